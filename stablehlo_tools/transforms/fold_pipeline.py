@@ -81,6 +81,7 @@ from stablehlo_tools.transforms.parts.fold_pipeline.recognition import (
     region_of,
 )
 from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import UnresolvedError
+from stablehlo_tools.transforms.parts.fold_pipeline.training import fold_training, settle_integers
 
 
 @dataclass(frozen=True)
@@ -102,10 +103,8 @@ class FoldPipelinePass(Pass):
         number, folded = 0, list[Diagnostic]()
         while number < len(loops := _loops(current)):
             loop = loops[number]
-            tried, stages = copy_module(current), 0
-            if may_be_pipeline(loop):
-                with ir.Location.unknown(module.context):
-                    stages = _fold(_loops(tried)[number], tried)
+            with ir.Location.unknown(module.context):
+                tried, stages = _folded(current, number) if may_be_pipeline(loop) else (current, 0)
             if stages < 2:
                 number += 1
                 continue
@@ -126,29 +125,55 @@ def _loops(module: ir.Module) -> list[ir.Operation]:
     return list(loops_of(entry_function(module).regions[0].blocks[0]))
 
 
-def _fold(loop: ir.Operation, module: ir.Module) -> int:
-    """Folds a loop, if it is a pipeline, and returns its stages; fewer than two are no pipeline.
+def _folded(module: ir.Module, number: int) -> tuple[ir.Module, int]:
+    """A copy of a module in which a loop is folded, if it is a pipeline, with its backward if it
+    has one; and how many stages it has, of which fewer than two are no pipeline.
 
     Raises ToolError.
     """
-    region = _region(loop, module)
+    tried = copy_module(module)
+    loop = _loops(tried)[number]
+    region = _region(loop, tried)
     if region is None or not region.ticks:  # a loop that never runs hands nothing on
-        return 0
+        return tried, 0
     anchor = region.manual or loop
     effect = _effect(anchor)
-    backward = backward_of(anchor, region.ticks)
-    refusal = _backwards(loop, backward) if backward is not None else None
+    backward, refusal = backward_of(anchor, region.ticks), None
+    if backward is not None:
+        effect = effect or _effect(manual_around(backward) or backward)
+        copied = copy_module(module)
+        try:
+            stages = _fold_training(region, backward, tried)
+        except UnresolvedError as unresolved:
+            refusal = _backwards(loop, backward, unresolved)
+        else:
+            if effect is not None:
+                raise effect
+            return tried, stages
+        tried = copied
+        loop = _loops(tried)[number]
+        region = _region(loop, tried)
+        assert region is not None
     try:
-        stages = fold(region, module)
+        stages = fold(region, tried)
     except SameStageError as error:
         if refusal is None or not error.partial:
-            return 0
+            return tried, 0
         raise refusal from None
     except UnresolvedError as unresolved:
         raise refusal or unresolved.error() from None
     if stages > 1 and effect is not None:
         raise effect
-    return stages
+    return tried, stages
+
+
+def _fold_training(forward: LoopRegion, loop: ir.Operation, module: ir.Module) -> int:
+    """Folds a pipeline and the loop that is its backward. Raises UnresolvedError."""
+    settle_integers(forward, manual_around(loop) or loop)
+    backward = _region(loop, module)
+    if backward is None:
+        raise UnresolvedError("the backward moves nothing along the axis of the stages", loop, 6)
+    return fold_training(forward, backward, module)
 
 
 def _effect(anchor: ir.Operation) -> ToolError | None:
@@ -166,12 +191,15 @@ def _effect(anchor: ir.Operation) -> ToolError | None:
     )
 
 
-def _backwards(loop: ir.Operation, backward: ir.Operation) -> ToolError:
+def _backwards(
+    loop: ir.Operation, backward: ir.Operation, unresolved: UnresolvedError
+) -> ToolError:
+    """The refusal of a pipeline and its backward: the op for which they cannot be folded."""
     return ToolError(
-        "fold-pipeline: what the ticks of this pipeline leave is used by another one, its "
-        "backward: fold the forward program before it is differentiated (P6)",
-        loop.location,
-        (note("the backward is here", backward.location),),
+        f"fold-pipeline: a pipeline and its backward are not understood: {unresolved} "
+        f"(P{unresolved.rule}); fold the forward program before it is differentiated",
+        unresolved.op.location,
+        (note("the pipeline is here", loop.location), note("its backward", backward.location)),
     )
 
 
