@@ -29,6 +29,14 @@ layers. What is computed from the outputs of the last stage, or for the first, i
 whole batch. Where a stage takes the samples of a microbatch together, the microbatches stay apart:
 a loop over them goes around the one over layers.
 
+A pipeline that is differentiated, as in a training step, folds together with its backward: to a
+loop over the layers that leaves for each what the backward takes, and one in reverse that gives
+the gradients of each. Additions of which one operand is zero wherever the other is not count as
+moves. A sum over all ticks is one over the microbatches, as the cotangents that ramp-up and
+ramp-down start from are zero, and what a stage computes linearly of them is: zero times what the
+pipeline computed in ticks whose results nobody uses. That is taken to be finite. Where it is not,
+the gradients of the pipeline are no numbers, and those of the loop are right.
+
 Preconditions:
   P1  No op of the pipeline has a token or does more than compute.
   P2  It is known how often the loop runs.
@@ -39,11 +47,16 @@ Preconditions:
       ranks add up, nothing that a product with zero masks (garbage may be no number).
   P5  All microbatches go through equally many stages, with the same weights, and a stage takes its
       input from one other stage. What else it takes depends on the stage or on the microbatch.
-  P6  The pipeline is not differentiated: no second loop takes what the ticks of it leave.
+  P6  Where the pipeline is differentiated, one second loop, its backward, takes what the ticks of it
+      leave: a cell of it from the cell of the same microbatch and stage. The gradients of weights
+      are sums over its ticks that start from zero, one a stage. No other axis of the mesh is
+      manual. No carry starts from infinity or no number.
 
 Guarantees: the signature as it was; other axes of the mesh stay manual or automatic. Values are
 computed by the same ops on more samples: bitwise as before where the backend computes a row of a
-dot alike however many there are; only that a masked sum may have turned -0.0 into 0.0.
+dot alike however many there are; only that a masked sum may have turned -0.0 into 0.0. Gradients,
+sums over the microbatches, are sums over the whole batch, added up in another order; where the
+microbatches stay apart, in the same one.
 Weights keep the order of their storage where that is the order of the layers. Calls are inlined
 where something is folded. A program without a pipeline stays as it is, with a warning.
 """

@@ -117,7 +117,7 @@ class BackwardTracer(Tracer):
     def _beyond(self, piece: Piece) -> list[Piece]:
         """What a piece consists of in the pipeline, where it comes from there."""
         if not isinstance(piece.source, Outside):
-            return [piece]
+            return super()._beyond(piece)
         done: list[Piece] = []
         pending = [BoxQuery(self._outer(piece.source.value), 0, -1, piece.box, piece.view)]
         while pending:
@@ -135,7 +135,7 @@ class BackwardTracer(Tracer):
                 view = replace(query.view, ops=())
                 done.append(Piece(zeros(element_of(query.value)), whole, view))
             elif more is None:
-                done.append(Piece(Outside(query.value), query.box, query.view))
+                done += super()._beyond(Piece(Outside(query.value), query.box, query.view))
             else:
                 pending += more
         return done

@@ -59,13 +59,15 @@ def batched(
     *,
     along: Mapping[int, int] | None = None,
     sums: Collection[int] = (),
+    fixed: Collection[int] = (),
 ) -> BatchedStage | None:
     """How a stage computes the microbatches together, each sample as before; None where it does
     not compute each sample by itself.
 
     `batch` are the inputs that differ from microbatch to microbatch. What is handed on is tried
     first, and dimensions of one element last. Of the inputs `along` the dimension is known. The
-    outputs `sums` are to be sums over the microbatches.
+    outputs `sums` are to be sums over the microbatches. The inputs `fixed`, the same for all, may
+    be ones that are then taken once for each.
     """
     graph = Graph.of(block)
     handed = {handoff.input for handoff in handoffs}
@@ -78,7 +80,7 @@ def batched(
                 if not all(_fits(graph, *seed, shape[dim]) for seed in seeds.items()):
                     continue
                 dims = follow_batch(graph, seeds, shape[dim], sums=sums)
-                stage = _fitting(dims, batch, handoffs, sums)
+                stage = _fitting(dims, batch, handoffs, sums, fixed)
                 if stage is not None:
                     _try(dims, scratch)
                     return stage
@@ -100,7 +102,11 @@ def _try(dims: BatchDims, scratch: Scratch) -> None:
 
 
 def _fitting(
-    dims: BatchDims, batch: Collection[int], handoffs: Sequence[Handoff], sums: Collection[int]
+    dims: BatchDims,
+    batch: Collection[int],
+    handoffs: Sequence[Handoff],
+    sums: Collection[int],
+    fixed: Collection[int],
 ) -> BatchedStage | None:
     """The dimensions of inputs and outputs, where just the inputs of the batch have one, and a
     stage hands on each sample as the next one takes it."""
@@ -109,7 +115,7 @@ def _fitting(
         i: dims.tilings[number] for i, number in enumerate(root.arguments) if number in dims.tilings
     }
     outputs = [dims.tilings.get(number) for number in root.returned]
-    if inputs.keys() != set(batch):
+    if not set(batch) <= inputs.keys() <= {*batch, *fixed}:
         return None
     if any((tiling is None) != (place in sums) for place, tiling in enumerate(outputs)):
         return None

@@ -9,7 +9,7 @@ else a stage takes must depend on the stage or on the microbatch alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -139,6 +139,13 @@ class StageInputs:
             single = {number: per_microbatch[0] for number, per_microbatch in batch.items()}
             return StageInputs({}, layered, fixed | single, cells)
         return StageInputs(batch, layered, fixed, cells)
+
+    def for_each(self, count: int, numbers: Collection[int]) -> StageInputs:
+        """The same with inputs of these numbers that are fixed taken once for each of `count`
+        microbatches."""
+        spread = {n: (self.fixed[n],) * count for n in numbers if n in self.fixed}
+        fixed = {n: pieces for n, pieces in self.fixed.items() if n not in spread}
+        return replace(self, batch=self.batch | spread, fixed=fixed)
 
 
 class SameStageError(Exception):

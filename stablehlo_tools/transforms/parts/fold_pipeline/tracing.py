@@ -14,10 +14,11 @@ from dataclasses import replace
 
 from stablehlo_tools.analysis.device_values import Values
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.dialect.dimensions import integer
+from stablehlo_tools.dialect.dimensions import integer, integers
 from stablehlo_tools.dialect.names import (
     ADD,
     ALL_GATHER,
+    BROADCAST,
     COLLECTIVE_PERMUTE,
     SHARDING_CONSTRAINT,
 )
@@ -94,7 +95,7 @@ class Tracer:
 
     def _beyond(self, piece: Piece) -> list[Piece]:
         """What a piece that tracing ends in consists of: itself."""
-        return [piece]
+        return [_first_of_repeated(piece)]
 
     def _known(self, value: ir.Value, query: BoxQuery) -> Values | None:
         """A value of integers on the rank and in the tick of a query, where it is known."""
@@ -209,6 +210,21 @@ class Tracer:
                 return None
             queries.append(terms[holders[0] if holders else holding[0]].part(op, part))
         return queries
+
+
+def _first_of_repeated(piece: Piece) -> Piece:
+    """The piece; where a broadcast from outside repeats elements along a dimension, the first of
+    them, so that pieces that are the same compare equal."""
+    source = piece.source
+    op = producer(source.value) if isinstance(source, Outside) else None
+    if op is None or op.name != BROADCAST:
+        return piece
+    box, before = piece.box, shape_of(op.operands[0])
+    taken = dict(zip(integers(op, "broadcast_dimensions"), before, strict=True))
+    for dim, size in enumerate(box.sizes):
+        if taken.get(dim, 1) == 1:
+            box = box.along(dim, 0, size)
+    return replace(piece, box=box)
 
 
 def _gathered(op: ir.Operation, query: BoxQuery, members: Sequence[int]) -> list[BoxQuery]:

@@ -18,7 +18,9 @@ from dataclasses import dataclass, replace
 from math import isfinite, prod
 
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.names import RESHAPE
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
+from stablehlo_tools.ir.cleanup import fold_reshapes
 from stablehlo_tools.ir.values import is_float, maker_of, producer
 from stablehlo_tools.transforms.parts.fold_pipeline.backward_tracing import (
     BackwardTracer,
@@ -106,9 +108,11 @@ def fold_training(forward: LoopRegion, backward: LoopRegion, module: ir.Module) 
         raise UnresolvedError(
             "what its ticks leave is used by more than its backward", forward.loop, 6
         )
+    block = sites[0].anchor.block
     sites[0].anchor.erase()
-    erase_unused(sites[0].point.block)
     scratch.clear()
+    fold_reshapes(module)
+    erase_unused(block)
     return first.stages
 
 
@@ -265,6 +269,10 @@ class _Planner:
         kept = {row.number for row in rows.values() if not row.is_input}
         stages = self._stages(taken, given, rows)
         count = len(first.cells)
+        taken, given = (
+            taken_once.for_each(count, stage.inputs) if stage else taken_once
+            for taken_once, stage in zip((taken, given), stages, strict=True)
+        )
         layout = BatchLayout.of(count, taken.batch, stages[0])
         inputs = {row.number for row in rows.values() if row.is_input}
         forward = GridPlan(first, taken, layout, tuple(sorted(inputs)), (), frozenset(), False)
@@ -307,7 +315,7 @@ class _Planner:
         where one of them does not compute each sample by itself."""
         first, second = self._first, self._second
         blocks = [grid.rows.function.regions[0].blocks[0] for grid in (first, second)]
-        stage = batched(blocks[0], taken.batch, first.handoffs, self._scratch)
+        stage = batched(blocks[0], taken.batch, first.handoffs, self._scratch, fixed=taken.fixed)
         if stage is None:
             return None, None
         along = {
@@ -316,7 +324,13 @@ class _Planner:
         }
         batch = {*given.batch, *given.cells}
         back = batched(
-            blocks[1], batch, second.handoffs, self._scratch, along=along, sums=self._sums
+            blocks[1],
+            batch,
+            second.handoffs,
+            self._scratch,
+            along=along,
+            sums=self._sums,
+            fixed=given.fixed,
         )
         return (None, None) if back is None else (stage, back)
 
@@ -355,3 +369,15 @@ def _replace(
     ]
     for output, value in zip(outputs, values, strict=True):
         output.value.replace_all_uses_with(value)
+        _skip_reshape(value)
+
+
+def _skip_reshape(value: ir.Value) -> None:
+    """Lets reshapes of a reshaped value start from what that was: the microbatches apart, and as
+    one batch again."""
+    op = producer(value)
+    if op is None or op.name != RESHAPE:
+        return
+    for user in [use.owner.operation for use in value.uses]:
+        if user.name == RESHAPE:
+            user.operands[0] = op.operands[0]
