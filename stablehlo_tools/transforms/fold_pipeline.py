@@ -47,10 +47,10 @@ Preconditions:
       ranks add up, nothing that a product with zero masks (garbage may be no number).
   P5  All microbatches go through equally many stages, with the same weights, and a stage takes its
       input from one other stage. What else it takes depends on the stage or on the microbatch.
-  P6  Where the pipeline is differentiated, one second loop, its backward, takes what the ticks of it
-      leave: a cell of it from the cell of the same microbatch and stage. The gradients of weights
-      are sums over its ticks that start from zero, one a stage. No other axis of the mesh is
-      manual. No carry starts from infinity or no number.
+  P6  Where the pipeline is differentiated, one second loop, its backward, takes what the ticks of
+      it leave: a cell of it from the cell of the same microbatch and stage. The gradients of
+      weights are sums over its ticks that start from zero, one a stage. No other axis of the mesh
+      is manual. No carry starts from infinity or no number.
 
 Guarantees: the signature as it was; other axes of the mesh stay manual or automatic. Values are
 computed by the same ops on more samples: bitwise as before where the backend computes a row of a
