@@ -29,6 +29,14 @@ layers. What is computed from the outputs of the last stage, or for the first, i
 whole batch. Where a stage takes the samples of a microbatch together, the microbatches stay apart:
 a loop over them goes around the one over layers.
 
+A pipeline that is differentiated, as in a training step, folds together with its backward: to a
+loop over the layers that leaves for each what the backward takes, and one in reverse that gives
+the gradients of each. Additions of which one operand is zero wherever the other is not count as
+moves. A sum over all ticks is one over the microbatches, as the cotangents that ramp-up and
+ramp-down start from are zero, and what a stage computes linearly of them is: zero times what the
+pipeline computed in ticks whose results nobody uses. That is taken to be finite. Where it is not,
+the gradients of the pipeline are no numbers, and those of the loop are right.
+
 Preconditions:
   P1  No op of the pipeline has a token or does more than compute.
   P2  It is known how often the loop runs.
@@ -39,11 +47,16 @@ Preconditions:
       ranks add up, nothing that a product with zero masks (garbage may be no number).
   P5  All microbatches go through equally many stages, with the same weights, and a stage takes its
       input from one other stage. What else it takes depends on the stage or on the microbatch.
-  P6  The pipeline is not differentiated: no second loop takes what the ticks of it leave.
+  P6  Where the pipeline is differentiated, one second loop, its backward, takes what the ticks of
+      it leave: a cell of it from the cell of the same microbatch and stage. The gradients of
+      weights are sums over its ticks that start from zero, one a stage. No other axis of the mesh
+      is manual. No carry starts from infinity or no number.
 
 Guarantees: the signature as it was; other axes of the mesh stay manual or automatic. Values are
 computed by the same ops on more samples: bitwise as before where the backend computes a row of a
-dot alike however many there are; only that a masked sum may have turned -0.0 into 0.0.
+dot alike however many there are; only that a masked sum may have turned -0.0 into 0.0. Gradients,
+sums over the microbatches, are sums over the whole batch, added up in another order; where the
+microbatches stay apart, in the same one.
 Weights keep the order of their storage where that is the order of the layers. Calls are inlined
 where something is folded. A program without a pipeline stays as it is, with a warning.
 """
@@ -81,6 +94,7 @@ from stablehlo_tools.transforms.parts.fold_pipeline.recognition import (
     region_of,
 )
 from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import UnresolvedError
+from stablehlo_tools.transforms.parts.fold_pipeline.training import fold_training, settle_integers
 
 
 @dataclass(frozen=True)
@@ -102,10 +116,8 @@ class FoldPipelinePass(Pass):
         number, folded = 0, list[Diagnostic]()
         while number < len(loops := _loops(current)):
             loop = loops[number]
-            tried, stages = copy_module(current), 0
-            if may_be_pipeline(loop):
-                with ir.Location.unknown(module.context):
-                    stages = _fold(_loops(tried)[number], tried)
+            with ir.Location.unknown(module.context):
+                tried, stages = _folded(current, number) if may_be_pipeline(loop) else (current, 0)
             if stages < 2:
                 number += 1
                 continue
@@ -126,29 +138,55 @@ def _loops(module: ir.Module) -> list[ir.Operation]:
     return list(loops_of(entry_function(module).regions[0].blocks[0]))
 
 
-def _fold(loop: ir.Operation, module: ir.Module) -> int:
-    """Folds a loop, if it is a pipeline, and returns its stages; fewer than two are no pipeline.
+def _folded(module: ir.Module, number: int) -> tuple[ir.Module, int]:
+    """A copy of a module in which a loop is folded, if it is a pipeline, with its backward if it
+    has one; and how many stages it has, of which fewer than two are no pipeline.
 
     Raises ToolError.
     """
-    region = _region(loop, module)
+    tried = copy_module(module)
+    loop = _loops(tried)[number]
+    region = _region(loop, tried)
     if region is None or not region.ticks:  # a loop that never runs hands nothing on
-        return 0
+        return tried, 0
     anchor = region.manual or loop
     effect = _effect(anchor)
-    backward = backward_of(anchor, region.ticks)
-    refusal = _backwards(loop, backward) if backward is not None else None
+    backward, refusal = backward_of(anchor, region.ticks), None
+    if backward is not None:
+        effect = effect or _effect(manual_around(backward) or backward)
+        copied = copy_module(module)
+        try:
+            stages = _fold_training(region, backward, tried)
+        except UnresolvedError as unresolved:
+            refusal = _backwards(loop, backward, unresolved)
+        else:
+            if effect is not None:
+                raise effect
+            return tried, stages
+        tried = copied
+        loop = _loops(tried)[number]
+        region = _region(loop, tried)
+        assert region is not None
     try:
-        stages = fold(region, module)
+        stages = fold(region, tried)
     except SameStageError as error:
         if refusal is None or not error.partial:
-            return 0
+            return tried, 0
         raise refusal from None
     except UnresolvedError as unresolved:
         raise refusal or unresolved.error() from None
     if stages > 1 and effect is not None:
         raise effect
-    return stages
+    return tried, stages
+
+
+def _fold_training(forward: LoopRegion, loop: ir.Operation, module: ir.Module) -> int:
+    """Folds a pipeline and the loop that is its backward. Raises UnresolvedError."""
+    settle_integers(forward, manual_around(loop) or loop)
+    backward = _region(loop, module)
+    if backward is None:
+        raise UnresolvedError("the backward moves nothing along the axis of the stages", loop, 6)
+    return fold_training(forward, backward, module)
 
 
 def _effect(anchor: ir.Operation) -> ToolError | None:
@@ -166,12 +204,15 @@ def _effect(anchor: ir.Operation) -> ToolError | None:
     )
 
 
-def _backwards(loop: ir.Operation, backward: ir.Operation) -> ToolError:
+def _backwards(
+    loop: ir.Operation, backward: ir.Operation, unresolved: UnresolvedError
+) -> ToolError:
+    """The refusal of a pipeline and its backward: the op for which they cannot be folded."""
     return ToolError(
-        "fold-pipeline: what the ticks of this pipeline leave is used by another one, its "
-        "backward: fold the forward program before it is differentiated (P6)",
-        loop.location,
-        (note("the backward is here", backward.location),),
+        f"fold-pipeline: a pipeline and its backward are not understood: {unresolved} "
+        f"(P{unresolved.rule}); fold the forward program before it is differentiated",
+        unresolved.op.location,
+        (note("the pipeline is here", loop.location), note("its backward", backward.location)),
     )
 
 

@@ -89,6 +89,13 @@ def _rotated(x: Array) -> Array:
     return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
 
 
+LAYERS: dict[str, Layer] = {
+    "dense": dense,
+    "attention": attention,
+    "checkpointed": jax.checkpoint(dense),
+}
+
+
 def dense_weights(layers: int) -> Any:
     """Random weights of `dense`, stacked."""
     random = np.random.default_rng(0)
@@ -159,6 +166,7 @@ def shifted(
     axes: str = "stage",
     sent: Any = None,
     run: Layer | None = None,
+    start: float = np.nan,
 ) -> Case:
     """A shift register of collective_permutes in a shard_map.
 
@@ -166,10 +174,11 @@ def shifted(
     (`stacked`). `leave`: by a masked `psum`, by one of a `product` with the mask, or as
     `shards` of which the last is taken. `axes`: the mesh has the `stage` axis alone, or `partial`
     and `full`: a data axis too, which is automatic or manual. `sent`: the type that activations
-    have on their way. `run`: a layer with the weights of `dense`.
+    have on their way. `run`: a layer with the weights of `dense`. `start`: what ramp-up computes
+    with.
     """
-    run = run or {"dense": dense, "attention": attention}[layer]
-    weights: Any = {"dense": dense_weights, "attention": attention_weights}[layer](sizes.layers)
+    run = run or LAYERS[layer]
+    weights: Any = (attention_weights if layer == "attention" else dense_weights)(sizes.layers)
     x = batch(sizes, sequences=layer == "attention")
     on = mesh(stage=sizes.stages) if axes == "stage" else mesh(data=2, stage=sizes.stages)
     last, ticks = sizes.stages - 1, sizes.microbatches + sizes.stages - 1
@@ -189,7 +198,7 @@ def shifted(
             passed = lax.ppermute(passed, STAGE, ring(sizes.stages, closed=closed))
             return (passed, outputs), y
 
-        first = jnp.full_like(x[0], jnp.nan, dtype=sent)
+        first = jnp.full_like(x[0], start, dtype=sent)
         outputs = jnp.zeros_like(x)
         first, outputs = (lax.pcast(v, (STAGE,), to="varying") for v in (first, outputs))
         if loop == "scan":
@@ -258,15 +267,16 @@ def rolled(
     layer: str = "dense",
     constrained: bool = True,
     fed: str = "index",
+    start: float = np.nan,
 ) -> Case:
     """One program for all stages: a state of one microbatch a stage, the stages side by side.
 
     `shift`: the state moves on by a `roll`, by slices put together (`slices`), by a `select` with
     the index of the stage, or by a `pad`. `fed`: microbatches are taken by `index`, or handed to
-    the scan, with padding, as what it goes over (`xs`).
+    the scan, with padding, as what it goes over (`xs`). `start`: what ramp-up computes with.
     """
-    run = {"dense": dense, "attention": attention}[layer]
-    weights: Any = {"dense": dense_weights, "attention": attention_weights}[layer](sizes.layers)
+    run = LAYERS[layer]
+    weights: Any = (attention_weights if layer == "attention" else dense_weights)(sizes.layers)
     x = batch(sizes, sequences=layer == "attention")
     on = mesh(stage=sizes.stages)
     last, ticks = sizes.stages - 1, sizes.microbatches + sizes.stages - 1
@@ -301,7 +311,7 @@ def rolled(
                 outputs = lax.dynamic_update_index_in_dim(outputs, state[-1], place, 0)
             return (state, outputs), state[-1]
 
-        first = jnp.full((sizes.stages, *x.shape[1:]), jnp.nan, x.dtype)
+        first = jnp.full((sizes.stages, *x.shape[1:]), start, x.dtype)
         padded = jnp.concatenate([x, jnp.zeros((last, *x.shape[1:]), x.dtype)])
         given = (jnp.arange(ticks), padded)
         (_, outputs), ys = lax.scan(tick, (first, jnp.zeros_like(x)), given)

@@ -6,11 +6,16 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import gpipe_programs  # first: sets up the devices
-import gpipe_variants
 import numpy as np
 import pytest
-from gpipe_programs import Case, Sizes, rolled, shifted, single, unrolled
+from gpipe_programs import (  # first: sets up the devices
+    Case,
+    Sizes,
+    rolled,
+    shifted,
+    single,
+    unrolled,
+)
 from gpipe_variants import accompanied, centred, circular, gathered, language, multiplied, switched
 from kept_values import run
 
@@ -156,24 +161,6 @@ def test_what_is_expanded_from_a_folded_pipeline_folds_back(chunks: int):
     expected = run(case.exported, case.arguments)
     for exported in (again, twice):
         np.testing.assert_array_equal(run(exported, case.arguments)[0], expected[0])
-
-
-@pytest.mark.parametrize("build", [shifted, rolled], ids=["shifted", "rolled"])
-def test_a_differentiated_pipeline_is_refused(
-    build: Callable[..., Case], monkeypatch: pytest.MonkeyPatch
-):
-    plainly = gpipe_programs.exported
-
-    def trained(function: Callable[..., Any], *rest: Any) -> Exported:
-        def loss(weights: Any, *inputs: Any) -> Any:
-            return (function(weights, *inputs) ** 2).mean()
-
-        return plainly(jax.value_and_grad(loss), *rest)
-
-    monkeypatch.setattr(gpipe_programs, "exported", trained)
-    monkeypatch.setattr(gpipe_variants, "exported", trained)
-    with pytest.raises(ToolError, match=r"its backward: fold the forward program .* \(P6\)"):
-        folded(build())
 
 
 def test_outputs_masked_by_a_product_are_refused():

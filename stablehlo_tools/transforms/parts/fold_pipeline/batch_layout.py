@@ -33,11 +33,17 @@ from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import Box, Conv
 @dataclass(frozen=True)
 class BatchedStage:
     """How a block runs on more samples: the dimension of each input and output that they are
-    along."""
+    along; None for an output that is a sum over them."""
 
     dims: BatchDims
     inputs: dict[int, int]
-    outputs: tuple[int, ...]
+    outputs: tuple[int | None, ...]
+
+    def output_dim(self, output: int) -> int:
+        """The dimension of an output that is no sum."""
+        dim = self.outputs[output]
+        assert dim is not None
+        return dim
 
 
 def unbatched(block: ir.Block) -> BatchDims:
@@ -46,28 +52,46 @@ def unbatched(block: ir.Block) -> BatchDims:
 
 
 def batched(
-    block: ir.Block, batch: Collection[int], handoffs: Sequence[Handoff], scratch: Scratch
+    block: ir.Block,
+    batch: Collection[int],
+    handoffs: Sequence[Handoff],
+    scratch: Scratch,
+    *,
+    along: Mapping[int, int] | None = None,
+    sums: Collection[int] = (),
+    fixed: Collection[int] = (),
 ) -> BatchedStage | None:
     """How a stage computes the microbatches together, each sample as before; None where it does
     not compute each sample by itself.
 
     `batch` are the inputs that differ from microbatch to microbatch. What is handed on is tried
-    first, and dimensions of one element last.
+    first, and dimensions of one element last. Of the inputs `along` the dimension is known. The
+    outputs `sums` are to be sums over the microbatches. The inputs `fixed`, the same for all, may
+    be ones that are then taken once for each.
     """
     graph = Graph.of(block)
     handed = {handoff.input for handoff in handoffs}
+    known = {number: DimTiling(dim) for number, dim in (along or {}).items()}
     for number in sorted(batch, key=lambda n: n not in handed):
         shape = graph.shape(graph.root.arguments[number]) or ()
         for dim in sorted(range(len(shape)), key=lambda d: shape[d] == 1):
             try:
-                dims = follow_batch(graph, {number: DimTiling(dim)}, shape[dim])
-                stage = _fitting(dims, batch, handoffs)
+                seeds = {**known, number: DimTiling(dim)}
+                if not all(_fits(graph, *seed, shape[dim]) for seed in seeds.items()):
+                    continue
+                dims = follow_batch(graph, seeds, shape[dim], sums=sums)
+                stage = _fitting(dims, batch, handoffs, sums, fixed)
                 if stage is not None:
                     _try(dims, scratch)
                     return stage
             except NotScaledError:
                 continue
     return None
+
+
+def _fits(graph: Graph, number: int, tiling: DimTiling, parts: int) -> bool:
+    """Whether an argument can be tiled so."""
+    return tiling.fits(graph.shape(graph.root.arguments[number]) or (), parts)
 
 
 def _try(dims: BatchDims, scratch: Scratch) -> None:
@@ -78,7 +102,11 @@ def _try(dims: BatchDims, scratch: Scratch) -> None:
 
 
 def _fitting(
-    dims: BatchDims, batch: Collection[int], handoffs: Sequence[Handoff]
+    dims: BatchDims,
+    batch: Collection[int],
+    handoffs: Sequence[Handoff],
+    sums: Collection[int],
+    fixed: Collection[int],
 ) -> BatchedStage | None:
     """The dimensions of inputs and outputs, where just the inputs of the batch have one, and a
     stage hands on each sample as the next one takes it."""
@@ -87,7 +115,9 @@ def _fitting(
         i: dims.tilings[number] for i, number in enumerate(root.arguments) if number in dims.tilings
     }
     outputs = [dims.tilings.get(number) for number in root.returned]
-    if inputs.keys() != set(batch) or None in outputs:
+    if not set(batch) <= inputs.keys() <= {*batch, *fixed}:
+        return None
+    if any((tiling is None) != (place in sums) for place, tiling in enumerate(outputs)):
         return None
     tilings = [*inputs.values(), *(tiling for tiling in outputs if tiling is not None)]
     if any(tiling.outer != 1 for tiling in tilings):
@@ -99,7 +129,7 @@ def _fitting(
     return BatchedStage(
         dims,
         {i: tiling.dim for i, tiling in inputs.items()},
-        tuple(tiling.dim for tiling in outputs if tiling is not None),
+        tuple(None if tiling is None else tiling.dim for tiling in outputs),
     )
 
 
@@ -155,7 +185,7 @@ class BatchLayout:
         """The shape in which an output of all microbatches has each in a box."""
         if self.stage is None or not self.minor:
             return shape_of(value)
-        dim = self.stage.outputs[output]
+        dim = self.stage.output_dim(output)
         sizes = list(split_samples(shape, dim, self.stage.dims.parts))
         sizes[dim + 1] = self.count
         return sizes
@@ -169,7 +199,7 @@ class BatchLayout:
         if self.stage is None:
             box = Box.whole([1, *shape]).along(0, microbatch, 1)
             return Located(value, box, (Reshape(box.sizes, tuple(shape)),))
-        dim = self.stage.outputs[output]
+        dim = self.stage.output_dim(output)
         if not self.minor:
             size = shape[dim]
             return Located(value, Box.whole(shape).along(dim, microbatch * size, size))

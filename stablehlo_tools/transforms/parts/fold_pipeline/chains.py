@@ -9,7 +9,7 @@ else a stage takes must depend on the stage or on the microbatch alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -89,22 +89,41 @@ class StageInputs:
     """The inputs of a segment by number, sorted by what they depend on.
 
     `batch`: what each microbatch has; of a handoff, what the first stage takes. `layered`: what
-    each stage has. `fixed`: the same for all.
+    each stage has. `fixed`: the same for all. `cells`: what differs for each stage and microbatch,
+    `cells[i][m][n]`.
     """
 
     batch: dict[int, tuple[Pieces, ...]]
     layered: dict[int, tuple[Pieces, ...]]
     fixed: dict[int, Pieces]
+    cells: dict[int, tuple[tuple[Pieces, ...], ...]]
 
     @staticmethod
     def of(chains: Chains) -> StageInputs:
-        """The inputs of chains. Raises UnresolvedError."""
-        handed = {handoff.input for handoff in chains.handoffs}
+        """The inputs of chains. Raises UnresolvedError where one differs for each stage and
+        microbatch."""
+        inputs = StageInputs.sorted(chains.inputs, chains.handoffs)
+        if inputs.cells:
+            raise UnresolvedError(
+                "what a stage takes here depends on the stage and the microbatch both: the "
+                "stages are no layers of one loop",
+                maker_of(chains.segment.outputs[0]),
+                5,
+            )
+        return inputs
+
+    @staticmethod
+    def sorted(
+        inputs: Sequence[Sequence[Sequence[Pieces]]], handoffs: Sequence[Handoff]
+    ) -> StageInputs:
+        """Inputs `inputs[m][n][i]`, sorted."""
+        handed = {handoff.input for handoff in handoffs}
         batch: dict[int, tuple[Pieces, ...]] = {}
         layered: dict[int, tuple[Pieces, ...]] = {}
         fixed: dict[int, Pieces] = {}
-        for number in range(len(chains.segment.inputs)):
-            table = [[inputs[number] for inputs in chain] for chain in chains.inputs]
+        cells: dict[int, tuple[tuple[Pieces, ...], ...]] = {}
+        for number in range(len(inputs[0][0])):
+            table = [[taken[number] for taken in row] for row in inputs]
             if number in handed:
                 batch[number] = tuple(row[0] for row in table)
             elif all(row == table[0] for row in table):
@@ -115,16 +134,18 @@ class StageInputs:
             elif all(pieces == row[0] for row in table for pieces in row):
                 batch[number] = tuple(row[0] for row in table)
             else:
-                raise UnresolvedError(
-                    "what a stage takes here depends on the stage and the microbatch both: the "
-                    "stages are no layers of one loop",
-                    maker_of(chains.segment.outputs[0]),
-                    5,
-                )
-        if len(chains.inputs) == 1:
+                cells[number] = tuple(map(tuple, table))
+        if len(inputs) == 1:
             single = {number: per_microbatch[0] for number, per_microbatch in batch.items()}
-            return StageInputs({}, layered, fixed | single)
-        return StageInputs(batch, layered, fixed)
+            return StageInputs({}, layered, fixed | single, cells)
+        return StageInputs(batch, layered, fixed, cells)
+
+    def for_each(self, count: int, numbers: Collection[int]) -> StageInputs:
+        """The same with inputs of these numbers that are fixed taken once for each of `count`
+        microbatches."""
+        spread = {n: (self.fixed[n],) * count for n in numbers if n in self.fixed}
+        fixed = {n: pieces for n, pieces in self.fixed.items() if n not in spread}
+        return replace(self, batch=self.batch | spread, fixed=fixed)
 
 
 class SameStageError(Exception):

@@ -45,6 +45,11 @@ class Located(NamedTuple):
 Locate = Callable[[Source, Box], Located]
 
 
+def no_sources(source: Source, box: Box) -> Located:
+    """For a composer that only applies ops."""
+    raise AssertionError(f"{source} is not to be read, nor is {box}")
+
+
 class _LocatedPiece(NamedTuple):
     """A piece, with the value that it is a box of."""
 

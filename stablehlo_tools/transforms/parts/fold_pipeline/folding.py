@@ -47,6 +47,7 @@ from stablehlo_tools.transforms.parts.fold_pipeline.layers import (
 from stablehlo_tools.transforms.parts.fold_pipeline.loop_region import LoopRegion
 from stablehlo_tools.transforms.parts.fold_pipeline.segments import (
     Scratch,
+    Segment,
     Segments,
     erase_unused,
 )
@@ -68,8 +69,8 @@ def fold(region: LoopRegion, module: ir.Module) -> int:
     """
     scratch = Scratch(module)
     tracer, site = Tracer(region), FoldSite(region)
-    outputs = list(_outputs(site.anchor, region, slices=site.inner is None))
-    pieces = [_traced(tracer, output) for output in outputs]
+    outputs = list(outputs_of(site.anchor, region, slices=site.inner is None))
+    pieces = [tracer.left(output.result, output.box) for output in outputs]
     writer = PipelineWriter(tracer, scratch, site.point, site.entering)
     values = [
         writer.value(consists_of, site.type_of(output))
@@ -86,7 +87,11 @@ def fold(region: LoopRegion, module: ir.Module) -> int:
 # What of a loop, or of the manual computation around it, the rest of the program uses.
 
 
-class _Output(NamedTuple):
+def _no(_: ir.Operation) -> bool:
+    return False
+
+
+class Output(NamedTuple):
     """A value to be replaced, which is a box of a result."""
 
     value: ir.Value
@@ -94,22 +99,25 @@ class _Output(NamedTuple):
     box: Box
 
 
-def _outputs(op: ir.Operation, region: LoopRegion, *, slices: bool) -> Iterator[_Output]:
+def outputs_of(
+    op: ir.Operation, region: LoopRegion, *, slices: bool, but: Callable[[ir.Operation], bool] = _no
+) -> Iterator[Output]:
     """The results of an op that are used; or, if asked, the slices where nothing else is of one.
 
-    The pipeline's last ticks give the outputs, and the others garbage that must not be traced.
+    The pipeline's last ticks give the outputs, and the others garbage that must not be traced. Uses
+    by ops that `but` names do not count.
     """
     for number, result in enumerate(op.results):
-        users = [use.owner.operation for use in result.uses]
+        users = [user for use in result.uses if not but(user := use.owner.operation)]
         if not users:
             continue
         boxes = [_sliced(user) if slices else None for user in users]
         if None in boxes:
-            yield _Output(result, number, Box.whole(region.leaving_shape(number)))
+            yield Output(result, number, Box.whole(region.leaving_shape(number)))
             continue
         for user, box in zip(users, boxes, strict=True):
             assert box is not None
-            yield _Output(user.results[0], number, box)
+            yield Output(user.results[0], number, box)
 
 
 def _sliced(op: ir.Operation) -> Box | None:
@@ -117,25 +125,6 @@ def _sliced(op: ir.Operation) -> Box | None:
     if op.name != SLICE or any(stride != 1 for stride in integers(op, "strides")):
         return None
     return Box(integers(op, "start_indices"), tuple(shape_of(op.results[0])))
-
-
-def _traced(tracer: Tracer, output: _Output) -> list[Piece]:
-    """What an output consists of. Raises UnresolvedError."""
-    region = tracer.region
-    if region.manual is None:
-        return tracer.pieces(region.loop.results[output.result], 0, -1, output.box)
-    end = region.returned(output.result)
-    dim = region.leaving_dim(output.result)
-    if dim is None:
-        return tracer.pieces(end, 0, -1, output.box)
-    size = shape_of(end)[dim]
-    pieces: list[Piece] = []
-    for box in output.box.cut(dim, [rank * size for rank in range(region.ranks.count)]):
-        rank = box.starts[dim] // size
-        shard = box.along(dim, box.starts[dim] - rank * size, box.sizes[dim])
-        by = box.starts[dim] - output.box.starts[dim]
-        pieces += [shifted(piece, dim, by) for piece in tracer.pieces(end, rank, -1, shard)]
-    return pieces
 
 
 class FoldSite:
@@ -156,13 +145,13 @@ class FoldSite:
         """What stands here for a value from outside of the region."""
         return self._entering.get(value, value)
 
-    def type_of(self, output: _Output) -> ir.Type:
+    def type_of(self, output: Output) -> ir.Type:
         """The type that an output has here."""
         return ir.RankedTensorType.get(
             output.box.sizes, element_of(output.value), loc=self.anchor.location
         )
 
-    def leaving(self, outputs: Sequence[_Output], values: Sequence[ir.Value]) -> list[ir.Value]:
+    def leaving(self, outputs: Sequence[Output], values: Sequence[ir.Value]) -> list[ir.Value]:
         """What takes the place of outputs, of which values stand here."""
         manual = self._region.manual
         if self.inner is None or manual is None:
@@ -260,10 +249,11 @@ class PipelineWriter:
         scratch: Scratch,
         point: ir.InsertionPoint,
         entering: Callable[[ir.Value], ir.Value],
+        segments: Segments | None = None,
     ) -> None:
         self._tracer = tracer
         self._scratch = scratch
-        self._segments = Segments(tracer.region, scratch)
+        self._segments = segments or Segments(tracer.region, scratch)
         self._build = Builder(point, tracer.region.loop.location)
         self._entering = entering
         self._composer = Composer(self._build, self._located)
@@ -308,11 +298,7 @@ class PipelineWriter:
         """What a rank computes outside of the loop; once where ranks compute the same."""
         if source in self._around:
             return
-        segment = self._segments.of([source.value])
-        inputs = tuple(
-            tuple(self._tracer.pieces(value, source.rank, -1, Box.whole(shape_of(value))))
-            for value in segment.inputs
-        )
+        segment, inputs = self.around(source)
         key = source.value, inputs
         if key not in self._alike:
             values = [
@@ -321,6 +307,14 @@ class PipelineWriter:
             ]
             _, (self._alike[key],) = copy_body(segment.block, values, self._build.point)
         self._around[source] = self._alike[key]
+
+    def around(self, source: Computed) -> tuple[Segment, tuple[Pieces, ...]]:
+        """What computes a value outside of the loop, and what its inputs consist of."""
+        segment = self._segments.of([source.value])
+        return segment, tuple(
+            tuple(self._tracer.pieces(value, source.rank, -1, Box.whole(shape_of(value))))
+            for value in segment.inputs
+        )
 
     def _write_chains(self, chains: Chains) -> None:
         """Writes the loop that chains fold to, and notes what it computes."""

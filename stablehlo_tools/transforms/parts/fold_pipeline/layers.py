@@ -21,10 +21,9 @@ from stablehlo_tools.ir.inline import copy_with
 from stablehlo_tools.ir.values import CONSTANTS
 from stablehlo_tools.ir.walk import terminator
 from stablehlo_tools.transforms.parts.fold_pipeline.chains import Chains, Handoff, StageInputs
-from stablehlo_tools.transforms.parts.fold_pipeline.composing import Composer, Located
+from stablehlo_tools.transforms.parts.fold_pipeline.composing import Composer, no_sources
 from stablehlo_tools.transforms.parts.fold_pipeline.scaling import Scaling
 from stablehlo_tools.transforms.parts.fold_pipeline.segments import Scratch
-from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import Box, Source
 
 # What is the body of the loop: the stage, or the body of the scan that a stage is.
 
@@ -231,7 +230,7 @@ class LayerLoop:
             numbered = dict(zip(handed, taken, strict=False))
             numbered |= dict(zip(others, taken[len(handed) + len(kept) :], strict=True))
             made = self._run([numbered[number] for number in range(len(numbered))], inner)
-            composer = Composer(inner, _no_sources)
+            composer = Composer(inner, no_sources)
             after = [composer.through(made[h.output], h.ops) for h in self.handoffs]
             return [*after, *(made[output] for output in kept)]
 
@@ -264,7 +263,7 @@ class LayerLoop:
             operands = tuple(replace(operand, value=value) for operand, value in own)
             made = replace(self, operands=operands).write(inner)
             return [
-                _put(inner, buffer, value, counter)
+                put_row(inner, buffer, value, counter)
                 for buffer, value in zip(taken, made, strict=False)
             ]
 
@@ -281,7 +280,7 @@ class LayerLoop:
         return build.splat(0, type_.shape, type_.element_type)
 
 
-# The ops of one iteration: of its counter, the states, and what each operand is in it.
+# The ops of one iteration: of its row of what is stacked, the states, and each operand in it.
 ScanBody = Callable[[Builder, ir.Value, Sequence[ir.Value]], Sequence[ir.Value]]
 
 
@@ -291,9 +290,14 @@ def write_scan(
     states: Sequence[ir.Value],
     operands: Sequence[LayerOperand],
     body: ScanBody,
+    *,
+    reverse: bool = False,
 ) -> list[ir.Value]:
     """A `while` as jax writes a scan, which `expand-pipeline` and others look for: it carries the
-    operands, a counter and the states. Returns the states after it."""
+    operands, a counter and the states. Returns the states after it.
+
+    With `reverse`, the iterations take the last of what is stacked first.
+    """
     i32 = ir.IntegerType.get_signless(32, build.context)
     carried = [*(operand.value for operand in operands), build.i32(0), *states]
     types, location = [value.type for value in carried], build.location
@@ -310,11 +314,15 @@ def write_scan(
     inner = Builder(ir.InsertionPoint(blocks[1]), location)
     arguments = list(blocks[1].arguments)
     counter = arguments[position]
+    row = counter
+    if reverse:
+        left = inner.same("subtract", inner.i32(trips), counter)
+        row = inner.same("subtract", left, inner.i32(1))
     taken = [
-        argument if operand.stacked is None else _layer(inner, argument, counter, operand)
+        argument if operand.stacked is None else _layer(inner, argument, row, operand)
         for argument, operand in zip(arguments, operands, strict=False)
     ]
-    after = body(inner, counter, [*arguments[position + 1 :], *taken])
+    after = body(inner, row, [*arguments[position + 1 :], *taken])
     following = inner.same("add", counter, inner.i32(1))
     inner.end_region([*arguments[:position], following, *after])
     results: list[ir.Value] = list(loop.results)
@@ -332,13 +340,9 @@ def _layer(build: Builder, stack: ir.Value, counter: ir.Value, operand: LayerOpe
     return build.reshape(taken, [n for d, n in enumerate(shape) if d != dim])
 
 
-def _put(build: Builder, buffer: ir.Value, value: ir.Value, counter: ir.Value) -> ir.Value:
-    """A buffer with what the microbatch of the counter computed."""
+def put_row(build: Builder, buffer: ir.Value, value: ir.Value, counter: ir.Value) -> ir.Value:
+    """A buffer with a value in the row of a number."""
     shape = shape_of(buffer)
     zero = build.splat(0, [], element_of(counter))
     update = build.reshape(value, [1, *shape[1:]])
     return build.update(buffer, update, [counter, *([zero] * (len(shape) - 1))])
-
-
-def _no_sources(source: Source, box: Box) -> Located:
-    raise AssertionError(f"{source} is no value of the loop's body")

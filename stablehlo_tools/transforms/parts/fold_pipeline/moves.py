@@ -27,6 +27,7 @@ from stablehlo_tools.dialect.names import (
     CONVERT,
     GATHER,
     IF,
+    REDUCE,
     RESHAPE,
     SCATTER,
     SELECT,
@@ -34,8 +35,10 @@ from stablehlo_tools.dialect.names import (
     SLICE,
     TRANSPOSE,
 )
+from stablehlo_tools.dialect.reducers import reducer_kind
 from stablehlo_tools.dialect.traits import Trait, ops_with
 from stablehlo_tools.ir.builder import element_of, shape_of
+from stablehlo_tools.ir.values import splat_of
 from stablehlo_tools.ir.walk import terminator
 from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import (
     Box,
@@ -89,6 +92,8 @@ def follow_move(op: ir.Operation, query: BoxQuery, known: Integers) -> Answer:
         return _reshaped(op, query)
     if op.name == TRANSPOSE:
         return _transposed(op, query)
+    if is_reshaping_sum(op):
+        return _reshaped(op, query)
     relation = dimensions_of(op) if op.name in MOVING else None
     if relation is None:
         return None
@@ -97,6 +102,17 @@ def follow_move(op: ir.Operation, query: BoxQuery, known: Integers) -> Answer:
     if op.name in ops_with(Trait.JOIN):
         return _joined(op, query, relation)
     return _taken(op, query, relation)
+
+
+def is_reshaping_sum(op: ir.Operation) -> bool:
+    """Whether an op sums along dimensions of size 1 only, as jax does where it differentiates a
+    broadcast to such."""
+    if op.name != REDUCE or len(op.results) != 1 or splat_of(op.operands[1]) != 0:
+        return False
+    shape = shape_of(op.operands[0])
+    if any(shape[dim] != 1 for dim in integers(op, "dimensions")):
+        return False
+    return reducer_kind(op.regions[0].blocks[0]) == "add"
 
 
 def deciding_operands(op: ir.Operation) -> tuple[list[ir.Value], list[ir.Value]]:

@@ -10,11 +10,12 @@ by itself. Constants and broadcasts that a sample shares with others are written
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from stablehlo_tools.analysis.dataflow import Body, Node
 from stablehlo_tools.analysis.dimension_propagation.propagation import BatchDims, Graph, propagate
 from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling, OpTiling, reshaped
+from stablehlo_tools.analysis.partial_sums import PartialSums
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.dimensions import dimensions_of
 from stablehlo_tools.dialect.factors import FactorRole
@@ -41,21 +42,26 @@ class NotScaledError(Exception):
         self.op = op
 
 
-def follow_batch(graph: Graph, seeds: Tilings, parts: int) -> BatchDims:
+def follow_batch(
+    graph: Graph, seeds: Tilings, parts: int, *, sums: Collection[int] = ()
+) -> BatchDims:
     """The batch from some arguments of a block on, and from all others that then carry it too.
 
-    `seeds` are by number of the argument. Raises NotScaledError where samples are mixed.
+    `seeds` are by number of the argument. Results of the numbers `sums` are to be sums over the
+    batch, as gradients are. Raises NotScaledError where samples are mixed otherwise.
     """
     while True:
         dims = propagate(graph, {graph.root.arguments[i]: s for i, s in seeds.items()}, parts)
-        _refuse_mixing(dims)
+        if not sums:
+            _refuse_mixing(dims)
         missing = _missing(dims)
-        if not missing:
-            return dims
-        added = _added(dims, missing, seeds)
+        added = _added(dims, missing, seeds) if missing else None
         if added is None:
-            return dims
+            break
         seeds = added
+    if sums:
+        _refuse_but_sums(dims, sums)
+    return dims
 
 
 def _refuse_mixing(dims: BatchDims) -> None:
@@ -69,6 +75,20 @@ def _refuse_mixing(dims: BatchDims) -> None:
             raise NotScaledError(node.op)
     if dims.meetings:
         raise NotScaledError(dims.meetings[0].used.op)
+
+
+def _refuse_but_sums(dims: BatchDims, sums: Collection[int]) -> None:
+    """Raises NotScaledError where a result that is to be a sum over the batch is none, or where
+    another one, or samples, depend on one."""
+    if dims.meetings:
+        raise NotScaledError(dims.meetings[0].used.op)
+    partial, root = PartialSums(dims), dims.graph.root
+    partial.visit(root.nodes)
+    for place, number in enumerate(root.returned):
+        is_sum = partial.terms.get(number) == "add" and number not in dims.tilings
+        is_mixed = number in partial.terms or number in partial.blocked
+        if (not is_sum) if place in sums else is_mixed:
+            raise NotScaledError(_owner(dims.graph.values[number]))
 
 
 def _missing(dims: BatchDims) -> int:

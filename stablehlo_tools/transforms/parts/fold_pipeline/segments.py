@@ -21,7 +21,7 @@ from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling
 from stablehlo_tools.analysis.loops import FORMATTING
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.dimensions import integers
-from stablehlo_tools.dialect.names import BROADCAST, GATHER, IOTA, PARTITION_ID
+from stablehlo_tools.dialect.names import ADD, BROADCAST, GATHER, IOTA, PARTITION_ID
 from stablehlo_tools.dialect.traits import ELEMENTWISE
 from stablehlo_tools.ir.builder import shape_of
 from stablehlo_tools.ir.inline import copy_with
@@ -34,6 +34,7 @@ from stablehlo_tools.transforms.parts.fold_pipeline.moves import (
     MOVING,
     RELAYOUTS,
     deciding_operands,
+    is_reshaping_sum,
 )
 from stablehlo_tools.transforms.parts.fold_pipeline.scaling import (
     NotScaledError,
@@ -115,11 +116,18 @@ class Segment:
 
 
 class Segments:
-    """The segments of a region. `scratch` holds the functions."""
+    """The segments of a region. `scratch` holds the functions; `merges` says of an addition whether
+    it only moves, as one operand is zero wherever the other one is not."""
 
-    def __init__(self, region: LoopRegion, scratch: Scratch) -> None:
+    def __init__(
+        self,
+        region: LoopRegion,
+        scratch: Scratch,
+        merges: Callable[[ir.Operation], bool] = lambda _: False,
+    ) -> None:
         self._region = region
         self._scratch = scratch
+        self._merges = merges
         self._classify = classify_communication(region.loop.context)
         self._moved: dict[ir.Value, bool] = {}
         self._made: dict[tuple[ir.Value, ...], Segment] = {}
@@ -216,6 +224,10 @@ class Segments:
         if op.name in BETWEEN_RANKS:
             groups = region.groups(op)
             return groups is not None and region.ranks.moves(groups)
+        if op.name == ADD:
+            return self._merges(op)
+        if is_reshaping_sum(op):
+            return self._is_moved(op.operands[0])
         if op.name not in MOVING:
             return False
         if op.name in RELAYOUTS:
@@ -257,12 +269,13 @@ class StageRows:
     """A segment for one of `count` stages that lie along a dimension.
 
     `function` computes one; `dims[i]` is the dimension of input i that the stages divide, or None
-    where all take the same.
+    where all take the same. `outputs` are likewise the dimensions of what the segment computes.
     """
 
     function: ir.Operation
     count: int
     dims: tuple[int | None, ...]
+    outputs: tuple[int | None, ...]
 
     def box(self, value: ir.Value, number: int, row: int) -> Box:
         """What a stage takes of an input."""
@@ -275,7 +288,8 @@ class StageRows:
 
 def all_stages(segment: Segment) -> StageRows:
     """A segment that is computed as it is."""
-    return StageRows(segment.function, 1, (None,) * len(segment.inputs))
+    one = (None,) * len(segment.inputs)
+    return StageRows(segment.function, 1, one, (None,) * len(segment.outputs))
 
 
 def row_of_stages(segment: Segment, dim: int, count: int, scratch: Scratch) -> StageRows:
@@ -293,25 +307,33 @@ def row_of_stages(segment: Segment, dim: int, count: int, scratch: Scratch) -> S
             if size % count:
                 continue
             try:
-                dims = follow_batch(graph, {number: DimTiling(seed)}, count)
-                outputs = [dims.tilings.get(output) for output in graph.root.returned]
-                if any(tiling != DimTiling(dim) for tiling in outputs):
-                    continue
-                scaling = Scaling(dims, 1)
-                function = scratch.function(
-                    [scaling.type_of(graph.values[n]) for n in graph.root.arguments],
-                    lambda block, given, scaling=scaling: scaling.write(
-                        graph.root, given, ir.InsertionPoint(block)
-                    ),
-                )
-                return StageRows(function, count, _dims_of(graph, dims.tilings))
+                rows = rows_along(graph, number, seed, count, scratch)
+                if all(output == dim for output in rows.outputs):
+                    return rows
             except NotScaledError as error:
                 mixing = mixing or error.op
     op = mixing or (failed.operation if not isinstance(failed, ir.Block) else segment.function)
     raise UnresolvedError(f"{op.name} computes several stages together, not each by itself", op, 3)
 
 
-def _dims_of(graph: Graph, tilings: Mapping[int, DimTiling]) -> tuple[int | None, ...]:
-    """The dimension of each argument that carries the batch."""
-    of_arguments = [tilings.get(number) for number in graph.root.arguments]
-    return tuple(None if tiling is None else tiling.dim for tiling in of_arguments)
+def rows_along(graph: Graph, number: int, dim: int, count: int, scratch: Scratch) -> StageRows:
+    """One of `count` stages of a segment, which divide a dimension of one of its inputs.
+
+    Raises NotScaledError where stages depend on each other.
+    """
+    dims = follow_batch(graph, {number: DimTiling(dim)}, count)
+    ends = [dims.tilings.get(n) for n in (*graph.root.arguments, *graph.root.returned)]
+    if any(tiling is not None and tiling.outer != 1 for tiling in ends):
+        raise NotScaledError(graph.root.block.owner.operation)
+    scaling = Scaling(dims, 1)
+    function = scratch.function(
+        [scaling.type_of(graph.values[n]) for n in graph.root.arguments],
+        lambda block, given: scaling.write(graph.root, given, ir.InsertionPoint(block)),
+    )
+    inputs = _dims_of(graph.root.arguments, dims.tilings)
+    return StageRows(function, count, inputs, _dims_of(graph.root.returned, dims.tilings))
+
+
+def _dims_of(numbers: Sequence[int], tilings: Mapping[int, DimTiling]) -> tuple[int | None, ...]:
+    """The dimension of each value that carries the batch."""
+    return tuple(tilings[n].dim if n in tilings else None for n in numbers)

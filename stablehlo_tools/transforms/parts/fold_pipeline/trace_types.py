@@ -256,7 +256,15 @@ class Computed:
     tick: int
 
 
-Source = Outside | Splat | Known | Computed
+@dataclass(frozen=True)
+class Summed:
+    """What a value of the loop's body is on a rank, added up over all ticks."""
+
+    value: ir.Value
+    rank: int
+
+
+Source = Outside | Splat | Known | Computed | Summed
 
 
 @dataclass(frozen=True)

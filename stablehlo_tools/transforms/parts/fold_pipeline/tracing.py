@@ -14,10 +14,11 @@ from dataclasses import replace
 
 from stablehlo_tools.analysis.device_values import Values
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.dialect.dimensions import integer
+from stablehlo_tools.dialect.dimensions import integer, integers
 from stablehlo_tools.dialect.names import (
     ADD,
     ALL_GATHER,
+    BROADCAST,
     COLLECTIVE_PERMUTE,
     SHARDING_CONSTRAINT,
 )
@@ -53,17 +54,48 @@ class Tracer:
 
     def pieces(self, value: ir.Value, rank: int, tick: int, box: Box) -> list[Piece]:
         """What a box of a value consists of, in order of the targets. Raises UnresolvedError."""
-        pending = [BoxQuery(value, rank, tick, box, View(Box.whole(box.sizes)))]
+        return self.followed([BoxQuery(value, rank, tick, box, View(Box.whole(box.sizes)))])
+
+    def followed(self, queries: Sequence[BoxQuery]) -> list[Piece]:
+        """What some boxes consist of, in order of the targets. Raises UnresolvedError."""
+        pending = list(queries)
         done: list[Piece] = []
         while pending:
             answer = self._followed(pending.pop())
             if isinstance(answer, Piece):
-                done.append(answer)
+                done += self._beyond(answer)
             else:
                 pending += answer
             if len(done) + len(pending) > _MOST_PIECES:
                 raise UnresolvedError("what it holds is in too many pieces", self.region.loop, 4)
         return sorted(done, key=lambda piece: piece.view.target.starts)
+
+    def leaving(self, result: int, box: Box, view: View) -> list[BoxQuery]:
+        """The queries for a box of a result of the region: of each rank's shard of it, where the
+        ranks divide the result."""
+        region = self.region
+        if region.manual is None:
+            return [BoxQuery(region.loop.results[result], 0, -1, box, view)]
+        end, dim = region.returned(result), region.leaving_dim(result)
+        whole = BoxQuery(end, 0, -1, box, view)
+        if dim is None:
+            return [whole]
+        size = shape_of(end)[dim]
+        queries: list[BoxQuery] = []
+        for part in box.cut(dim, [rank * size for rank in range(region.ranks.count)]):
+            rank = part.starts[dim] // size
+            shard = part.along(dim, part.starts[dim] - rank * size, part.sizes[dim])
+            cut = whole.part(region.manual, part)
+            queries.append(replace(cut, rank=rank, box=shard))
+        return queries
+
+    def left(self, result: int, box: Box) -> list[Piece]:
+        """What a box of a result of the region consists of. Raises UnresolvedError."""
+        return self.followed(self.leaving(result, box, View(Box.whole(box.sizes))))
+
+    def _beyond(self, piece: Piece) -> list[Piece]:
+        """What a piece that tracing ends in consists of: itself."""
+        return [_first_of_repeated(piece)]
 
     def _known(self, value: ir.Value, query: BoxQuery) -> Values | None:
         """A value of integers on the rank and in the tick of a query, where it is known."""
@@ -148,24 +180,51 @@ class Tracer:
                 "it combines what several ranks hold in another way than by a sum", op, 3
             )
         operand = op.operands[ir.OpResult(query.value).result_number]
-        nonzero: dict[int, list[Box]] = {}
-        for rank in members:
-            pieces = self.pieces(operand, rank, query.tick, query.box)
-            nonzero[rank] = [piece.view.target for piece in pieces if not piece.is_zero]
-        holding = [rank for rank, boxes in nonzero.items() if boxes] or list(members[:1])
-        boxes = [query.box]
-        for rank in holding[1:]:
-            for box in nonzero[rank]:
-                boxes = _cut_around(boxes, box.moved(query.box.starts))
-        queries: list[BoxQuery] = []
-        for box in boxes:
-            inner = box.relative_to(query.box)
-            holders = [rank for rank in holding if any(map(inner.overlaps, nonzero[rank]))]
-            if len(holders) > 1:
-                raise UnresolvedError("it adds up what several ranks hold", op, 4)
-            rank = holders[0] if holders else holding[0]
-            queries.append(replace(query.part(op, box), value=operand, rank=rank))
+        terms = [replace(query, value=operand, rank=rank) for rank in members]
+        queries = self.only_nonzero(op, terms)
+        if queries is None:
+            raise UnresolvedError("it adds up what several ranks hold", op, 4)
         return queries
+
+    def only_nonzero(self, op: ir.Operation, terms: Sequence[BoxQuery]) -> list[BoxQuery] | None:
+        """For each element of a box, the one of some terms that is not known to be zero; None where
+        that may be several. Raises UnresolvedError.
+
+        The terms ask for the same box.
+        """
+        nonzero: list[list[Box]] = []
+        for term in terms:
+            pieces = self.pieces(term.value, term.rank, term.tick, term.box)
+            nonzero.append([piece.view.target for piece in pieces if not piece.is_zero])
+        holding = [number for number, boxes in enumerate(nonzero) if boxes] or [0]
+        whole = terms[0].box
+        parts = [whole]
+        for number in holding[1:]:
+            for box in nonzero[number]:
+                parts = _cut_around(parts, box.moved(whole.starts))
+        queries: list[BoxQuery] = []
+        for part in parts:
+            inner = part.relative_to(whole)
+            holders = [number for number in holding if any(map(inner.overlaps, nonzero[number]))]
+            if len(holders) > 1:
+                return None
+            queries.append(terms[holders[0] if holders else holding[0]].part(op, part))
+        return queries
+
+
+def _first_of_repeated(piece: Piece) -> Piece:
+    """The piece; where a broadcast from outside repeats elements along a dimension, the first of
+    them, so that pieces that are the same compare equal."""
+    source = piece.source
+    op = producer(source.value) if isinstance(source, Outside) else None
+    if op is None or op.name != BROADCAST:
+        return piece
+    box, before = piece.box, shape_of(op.operands[0])
+    taken = dict(zip(integers(op, "broadcast_dimensions"), before, strict=True))
+    for dim, size in enumerate(box.sizes):
+        if taken.get(dim, 1) == 1:
+            box = box.along(dim, 0, size)
+    return replace(piece, box=box)
 
 
 def _gathered(op: ir.Operation, query: BoxQuery, members: Sequence[int]) -> list[BoxQuery]:

@@ -1,0 +1,121 @@
+"""Differentiated pipelines fold to a loop over layers and its backward, with the same values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+from gpipe_programs import (  # first: sets up the devices
+    Case,
+    Sizes,
+    rolled,
+    scanned,
+    shifted,
+    single,
+    unrolled,
+)
+from kept_values import run
+from test_fold_pipeline import folded, loops_of, names_of
+from trained_pipelines import trained
+
+import jax  # isort: skip
+import jax.numpy as jnp
+
+import stablehlo_tools
+from stablehlo_tools.diagnostics import ToolError
+
+SINGLE = Sizes(each=1)
+step = partial(trained, start=0.0)
+recomputed: Any = jax.checkpoint(scanned, static_argnums=(0,))  # a stage
+
+# A step, and its loops: forward, then backward.
+CASES: dict[str, tuple[Callable[[], Case], str]] = {
+    "shifted": (partial(step, shifted), "4[2] 4[2]"),
+    "shifted-checkpointed": (partial(step, shifted, layer="checkpointed"), "4[2] 4[2]"),
+    "rolled-attention": (partial(step, rolled, layer="attention"), "2 4[2] 4[2]"),
+}
+MORE: dict[str, tuple[Callable[[], Case], str]] = {
+    "shifted-single": (partial(step, shifted, SINGLE, stage=single), "4 4"),
+    "shifted-stage-checkpointed": (partial(step, shifted, stage=recomputed), "4[2] 4[2 2]"),
+    "shifted-shards": (partial(step, shifted, leave="shards"), "4[2] 4[2]"),
+    "shifted-stacked": (partial(step, shifted, collect="stacked"), "4[2] 4[2]"),
+    "shifted-bfloat16-sent": (partial(step, shifted, sent=jnp.bfloat16), "4[2] 4[2]"),
+    "shifted-open-ring": (partial(step, shifted, closed=False), "4[2] 4[2]"),
+    "shifted-strided": (partial(step, shifted, strided=True), "4[2] 4[2]"),
+    "shifted-one-microbatch": (partial(step, shifted, Sizes(microbatches=1)), "4[2] 4[2]"),
+    "shifted-data-axis-automatic": (
+        partial(step, shifted, Sizes(samples=4), axes="partial"),
+        "4[2] 4[2]",
+    ),
+    "centred": (
+        partial(step, shifted, run=lambda h, w: h + jnp.tanh((h - h.mean(0)) @ w)),
+        "6[4[2]] 6[4[2]]",
+    ),
+    "rolled": (partial(step, rolled), "4[2] 4[2]"),
+    "rolled-single": (partial(step, rolled, SINGLE, stage=single), "4 4"),
+    "rolled-select": (partial(step, rolled, shift="select"), "4[2] 4[2]"),
+    "rolled-slices": (partial(step, rolled, shift="slices"), "4[2] 4[2]"),
+    "rolled-pad": (partial(step, rolled, shift="pad"), "4[2] 4[2]"),
+    "rolled-scanned": (partial(step, rolled, fed="xs", collect="stacked"), "4[2] 4[2]"),
+}
+
+
+def check(case: Case, loops: str) -> None:
+    """That a step folds to these loops and keeps its values, but for the rounding of sums."""
+    plain = folded(case)
+    assert loops_of(plain).strip() == loops
+    assert not names_of(plain) & {"stablehlo.collective_permute", "stablehlo.all_reduce"}
+    _compare(case, run(case.exported, case.arguments), run(plain, case.arguments))
+
+
+def _compare(case: Case, before: list[Any], after: list[Any]) -> None:
+    expected = jax.tree.leaves(jax.jit(case.plain)(*case.arguments))
+    for one, other, right in zip(before, after, expected, strict=True):
+        scale = float(np.abs(right).max())
+        assert 0 < scale < np.inf
+        np.testing.assert_allclose(one, other, rtol=0, atol=4e-6 * scale)
+        np.testing.assert_allclose(other, np.asarray(right), rtol=0, atol=4e-6 * scale)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_training_step_folds_to_a_loop_and_its_backward(name: str):
+    check(CASES[name][0](), CASES[name][1])
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("name", MORE)
+def test_more_training_steps_fold_to_a_loop_and_its_backward(name: str):
+    check(MORE[name][0](), MORE[name][1])
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_a_folded_step_expands_to_another_schedule(schedule: str):
+    case = step(rolled, Sizes(4, 1, 4, 2), stage=single)
+    options = f"microbatches=4 schedule={schedule}"
+    again = stablehlo_tools.transform(case.exported, f"fold-pipeline,expand-pipeline{{{options}}}")
+    assert "stablehlo.collective_permute" in names_of(again)
+    _compare(case, run(case.exported, case.arguments), run(again, case.arguments))
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (partial(trained, shifted), r"a carry of the pipeline starts from nan.* \(P6\)"),
+        (partial(step, shifted, leave="product"), r"adds up what several ranks hold \(P4\)"),
+        (
+            partial(step, shifted, Sizes(samples=4), axes="full"),
+            r"another axis of the mesh is manual, too \(P6\)",
+        ),
+        (partial(step, rolled, stage=unrolled), r"not that of one stage \(P3\)"),
+    ],
+    ids=["garbage", "product", "two-manual-axes", "unrolled"],
+)
+def test_a_step_that_is_not_understood_is_refused(build: Callable[[], Case], message: str):
+    with pytest.raises(ToolError, match=message) as caught:
+        folded(build())
+    notes = str(caught.value)
+    assert "note: the pipeline is here" in notes
+    assert "note: its backward" in notes

@@ -1,0 +1,206 @@
+"""Where the elements of a pipeline's backward come from: out of the pipeline, too.
+
+What the ticks of a pipeline leave for its backward is followed on into the pipeline, so that both
+are one region for whoever asks. Two things are only found in a backward:
+
+A *merge* adds what only one of two ever holds: the cotangent of what a stage hands on to the next
+one, and that of what leaves the pipeline. Where the other is known to be zero, in every tick and on
+every rank, it only moves elements.
+
+A *sum over ticks* is a carry that every tick adds something to, as the gradients of the weights.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from stablehlo_tools.analysis.device_values import Values
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.names import ADD, BROADCAST, CONVERT, RESHAPE, SHARDING_CONSTRAINT
+from stablehlo_tools.ir.builder import element_of, shape_of
+from stablehlo_tools.ir.values import is_float, producer, splat_of
+from stablehlo_tools.transforms.parts.fold_pipeline.loop_region import LoopRegion
+from stablehlo_tools.transforms.parts.fold_pipeline.moves import MOVING, follow_move
+from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import (
+    Box,
+    BoxQuery,
+    Computed,
+    Outside,
+    Piece,
+    Summed,
+    UnresolvedError,
+    zeros,
+)
+from stablehlo_tools.transforms.parts.fold_pipeline.tracing import Answer, Tracer
+
+_REPEATING = frozenset({BROADCAST, CONVERT, RESHAPE, SHARDING_CONSTRAINT})
+
+
+class BackwardTracer(Tracer):
+    """Follows values of a backward, and into the pipeline `before` that it belongs to."""
+
+    def __init__(self, region: LoopRegion, before: Tracer) -> None:
+        super().__init__(region)
+        self.before = before
+        self._anchor = before.region.manual or before.region.loop
+        self._merges: dict[ir.Value, bool] = {}
+        self._added = _sums(region.loop)
+        self._reaches: dict[ir.Value, bool] = {}
+
+    def is_merge(self, op: ir.Operation) -> bool:
+        """Whether an addition in the loop adds zero to whatever is not zero, on all ranks in all
+        ticks. What the same tick computes is only merged to be handed on, not in a stage."""
+        result = op.results[0]
+        if result not in self._merges:
+            self._merges[result] = False  # for what asks for it again, in an earlier tick
+            self._merges[result] = self._merges_always(op)
+        return self._merges[result]
+
+    def _merges_always(self, op: ir.Operation) -> bool:
+        region = self.region
+        if not is_float(op.results[0].type) or op.block != region.body:
+            return False
+        box = Box.whole(shape_of(op.results[0]))
+        cells = ((rank, tick) for tick in range(region.ticks) for rank in range(region.ranks.count))
+        try:
+            return all(self._merges_at(op, box, rank, tick) for rank, tick in cells)
+        except UnresolvedError:
+            return False
+
+    def _merges_at(self, op: ir.Operation, box: Box, rank: int, tick: int) -> bool:
+        held: list[list[Box]] = []
+        for operand in op.operands:
+            pieces = [p for p in self.pieces(operand, rank, tick, box) if not p.is_zero]
+            own = any(isinstance(p.source, Computed) and p.source.tick == tick for p in pieces)
+            if own and not _is_only_handed_on(op):
+                return False
+            held.append([piece.view.target for piece in pieces])
+        first, second = held
+        return not any(one.overlaps(other) for one in first for other in second)
+
+    def _moved(self, op: ir.Operation, query: BoxQuery) -> Answer | None:
+        if op.name != ADD or not self.is_merge(op):
+            return super()._moved(op, query)
+        return self.only_nonzero(op, [query.at(operand, query.box) for operand in op.operands])
+
+    def _followed(self, query: BoxQuery) -> Answer:
+        number, ticks = self._sum(query)
+        if number is None or ticks < 1:
+            return super()._followed(query)
+        region = self.region
+        start = self.pieces(region.loop.operands[number], query.rank, -1, query.box)
+        if not all(piece.is_zero for piece in start):
+            raise UnresolvedError(
+                "the backward adds up what its ticks compute to what is not zero before",
+                region.loop,
+                6,
+            )
+        terms = [replace(query, value=self._added[number], tick=tick) for tick in range(ticks)]
+        moved = self.only_nonzero(region.loop, terms)
+        if moved is not None:
+            return moved
+        if ticks != region.ticks:
+            raise UnresolvedError(
+                "the backward uses a sum over some of its ticks only", region.loop, 6
+            )
+        return Piece(Summed(self._added[number], query.rank), query.box, query.view)
+
+    def _sum(self, query: BoxQuery) -> tuple[int | None, int]:
+        """The sum over ticks that a value is, and over how many."""
+        region, op = self.region, producer(query.value)
+        if op is not None and op == region.loop:
+            number, ticks = ir.OpResult(query.value).result_number, region.ticks
+        else:
+            number, ticks = region.argument_number(query.value), query.tick
+        return (number if number in self._added else None), ticks
+
+    def _beyond(self, piece: Piece) -> list[Piece]:
+        """What a piece consists of in the pipeline, where it comes from there."""
+        if not isinstance(piece.source, Outside):
+            return super()._beyond(piece)
+        done: list[Piece] = []
+        pending = [BoxQuery(self._outer(piece.source.value), 0, -1, piece.box, piece.view)]
+        while pending:
+            query = pending.pop()
+            op = producer(query.value)
+            if op is not None and op == self._anchor:
+                number = ir.OpResult(query.value).result_number
+                done += self.before.followed(self.before.leaving(number, query.box, query.view))
+                continue
+            more = None
+            if op is not None and self._reaches_pipeline(query.value):
+                more = follow_move(op, query, self._known_outside)
+            if more is None and repeated_number(query.value) == 0:
+                whole = Box.whole(query.view.target.sizes)
+                view = replace(query.view, ops=())
+                done.append(Piece(zeros(element_of(query.value)), whole, view))
+            elif more is None:
+                done += super()._beyond(Piece(Outside(query.value), query.box, query.view))
+            else:
+                pending += more
+        return done
+
+    def _known_outside(self, value: ir.Value) -> Values | None:
+        return self.before.region.integers_at(value, 0, -1)
+
+    def _outer(self, value: ir.Value) -> ir.Value:
+        """What an argument of the manual computation is outside of it."""
+        manual = self.region.manual
+        if manual is None or value.owner != manual.regions[0].blocks[0]:
+            return value
+        return manual.operands[ir.BlockArgument(value).arg_number]
+
+    def _reaches_pipeline(self, value: ir.Value) -> bool:
+        """Whether a value is made of what the pipeline leaves."""
+        pending, seen = [value], set[ir.Value]()
+        while pending:
+            asked = pending.pop()
+            op = producer(asked)
+            if asked in seen or op is None:
+                continue
+            if op == self._anchor or self._reaches.get(asked, False):
+                self._reaches[value] = True
+                return True
+            seen.add(asked)
+            pending += [v for v in op.operands if v not in self._reaches or self._reaches[v]]
+        self._reaches.update(dict.fromkeys(seen, False))
+        return False
+
+
+def _is_only_handed_on(op: ir.Operation) -> bool:
+    """Whether nothing computes with a result in the same tick."""
+    pending = [op]
+    while pending:
+        for use in pending.pop().results[0].uses:
+            user = use.owner.operation
+            if user.name in MOVING and len(user.results) == 1:
+                pending.append(user)
+            elif user.name != "stablehlo.return":
+                return False
+    return True
+
+
+def repeated_number(value: ir.Value) -> float | int | complex | None:
+    """The number that a value is throughout, where it is a constant, repeated or converted."""
+    maker = producer(value)
+    while maker is not None and maker.name in _REPEATING:
+        value = maker.operands[0]
+        maker = producer(value)
+    return splat_of(value)
+
+
+def _sums(loop: ir.Operation) -> dict[int, ir.Value]:
+    """The carries that an iteration only adds something to, and what it adds."""
+    body, (condition,) = loop.regions[1].blocks[0], loop.regions[0].blocks
+    ends = list(list(body.operations)[-1].operation.operands)
+    sums: dict[int, ir.Value] = {}
+    for number, argument in enumerate(body.arguments):
+        op = producer(ends[number])
+        if op is None or op.name != ADD or op.block != body or not is_float(argument.type):
+            continue
+        if sum(1 for _ in argument.uses) != 1 or sum(1 for _ in op.results[0].uses) != 1:
+            continue
+        if argument not in op.operands or next(iter(condition.arguments[number].uses), None):
+            continue
+        sums[number] = next(v for v in op.operands if v != argument)
+    return sums

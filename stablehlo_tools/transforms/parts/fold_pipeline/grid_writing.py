@@ -1,0 +1,236 @@
+"""Writes the loop over layers of a grid of cells, and what consists of parts of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.ir.builder import shape_of
+from stablehlo_tools.ir.values import maker_of
+from stablehlo_tools.ir.walk import terminator
+from stablehlo_tools.transforms.parts.fold_pipeline.batch_layout import BatchLayout, unbatched
+from stablehlo_tools.transforms.parts.fold_pipeline.chains import Pieces, StageInputs
+from stablehlo_tools.transforms.parts.fold_pipeline.composing import Located, stacked
+from stablehlo_tools.transforms.parts.fold_pipeline.folding import FoldSite, PipelineWriter
+from stablehlo_tools.transforms.parts.fold_pipeline.grid_loops import GridLoop, GridResults
+from stablehlo_tools.transforms.parts.fold_pipeline.grids import Grid
+from stablehlo_tools.transforms.parts.fold_pipeline.layers import LayerOperand, Layers
+from stablehlo_tools.transforms.parts.fold_pipeline.segments import Scratch, Segments
+from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import (
+    Box,
+    Computed,
+    Outside,
+    Piece,
+    Reshape,
+    Source,
+    Summed,
+    UnresolvedError,
+)
+from stablehlo_tools.transforms.parts.fold_pipeline.tracing import Tracer
+
+
+@dataclass(frozen=True)
+class GridPlan:
+    """A grid as it is to be written: the microbatches in a layout, and what each layer leaves.
+
+    `kept_inputs` and `kept_outputs` are numbers of inputs that are handed on, and of outputs.
+    """
+
+    grid: Grid
+    inputs: StageInputs
+    layout: BatchLayout
+    kept_inputs: tuple[int, ...]
+    kept_outputs: tuple[int, ...]
+    sums: frozenset[int]
+    reverse: bool
+
+    @property
+    def block(self) -> ir.Block:
+        """What computes a cell."""
+        return self.grid.rows.function.regions[0].blocks[0]
+
+    def row(self, application: int) -> int:
+        """Where an application is in what is stacked."""
+        return self.grid.length - 1 - application if self.reverse else application
+
+    def shape(self, output: int) -> list[int]:
+        """The shape of an output of a cell."""
+        return shape_of(terminator(self.block).operands[output])
+
+    def last_input(self, output: int) -> int | None:
+        """The input as which an output is handed on as it is."""
+        handed = (h.input for h in self.grid.handoffs if h.output == output and not h.ops)
+        return next(handed, None)
+
+
+class GridWriter(PipelineWriter):
+    """Writes the grid of a pipeline at a site; what belongs to the pipeline `before`, of which this
+    is the backward, the writer of that one knows."""
+
+    def __init__(
+        self,
+        tracer: Tracer,
+        scratch: Scratch,
+        site: FoldSite,
+        segments: Segments,
+        before: GridWriter | None = None,
+    ) -> None:
+        super().__init__(tracer, scratch, site.point, site.entering, segments)
+        self._before = before
+        self._written: tuple[GridPlan, GridResults] | None = None
+
+    def owner_of(self, source: Computed) -> GridWriter:
+        """The writer of the pipeline or of its backward, wherever a value is computed."""
+        own = self._before is None or self._tracer.region.is_inside(maker_of(source.value))
+        return self if own or self._before is None else self._before
+
+    def write_grid(self, plan: GridPlan, cells: Mapping[int, ir.Value]) -> None:
+        """Writes the loop; `cells` are the inputs that differ for each layer and microbatch, which
+        are stacked already."""
+        grid, inputs, layout = plan.grid, plan.inputs, plan.layout
+        types = [argument.type for argument in plan.block.arguments]
+        operands = {n: LayerOperand(value, 0) for n, value in cells.items()}
+        for number, pieces in inputs.fixed.items():
+            operands[number] = LayerOperand(self.value(pieces, types[number]))
+        for number, microbatches in inputs.batch.items():
+            value = self._batch(microbatches, layout, number, types[number])
+            operands[number] = LayerOperand(value)
+        for number, stages in inputs.layered.items():
+            ordered = stages[::-1] if plan.reverse else stages
+            operands[number] = self._stack(ordered, types[number], None, Layers(plan.block))
+        loop = GridLoop(
+            unbatched(plan.block) if layout.stage is None else layout.stage.dims,
+            layout.samples,
+            grid.handoffs,
+            tuple(operands[number] for number in range(len(types))),
+            grid.length,
+            plan.kept_inputs,
+            plan.kept_outputs,
+            plan.sums,
+            plan.reverse,
+        )
+        batch = {*inputs.batch, *inputs.cells}
+        if layout.stage is not None or not batch:
+            results = loop.write(self._build)
+        else:
+            results = loop.write_per_microbatch(self._build, layout.count, batch)
+        self._written = plan, results
+
+    def kept_input(self, number: int) -> ir.Value:
+        """What all layers took as an input, stacked."""
+        assert self._written is not None
+        return self._written[1].inputs[number]
+
+    def kept_output(self, number: int) -> ir.Value:
+        """What all layers computed as an output, stacked."""
+        assert self._written is not None
+        return self._written[1].outputs[number]
+
+    def stacked_cells(
+        self, table: Sequence[Sequence[Pieces]], plan: GridPlan, number: int
+    ) -> ir.Value:
+        """An input that differs for each layer and microbatch, stacked out of its pieces."""
+        type_, layout = plan.block.arguments[number].type, plan.layout
+        shape = ir.RankedTensorType(type_).shape
+        pieces: list[Piece] = []
+        for microbatch, own in enumerate(table):
+            for n, cell in enumerate(own):
+                for piece in cell:
+                    row = plan.row(n)
+                    if layout.stage is None:
+                        pieces.append(stacked(stacked(piece, row), microbatch))
+                    else:
+                        within = layout.piece(piece, number, shape, microbatch)
+                        pieces.append(stacked(within, row))
+        value = self.value(pieces, type_)
+        whole = layout.input_shape(number, shape)
+        rows = plan.grid.length
+        if layout.stage is None:
+            return self._composer.reshaped(value, [whole[0], rows, *whole[1:]])
+        return self._composer.reshaped(value, [rows, *whole])
+
+    def output(self, pieces: Iterable[Piece], type_: ir.Type) -> ir.Value:
+        """A tensor of a type that consists of pieces, sums over ticks among them."""
+        return self.value([part for piece in pieces for part in self._by_stage(piece)], type_)
+
+    def _by_stage(self, piece: Piece) -> list[Piece]:
+        """A sum over ticks, cut into what each stage adds up of it."""
+        source = piece.source
+        if not isinstance(source, Summed) or self._written is None:
+            return [piece]
+        grid = self._written[0].grid
+        output = grid.output(source.value)
+        dim = None if output is None else grid.rows.outputs[output]
+        if output is None or dim is None:
+            return [piece]
+        edges = [grid.box(output, row).starts[dim] for row in range(grid.rows.count)]
+        parts: list[Piece] = []
+        for box in piece.box.cut(dim, edges):
+            view = piece.view.restricted(box.relative_to(piece.box))
+            if view is None:
+                raise UnresolvedError(
+                    "the sums of several stages leave the backward in a way that is not understood",
+                    maker_of(source.value),
+                    6,
+                )
+            parts.append(replace(piece, box=box, view=view))
+        return parts
+
+    def _write_sources(self, pieces: Iterable[Piece]) -> None:
+        for piece in pieces:
+            if isinstance(piece.source, Computed) and piece.source.tick < 0:
+                self.owner_of(piece.source)._write_around(piece.source)
+
+    def _located(self, source: Source, box: Box) -> Located:
+        if isinstance(source, Summed):
+            return self._summed(source, box)
+        if isinstance(source, Outside) and self._before is not None:
+            return Located(self._before._entering(self._entering(source.value)), box)
+        if not isinstance(source, Computed):
+            return super()._located(source, box)
+        owner = self.owner_of(source)
+        if owner is not self:
+            return owner._located(source, box)
+        return super()._located(source, box) if source.tick < 0 else self._cell(source, box)
+
+    def _cell(self, source: Computed, box: Box) -> Located:
+        """Where what a cell computed is."""
+        assert self._written is not None
+        plan, results = self._written
+        place = plan.grid.place_of(source, box)
+        if place is None:
+            raise UnresolvedError(
+                "it is used as none of the stages computes it", maker_of(source.value), 6
+            )
+        output, microbatch, application = place
+        shape, layout = plan.shape(output), plan.layout
+        last = plan.last_input(output)
+        if application == plan.grid.length - 1 and last is not None:
+            value = results.last[last]
+            value = self._composer.reshaped(value, layout.readable_shape(value, shape, output))
+            return layout.output(value, shape, output, microbatch)
+        stack, row = results.outputs[output], plan.row(application)
+        if layout.stage is None and layout.count > 1:
+            inner = Box((microbatch, row, *([0] * len(shape))), (1, 1, *shape))
+            return Located(stack, inner, (Reshape(inner.sizes, tuple(shape)),))
+        if layout.stage is not None and layout.minor:
+            sizes = layout.readable_shape(stack, shape, output)
+            stack = self._composer.reshaped(stack, [plan.grid.length, *sizes])
+        within = layout.output(stack, shape, output, microbatch)
+        inner = Box((row, *within.box.starts), (1, *within.box.sizes))
+        return Located(stack, inner, (*within.ops, Reshape(inner.sizes, within.box.sizes)))
+
+    def _summed(self, source: Summed, box: Box) -> Located:
+        """Where the sum of what a stage computed in all ticks is."""
+        assert self._written is not None
+        plan, results = self._written
+        output, grid = plan.grid.output(source.value), plan.grid
+        assert output is not None
+        dim, row = grid.rows.outputs[output], 0
+        if dim is not None:
+            row = box.starts[dim] // grid.box(output, 0).sizes[dim]
+            box = box.relative_to(Box(grid.box(output, row).starts, box.sizes))
+        place = plan.row(grid.application_of(source, row))
+        inner = Box((place, *box.starts), (1, *box.sizes))
+        return Located(results.outputs[output], inner, (Reshape(inner.sizes, box.sizes),))

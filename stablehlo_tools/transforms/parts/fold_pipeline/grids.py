@@ -1,0 +1,425 @@
+"""The grid of cells, one for each microbatch and each application of a stage, of a pipeline that is
+differentiated, or of its backward.
+
+`chains` follows what leaves a pipeline, one value of the last stage for each microbatch. Here
+values of all stages count: what the forward leaves for the backward, and what the backward adds
+up to gradients. So all cells that such a value comes from are found, and put into rows by what they
+take from each other.
+
+A sum over all ticks takes in the ticks of ramp-up and ramp-down, too. These are left out where what
+they add is zero: where a stage computes it by linear ops from cotangents that are zero, times
+what the pipeline computed in these ticks, which is taken to be finite.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import pairwise
+from math import gcd
+
+from stablehlo_tools.analysis.dimension_propagation.propagation import Graph, propagate
+from stablehlo_tools.analysis.partial_sums import PartialSums
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.ir.builder import shape_of
+from stablehlo_tools.ir.values import is_float, maker_of
+from stablehlo_tools.transforms.parts.fold_pipeline.chains import Handoff, Instance, Pieces
+from stablehlo_tools.transforms.parts.fold_pipeline.scaling import NotScaledError
+from stablehlo_tools.transforms.parts.fold_pipeline.segments import (
+    Scratch,
+    Segment,
+    Segments,
+    StageRows,
+    all_stages,
+    rows_along,
+)
+from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import (
+    Box,
+    Computed,
+    Piece,
+    Summed,
+    UnresolvedError,
+    zeros,
+)
+from stablehlo_tools.transforms.parts.fold_pipeline.tracing import Tracer
+
+# The elements of a value that one stage computed.
+End = tuple[Computed, Box]
+
+
+@dataclass(frozen=True)
+class Grid:
+    """`cells[m][n]` computes application n of the stage on microbatch m, out of `inputs[m][n]`."""
+
+    segment: Segment
+    rows: StageRows
+    handoffs: tuple[Handoff, ...]
+    cells: tuple[tuple[Instance, ...], ...]
+    inputs: tuple[tuple[tuple[Pieces, ...], ...], ...]
+
+    @property
+    def length(self) -> int:
+        """How many applications there are."""
+        return len(self.cells[0])
+
+    @property
+    def stages(self) -> int:
+        """On how many stages."""
+        return len({cell.stage for cells in self.cells for cell in cells})
+
+    @cached_property
+    def places(self) -> dict[Instance, tuple[int, int]]:
+        """The microbatch and the application of each cell."""
+        return {c: (m, n) for m, row in enumerate(self.cells) for n, c in enumerate(row)}
+
+    def reordered(self, order: Sequence[int]) -> Grid:
+        """The same with the microbatches in another order."""
+        cells, inputs = (tuple(rows[m] for m in order) for rows in (self.cells, self.inputs))
+        return replace(self, cells=cells, inputs=inputs)
+
+    def output(self, value: ir.Value) -> int | None:
+        """Which output of the segment a value is."""
+        outputs = self.segment.outputs
+        return outputs.index(value) if value in outputs else None
+
+    def box(self, output: int, row: int) -> Box:
+        """What of an output a stage computes."""
+        whole, dim = Box.whole(shape_of(self.segment.outputs[output])), self.rows.outputs[output]
+        if dim is None:
+            return whole
+        size = whole.sizes[dim] // self.rows.count
+        return whole.along(dim, row * size, size)
+
+    def place_of(self, source: Computed, box: Box) -> tuple[int, int, int] | None:
+        """The output, the microbatch and the application of a part of what a stage computed."""
+        output = self.output(source.value)
+        if output is None:
+            return None
+        instance = _instance(self.rows, output, source, box)
+        place = None if instance is None else self.places.get(instance)
+        return None if place is None else (output, *place)
+
+    def application_of(self, summed: Summed, row: int) -> int:
+        """The one application of which the terms of a sum over ticks are, one a microbatch."""
+        own = {n for cell, (_, n) in self.places.items() if cell.stage == (summed.rank, row)}
+        if len(own) != 1:
+            raise UnresolvedError(
+                f"a stage adds up in one sum what {len(own)} of its applications compute",
+                maker_of(summed.value),
+                6,
+            )
+        return own.pop()
+
+
+class GridFinder:
+    """Finds the grid that computes given values."""
+
+    def __init__(self, tracer: Tracer, segments: Segments, scratch: Scratch) -> None:
+        self._tracer = tracer
+        self._segments = segments
+        self._scratch = scratch
+        self._inputs: dict[Instance, tuple[Pieces, ...]] = {}
+
+    def grid(self, ends: Sequence[End], sums: Sequence[Summed] = ()) -> Grid:
+        """The grid that computes some values, and terms of sums. Raises UnresolvedError."""
+        outputs = list(
+            dict.fromkeys([*(source.value for source, _ in ends), *(s.value for s in sums)])
+        )
+        while True:
+            segment = self._segments.of(outputs)
+            rows = self._rows(segment)
+            self._inputs = {}
+            wanted = self._wanted(outputs, rows, ends, sums)
+            instances, more = self._closure(segment, rows, wanted)
+            if not more:
+                break
+            outputs += more
+        zero = _Zeros(segment, rows, self._inputs).of(instances) if sums else {}
+        live = [i for i in instances if len(zero.get(i, ())) < len(outputs)]
+        return _Alike(segment, rows, self._inputs, zero).grid(live)
+
+    def _rows(self, segment: Segment) -> StageRows:
+        """One stage of a segment. Where all of them lie along a dimension, it is the one of an
+        input that consists of parts of what they computed in an earlier tick."""
+        if self._tracer.region.ranks.axis:
+            return all_stages(segment)
+        graph, failed = Graph.of(segment.block), None
+        for number, dim, count in self._rotated(segment):
+            try:
+                rows = rows_along(graph, number, dim, count, self._scratch)
+            except NotScaledError as error:
+                failed = error.op
+                continue
+            for output, value in zip(rows.outputs, segment.outputs, strict=True):
+                if output is None:
+                    raise UnresolvedError("not all stages compute it", maker_of(value), 3)
+            return rows
+        if failed is None:
+            raise UnresolvedError(
+                "no stage takes what another one computed", maker_of(segment.outputs[0]), 6
+            )
+        raise UnresolvedError(
+            f"{failed.name} computes several stages together, not each by itself", failed, 3
+        )
+
+    def _rotated(self, segment: Segment) -> Iterable[tuple[int, int, int]]:
+        """Inputs, dimensions and numbers of stages where a tick takes parts of what an earlier one
+        computed."""
+        for number, value in enumerate(segment.inputs):
+            if not is_float(value.type):
+                continue
+            shape = shape_of(value)
+            pieces = self._tracer.pieces(value, 0, self._tracer.region.ticks - 1, Box.whole(shape))
+            own = _in_loop(self._tracer, [tuple(pieces)])
+            for dim, size in enumerate(shape):
+                edges = [(t.starts[dim], t.sizes[dim]) for t in (p.view.target for p in own)]
+                unit = gcd(size, *(number for edge in edges for number in edge))
+                if own and unit < size:
+                    yield number, dim, size // unit
+
+    def _wanted(
+        self,
+        outputs: Sequence[ir.Value],
+        rows: StageRows,
+        ends: Sequence[End],
+        sums: Sequence[Summed],
+    ) -> list[Instance]:
+        wanted: dict[Instance, None] = {}
+        for source, box in ends:
+            instance = _instance(rows, outputs.index(source.value), source, box)
+            if instance is None:
+                raise UnresolvedError(
+                    "only a part of what it computes is used, and not that of one stage",
+                    maker_of(source.value),
+                    3,
+                )
+            wanted[instance] = None
+        for summed in sums:
+            for tick in range(self._tracer.region.ticks):
+                for row in range(rows.count):
+                    wanted[Instance(summed.rank, tick, row)] = None
+        return list(wanted)
+
+    def _closure(
+        self, segment: Segment, rows: StageRows, wanted: Sequence[Instance]
+    ) -> tuple[list[Instance], list[ir.Value]]:
+        """All instances that some are computed from, and values of them that are no outputs yet."""
+        pending, instances, more = list(wanted), dict[Instance, None](), dict[ir.Value, None]()
+        while pending:
+            instance = pending.pop()
+            if instance in instances:
+                continue
+            instances[instance] = None
+            self._inputs[instance] = self._traced(segment, rows, instance)
+            for piece in _in_loop(self._tracer, self._inputs[instance]):
+                source = piece.source
+                assert isinstance(source, Computed)
+                if source.tick == instance.tick:
+                    raise UnresolvedError(
+                        "a stage goes on with what it chose by the tick in the midst of it",
+                        maker_of(source.value),
+                        6,
+                    )
+                if source.value not in segment.outputs:
+                    more[source.value] = None
+                    continue
+                before = _instance(rows, segment.outputs.index(source.value), source, piece.box)
+                if before is None:
+                    raise UnresolvedError(
+                        "a stage takes only a part of what another computed",
+                        maker_of(source.value),
+                        5,
+                    )
+                pending.append(before)
+        return sorted(instances, key=lambda i: (i.tick, i.rank, i.row)), list(more)
+
+    def _traced(self, segment: Segment, rows: StageRows, instance: Instance) -> tuple[Pieces, ...]:
+        boxes = [rows.box(value, i, instance.row) for i, value in enumerate(segment.inputs)]
+        return tuple(
+            tuple(self._tracer.pieces(value, instance.rank, instance.tick, box))
+            for value, box in zip(segment.inputs, boxes, strict=True)
+        )
+
+
+def _in_loop(tracer: Tracer, inputs: Iterable[Pieces]) -> list[Piece]:
+    """The pieces that a tick of the tracer's own loop computed."""
+    return [
+        piece
+        for pieces in inputs
+        for piece in pieces
+        if isinstance(source := piece.source, Computed)
+        and source.tick >= 0
+        and tracer.region.is_inside(maker_of(source.value))
+    ]
+
+
+def _instance(rows: StageRows, output: int, source: Computed, box: Box) -> Instance | None:
+    """Where a box of an output was computed; None where it is not what one stage computes."""
+    shape, dim = shape_of(source.value), rows.outputs[output]
+    if dim is None:
+        return Instance(source.rank, source.tick, 0) if box.sizes == tuple(shape) else None
+    shape[dim] //= rows.count
+    if box.sizes != tuple(shape):
+        return None
+    return Instance(source.rank, source.tick, box.starts[dim] // shape[dim])
+
+
+Zero = dict[Instance, frozenset[int]]
+
+
+class _Zeros:
+    """Which outputs of instances are zero, as what they are linear in is."""
+
+    def __init__(
+        self, segment: Segment, rows: StageRows, inputs: dict[Instance, tuple[Pieces, ...]]
+    ) -> None:
+        self._segment = segment
+        self._rows = rows
+        self._inputs = inputs
+        self._graph = Graph.of(rows.function.regions[0].blocks[0])
+        self._known: dict[frozenset[int], frozenset[int]] = {}
+
+    def of(self, instances: Sequence[Instance]) -> Zero:
+        """The outputs that are zero; instances are in the order of ticks."""
+        zero: Zero = {}
+        for instance in instances:
+            inputs = frozenset(
+                number
+                for number, pieces in enumerate(self._inputs[instance])
+                if is_float(self._segment.inputs[number].type)
+                and all(is_zero(piece, self._segment, self._rows, zero) for piece in pieces)
+            )
+            zero[instance] = self._outputs(inputs & self._cotangents) | self._outputs(inputs)
+        return zero
+
+    @cached_property
+    def _cotangents(self) -> frozenset[int]:
+        """The inputs that stages hand on to each other. What a stage computes is linear in these
+        alone: products of one with what the pipeline left are not linear in both."""
+        return frozenset(
+            number
+            for taken in self._inputs.values()
+            for number, pieces in enumerate(taken)
+            for piece in pieces
+            if isinstance(piece.source, Computed) and piece.source.value in self._segment.outputs
+        )
+
+    def _outputs(self, inputs: frozenset[int]) -> frozenset[int]:
+        """The outputs that are linear in inputs which are zero."""
+        if inputs not in self._known:
+            self._known[inputs] = self._linear(inputs)
+        return self._known[inputs]
+
+    def _linear(self, inputs: frozenset[int]) -> frozenset[int]:
+        root = self._graph.root
+        sums = PartialSums(propagate(self._graph, {}, 1))
+        sums.terms.update({root.arguments[number]: "add" for number in inputs})
+        sums.visit(root.nodes)
+        return frozenset(i for i, n in enumerate(root.returned) if sums.is_term(n, "add"))
+
+
+def is_zero(piece: Piece, segment: Segment, rows: StageRows, zero: Zero) -> bool:
+    """Whether a piece is zero, or is of an output that is."""
+    source = piece.source
+    if not isinstance(source, Computed) or source.value not in segment.outputs:
+        return piece.is_zero
+    output = segment.outputs.index(source.value)
+    instance = _instance(rows, output, source, piece.box)
+    return instance is not None and output in zero.get(instance, ())
+
+
+class _Alike:
+    """Puts instances into rows, one for each microbatch, and refuses those that are not alike."""
+
+    def __init__(
+        self,
+        segment: Segment,
+        rows: StageRows,
+        inputs: dict[Instance, tuple[Pieces, ...]],
+        zero: Zero,
+    ) -> None:
+        self._segment = segment
+        self._rows = rows
+        self._zero = zero
+        self._inputs = {
+            instance: tuple(tuple(map(self._settled, pieces)) for pieces in taken)
+            for instance, taken in inputs.items()
+        }
+
+    @property
+    def _op(self) -> ir.Operation:
+        return maker_of(self._segment.outputs[0])
+
+    def grid(self, live: Sequence[Instance]) -> Grid:
+        """The grid of some instances, in the order of ticks."""
+        after: dict[Instance, Instance] = {}
+        first: list[Instance] = []
+        for instance in live:
+            before = {cell for taken in self._inputs[instance] for cell, _ in self._own(taken)}
+            if not before:
+                first.append(instance)
+                continue
+            if len(before) > 1 or (cell := before.pop()) in after:
+                raise UnresolvedError("stages hand on to several others at once", self._op, 5)
+            after[cell] = instance
+        cells: list[list[Instance]] = []
+        for instance in first:
+            row = [instance]
+            while row[-1] in after:
+                row.append(after[row[-1]])
+            cells.append(row)
+        lengths = {len(row) for row in cells}
+        if len(lengths) != 1:
+            raise UnresolvedError(
+                f"microbatches go through {min(lengths, default=0)} to {max(lengths, default=0)} "
+                "stages: not all alike",
+                self._op,
+                5,
+            )
+        if any(one.stage == two.stage for row in cells for one, two in pairwise(row)):
+            raise UnresolvedError("a stage takes what it computed itself", self._op, 5)
+        inputs = tuple(tuple(self._inputs[cell] for cell in row) for row in cells)
+        handoffs = {self._handoffs(taken) for row in inputs for taken in row[1:]} or {()}
+        if len(handoffs) > 1:
+            raise UnresolvedError("stages take what others computed in different ways", self._op, 5)
+        whole = tuple(map(tuple, cells))
+        return Grid(self._segment, self._rows, handoffs.pop(), whole, inputs)
+
+    def _settled(self, piece: Piece) -> Piece:
+        """The piece; zeros where it is of an output that is zero."""
+        if piece.is_zero or not is_zero(piece, self._segment, self._rows, self._zero):
+            return piece
+        assert isinstance(piece.source, Computed)
+        element = ir.RankedTensorType(piece.source.value.type).element_type
+        sizes = piece.view.target.sizes
+        view = replace(piece.view, ops=())
+        return Piece(zeros(element), Box.whole(sizes), view)
+
+    def _own(self, pieces: Pieces) -> list[tuple[Instance, Piece]]:
+        """The pieces that other instances computed, with these."""
+        own: list[tuple[Instance, Piece]] = []
+        for piece in pieces:
+            source = piece.source
+            if isinstance(source, Computed) and source.value in self._segment.outputs:
+                output = self._segment.outputs.index(source.value)
+                instance = _instance(self._rows, output, source, piece.box)
+                assert instance is not None
+                own.append((instance, piece))
+        return own
+
+    def _handoffs(self, inputs: Sequence[Pieces]) -> tuple[Handoff, ...]:
+        handoffs: list[Handoff] = []
+        for number, pieces in enumerate(inputs):
+            own = self._own(pieces)
+            if not own:
+                continue
+            if len(pieces) > 1:
+                raise UnresolvedError(
+                    "a stage takes only a part of what another computed", self._op, 5
+                )
+            source = own[0][1].source
+            assert isinstance(source, Computed)
+            output = self._segment.outputs.index(source.value)
+            handoffs.append(Handoff(number, output, own[0][1].view.ops))
+        return tuple(handoffs)

@@ -1,0 +1,383 @@
+"""Puts loops over the layers, one forward and one backward, in the place of a pipeline that is
+differentiated.
+
+    %y, %kept = while ticks { ... stage ..., what the backward takes of this tick }
+    %g = while ticks { ... stage backwards, on what was kept of a tick; %sum + gradient }
+  ==>
+    %y, %kept = while layers { layer, what the backward takes of it }
+    %g = while layers, in reverse { layer backwards, on what was kept of it; its gradient }
+
+Both are grids of cells, of as many microbatches and stages. What a cell of the backward takes from
+the forward must come from the cell of the same microbatch and stage, or from the stage's weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import isfinite, prod
+
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.names import RESHAPE
+from stablehlo_tools.ir.builder import Builder, element_of, shape_of
+from stablehlo_tools.ir.cleanup import fold_reshapes
+from stablehlo_tools.ir.values import is_float, maker_of, producer
+from stablehlo_tools.transforms.parts.fold_pipeline.backward_tracing import (
+    BackwardTracer,
+    repeated_number,
+)
+from stablehlo_tools.transforms.parts.fold_pipeline.batch_layout import (
+    BatchedStage,
+    BatchLayout,
+    batched,
+)
+from stablehlo_tools.transforms.parts.fold_pipeline.chains import Pieces, StageInputs
+from stablehlo_tools.transforms.parts.fold_pipeline.composing import Composer, no_sources
+from stablehlo_tools.transforms.parts.fold_pipeline.folding import FoldSite, Output, outputs_of
+from stablehlo_tools.transforms.parts.fold_pipeline.grid_writing import GridPlan, GridWriter
+from stablehlo_tools.transforms.parts.fold_pipeline.grids import End, Grid, GridFinder
+from stablehlo_tools.transforms.parts.fold_pipeline.loop_region import LoopRegion
+from stablehlo_tools.transforms.parts.fold_pipeline.moves import MOVING
+from stablehlo_tools.transforms.parts.fold_pipeline.segments import (
+    Scratch,
+    Segments,
+    erase_unused,
+)
+from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import (
+    Box,
+    Computed,
+    Known,
+    Piece,
+    Splat,
+    Summed,
+    UnresolvedError,
+)
+from stablehlo_tools.transforms.parts.fold_pipeline.tracing import Tracer
+
+_MOST_INTEGERS = 1 << 16  # of a tensor that is looked at
+
+
+def fold_training(forward: LoopRegion, backward: LoopRegion, module: ir.Module) -> int:
+    """Replaces a pipeline and its backward by two loops over layers; returns how many stages it
+    had.
+
+    Raises UnresolvedError, and the module is then not to be used.
+    """
+    _refuse_infinite(forward)
+    scratch = Scratch(module)
+    before = Tracer(forward)
+    tracer = BackwardTracer(backward, before)
+    sites = FoldSite(forward), FoldSite(backward)
+    for site in sites:
+        if site.inner is not None:
+            raise UnresolvedError("another axis of the mesh is manual, too", site.anchor, 6)
+    left = list(outputs_of(sites[0].anchor, forward, slices=True, but=_leads_to(sites[1].anchor)))
+    made = list(outputs_of(sites[1].anchor, backward, slices=True))
+    of_forward = [before.left(output.result, output.box) for output in left]
+    of_backward = [tracer.left(output.result, output.box) for output in made]
+    segments = Segments(forward, scratch), Segments(backward, scratch, tracer.is_merge)
+    writer = GridWriter(before, scratch, sites[0], segments[0])
+    after = GridWriter(tracer, scratch, sites[1], segments[1], writer)
+
+    reached = list(_reached(after, of_backward))
+    ends = [end for end in _ends(reached) if after.owner_of(end[0]) is after]
+    sums = [p.source for p in reached if isinstance(p.source, Summed)]
+    second = GridFinder(tracer, segments[1], scratch).grid(ends, sums)
+    inputs = [list(taken) for row in second.inputs for cell in row for taken in cell]
+    reached += _reached(after, [*of_forward, *inputs])
+    ends = [end for end in _ends(reached) if after.owner_of(end[0]) is writer]
+    first = GridFinder(before, segments[0], scratch).grid(ends)
+    second = second.reordered(_order(first, second, after))
+    plans = _Planner(first, second, scratch, sums).plans(
+        _ends(p for pieces in [*of_forward, *of_backward] for p in _reached(after, [pieces])),
+        after,
+    )
+    writer.write_grid(plans.forward, {})
+    cells = {
+        number: _kept(writer, plans.rows[number])
+        if number in plans.rows
+        else after.stacked_cells(table, plans.backward, number)
+        for number, table in plans.backward.inputs.cells.items()
+    }
+    after.write_grid(plans.backward, cells)
+    _replace(made, of_backward, after, sites[1])
+    erase_unused(sites[1].anchor.block, sites[1].anchor)
+    _replace(left, of_forward, writer, sites[0])
+    erase_unused(sites[0].anchor.block)
+    if any(next(iter(result.uses), None) for result in sites[0].anchor.results):
+        raise UnresolvedError(
+            "what its ticks leave is used by more than its backward", forward.loop, 6
+        )
+    block = sites[0].anchor.block
+    sites[0].anchor.erase()
+    scratch.clear()
+    fold_reshapes(module)
+    erase_unused(block)
+    return first.stages
+
+
+def settle_integers(forward: LoopRegion, anchor: ir.Operation) -> None:
+    """Writes integers that a pipeline leaves for its backward, and that are known, as constants:
+    they may decide there what is moved, as the predicates of selects do."""
+    tracer, pipeline = Tracer(forward), forward.manual or forward.loop
+    for number, value in enumerate(anchor.operands):
+        maker = producer(value)
+        if maker is None or maker != pipeline:
+            continue
+        shape = shape_of(value)
+        if not isinstance(element_of(value), ir.IntegerType) or prod(shape) > _MOST_INTEGERS:
+            continue
+        try:
+            pieces = tracer.left(ir.OpResult(value).result_number, Box.whole(shape))
+        except UnresolvedError:
+            continue
+        if all(isinstance(piece.source, Known | Splat) for piece in pieces):
+            build = Builder(ir.InsertionPoint(anchor), anchor.location)
+            anchor.operands[number] = Composer(build, no_sources).compose(pieces, value.type)
+
+
+def _refuse_infinite(forward: LoopRegion) -> None:
+    """Raises UnresolvedError where a pipeline starts from no numbers: its gradients are then no
+    numbers either, as ramp-up adds zero times such to them."""
+    for operand, argument, end in zip(
+        forward.loop.operands, forward.body.arguments, forward.ends, strict=True
+    ):
+        number = repeated_number(operand) if is_float(operand.type) else None
+        if argument != end and isinstance(number, float) and not isfinite(number):
+            raise UnresolvedError(
+                f"a carry of the pipeline starts from {number}: what ramp-up computes of it is no "
+                "number, nor are gradients that it is added to, times zero",
+                forward.loop,
+                6,
+            )
+
+
+def _leads_to(anchor: ir.Operation) -> Callable[[ir.Operation], bool]:
+    """Whether an op is this one, or only moves elements that nothing but this one takes."""
+
+    def leads(op: ir.Operation) -> bool:
+        if op == anchor:
+            return True
+        if op.name not in MOVING or not len(op.results):
+            return False
+        users = [use.owner.operation for result in op.results for use in result.uses]
+        return bool(users) and all(map(leads, users))
+
+    return leads
+
+
+def _reached(writer: GridWriter, groups: Iterable[Sequence[Piece]]) -> Iterator[Piece]:
+    """Pieces, and those of what is computed around the loops that they are parts of."""
+    pending = [piece for pieces in groups for piece in pieces]
+    seen: set[Computed] = set()
+    while pending:
+        piece = pending.pop()
+        yield piece
+        source = piece.source
+        if isinstance(source, Computed) and source.tick < 0 and source not in seen:
+            seen.add(source)
+            _, inputs = writer.owner_of(source).around(source)
+            pending += [inner for pieces in inputs for inner in pieces]
+
+
+def _ends(pieces: Iterable[Piece]) -> list[End]:
+    """What ticks computed."""
+    found = dict.fromkeys(
+        (piece.source, piece.box)
+        for piece in pieces
+        if isinstance(piece.source, Computed) and piece.source.tick >= 0
+    )
+    return list(found)
+
+
+def _order(first: Grid, second: Grid, after: GridWriter) -> list[int]:
+    """The order in which the backward's microbatches are those of the pipeline."""
+    number_of: dict[int, int] = {}
+    for microbatch, row in enumerate(second.inputs):
+        pieces = [piece for cell in row for taken in cell for piece in taken]
+        places = [
+            first.place_of(source, box)
+            for source, box in _ends(pieces)
+            if after.owner_of(source) is not after
+        ]
+        numbers = {place[1] for place in places if place is not None}
+        if len(numbers) != 1 or None in places or numbers & number_of.keys():
+            raise UnresolvedError(
+                f"a microbatch of the backward takes what {len(numbers)} microbatches of the "
+                "pipeline leave",
+                maker_of(second.segment.outputs[0]),
+                6,
+            )
+        number_of[numbers.pop()] = microbatch
+    if len(number_of) != len(first.cells) or first.length != second.length:
+        raise UnresolvedError(
+            f"the pipeline has {len(first.cells)} microbatches and {first.length} stages, what "
+            f"belongs to its backward {len(second.cells)} and {second.length}",
+            maker_of(second.segment.outputs[0]),
+            6,
+        )
+    return [number_of[number] for number in range(len(first.cells))]
+
+
+@dataclass(frozen=True)
+class _Row:
+    """What the layers of the pipeline leave for those of the backward: an input that they hand on,
+    or an output."""
+
+    is_input: bool
+    number: int
+
+
+def _kept(writer: GridWriter, row: _Row) -> ir.Value:
+    return writer.kept_input(row.number) if row.is_input else writer.kept_output(row.number)
+
+
+@dataclass(frozen=True)
+class _Plans:
+    forward: GridPlan
+    backward: GridPlan
+    rows: dict[int, _Row]
+
+
+class _Planner:
+    """Decides in which layout both loops are written, and what they leave."""
+
+    def __init__(self, first: Grid, second: Grid, scratch: Scratch, sums: Sequence[Summed]) -> None:
+        self._first = first
+        self._second = second
+        self._scratch = scratch
+        self._sums = frozenset(
+            number
+            for number, value in enumerate(second.segment.outputs)
+            if any(value == summed.value for summed in sums)
+        )
+
+    def plans(self, ends: Sequence[End], after: GridWriter) -> _Plans:
+        """The plans; `ends` are what ticks compute and the rest of the program uses."""
+        first, second = self._first, self._second
+        taken = StageInputs.sorted(first.inputs, first.handoffs)
+        if taken.cells:
+            raise UnresolvedError(
+                "what a stage takes here depends on the stage and the microbatch both",
+                maker_of(first.segment.outputs[0]),
+                5,
+            )
+        given = StageInputs.sorted(second.inputs, second.handoffs)
+        rows = {n: row for n, table in given.cells.items() if (row := self._row(n, table))}
+        pieces = [piece for group in _other_pieces(given, rows) for piece in group]
+        ends = [*ends, *_ends(_reached(after, [pieces]))]
+        kept = {row.number for row in rows.values() if not row.is_input}
+        stages = self._stages(taken, given, rows)
+        count = len(first.cells)
+        taken, given = (
+            taken_once.for_each(count, stage.inputs) if stage else taken_once
+            for taken_once, stage in zip((taken, given), stages, strict=True)
+        )
+        layout = BatchLayout.of(count, taken.batch, stages[0])
+        inputs = {row.number for row in rows.values() if row.is_input}
+        forward = GridPlan(first, taken, layout, tuple(sorted(inputs)), (), frozenset(), False)
+        forward = replace(forward, kept_outputs=_stacked(forward, ends, kept))
+        layout = BatchLayout(count, stages[1], layout.minor)
+        backward = GridPlan(second, given, layout, (), (), self._sums, True)
+        backward = replace(backward, kept_outputs=_stacked(backward, ends, self._sums))
+        return _Plans(forward, backward, rows)
+
+    def _row(self, number: int, table: Sequence[Sequence[Pieces]]) -> _Row | None:
+        """What of the pipeline's layers an input of the backward's is, where it is just that."""
+        first = self._first
+        cells = [
+            (pieces, microbatch, first.length - 1 - n)
+            for microbatch, row in enumerate(table)
+            for n, pieces in enumerate(row)
+        ]
+        for handoff in first.handoffs:
+            if all(pieces == first.inputs[m][n][handoff.input] for pieces, m, n in cells):
+                return _Row(True, handoff.input)
+        block = self._second.rows.function.regions[0].blocks[0]
+        whole = Box.whole(shape_of(block.arguments[number]))
+        outputs: set[int | None] = set()
+        for pieces, *place in cells:
+            piece = next(iter(pieces))
+            source, view = piece.source, piece.view
+            if len(pieces) > 1 or view.ops or view.target != whole:
+                return None
+            if not isinstance(source, Computed):
+                return None
+            found = first.place_of(source, piece.box)
+            outputs.add(found[0] if found and list(found[1:]) == place else None)
+        output = outputs.pop()
+        return None if outputs or output is None else _Row(False, output)
+
+    def _stages(
+        self, taken: StageInputs, given: StageInputs, rows: dict[int, _Row]
+    ) -> tuple[BatchedStage | None, BatchedStage | None]:
+        """How the stages compute all microbatches at once, forward and backward; None for both
+        where one of them does not compute each sample by itself."""
+        first, second = self._first, self._second
+        blocks = [grid.rows.function.regions[0].blocks[0] for grid in (first, second)]
+        stage = batched(blocks[0], taken.batch, first.handoffs, self._scratch, fixed=taken.fixed)
+        if stage is None:
+            return None, None
+        along = {
+            number: stage.inputs[row.number] if row.is_input else stage.output_dim(row.number)
+            for number, row in rows.items()
+        }
+        batch = {*given.batch, *given.cells}
+        back = batched(
+            blocks[1],
+            batch,
+            second.handoffs,
+            self._scratch,
+            along=along,
+            sums=self._sums,
+            fixed=given.fixed,
+        )
+        return (None, None) if back is None else (stage, back)
+
+
+def _other_pieces(given: StageInputs, rows: dict[int, _Row]) -> Iterator[Pieces]:
+    """The pieces of all inputs but those that are rows of what the pipeline leaves."""
+    yield from given.fixed.values()
+    for microbatches in (*given.batch.values(), *given.layered.values()):
+        yield from microbatches
+    for number, table in given.cells.items():
+        if number not in rows:
+            yield from (pieces for row in table for pieces in row)
+
+
+def _stacked(plan: GridPlan, ends: Sequence[End], kept: Iterable[int]) -> tuple[int, ...]:
+    """The outputs of which each layer's is kept: some, and those of which what another layer than
+    the last computes is used, or what is not handed on."""
+    stacked = set(kept)
+    for source, box in ends:
+        place = plan.grid.place_of(source, box)
+        if place is None:
+            continue
+        output, _, application = place
+        if application < plan.grid.length - 1 or plan.last_input(output) is None:
+            stacked.add(output)
+    return tuple(sorted(stacked))
+
+
+def _replace(
+    outputs: Sequence[Output], pieces: Sequence[list[Piece]], writer: GridWriter, site: FoldSite
+) -> None:
+    """Puts what was written in the place of a region's outputs."""
+    values = [
+        writer.output(consists_of, site.type_of(output))
+        for output, consists_of in zip(outputs, pieces, strict=True)
+    ]
+    for output, value in zip(outputs, values, strict=True):
+        output.value.replace_all_uses_with(value)
+        _skip_reshape(value)
+
+
+def _skip_reshape(value: ir.Value) -> None:
+    """Lets reshapes of a reshaped value start from what that was: the microbatches apart, and as
+    one batch again."""
+    op = producer(value)
+    if op is None or op.name != RESHAPE:
+        return
+    for user in [use.owner.operation for use in value.uses]:
+        if user.name == RESHAPE:
+            user.operands[0] = op.operands[0]
