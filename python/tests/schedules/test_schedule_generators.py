@@ -220,6 +220,8 @@ def test_every_schedule_takes_uneven_stages(entry: Entry) -> None:
         setting = Setting(p, m, costs(p, times, times[::-1], UNEVEN[0], communication=0.25))
         if entry.name.startswith("dualpipe") and not (p % 2 == 0 == m % 2 and m >= 2 * p):
             continue  # where it does not exist; test_schedule_dualpipe.py tests the refusal
+        if entry.name == "chimera" and p % 2:
+            continue  # and test_schedule_waves.py this one
         table = build(entry.name, setting)
         figures = setting.costs(table.stages)
         timeline = timed(table, figures)

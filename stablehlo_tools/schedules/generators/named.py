@@ -20,6 +20,7 @@ from stablehlo_tools.schedules.generators.by_rule import (
     zb_h1,
     zb_h2,
 )
+from stablehlo_tools.schedules.generators.waves import chimera, hanayo
 from stablehlo_tools.schedules.setting import Setting
 from stablehlo_tools.schedules.table import Table, loop
 
@@ -177,4 +178,6 @@ NAMED = (
     Entry("v-min", "a third of the memory, two thirds of the bubble", _v_shaped("v-min"), 2),
     Entry("dualpipe", "two pipelines in opposite directions", _dualpipe, 2),
     Entry("dualpipe-v", "the same, folded: half the ranks, one copy", _dualpipe_v, 2),
+    Entry("chimera", "1F1B in opposite directions, two copies", _one_a_rank(chimera), 2),
+    Entry("hanayo", "down the ranks and up again, a wave of two chunks", _chunked(hanayo), None),
 )
