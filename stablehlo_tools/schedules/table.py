@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -228,5 +228,9 @@ def table_of(
 
 def compacted(table: Table) -> Table:
     """The table without its idle cells."""
-    rows = [[step for step in row if step is not None] for row in table.rows]
-    return table_of(table.name, table.placement, table.microbatches, rows, table.training)
+    return with_rows(table, ([step for step in row if step is not None] for row in table.rows))
+
+
+def with_rows(table: Table, rows: Iterable[Sequence[Step | None]]) -> Table:
+    """The table with other rows."""
+    return replace(table, rows=tuple(map(tuple, rows)))
