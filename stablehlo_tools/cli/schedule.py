@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -82,7 +83,7 @@ def run(arguments: argparse.Namespace) -> int:
 
         check_writable(arguments.output)
     known = [entry.name for entry in entries()]
-    _check_options(arguments, known)
+    _check_options(arguments, known, [entry.name for entry in entries() if entry.sliced])
     if arguments.name == _COMPARE:
         return put(arguments, _comparison(arguments))
     if arguments.name in known:
@@ -112,7 +113,7 @@ def _named(arguments: argparse.Namespace) -> tuple[Timeline, Search | None]:
         table, search = (_proven if arguments.exact else _searched)(arguments, asked)
     else:
         table = build(arguments.name, asked)
-    timeline = _timed(arguments, table, asked.costs(table.stages))
+    timeline = _timed(arguments, table, asked.costs_of(table))
     _check_fits(asked, timeline)
     return timeline, search
 
@@ -152,15 +153,30 @@ def _read(arguments: argparse.Namespace) -> tuple[Table, Costs]:
     from stablehlo_tools.schedules.setting import Setting
 
     table = read_table(arguments.name)
-    chunks, ranks = table.placement.chunks, table.ranks
-    own = {"stages": ranks, "microbatches": table.microbatches, "chunks": chunks}
     with naming(arguments.name):
+        table = _cut(table, arguments.slices)
+        chunks, ranks = table.placement.chunks, table.ranks
+        own = {"stages": ranks, "microbatches": table.sequences, "chunks": chunks}
         for option, count in own.items():
             asked = getattr(arguments, option)
             if asked not in (None, count):
                 raise ToolError(f"--{option} {asked}: the schedule in the file has {count}")
     slices = slice_costs(arguments, ranks, table.stages)
-    return table, Setting(ranks, table.microbatches, slices).costs(table.stages)
+    return table, Setting(ranks, table.sequences, slices).costs_of(table)
+
+
+def _cut(table: Table, slices: int | None) -> Table:
+    """The table with so many slices a microbatch, which a CSV does not say.
+
+    Raises ToolError where it says otherwise, or has no multiple of them.
+    """
+    if slices in (None, table.sequence_slices):
+        return table
+    if table.sequence_slices > 1:
+        raise ToolError(f"--slices {slices}: the schedule in the file has {table.sequence_slices}")
+    if table.microbatches % slices:
+        raise ToolError(f"--slices {slices}: the file has {table.microbatches} in all, no multiple")
+    return replace(table, sequence_slices=slices)
 
 
 def _faults(arguments: argparse.Namespace, table: Table, costs: Costs) -> list[Violation]:
@@ -209,11 +225,13 @@ def _comparison(arguments: argparse.Namespace) -> str:
     return writers[form](compare(setting(arguments), most, blocking, not arguments.no_search))
 
 
-def _check_options(arguments: argparse.Namespace, known: list[str]) -> None:
+def _check_options(arguments: argparse.Namespace, known: list[str], sliced: list[str]) -> None:
     """Raises ToolError for an option that would have no effect."""
     compares, searches = (arguments.name == name for name in (_COMPARE, "auto"))
     is_file = not compares and arguments.name not in known
+    cuts = compares or is_file or arguments.name in sliced
     for option, given, takes_it, where in (
+        ("--slices", arguments.slices is not None, cuts, f"{', '.join(sliced)}, compare or a file"),
         ("--buffers", arguments.buffers is not None, is_file, "a schedule from a file"),
         ("--max-chunks", arguments.max_chunks is not None, compares, _COMPARE),
         ("--no-search", arguments.no_search, compares, _COMPARE),

@@ -27,6 +27,12 @@ def add_setting_arguments(parser: argparse.ArgumentParser) -> None:
     counts.add_argument(
         "--chunks", metavar="V", type=count, help="stages a rank; otherwise as the schedule has it"
     )
+    counts.add_argument(
+        "--slices",
+        metavar="K",
+        type=count,
+        help="slices of a microbatch's sequence, for schedules that cut it",
+    )
     times = parser.add_argument_group("times, of one rank's share and one microbatch")
     times.add_argument(
         "--cost",
@@ -75,9 +81,10 @@ def setting(arguments: argparse.Namespace) -> Setting:
         raise ToolError(
             f"schedule {arguments.name} takes --stages P, the number of ranks, and --microbatches M"
         )
-    check_counts(ranks, microbatches, arguments.chunks)
+    check_counts(ranks, microbatches, arguments.chunks, arguments.slices)
     slices = slice_costs(arguments, ranks, ranks)
-    asked = Setting(ranks, microbatches, slices, arguments.chunks, arguments.memory_limit)
+    limit, cut = arguments.memory_limit, arguments.slices
+    asked = Setting(ranks, microbatches, slices, arguments.chunks, limit, cut)
     if arguments.costs is not None:
         _check_slices(asked, arguments.costs)
     return asked

@@ -16,6 +16,7 @@ Preconditions:
   P7  No stage needs what a later one makes.
   P8  A program for several devices is one that `partition` takes; what its devices divide is not
       cut by layers.
+  P9  The schedule is of whole microbatches.
 """
 
 from __future__ import annotations
@@ -80,6 +81,7 @@ from stablehlo_tools.schedules.catalogue import (
     Refusal,
     build,
     candidate_of,
+    entries,
     order,
 )
 from stablehlo_tools.schedules.explicit_tables import with_communication
@@ -175,7 +177,9 @@ def expand_mpmd(artifact: Artifact, request: Request) -> Expansion:
 
 def _expanded(artifact: Artifact, request: Request, prepared: Prepared) -> Expansion:
     """The programs of a prepared step."""
-    microbatches = read_step(prepared.module).loop.trips
+    loop = read_step(prepared.module).loop
+    _check_whole(request, loop.op.location)
+    microbatches = loop.trips
     # What stages cost shows once the step is cut, and how many there are once a table is built;
     # unit costs do for the latter, but where a schedule is searched for.
     first = _table(request, microbatches, unit_costs(request.ranks))
@@ -272,6 +276,22 @@ def time_stages(prepared: Prepared, request: Request, stages: int, *, splits: bo
         )
     latency = hop(costs, request.hardware, devices.count, request.ranks)
     return Timed(staged, costs, latency, devices)
+
+
+def _check_whole(request: Request, location: ir.Location) -> None:
+    """Raises ToolError, located, for a schedule of slices of microbatches."""
+    if request.given is not None:
+        sliced = request.given.sequence_slices > 1
+    else:
+        sliced = any(each.sliced for each in entries() if each.name == request.schedule)
+    if not sliced:
+        return
+    name = request.schedule if request.given is None else request.given.name
+    raise ToolError(
+        f"expand-mpmd: {name} cuts the sequences of microbatches into slices, and the phases of "
+        "this loop take a microbatch whole (P9)",
+        location,
+    )
 
 
 def _table(request: Request, microbatches: int, costs: Costs) -> Table:

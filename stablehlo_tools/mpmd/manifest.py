@@ -302,6 +302,8 @@ def _table(value: JsonValue) -> Table:
         value.refuse(error.diagnostic.message)
     if broken:
         value.refuse(f"{table.name!r} is not valid: {broken[0]}")
+    if table.sequence_slices > 1:
+        value.refuse(f"{table.name!r} is of slices, and programs take microbatches whole")
     return table
 
 

@@ -22,7 +22,7 @@ from stablehlo_tools.report.schedule_gantt import (
     letter_of,
     microbatch_of,
 )
-from stablehlo_tools.report.schedule_table import described, figure, percent
+from stablehlo_tools.report.schedule_table import described, figure, percent, units
 from stablehlo_tools.schedules.setting import Costs
 from stablehlo_tools.schedules.simulator import Timeline
 from stablehlo_tools.schedules.table import Step
@@ -148,12 +148,13 @@ def _share(time: float, makespan: float) -> str:
 
 def _figures(timeline: Timeline) -> Iterator[str]:
     """The rows of the table of metrics."""
+    alive = f"Peak activations, stages × {units(timeline.table)}"
     said = (
         ("Makespan", figure(timeline.makespan)),
         ("Longest span of a rank", figure(timeline.span)),
         ("Bubble by END", percent(timeline.bubble)),
         ("Bubble by SPAN", percent(timeline.bubble_of_span)),
-        ("Peak activations, stages × microbatches", str(max(timeline.peak_activations))),
+        (alive, str(max(timeline.peak_activations))),
         ("Peak memory", figure(max(timeline.peak_bytes))),
         ("Messages", f"{timeline.messages:,}"),
         ("Bytes sent", figure(timeline.bytes_sent)),

@@ -41,10 +41,16 @@ def to_text(
 def described(table: Table) -> str:
     """`1f1b: 8 ranks, 8 stages (loop), 16 microbatches`."""
     use = "" if table.training else ", forward only"
+    slices = f" of {table.sequence_slices} slices" if table.sequence_slices > 1 else ""
     return (
         f"{table.name}: {counted(table.ranks, 'rank')}, {counted(table.stages, 'stage')} "
-        f"({table.placement.form}), {counted(table.microbatches, 'microbatch', 'es')}{use}"
+        f"({table.placement.form}), {counted(table.sequences, 'microbatch', 'es')}{slices}{use}"
     )
+
+
+def units(table: Table) -> str:
+    """What the rows number: microbatches, or slices of them."""
+    return "microbatches" if table.sequence_slices == 1 else "slices"
 
 
 def figure(value: float) -> str:
@@ -68,7 +74,8 @@ def _figures(timeline: Timeline) -> Iterator[str]:
         f"bubble       {percent(timeline.bubble)} by END, "
         f"{percent(timeline.bubble_of_span)} by SPAN"
     )
-    yield f"activations  {max(timeline.peak_activations)} at most, in stages x microbatches"
+    alive = max(timeline.peak_activations)
+    yield f"activations  {alive} at most, in stages x {units(timeline.table)}"
     yield f"memory       {figure(max(timeline.peak_bytes))} at most, weights and activations"
     yield f"messages     {timeline.messages:,}, bytes {figure(timeline.bytes_sent)}"
 
@@ -156,6 +163,8 @@ def _legend(gantt: Gantt, colour: bool) -> Iterator[str]:
     if chunks > 1:
         yield f"{chunks} chunks a rank: {'a shade each, ' if colour else ''}odd ones in lower case"
     yield f"{figure(gantt.scale)} column{'' if gantt.scale == 1 else 's'} a time unit"
+    if gantt.timeline.table.sequence_slices > 1:
+        yield f"numbers are of slices, {gantt.timeline.table.sequence_slices} a microbatch"
     if gantt.hidden:
         yield f"{gantt.hidden} steps are shorter than a column and not drawn"
 

@@ -62,7 +62,8 @@ def compare(
         from stablehlo_tools.schedules.search.auto import find_best
 
         try:
-            best = find_best(setting, most_chunks=max_chunks, named=[table for _, table in tables])
+            named = [table for _, table in tables if table.sequence_slices == 1]
+            best = find_best(setting, most_chunks=max_chunks, named=named)
             tables.append((AUTO, best.table))
             bound = best.bound
         except ToolError as error:
@@ -195,7 +196,7 @@ def timed(
 
 def candidate_of(name: str, table: Table, setting: Setting, blocking: bool = False) -> Candidate:
     """A schedule, validated and timed."""
-    costs = setting.costs(table.stages)
+    costs = setting.costs_of(table)
     timeline = timed(table, costs, blocking)
     memory = max(timeline.peak_bytes)
     return Candidate(
@@ -204,7 +205,9 @@ def candidate_of(name: str, table: Table, setting: Setting, blocking: bool = Fal
         makespan=timeline.makespan,
         bubble=timeline.bubble,
         bubble_of_span=timeline.bubble_of_span,
-        activations=max(timeline.peak_activations) * table.ranks / table.stages,
+        activations=max(timeline.peak_activations)
+        * table.ranks
+        / (table.stages * table.sequence_slices),
         memory=memory,
         messages=timeline.messages,
         fits=setting.fits(memory),

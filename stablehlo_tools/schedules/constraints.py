@@ -39,6 +39,7 @@ class Rule(enum.Enum):
     CHANNEL = ("C13", "between two ranks, receives are in the order of the sends")
     DEADLOCK = ("C14", "the run comes to an end")
     MEMORY = ("C15", "no rank ever holds more than the limit")
+    SLICE_ORDER = ("C16", "slices of a microbatch go forward in order, and back in reverse")
 
     def __init__(self, number: str, meaning: str) -> None:
         self.number = number
@@ -121,6 +122,13 @@ def _shape(table: Table) -> Iterator[str]:
             "microbatches; it takes one or more of each"
         )
         return
+    if table.sequence_slices < 1 or table.microbatches % table.sequence_slices:
+        yield (
+            f"{table.microbatches} slices, {table.sequence_slices} a microbatch; the one is a "
+            "multiple of the other"
+        )
+    if table.sequence_slices > 1 and len(placement.routes) > 1:
+        yield f"{len(placement.routes)} routes; slices of a microbatch take one, all the same"
     if len(table.rows) != placement.ranks:
         yield f"{len(table.rows)} rows for {placement.ranks} ranks; give one row for each rank"
     for number, route in enumerate(placement.routes):
@@ -225,9 +233,33 @@ def _unpaired(pair: Pair) -> str | None:
 
 
 def check_phases(table: Table, at: Positions, findings: Findings) -> None:
-    """C7 to C9."""
+    """C7 to C9, and C16."""
     for lane in lanes(table):
         _check_lane(table, lane, at, findings)
+        if table.sequence_slices > 1:
+            _check_slices(table, lane, at, findings)
+
+
+def _check_slices(table: Table, lane: Lane, at: Positions, findings: Findings) -> None:
+    """C16: a slice reads keys and values of those before it, which take gradients from it."""
+    row, forwards = table.rows[lane.rank], at[Kind.FORWARD][lane.cells]
+    full, split = at[Kind.BACKWARD][lane.cells], at[Kind.INPUT_GRADIENT][lane.cells]
+    gradients = list(map(max, full, split))  # one of the two is MISSING
+    for later in lane.microbatches[1:]:
+        if later % table.sequence_slices == 0:
+            continue
+        for first, second, why in (
+            (forwards[later - 1], forwards[later], "the slice before it, whose keys it reads"),
+            (
+                gradients[later],
+                gradients[later - 1],
+                "the slice behind it, which has its gradients",
+            ),
+        ):
+            if MISSING < second < first:
+                message = f"comes before {row[first]}, {why}"
+                fault = Violation(lane.rank, second, str(row[second]), Rule.SLICE_ORDER, message)
+                findings.add(fault)
 
 
 def _check_lane(table: Table, lane: Lane, at: Positions, findings: Findings) -> None:

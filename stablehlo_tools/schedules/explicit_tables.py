@@ -21,7 +21,7 @@ from typing import NamedTuple
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.schedules.setting import Costs, unit_costs
 from stablehlo_tools.schedules.simulator import Timeline, simulate
-from stablehlo_tools.schedules.table import Action, Kind, Step, Table, compacted, parts, table_of
+from stablehlo_tools.schedules.table import Action, Kind, Step, Table, compacted, parts, with_rows
 
 _INSTANT = 1e-6  # of the longest phase or hop: what a phase of no time counts as here
 _ENDS = {  # of a phase: the two ends of what it hands on, and how far the receiving stage is
@@ -72,7 +72,7 @@ def with_communication(table: Table, costs: Costs | None = None, late: bool = Fa
             before = bisect_right(timeline.ends[transfer.receiver], transfer.made)
         ends[transfer.receiver][before].append(transfer.receive)
     rows = [_row(row, at) for row, at in zip(timeline.table.rows, ends, strict=True)]
-    return table_of(table.name, table.placement, table.microbatches, rows, table.training)
+    return with_rows(table, rows)
 
 
 def _positive(costs: Costs) -> Costs:
@@ -159,7 +159,7 @@ class _Columns:
             if taken < len(row):
                 raise ToolError(f"{table.name}: rank {rank}: {row[taken]} waits for ever")
         rows = self._rows
-        return table_of(table.name, table.placement, table.microbatches, rows, table.training)
+        return with_rows(table, rows)
 
     def _advance(self, rank: int) -> list[int]:
         """Takes steps of a rank until one waits; returns the ranks that can go on."""

@@ -31,6 +31,9 @@ JSON: all that a table says, in one object, with a line for each rank.
      "placement": {"form": "loop", "routes": [[0, 1]]},
      "rows": [["0F0", null, …], …]}
 
+Where sequences are cut, text has `2 microbatches of 4 slices` and JSON `"sequence_slices": 4`; the
+rows then number slices, four in a row a microbatch. CSV cannot say it.
+
 A timed table has besides `costs`, `metrics` and `timeline`, the start and end of every step, and
 what a search found `search`; a reader of the table passes over these. Other keys are refused: they
 would be a misspelling.
@@ -85,7 +88,8 @@ _HEADER = re.compile(
     r'schedule (?P<name>[\w.+-]+|"(?:[^"\\]|\\.)*"), '
     r"(?:(?P<form>loop|v|bidirectional)|routes (?P<routes>[0-9]{1,9}(?:;? [0-9]{1,9})*)) "
     r"of (?P<ranks>[0-9]{1,9}) ranks(?: x (?P<chunks>[0-9]{1,9}))?, "
-    r"(?P<microbatches>[0-9]{1,9}) microbatches, (?P<use>training|forward only)"
+    r"(?P<microbatches>[0-9]{1,9}) microbatches(?: of (?P<slices>[0-9]{1,9}) slices)?, "
+    r"(?P<use>training|forward only)"
 )
 _ROW = re.compile(r"rank ([0-9]{1,9}):(.*)")
 _OF_TRAINING = {
@@ -97,6 +101,7 @@ _CSV_CELL = re.compile(r'\s*(?:"(?P<quoted>[^"]*)"|(?P<plain>[^,"]*))\s*(?P<end>
 _ONE_IDLE_CELL = '""'  # an empty line is a row without cells
 _NEEDED = ("name", "microbatches", "training", "placement", "rows")
 _COUNTS = ("ranks", "stages")
+_SLICES = "sequence_slices"
 _TIMED = ("costs", "metrics", "timeline", "search")
 SUFFIXES = (".csv", ".json", ".txt")
 
@@ -152,8 +157,8 @@ def from_text(text: str) -> Table:
     rows = [_text_row(line, number, rank) for rank, (number, line) in enumerate(said[1:])]
     check_ranks(len(rows), int(header["ranks"]))
     placement = _text_placement(header, number, max(map(len, rows), default=0))
-    microbatches = int(header["microbatches"])
-    return checked_table(name, placement, microbatches, rows, header["use"] == "training")
+    microbatches, slices = int(header["microbatches"]), int(header["slices"] or 1)
+    return checked_table(name, placement, microbatches, rows, header["use"] == "training", slices)
 
 
 def to_csv(table: Table) -> str:
@@ -251,8 +256,10 @@ def _text_name(said: str, line: int) -> str:
 def _text_header(table: Table) -> str:
     name = table.name if _BARE_NAME.fullmatch(table.name) else json.dumps(table.name)
     use = "training" if table.training else "forward only"
+    slices = f" of {table.sequence_slices} slices" if table.sequence_slices > 1 else ""
     return (
-        f"{FIRST_WORD} {name}, {_said(table.placement)}, {table.microbatches} microbatches, {use}"
+        f"{FIRST_WORD} {name}, {_said(table.placement)}, {table.sequences} microbatches{slices}, "
+        f"{use}"
     )
 
 
@@ -426,11 +433,13 @@ def _fields(table: Table) -> dict[str, str]:
     """The keys of a table and their JSON."""
     routes = {"form": table.placement.form, "routes": table.placement.routes}
     rows = ([None if step is None else str(step) for step in row] for row in table.rows)
+    slices = {_SLICES: json.dumps(table.sequence_slices)}
     return {
         "name": json.dumps(table.name),
         "ranks": json.dumps(table.ranks),
         "stages": json.dumps(table.stages),
-        "microbatches": json.dumps(table.microbatches),
+        "microbatches": json.dumps(table.sequences),
+        **(slices if table.sequence_slices > 1 else {}),
         "training": json.dumps(table.training),
         "placement": json.dumps(routes),
         "rows": _lines(rows),
@@ -458,7 +467,7 @@ def _plain(value: Any) -> Any:
 
 
 def _json_table(content: dict[str, Any]) -> Table:
-    known = {*_NEEDED, *_COUNTS, *_TIMED}
+    known = {*_NEEDED, *_COUNTS, _SLICES, *_TIMED}
     strange = next((key for key in content if key not in known), None)
     if strange is not None:
         raise ToolError(f"unknown key {strange!r}; a schedule has {', '.join(_NEEDED)}")
@@ -474,7 +483,8 @@ def _json_table(content: dict[str, Any]) -> Table:
     for what, own in (("ranks", placement.ranks), ("stages", placement.stages)):
         if what in content and content[what] != own:
             raise ToolError(f"{what} is {content[what]!r}, but rows and routes have {own}")
-    return checked_table(name, placement, microbatches, rows, training)
+    slices = _count(content.get(_SLICES, 1), _SLICES)
+    return checked_table(name, placement, microbatches, rows, training, slices)
 
 
 def _json_placement(content: Any, ranks: int) -> Placement:
@@ -566,18 +576,25 @@ def step_of(text: str) -> Step:
 
 
 def checked_table(
-    name: str, placement: Placement, microbatches: int, rows: Sequence[Row], training: bool
+    name: str,
+    placement: Placement,
+    microbatches: int,
+    rows: Sequence[Row],
+    training: bool,
+    slices: int = 1,
 ) -> Table:
-    """The table. Raises ToolError for another number of rows than ranks, for no microbatch, and
-    for far more stages or microbatches than there are actions."""
+    """The table of microbatches of so many slices. Raises ToolError for another number of rows than
+    ranks, for no microbatch or slice, and for far more stages or microbatches than actions."""
     check_ranks(len(rows), placement.ranks)
-    if microbatches < 1:
-        raise ToolError(f"microbatches: {microbatches}; a schedule has 1 or more")
+    for what, count in (("microbatches", microbatches), ("slices", slices)):
+        if count < 1:
+            raise ToolError(f"{what}: {count}; a schedule has 1 or more")
+    microbatches *= slices
     actions = sum(len(parts(step)) for row in rows for step in row if step is not None)
     for what, count in (("stages", placement.stages), ("microbatches", microbatches)):
         if count > max(2 * actions, 1):  # some may be missing, which the validator names
             raise ToolError(f"{count} {what}, but all rows together have {actions} actions")
-    return table_of(name, placement, microbatches, rows, training)
+    return table_of(name, placement, microbatches, rows, training, slices)
 
 
 def check_ranks(rows: int, ranks: int) -> None:

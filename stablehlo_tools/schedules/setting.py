@@ -18,7 +18,7 @@ from typing import Any, cast
 from stablehlo_tools.diagnostics import ToolError, naming
 from stablehlo_tools.files.atomic import STDIN
 from stablehlo_tools.files.json_text import read_json
-from stablehlo_tools.schedules.table import Placement
+from stablehlo_tools.schedules.table import Placement, Table
 
 PerStage = float | Sequence[float]
 _MOST = 1e100  # sums of so large figures are still finite
@@ -37,7 +37,8 @@ class Setting:
     `slices` has the figures of any number of equal slices of the model, in order, each for one
     microbatch; one slice a rank is usual. A schedule of more stages cuts them, one of fewer joins
     them. `limit` is the most bytes that a rank may hold, weights and activations. `chunks` None
-    leaves the number of stages a rank to the schedule.
+    leaves the number of stages a rank to the schedule. `sequence_slices` is how many slices a
+    microbatch's sequence is cut into, for the schedules that do; None where none is asked for.
     """
 
     ranks: int
@@ -45,16 +46,21 @@ class Setting:
     slices: Costs
     chunks: int | None = None
     limit: float | None = None
+    sequence_slices: int | None = None
 
     def __post_init__(self) -> None:
         """Raises ToolError for counts below 1, tables of enormous size, and a limit below 0."""
-        check_counts(self.ranks, self.microbatches, self.chunks)
+        check_counts(self.ranks, self.microbatches, self.chunks, self.sequence_slices)
         if self.limit is not None and not self.limit >= 0:
             raise ToolError(f"the memory limit is {self.limit}: it takes an amount from 0 up")
 
     def costs(self, stages: int) -> Costs:
         """The costs where the model is cut into so many stages."""
         return _resliced(self.slices, stages)
+
+    def costs_of(self, table: Table) -> Costs:
+        """The costs of a table's phases, which are of a slice where it cuts sequences."""
+        return per_slice(self.costs(table.stages), table.sequence_slices)
 
     def can_be_cut(self, chunks: int) -> bool:
         """Whether the slices give costs for so many chunks a rank."""
@@ -176,6 +182,30 @@ def resliced(figures: Sequence[float], stages: int) -> tuple[float, ...]:
     )
 
 
+def per_slice(costs: Costs, slices: int) -> Costs:
+    """The costs of one of so many equal slices of a microbatch's sequence.
+
+    Latency and weights are those of the stage; keys and values that later slices read are a part of
+    a slice's activation, which its own gradient, the last to read them, frees.
+    """
+    if slices == 1:
+        return costs
+
+    def cut(figures: tuple[float, ...]) -> tuple[float, ...]:
+        return tuple(figure / slices for figure in figures)
+
+    return replace(
+        costs,
+        forward=cut(costs.forward),
+        input_gradient=cut(costs.input_gradient),
+        weight_gradient=cut(costs.weight_gradient),
+        backward=cut(costs.backward),
+        activation=cut(costs.activation),
+        kept=cut(costs.kept),
+        message=costs.message / slices,
+    )
+
+
 def _each(what: str, value: PerStage, stages: int) -> tuple[float, ...]:
     if isinstance(value, (int, float)):
         return (_figure(what, value),) * stages
@@ -244,16 +274,21 @@ def _read_figure(where: str, value: Any) -> float:
         raise ToolError(f"{where}: the number is too large") from None
 
 
-def check_counts(ranks: int, microbatches: int, chunks: int | None) -> None:
+def check_counts(
+    ranks: int, microbatches: int, chunks: int | None, sequence_slices: int | None = None
+) -> None:
     """Raises ToolError for counts below 1, and for tables of enormous size."""
     _at_least_one("ranks", ranks)
     _at_least_one("microbatches", microbatches)
     if chunks is not None:
         _at_least_one("chunks a rank", chunks)
-    forwards = ranks * microbatches * (chunks or 1)
+    if sequence_slices is not None:
+        _at_least_one("slices of a microbatch", sequence_slices)
+    forwards = ranks * microbatches * (chunks or 1) * (sequence_slices or 1)
     if forwards > _MOST_FORWARDS:
+        cut = "" if sequence_slices is None else " x slices"
         raise ToolError(
-            f"ranks x microbatches x chunks are {forwards:,}; a table of more than "
+            f"ranks x microbatches x chunks{cut} are {forwards:,}; a table of more than "
             f"{_MOST_FORWARDS:,} forwards is not written"
         )
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -181,6 +181,9 @@ class Table:
     The order of a row is the schedule; times come from the simulator. With `training` every stage
     runs forward and backward for every microbatch, else forward only. Where the rows hold sends and
     receives, all transfers between ranks are in them; where they hold none, transfers are implied.
+
+    Where the sequence of a microbatch is cut, what the rows number, and what `microbatches` counts,
+    are slices: `sequence_slices` in a row are one microbatch, the beginning of its sequence first.
     """
 
     name: str
@@ -188,6 +191,12 @@ class Table:
     microbatches: int
     rows: tuple[Row, ...]
     training: bool = True
+    sequence_slices: int = 1
+
+    @property
+    def sequences(self) -> int:
+        """The microbatches, each of which is `sequence_slices` slices."""
+        return self.microbatches // self.sequence_slices
 
     @property
     def ranks(self) -> int:
@@ -221,12 +230,18 @@ def table_of(
     microbatches: int,
     rows: Iterable[Sequence[Step | None]],
     training: bool = True,
+    sequence_slices: int = 1,
 ) -> Table:
     """A table of rows of any sequences."""
-    return Table(name, placement, microbatches, tuple(map(tuple, rows)), training)
+    held = tuple(map(tuple, rows))
+    return Table(name, placement, microbatches, held, training, sequence_slices)
 
 
 def compacted(table: Table) -> Table:
     """The table without its idle cells."""
-    rows = [[step for step in row if step is not None] for row in table.rows]
-    return table_of(table.name, table.placement, table.microbatches, rows, table.training)
+    return with_rows(table, ([step for step in row if step is not None] for row in table.rows))
+
+
+def with_rows(table: Table, rows: Iterable[Sequence[Step | None]]) -> Table:
+    """The table with other rows."""
+    return replace(table, rows=tuple(map(tuple, rows)))

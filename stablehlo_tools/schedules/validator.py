@@ -8,6 +8,8 @@ rank has what it reads:
 - In training a stage runs, for every microbatch, F and either B or both I and W, each once, on the
   rank that the placement names; in a forward-only table F only.
 - A pair starts once both of its phases can, and makes what they make when it ends.
+- Where sequences are cut, a stage's F of a slice also needs F of the slice before, and B or I that
+  of the slice behind, of the same microbatch; both are on the rank itself (C16, constraints.py).
 - Idle cells do nothing.
 
 In a table that names no transfer, what a phase makes is at once on every rank that reads it. In one

@@ -42,6 +42,8 @@ OTHERS: list[Case] = [
     ("1f1b", 1, None, Step()),
     ("zb-v", 2, None, Step(form="unrolled")),
     ("dualpipe", 2, None, Step(microbatches=4)),
+    ("chimera", 2, None, Step(microbatches=4)),
+    ("hanayo", 2, 4, Step(layers=8, microbatches=4)),
     ("v-min", 2, None, Step(microbatches=4)),
     ("looped-bfs", 2, 3, Step()),
     ("auto", 2, None, Step()),

@@ -15,6 +15,7 @@ from schedule_command_line import json_of as _json
 from schedule_command_line import printed as _printed
 from schedule_command_line import refused as _refused
 from schedule_command_line import run as _run
+from schedule_settings import SLICES
 
 from stablehlo_tools.schedules.catalogue import build, entries
 from stablehlo_tools.schedules.forms import read_table, to_csv
@@ -27,14 +28,15 @@ EXISTS = [entry.name for entry in entries() if entry.name != "auto"]  # that one
 
 @pytest.mark.parametrize("name", EXISTS)
 def test_every_name_prints_what_the_simulator_says(capsys: pytest.CaptureFixture[str], name: str):
-    content = _json(capsys, name, *SMALL, "--cost", "2,3,1,0.5", "--message", "4")
-    setting = Setting(4, 8, costs(4, 2, 3, 1, communication=0.5, message=4))
+    content = _json(capsys, name, *SMALL, *_slices(name), "--cost", "2,3,1,0.5", "--message", "4")
+    figures = costs(4, 2, 3, 1, communication=0.5, message=4)
+    setting = Setting(4, 8, figures, sequence_slices=SLICES[name])
     table = build(name, setting)
-    timeline = simulate(table, setting.costs(table.stages))
+    timeline = simulate(table, setting.costs_of(table))
     assert content["name"] == table.name
     assert content["metrics"]["makespan"] == timeline.makespan
     assert content["metrics"]["peak_bytes"] == pytest.approx(timeline.peak_bytes)
-    assert content["metrics"]["bytes_sent"] == 4 * timeline.messages
+    assert content["metrics"]["bytes_sent"] == 4 * timeline.messages / table.sequence_slices
     assert content["ranks"] == 4
 
 
@@ -59,14 +61,21 @@ def test_the_csv_is_aligned_and_reads_back(capsys: pytest.CaptureFixture[str], t
 def test_files_give_the_figures_of_the_name(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, name: str, form: str
 ):
-    options = ("--cost", "2,3,1,0.5", "--activation", "6,2", "--weights", "10")
+    slices = _slices(name)
+    options = (*slices, "--cost", "2,3,1,0.5", "--activation", "6,2", "--weights", "10")
     named = _json(capsys, name, *SMALL, *options)
     path = tmp_path / f"{name}.{'txt' if form == 'text' else form}"
     path.write_text(_printed(capsys, name, *SMALL, *options, "--format", form))
     read = _json(capsys, path, *options)
     assert read == named
-    assert _run(path, *SMALL) == 0
+    assert _run(path, *SMALL, *slices) == 0
     assert capsys.readouterr().out
+
+
+def _slices(name: str) -> tuple[str | int, ...]:
+    """What a schedule of slices takes besides."""
+    slices = SLICES[name]
+    return () if slices is None else ("--slices", slices)
 
 
 def test_standard_input(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):

@@ -7,6 +7,7 @@ from itertools import product
 
 import pytest
 from schedule_peers import BY_TORCH, RATES, TORCH, at_record, like_torchs
+from schedule_settings import SLICES
 from soaking import one_in
 
 from stablehlo_tools.diagnostics import ToolError
@@ -217,14 +218,17 @@ def test_interleaved_zero_bubble_closed_form(p: int, m: int, v: int) -> None:
 def test_every_schedule_takes_uneven_stages(entry: Entry) -> None:
     for p, m in ((1, 2), (2, 4), (4, 8), (4, 9)):
         times = [UNEVEN[stage % 4] for stage in range(p)]
-        setting = Setting(p, m, costs(p, times, times[::-1], UNEVEN[0], communication=0.25))
+        uneven = costs(p, times, times[::-1], UNEVEN[0], communication=0.25)
+        setting = Setting(p, m, uneven, sequence_slices=SLICES[entry.name])
         if entry.name.startswith("dualpipe") and not (p % 2 == 0 == m % 2 and m >= 2 * p):
             continue  # where it does not exist; test_schedule_dualpipe.py tests the refusal
+        if entry.name == "chimera" and p % 2:
+            continue  # and test_schedule_waves.py this one
         table = build(entry.name, setting)
-        figures = setting.costs(table.stages)
+        figures = setting.costs_of(table)
         timeline = timed(table, figures)
         phases = figures.microbatch if entry.training else figures.forward
-        assert sum(timeline.busy) == pytest.approx(m * sum(phases))
+        assert sum(timeline.busy) == pytest.approx(table.microbatches * sum(phases))
 
 
 def test_unknown_names_and_chunks_say_what_there_is() -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import random
 
+from stablehlo_tools.schedules.catalogue import entries
 from stablehlo_tools.schedules.setting import Costs, Setting, costs
 from stablehlo_tools.schedules.table import Placement
 
+SLICES = {entry.name: 2 if entry.sliced else None for entry in entries()}  # for --slices, a setting
 _KINDS = ("none", "generous", "tight", "one and a half", "one")
 
 

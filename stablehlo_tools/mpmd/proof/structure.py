@@ -49,7 +49,7 @@ from stablehlo_tools.schedules.table import (
     Table,
     actions_of,
     compacted,
-    table_of,
+    with_rows,
 )
 from stablehlo_tools.schedules.validator import other_end, violations
 
@@ -252,7 +252,7 @@ def read_back(manifest: Manifest, readings: Sequence[Reading], labels: Labels) -
         _completed(row, _actions(reading, labels), empty)
         for row, reading in zip(table.rows, readings, strict=True)
     ]
-    return table_of(table.name, table.placement, table.microbatches, rows, table.training)
+    return with_rows(table, rows)
 
 
 def check_rows(

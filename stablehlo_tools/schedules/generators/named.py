@@ -20,6 +20,8 @@ from stablehlo_tools.schedules.generators.by_rule import (
     zb_h1,
     zb_h2,
 )
+from stablehlo_tools.schedules.generators.sliced import seq1f1b, slimpipe
+from stablehlo_tools.schedules.generators.waves import chimera, hanayo
 from stablehlo_tools.schedules.setting import Setting
 from stablehlo_tools.schedules.table import Table, loop
 
@@ -33,7 +35,8 @@ class Entry:
     """A named schedule: what it is in a few words, and what writes it for a setting.
 
     `build` raises ToolError where the schedule does not exist, saying where it does. `chunks` is
-    how many stages it puts on a rank, None for any number; of those a few are `tried`.
+    how many stages it puts on a rank, None for any number; of those a few are `tried`. `sliced`
+    schedules cut the sequences of microbatches, into as many slices as the setting says.
     """
 
     name: str
@@ -42,6 +45,7 @@ class Entry:
     chunks: int | None = 1
     training: bool = True
     tried: tuple[int, ...] = (_USUAL_CHUNKS,)
+    sliced: bool = False
 
     def table(self, setting: Setting) -> Table:
         """The schedule for a setting. Raises ToolError where there is none."""
@@ -49,6 +53,10 @@ class Entry:
             plural = "s" * (self.chunks != 1)
             raise ToolError(
                 f"{self.name} has {self.chunks} chunk{plural} a rank, not {setting.chunks}"
+            )
+        if self.sliced and setting.sequence_slices is None:
+            raise ToolError(
+                f"{self.name}: it cuts sequences and takes --slices K, how many a microbatch has"
             )
         return self.build(setting)
 
@@ -67,7 +75,7 @@ def buildable(
         for chunks in _choices(entry, setting, most_chunks):
             try:
                 table = entry.table(replace(setting, chunks=chunks))
-                setting.costs(table.stages)
+                setting.costs_of(table)
                 yield entry, table
             except ToolError as error:
                 yield entry, error
@@ -92,6 +100,15 @@ def _one_a_rank(write: Callable[[int, int], Table]) -> Callable[[Setting], Table
 def _chunked(write: Callable[[int, int, int], Table]) -> Callable[[Setting], Table]:
     """Writes a schedule of any number of stages a rank."""
     return lambda setting: write(setting.ranks, setting.microbatches, _chunks(setting))
+
+
+def _seq1f1b(setting: Setting) -> Table:
+    return seq1f1b(setting.ranks, setting.microbatches, setting.sequence_slices or 1)
+
+
+def _slimpipe(setting: Setting) -> Table:
+    slices, chunks = setting.sequence_slices or 1, setting.chunks or 1
+    return slimpipe(setting.ranks, setting.microbatches, slices, chunks)
 
 
 def _circular_forward(setting: Setting) -> Table:
@@ -177,4 +194,15 @@ NAMED = (
     Entry("v-min", "a third of the memory, two thirds of the bubble", _v_shaped("v-min"), 2),
     Entry("dualpipe", "two pipelines in opposite directions", _dualpipe, 2),
     Entry("dualpipe-v", "the same, folded: half the ranks, one copy", _dualpipe_v, 2),
+    Entry("chimera", "1F1B in opposite directions, two copies", _one_a_rank(chimera), 2),
+    Entry("hanayo", "down the ranks and up again, a wave of two chunks", _chunked(hanayo), None),
+    Entry("seq1f1b", "1F1B of slices of sequences", _seq1f1b, sliced=True),
+    Entry(
+        "slimpipe",
+        "the same on any number of chunks, further ahead",
+        _slimpipe,
+        None,
+        tried=(1, 2),
+        sliced=True,
+    ),
 )

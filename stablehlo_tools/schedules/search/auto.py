@@ -68,7 +68,7 @@ def find_best(
     all fits the limit, saying what would.
     """
     if named is None:
-        built = (table for _, table in buildable(setting, most_chunks))
+        built = (table for entry, table in buildable(setting, most_chunks) if not entry.sliced)
         named = [table for table in built if isinstance(table, Table)]
     search = _Search(setting, effort, most_chunks)
     for table in named:
