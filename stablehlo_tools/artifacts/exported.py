@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from stablehlo_tools import bindings
 from stablehlo_tools.analysis.shardings import Axes, axes_in, function_sharding, sharding_axes
+from stablehlo_tools.artifacts.parsing import HOW_TO_EXPORT
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError, first_line
 from stablehlo_tools.dialect.device_placement import HOST, lies_in_host
@@ -32,8 +33,11 @@ def deserialize_exported(data: bytes) -> Exported:
     try:
         return export.deserialize(bytearray(data))
     except Exception as error:  # flatbuffers raises whatever the damaged bytes lead it to
+        other = _other_version(data)
+        if other:
+            raise ToolError(other) from None
         why = f"{_UNREADABLE}: {first_line(str(error) or type(error).__name__)}"
-        raise ToolError(_other_version(data) or why) from None
+        raise ToolError(why, hint=HOW_TO_EXPORT) from None
 
 
 def module_of(data: bytes) -> bytes:
