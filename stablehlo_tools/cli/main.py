@@ -79,6 +79,12 @@ def _run(words: list[str]) -> int:
     except ToolError as error:
         print(error.diagnostic.render(error.input_name or "stablehlo-tools"), file=sys.stderr)
         return BAD_INPUT
+    except ImportError as error:
+        if os.environ.get(TRACEBACK):
+            raise
+        print(f"stablehlo-tools: error: {error}", file=sys.stderr)
+        print("try: stablehlo-tools doctor, which says what is installed here", file=sys.stderr)
+        return BAD_INPUT
     except OSError as error:  # of standard output: files have messages of their own
         print(f"stablehlo-tools: error: cannot write the output: {error.strerror}", file=sys.stderr)
         return BAD_INPUT

@@ -67,6 +67,7 @@ def _added(commands: argparse._SubParsersAction[CommandParser], name: str) -> Co
     module = module_of(name)
     command = commands.add_parser(
         name,
+        help=COMMANDS[name].summary,
         description=module.__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         # A command may have another --help: that of opt takes the name of a pass.
