@@ -126,7 +126,20 @@ def _seen(release: str, wheel: Path, folder: Path) -> Seen:
 
 def _pytest(python: Path) -> tuple[int, list[str]]:
     """How many passed, and which did not."""
-    said = _run([python, "-P", "-m", "pytest", "-p", "no:cacheprovider", "--tb=no", "-rfE", *CORE])
+    said = _run(
+        [
+            python,
+            "-P",
+            "-m",
+            "pytest",
+            "-p",
+            "no:cacheprovider",
+            "--tb=no",
+            "-rfE",
+            "--continue-on-collection-errors",
+            *CORE,
+        ]
+    )
     counts = {word: int(number) for number, word in _PYTEST.findall(said)}
     failing = [name.removeprefix("python/tests/") for name in _FAILED.findall(said)]
     passed = counts.get("passed", 0)

@@ -18,8 +18,8 @@ ROOT = Path(__file__).resolve().parents[3]
 CLI = ROOT / "lit_tests" / "cli" / "Inputs"
 STEP = str(CLI / "two_layers.mlir")
 WORKER = str(CLI / "align_order_base.mlir")
+TURNED = (str(CLI.parent / "align_order.mlir"), str(CLI / "align_order_turned.mlir"))
 GRAPH = str(CLI / "overlap_graph.json")
-TRACE = str(ROOT / "python" / "tests" / "fixtures" / "traces")
 EXTRA = "try: pip install 'stablehlo-tools[{}]'"
 
 
@@ -105,7 +105,7 @@ def test_a_compiler_that_is_missing_names_its_extra(bare: Bare):
     ("report", WORKER, "--hardware", "h100", "-o", "report.html"),
     ("report", WORKER, "--hardware", "h100", "-o", "trace.json"),
     ("compile", WORKER, "--target", "cpu"),
-    ("align-order", WORKER, str(CLI / "align_order_turned.mlir"), "-o", "aligned"),
+    ("align-order", TURNED[0], TURNED[1], "-o", "aligned"),
     ("verify", WORKER, WORKER),
     ("check-order", WORKER),
     ("schedule", "compare", "--stages", "2", "--microbatches", "4"),
