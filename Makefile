@@ -28,7 +28,7 @@ define MAKE_VENV
 }
 endef
 
-.PHONY: help setup demo examples test lint types lit pytest soak golden bench docs lock clean
+.PHONY: help setup demo examples test lint types lit pytest soak golden bench docs lock compat clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "%-8s %s\n", $$1, $$2 }' Makefile
@@ -100,6 +100,9 @@ lock: ## resolve requirements.lock anew, to the newest versions allowed (Linux x
 		>build/requirements.lock
 	@mv build/requirements.lock requirements.lock
 	@rm -rf build/lock
+
+compat: setup ## which releases of jax work: docs/compatibility.md; COMPAT_ARGS are passed on
+	@$(PY) python/compat/run.py $(COMPAT_ARGS)
 
 clean: ## remove build outputs and caches; .venv stays
 	@rm -rf build dist *.egg-info .hypothesis .pytest_cache .ruff_cache

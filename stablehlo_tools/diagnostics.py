@@ -76,17 +76,20 @@ class Diagnostic:
     place: Place = Place()
     notes: tuple[Diagnostic, ...] = ()
     settled_by: str = ""  # the pass that it asks for: no word of it where that runs later
+    hint: str = ""  # what to try
 
     def render(self, input_name: str) -> str:
-        """`PLACE: error: MESSAGE`, one line, and a line for each note."""
+        """`PLACE: error: MESSAGE`, one line, a line for each note, and one with what to try."""
         place = self.place.render(input_name)
         lines = [f"{place}: {self.severity.value}: {self.message}"]
         lines += [note.render(input_name) for note in self.notes]
+        lines += [f"try: {self.hint}"] if self.hint else []
         return printable("\n".join(lines))
 
 
 class ToolError(Exception):
-    """What every refusal raises: says what, where, against which rule, and what to do.
+    """What every refusal raises: says what, where, against which rule, and what to do; `hint` is
+    what to type, where that can be said.
 
     `by_chance`: the machine was short of memory or time, and another try may succeed.
     """
@@ -96,9 +99,11 @@ class ToolError(Exception):
         message: str,
         location: ir.Location | Place | None = None,
         notes: tuple[Diagnostic, ...] = (),
+        hint: str = "",
     ) -> None:
         super().__init__(message)
-        self.diagnostic = Diagnostic(Severity.ERROR, message, to_place(location), notes)
+        place = to_place(location)
+        self.diagnostic = Diagnostic(Severity.ERROR, message, place, notes, hint=hint)
         self.input_name: str | None = None
         self.by_chance = False
 
@@ -238,8 +243,8 @@ def solver_module(name: str) -> ModuleType:
         return importlib.import_module(name)
     except ImportError as error:
         raise ToolError(
-            "an exact schedule needs OR-Tools, the extra `solver`: "
-            f"pip install 'stablehlo-tools[solver]' ({error})"
+            f"an exact schedule needs OR-Tools, the extra `solver` ({error})",
+            hint="pip install 'stablehlo-tools[solver]'",
         ) from None
 
 

@@ -10,10 +10,12 @@
 
 // RUN: %{refused} 'frobnicate' | filecheck %s --check-prefix=UNKNOWN
 // UNKNOWN: error: unknown pass 'frobnicate'{{.*}}; passes here: {{.*}}partition, create-reduce-scatter
+// UNKNOWN-NEXT: try: stablehlo-tools opt --list-passes
 
 // Options.
 // RUN: %{refused} 'thread-tokens{from=barrier}' | filecheck %s --check-prefix=OPTION
-// OPTION: error: pass 'thread-tokens' has no option 'from'; it has: form, scope, minimal
+// OPTION: error: pass 'thread-tokens' has no option 'from'; did you mean 'form'? it has: form, scope, minimal
+// OPTION-NEXT: try: stablehlo-tools opt --help thread-tokens
 
 // RUN: %{refused} 'strip-tokens{minimal}' | filecheck %s --check-prefix=NOOPTION
 // NOOPTION: error: pass 'strip-tokens' has no option 'minimal'; it has: none

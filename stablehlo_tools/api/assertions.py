@@ -12,6 +12,7 @@ with what there is instead.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from stablehlo_tools.analysis.collectives import find_collectives
@@ -31,19 +32,38 @@ def assert_collectives(program: Exported | Artifact, **counts: int) -> None:
     An op in a loop, or in a function that is called, counts once. Raises ToolError for an op of a
     dialect that is not understood.
     """
+    __tracebackhide__ = True  # pytest shows the line of the test
+    wanted = {kind: count for kind, count in counts.items() if count}
+    found = collectives_of(program)
+    if found != wanted:
+        raise AssertionError("\n".join(found.explained_against(wanted)))
+
+
+class Collectives(dict[str, int]):
+    """How many collectives of each kind a program's text has; `places` are theirs, in its order."""
+
+    def __init__(self, places: Sequence[tuple[str, str]]) -> None:
+        super().__init__(Counter(kind for kind, _ in places))
+        self.places = tuple(places)
+
+    def explained_against(self, wanted: Mapping[str, int]) -> list[str]:
+        """What was expected, what there is, and where."""
+        return [
+            f"expected {_listed(wanted)}, and there are {_listed(self)}:",
+            *(f"  {kind}{place and f' at {place}'}" for kind, place in self.places),
+        ]
+
+
+def collectives_of(program: Exported | Artifact) -> Collectives:
+    """How many collectives of each kind the program's text has, with their places.
+
+    An op in a loop, or in a function that is called, counts once. Raises ToolError as above.
+    """
     artifact = program if isinstance(program, Artifact) else from_exported(program)
-    found = find_collectives(artifact.module)
-    there = Counter(each.kind for each in found)
-    wanted = Counter({kind: count for kind, count in counts.items() if count})
-    if there == wanted:
-        return
-    lines = [f"expected {_listed(wanted)}, and there are {_listed(there)}:"]
-    for each in found:
-        place = to_place(each.op.location)
-        lines.append(
-            f"  {each.kind} at {place.file}:{place.line}" if place.file else f"  {each.kind}"
-        )
-    raise AssertionError("\n".join(lines))
+    places = ((each.kind, to_place(each.op.location)) for each in find_collectives(artifact.module))
+    return Collectives(
+        [(kind, f"{place.file}:{place.line}" if place.file else "") for kind, place in places]
+    )
 
 
 def assert_exposed_below(
@@ -54,11 +74,12 @@ def assert_exposed_below(
 
     Raises ToolError for hardware without a profile, and where the compiler refuses.
     """
+    __tracebackhide__ = True  # pytest shows the line of the test
     inspection = inspect(program, hardware=hardware, target=target)
     exposed = inspection.document.programs[0].exposed_ns / _NS
     if exposed > ms:
         raise AssertionError(f"{exposed:.3g} ms are exposed, more than {ms:g}:\n\n{inspection}")
 
 
-def _listed(kinds: Counter[str]) -> str:
+def _listed(kinds: Mapping[str, int]) -> str:
     return ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items())) or "no collectives"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
@@ -28,7 +28,8 @@ class Inspection:
 
     def _repr_html_(self) -> str:
         """The page of `report`, tables and timeline, in a notebook."""
-        page = escape(render_page(self.document))
+        drawn = tuple(program.with_timeline() for program in self.document.programs)
+        page = escape(render_page(replace(self.document, programs=drawn)))
         return f'<iframe srcdoc="{page}" style="width: 100%; height: 80vh; border: 0"></iframe>'
 
     def to_json(self) -> dict[str, Any]:
@@ -46,7 +47,7 @@ def inspect(
     """
     artifact = program if isinstance(program, Artifact) else from_exported(program)
     targets = (target or AS_WRITTEN,)
-    asked = Question(hardware_for(artifact, hardware, targets), targets, with_timeline=True)
+    asked = Question(hardware_for(artifact, hardware, targets), targets, with_timeline=False)
     return Inspection(
         Document(artifact.name, version("stablehlo-tools"), tuple(exposure([artifact], asked)))
     )

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from stablehlo_tools import bindings
 from stablehlo_tools.analysis.shardings import Axes, axes_in, function_sharding, sharding_axes
+from stablehlo_tools.artifacts.parsing import HOW_TO_EXPORT
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError, first_line
 from stablehlo_tools.dialect.device_placement import HOST, lies_in_host
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 
 _UNREADABLE = "neither MLIR text, MLIR bytecode nor a readable jax.export file (truncated?)"
+_EXPIRED = "6-month backward-compatibility window"  # as jax says it
 _MODULE_ONLY = "its module alone is readable: opt --module-only FILE -o FILE.bc"
 
 
@@ -32,8 +34,11 @@ def deserialize_exported(data: bytes) -> Exported:
     try:
         return export.deserialize(bytearray(data))
     except Exception as error:  # flatbuffers raises whatever the damaged bytes lead it to
+        other = _other_version(data, str(error))
+        if other:
+            raise ToolError(other) from None
         why = f"{_UNREADABLE}: {first_line(str(error) or type(error).__name__)}"
-        raise ToolError(_other_version(data) or why) from None
+        raise ToolError(why, hint=HOW_TO_EXPORT) from None
 
 
 def module_of(data: bytes) -> bytes:
@@ -48,8 +53,8 @@ def module_of(data: bytes) -> bytes:
     return module
 
 
-def _other_version(data: bytes) -> str:
-    """Says which jax reads a whole file that this one does not; empty for one that is damaged."""
+def _other_version(data: bytes, refusal: str) -> str:
+    """Says which jax reads a whole file that this one refuses; empty for one that is damaged."""
     import jax
 
     try:
@@ -63,6 +68,11 @@ def _other_version(data: bytes) -> str:
             f"exported by a jax before 0.8.2 (serialization version "
             f"{envelope.serialization_version}), and jax {jax.__version__} reads the files of six "
             f"months: export it again, or read it with jax 0.8.1; {_MODULE_ONLY}"
+        )
+    if _EXPIRED in refusal:  # as files without named shardings are, of before 15 January 2026
+        return (
+            f"exported by an older jax, and jax {jax.__version__} reads the files of six months: "
+            f"export it again, or read it with a jax of before July 2026; {_MODULE_ONLY}"
         )
     if envelope.serialization_version > bindings.newest_serialization_version():
         return (

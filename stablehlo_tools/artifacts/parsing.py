@@ -12,13 +12,20 @@ from __future__ import annotations
 
 import enum
 import re
+from dataclasses import replace
 
 from stablehlo_tools import bindings
 from stablehlo_tools.bindings import BYTECODE_MAGIC, ir
 from stablehlo_tools.diagnostics import ToolError, captured, first_line, from_mlir_error
 from stablehlo_tools.hlo_input.text import is_hlo_text
 
+HOW_TO_EXPORT = (
+    "what jax.export writes: "
+    "open('step.jax_export', 'wb').write(jax.export.export(jax.jit(step))(*arguments).serialize())"
+)
 _DEEPEST = 500  # levels of regions; programs have ten, and a stack of 8 MiB room for 2,000
+
+_LIKE_MLIR = re.compile(r"\b(module|func)\b|[%@#!]\w")
 
 # How text writes a byte that is not ASCII, and a string that is no backend's configuration.
 _ESCAPED = re.compile(rb"\\[89A-Fa-f][0-9A-Fa-f]")
@@ -52,7 +59,7 @@ class Form(enum.Enum):
 def form_of(data: bytes) -> Form:
     """Which form the bytes are in. Raises ToolError for what is none of them."""
     if not data.strip():
-        raise ToolError("the file is empty")
+        raise ToolError("the file is empty", hint=HOW_TO_EXPORT)
     if data.startswith(bindings.BYTECODE_MAGIC):
         portable = bindings.portable_version(data) or _names_dialect(data, b"vhlo")
         return Form.PORTABLE if portable else Form.BYTECODE
@@ -105,14 +112,18 @@ def _decoded(data: bytes) -> str:
     try:
         return data.decode()
     except UnicodeDecodeError as error:
-        raise ToolError(f"neither an artifact nor text: byte {error.start} is not UTF-8") from None
+        why = f"neither an artifact nor text: byte {error.start} is not UTF-8"
+        raise ToolError(why, hint=HOW_TO_EXPORT) from None
 
 
 def _parse_plain(data: bytes | str, context: ir.Context) -> ir.Module:
     try:
         return bindings.parse_module(data, context)
     except ir.MLIRError as error:
-        raise from_mlir_error(error) from None
+        failure = from_mlir_error(error)
+        if isinstance(data, str) and not _LIKE_MLIR.search(data):
+            failure.diagnostic = replace(failure.diagnostic, hint=HOW_TO_EXPORT)
+        raise failure from None
     except (ValueError, RuntimeError) as error:  # of the C++ library: too long, out of range
         raise ToolError(f"damaged: {first_line(str(error))}") from None
 

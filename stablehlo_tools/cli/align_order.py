@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 from stablehlo_tools.cli.check_order import add_device_arguments, device_options
+from stablehlo_tools.cli.streams import print_answer
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -52,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
     for name, told in aligned.warnings:
         print(told.render(name), file=sys.stderr)
     if aligned.finding is not None:
-        print(finding_text(aligned.programs, aligned.finding))
+        print_answer(finding_text(aligned.programs, aligned.finding), holds=False)
         return 1
     programs = [
         (directory / n, artifact.encode(a, a.form)) for n, a in zip(names, loaded, strict=True)

@@ -14,6 +14,9 @@ import json
 import os
 from pathlib import Path
 
+from stablehlo_tools.cli.streams import print_answer
+from stablehlo_tools.processes import activity
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `check-mpmd`."""
@@ -35,7 +38,11 @@ def run(arguments: argparse.Namespace) -> int:
     directory = Path(arguments.directory)
     files = len(list(directory.iterdir())) if directory.is_dir() else 0
     with readers(files, workers=os.cpu_count() or 1) as pool:
+        activity.show(f"reading and proving the programs in {directory}")
         proof = prove(load(directory), pool)
     report = set_report(proof, arguments.directory, tool_version())
-    print(json.dumps(to_json(report), indent=1) if arguments.json else verdict(report))
+    if arguments.json:
+        print(json.dumps(to_json(report), indent=1))
+    else:
+        print_answer(verdict(report), holds=proof.is_proven)
     return 0 if proof.is_proven else 1

@@ -12,6 +12,8 @@ import json
 import os
 from typing import TYPE_CHECKING
 
+from stablehlo_tools.cli.streams import print_answer
+
 if TYPE_CHECKING:
     from stablehlo_tools.artifacts.program_set import Options
 
@@ -104,5 +106,9 @@ def run(arguments: argparse.Namespace) -> int:
         raise ToolError(
             "not decided: loops of unlike form would have to be stepped through for too long"
         ) from None
-    print(json.dumps(as_json(decided), indent=1) if arguments.json else as_text(decided))
-    return 0 if decided.finding is None else 1
+    holds = decided.finding is None
+    if arguments.json:
+        print(json.dumps(as_json(decided), indent=1))
+    else:
+        print_answer(as_text(decided), holds=holds)
+    return 0 if holds else 1

@@ -31,10 +31,6 @@ GROUPS = {
             "turn a jax.profiler trace into a profile of measured times",
             "import-trace trace.json.gz -o measured.json",
         ),
-        "doctor": Command(
-            "say what is installed here, and which compilers answer",
-            "doctor",
-        ),
     },
     "transform": {
         "optimize": Command(
@@ -96,6 +92,20 @@ GROUPS = {
         "make-test": Command(
             "turn an artifact and a pipeline into a lit test",
             "make-test step.jax_export -p thread-tokens -o step.mlir",
+        ),
+    },
+    "this tool": {
+        "doctor": Command(
+            "say what is installed here, and which compilers answer",
+            "doctor",
+        ),
+        "completion": Command(
+            "print what makes bash, zsh or tcsh complete commands, options, passes and hardware",
+            "completion zsh > ~/.zfunc/_stablehlo-tools",
+        ),
+        "man": Command(
+            "print the manual page",
+            "man > ~/.local/share/man/man1/stablehlo-tools.1",
         ),
     },
 }

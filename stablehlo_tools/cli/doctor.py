@@ -7,17 +7,20 @@ is needed or touched. Exit code 0: everything that is installed answers; 1: some
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import platform
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-KNOWN = "0.12"  # of jax and jaxlib: the releases that the suite runs on
+KNOWN = ("0.12.0", "0.12.0.1")  # of jax and jaxlib: those that `make compat` saw a core pass on
 _PACKAGES = ("stablehlo-tools", "jax", "jaxlib", "numpy")
 _EXTRAS = {  # a package of each, and what does without it
     "aot": ("libtpu", "the schedules of XLA:GPU and XLA:TPU"),
     "solver": ("ortools", "`overlap-graph --exact`"),
     "train": ("orbax-checkpoint", "checkpoints of `stablehlo_tools.mpmd`"),
+    "viewer": ("ipykernel", "page of `stablehlo_tools.inspect` in a notebook"),
+    "tests": ("filecheck", "`make-test`"),
 }
 _PROGRAM = """
 func.func @main(%x: tensor<8xf32>) -> tensor<8xf32> {
@@ -46,8 +49,8 @@ def examined() -> dict[str, Any]:
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.machine()}",
         "packages": versions,
-        "known_to_work": f"jax and jaxlib {KNOWN}.x, Python 3.12, Linux x86_64",
-        "is_known": all((versions[n] or "").startswith(f"{KNOWN}.") for n in ("jax", "jaxlib")),
+        "known_to_work": f"jax and jaxlib {' and '.join(KNOWN)}, Python 3.12, Linux x86_64",
+        "is_known": all(versions[name] in KNOWN for name in ("jax", "jaxlib")),
         "extras": {name: _version(package) for name, (package, _) in _EXTRAS.items()},
         "compilers": _compilers(),
     }
@@ -61,7 +64,14 @@ def _version(package: str) -> str | None:
 
 
 def _compilers() -> dict[str, dict[str, Any]]:
-    """By target: its version, and whether it compiles; None where it is not installed."""
+    """By target: its version, and whether it compiles; None where it is not installed.
+
+    Where jaxlib cannot be used at all, that is what each says.
+    """
+    try:
+        importlib.import_module("stablehlo_tools.bindings")
+    except ImportError as error:
+        return {name: {"answers": False, "said": str(error)} for name in ("cpu", "gpu", "tpu")}
     from stablehlo_tools.artifacts.artifact import parse
     from stablehlo_tools.diagnostics import ToolError
     from stablehlo_tools.targets.compilation import compile_artifact

@@ -13,6 +13,8 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
+from stablehlo_tools.processes import activity
+
 if TYPE_CHECKING:
     from stablehlo_tools.artifacts.artifact import Artifact
     from stablehlo_tools.mpmd.expansion import Request
@@ -95,6 +97,7 @@ def _write(arguments: argparse.Namespace, loaded: Artifact, request: Request) ->
     from stablehlo_tools.report.mpmd_report import summary, summary_text
 
     check_writable(arguments.output)
+    activity.show(f"a program for each rank of {loaded.name}")
     expansion = expand_mpmd(loaded, request)
     write(arguments.output, expansion.manifest, expansion.modules)
     facts = summary(expansion.manifest, expansion.alone)
@@ -109,6 +112,7 @@ def _compare(arguments: argparse.Namespace, loaded: Artifact, request: Request) 
     from stablehlo_tools.report.schedule_table import comparison_json, comparison_text
 
     limit = None if arguments.memory_limit is None else arguments.memory_limit * 2**30
+    activity.show(f"comparing schedules of {loaded.name}")
     compared = compare_schedules(loaded, request, limit)
     print((comparison_json if arguments.json else comparison_text)(compared), end="")
     return 0

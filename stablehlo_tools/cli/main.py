@@ -6,23 +6,24 @@ Exit codes: 0 done or holds; 1 the answer is no; 2 bad input or usage, with one 
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import os
 import signal
 import sys
 from collections.abc import Sequence
-from types import FrameType, ModuleType
+from types import FrameType
 from typing import TYPE_CHECKING
 
 from stablehlo_tools.cli import streams
-from stablehlo_tools.cli.commands import COMMANDS, listed, unknown
+from stablehlo_tools.cli.commands import COMMANDS, unknown
+from stablehlo_tools.cli.parsers import parser_of
 from stablehlo_tools.cli.supervisor import BAD_INPUT, INTERRUPTED, supervised
 
 if TYPE_CHECKING:
     from sys import UnraisableHookArgs
 
-WITHOUT_MLIR = {"schedule", "overlap-graph"}  # the commands that read and write no program
+# The commands that read and write no program, and the one that says why programs cannot be read.
+WITHOUT_MLIR = {"schedule", "overlap-graph", "completion", "man", "doctor"}
 _UNTIL_INTERRUPTED_AGAIN = 2.0  # seconds, for what is on its way out to clean up
 _DEEPEST_NESTING = 20_000  # regions and calls nest by recursion, in Python alone
 TRACEBACK = "STABLEHLO_TOOLS_TRACEBACK"
@@ -35,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     if arguments is None:
         streams.prepare()
-        return supervised(lambda: _command(sys.argv[1:]))
+        return supervised(lambda: _command(sys.argv[1:]), " ".join(sys.argv[1:]))
     return _command(list(arguments))
 
 
@@ -53,14 +54,15 @@ def _command(words: list[str]) -> int:
 
 
 def _run(words: list[str]) -> int:
-    parser = _parser(words[0] if words and words[0] in COMMANDS else None)
-    if words and words[0] not in COMMANDS and not words[0].startswith("-"):
-        parser.print_usage(sys.stderr)
-        print(f"stablehlo-tools: error: {unknown(words[0])}", file=sys.stderr)
+    name = words[0] if words else ""
+    if name and name not in COMMANDS and not name.startswith("-"):
+        parser_of(())[0].print_usage(sys.stderr)
+        print(f"stablehlo-tools: error: {unknown(name)}", file=sys.stderr)
         return BAD_INPUT
-    if words[:2] in (["opt", "--help"], ["opt", "-h"]) and len(words) > 2:
-        words = ["opt", "--help-pass", *words[2:]]
-    parsed = parser.parse_args(words)
+    parser, commands = parser_of([name] if name in COMMANDS else ())
+    parsed, rest = parser.parse_known_args(words)
+    if rest:
+        commands.get(name, parser).refuse_rest(rest)
     parsed.words = words
     if "run" not in parsed:
         parser.print_usage(sys.stderr)
@@ -68,14 +70,20 @@ def _run(words: list[str]) -> int:
         return BAD_INPUT
     from stablehlo_tools.diagnostics import ToolError
 
-    if words[0] not in WITHOUT_MLIR:
-        _load_bindings()
     try:
+        if words[0] not in WITHOUT_MLIR:
+            _load_bindings()
         code = parsed.run(parsed)
         sys.stdout.flush()
         return code
     except ToolError as error:
         print(error.diagnostic.render(error.input_name or "stablehlo-tools"), file=sys.stderr)
+        return BAD_INPUT
+    except ImportError as error:
+        if os.environ.get(TRACEBACK):
+            raise
+        print(f"stablehlo-tools: error: {error}", file=sys.stderr)
+        print("try: stablehlo-tools doctor, which says what is installed here", file=sys.stderr)
         return BAD_INPUT
     except OSError as error:  # of standard output: files have messages of their own
         print(f"stablehlo-tools: error: cannot write the output: {error.strerror}", file=sys.stderr)
@@ -91,35 +99,6 @@ def _run(words: list[str]) -> int:
         return BAD_INPUT
 
 
-def _parser(chosen: str | None) -> argparse.ArgumentParser:
-    """Only the chosen command's arguments are built, so that --help stays instant."""
-    parser = argparse.ArgumentParser(
-        prog="stablehlo-tools",
-        description="Rewrites distributed StableHLO programs after export.",
-        epilog=listed(),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
-    commands = parser.add_subparsers(metavar="COMMAND", help="one of those below")
-    if chosen is None:
-        return parser
-    module = _module(chosen)
-    command = commands.add_parser(
-        chosen,
-        description=module.__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    module.add_arguments(command)
-    command.set_defaults(run=module.run)
-    example = f"example:\n  stablehlo-tools {COMMANDS[chosen].example}"
-    command.epilog = f"{command.epilog}\n\n{example}" if command.epilog else example
-    return parser
-
-
-def _module(command: str) -> ModuleType:
-    return importlib.import_module(f"stablehlo_tools.cli.{command.replace('-', '_')}")
-
-
 def _load_bindings() -> None:
     """Imports the native libraries with signals held back: interrupted, they print a traceback."""
     held = {signal.SIGINT, signal.SIGTERM}
@@ -128,16 +107,6 @@ def _load_bindings() -> None:
         importlib.import_module("stablehlo_tools.bindings")
     finally:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, held)
-
-
-class _Version(argparse.Action):
-    """Looks the version up only when it is asked for: that takes longer than all else here."""
-
-    def __call__(self, *_: object) -> None:
-        from importlib.metadata import version
-
-        print(f"stablehlo-tools {version('stablehlo-tools')}")
-        sys.exit(0)
 
 
 def _interrupt(_signal: int, _frame: FrameType | None) -> None:

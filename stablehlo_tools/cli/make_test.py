@@ -4,7 +4,8 @@ The test holds the artifact, simplified, or with --producer the command that mak
 lines for communication, tokens and control flow; with --full for every op, with --brief a line or
 two for each collective. With --cost it also fails where more time is exposed, more bytes are moved
 or more memory is needed than now. With --update it is made anew from its own input; a diff says
-what changed.
+what changed. With --init DIR a suite of one's own begins: settings of lit, a first test of INPUT,
+and a workflow for CI.
 INPUT is as for opt; `-` is standard input.
 Exit code 0: written, or up to date; 1: with --check, a test would change; 2: bad input.
 """
@@ -46,6 +47,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="bound the exposed time, the bytes moved and the memory peak, as `inspect --hardware` "
         f"has them of the program as written, by what they are now (default: {_HARDWARE})",
     )
+    parser.add_argument(
+        "--init",
+        metavar="DIR",
+        help="write a folder with lit.cfg.py, a first test of INPUT (without one: of a program in "
+        "its place) and ci.yml",
+    )
     flags = {
         "--full": "check every op, not only what communicates",
         "--brief": "check of each collective the kind, the groups and the result alone",
@@ -61,6 +68,8 @@ def run(arguments: argparse.Namespace) -> int:
     from stablehlo_tools.diagnostics import ToolError
     from stablehlo_tools.testing.recipe import Recipe
 
+    if arguments.init is not None:
+        return _init(arguments)
     if arguments.update:
         if any(vars(arguments)[name] for name in _MAKING):
             raise ToolError("--update takes tests alone: each says itself how it was made")
@@ -80,6 +89,23 @@ def run(arguments: argparse.Namespace) -> int:
     producer, cost = arguments.producer, arguments.cost
     recipe = Recipe(arguments.pipeline, full, source, producer, brief, cost)
     return _make(arguments, recipe)
+
+
+def _init(arguments: argparse.Namespace) -> int:
+    """Writes a suite, and says how to run it. Raises ToolError, and then nothing is written."""
+    from stablehlo_tools.artifacts import artifact
+    from stablehlo_tools.diagnostics import ToolError
+    from stablehlo_tools.testing.new_suite import write_suite
+
+    others = ("output", "producer", "update", "check")
+    if any(vars(arguments)[name] for name in others) or len(arguments.inputs) > 1:
+        raise ToolError("--init DIR takes at most one INPUT, and none of -o, --producer, --update")
+    loaded = artifact.load(arguments.inputs[0]) if arguments.inputs else None
+    suite = write_suite(
+        arguments.init, loaded, arguments.pipeline, full=arguments.full, cost=arguments.cost
+    )
+    print("\n".join([*suite.files, f"try: lit -v {arguments.init}"]))
+    return 0
 
 
 def _make(arguments: argparse.Namespace, recipe: Recipe) -> int:

@@ -57,10 +57,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--list-passes", action=_ListPasses, nargs=0, help="print the names of all passes and exit"
     )
     parser.add_argument(
+        "-h",
+        "--help",
         "--help-pass",
-        action=_HelpPass,
+        action=_Help,
+        nargs="?",
         metavar="PASS",
-        help="print what a pass does and its options, and exit; --help PASS is the same",
+        help="print this, or what a pass does and its options, and exit",
     )
 
 
@@ -74,8 +77,8 @@ class _ListPasses(argparse.Action):
         sys.exit(0)
 
 
-class _HelpPass(argparse.Action):
-    """What a pass does; exit code 2 for one that there is not."""
+class _Help(argparse.Action):
+    """The help of the command, or what a pass does; exit code 2 for one that there is not."""
 
     def __call__(
         self,
@@ -84,7 +87,9 @@ class _HelpPass(argparse.Action):
         values: str | Sequence[Any] | None,
         option_string: str | None = None,
     ) -> None:
-        from stablehlo_tools.diagnostics import ToolError
+        if values is None:
+            parser.print_help()
+            sys.exit(0)
         from stablehlo_tools.passes.describing import described
 
         try:

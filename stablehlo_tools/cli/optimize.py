@@ -16,7 +16,6 @@ import threading
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
-from stablehlo_tools.cli.progress import ProgressLine
 from stablehlo_tools.cli.shared_arguments import (
     add_compiler_options,
     compiler_options,
@@ -86,13 +85,12 @@ def run(arguments: argparse.Namespace) -> int:
     loaded = artifact.load(arguments.input)
     if form is not None:
         artifact.encode(loaded, form)  # what cannot become such a file is refused at once
-    with ProgressLine() as line:
-        optimum = optimize(
-            loaded,
-            _request(arguments),
-            lambda progress: line.show(_told(progress)),
-            _stop_when_interrupted(),
-        )
+    optimum = optimize(
+        loaded,
+        _request(arguments),
+        lambda progress: activity.show(_told(progress)),
+        _stop_when_interrupted(),
+    )
     files: list[tuple[str, bytes]] = []
     if form is not None:
         files.append((arguments.output, artifact.encode(optimum.artifact, form)))

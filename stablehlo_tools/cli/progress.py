@@ -1,30 +1,52 @@
-"""One line on a terminal that says what a long command does; nothing where there is no terminal."""
+"""A line on a terminal that says what a long command does; nothing where there is no terminal.
+
+The process that waits for the command draws it, behind the first seconds: native code that keeps
+the command's own process from running Python does not stop the line.
+"""
 
 from __future__ import annotations
 
-import shutil
+import os
 import sys
 import threading
 import time
 from types import TracebackType
 from typing import Self
 
-_EVERY = 0.5  # seconds
-_CLEAR = "\r\x1b[K"
+from stablehlo_tools.cli.streams import PATIENCE
+from stablehlo_tools.diagnostics import printable
+
+_EVERY = 0.2  # seconds
+_STDERR = 2
 
 
 class ProgressLine:
     """Shows a text and the seconds since the beginning, on standard error, until the block ends."""
 
-    def __init__(self) -> None:
-        self._text = ""
+    def __init__(self, title: str) -> None:
+        self._title = self._text = title
         self._began = time.monotonic()
         self._ended = threading.Event()
+        self._drawn = threading.Event()
         self._drawing = threading.Thread(target=self._draw, daemon=True)
 
-    def show(self, text: str) -> None:
-        """What is being done from now on."""
-        self._text = text
+    def show(self, text: str | None) -> None:
+        """What is being done from now on: the title where that is "", and None ends the line."""
+        if text is None:
+            self.end()
+        else:
+            self._text = text or self._title
+
+    @property
+    def is_drawn(self) -> bool:
+        """Whether the line has been seen."""
+        return self._drawn.is_set()
+
+    def end(self) -> None:
+        """Takes the line away, before anything else is written."""
+        self._ended.set()
+        if self._drawing.is_alive():
+            self._drawing.join()
 
     def __enter__(self) -> Self:
         if sys.stderr.isatty():
@@ -34,15 +56,35 @@ class ProgressLine:
     def __exit__(
         self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None
     ) -> None:
-        self._ended.set()
-        if self._drawing.is_alive():
-            self._drawing.join()
-            sys.stderr.write(_CLEAR)
-            sys.stderr.flush()
+        self.end()
 
     def _draw(self) -> None:
-        while not self._ended.wait(_EVERY):
-            width = shutil.get_terminal_size().columns - 1
-            line = f"{time.monotonic() - self._began:5.0f} s  {self._text}"
-            sys.stderr.write(_CLEAR + line[:width])
-            sys.stderr.flush()
+        if self._ended.wait(PATIENCE):
+            return
+        # Loaded here: most commands have ended, and --help is to be instant.
+        from rich.console import Console
+        from rich.progress import Progress, SpinnerColumn, TextColumn
+        from rich.table import Column
+
+        with os.fdopen(os.dup(_STDERR), "w") as terminal:
+            said = TextColumn(
+                "{task.description}",
+                markup=False,
+                table_column=Column(no_wrap=True, overflow="ellipsis"),
+            )
+            shown = Progress(
+                SpinnerColumn(),
+                said,
+                console=Console(file=terminal),
+                auto_refresh=False,
+                transient=True,
+                redirect_stdout=False,
+                redirect_stderr=False,
+            )
+            with shown:
+                task = shown.add_task("")
+                while not self._ended.wait(_EVERY):
+                    seconds = time.monotonic() - self._began
+                    text = f"{seconds:.0f} s  {printable(self._text)}"
+                    shown.update(task, description=text, refresh=True)
+                    self._drawn.set()

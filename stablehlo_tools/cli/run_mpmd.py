@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stablehlo_tools.cli.shared_arguments import add_set_argument, seconds, tolerance, whole_number
+from stablehlo_tools.processes import activity
 
 if TYPE_CHECKING:
     from stablehlo_tools.mpmd.rank_set import RankSet
@@ -96,6 +97,7 @@ def run(arguments: argparse.Namespace) -> int:
         fixed=dict(arguments.set),
     )
     original = artifact.load(arguments.original) if arguments.original else None
+    activity.show(f"running {arguments.directory}")
     try:
         outcome = run_set(ranks, original, options)
     except MemoryError:
@@ -117,6 +119,7 @@ def _train(ranks: RankSet, words: Sequence[str]) -> int:
 
     if not words or not Path(words[0]).is_file():
         raise ToolError(f"--train: there is no script {words[0] if words else ''!r}")
+    activity.show(None)
     return launch(ranks, words[0], words[1:], grace=60.0)
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import math
-import os
 import shutil
 import sys
 from pathlib import PurePath
 from typing import TYPE_CHECKING
+
+from stablehlo_tools.cli.streams import put_in_colour
+from stablehlo_tools.cli.terminal import in_colour
 
 if TYPE_CHECKING:
     from stablehlo_tools.schedules.forms import Search
@@ -243,15 +245,13 @@ def form_of(arguments: argparse.Namespace) -> str:
 def _in_colour(arguments: argparse.Namespace) -> bool:
     if arguments.color != "auto":
         return arguments.color == "always"
-    if to_file(arguments) or os.environ.get("NO_COLOR"):
-        return False
-    return sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+    return not to_file(arguments) and in_colour(sys.stdout)
 
 
 def put(arguments: argparse.Namespace, text: str) -> int:
     """Prints the text, or writes it whole into the output; returns the exit code."""
     if not to_file(arguments):
-        sys.stdout.write(text)
+        put_in_colour(text)
         return 0
     from stablehlo_tools.files.atomic import write_atomically
 

@@ -9,15 +9,21 @@ from __future__ import annotations
 import errno
 import io
 import os
+import re
 import sys
+import time
 from typing import TYPE_CHECKING
 
+from stablehlo_tools.cli.terminal import in_colour, labelled, with_answer
 from stablehlo_tools.diagnostics import printable
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 _STDIN, _STDOUT, _STDERR = 0, 1, 2
+PATIENCE = 3.0  # seconds of a command, behind which a terminal shows what it does
+_COLOUR = re.compile(r"(\x1b\[[0-9;]*m)")
+_CLEAR = b"\r\x1b[2K"
 
 
 def prepare() -> None:
@@ -40,6 +46,21 @@ def text_output(descriptor: int) -> io.TextIOWrapper:
         errors="backslashreplace",
         line_buffering=descriptor != _STDOUT or output.isatty(),
     )
+
+
+def put_in_colour(text: str) -> None:
+    """Writes to standard output with its colours, and without any other escapes."""
+    stream = sys.stdout
+    if isinstance(stream, _Printed):
+        stream.write_in_colour(text)
+    else:
+        stream.write(text)
+
+
+def print_answer(text: str, *, holds: bool) -> None:
+    """Prints an answer, on a terminal with its first word green where it holds, or else red."""
+    painted = with_answer(text, holds=holds) if in_colour(sys.stdout) else text
+    put_in_colour(painted + "\n")
 
 
 def _fill(descriptor: int, mode: int) -> None:
@@ -70,6 +91,8 @@ class _Output(io.RawIOBase):
     def __init__(self, descriptor: int) -> None:
         super().__init__()
         self._descriptor = descriptor
+        self._began = time.monotonic()
+        self._at_line_start = True
 
     def writable(self) -> bool:
         return True
@@ -81,15 +104,32 @@ class _Output(io.RawIOBase):
         return os.isatty(self._descriptor)
 
     def write(self, data: ReadableBuffer, /) -> int:
+        view = memoryview(data)
         try:
-            return os.write(self._descriptor, data)
+            if self._is_under_progress():
+                os.write(self._descriptor, _CLEAR)
+            written = os.write(self._descriptor, data)
         except BrokenPipeError:
-            return memoryview(data).nbytes
+            return view.nbytes
+        self._at_line_start = not written or view.cast("B")[written - 1] == ord("\n")
+        return written
+
+    def _is_under_progress(self) -> bool:
+        """Whether the terminal may show, on the line to be written, what the command does."""
+        waited = time.monotonic() - self._began > PATIENCE - 1
+        return waited and self._at_line_start and self.isatty() and os.isatty(_STDERR)
 
 
 class _Printed(io.TextIOWrapper):
     """Text without what would steer a terminal: names come from files that nobody vouched for."""
 
     def write(self, text: str, /) -> int:
-        super().write(printable(text))
+        shown = printable(text)
+        is_messages = self.fileno() != _STDOUT
+        super().write(labelled(shown) if is_messages and in_colour(self) else shown)
         return len(text)
+
+    def write_in_colour(self, text: str) -> None:
+        """Writes escapes that choose colours, too."""
+        parts = _COLOUR.split(text)
+        super().write("".join(part if at % 2 else printable(part) for at, part in enumerate(parts)))

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import NoReturn
 
+from stablehlo_tools.cli.progress import ProgressLine
 from stablehlo_tools.cli.streams import text_output
 from stablehlo_tools.processes import activity
 from stablehlo_tools.processes.activity import IDLE, Activity
@@ -31,8 +32,9 @@ _STDERR = 2
 _FORWARDED = (signal.SIGINT, signal.SIGTERM)
 
 
-def supervised(command: Callable[[], int]) -> int:
-    """The exit code of a command that is run in a child process."""
+def supervised(command: Callable[[], int], title: str) -> int:
+    """The exit code of a command that is run in a child process; `title` is what a terminal shows
+    of it where it takes long and says nothing else."""
     sys.stdout.flush()
     sys.stderr.flush()
     activities, watcher = os.pipe()
@@ -44,16 +46,18 @@ def supervised(command: Callable[[], int]) -> int:
         os.close(activities)
         _become_child(command, parent, watcher, errors)
     os.close(watcher)
-    return _Supervisor(child, activities, errors).wait()
+    with ProgressLine(title) as line:
+        return _Supervisor(child, activities, errors, line).wait()
 
 
 class _Supervisor:
     """The parent's side: one child, and what is known of it."""
 
-    def __init__(self, child: int, activities: int, errors: int | None) -> None:
+    def __init__(self, child: int, activities: int, errors: int | None, line: ProgressLine) -> None:
         self.child = child
         self.activities = activities
         self.errors = errors
+        self.line = line
         self.interrupted = False
         self.overdue = False
         self.present = IDLE
@@ -68,6 +72,7 @@ class _Supervisor:
             for line in lines:
                 self._hear(activity.told(line))
         _, status = os.waitpid(self.child, 0)
+        self.line.end()
         # What is sent from now on comes too late: there is no child to pass it on to.
         signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)
         signal.setitimer(signal.ITIMER_REAL, 0)
@@ -81,6 +86,7 @@ class _Supervisor:
 
     def _hear(self, present: Activity) -> None:
         self.present = present
+        self.line.show(_shown(present))
         if not self.interrupted:
             signal.setitimer(signal.ITIMER_REAL, present.seconds)
 
@@ -108,6 +114,12 @@ class _Supervisor:
 
         error = explained(self.present, code, self.overdue, self.errors)
         return _print(error.diagnostic.render(error.input_name or "stablehlo-tools"), BAD_INPUT)
+
+
+def _shown(present: Activity) -> str | None:
+    if present.shown or present.actor == IDLE.actor:
+        return present.shown
+    return f"{present.input_name}: {present.doing}".removeprefix(": ")
 
 
 def _print(message: str, code: int) -> int:

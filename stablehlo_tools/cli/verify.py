@@ -26,6 +26,8 @@ from stablehlo_tools.cli.shared_arguments import (
     tolerance,
     whole_number,
 )
+from stablehlo_tools.cli.streams import print_answer
+from stablehlo_tools.processes import activity
 
 if TYPE_CHECKING:
     from stablehlo_tools.artifacts.artifact import Artifact
@@ -107,6 +109,7 @@ def run(arguments: argparse.Namespace) -> int:
         as_deployed=arguments.as_deployed,
     )
     before, after = (artifact.load(path) for path in (arguments.before, arguments.after))
+    activity.show(f"running {before.name} and {after.name} on random inputs")
     limit = arguments.memory_limit
     answer: Verification | TwinVerification
     if arguments.twin == "always" or (arguments.twin == "auto" and _is_large(before, after, limit)):
@@ -126,7 +129,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(answer.to_json()))
     else:
-        print(render(verification))
+        print_answer(render(verification), holds=verification.same)
         if twin is not None:
             print("\n".join(_of_twin(twin)))
     if verification.same and verification.vacuous:

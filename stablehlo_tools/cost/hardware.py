@@ -465,7 +465,8 @@ def _locate(name_or_path: str, beside: Path = Path()) -> Path:
         hint = f"did you mean {close[0]!r}? " if close else ""
         raise ToolError(
             f"no hardware profile {name_or_path!r}; {hint}known: {', '.join(known)}, "
-            "or the path of a .toml file"
+            "or the path of a .toml file",
+            hint=close[0] if close else "",
         )
     return _PROFILES / f"{name}.toml"
 

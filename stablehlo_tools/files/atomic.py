@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import errno
 import os
 import sys
@@ -23,9 +24,22 @@ def read_input(path: str | os.PathLike[str]) -> tuple[bytes, str]:
             return sys.stdin.buffer.read(), "<stdin>"
         return Path(name).read_bytes(), name
     except OSError as error:
-        failure = ToolError(f"cannot read the file: {error.strerror}")
+        hint = _nearby(Path(name)) if isinstance(error, FileNotFoundError) else ""
+        failure = ToolError(f"cannot read the file: {error.strerror}", hint=hint)
         failure.input_name = name
         raise failure from None
+
+
+def _nearby(path: Path) -> str:
+    """What may have been meant by a path that leads nowhere."""
+    folder = path.parent
+    if not folder.is_dir():
+        return f"another path: there is no directory {os.path.realpath(folder)!r}"
+    names = sorted(each.name for each in folder.iterdir() if each.is_file())
+    close = difflib.get_close_matches(path.name, names, 1)
+    if close:
+        return os.fspath(folder / close[0])
+    return f"another path: it was looked for in {os.path.realpath(folder)!r}"
 
 
 def check_writable(path: str | os.PathLike[str]) -> None:

@@ -11,9 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.passes.base import Pass
-from stablehlo_tools.passes.registry import NAMED, PASSES, unknown_pass_message
+from stablehlo_tools.passes.registry import NAMED, PASSES, unknown_pass
 
 _TYPES = {bool: "a flag", int: "a whole number", float: "a number", str: "text"}
 
@@ -82,7 +81,7 @@ def described(name: str) -> str:
         return "\n".join([f"{name}, a named pipeline:", *steps])
     entry = PASSES.get(name)
     if entry is None:
-        raise ToolError(unknown_pass_message(name))
+        raise unknown_pass(name)
     module = importlib.import_module(entry.module)
     kind: type[Pass] = getattr(module, entry.class_name)
     lines = [f"{name}: {entry.summary}", "", inspect.getdoc(module) or ""]

@@ -7,6 +7,7 @@ name that no Python pass answers to is looked up among MLIR's registered C++ pas
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import sys
 import time
 import types
@@ -26,7 +27,7 @@ from stablehlo_tools.diagnostics import (
 )
 from stablehlo_tools.passes.base import Pass
 from stablehlo_tools.passes.parser import PassText, parse_pipeline_text
-from stablehlo_tools.passes.registry import NAMED, find_pass, unknown_pass_message
+from stablehlo_tools.passes.registry import NAMED, find_pass, unknown_pass
 from stablehlo_tools.processes.activity import busy
 from stablehlo_tools.processes.ending import native_stderr
 
@@ -71,7 +72,7 @@ class RegisteredPass(Pass):
             failures.append(said.text() or str(refused))
         told = next((text for text in failures if "no such option" in text), failures[0])
         if "does not refer to a registered pass" in told:
-            raise ToolError(unknown_pass_message(self.pass_name))
+            raise unknown_pass(self.pass_name)
         raise ToolError(f"pass {self}: {_cleaned(told)}")
 
 
@@ -213,8 +214,7 @@ def _parsed_options(pass_class: type[Pass], part: PassText) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for name, text in part.options:
         if name not in known:
-            options = ", ".join(known) or "none"
-            raise ToolError(f"pass {part.name!r} has no option {name!r}; it has: {options}")
+            raise _no_option(part.name, name, list(known))
         if known[name] in values:
             raise ToolError(f"pass {part.name!r}: option {name!r} is given twice")
         try:
@@ -229,6 +229,15 @@ def _parsed_options(pass_class: type[Pass], part: PassText) -> dict[str, Any]:
     if missing:
         raise ToolError(f"pass {part.name!r} needs the option {missing[0]!r}")
     return values
+
+
+def _no_option(pass_name: str, option: str, known: list[str]) -> ToolError:
+    close = difflib.get_close_matches(option, known, n=1)
+    meant = f"did you mean {close[0]!r}? " if close else ""
+    said = (
+        f"pass {pass_name!r} has no option {option!r}; {meant}it has: {', '.join(known) or 'none'}"
+    )
+    return ToolError(said, hint=f"stablehlo-tools opt --help {pass_name}")
 
 
 def _is_required(pass_class: type[Pass], attribute: str) -> bool:

@@ -11,6 +11,8 @@ import importlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from stablehlo_tools.diagnostics import ToolError
+
 if TYPE_CHECKING:
     from stablehlo_tools.passes.base import Pass
 
@@ -200,9 +202,10 @@ def find_pass(name: str) -> type[Pass] | None:
     return getattr(importlib.import_module(entry.module), entry.class_name)
 
 
-def unknown_pass_message(name: str) -> str:
+def unknown_pass(name: str) -> ToolError:
     """What to say of a name that neither this registry nor MLIR knows."""
     known = [*PASSES, *NAMED, "cse", "canonicalize", "symbol-dce"]
     close = difflib.get_close_matches(name, known, n=1)
     hint = f"; did you mean {close[0]!r}?" if close else f"; passes here: {', '.join(PASSES)}"
-    return f"unknown pass {name!r}: neither in this toolkit nor registered in MLIR{hint}"
+    said = f"unknown pass {name!r}: neither in this toolkit nor registered in MLIR{hint}"
+    return ToolError(said, hint="stablehlo-tools opt --list-passes")

@@ -37,6 +37,8 @@ class Activity:
     seconds: float = 0
     reason: str = ""
     grace: float = 0
+    # What a person who waits is told: without it what is being done, None: nothing.
+    shown: str | None = ""
 
 
 IDLE = Activity("the command", "running")
@@ -92,6 +94,15 @@ def busy(
         _say(_watcher, 0)
 
 
+def show(text: str | None) -> None:
+    """From now on, until the next time or the end of a `busy` block around it, a person who waits
+    is told this; None: nothing more, for others write to the terminal."""
+    global _present  # noqa: PLW0603
+    if _watcher is not None:
+        _present = replace(_present, shown=text)
+        _tell(_watcher)
+
+
 def ends_slowly(seconds: float) -> None:
     """From now on, where it is interrupted this process has so many seconds to end."""
     global _present  # noqa: PLW0603
@@ -109,6 +120,10 @@ def _say(pipe: int, cpu_seconds: float) -> None:
     # Processor time, so that a busy machine changes nothing, and by a signal whose default is the
     # end of the process, as a handler in Python would wait for the native code to return.
     signal.setitimer(signal.ITIMER_PROF, cpu_seconds)
+    _tell(pipe)
+
+
+def _tell(pipe: int) -> None:
     with contextlib.suppress(OSError):  # it has gone
         os.write(pipe, json.dumps(asdict(_present)).encode() + b"\n")
 

@@ -322,7 +322,7 @@ def encoded_error(error: ToolError) -> dict[str, Any]:
 def decoded_error(fields: Mapping[str, Any]) -> ToolError:
     """The ToolError that was encoded."""
     notes = tuple(note(part["message"], Place(**part["place"])) for part in fields["notes"])
-    error = ToolError(fields["message"], Place(**fields["place"]), notes)
+    error = ToolError(fields["message"], Place(**fields["place"]), notes, fields["hint"])
     error.input_name, error.by_chance = fields["input"], fields["chance"]
     return error
 
@@ -332,4 +332,5 @@ def _encoded(diagnostic: Diagnostic) -> dict[str, Any]:
         "message": diagnostic.message,
         "place": asdict(diagnostic.place),
         "notes": [_encoded(part) for part in diagnostic.notes],
+        "hint": diagnostic.hint,
     }

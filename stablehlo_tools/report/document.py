@@ -7,9 +7,9 @@ docs/inspect.md describes each field; `SCHEMA` grows when a field changes its me
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from stablehlo_tools.overlap.collective_times import CollectiveRow
 from stablehlo_tools.report.pipeline_report import PipelineReport
@@ -99,6 +99,15 @@ class Event:
     critical: bool = False
 
 
+class Drawing(NamedTuple):
+    """What a timeline is drawn of: the names of the streams that events are on by number, and
+    (ns, bytes alive from then on)."""
+
+    streams: tuple[str, ...]
+    events: Sequence[Event]
+    memory: Sequence[tuple[float, float]]
+
+
 @dataclass(frozen=True, slots=True)
 class ProgramReport:
     """One program, timed. `target` says whose schedule it is: "as written", "XLA:GPU", …"""
@@ -128,6 +137,17 @@ class ProgramReport:
     advised: Advised | None = None  # None where nothing was asked
     events: Sequence[Event] = field(default=())
     memory: Sequence[tuple[float, float]] = field(default=())  # (ns, bytes alive from then on)
+    # What makes the timeline where it was left out; None where it is there, or cannot be had.
+    draw: Callable[[], Drawing] | None = field(default=None, compare=False, repr=False)
+
+    def with_timeline(self) -> ProgramReport:
+        """The report with its events and memory curve, where they were left out."""
+        if self.draw is None:
+            return self
+        drawn = self.draw()
+        return replace(
+            self, streams=drawn.streams, events=drawn.events, memory=drawn.memory, draw=None
+        )
 
     @property
     def bounded_figures(self) -> dict[str, float]:
@@ -171,8 +191,8 @@ class Document:
 
 def _plain(program: ProgramReport) -> dict[str, Any]:
     """The fields; those of pipelines where there are any, and of advice where it was sought."""
-    fields = asdict(replace(program, pipelines=(), advised=None))
-    del fields["pipelines"], fields["advised"]
+    fields = asdict(replace(program, pipelines=(), advised=None, draw=None))
+    del fields["pipelines"], fields["advised"], fields["draw"]
     if program.advised is not None:
         fields["ordered_ns"] = program.advised.total_ns
         fields["advice"] = [asdict(item) for item in program.advised.items]

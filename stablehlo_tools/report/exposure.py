@@ -27,7 +27,15 @@ from stablehlo_tools.overlap.collective_times import collective_numbers, collect
 from stablehlo_tools.overlap.memory import MemoryProfile, TaskPlace, memory_profile
 from stablehlo_tools.overlap.simulator import Flight, LoopRun, Run, Simulation, simulate
 from stablehlo_tools.overlap.task_graph import COMPUTE_STREAM, Task, TaskGraph, TaskKind
-from stablehlo_tools.report.document import Advised, Alive, Event, KernelRow, LoopRow, ProgramReport
+from stablehlo_tools.report.document import (
+    Advised,
+    Alive,
+    Drawing,
+    Event,
+    KernelRow,
+    LoopRow,
+    ProgramReport,
+)
 from stablehlo_tools.report.pipeline_report import PipelineReport
 from stablehlo_tools.report.pipeline_rows import pipeline_report, pipeline_times
 from stablehlo_tools.targets.chips import DEFAULT_HARDWARE, target_of
@@ -60,9 +68,13 @@ def program_report(
     memory = memory_profile(graph)
     bound = floor(graph)
     totals = stream_totals(graph)
-    drawn = timeline(graph, simulation) if with_timeline else None
     by_streams = max(bound.streams.values())
-    return ProgramReport(
+
+    def draw() -> Drawing:
+        drawn = timeline(graph, simulation)
+        return Drawing(drawn.streams, drawn.events, tuple(_curve(simulation, memory)))
+
+    report = ProgramReport(
         name=name,
         target=target,
         hardware=hardware.title,
@@ -81,15 +93,15 @@ def program_report(
         peak_bytes=memory.peak_bytes,
         capacity_bytes=hardware.memory_bytes,
         alive=tuple(_alive(graph, memory)),
-        streams=drawn.streams if drawn is not None else tuple(totals),
+        streams=tuple(totals),
         collectives=collective_rows(graph, simulation),
         loops=loop_rows(graph, simulation),
         kernels=kernel_rows(graph),
         notes=(*notes, *_notes(graph, simulation)),
         pipelines=pipelines,
-        events=drawn.events if drawn is not None else (),
-        memory=tuple(_curve(simulation, memory)) if with_timeline else (),
+        draw=draw,
     )
+    return report.with_timeline() if with_timeline else report
 
 
 def _network_streams(graph: TaskGraph) -> set[str]:

@@ -121,6 +121,7 @@ def _program(program: ProgramReport, strings: _Numbered) -> dict[str, Any]:
             "alive",
             "pipelines",
             "advised",
+            "draw",
         }
         for value in [getattr(program, name)]
     }

@@ -16,7 +16,7 @@ from typing import Any
 from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.cost.hardware import Hardware
 from stablehlo_tools.diagnostics import Diagnostic, ToolError, note
-from stablehlo_tools.processes import child
+from stablehlo_tools.processes import activity, child
 from stablehlo_tools.processes.ending import shortened
 from stablehlo_tools.targets import compiler_process
 from stablehlo_tools.targets.chips import Chip, Target, chip_for
@@ -88,6 +88,7 @@ def compile_artifact(
     """
     target = Target(target)
     chip, stand_in = chip_for(target, hardware)
+    activity.show(f"{target.title} compiles {artifact.name}")
     try:
         return _compile(artifact, target, timeout, chip, stand_in, options)
     except ToolError as error:

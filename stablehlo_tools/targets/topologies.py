@@ -129,8 +129,8 @@ def check_installed(target: Target) -> None:
     missing = missing_package(target)
     if missing is not None:
         raise ToolError(
-            f"{target.title} is not installed here: package {missing} is missing; "
-            "pip install 'stablehlo-tools[aot]'"
+            f"{target.title} is not installed here: package {missing} is missing",
+            hint="pip install 'stablehlo-tools[aot]'",
         )
 
 

@@ -280,8 +280,8 @@ def mismatch(checks: str, text: str) -> str | None:
         from filecheck.parser import Parser, pattern_for_opts
     except ImportError:
         raise ToolError(
-            "the tests are checked with the package filecheck, which is not installed: "
-            "pip install filecheck"
+            "the tests are checked with the package filecheck, which is not installed",
+            hint="pip install 'stablehlo-tools[tests]'",
         ) from None
     options = Options("test")
     said = io.StringIO()

@@ -11,6 +11,7 @@ from models.devices import mesh
 
 import stablehlo_tools
 from stablehlo_tools import assert_collectives, assert_exposed_below
+from stablehlo_tools.report import exposure
 
 
 @pytest.fixture(scope="module")
@@ -49,3 +50,17 @@ def test_an_inspection_is_a_page_in_a_notebook(step: export.Exported):
     assert html.startswith("<iframe srcdoc=")
     assert "all_gather" in html
     assert "exposed" in str(shown)
+
+
+def test_the_timeline_is_made_where_it_is_looked_at(
+    step: export.Exported, monkeypatch: pytest.MonkeyPatch
+):
+    drawn: list[object] = []
+    real = exposure.timeline
+    monkeypatch.setattr(exposure, "timeline", lambda *given: (drawn.append(given), real(*given))[1])
+    shown = stablehlo_tools.inspect(step, hardware="h100")
+    assert shown.to_json()["programs"][0]["total_ns"] > 0
+    assert "events" not in shown.to_json()["programs"][0]
+    assert not drawn
+    assert "&quot;lanes&quot;:[[0," in shown._repr_html_()
+    assert len(drawn) == 1

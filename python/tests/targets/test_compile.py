@@ -249,7 +249,7 @@ def test_a_module_that_states_no_devices_runs_on_those_it_names(
 
 def test_a_missing_compiler_names_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(topologies, "missing_package", lambda _: "libtpu")
-    with pytest.raises(ToolError, match=r"package libtpu is missing; pip install"):
+    with pytest.raises(ToolError, match=r"package libtpu is missing\ntry: pip install"):
         compile_artifact(_one_device(), "tpu")
 
 

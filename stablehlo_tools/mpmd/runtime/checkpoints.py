@@ -44,5 +44,8 @@ def _checkpointer() -> Any:
     try:
         from orbax import checkpoint as orbax
     except ImportError:
-        raise ToolError("checkpoints are Orbax's, which the extra `train` installs") from None
+        raise ToolError(
+            "checkpoints are Orbax's, which the extra `train` installs",
+            hint="pip install 'stablehlo-tools[train]'",
+        ) from None
     return orbax.PyTreeCheckpointer()

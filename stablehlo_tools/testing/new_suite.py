@@ -1,0 +1,141 @@
+"""A folder of regression tests for artifacts of one's own: settings of lit, a first test, CI.
+
+`lit DIR` runs it anywhere the package is installed with its extra `tests`. Without an artifact the
+first test is of a small program that stands there in its place.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+from stablehlo_tools.analysis.partitioner_work import left_to_the_partitioner
+from stablehlo_tools.artifacts.artifact import Artifact, parse
+from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.files.atomic import write_all_atomically
+from stablehlo_tools.passes.pipeline import Pipeline
+from stablehlo_tools.testing.generated_test import generated_test, verify
+from stablehlo_tools.testing.minimised import minimised
+from stablehlo_tools.testing.recipe import Recipe
+
+LIT_CONFIG = "lit.cfg.py"
+WORKFLOW = "ci.yml"
+IGNORED = ".gitignore"
+PLACEHOLDER = "placeholder.mlir"
+
+_LIT = '''\
+# pyright: reportUndefinedVariable=false
+# ruff: noqa: F821 - lit injects `config`
+"""Regression tests of StableHLO artifacts. Run them: lit -v {folder}"""
+
+import os
+import sys
+from pathlib import Path
+
+import lit.formats
+
+HERE = Path(__file__).resolve().parent
+
+config.name = {name!r}
+config.test_format = lit.formats.ShTest()
+config.suffixes = [".mlir", ".test"]
+config.excludes = [{config!r}]
+config.test_source_root = str(HERE)
+config.test_exec_root = str(HERE / ".lit")
+
+# stablehlo-tools and filecheck lie beside the interpreter that runs lit.
+config.environment["PATH"] = os.pathsep.join(
+    [str(Path(sys.executable).parent), config.environment["PATH"]]
+)
+'''
+
+_CI = """\
+# Copy this to .github/workflows/ to run the tests of {folder} on every push.
+name: artifacts
+on: [push, pull_request]
+jobs:
+  artifacts:
+    runs-on: ubuntu-latest
+    steps:
+      - uses: actions/checkout@v4
+      - uses: actions/setup-python@v5
+        with:
+          python-version: "3.12"
+      - run: pip install 'stablehlo-tools[tests]>={version}'
+      - run: lit -v {folder}
+"""
+
+_PROGRAM = """\
+module @jit_placeholder attributes {mhlo.num_partitions = 2 : i32, mhlo.num_replicas = 1 : i32} {
+  func.func public @main(%rows: tensor<8x4xf32>) -> tensor<16x4xf32> {
+    %0 = "stablehlo.all_gather"(%rows) <{all_gather_dim = 0 : i64, channel_handle = \
+#stablehlo.channel_handle<handle = 1, type = 1>, replica_groups = dense<[[0, 1]]> : \
+tensor<1x2xi64>, use_global_device_ids}> : (tensor<8x4xf32>) -> tensor<16x4xf32>
+    return %0 : tensor<16x4xf32>
+  }
+}
+"""
+_IN_PLACE = """\
+// This program stands in the place of yours. Export a step, and make a test of that:
+//   stablehlo-tools make-test step.jax_export -p {pipeline} --brief -o {folder}/step.mlir
+"""
+
+
+@dataclass(frozen=True)
+class NewSuite:
+    """What was written: the files' names, and the pipeline of the first test."""
+
+    files: tuple[str, ...]
+    pipeline: str
+
+
+def write_suite(
+    folder: str, given: Artifact | None, pipeline: str | None, *, full: bool, cost: str | None
+) -> NewSuite:
+    """Writes the folder, its first test of the artifact that is given.
+
+    Without a pipeline it is `partition,create-reduce-scatter` for a program that leaves collectives
+    to the compiler, `thread-tokens` for others. Raises ToolError where a file is there already,
+    and where no test can be made of the artifact: then nothing is written.
+    """
+    loaded = given if given is not None else parse(_PROGRAM.encode(), PLACEHOLDER)
+    chosen = pipeline or _pipeline_for(loaded)
+    name = PLACEHOLDER if given is None else f"{_stem(given.name)}.mlir"
+    root = Path(folder)
+    for each in (LIT_CONFIG, WORKFLOW, name):
+        if (root / each).exists():
+            raise ToolError(
+                f"{str(root / each)!r} is there already",
+                hint=f"stablehlo-tools make-test INPUT -p {chosen} -o {root / 'another.mlir'}",
+            )
+    test = _first_test(loaded, chosen, str(root / name), full=full, cost=cost)
+    if given is None:
+        test = _IN_PLACE.format(pipeline=chosen, folder=root) + test
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ToolError(f"cannot make the directory {folder!r}: {error.strerror}") from None
+    ci = _CI.format(folder=root.as_posix(), version=version("stablehlo-tools"))
+    lit = _LIT.format(folder=root.as_posix(), name=root.resolve().name, config=LIT_CONFIG)
+    contents = {LIT_CONFIG: lit, name: test, WORKFLOW: ci, IGNORED: "/.lit/\n"}
+    write_all_atomically([(root / file, text.encode()) for file, text in contents.items()])
+    return NewSuite(tuple(str(root / file) for file in contents), chosen)
+
+
+def _stem(name: str) -> str:
+    """`step` of `runs/step.jax_export`, and of `<stdin>`."""
+    return "step" if name.startswith("<") else Path(name).stem
+
+
+def _pipeline_for(loaded: Artifact) -> str:
+    left = left_to_the_partitioner(loaded.module)
+    return "thread-tokens" if left is None else "partition,create-reduce-scatter"
+
+
+def _first_test(loaded: Artifact, text: str, path: str, *, full: bool, cost: str | None) -> str:
+    recipe = Recipe(text, full, Path(loaded.name).name, None, not full, cost)
+    data = minimised(loaded, Pipeline.parse(text)).encode()
+    test = generated_test(recipe, path, data)
+    verify(test, recipe, data)
+    return test.text
