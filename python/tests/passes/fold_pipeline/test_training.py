@@ -33,33 +33,33 @@ recomputed: Any = jax.checkpoint(scanned, static_argnums=(0,))  # a stage
 
 # A step, and its loops: forward, then backward.
 CASES: dict[str, tuple[Callable[[], Case], str]] = {
-    "shifted": (partial(step, shifted), "4[2] 4[2]"),
-    "shifted-checkpointed": (partial(step, shifted, layer="checkpointed"), "4[2] 4[2]"),
-    "rolled-attention": (partial(step, rolled, layer="attention"), "2 4[2] 4[2]"),
+    "shifted": (partial(step, shifted), "8 8"),
+    "shifted-checkpointed": (partial(step, shifted, layer="checkpointed"), "8 8"),
+    "rolled-attention": (partial(step, rolled, layer="attention"), "2 8 8"),
 }
 MORE: dict[str, tuple[Callable[[], Case], str]] = {
     "shifted-single": (partial(step, shifted, SINGLE, stage=single), "4 4"),
     "shifted-stage-checkpointed": (partial(step, shifted, stage=recomputed), "4[2] 4[2 2]"),
-    "shifted-shards": (partial(step, shifted, leave="shards"), "4[2] 4[2]"),
-    "shifted-stacked": (partial(step, shifted, collect="stacked"), "4[2] 4[2]"),
+    "shifted-shards": (partial(step, shifted, leave="shards"), "8 8"),
+    "shifted-stacked": (partial(step, shifted, collect="stacked"), "8 8"),
     "shifted-bfloat16-sent": (partial(step, shifted, sent=jnp.bfloat16), "4[2] 4[2]"),
-    "shifted-open-ring": (partial(step, shifted, closed=False), "4[2] 4[2]"),
-    "shifted-strided": (partial(step, shifted, strided=True), "4[2] 4[2]"),
-    "shifted-one-microbatch": (partial(step, shifted, Sizes(microbatches=1)), "4[2] 4[2]"),
+    "shifted-open-ring": (partial(step, shifted, closed=False), "8 8"),
+    "shifted-strided": (partial(step, shifted, strided=True), "8 8"),
+    "shifted-one-microbatch": (partial(step, shifted, Sizes(microbatches=1)), "8 8"),
     "shifted-data-axis-automatic": (
         partial(step, shifted, Sizes(samples=4), axes="partial"),
-        "4[2] 4[2]",
+        "8 8",
     ),
     "centred": (
         partial(step, shifted, run=lambda h, w: h + jnp.tanh((h - h.mean(0)) @ w)),
-        "6[4[2]] 6[4[2]]",
+        "6[8] 6[8]",
     ),
-    "rolled": (partial(step, rolled), "4[2] 4[2]"),
+    "rolled": (partial(step, rolled), "8 8"),
     "rolled-single": (partial(step, rolled, SINGLE, stage=single), "4 4"),
-    "rolled-select": (partial(step, rolled, shift="select"), "4[2] 4[2]"),
-    "rolled-slices": (partial(step, rolled, shift="slices"), "4[2] 4[2]"),
-    "rolled-pad": (partial(step, rolled, shift="pad"), "4[2] 4[2]"),
-    "rolled-scanned": (partial(step, rolled, fed="xs", collect="stacked"), "4[2] 4[2]"),
+    "rolled-select": (partial(step, rolled, shift="select"), "8 8"),
+    "rolled-slices": (partial(step, rolled, shift="slices"), "8 8"),
+    "rolled-pad": (partial(step, rolled, shift="pad"), "8 8"),
+    "rolled-scanned": (partial(step, rolled, fed="xs", collect="stacked"), "8 8"),
 }
 
 
@@ -91,11 +91,19 @@ def test_more_training_steps_fold_to_a_loop_and_its_backward(name: str):
     check(MORE[name][0](), MORE[name][1])
 
 
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
-def test_a_folded_step_expands_to_another_schedule(schedule: str):
-    case = step(rolled, Sizes(4, 1, 4, 2), stage=single)
-    options = f"microbatches=4 schedule={schedule}"
-    again = stablehlo_tools.transform(case.exported, f"fold-pipeline,expand-pipeline{{{options}}}")
+SCHEDULES = {
+    "interleaved": (shifted, "circular repeats=2"),
+    "1f1b": (rolled, "1f1b"),
+    "interleaved-1f1b": (rolled, "1f1b repeats=2"),
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_gpipe_step_becomes_one_of_another_schedule(name: str):
+    build, schedule = SCHEDULES[name]
+    case = step(build, Sizes(4, 2, 4, 2))
+    expand = f"expand-pipeline{{microbatches=4 schedule={schedule}}}"
+    again = stablehlo_tools.transform(case.exported, f"fold-pipeline,{expand}")
     assert "stablehlo.collective_permute" in names_of(again)
     _compare(case, run(case.exported, case.arguments), run(again, case.arguments))
 

@@ -12,6 +12,7 @@ A *sum over ticks* is a carry that every tick adds something to, as the gradient
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from stablehlo_tools.analysis.device_values import Values
@@ -103,7 +104,23 @@ class BackwardTracer(Tracer):
             raise UnresolvedError(
                 "the backward uses a sum over some of its ticks only", region.loop, 6
             )
-        return Piece(Summed(self._added[number], query.rank), query.box, query.view)
+        return self._summed(terms)
+
+    def _summed(self, terms: Sequence[BoxQuery]) -> Piece:
+        """The sum of what each tick has for a query: of what it has computed, where all have moved
+        that alike."""
+        first = terms[0]
+        moved = {
+            (source.value, piece.box, piece.view, source.rank, source.tick == term.tick)
+            for term in terms
+            for piece in self.followed([term])
+            if not piece.is_zero and isinstance(source := piece.source, Computed)
+        }
+        if len(moved) == 1:
+            value, box, view, rank, is_own = moved.pop()
+            if is_own and view.target == first.view.target and rank == first.rank:
+                return Piece(Summed(value, rank), box, view)
+        return Piece(Summed(first.value, first.rank), first.box, first.view)
 
     def _sum(self, query: BoxQuery) -> tuple[int | None, int]:
         """The sum over ticks that a value is, and over how many."""

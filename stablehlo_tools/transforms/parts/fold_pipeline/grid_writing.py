@@ -15,6 +15,7 @@ from stablehlo_tools.transforms.parts.fold_pipeline.composing import Located, st
 from stablehlo_tools.transforms.parts.fold_pipeline.folding import FoldSite, PipelineWriter
 from stablehlo_tools.transforms.parts.fold_pipeline.grid_loops import GridLoop, GridResults
 from stablehlo_tools.transforms.parts.fold_pipeline.grids import Grid
+from stablehlo_tools.transforms.parts.fold_pipeline.layer_scans import LayerBlock
 from stablehlo_tools.transforms.parts.fold_pipeline.layers import LayerOperand, Layers
 from stablehlo_tools.transforms.parts.fold_pipeline.segments import Scratch, Segments
 from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import (
@@ -23,9 +24,12 @@ from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import (
     Outside,
     Piece,
     Reshape,
+    Shape,
     Source,
     Summed,
+    Transpose,
     UnresolvedError,
+    ViewOp,
 )
 from stablehlo_tools.transforms.parts.fold_pipeline.tracing import Tracer
 
@@ -44,18 +48,19 @@ class GridPlan:
     kept_outputs: tuple[int, ...]
     sums: frozenset[int]
     reverse: bool
+    layers: LayerBlock
 
     @property
     def block(self) -> ir.Block:
-        """What computes a cell."""
-        return self.grid.rows.function.regions[0].blocks[0]
+        """What computes a layer."""
+        return self.layers.block
 
     def row(self, application: int) -> int:
         """Where an application is in what is stacked."""
         return self.grid.length - 1 - application if self.reverse else application
 
     def shape(self, output: int) -> list[int]:
-        """The shape of an output of a cell."""
+        """The shape of an output of a layer."""
         return shape_of(terminator(self.block).operands[output])
 
     def last_input(self, output: int) -> int | None:
@@ -98,13 +103,15 @@ class GridWriter(PipelineWriter):
             operands[number] = LayerOperand(value)
         for number, stages in inputs.layered.items():
             ordered = stages[::-1] if plan.reverse else stages
-            operands[number] = self._stack(ordered, types[number], None, Layers(plan.block))
+            dim = plan.layers.inputs.get(number)
+            layers = Layers(plan.block, plan.layers.each)
+            operands[number] = self._stack(ordered, types[number], dim, layers)
         loop = GridLoop(
             unbatched(plan.block) if layout.stage is None else layout.stage.dims,
             layout.samples,
             grid.handoffs,
             tuple(operands[number] for number in range(len(types))),
-            grid.length,
+            grid.length * plan.layers.each,
             plan.kept_inputs,
             plan.kept_outputs,
             plan.sums,
@@ -211,15 +218,16 @@ class GridWriter(PipelineWriter):
             value = self._composer.reshaped(value, layout.readable_shape(value, shape, output))
             return layout.output(value, shape, output, microbatch)
         stack, row = results.outputs[output], plan.row(application)
+        each = plan.layers.each
         if layout.stage is None and layout.count > 1:
-            inner = Box((microbatch, row, *([0] * len(shape))), (1, 1, *shape))
-            return Located(stack, inner, (Reshape(inner.sizes, tuple(shape)),))
+            inner = Box((microbatch, row * each, *([0] * len(shape))), (1, each, *shape))
+            return Located(stack, inner, _unstacked(plan, output, inner.sizes, shape, each))
         if layout.stage is not None and layout.minor:
             sizes = layout.readable_shape(stack, shape, output)
-            stack = self._composer.reshaped(stack, [plan.grid.length, *sizes])
+            stack = self._composer.reshaped(stack, [plan.grid.length * each, *sizes])
         within = layout.output(stack, shape, output, microbatch)
-        inner = Box((row, *within.box.starts), (1, *within.box.sizes))
-        return Located(stack, inner, (*within.ops, Reshape(inner.sizes, within.box.sizes)))
+        inner = Box((row * each, *within.box.starts), (each, *within.box.sizes))
+        return Located(stack, inner, _unstacked(plan, output, inner.sizes, shape, each))
 
     def _summed(self, source: Summed, box: Box) -> Located:
         """Where the sum of what a stage computed in all ticks is."""
@@ -231,6 +239,25 @@ class GridWriter(PipelineWriter):
         if dim is not None:
             row = box.starts[dim] // grid.box(output, 0).sizes[dim]
             box = box.relative_to(Box(grid.box(output, row).starts, box.sizes))
-        place = plan.row(grid.application_of(source, row))
-        inner = Box((place, *box.starts), (1, *box.sizes))
-        return Located(results.outputs[output], inner, (Reshape(inner.sizes, box.sizes),))
+        place, each, along = plan.row(grid.application_of(source, row)), 1, 0
+        within = plan.layers.outputs.get(output)
+        if within is not None:
+            each, along = box.sizes[within], box.starts[within]
+            box = box.along(within, 0, 1)
+        inner = Box((place * plan.layers.each + along, *box.starts), (each, *box.sizes))
+        ops = _unstacked(plan, output, inner.sizes, box.sizes, each)
+        return Located(results.outputs[output], inner, ops)
+
+
+def _unstacked(
+    plan: GridPlan, output: int, sizes: Shape, layer: Sequence[int], each: int
+) -> tuple[ViewOp, ...]:
+    """How rows of a stack, a box of these sizes, are an output of a stage with so many layers, of
+    which one has the shape `layer`."""
+    dim = plan.layers.outputs.get(output)
+    if dim is None:
+        return (Reshape(sizes, tuple(layer)),)
+    others = (*layer[:dim], *layer[dim + 1 :])
+    reshape = Reshape(sizes, (each, *others))
+    order = (*range(1, dim + 1), 0, *range(dim + 1, len(layer)))
+    return (reshape,) if not dim else (Transpose(order), reshape)

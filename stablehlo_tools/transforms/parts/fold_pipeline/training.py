@@ -36,6 +36,7 @@ from stablehlo_tools.transforms.parts.fold_pipeline.composing import Composer, n
 from stablehlo_tools.transforms.parts.fold_pipeline.folding import FoldSite, Output, outputs_of
 from stablehlo_tools.transforms.parts.fold_pipeline.grid_writing import GridPlan, GridWriter
 from stablehlo_tools.transforms.parts.fold_pipeline.grids import End, Grid, GridFinder
+from stablehlo_tools.transforms.parts.fold_pipeline.layer_scans import LayerBlock, layer_of
 from stablehlo_tools.transforms.parts.fold_pipeline.loop_region import LoopRegion
 from stablehlo_tools.transforms.parts.fold_pipeline.moves import MOVING
 from stablehlo_tools.transforms.parts.fold_pipeline.segments import (
@@ -267,7 +268,8 @@ class _Planner:
         pieces = [piece for group in _other_pieces(given, rows) for piece in group]
         ends = [*ends, *_ends(_reached(after, [pieces]))]
         kept = {row.number for row in rows.values() if not row.is_input}
-        stages = self._stages(taken, given, rows)
+        layers = self._layers(taken, given, rows)
+        stages = self._stages(taken, given, rows, layers)
         count = len(first.cells)
         taken, given = (
             taken_once.for_each(count, stage.inputs) if stage else taken_once
@@ -275,10 +277,12 @@ class _Planner:
         )
         layout = BatchLayout.of(count, taken.batch, stages[0])
         inputs = {row.number for row in rows.values() if row.is_input}
-        forward = GridPlan(first, taken, layout, tuple(sorted(inputs)), (), frozenset(), False)
+        forward = GridPlan(
+            first, taken, layout, tuple(sorted(inputs)), (), frozenset(), False, layers[0]
+        )
         forward = replace(forward, kept_outputs=_stacked(forward, ends, kept))
         layout = BatchLayout(count, stages[1], layout.minor)
-        backward = GridPlan(second, given, layout, (), (), self._sums, True)
+        backward = GridPlan(second, given, layout, (), (), self._sums, True, layers[1])
         backward = replace(backward, kept_outputs=_stacked(backward, ends, self._sums))
         return _Plans(forward, backward, rows)
 
@@ -308,13 +312,36 @@ class _Planner:
         output = outputs.pop()
         return None if outputs or output is None else _Row(False, output)
 
-    def _stages(
+    def _layers(
         self, taken: StageInputs, given: StageInputs, rows: dict[int, _Row]
+    ) -> tuple[LayerBlock, LayerBlock]:
+        """What computes a layer, forward and backward: the bodies of the scans that stages are; or
+        the stages, where one of them is no scan."""
+        first, second = self._first, self._second
+        stages = [grid.rows.function.regions[0].blocks[0] for grid in (first, second)]
+        whole = LayerBlock(stages[0]), LayerBlock(stages[1])
+        if rows.keys() != given.cells.keys() or any(row.is_input for row in rows.values()):
+            return whole
+        forward = layer_of(stages[0], first.handoffs, taken.layered, self._scratch, reverse=False)
+        stacked = {*given.layered, *given.cells}
+        backward = layer_of(stages[1], second.handoffs, stacked, self._scratch, reverse=True)
+        if forward is None or backward is None or forward.each != backward.each:
+            return whole
+        if any(forward.outputs.get(row.number) != backward.inputs[n] for n, row in rows.items()):
+            return whole
+        return forward, backward
+
+    def _stages(
+        self,
+        taken: StageInputs,
+        given: StageInputs,
+        rows: dict[int, _Row],
+        layers: tuple[LayerBlock, LayerBlock],
     ) -> tuple[BatchedStage | None, BatchedStage | None]:
         """How the stages compute all microbatches at once, forward and backward; None for both
         where one of them does not compute each sample by itself."""
         first, second = self._first, self._second
-        blocks = [grid.rows.function.regions[0].blocks[0] for grid in (first, second)]
+        blocks = [each.block for each in layers]
         stage = batched(blocks[0], taken.batch, first.handoffs, self._scratch, fixed=taken.fixed)
         if stage is None:
             return None, None
