@@ -403,7 +403,10 @@ def compare_schedules(
             each = Setting(request.ranks, timed.microbatches, timed.costs, request.chunks, limit)
             setting = setting or each
             for entry, built in buildable(each, MOST_CHUNKS):
-                if isinstance(built, ToolError):
+                if entry.sliced:
+                    said = refusal(entry.name, sliced=True, offloads=False) or ""
+                    why[entry.name] = said.removeprefix(f"{entry.name} ")
+                elif isinstance(built, ToolError):
                     why.setdefault(entry.name, built.diagnostic.message)
                 elif (built.stages, built.splits) == (timed.costs.stages, splits):
                     candidates[entry.name, chunks] = candidate_of(entry.name, built, each)
