@@ -200,6 +200,10 @@ def _timed(arguments: argparse.Namespace, table: Table, costs: Costs) -> Timelin
     from stablehlo_tools.schedules.catalogue import timed
 
     blocking = arguments.communication == "blocking"
+    if arguments.offload is not None:
+        from stablehlo_tools.schedules.offload import offloaded
+
+        table, costs = offloaded(table, costs, *arguments.offload)
     return timed(table, costs, blocking, arguments.transfers, arguments.buffers or 0)
 
 
@@ -235,6 +239,7 @@ def _check_options(arguments: argparse.Namespace, known: list[str], sliced: list
         ("--buffers", arguments.buffers is not None, is_file, "a schedule from a file"),
         ("--max-chunks", arguments.max_chunks is not None, compares, _COMPARE),
         ("--no-search", arguments.no_search, compares, _COMPARE),
+        ("--offload", arguments.offload is not None, not compares, "a single schedule"),
         ("--transfers", arguments.transfers, not compares, "a single schedule"),
         ("--effort", arguments.effort is not None, searches and not arguments.exact, "auto"),
         ("--exact", arguments.exact, searches, "auto"),

@@ -66,6 +66,13 @@ def add_setting_arguments(parser: argparse.ArgumentParser) -> None:
         help="held for one microbatch, and how much of it between input and weight gradient "
         "(1, and half of it)",
     )
+    memory.add_argument(
+        "--offload",
+        metavar="X,T",
+        type=_offload,
+        help="up to a share X of the activations lies on the host until the backward; T: the time "
+        "of a copy, one way, of all of them for one microbatch, beside compute",
+    )
     memory.add_argument("--weights", metavar="B", type=amount, help="held for parameters (0)")
     memory.add_argument("--message", metavar="B", type=amount, help="of one transfer (0)")
     memory.add_argument(
@@ -178,6 +185,13 @@ def _activation(text: str) -> tuple[float, float | None]:
     if len(figures) > 2:
         raise argparse.ArgumentTypeError(f"{text!r} is not A or A,K: one amount or two")
     return figures[0], figures[1] if len(figures) > 1 else None
+
+
+def _offload(text: str) -> tuple[float, float]:
+    figures = [amount(part) for part in text.split(",")]
+    if len(figures) != 2 or figures[0] > 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not X,T: a share up to 1, and a time")
+    return figures[0], figures[1]
 
 
 _FORMS = ("table", "json", "csv", "html", "text")

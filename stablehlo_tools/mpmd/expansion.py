@@ -16,7 +16,7 @@ Preconditions:
   P7  No stage needs what a later one makes.
   P8  A program for several devices is one that `partition` takes; what its devices divide is not
       cut by layers.
-  P9  The schedule is of whole microbatches.
+  P9  The schedule is of whole microbatches, whose activations stay on their devices.
 """
 
 from __future__ import annotations
@@ -58,6 +58,7 @@ from stablehlo_tools.mpmd.manifest import (
     Stage,
     costs_of_stages,
     is_reserved,
+    refusal,
 )
 from stablehlo_tools.mpmd.rank_set import argument_paths, result_paths
 from stablehlo_tools.mpmd.reading import read_rank, wiring
@@ -279,19 +280,15 @@ def time_stages(prepared: Prepared, request: Request, stages: int, *, splits: bo
 
 
 def _check_whole(request: Request, location: ir.Location) -> None:
-    """Raises ToolError, located, for a schedule of slices of microbatches."""
-    if request.given is not None:
-        sliced = request.given.sequence_slices > 1
-    else:
+    """Raises ToolError, located, for a schedule of slices, or of copies to the host."""
+    given = request.given
+    if given is None:
         sliced = any(each.sliced for each in entries() if each.name == request.schedule)
-    if not sliced:
-        return
-    name = request.schedule if request.given is None else request.given.name
-    raise ToolError(
-        f"expand-mpmd: {name} cuts the sequences of microbatches into slices, and the phases of "
-        "this loop take a microbatch whole (P9)",
-        location,
-    )
+        why = refusal(request.schedule, sliced=sliced, offloads=False)
+    else:
+        why = refusal(given.name, sliced=given.sequence_slices > 1, offloads=given.offloads)
+    if why is not None:
+        raise ToolError(f"expand-mpmd: {why} (P9)", location)
 
 
 def _table(request: Request, microbatches: int, costs: Costs) -> Table:
@@ -406,7 +403,10 @@ def compare_schedules(
             each = Setting(request.ranks, timed.microbatches, timed.costs, request.chunks, limit)
             setting = setting or each
             for entry, built in buildable(each, MOST_CHUNKS):
-                if isinstance(built, ToolError):
+                if entry.sliced:
+                    said = refusal(entry.name, sliced=True, offloads=False) or ""
+                    why[entry.name] = said.removeprefix(f"{entry.name} ")
+                elif isinstance(built, ToolError):
                     why.setdefault(entry.name, built.diagnostic.message)
                 elif (built.stages, built.splits) == (timed.costs.stages, splits):
                     candidates[entry.name, chunks] = candidate_of(entry.name, built, each)

@@ -294,6 +294,17 @@ def _manifest(fields: dict[str, JsonValue]) -> Manifest:
     )
 
 
+def refusal(name: str, *, sliced: bool, offloads: bool) -> str | None:
+    """Why a schedule that is valid cannot be that of programs; None where it can."""
+    if sliced:
+        return (
+            f"{name} cuts the sequences of microbatches into slices, and programs take them whole"
+        )
+    if offloads:
+        return f"{name} copies activations to the host, and programs keep them on their devices"
+    return None
+
+
 def _table(value: JsonValue) -> Table:
     try:
         table = to_table(value.content)
@@ -302,8 +313,9 @@ def _table(value: JsonValue) -> Table:
         value.refuse(error.diagnostic.message)
     if broken:
         value.refuse(f"{table.name!r} is not valid: {broken[0]}")
-    if table.sequence_slices > 1:
-        value.refuse(f"{table.name!r} is of slices, and programs take microbatches whole")
+    why = refusal(table.name, sliced=table.sequence_slices > 1, offloads=table.offloads)
+    if why is not None:
+        value.refuse(why)
     return table
 
 

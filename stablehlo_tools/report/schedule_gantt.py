@@ -33,10 +33,11 @@ NAMES = {
     "P": "forward and backward at once",
     ">": "send",
     "<": "receive",
+    "^": "waits for a copy to the host",
 }
 _ROUNDING = 1e-6
 IDLE = "."
-FILLINGS = {"F": "-", "B": "=", "I": "+", "W": "~", "P": "#", ">": ">", "<": "<"}
+FILLINGS = {"F": "-", "B": "=", "I": "+", "W": "~", "P": "#", ">": ">", "<": "<", "^": "^"}
 _PHASES = frozenset("FBIWP")
 _WIDEST_UNIT = 6  # columns for the shortest step, however much room there is
 _DIVISORS = range(1, 13)  # of the shortest step, tried as the unit that all times are multiples of
@@ -66,6 +67,7 @@ _SHADES = {  # from chunk 0 on
     "P": (_Shade(61, _WHITE), _Shade(104, _BLACK), _Shade(147, _BLACK), _Shade(189, _BLACK)),
     ">": (_Shade(240, _WHITE),),
     "<": (_Shade(240, _WHITE),),
+    "^": (_Shade(240, _WHITE),),
     MIXED: (_Shade(245, _BLACK),),
 }
 
@@ -85,6 +87,8 @@ def letter_of(step: Step) -> str:
         return "P"
     if step.kind.is_compute:
         return step.kind.value
+    if step.kind.is_copy:
+        return "^"
     return ">" if step.kind.is_send else "<"
 
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 MOST_STEPS = 50_000
 _MARKS = 40  # of the axis, at most
 _SHADES = 4  # then the shades of chunks begin again
-_CLASSES = {">": "send", "<": "receive"}  # of the letters that make no class name
+_CLASSES = {">": "send", "<": "receive", "^": "copy"}  # of the letters that make no class name
 
 
 def render_page(timeline: Timeline, search: Search | None = None) -> str:

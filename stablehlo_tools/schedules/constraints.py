@@ -40,6 +40,7 @@ class Rule(enum.Enum):
     DEADLOCK = ("C14", "the run comes to an end")
     MEMORY = ("C15", "no rank ever holds more than the limit")
     SLICE_ORDER = ("C16", "slices of a microbatch go forward in order, and back in reverse")
+    COPY = ("C17", "what goes to the host goes behind its forward, and is back for its gradient")
 
     def __init__(self, number: str, meaning: str) -> None:
         self.number = number
@@ -233,11 +234,31 @@ def _unpaired(pair: Pair) -> str | None:
 
 
 def check_phases(table: Table, at: Positions, findings: Findings) -> None:
-    """C7 to C9, and C16."""
+    """C7 to C9, C16 and C17."""
+    copies = max(at[Kind.OFFLOAD]) != MISSING or max(at[Kind.RELOAD]) != MISSING
     for lane in lanes(table):
         _check_lane(table, lane, at, findings)
+        if copies:
+            _check_copies(table, lane, at, findings)
         if table.sequence_slices > 1:
             _check_slices(table, lane, at, findings)
+
+
+def _check_copies(table: Table, lane: Lane, at: Positions, findings: Findings) -> None:
+    """C17."""
+    kinds = (Kind.OFFLOAD, Kind.RELOAD, *COMPUTE[:3])
+    columns = [at[kind][lane.cells] for kind in kinds]
+    for microbatch, steps in zip(lane.microbatches, zip(*columns, strict=True), strict=True):
+        away, back, made, full, split = steps
+        if away == back == MISSING or MISSING < made < away < back < max(full, split):
+            continue
+        names = [str(Action(kind, lane.stage, microbatch)) for kind in kinds]
+        message = (
+            f"{names[0]} and {names[1]} stand in this order between {names[2]} and its gradient"
+        )
+        step = away if away != MISSING else back
+        action = str(table.rows[lane.rank][step])
+        findings.add(Violation(lane.rank, step, action, Rule.COPY, f"is out of place: {message}"))
 
 
 def _check_slices(table: Table, lane: Lane, at: Positions, findings: Findings) -> None:

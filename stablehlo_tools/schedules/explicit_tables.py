@@ -62,7 +62,8 @@ def with_communication(table: Table, costs: Costs | None = None, late: bool = Fa
     if table.communicates:
         raise ToolError(f"{table.name}: the sends and receives are in the table already")
     timed = unit_costs(table.stages) if costs is None else _positive(costs)
-    timeline = simulate(compacted(table), timed)
+    bare, copies = _without_copies(compacted(table))
+    timeline = simulate(bare, timed)
     ends: list[defaultdict[int, list[Action]]] = [defaultdict(list) for _ in table.rows]
     for transfer in sorted(_transfers(timeline), key=lambda transfer: transfer[:3]):
         ends[transfer.sender][transfer.position + 1].append(transfer.send)
@@ -71,8 +72,28 @@ def with_communication(table: Table, costs: Costs | None = None, late: bool = Fa
         else:
             before = bisect_right(timeline.ends[transfer.receiver], transfer.made)
         ends[transfer.receiver][before].append(transfer.receive)
-    rows = [_row(row, at) for row, at in zip(timeline.table.rows, ends, strict=True)]
+    for at, own in zip(ends, copies, strict=True):
+        for position, actions in own.items():
+            at[position] += actions
+    rows = [_row(row, at) for row, at in zip(bare.rows, ends, strict=True)]
     return with_rows(table, rows)
+
+
+def _without_copies(table: Table) -> tuple[Table, list[dict[int, list[Action]]]]:
+    """The table without copies to the host, and each rank's by the step that they stand before.
+
+    They are no other rank's business: where transfers stand, and that none deadlocks, is decided
+    without them.
+    """
+    rows: list[list[Step | None]] = [[] for _ in table.rows]
+    copies: list[dict[int, list[Action]]] = [{} for _ in table.rows]
+    for row, kept, own in zip(table.rows, rows, copies, strict=True):
+        for step in row:
+            if isinstance(step, Action) and step.kind.is_copy:
+                own.setdefault(len(kept), []).append(step)
+            else:
+                kept.append(step)
+    return with_rows(table, rows), copies
 
 
 def _positive(costs: Costs) -> Costs:

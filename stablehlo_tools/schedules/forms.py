@@ -1,7 +1,8 @@
 """Tables as files: text to read, the CSV of PyTorch's pipelines, JSON; none loses or adds a cell.
 
-A cell is written `0F0`, `2SEND_F5`, `(0F7;7B3)OVERLAP_F_B`. Whether a schedule that was read is
-right is for the validator; here it is only made sure that a misspelt number does not size anything.
+A cell is written `0F0`, `2SEND_F5`, `0OFFLOAD3`, `(0F7;7B3)OVERLAP_F_B`. Whether a schedule that
+was read is right is for the validator; here it is only made sure that a misspelt number does not
+size anything.
 
 Text: a line for the table, then a line for each rank, `.` where it is idle.
 
@@ -204,8 +205,11 @@ def encode_timed(timeline: Timeline, search: Search | None = None) -> str:
         [[_plain(start), _plain(end)] for start, end in zip(starts, ends, strict=True)]
         for starts, ends in zip(timeline.starts, timeline.ends, strict=True)
     )
+    figures = asdict(timeline.costs)
+    if not timeline.table.offloads:
+        figures = {key: each for key, each in figures.items() if key not in ("offloaded", "copy")}
     timed = {
-        "costs": json.dumps(_plain(asdict(timeline.costs))),
+        "costs": json.dumps(_plain(figures)),
         "metrics": json.dumps(_plain(metrics(timeline))),
         "timeline": _lines(times),
     }

@@ -92,6 +92,9 @@ class Costs:
     kept: bytes still held from there to the end of the weight gradient, where that is split off.
     weights: bytes that hold a stage's parameters, their gradients and the optimizer's state.
     message: bytes of one transfer between two stages.
+    offloaded: bytes of an activation that its copy to the host frees on the device.
+    copy: time of that copy, and of the one back; a rank makes one each way at a time, beside its
+        compute.
     """
 
     forward: tuple[float, ...]
@@ -104,6 +107,8 @@ class Costs:
     kept: tuple[float, ...] = ()
     weights: tuple[float, ...] = ()
     message: float = 0.0
+    offloaded: tuple[float, ...] = ()
+    copy: tuple[float, ...] = ()
 
     @property
     def stages(self) -> int:
@@ -131,7 +136,8 @@ def costs(
 ) -> Costs:
     """Costs of `stages` stages, each figure one number for all stages or a sequence of theirs.
 
-    `backward` is the sum of the two gradients unless given; `kept` is half of the activation.
+    `backward` is the sum of the two gradients unless given; `kept` is half of the activation. A
+    copy to the host takes all of an activation and no time; offload.py has others.
     Raises ToolError for a negative or enormous figure, a sequence of another length, and where more
     is kept of an activation than there is.
     """
@@ -155,6 +161,8 @@ def costs(
         kept=left,
         weights=_each("weights", weights, stages),
         message=_figure("message", message),
+        offloaded=held,
+        copy=(0.0,) * stages,
     )
 
 
@@ -203,6 +211,8 @@ def per_slice(costs: Costs, slices: int) -> Costs:
         activation=cut(costs.activation),
         kept=cut(costs.kept),
         message=costs.message / slices,
+        offloaded=cut(costs.offloaded),
+        copy=cut(costs.copy),
     )
 
 
@@ -304,6 +314,8 @@ def _resliced(slices: Costs, stages: int) -> Costs:
         activation=resliced(slices.activation, stages),
         kept=resliced(slices.kept, stages),
         weights=resliced(slices.weights, stages),
+        offloaded=resliced(slices.offloaded, stages),
+        copy=resliced(slices.copy, stages),
     )
 
 

@@ -13,7 +13,7 @@ ZB-2p and ZB-V so, its 1F1B, interleaved 1F1B and ZB-H1 by END).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -107,6 +107,7 @@ class _Machine:
         self._starts: tuple[list[float], ...] = tuple([] for _ in range(table.ranks))
         self._ends: tuple[list[float], ...] = tuple([] for _ in range(table.ranks))
         self._runnable = list(reversed(range(table.ranks)))
+        self._copies = _Copies(table, costs) if table.offloads else None
 
     def execution(self) -> Execution:
         """What came of it."""
@@ -157,30 +158,40 @@ class _Machine:
         kind, stage, microbatch = step
         phases = self._phases.get(kind)
         if phases is None:
-            return self._transfer(rank, step)
+            return self._copy(rank, step) if kind.is_copy else self._transfer(rank, step)
         phase = phases[microbatch % len(phases)][stage]
         start = self._start(rank, phase, microbatch)
         if start is None:
             return False
+        if self._copies is not None:
+            start = self._copies.start_of(step, start)
         end = start + phase.time
         self._starts[rank].append(start)
         self._ends[rank].append(end)
         self._clocks[rank] = end
+        if self._copies is not None:
+            self._copies.done(rank, step, end)
         if phase.makes is not None:
             self._arrive(phase.makes + microbatch, end)
         return True
 
     def _take_pair(self, rank: int, pair: Pair) -> bool:
         start, apart = self._clocks[rank], 0.0
-        for kind, stage, microbatch in pair:
+        for action in pair:
+            kind, stage, microbatch = action
             phase = self._phases[kind][microbatch % len(self._routes)][stage]
             ready = self._start(rank, phase, microbatch)
             if ready is None:
                 return False
+            if self._copies is not None:
+                ready = self._copies.start_of(action, ready)
             start, apart = max(start, ready), apart + phase.time
         end = start + apart * self._overlapped
         self._record(rank, start, end)
-        for kind, stage, microbatch in pair:
+        for action in pair:
+            kind, stage, microbatch = action
+            if self._copies is not None:
+                self._copies.done(rank, action, end)
             makes = self._phases[kind][microbatch % len(self._routes)][stage].makes
             if makes is not None:
                 self._arrive(makes + microbatch, end)
@@ -212,6 +223,13 @@ class _Machine:
         self._starts[rank].append(start)
         self._ends[rank].append(end)
         self._clocks[rank] = end
+
+    def _copy(self, rank: int, end: Action) -> bool:
+        """One end of a copy between device and host; nothing that another rank does holds it up."""
+        clock = self._clocks[rank]
+        assert self._copies is not None, "a table with copies has a lane for them"
+        self._record(rank, clock, self._copies.take(rank, end, clock))
+        return True
 
     def _transfer(self, rank: int, end: Action) -> bool:
         """One end of a transfer between two ranks."""
@@ -284,6 +302,47 @@ class _Machine:
         return True
 
 
+class _Copies:
+    """The lanes of each rank for copies to the host and back, one copy after the other on each.
+
+    A copy to the host begins once its forward ends and its lane is free, one back at its RELOAD.
+    """
+
+    def __init__(self, table: Table, costs: Costs) -> None:
+        self._times = costs.copy
+        self._lanes = {kind: [0.0] * table.ranks for kind in (Kind.OFFLOAD, Kind.RELOAD)}  # free
+        self._there: dict[Action, float] = {}  # when an activation is on the host, or back
+        self._leaving = {
+            action[1:]
+            for row in table.rows
+            for action in actions_of(row)
+            if action.kind is Kind.OFFLOAD
+        }
+
+    def done(self, rank: int, action: Action, end: float) -> None:
+        """Begins to copy what a forward has left, if it is to go."""
+        if action.kind is Kind.FORWARD and action[1:] in self._leaving:
+            self._begin(rank, action._replace(kind=Kind.OFFLOAD), end)
+
+    def take(self, rank: int, end: Action, clock: float) -> float:
+        """When the rank goes on behind one end of a copy."""
+        if end.kind is Kind.OFFLOAD:
+            return max(clock, self._there.get(end, clock))
+        self._begin(rank, end, clock)
+        return clock
+
+    def start_of(self, action: Action, ready: float) -> float:
+        """When a phase can start that is ready but for a copy from the host."""
+        if action.kind is Kind.FORWARD or action.kind is Kind.WEIGHT_GRADIENT:
+            return ready
+        return max(ready, self._there.get(action._replace(kind=Kind.RELOAD), ready))
+
+    def _begin(self, rank: int, copy: Action, clock: float) -> None:
+        lanes = self._lanes[copy.kind]
+        lanes[rank] = max(lanes[rank], clock) + self._times[copy.stage]
+        self._there[copy] = lanes[rank]
+
+
 @dataclass(frozen=True)
 class Timeline:
     """When every step of a table starts and ends, row by row, in the unit of the costs."""
@@ -340,7 +399,8 @@ class Timeline:
     def peak_activations(self) -> tuple[int, ...]:
         """The most activations alive on each rank, in stages x microbatches.
 
-        One is alive from its forward to its full backward, or to its weight gradient.
+        One is alive from its forward to its full backward, or to its weight gradient, on the device
+        or on the host.
         """
         return peak_activations(self.table)
 
@@ -383,7 +443,7 @@ def simulate(
 
 def peak_activations(table: Table) -> tuple[int, ...]:
     """The most activations alive on each rank at any time, in stages x microbatches."""
-    counted = costs(table.stages, activation=1, kept=1)
+    counted = replace(costs(table.stages, kept=1), offloaded=(0.0,) * table.stages)
     return tuple(int(_peak(row, counted)) for row in table.rows)
 
 
@@ -420,6 +480,10 @@ def change_of_memory(action: Action, costs: Costs) -> float:
         return -costs.activation[stage]
     if kind is Kind.INPUT_GRADIENT:
         return costs.kept[stage] - costs.activation[stage]
+    if kind is Kind.OFFLOAD:
+        return -costs.offloaded[stage]
+    if kind is Kind.RELOAD:
+        return costs.offloaded[stage]
     return -costs.kept[stage] if kind is Kind.WEIGHT_GRADIENT else 0.0
 
 

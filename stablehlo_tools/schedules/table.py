@@ -1,8 +1,9 @@
 """Schedules as data: the actions of a rank, where the stages lie, and the table of all ranks.
 
-An action is a phase of one stage for one microbatch, or one end of a transfer. Actions are written
-as PyTorch writes them: `0F0`, `3I2`, `3W2`, `1B4`, `2SEND_F5`, `3RECV_F5`, and
-`(0F7;7B3)OVERLAP_F_B` for a forward and a backward that run at once.
+An action is a phase of one stage for one microbatch, one end of a transfer, or one end of a copy to
+the host and back. Actions are written as PyTorch writes them: `0F0`, `3I2`, `3W2`, `1B4`,
+`2SEND_F5`, `3RECV_F5`, and `(0F7;7B3)OVERLAP_F_B` for a forward and a backward that run at once;
+copies `0OFFLOAD3` and `0RELOAD3`.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import NamedTuple
 
 
 class Kind(enum.Enum):
-    """A phase of a stage, or one end of a transfer; the value is how it is written."""
+    """A phase of a stage, one end of a transfer or of a copy; the value is how it is written."""
 
     FORWARD = "F"
     BACKWARD = "B"  # both gradients at once
@@ -25,6 +26,8 @@ class Kind(enum.Enum):
     RECEIVE_FORWARD = "RECV_F"  # the stage's input, from the stage before
     SEND_BACKWARD = "SEND_B"  # the gradient of the stage's input, to the stage before
     RECEIVE_BACKWARD = "RECV_B"  # the gradient of the stage's activation, from the next stage
+    OFFLOAD = "OFFLOAD"  # waits until the activation, copied since its forward, is on the host
+    RELOAD = "RELOAD"  # makes room for it again and begins to copy it back
 
     __hash__ = object.__hash__  # a member is one object, and Enum's own hash is slow
 
@@ -32,6 +35,11 @@ class Kind(enum.Enum):
     def is_compute(self) -> bool:
         """Whether it occupies the rank's compute."""
         return self in COMPUTE
+
+    @property
+    def is_copy(self) -> bool:
+        """Whether it is about a copy between device and host."""
+        return self in (Kind.OFFLOAD, Kind.RELOAD)
 
     @property
     def is_send(self) -> bool:
@@ -218,9 +226,16 @@ class Table:
     def communicates(self) -> bool:
         """Whether the rows hold the sends and receives."""
         return any(
-            isinstance(step, Action) and not step.kind.is_compute
+            isinstance(step, Action) and not step.kind.is_compute and not step.kind.is_copy
             for row in self.rows
             for step in row
+        )
+
+    @property
+    def offloads(self) -> bool:
+        """Whether the rows hold copies of activations to the host and back."""
+        return any(
+            isinstance(step, Action) and step.kind.is_copy for row in self.rows for step in row
         )
 
 

@@ -10,6 +10,8 @@ rank has what it reads:
 - A pair starts once both of its phases can, and makes what they make when it ends.
 - Where sequences are cut, a stage's F of a slice also needs F of the slice before, and B or I that
   of the slice behind, of the same microbatch; both are on the rank itself (C16, constraints.py).
+- A copy to the host and back is the rank's own: OFFLOAD and RELOAD wait for no other rank, and
+  stand in this order between a stage's F and its gradient (C17).
 - Idle cells do nothing.
 
 In a table that names no transfer, what a phase makes is at once on every rank that reads it. In one
@@ -27,6 +29,7 @@ that wait are named with what they wait for, those in a deadlock first.
 
 Memory (C15): a rank holds the weights of its stages and, of each microbatch, a stage's activation
 from F to B or I, and what is kept of it from I to W. A pair holds the new before it frees the old.
+An OFFLOAD frees what is copied, a RELOAD takes it up again.
 """
 
 from __future__ import annotations

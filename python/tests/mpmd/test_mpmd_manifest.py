@@ -190,6 +190,10 @@ CHANGES: list[tuple[Change, str]] = [
     (lambda c: c["schedule"].update(microbatches=0), "schedule: microbatches: 0; a schedule has 1"),
     (lambda c: c["schedule"]["rows"].pop(), "schedule: placement.routes names rank 1"),
     (lambda c: c["schedule"]["rows"][0].append("9F0"), "schedule: '1f1b' is not valid: "),
+    (
+        lambda c: c["schedule"]["rows"][0].__setitem__(slice(1, 1), ["0OFFLOAD0", "0RELOAD0"]),
+        "schedule: 1f1b copies activations to the host, and programs keep them",
+    ),
     (lambda c: c["schedule"].pop("name"), "schedule: the schedule has no name"),
 ]
 

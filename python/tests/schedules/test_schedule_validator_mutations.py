@@ -11,6 +11,7 @@ import pytest
 from schedule_mutations import Mutation, mutated, mutations, reorderings
 from schedule_oracle import accepts
 from schedule_random import PLACEMENTS, random_table, random_transfers
+from schedule_settings import SLICES
 from schedule_tables import written
 
 from stablehlo_tools.diagnostics import ToolError
@@ -44,6 +45,19 @@ BY_HAND = {
         "0F0 0F1 3F0 (3F1;3B0)OVERLAP_F_B 3I1 0B0 3W1 0I1 0W1",
         "1F0 2F0 1F1 2F1 2B0 1B0 2I1 1I1 2W1 1W1",
     ),
+    "slices": written(
+        loop(2),
+        4,
+        "0F0 0F1 0F2 0B1 0F3 0B0 0B3 0B2",
+        "1F0 1F1 1I1 1F2 1I0 1W1 1W0 1F3 1B3 1B2",
+        slices=2,
+    ),
+    "copies": written(
+        loop(2),
+        3,
+        "0F0 0OFFLOAD0 0F1 0RELOAD0 0F2 0B0 0B1 0B2",
+        "1F0 1B0 1F1 1OFFLOAD1 1F2 1RELOAD1 1I1 1W1 1B2",
+    ),
     "forward-only": written(loop(2, 2), 2, "0F0 0F1 2F0 2F1", "1F0 1F1 3F0 3F1", training=False),
 }
 
@@ -63,7 +77,10 @@ def built(entry: Entry) -> Iterator[Table]:
     """What a schedule of the catalogue writes for the small sizes that it exists at."""
     for ranks, microbatches in SIZES:
         try:
-            yield entry.build(Setting(ranks, microbatches, unit_costs(ranks)))
+            slices = SLICES[entry.name]
+            yield entry.build(
+                Setting(ranks, microbatches, unit_costs(ranks), sequence_slices=slices)
+            )
         except ToolError:
             continue
 

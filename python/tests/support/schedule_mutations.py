@@ -84,7 +84,7 @@ def _changed(step: Step | None) -> Iterator[Sequence[Step | None]]:
 
 def _neighbours(action: Action) -> Iterator[Action]:
     for kind in Kind:
-        if kind is not action.kind:
+        if kind is not action.kind and kind.is_copy == action.kind.is_copy:
             yield action._replace(kind=kind)
     for by in (-1, 1):
         yield action._replace(stage=action.stage + by)

@@ -30,8 +30,23 @@ def well_formed(table: Table) -> bool:
         return False
     standing = [(rank, one) for rank, row in enumerate(table.rows) for one in actions_of(row)]
     computes = [one for one in standing if one[1].kind.is_compute]
-    transfers = Counter(one for one in standing if not one[1].kind.is_compute)
-    return _computes_right(table, computes) and transfers in ({}, _expected_transfers(table))
+    copies = [one for one in standing if one[1].kind.is_copy]
+    transfers = Counter(one for one in standing if one not in computes and one not in copies)
+    if transfers not in ({}, _expected_transfers(table)) or not _copies_right(table, copies):
+        return False
+    return _computes_right(table, computes)
+
+
+def _copies_right(table: Table, copies: list[Standing]) -> bool:
+    """Whether each copy to the host has one back, both once and on the rank of the stage."""
+    here = {Kind.OFFLOAD: set[Standing](), Kind.RELOAD: set[Standing]()}
+    for rank, action in copies:
+        here[action.kind].add((rank, action._replace(kind=Kind.FORWARD)))
+        inside = 0 <= action.stage < table.stages and 0 <= action.microbatch < table.microbatches
+        if not inside or table.placement.rank_of(action.stage, action.microbatch) != rank:
+            return False
+    away, back = here.values()
+    return away == back and len(copies) == 2 * len(away)
 
 
 def _computes_right(table: Table, computes: list[Standing]) -> bool:
@@ -99,8 +114,13 @@ class _Search:
         self._table = table
         self._buffers = buffers
         self._explicit = any(
-            not action.kind.is_compute for row in table.rows for action in actions_of(row)
+            not (action.kind.is_compute or action.kind.is_copy)
+            for row in table.rows
+            for action in actions_of(row)
         )
+        self._away = {
+            action[1:] for row in table.rows for action in actions_of(row) if action.kind.is_copy
+        }
         self._gained = [
             [
                 frozenset[str]().union(*(_gains(step) for step in row[:at]))
@@ -116,8 +136,9 @@ class _Search:
                 yield from self._moves(state, rank, self._table.rows[rank][at])
 
     def _moves(self, state: State, rank: int, step: Step | None) -> Iterator[State]:
-        if not isinstance(step, Action) or step.kind.is_compute:
-            if all(need in self._held(state, rank) for need in _needs(self._table, step)):
+        if not isinstance(step, Action) or step.kind.is_compute or step.kind.is_copy:
+            needs = (*_needs(self._table, step), *self._copied(step))
+            if all(need in self._held(state, rank) for need in needs):
                 yield self._moved(state, (rank,))
         elif step.kind.is_send and _datum(step) in self._gained[rank][state.at[rank]]:
             yield from self._sent(state, rank, step)
@@ -127,6 +148,12 @@ class _Search:
             if channels.get(channel, ())[:1] == (_datum(step),):
                 channels[channel] = channels[channel][1:]
                 yield self._moved(state, (rank,), channels)
+
+    def _copied(self, step: Step | None) -> Iterator[str]:
+        """What has to be back from the host for a step."""
+        for kind, stage, microbatch in () if step is None else parts(step):
+            if kind in (B, I) and (stage, microbatch) in self._away:
+                yield f"R{stage}.{microbatch}"
 
     def _sent(self, state: State, rank: int, send: Action) -> Iterator[State]:
         peer = self._peer(send)
@@ -176,6 +203,8 @@ def _gains(step: Step | None) -> frozenset[str]:
 def _datum(action: Action) -> str:
     """What a phase makes or a transfer carries, named by the stage that makes it."""
     kind, stage, microbatch = action
+    if kind.is_copy:
+        return f"{'H' if kind is Kind.OFFLOAD else 'R'}{stage}.{microbatch}"
     source = stage - (kind is Kind.RECEIVE_FORWARD) + (kind is Kind.RECEIVE_BACKWARD)
     gradient = kind in (B, I, Kind.SEND_BACKWARD, Kind.RECEIVE_BACKWARD)
     return f"{'G' if gradient else 'A'}{source}.{microbatch}"
@@ -191,3 +220,11 @@ def _needs(table: Table, step: Step | None) -> Iterator[str]:
             yield f"G{stage + 1}.{microbatch}"
         if kind is W:
             yield f"G{stage}.{microbatch}"
+        if kind is Kind.OFFLOAD:
+            yield f"A{stage}.{microbatch}"
+        if kind is Kind.RELOAD:
+            yield f"H{stage}.{microbatch}"
+        if kind is F and microbatch % table.sequence_slices:
+            yield f"A{stage}.{microbatch - 1}"
+        if kind in (B, I) and (microbatch + 1) % table.sequence_slices:
+            yield f"G{stage}.{microbatch + 1}"

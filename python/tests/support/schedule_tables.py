@@ -6,13 +6,15 @@ import re
 
 from stablehlo_tools.schedules.table import Action, Kind, Pair, Placement, Step, Table, table_of
 
-_ACTION = re.compile(r"(-?\d+)(SEND_F|RECV_F|SEND_B|RECV_B|F|B|I|W)(-?\d+)")
+_ACTION = re.compile(r"(-?\d+)(SEND_F|RECV_F|SEND_B|RECV_B|OFFLOAD|RELOAD|F|B|I|W)(-?\d+)")
 
 
-def written(placement: Placement, microbatches: int, *rows: str, training: bool = True) -> Table:
-    """A table by the rows of its ranks."""
+def written(
+    placement: Placement, microbatches: int, *rows: str, training: bool = True, slices: int = 1
+) -> Table:
+    """A table by the rows of its ranks; `microbatches` counts the slices, where there are any."""
     steps = [[_step(cell) for cell in row.split()] for row in rows]
-    return table_of("by hand", placement, microbatches, steps, training)
+    return table_of("by hand", placement, microbatches, steps, training, slices)
 
 
 def _step(cell: str) -> Step | None:

@@ -1,0 +1,223 @@
+"""Activations that lie on the host between forward and gradient: which, and when they are copied.
+
+As PipeOffload has it (Wan et al., arXiv 2503.01328): a rank makes one copy at a time, beside its
+compute; stages whose activations live longest go first, for they make up a peak; what lives too
+short for the way there and back stays. Only what is free is taken: forwards are put off as far as
+no gradient waits for it, which is how a full pipeline runs anyhow; copies fill slots, one out and
+one back in turn, as early and as late as they can; and what finds none stays. A rank whose copies
+take longer than its compute could hide few of them, and is refused with the share that it could.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import replace
+from math import ceil, floor
+from typing import NamedTuple
+
+from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.schedules.setting import Costs
+from stablehlo_tools.schedules.simulator import Timeline, simulate
+from stablehlo_tools.schedules.table import (
+    Action,
+    Kind,
+    Step,
+    Table,
+    actions_of,
+    compacted,
+    parts,
+    with_rows,
+)
+
+_ROUNDING = 1e-9
+_GRADIENTS = (Kind.BACKWARD, Kind.INPUT_GRADIENT)
+
+
+class Offloaded(NamedTuple):
+    """A table with its copies, and the costs with what they move and take."""
+
+    table: Table
+    costs: Costs
+
+
+def offloaded(table: Table, costs: Costs, share: float, copy: float) -> Offloaded:
+    """Sends up to a share of each rank's activations to the host, and takes no longer for it.
+
+    `costs` are those of the table's phases. `copy` is the time of one copy, there or back, of a
+    rank's whole share of the model for one microbatch. A valid table with copies of its own keeps
+    them, and `share` is how much of each activation they move. Raises ToolError for a share above
+    1, for tables that name transfers or have no backward, and where copies take longer than
+    compute.
+    """
+    if not 0 <= share <= 1:
+        raise ToolError(f"offload: {share:g} of the activations; it takes a share from 0 to 1")
+    if table.offloads:
+        return Offloaded(table, _moving(table, costs, [share] * table.stages, copy))
+    if table.communicates:
+        raise ToolError(f"{table.name}: copies are put into schedules that name no transfers")
+    if not table.training:
+        raise ToolError(f"{table.name}: there is no backward that activations would wait for")
+    latest = _Latest(simulate(compacted(table), costs))
+    moving = _moving(table, costs, _shares(latest, costs, share), copy)
+    _check_hidden(latest.table, moving, share)
+    rows = [_row(latest, moving, rank) for rank in range(table.ranks)]
+    return Offloaded(with_rows(latest.table, rows), moving)
+
+
+def _moving(table: Table, costs: Costs, shares: list[float], copy: float) -> Costs:
+    """The costs with so much of each stage's activations moved, in a time by its bytes."""
+    moved = tuple(x * size for x, size in zip(shares, costs.activation, strict=True))
+    whole = sum(costs.activation) * table.sequence_slices / table.ranks
+    each = copy / whole if whole else 0.0
+    return replace(costs, offloaded=moved, copy=tuple(size * each for size in moved))
+
+
+class _Latest:
+    """A table without idle cells, and its steps, forwards as late as they can be for the others.
+
+    Goes through the rows from their ends, each as far as what reads its forwards is placed.
+    """
+
+    def __init__(self, timeline: Timeline) -> None:
+        self.table = timeline.table
+        self.starts = [[*row] for row in timeline.starts]
+        self.ends = [[*row] for row in timeline.ends]
+        self._hop = timeline.costs.communication
+        self._due: dict[tuple[int, int], float] = {}  # when a stage's activation has to be made
+        left = [len(row) for row in self.table.rows]
+        while any(left):
+            for rank in range(self.table.ranks):
+                while left[rank] and self._place(rank, left[rank] - 1):
+                    left[rank] -= 1
+
+    def _place(self, rank: int, at: int) -> bool:
+        """Puts a step off, if it is known for how long it can be."""
+        step = self.table.rows[rank][at]
+        assert step is not None, "idle cells are left out"
+        if isinstance(step, Action) and step.kind is Kind.FORWARD:
+            if step.stage < self.table.stages - 1 and step[1:] not in self._due:
+                return False
+            following = self.starts[rank][at + 1]  # there is one: its gradient at least
+            end = min(following, self._due.get(step[1:], following))
+            self.starts[rank][at] += end - self.ends[rank][at]
+            self.ends[rank][at] = end
+        for kind, stage, microbatch in parts(step):
+            if kind is Kind.FORWARD and stage:
+                hop = self._hop * self.table.placement.crosses(stage - 1, microbatch)
+                self._due[stage - 1, microbatch] = self.starts[rank][at] - hop
+        return True
+
+
+class _Life(NamedTuple):
+    """An activation on a rank: from the end of its forward to the start of its gradient."""
+
+    stage: int
+    microbatch: int
+    begin: float
+    end: float
+
+
+def _lives(latest: _Latest, rank: int) -> list[_Life]:
+    """The activations of a rank in the order of their forwards."""
+    steps = zip(latest.table.rows[rank], latest.starts[rank], latest.ends[rank], strict=True)
+    begins: dict[tuple[int, int], float] = {}
+    ends: dict[tuple[int, int], float] = {}
+    for step, start, end in steps:
+        for kind, stage, microbatch in parts(step) if step is not None else ():
+            if kind is Kind.FORWARD:
+                begins[stage, microbatch] = end
+            elif kind in _GRADIENTS:
+                ends[stage, microbatch] = start
+    return [_Life(*key, begin, ends[key]) for key, begin in begins.items()]
+
+
+def _shares(latest: _Latest, costs: Costs, share: float) -> list[float]:
+    """How much of each stage's activations goes: of a rank's stages, whole ones that live longest
+    first, and a part of the next, `share` of the rank's bytes together."""
+    table = latest.table
+    lives: defaultdict[int, list[float]] = defaultdict(list)
+    for rank in range(table.ranks):
+        for life in _lives(latest, rank):
+            lives[life.stage].append(life.end - life.begin)
+    mean = {stage: sum(each) / len(each) for stage, each in lives.items()}
+    shares = [0.0] * table.stages
+    for held in table.placement.held:
+        whole = sum(costs.activation[stage] for stage in held)
+        left = share * whole
+        for stage in sorted(held, key=lambda stage: -mean[stage]):
+            size = costs.activation[stage]
+            shares[stage] = min(1.0, left / size) if left > _ROUNDING * whole and size else 0.0
+            left -= shares[stage] * size
+    return shares
+
+
+def _check_hidden(table: Table, costs: Costs, share: float) -> None:
+    """Raises ToolError where the copies of a rank take longer than all that it computes."""
+    for rank, row in enumerate(table.rows):
+        copied = computed = 0.0
+        for action in actions_of(row):
+            computed += _time(action, costs)
+            copied += 2 * costs.copy[action.stage] * (action.kind is Kind.FORWARD)
+        if copied > computed * (1 + _ROUNDING):
+            raise ToolError(
+                f"offload: the copies of rank {rank} take {copied:g}, there and back, and its "
+                f"compute {computed:g}: offload a share of {share * computed / copied:.3g} at most"
+            )
+
+
+def _time(action: Action, costs: Costs) -> float:
+    times = {
+        Kind.FORWARD: costs.forward,
+        Kind.BACKWARD: costs.backward,
+        Kind.INPUT_GRADIENT: costs.input_gradient,
+        Kind.WEIGHT_GRADIENT: costs.weight_gradient,
+    }
+    return times[action.kind][action.stage]
+
+
+def _row(latest: _Latest, costs: Costs, rank: int) -> list[Step | None]:
+    """The row of a rank with its copies.
+
+    An OFFLOAD stands before the first step that starts when its copy is done, a RELOAD before the
+    step that runs when its copy starts, those before one step in the order of their times.
+    """
+    row, starts, ends = latest.table.rows[rank], latest.starts[rank], latest.ends[rank]
+    before: defaultdict[int, list[tuple[float, Action]]] = defaultdict(list)
+    for life, out, due in _slots(_lives(latest, rank), costs):
+        freed = bisect_left(starts, out - _ROUNDING)
+        taken = bisect_right(ends, due + _ROUNDING)
+        if freed < taken:  # else nothing has the room meanwhile
+            before[freed].append((out, Action(Kind.OFFLOAD, life.stage, life.microbatch)))
+            before[taken].append((due, Action(Kind.RELOAD, life.stage, life.microbatch)))
+    placed: list[Step | None] = []
+    for at, step in enumerate(row):
+        ends_of_copies = sorted(before[at], key=lambda each: each[0])
+        placed += [*(action for _, action in ends_of_copies), step]
+    return placed
+
+
+def _slots(lives: list[_Life], costs: Costs) -> Iterator[tuple[_Life, float, float]]:
+    """Of each activation that goes, when it is on the host, and when it starts to come back.
+
+    The lane of the rank is cut into slots as long as its longest copy, out and back in turn.
+    """
+    going = [life for life in lives if costs.offloaded[life.stage]]
+    length = max((costs.copy[life.stage] for life in going), default=0.0)
+    if not length:
+        yield from ((life, life.begin, life.end) for life in going if life.begin < life.end)
+        return
+    period, origin = 2 * length, going[0].begin
+    fitting = [life for life in going if life.end - life.begin > period * (1 - _ROUNDING)]
+    backs: dict[_Life, int] = {}
+    slot: float = float("inf")
+    for life in sorted(fitting, key=lambda life: -life.end):
+        slot = min(slot - 1, floor((life.end - origin) / period + _ROUNDING) - 1)
+        backs[life] = int(slot)
+    taken = -1
+    for life in fitting:
+        slot = max(taken + 1, ceil((life.begin - origin) / period - _ROUNDING))
+        if slot <= backs[life]:
+            taken = slot
+            yield life, origin + slot * period + length, origin + backs[life] * period + length
