@@ -43,6 +43,19 @@ def maker_of(value: ir.Value) -> ir.Operation:
     return op
 
 
+_MADE_OF_CONSTANTS = frozenset({*_SPREADING, "stablehlo.iota"})
+
+
+def is_spread_constant(value: ir.Value) -> bool:
+    """Whether a value is a constant, or what broadcasts, reshapes and counts make of constants."""
+    op = producer(value)
+    if op is None:
+        return False
+    if op.name in CONSTANTS:
+        return True
+    return op.name in _MADE_OF_CONSTANTS and all(map(is_spread_constant, op.operands))
+
+
 def stand_in(value: ir.Value, replacement: ir.Value) -> None:
     """Lets a value made from another one take its place everywhere else."""
     value.replace_all_uses_except(replacement, [maker_of(replacement)])

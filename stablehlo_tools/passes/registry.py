@@ -47,6 +47,11 @@ PASSES: dict[str, Entry] = {
         "FoldPipelinePass",
         "a program that is a pipeline already becomes the plain loop over layers it computes",
     ),
+    "roll-layers": Entry(
+        "stablehlo_tools.transforms.roll_layers",
+        "RollLayersPass",
+        "layers that are written out one after the other become a loop over them",
+    ),
     "expand-pipeline": Entry(
         "stablehlo_tools.transforms.expand_pipeline",
         "ExpandPipelinePass",

@@ -245,7 +245,8 @@ def _loops(main: ir.Operation, effects: Effects) -> list[LayerLoop]:
         raise ToolError(
             "expand-pipeline: the program has no loop over layers: no `while` with a known number "
             "of iterations that takes stacked weights row by row (P2); write the layers as a "
-            "lax.scan over stacked weights",
+            "lax.scan over stacked weights, or run roll-layers first where they are written out "
+            "one after the other",
             main.location,
         )
     return loops

@@ -92,7 +92,8 @@ def _undivided(
 def _no_layers(loops: Sequence[LayerLoop]) -> ToolError:
     return ToolError(
         "expand-pipeline: the program has no loop over layers: this one goes over samples, or over "
-        "what is computed from them (P2); write the layers as a lax.scan over stacked weights",
+        "what is computed from them (P2); write the layers as a lax.scan over stacked weights, or "
+        "run roll-layers first where they are written out one after the other",
         loops[0].op.location,
     )
 

@@ -16,7 +16,7 @@ from stablehlo_tools.analysis.replica_groups import AxisRef, DeviceMesh, mesh_ax
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import MANUAL_COMPUTATION
 from stablehlo_tools.ir.builder import Builder, element_of
-from stablehlo_tools.ir.values import CONSTANTS, maker_of, producer
+from stablehlo_tools.ir.values import is_spread_constant, maker_of
 
 
 def without_axis(op: ir.Operation, axis: str) -> None:
@@ -35,9 +35,6 @@ def _without(text: str, axis: str) -> str:
     text = re.sub(rf"{reference}, ", "", text)
     text = re.sub(rf", {reference}", "", text)
     return re.sub(reference, "", text)
-
-
-_SPREADING = frozenset({"stablehlo.broadcast_in_dim", "stablehlo.iota", "stablehlo.reshape"})
 
 
 class Axis:
@@ -116,7 +113,7 @@ class Region:
         """A value of the outside: constants are written again, others brought in."""
         if value in self._constants:
             return self._constants[value]
-        if not _is_constant(value):
+        if not is_spread_constant(value):
             return self.bring(value)
         made = maker_of(value)
         inner = [self.whole(made.operands[i]) for i in range(len(made.operands))]
@@ -217,15 +214,6 @@ def channel_handle(channel: int, context: ir.Context) -> ir.Attribute:
     """A channel between devices."""
     text = f"#stablehlo.channel_handle<handle = {channel}, type = 0>"
     return ir.Attribute.parse(text, context)
-
-
-def _is_constant(value: ir.Value) -> bool:
-    op = producer(value)
-    if op is None:
-        return False
-    if op.name in CONSTANTS:
-        return True
-    return op.name in _SPREADING and all(_is_constant(operand) for operand in op.operands)
 
 
 def _is_boolean(element: ir.Type) -> bool:

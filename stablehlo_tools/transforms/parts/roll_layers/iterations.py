@@ -1,0 +1,424 @@
+"""The proof that ops which repeat are the iterations of a loop: what each takes, and from where.
+
+Op q of every iteration takes, in each place, one of
+
+    inside   what op r of its own iteration makes
+    carried  what op r of the iteration before makes; the first takes a value from outside
+    same     one value from outside, or equal constants
+    rows     a value from outside for each iteration: its weights, or what the forward kept for it
+
+and anything else is no loop. The first and the last iteration may lack ops that others have:
+
+    - A sum that all iterations add to begins with the first term, as gradients of what all layers
+      share do. The first iteration of the loop adds it to what changes no number, -0.0.
+    - Nothing asks for what the last iteration would hand on, as for the cotangent of the input. The
+      loop computes it, and nothing takes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from stablehlo_tools.analysis.dataflow import Dataflow, Node
+from stablehlo_tools.dialect.names import ADD, SHARDING_CONSTRAINT, WHILE
+from stablehlo_tools.ir.values import CONSTANTS, named, value_text
+from stablehlo_tools.transforms.parts.roll_layers.repetitions import (
+    CONTRACTIONS,
+    OpSequence,
+    Repetition,
+    phases,
+)
+
+_MOST_PHASES = 12
+_LEAST_OF_LAST = 3  # the last iteration has at least one in so many of the ops of others
+
+
+class Made(NamedTuple):
+    """Result number `result` of op `position` of an iteration."""
+
+    position: int
+    result: int
+
+
+@dataclass(frozen=True)
+class Carried:
+    """What an iteration takes of the one before it; the first takes value number `start`, or, where
+    that is None, what changes no number that is added to it."""
+
+    made: Made
+    start: int | None
+
+
+@dataclass(frozen=True)
+class Inside:
+    """What the iteration itself makes."""
+
+    made: Made
+
+
+@dataclass(frozen=True)
+class Same:
+    """A value from outside that all iterations take."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A value from outside for each iteration, in the order in which they run; None for one that
+    does not ask for it."""
+
+    numbers: tuple[int | None, ...]
+
+
+Source = Inside | Carried | Same | Rows
+
+
+class NoLoopError(Exception):
+    """Why ops that repeat are no iterations of a loop, and the op that shows it."""
+
+    def __init__(self, why: str, node: Node) -> None:
+        super().__init__(why)
+        self.why = why
+        self.node = node
+
+
+type Row = list[Node | None]  # the ops of an iteration, None for those that it lacks
+type Numbers = tuple[int | None, ...]  # of one value of each iteration
+
+
+@dataclass(frozen=True)
+class Iterations:
+    """Ops that are the iterations of a loop.
+
+    `template` are the ops of a complete iteration, `sources` what each takes, first its operands
+    and then what its regions use. `ops[i][q]` is op q of iteration i, and `made[i][q]` are the
+    numbers of its results: for a sum that the first iteration lacks, of what it would add.
+    """
+
+    template: tuple[Node, ...]
+    ops: tuple[Row, ...]
+    made: tuple[list[tuple[int, ...] | None], ...]
+    sources: tuple[tuple[Source, ...], ...]
+
+    @property
+    def count(self) -> int:
+        """How many iterations there are."""
+        return len(self.ops)
+
+    @property
+    def nodes(self) -> Iterator[Node]:
+        """All ops of all iterations."""
+        return (node for row in self.ops for node in row if node is not None)
+
+    @property
+    def carried(self) -> list[Carried]:
+        """What is handed on from iteration to iteration."""
+        sources = (s for row in self.sources for s in row if isinstance(s, Carried))
+        return list(dict.fromkeys(sources))
+
+    @property
+    def rows(self) -> list[Rows]:
+        """What each iteration takes for itself."""
+        return list(dict.fromkeys(s for row in self.sources for s in row if isinstance(s, Rows)))
+
+    def row_of(self, made: Made) -> Numbers:
+        """The numbers that a result has in the iterations."""
+        return tuple(_column([row[made.position] for row in self.made], made.result))
+
+    def entries_of(self, carried: Carried) -> Numbers:
+        """The numbers of what the iterations take as they begin."""
+        return carried.start, *self.row_of(carried.made)[:-1]
+
+    @property
+    def invariant(self) -> list[int]:
+        """The positions of ops that give the same in every iteration."""
+        same: list[int] = []
+        for position, sources in enumerate(self.sources):
+            if all(
+                isinstance(source, Same)
+                or (isinstance(source, Inside) and source.made.position in same)
+                for source in sources
+            ):
+                same.append(position)
+        return same
+
+
+def find_iterations(
+    flow: Dataflow, sequence: OpSequence, repeated: Repetition, counts: Collection[int] = ()
+) -> Iterations | NoLoopError:
+    """The loop that a repetition is: of those that it may be read as, the one with the most
+    iterations, of these the one that hands on the least. The error of the likeliest where there is
+    none.
+
+    An iteration that lacks what nothing asks for is looked for at its end where there are as many
+    as `counts` then: those of the loops before it.
+    """
+    best: Iterations | None = None
+    refused: NoLoopError | None = None
+    for begin in phases(flow, sequence.nodes, repeated)[:_MOST_PHASES]:
+        count = (repeated.limit - begin) // repeated.period
+        if count < 2:
+            continue
+        try:
+            found = _Reader(flow, sequence, begin, repeated.period, count).read(counts)
+        except NoLoopError as error:
+            refused = refused or error
+            continue
+        if best is None or found.count > best.count:
+            best = found
+    if best is not None:
+        return best
+    return refused or NoLoopError("there are fewer than two", sequence.nodes[repeated.first])
+
+
+class _Link(NamedTuple):
+    """Where an op of the template takes an operand from: an op of its own iteration, or of the one
+    before."""
+
+    made: Made
+    is_carried: bool
+
+
+class _Reader:
+    """Reads `count` complete iterations of `period` ops from `begin` on."""
+
+    def __init__(
+        self, flow: Dataflow, sequence: OpSequence, begin: int, period: int, count: int
+    ) -> None:
+        self._flow = flow
+        self._nodes = sequence.nodes
+        self._looks = sequence.looks
+        self._begin = begin
+        self._period = period
+        self._complete: list[Row] = [
+            list(sequence.nodes[begin + i * period :][:period]) for i in range(count)
+        ]
+        self._template = [node for node in self._complete[1] if node is not None]
+        self._links = self._find_links()
+
+    def read(self, counts: Collection[int]) -> Iterations:
+        """The loop; with an iteration more at either end where there is one that lacks some ops."""
+        first, last = _given(self._shorter_first()), _given(self._shorter_last())
+        attempts = [[*first, *self._complete, *last], [*self._complete, *last]] if last else []
+        attempts = [rows for rows in attempts if len(rows) in counts]
+        if first:
+            attempts.append([*first, *self._complete])
+        for rows in attempts:
+            try:
+                return self._proven(rows)
+            except NoLoopError:
+                continue
+        return self._proven(self._complete)
+
+    def _find_links(self) -> list[list[_Link | None]]:
+        """Where the ops of the second iteration take their operands from; None for the outside."""
+        place = {
+            number: (i, Made(q, r))
+            for i, row in enumerate(self._complete)
+            for q, node in enumerate(row)
+            for r, number in enumerate(node.results if node else ())
+        }
+        links: list[list[_Link | None]] = []
+        for node in self._template:
+            own: list[_Link | None] = []
+            for number in taken(node):
+                i, made = place.get(number, (None, Made(0, 0)))
+                if i is not None and i > 1:
+                    raise NoLoopError("takes what a later one makes", node)
+                own.append(None if i is None else _Link(made, is_carried=i == 0))
+            links.append(own)
+        return links
+
+    def _shorter_first(self) -> Row | None:
+        """An iteration in front of the complete ones that lacks sums to which nothing was added
+        yet."""
+        lacking = set[int]()
+        for q in range(self._period):
+            if self._only_adds(q) or self._constrains(q, lacking):
+                lacking.add(q)
+        at = self._begin - (self._period - len(lacking))
+        if not lacking or at < 0:
+            return None
+        row: Row = []
+        for q in range(self._period):
+            if q in lacking:
+                row.append(None)
+                continue
+            if self._looks[at] != self._looks[self._begin + q]:
+                return None
+            row.append(self._nodes[at])
+            at += 1
+        return row
+
+    def _only_adds(self, q: int) -> bool:
+        """Whether an op adds to what is handed on, and nothing else in an iteration takes that."""
+        node, links = self._template[q], self._links[q]
+        if node.name != ADD:
+            return False
+        handed = [link for link in links if link is not None and link.is_carried]
+        own = [link for link in links if link is not None and not link.is_carried]
+        if len(handed) != 1 or len(own) != 1:
+            return False
+        return sum(handed[0] == link for row in self._links for link in row) == 1
+
+    def _constrains(self, q: int, lacking: set[int]) -> bool:
+        """Whether an op is about the sharding of what one of some ops gives, and no more."""
+        link = self._links[q][0] if self._template[q].name == SHARDING_CONSTRAINT else None
+        return link is not None and not link.is_carried and link.made.position in lacking
+
+    def _shorter_last(self) -> Row | None:
+        """An iteration behind the complete ones that lacks ops which nothing asks for."""
+        at = self._begin + self._period * len(self._complete)
+        before, row = self._complete[-1], list[Node | None]()
+        for q in range(self._period):
+            is_next = at < len(self._nodes) and self._follows(q, at, before, row)
+            row.append(self._nodes[at] if is_next else None)
+            at += is_next
+        present = [node for node in row if node is not None]
+        if len(present) * _LEAST_OF_LAST < len(row):
+            return None
+        lacking = (node for node, own in zip(self._template, row, strict=True) if own is None)
+        if any(node.name == WHILE for node in lacking):
+            return None  # nobody knows how often it would run on what nothing asks for
+        return row if any(node.name in CONTRACTIONS for node in present) else None
+
+    def _follows(self, q: int, at: int, before: Row, row: Row) -> bool:
+        """Whether an op takes in the last iteration what op q of the template takes in its own."""
+        if self._looks[at] != self._looks[self._begin + q]:
+            return False
+        own = taken(self._nodes[at])
+        for link, number in zip(self._links[q], own, strict=True):
+            if link is None:
+                continue
+            maker = (before if link.is_carried else row)[link.made.position]
+            if maker is None or maker.results[link.made.result] != number:
+                return False
+        return True
+
+    def _proven(self, ops: Sequence[Row]) -> Iterations:
+        """The iterations, if what each op takes is of one kind in all of them."""
+        made = [[None if node is None else node.results for node in row] for row in ops]
+        self._stand_in(ops[0], made[0])
+        inside = {n for row in ops for node in row if node is not None for n in node.results}
+        sources: list[tuple[Source, ...]] = []
+        for q, node in enumerate(self._template):
+            own = [None if each is None else taken(each) for row in ops for each in (row[q],)]
+            sources.append(
+                tuple(
+                    self._source(node, link, _column(own, k), made, inside)
+                    for k, link in enumerate(self._links[q])
+                )
+            )
+        found = Iterations(tuple(self._template), tuple(ops), tuple(made), tuple(sources))
+        self._check(found)
+        return found
+
+    def _stand_in(self, first: Row, made: list[tuple[int, ...] | None]) -> None:
+        """Lets what a sum that the first iteration lacks would add stand for it."""
+        for q, node in enumerate(first):
+            if node is not None:
+                continue
+            link = next(each for each in self._links[q] if each and not each.is_carried)
+            term = made[link.made.position]
+            made[q] = None if term is None else (term[link.made.result],)
+
+    def _source(
+        self,
+        node: Node,
+        link: _Link | None,
+        numbers: Sequence[int | None],
+        made: Sequence[Sequence[tuple[int, ...] | None]],
+        inside: set[int],
+    ) -> Source:
+        if link is None:
+            return self._outside(node, numbers, inside)
+        expected = _column([row[link.made.position] for row in made], link.made.result)
+        if not link.is_carried:
+            self._check_equal(node, numbers, expected)
+            return Inside(link.made)
+        self._check_equal(node, numbers[1:], expected[:-1])
+        if numbers[0] in inside:
+            raise NoLoopError("takes in the first iteration what another one makes", node)
+        return Carried(link.made, numbers[0])
+
+    def _check_equal(
+        self, node: Node, numbers: Sequence[int | None], expected: Sequence[int | None]
+    ) -> None:
+        pairs = zip(numbers, expected, strict=True)
+        if any(own is not None and own != other for own, other in pairs):
+            raise NoLoopError("takes in some iterations what another op makes", node)
+
+    def _outside(self, node: Node, numbers: Sequence[int | None], inside: set[int]) -> Source:
+        present = [number for number in numbers if number is not None]
+        if not inside.isdisjoint(present):
+            raise NoLoopError("takes in some iterations what another iteration makes", node)
+        if len(set(present)) == 1 or self._are_equal_constants(present):
+            return Same(present[0])
+        types = {self._flow.values[number].type for number in present}
+        if len(types) > 1:
+            raise NoLoopError("takes values of several types", node)
+        return Rows(tuple(numbers))
+
+    def _are_equal_constants(self, numbers: Sequence[int]) -> bool:
+        makers = [self._flow.maker.get(number) for number in numbers]
+        constants = [node for node in makers if node is not None and node.name in CONSTANTS]
+        if len(constants) != len(numbers):
+            return False
+        return len({value_text(node.op) for node in constants}) == 1
+
+    def _check(self, found: Iterations) -> None:
+        """That layers hand something on, take something each for itself, and that nothing outside
+        stands between them."""
+        if not self._is_chain(found):
+            raise NoLoopError(
+                "hands nothing on that follows from the one before", found.template[0]
+            )
+        weights = [row for row in found.rows if not self._are_constants(row)]
+        if not weights:
+            raise NoLoopError("takes nothing that is its iteration's own", self._template[0])
+        self._check_convex(found)
+
+    def _is_chain(self, found: Iterations) -> bool:
+        """Whether something that an iteration hands on follows from what it was handed."""
+        following: set[int] = set()
+        for position, sources in enumerate(found.sources):
+            if any(
+                isinstance(source, Carried)
+                or (isinstance(source, Inside) and source.made.position in following)
+                for source in sources
+            ):
+                following.add(position)
+        return any(each.made.position in following for each in found.carried)
+
+    def _are_constants(self, rows: Rows) -> bool:
+        makers = [self._flow.maker.get(number) for number in rows.numbers if number is not None]
+        return all(node is not None and node.name in CONSTANTS for node in makers)
+
+    def _check_convex(self, found: Iterations) -> None:
+        own = {node.index for node in found.nodes}
+        made = {number for node in found.nodes for number in node.results}
+        behind: set[int] = set()
+        for node in self._flow.nodes[min(own) : max(own) + 1]:
+            if node.index in own:
+                between = behind.intersection(node.inputs)
+                if between:
+                    maker = self._flow.maker[min(between)]
+                    raise NoLoopError(f"takes what the {named(maker.op)} between them makes", node)
+            elif not (made | behind).isdisjoint(node.inputs):
+                behind.update(node.results)
+
+
+def taken(node: Node) -> tuple[int, ...]:
+    """What an op takes: its operands, and what its regions use."""
+    return (*node.operands, *node.captures)
+
+
+def _column(rows: Sequence[tuple[int, ...] | None], place: int) -> list[int | None]:
+    return [None if row is None else row[place] for row in rows]
+
+
+def _given(row: Row | None) -> list[Row]:
+    return [] if row is None else [row]

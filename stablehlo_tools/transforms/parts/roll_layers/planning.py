@@ -1,0 +1,260 @@
+"""Which stacks the loops of a block read and write, and which way each goes through its layers.
+
+A stack has a row for each layer. What layers are given, their weights, is put together in front of
+the first loop that reads it. What a forward leaves for its backward is what its iterations make, or
+what they take as they begin; the loop writes a row of it in each iteration, and the backward reads
+them in the reverse order. So a loop goes through its layers in reverse where its rows are, in that
+order, those of a stack that is there already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from stablehlo_tools.analysis.dataflow import Dataflow
+from stablehlo_tools.analysis.effects import Effects
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.transforms.parts.roll_layers.iterations import (
+    Carried,
+    Iterations,
+    Made,
+    NoLoopError,
+    Numbers,
+    Rows,
+    Same,
+    find_iterations,
+)
+from stablehlo_tools.transforms.parts.roll_layers.repetitions import (
+    OpSequence,
+    Repetition,
+    repetitions,
+    sequence_of,
+)
+
+
+@dataclass(eq=False)
+class Stack:
+    """Values in the order of the layers, None where nobody asks for one.
+
+    `loop` writes it, None where it is put together of what is there; `source` is what an iteration
+    makes, or what it takes as it begins.
+    """
+
+    numbers: Numbers
+    loop: RolledLoop | None = None
+    source: Made | Carried | None = None
+
+
+@dataclass(eq=False)
+class RolledLoop:
+    """A loop to be written: the stack of each of its rows, and the stacks that it writes."""
+
+    iterations: Iterations
+    is_reverse: bool
+    reads: dict[Rows, Stack]
+    writes: list[Stack] = field(default_factory=list[Stack])
+
+    def layer(self, iteration: int) -> int:
+        """The layer of an iteration."""
+        return self.iterations.count - 1 - iteration if self.is_reverse else iteration
+
+
+@dataclass(frozen=True)
+class RowUse:
+    """A value that something outside of the loops takes, as the row of a layer of a stack; or, with
+    no stack, as what its loop hands on at the end."""
+
+    loop: RolledLoop
+    stack: Stack | None
+    row: int
+    made: Made
+
+
+@dataclass(frozen=True)
+class RollPlan:
+    """The loops of a block, in the order of the text; `uses` are the values in them that others
+    take, by number."""
+
+    flow: Dataflow
+    loops: list[RolledLoop]
+    uses: dict[int, RowUse]
+
+
+def plan_block(block: ir.Block, effects: Effects, refused: list[NoLoopError]) -> RollPlan:
+    """The plan for a block; adds to `refused` why what repeats itself in it is no loop.
+
+    Ops that give the same in every layer are used by all as the first has them: a mask that each
+    layer makes for itself is one for all, forward and backward, and no stack of masks is kept.
+    """
+    shared: set[int] = set()
+    while True:
+        flow = Dataflow.of(block, opened=())
+        why: list[NoLoopError] = []
+        found = find_loops(flow, sequence_of(flow, effects, shared), why)
+        once = [(each, position) for each in found for position in each.invariant]
+        if not once:
+            refused += why
+            return plan_rolling(flow, found)
+        for iterations, position in once:
+            first, *others = [node for row in iterations.ops if (node := row[position])]
+            shared.update(node.index for node in (first, *others))
+            for other in others:
+                for old, new in zip(other.op.results, first.op.results, strict=True):
+                    old.replace_all_uses_with(new)
+
+
+def find_loops(
+    flow: Dataflow, sequence: OpSequence, refused: list[NoLoopError]
+) -> list[Iterations]:
+    """What of a block are iterations of loops, in the order of the text; adds to `refused` why what
+    repeats itself is not, what is longest first."""
+    found: list[tuple[Repetition, Iterations]] = []
+    taken = np.zeros(len(sequence.nodes), dtype=bool)
+    place = {node.index: at for at, node in enumerate(sequence.nodes)}
+    for whole in repetitions(sequence):
+        each = _free_part(whole, taken)
+        if each is None or any(each.lies_in(other) for other, _ in found):
+            continue
+        outcome = find_iterations(flow, sequence, each)
+        if isinstance(outcome, NoLoopError):
+            refused.append(outcome)
+            continue
+        own = [place[node.index] for node in outcome.nodes]
+        if not taken[own].any():
+            taken[own] = True
+            found.append((each, outcome))
+    found.sort(key=lambda each: each[0].first)
+    loops: list[Iterations] = []
+    for each, iterations in found:
+        own = [place[node.index] for node in iterations.nodes]
+        again = find_iterations(flow, sequence, each, {loop.count for loop in loops})
+        longer = again if not isinstance(again, NoLoopError) else iterations
+        taken[own] = False
+        new = [place[node.index] for node in longer.nodes]
+        chosen = longer if not taken[new].any() else iterations
+        taken[[place[node.index] for node in chosen.nodes]] = True
+        loops.append(chosen)
+    return loops
+
+
+def _free_part(whole: Repetition, taken: np.ndarray) -> Repetition | None:
+    """What is left of a repetition without ops at its ends that are in another loop; None where
+    that is too short to be one."""
+    free = np.flatnonzero(~taken[whole.first : whole.limit])
+    if not len(free) or free[-1] - free[0] + 1 != len(free) or len(free) < 2 * whole.period:
+        return None
+    first = whole.first + int(free[0])
+    return Repetition(first, first + len(free), whole.period)
+
+
+def plan_rolling(flow: Dataflow, found: Sequence[Iterations]) -> RollPlan:
+    """The plan for loops, in the order of the text."""
+    known = _KnownStacks()
+    loops: list[RolledLoop] = []
+    for iterations in found:
+        rows = iterations.rows
+        ahead = sum(known.match(each.numbers) is not None for each in rows)
+        back = sum(known.match(each.numbers[::-1]) is not None for each in rows)
+        loop = RolledLoop(iterations, back > ahead, {})
+        for each in rows:
+            numbers = _in_layers(each.numbers, loop)
+            stack = known.match(numbers) or known.add(Stack(numbers))
+            loop.reads[each] = stack
+            _demand(stack)
+        known.add_all(_written_by(loop))
+        loops.append(loop)
+    return RollPlan(flow, loops, _uses(flow, loops))
+
+
+class _KnownStacks:
+    """The stacks that are there, or that loops could write."""
+
+    def __init__(self) -> None:
+        self._with: dict[int, list[Stack]] = {}
+
+    def add(self, stack: Stack) -> Stack:
+        for number in dict.fromkeys(stack.numbers):
+            if number is not None:
+                self._with.setdefault(number, []).append(stack)
+        return stack
+
+    def add_all(self, stacks: Iterable[Stack]) -> None:
+        for stack in stacks:
+            self.add(stack)
+
+    def match(self, numbers: Numbers) -> Stack | None:
+        """A stack that has these values in this order, wherever one is asked for."""
+        asked = next((number for number in numbers if number is not None), None)
+        if asked is None:
+            return None
+        for stack in self._with.get(asked, ()):
+            pairs = zip(numbers, stack.numbers, strict=False)
+            if len(numbers) == len(stack.numbers) and all(a is None or a == b for a, b in pairs):
+                return stack
+        return None
+
+
+def _in_layers(numbers: Numbers, loop: RolledLoop) -> Numbers:
+    return numbers[::-1] if loop.is_reverse else numbers
+
+
+def _written_by(loop: RolledLoop) -> Iterator[Stack]:
+    """All that a loop could write."""
+    iterations = loop.iterations
+    for carried in iterations.carried:
+        yield Stack(_in_layers(iterations.entries_of(carried), loop), loop, carried)
+    for position, node in enumerate(iterations.template):
+        for result in range(len(node.results)):
+            made = Made(position, result)
+            yield Stack(_in_layers(iterations.row_of(made), loop), loop, made)
+
+
+def _demand(stack: Stack) -> None:
+    if stack.loop is not None and stack not in stack.loop.writes:
+        stack.loop.writes.append(stack)
+
+
+def _uses(flow: Dataflow, loops: Sequence[RolledLoop]) -> dict[int, RowUse]:
+    """The values of loops that something else takes, each as a row of a stack of its loop."""
+    place = {
+        number: (loop, i, Made(q, r))
+        for loop in loops
+        for i, row in enumerate(loop.iterations.ops)
+        for q, node in enumerate(row)
+        for r, number in enumerate(node.results if node else ())
+    }
+    uses: dict[int, RowUse] = {}
+    for number in sorted(_taken_outside(flow, loops) & place.keys()):
+        uses[number] = _use(number, *place[number])
+    return uses
+
+
+def _use(number: int, loop: RolledLoop, iteration: int, made: Made) -> RowUse:
+    iterations = loop.iterations
+    is_last = iteration == iterations.count - 1
+    if is_last and any(carried.made == made for carried in iterations.carried):
+        return RowUse(loop, None, 0, made)
+    written = next((stack for stack in loop.writes if number in stack.numbers), None)
+    if written is None:
+        written = Stack(_in_layers(iterations.row_of(made), loop), loop, made)
+        loop.writes.append(written)
+    return RowUse(loop, written, written.numbers.index(number), made)
+
+
+def _taken_outside(flow: Dataflow, loops: Sequence[RolledLoop]) -> set[int]:
+    rolled = {node.index for loop in loops for node in loop.iterations.nodes}
+    taken = set(flow.root.returned)
+    for node in flow.nodes:
+        if node.index not in rolled:
+            taken.update(node.inputs)
+    for loop in loops:
+        sources = {source for row in loop.iterations.sources for source in row}
+        taken.update(source.number for source in sources if isinstance(source, Same))
+        taken.update(c.start for c in loop.iterations.carried if c.start is not None)
+        for stack in loop.reads.values():
+            if stack.loop is None:
+                taken.update(number for number in stack.numbers if number is not None)
+    return taken

@@ -1,0 +1,168 @@
+"""Where a block repeats itself: the same ops, with the same attributes and types, over and over.
+
+A model whose layers stand in a Python loop is traced layer by layer, and so is its backward: the
+text is periodic. Constants are left out, for which of them an op shares with others differs; so are
+ops on rows of weights that are stacked in the arguments already: each layer takes others, and puts
+its gradients into others. That texts agree proves nothing yet about what the ops take (see
+`iterations`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence, Set
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from stablehlo_tools.analysis.dataflow import Dataflow, Node
+from stablehlo_tools.analysis.effects import Effects
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.dimensions import integers
+from stablehlo_tools.dialect.names import (
+    ADD,
+    CONVOLUTION,
+    DOT_GENERAL,
+    DYNAMIC_SLICE,
+    PAD,
+    RESHAPE,
+    SHARDING_CONSTRAINT,
+    SLICE,
+)
+from stablehlo_tools.ir.builder import shape_of
+from stablehlo_tools.ir.values import CONSTANTS
+
+CONTRACTIONS = frozenset({DOT_GENERAL, CONVOLUTION})
+_TAKES_ROWS = frozenset({SLICE, DYNAMIC_SLICE})
+_KEEPS_ROWS = frozenset({RESHAPE, SHARDING_CONSTRAINT})
+_SUMS = frozenset({ADD, SHARDING_CONSTRAINT})
+
+
+class Repetition(NamedTuple):
+    """The ops from `first` up to `limit` of a sequence are alike at a distance of `period`."""
+
+    first: int
+    limit: int
+    period: int
+
+    @property
+    def size(self) -> int:
+        """How many ops it has."""
+        return self.limit - self.first
+
+    def lies_in(self, other: Repetition) -> bool:
+        """Whether all of its ops are among those of another one."""
+        return other.first <= self.first and self.limit <= other.limit
+
+
+class OpSequence(NamedTuple):
+    """The ops of a block that can repeat, in order, and a number for what each looks like."""
+
+    nodes: tuple[Node, ...]
+    looks: np.ndarray
+
+
+def sequence_of(flow: Dataflow, effects: Effects, without: Set[int] = frozenset()) -> OpSequence:
+    """The ops of a block without constants, without those that take rows of what is given to the
+    block, without those that put rows into zeros and add these up, and without those of some
+    indices."""
+    given = {number for number in range(len(flow.values)) if number not in flow.maker}
+    rows, put, nodes = set[int](), set[int](), list[Node]()
+    for node in flow.nodes:
+        if node.index in without:
+            continue
+        if node.name in CONSTANTS:
+            given.update(node.results)
+        elif (node.name in _TAKES_ROWS and given.issuperset(node.inputs)) or (
+            node.name in _KEEPS_ROWS and rows.issuperset(node.inputs)
+        ):
+            rows.update(node.results)
+        elif _puts_row(node) or (node.name in _SUMS and not put.isdisjoint(node.inputs)):
+            put.update(node.results)
+        else:
+            nodes.append(node)
+    known: dict[Any, int] = {}
+    looks = [
+        known.setdefault(node.index if effects.has_effect(node.op) else _look(node.op), len(known))
+        for node in nodes
+    ]
+    return OpSequence(tuple(nodes), np.array(looks, dtype=np.int64))
+
+
+def _puts_row(node: Node) -> bool:
+    """Whether an op makes a stack of zeros but for one row."""
+    if node.name != PAD or shape_of(node.op.operands[0])[:1] != [1]:
+        return False
+    edges = (integers(node.op, f"edge_padding_{side}") for side in ("low", "high"))
+    return not any(any(edge[1:]) for edge in edges)
+
+
+def _look(op: ir.Operation) -> Any:
+    """All that an op says but for its operands; of its regions, also which of their values each op
+    in them takes."""
+    if not len(op.regions):
+        return _said(op)
+    numbers: dict[ir.Value, int] = {}
+    return _said(op), tuple(_block(b, numbers) for region in op.regions for b in region.blocks)
+
+
+def _said(op: ir.Operation) -> Any:
+    said = frozenset((name, value) for name, value in op.attributes.items())
+    return op.name, said, tuple(v.type for v in op.operands), tuple(v.type for v in op.results)
+
+
+def _block(block: ir.Block, numbers: dict[ir.Value, int]) -> Any:
+    for argument in block.arguments:
+        numbers.setdefault(argument, len(numbers))
+    looks: list[Any] = [tuple(argument.type for argument in block.arguments)]
+    for view in block.operations:
+        op = view.operation
+        takes = tuple(numbers.setdefault(value, len(numbers)) for value in op.operands)
+        inner = tuple(_block(each, numbers) for region in op.regions for each in region.blocks)
+        for result in op.results:
+            numbers.setdefault(result, len(numbers))
+        looks.append((_said(op), takes, inner))
+    return tuple(looks)
+
+
+def repetitions(sequence: OpSequence) -> list[Repetition]:
+    """Where it repeats itself, with a contraction in what is repeated: what covers most first, of
+    those the shortest period."""
+    looks = sequence.looks
+    contracts = np.array([node.name in CONTRACTIONS for node in sequence.nodes], dtype=bool)
+    found = [each for each in _all_runs(looks) if contracts[each.first :][: each.period].any()]
+    found.sort(key=lambda each: (-each.size, each.period, each.first))
+    return found
+
+
+def _all_runs(looks: np.ndarray) -> Iterator[Repetition]:
+    for period in range(2, len(looks) // 2 + 1):
+        same = looks[:-period] == looks[period:]
+        edges = np.flatnonzero(np.diff(np.concatenate(([False], same, [False])).astype(np.int8)))
+        for first, limit in edges.reshape(-1, 2).tolist():
+            if limit - first >= period:
+                yield Repetition(first, limit + period, period)
+
+
+def phases(flow: Dataflow, nodes: Sequence[Node], each: Repetition) -> list[int]:
+    """Where in the first period an iteration may begin: where the least is handed on first."""
+    place = {n: i for i, node in enumerate(nodes) for n in node.results}
+    last: dict[int, int] = {}
+    for i in range(each.first, each.limit):
+        for number in nodes[i].inputs:
+            if each.first <= place.get(number, -1) < i:
+                last[number] = i
+    crossing = np.zeros(len(nodes) + 2)
+    for number, use in last.items():
+        crossing[place[number] + 1] += _bytes(flow.values[number])
+        crossing[use + 1] -= _bytes(flow.values[number])
+    handed = np.cumsum(crossing)
+    begins = range(each.first, min(each.first + each.period, each.limit - 2 * each.period + 1))
+    late = range(begins.stop, each.first + each.period)
+    return sorted([*begins, *late], key=lambda at: (handed[at + each.period], at))
+
+
+def _bytes(value: ir.Value) -> int:
+    type_ = value.type
+    if not isinstance(type_, ir.RankedTensorType) or not type_.has_static_shape:
+        return 1
+    return int(np.prod(type_.shape, dtype=np.int64)) * 4

@@ -1,0 +1,243 @@
+"""Writes the loops of a plan in the place of the ops that repeat.
+
+    %w = stablehlo.concatenate %w0, %w1, %w2                      // reshaped to rows of one
+    %y, %kept = stablehlo.while(%i, %h = %x, %kept, %w) {
+      %own = stablehlo.dynamic_slice %w, %i
+      … the ops of one layer …
+      %stored = stablehlo.dynamic_update_slice %kept, %h, %i
+    }
+
+A loop stands where the last of its ops stood. What takes its results, and stood between them, goes
+behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from stablehlo_tools.analysis.dataflow import Dataflow, Node
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.dimensions import integers
+from stablehlo_tools.dialect.names import RESHAPE, SLICE
+from stablehlo_tools.ir.builder import Builder, element_of, shape_of
+from stablehlo_tools.ir.inline import rename
+from stablehlo_tools.ir.values import is_spread_constant, maker_of, producer, unconstrained
+from stablehlo_tools.ir.while_loop import CountedLoop, room_for_rows
+from stablehlo_tools.transforms.parts.roll_layers.iterations import (
+    Carried,
+    Inside,
+    Made,
+    Same,
+    Source,
+)
+from stablehlo_tools.transforms.parts.roll_layers.planning import RolledLoop, RollPlan, Stack
+
+
+def write_loops(plan: RollPlan) -> None:
+    """Rewrites the block of a plan, whose numbers no longer hold afterwards."""
+    writer = _Writer(plan)
+    for loop in plan.loops:
+        writer.write(loop)
+    rolled = [node for loop in plan.loops for node in loop.iterations.nodes]
+    for node in sorted(rolled, key=lambda each: -each.index):
+        node.op.erase()
+
+
+class _Writer:
+    def __init__(self, plan: RollPlan) -> None:
+        self._plan = plan
+        self._flow: Dataflow = plan.flow
+        self._new: dict[int, ir.Value] = {}
+        self._stacks: dict[Stack, ir.Value] = {}
+
+    def write(self, loop: RolledLoop) -> None:
+        """Writes a loop in front of the last of its ops, and what takes its results behind it."""
+        iterations = loop.iterations
+        anchor = max(iterations.nodes, key=lambda node: node.index).op
+        build = Builder(ir.InsertionPoint(anchor), iterations.template[0].op.location)
+        carried, stacks = iterations.carried, list(dict.fromkeys(loop.reads.values()))
+        starts = [self._start(build, loop, each) for each in carried]
+        room = [room_for_rows(build, self._like(stack), iterations.count) for stack in loop.writes]
+        read = [self._stack(build, stack) for stack in stacks]
+        counted = CountedLoop(build, build.i32(iterations.count), [*starts, *room, *read])
+        arguments = counted.arguments
+        body = _Body(self._flow, self._new, loop, counted)
+        given = dict(zip(carried, arguments, strict=False))
+        rows = dict(zip(stacks, arguments[len(starts) + len(room) :], strict=True))
+        body.read(given, rows)
+        stored = body.run(arguments[len(starts) :][: len(room)])
+        handed = [body.made(each.made) for each in carried]
+        results = counted.close([*handed, *stored, *rows.values()])
+        ends = {each.made: end for each, end in zip(carried, results, strict=False)}
+        self._stacks.update(zip(loop.writes, results[len(starts) :], strict=False))
+        self._stand_in(build, loop, ends)
+        for node in _behind(self._flow, loop):
+            node.op.move_before(anchor)
+
+    def _start(self, build: Builder, loop: RolledLoop, carried: Carried) -> ir.Value:
+        if carried.start is not None:
+            return self._value(carried.start)
+        return _no_term(build, loop.iterations.template[carried.made.position].op.results[0])
+
+    def _value(self, number: int) -> ir.Value:
+        return self._new.get(number, self._flow.values[number])
+
+    def _like(self, stack: Stack) -> ir.Value:
+        """A value of the type of its rows."""
+        return self._flow.values[next(number for number in stack.numbers if number is not None)]
+
+    def _stack(self, build: Builder, stack: Stack) -> ir.Value:
+        if stack in self._stacks:
+            return self._stacks[stack]
+        type_ = self._like(stack)
+        shape = [1, *shape_of(type_)]
+        values = [None if n is None else self._value(n) for n in stack.numbers]
+        whole = _rows_of_one(values)
+        if whole is None:
+            empty = (
+                build.splat(0, shape, element_of(type_)) if any(v is None for v in values) else None
+            )
+            pieces = [empty if v is None else build.reshape(v, shape) for v in values]
+            whole = build.concatenate([piece for piece in pieces if piece is not None], 0)
+        self._stacks[stack] = whole
+        return whole
+
+    def _stand_in(self, build: Builder, loop: RolledLoop, ends: Mapping[Made, ir.Value]) -> None:
+        """Lets rows of its stacks, and what it hands on at the end, stand for what others take."""
+        for number, use in self._plan.uses.items():
+            if use.loop is not loop:
+                continue
+            old = self._flow.values[number]
+            if use.stack is None:
+                new = ends[use.made]
+            else:
+                stack = self._stacks[use.stack]
+                row = build.slice_along(stack, 0, use.row, use.row + 1)
+                new = build.reshape(row, shape_of(old))
+            self._new[number] = new
+            old.replace_all_uses_with(new)
+
+
+class _Body:
+    """The body of a loop, while it is written."""
+
+    def __init__(
+        self, flow: Dataflow, new: Mapping[int, ir.Value], loop: RolledLoop, counted: CountedLoop
+    ) -> None:
+        self._flow = flow
+        self._new = new
+        self._loop = loop
+        self._build = counted.inside
+        self._layer = counted.counter
+        if loop.is_reverse:
+            last = self._build.i32(loop.iterations.count - 1)
+            self._layer = self._build.same("subtract", last, counted.counter)
+        self._zero = self._build.i32(0)
+        self._given: dict[Source, ir.Value] = {}
+        self._made: list[ir.OpResultList] = []
+        self._copies: dict[ir.Value, ir.Value] = {}
+
+    def read(self, carried: Mapping[Carried, ir.Value], stacks: Mapping[Stack, ir.Value]) -> None:
+        """Takes what the iteration before handed on, and the iteration's rows."""
+        self._given = {**carried}
+        for rows, stack in self._loop.reads.items():
+            value, build = stacks[stack], self._build
+            shape = shape_of(value)
+            row = build.dynamic_slice(value, self._at(shape), [1, *shape[1:]])
+            self._given[rows] = build.reshape(row, shape[1:])
+
+    def run(self, rooms: list[ir.Value]) -> list[ir.Value]:
+        """Writes the ops of an iteration; the stacks with its rows."""
+        iterations = self._loop.iterations
+        for node, sources in zip(iterations.template, iterations.sources, strict=True):
+            self._made.append(self._copy(node, sources).results)
+        stored: list[ir.Value] = []
+        for stack, room in zip(self._loop.writes, rooms, strict=True):
+            source = stack.source
+            assert source is not None, "the loop writes what an iteration makes or is handed"
+            value = self.made(source) if isinstance(source, Made) else self._given[source]
+            row = self._build.reshape(value, [1, *shape_of(value)])
+            stored.append(self._build.update(room, row, self._at(shape_of(room))))
+        return stored
+
+    def made(self, made: Made) -> ir.Value:
+        """What an op of the iteration gives."""
+        return self._made[made.position][made.result]
+
+    def _copy(self, node: Node, sources: tuple[Source, ...]) -> ir.Operation:
+        values = [self._source(source) for source in sources]
+        copy = node.op.clone(ip=self._build.point)
+        for position in range(len(node.operands)):
+            copy.operands[position] = values[position]
+        for region in copy.regions:
+            inner = dict(zip(self._old(node.captures), values[len(node.operands) :], strict=True))
+            for view in region.blocks[0].operations:
+                rename(view.operation, inner)
+        return copy
+
+    def _old(self, numbers: Sequence[int]) -> list[ir.Value]:
+        return [self._flow.values[number] for number in numbers]
+
+    def _source(self, source: Source) -> ir.Value:
+        if isinstance(source, Inside):
+            return self.made(source.made)
+        if isinstance(source, Same):
+            return self._local(self._new.get(source.number, self._flow.values[source.number]))
+        return self._given[source]
+
+    def _local(self, value: ir.Value) -> ir.Value:
+        """A value from outside: constants, and what only spreads them, are written again, so that
+        no loop carries them."""
+        if value in self._copies or not is_spread_constant(value):
+            return self._copies.get(value, value)
+        operands = [self._local(operand) for operand in maker_of(value).operands]
+        copy = maker_of(value).clone(ip=self._build.point)
+        for position, operand in enumerate(operands):
+            copy.operands[position] = operand
+        self._copies[value] = copy.results[0]
+        return copy.results[0]
+
+    def _at(self, shape: list[int]) -> list[ir.Value]:
+        return [self._layer, *[self._zero] * (len(shape) - 1)]
+
+
+def _no_term(build: Builder, like: ir.Value) -> ir.Value:
+    """What changes no number that is added to it: -0.0 for floats."""
+    element = element_of(like)
+    if isinstance(element, ir.ComplexType):
+        part = build.splat(-0.0, shape_of(like), element.element_type)
+        return build.op("complex", [part, part], like.type)
+    return build.splat(-0.0 if isinstance(element, ir.FloatType) else 0, shape_of(like), element)
+
+
+def _rows_of_one(values: list[ir.Value | None]) -> ir.Value | None:
+    """The tensor whose rows, all of them and in order, values are."""
+    whole: ir.Value | None = None
+    for row, value in enumerate(values):
+        reshape = producer(unconstrained(value)) if value is not None else None
+        is_row = reshape is not None and reshape.name == RESHAPE
+        cut = producer(unconstrained(reshape.operands[0])) if reshape and is_row else None
+        if reshape is None or cut is None or cut.name != SLICE:
+            return None
+        source = cut.operands[0]
+        if whole is not None and source != whole:
+            return None
+        whole, shape = source, shape_of(source)
+        starts, limits = integers(cut, "start_indices"), integers(cut, "limit_indices")
+        is_row = [row, *[0] * (len(shape) - 1)] == list(starts)
+        is_row &= list(limits) == [row + 1, *shape[1:]] and shape[0] == len(values)
+        if not is_row or shape_of(reshape.results[0]) != shape[1:]:
+            return None
+    return whole
+
+
+def _behind(flow: Dataflow, loop: RolledLoop) -> list[Node]:
+    """The ops that stand between those of a loop and take what it makes."""
+    own = {node.index for node in loop.iterations.nodes}
+    made = {number for node in loop.iterations.nodes for number in node.results}
+    behind: list[Node] = []
+    for node in flow.nodes[min(own) : max(own)]:
+        if node.index not in own and not made.isdisjoint(node.inputs):
+            made.update(node.results)
+            behind.append(node)
+    return behind
