@@ -28,7 +28,7 @@ define MAKE_VENV
 }
 endef
 
-.PHONY: help setup demo examples test lint types lit pytest soak golden bench docs lock compat clean
+.PHONY: help setup demo examples test lint types site lit pytest soak golden bench docs lock compat clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "%-8s %s\n", $$1, $$2 }' Makefile
@@ -52,9 +52,10 @@ examples: setup ## one order, pipeline schedules, programs of ranks
 	@$(PY) python/examples/mpmd_training.py
 
 # One recipe, so that the parts keep their order under -j and the first failure ends it.
-test: setup ## lint, types, lit and pytest, in this order
+test: setup ## lint, types, site, lit and pytest, in this order
 	@$(MAKE) --no-print-directory lint
 	@$(MAKE) --no-print-directory types
+	@$(MAKE) --no-print-directory site
 	@$(MAKE) --no-print-directory lit
 	@$(MAKE) --no-print-directory pytest
 
@@ -68,6 +69,11 @@ types: export PYRIGHT_PYTHON_IGNORE_WARNINGS = 1
 types: setup ## pyright
 	@echo '--- types'
 	@$(PY) -m pyright
+
+site: export NO_MKDOCS_2_WARNING = 1
+site: setup ## the pages as a site in build/site; a link that leads nowhere fails
+	@echo '--- site'
+	@$(PY) -m mkdocs build --strict --quiet
 
 lit: setup ## the lit tests; LIT_ARGS are passed on
 	@echo '--- lit'
@@ -87,7 +93,7 @@ golden: setup ## the same bytes out as at the commit BASE; GOLDEN_ARGS are passe
 bench: setup ## every benchmark
 	@for file in python/benchmarks/*.py; do echo "--- $$file"; $(PY) "$$file" || exit 1; done
 
-docs: setup ## the reference pages, from the docstrings
+docs: setup ## the reference pages, from docstrings, parsers and profiles
 	@$(PY) python/docs/generate.py
 
 # In an environment of its own, so that neither the old lock nor a leftover package has a say.

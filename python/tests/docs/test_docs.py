@@ -4,20 +4,26 @@ from pathlib import Path
 
 import pytest
 
-from docs import generate
+from docs import generate, hardware_page, passes_page
+from stablehlo_tools.cli.commands import COMMANDS
 
 
-def test_pass_reference_is_up_to_date(capsys: pytest.CaptureFixture[str]):
+@pytest.fixture
+def pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the pages are written to instead."""
+    monkeypatch.setattr(generate, "DOCS", tmp_path)
+    return tmp_path
+
+
+def test_generated_pages_are_up_to_date(capsys: pytest.CaptureFixture[str]):
     status = generate.main(["--check"])
     assert status == 0, capsys.readouterr().err
 
 
-def test_stale_page_is_found_and_mended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
-    page = tmp_path / "passes.md"
-    monkeypatch.setattr(generate, "PAGE", page)
-    page.write_text(generate.page().replace("`barrier`", "`barriers`"))
+def test_stale_page_is_found_and_mended(pages: Path, capsys: pytest.CaptureFixture[str]):
+    assert generate.main([]) == 0
+    page = pages / "passes.md"
+    page.write_text(passes_page.page().replace("`barrier`", "`barriers`"))
     assert generate.main(["--check"]) == 1
     told = capsys.readouterr().err
     assert "-| `form` | `barriers` or `composite` |" in told
@@ -27,6 +33,22 @@ def test_stale_page_is_found_and_mended(
     assert generate.main(["--check"]) == 0
 
 
-def test_missing_page_is_out_of_date(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(generate, "PAGE", tmp_path / "passes.md")
+def test_missing_page_is_out_of_date(pages: Path):
     assert generate.main(["--check"]) == 1
+
+
+def test_every_command_and_option_is_on_the_page(pages: Path):
+    generate.main([])
+    page = (pages / "reference" / "commands.md").read_text()
+    assert [line[5:-1] for line in page.splitlines() if line.startswith("### `")] == list(COMMANDS)
+    assert "- `--at-most FIGURE=NUMBER`: exit with 1 if exposed\\_ns" in page
+
+
+def test_every_figure_of_a_profile_is_on_the_page_with_its_source():
+    page = hardware_page.page()
+    for profile in hardware_page.PROFILES.glob("*.toml"):
+        values = profile.read_text().count("value =")
+        section = page[page.index(f"## `{profile.stem}`") :].partition("\n## ")[0]
+        rows = [line for line in section.splitlines() if line.startswith("| `")]
+        assert len(rows) == values
+        assert not any(row.endswith("|  |") for row in rows)
