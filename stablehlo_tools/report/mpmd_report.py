@@ -17,8 +17,9 @@ from stablehlo_tools.mpmd.manifest import Manifest
 from stablehlo_tools.mpmd.set_report import Level, RankRow, SetReport
 from stablehlo_tools.report.document import SCHEMA
 from stablehlo_tools.report.schedule_gantt import NAMES, letter_of
-from stablehlo_tools.report.schedule_html import render_page
-from stablehlo_tools.report.schedule_table import described, percent, to_text
+from stablehlo_tools.report.schedule_html import Term, render_page
+from stablehlo_tools.report.schedule_table import counted, described, percent, to_text
+from stablehlo_tools.report.units import OF_A_PROGRAM
 from stablehlo_tools.schedules.simulator import simulate
 from stablehlo_tools.schedules.table import Action, parts
 from stablehlo_tools.schedules.validator import other_end
@@ -43,7 +44,8 @@ _MEMORY_HEADS = (
 _LINK_HEADS = ("From", "To", "Messages", "Bytes", "Behind the schedule", "Bytes")
 _STYLE = (
     "<style>.curve{width:100%;height:60px;background:var(--lane)}"
-    ".curve .held{fill:var(--f1)}.curve .bound{fill:none;stroke:var(--b0);stroke-width:2}"
+    ".curve .held{fill:var(--memory);stroke:var(--memory-line)}"
+    ".curve .bound{fill:none;stroke:var(--limit);stroke-width:2}"
     "</style>"
 )
 _PROCESS = 1
@@ -51,7 +53,7 @@ _PROCESS = 1
 
 def to_page(report: SetReport, width: int, colour: bool = False) -> str:
     """The whole report: the chart, in lines of at most `width` characters, and the tables."""
-    parts = [to_text(report.timeline, width, colour), verdict(report)]
+    parts = [to_text(report.timeline, width, colour, units=OF_A_PROGRAM), verdict(report)]
     if report.is_proven:
         parts += ["\n".join(messages_table(report)), "\n".join(memory_table(report))]
     return "\n\n".join(part.rstrip() for part in parts) + "\n"
@@ -222,7 +224,7 @@ def summary_text(facts: dict[str, Any]) -> str:
 
 def render_set(report: SetReport) -> str:
     """The whole page, to be written as UTF-8. Raises ToolError for more steps than it can show."""
-    page = render_page(report.timeline)
+    page = render_page(report.timeline, units=OF_A_PROGRAM, terms=_terms(report))
     sections = "\n".join(
         [_STYLE, *_proof_section(report), *_messages_section(report), *_memory_section(report)]
     )
@@ -230,10 +232,21 @@ def render_set(report: SetReport) -> str:
     return f"{before}{sections}\n{_END}{behind}"
 
 
+def _terms(report: SetReport) -> dict[str, Term]:
+    """What a set has beside its schedule: the proven peak, and the machine."""
+    ranks, devices = len(report.ranks), report.devices
+    beside = f"{counted(ranks, 'rank')} of {counted(devices, 'device')} each"
+    terms = {"Runs on": Term(report.hardware, beside)}
+    if report.is_proven:
+        peak = max(report.ranks, key=lambda row: row.peak)
+        terms["Peak memory"] = Term(size(peak.peak), f"rank {peak.rank} in {peak.peak_at}")
+    return terms
+
+
 def _proof_section(report: SetReport) -> Iterator[str]:
     yield from _headed("proof", "Proof")
     yield f"<pre>{html.escape(verdict(report))}</pre>"
-    what = f"{report.name}, made from {report.source}, {report.devices} devices a rank"
+    what = f"{report.name}, made from {report.source}"
     yield f'<p class="hint">{html.escape(what)}; stablehlo-tools {html.escape(report.version)}</p>'
     yield "</section>"
 
@@ -297,7 +310,7 @@ def _html_table(name: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) 
         for row in rows
     )
     return (
-        f'<div class="tablebox"><table id="{name}"><thead><tr>{head}</tr></thead>'
+        f'<div class="tablebox scroll"><table id="{name}"><thead><tr>{head}</tr></thead>'
         f"<tbody>{body}</tbody></table></div>"
     )
 

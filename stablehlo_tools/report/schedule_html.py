@@ -10,9 +10,10 @@ from __future__ import annotations
 import html
 import re
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import resources
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, NamedTuple
 
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.report.schedule_gantt import (
@@ -22,7 +23,8 @@ from stablehlo_tools.report.schedule_gantt import (
     letter_of,
     microbatch_of,
 )
-from stablehlo_tools.report.schedule_table import described, figure, percent, units
+from stablehlo_tools.report.schedule_table import described, numbered, percent
+from stablehlo_tools.report.units import OF_A_MODEL, Units, figure
 from stablehlo_tools.schedules.setting import Costs
 from stablehlo_tools.schedules.simulator import Timeline
 from stablehlo_tools.schedules.table import Step
@@ -31,13 +33,29 @@ if TYPE_CHECKING:
     from stablehlo_tools.schedules.forms import Search
 
 MOST_STEPS = 50_000
-_MARKS = 40  # of the axis, at most
+_NARROW = "\u202f"  # between a figure and its unit, where no line is to end
 _SHADES = 4  # then the shades of chunks begin again
 _CLASSES = {">": "send", "<": "receive", "^": "copy"}  # of the letters that make no class name
 
 
-def render_page(timeline: Timeline, search: Search | None = None) -> str:
-    """The whole page, to be written as UTF-8. Raises ToolError for more steps than it can show."""
+class Term(NamedTuple):
+    """A figure of the card, and what is said beside it."""
+
+    value: str
+    beside: str = ""
+
+
+def render_page(
+    timeline: Timeline,
+    search: Search | None = None,
+    units: Units = OF_A_MODEL,
+    terms: Mapping[str, Term] = MappingProxyType({}),
+) -> str:
+    """The whole page, to be written as UTF-8; `terms` are further ones of its card, or go before
+    those of the same name.
+
+    Raises ToolError for more steps than it can show.
+    """
     steps = sum(map(len, timeline.table.rows))
     if steps > MOST_STEPS:
         raise ToolError(
@@ -49,14 +67,15 @@ def render_page(timeline: Timeline, search: Search | None = None) -> str:
         "house": asset("page.css"),
         "style": asset("schedule.css"),
         "theme": asset("theme.js"),
-        "lead": html.escape(_lead(timeline) + _of_search(search)),
+        "lead": html.escape(_lead(timeline, units) + _of_search(search)),
+        "card": _card(timeline, units, terms),
         "legend": "\n".join(legend_items(timeline)),
         "usual": f"{_usual(timeline):.6g}",
-        "axis": "\n".join(axis_marks(timeline)),
-        "ranks": "\n".join(rank_row(timeline, rank) for rank in range(timeline.table.ranks)),
-        "figures": "\n".join(_figures(timeline)),
-        "per_rank": "\n".join(_per_rank(timeline)),
-        "costs": "\n".join(_costs(timeline.costs)),
+        "axis": "\n".join(axis_marks(timeline, units=units)),
+        "ranks": "\n".join(rank_row(timeline, rank, units) for rank in range(timeline.table.ranks)),
+        "figures": "\n".join(_figures(timeline, units)),
+        "per_rank": "\n".join(_per_rank(timeline, units)),
+        "costs": "\n".join(_costs(timeline.costs, units)),
     }
     # In one sweep: the name of a schedule may look like a mark of the page.
     return re.sub(r"\{\{(\w+)\}\}", lambda mark: parts[mark[1]], asset("schedule.html"))
@@ -76,14 +95,53 @@ def _of_search(search: Search | None) -> str:
     )
 
 
-def _lead(timeline: Timeline) -> str:
-    idle = percent(timeline.bubble)
-    return f"{figure(timeline.makespan)} time units, {idle} of which the ranks are idle."
+def _lead(timeline: Timeline, units: Units) -> str:
+    bubble = percent(timeline.bubble).replace(" ", _NARROW)
+    return f"{units.said(timeline.makespan)} a step, {bubble} of it bubble."
+
+
+def _card(timeline: Timeline, units: Units, more: Mapping[str, Term]) -> str:
+    """What the page of `report` has of a program: the whole, what it is made of, and the peak."""
+    bubble = timeline.bubble
+    parts = (("compute", 1 - bubble), ("idle", bubble))
+    lengths = "".join(
+        f'<span class="{kind}" style="--part:{100 * part:.3f}%"></span>' for kind, part in parts
+    )
+    peak = max(timeline.peak_bytes)
+    terms = {
+        "Bubble": Term(percent(bubble), "of the ranks' time"),
+        "Peak memory": Term(units.amount(peak), f"rank {timeline.peak_bytes.index(peak)}"),
+        "Messages": Term(f"{timeline.messages:,}", _bytes(timeline, units)),
+        "Activations": Term(str(max(timeline.peak_activations)), "stages × microbatches at most"),
+        **more,
+    }
+    listed = "".join(
+        f"<dt>{name}</dt><dd><strong>{html.escape(term.value)}</strong>"
+        f'<span class="beside">{html.escape(term.beside)}</span></dd>'
+        for name, term in terms.items()
+    )
+    return (
+        f'<article class="card"><h2><span class="name">{html.escape(timeline.table.name)}</span>'
+        f'</h2><p class="total"><strong>{units.time(timeline.makespan)}</strong> makespan</p>'
+        f'<div class="lengths" role="img" aria-label="{percent(bubble)} bubble">{lengths}</div>'
+        f"<dl>{listed}</dl></article>"
+    )
+
+
+def _bytes(timeline: Timeline, units: Units) -> str:
+    sent = units.amount(timeline.bytes_sent)
+    return f"bytes {sent}" if units is OF_A_MODEL else sent
 
 
 def legend_items(timeline: Timeline) -> Iterator[str]:
     """What the colours of a chart mean."""
-    present = {letter_of(step) for row in timeline.table.rows for step in row if step is not None}
+    ranks = zip(timeline.table.rows, timeline.starts, timeline.ends, strict=True)
+    present = {
+        letter_of(step)
+        for rows in ranks
+        for step, start, end in zip(*rows, strict=True)
+        if step is not None and end > start
+    }
     chunks = min(timeline.table.placement.chunks, _SHADES)
     for letter, name in NAMES.items():
         if letter not in present:
@@ -105,32 +163,32 @@ def _usual(timeline: Timeline) -> float:
     return statistics.median(lengths) / timeline.makespan if lengths else 0.0
 
 
-def axis_marks(timeline: Timeline, least: float = 0.0) -> Iterator[str]:
+def axis_marks(timeline: Timeline, least: float = 0.0, units: Units = OF_A_MODEL) -> Iterator[str]:
     """The times above a chart, placed in shares of the makespan, `least` apart or more."""
     makespan = timeline.makespan
     if not makespan:
         return
-    step = axis_step(max(makespan / _MARKS, least))
+    step = axis_step(max(makespan / units.marks, least))
     for tick in range(int(makespan / step + 1e-9) + 1):
         time = tick * step
-        yield f'<span style="left:{_share(time, makespan)}%">{time:.10g}</span>'
+        yield f'<span style="left:{_share(time, makespan)}%">{units.mark(time)}</span>'
 
 
-def rank_row(timeline: Timeline, rank: int) -> str:
+def rank_row(timeline: Timeline, rank: int, units: Units = OF_A_MODEL) -> str:
     """The steps of a rank."""
     rows = timeline.table.rows[rank], timeline.starts[rank], timeline.ends[rank]
     steps = "".join(
-        _step(timeline, rank, step, start, end)
+        _step(timeline, rank, step, start, end, units)
         for step, start, end in zip(*rows, strict=True)
         if step is not None and end > start
     )
     return f'<div class="rank"><b>rank {rank}</b><div class="steps">{steps}</div></div>'
 
 
-def _step(timeline: Timeline, rank: int, step: Step, start: float, end: float) -> str:
+def _step(timeline: Timeline, rank: int, step: Step, start: float, end: float, units: Units) -> str:
     makespan, letter = timeline.makespan, letter_of(step)
     left, width = _share(start, makespan), _share(end - start, makespan)
-    said = f"{step}, {start:.6g} to {end:.6g}, takes {end - start:.6g}"
+    said = f"{step}, {units.time(start)} to {units.time(end)}, takes {units.time(end - start)}"
     chunk = chunk_of(timeline, rank, step) % _SHADES
     return (
         f'<i class="{_class(letter, chunk)}" style="left:{left}%;width:{width}%" '
@@ -146,45 +204,45 @@ def _share(time: float, makespan: float) -> str:
     return f"{100 * time / makespan:.4f}".rstrip("0").rstrip(".")
 
 
-def _figures(timeline: Timeline) -> Iterator[str]:
+def _figures(timeline: Timeline, units: Units) -> Iterator[str]:
     """The rows of the table of metrics."""
-    alive = f"Peak activations, stages × {units(timeline.table)}"
+    alive = f"Peak activations, stages × {numbered(timeline.table)}"
     said = (
-        ("Makespan", figure(timeline.makespan)),
-        ("Longest span of a rank", figure(timeline.span)),
+        ("Makespan", units.time(timeline.makespan)),
+        ("Longest span of a rank", units.time(timeline.span)),
         ("Bubble by END", percent(timeline.bubble)),
         ("Bubble by SPAN", percent(timeline.bubble_of_span)),
         (alive, str(max(timeline.peak_activations))),
-        ("Peak memory", figure(max(timeline.peak_bytes))),
+        ("Peak of weights and activations", units.amount(max(timeline.peak_bytes))),
         ("Messages", f"{timeline.messages:,}"),
-        ("Bytes sent", figure(timeline.bytes_sent)),
+        ("Bytes sent", units.amount(timeline.bytes_sent)),
     )
     for name, value in said:
         yield f'<tr><td>{name}</td><td class="numeric">{value}</td></tr>'
 
 
-def _per_rank(timeline: Timeline) -> Iterator[str]:
+def _per_rank(timeline: Timeline, units: Units) -> Iterator[str]:
     held = timeline.table.placement.held
     makespan = timeline.makespan
     for rank in range(timeline.table.ranks):
         idle = timeline.idle[rank]
         cells = (
             ", ".join(map(str, held[rank])),
-            figure(idle),
+            units.time(idle),
             percent(idle / makespan if makespan else 0.0),
             str(timeline.peak_activations[rank]),
-            figure(timeline.peak_bytes[rank]),
+            units.amount(timeline.peak_bytes[rank]),
         )
         yield f"<tr><td>{rank}</td>{_numeric(cells)}</tr>"
 
 
-def _costs(costs: Costs) -> Iterator[str]:
-    figures = (
-        costs.forward, costs.input_gradient, costs.weight_gradient, costs.backward,
-        costs.activation, costs.kept, costs.weights,
-    )  # fmt: skip
-    for stage, row in enumerate(zip(*figures, strict=True)):
-        yield f"<tr><td>{stage}</td>{_numeric([figure(value) for value in row])}</tr>"
+def _costs(costs: Costs, units: Units) -> Iterator[str]:
+    times = (costs.forward, costs.input_gradient, costs.weight_gradient, costs.backward)
+    amounts = (costs.activation, costs.kept, costs.weights)
+    for stage in range(len(costs.forward)):
+        cells = [units.time(row[stage]) for row in times]
+        cells += [units.amount(row[stage]) for row in amounts]
+        yield f"<tr><td>{stage}</td>{_numeric(cells)}</tr>"
 
 
 def _numeric(cells: Sequence[str]) -> str:

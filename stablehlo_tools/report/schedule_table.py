@@ -14,6 +14,7 @@ from stablehlo_tools.report.schedule_gantt import (
     painted,
     shown,
 )
+from stablehlo_tools.report.units import OF_A_MODEL, Units, figure
 from stablehlo_tools.schedules.catalogue import Candidate, Comparison
 from stablehlo_tools.schedules.forms import Search
 from stablehlo_tools.schedules.simulator import Timeline
@@ -31,11 +32,15 @@ _FIELDS = Candidate._fields
 
 
 def to_text(
-    timeline: Timeline, width: int, colour: bool = False, search: Search | None = None
+    timeline: Timeline,
+    width: int,
+    colour: bool = False,
+    search: Search | None = None,
+    units: Units = OF_A_MODEL,
 ) -> str:
     """The whole page, the chart in lines of at most `width` characters if these are enough."""
-    figures = [*_figures(timeline), *_of_search(search)]
-    return "\n".join([*figures, "", *_chart(timeline, width, colour)]) + "\n"
+    figures = [*_figures(timeline, units), *_of_search(search)]
+    return "\n".join([*figures, "", *_chart(timeline, width, colour, units)]) + "\n"
 
 
 def described(table: Table) -> str:
@@ -48,16 +53,9 @@ def described(table: Table) -> str:
     )
 
 
-def units(table: Table) -> str:
+def numbered(table: Table) -> str:
     """What the rows number: microbatches, or slices of them."""
     return "microbatches" if table.sequence_slices == 1 else "slices"
-
-
-def figure(value: float) -> str:
-    """A time or an amount with five digits, or all before the point."""
-    if abs(value) >= 10_000 or value == int(value):
-        return f"{value:,.0f}"
-    return f"{value:,.5g}"
 
 
 def percent(share: float) -> str:
@@ -65,19 +63,20 @@ def percent(share: float) -> str:
     return f"{100 * share:.1f} %"
 
 
-def _figures(timeline: Timeline) -> Iterator[str]:
+def _figures(timeline: Timeline, units: Units) -> Iterator[str]:
     yield described(timeline.table)
     yield (
-        f"makespan     {figure(timeline.makespan)}, longest span of a rank {figure(timeline.span)}"
+        f"makespan     {units.time(timeline.makespan)}, longest span of a rank "
+        f"{units.time(timeline.span)}"
     )
     yield (
         f"bubble       {percent(timeline.bubble)} by END, "
         f"{percent(timeline.bubble_of_span)} by SPAN"
     )
     alive = max(timeline.peak_activations)
-    yield f"activations  {alive} at most, in stages x {units(timeline.table)}"
-    yield f"memory       {figure(max(timeline.peak_bytes))} at most, weights and activations"
-    yield f"messages     {timeline.messages:,}, bytes {figure(timeline.bytes_sent)}"
+    yield f"activations  {alive} at most, in stages x {numbered(timeline.table)}"
+    yield f"memory       {units.amount(max(timeline.peak_bytes))} at most, weights and activations"
+    yield f"messages     {timeline.messages:,}, bytes {units.amount(timeline.bytes_sent)}"
 
 
 def _of_search(search: Search | None) -> Iterator[str]:
@@ -88,9 +87,9 @@ def _of_search(search: Search | None) -> Iterator[str]:
     yield f"bound        {figure(search.bound)}, nothing on these placements takes less: {above}"
 
 
-def _chart(timeline: Timeline, width: int, colour: bool) -> Iterator[str]:
+def _chart(timeline: Timeline, width: int, colour: bool, units: Units) -> Iterator[str]:
     """The chart, in parts below each other where that gives every step its room."""
-    sides = _sides(timeline)
+    sides = _sides(timeline, units)
     ranks = timeline.table.ranks
     label = len(f"r{ranks - 1} ")
     columns = max(_LEAST_COLUMNS, width - label - len(sides[0]) - 2)
@@ -105,7 +104,7 @@ def _chart(timeline: Timeline, width: int, colour: bool) -> Iterator[str]:
             part = shown(row[begin:end], colour)
             yield f"{f'r{rank}'.ljust(label)}{part}  {beside[rank + 1]}".rstrip()
         yield ""
-    yield from _legend(gantt, colour)
+    yield from _legend(gantt, colour, units)
 
 
 def _gantt(timeline: Timeline, columns: int) -> Gantt:
@@ -116,11 +115,11 @@ def _gantt(timeline: Timeline, columns: int) -> Gantt:
     return drawn or Gantt(timeline, columns)
 
 
-def _sides(timeline: Timeline) -> list[str]:
+def _sides(timeline: Timeline, units: Units) -> list[str]:
     """What stands right of the chart: the headings, then each rank's figures."""
     makespan = timeline.makespan
     rows = [
-        (f"{100 * idle / makespan if makespan else 0.0:.1f}%", str(alive), _short(held))
+        (f"{100 * idle / makespan if makespan else 0.0:.1f}%", str(alive), _short(held, units))
         for idle, alive, held in zip(
             timeline.idle, timeline.peak_activations, timeline.peak_bytes, strict=True
         )
@@ -128,8 +127,10 @@ def _sides(timeline: Timeline) -> list[str]:
     return _aligned([_HEADINGS, *rows])
 
 
-def _short(amount: float) -> str:
-    text = figure(amount)
+def _short(amount: float, units: Units) -> str:
+    text = units.amount(amount)
+    if units is not OF_A_MODEL:
+        return text
     return text if len(text) <= _LONGEST_AMOUNT else f"{amount:.4g}"
 
 
@@ -140,7 +141,7 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     ]
 
 
-def _legend(gantt: Gantt, colour: bool) -> Iterator[str]:
+def _legend(gantt: Gantt, colour: bool, units: Units) -> Iterator[str]:
     chunks = gantt.timeline.table.placement.chunks
     for letter in gantt.letters:
         swatches = [
@@ -155,14 +156,17 @@ def _legend(gantt: Gantt, colour: bool) -> Iterator[str]:
         block = gantt.timeline.makespan / gantt.width
         yield f"{IDLE}  idle for more than half of the block, m or M  several of these"
         yield (
-            f"too many steps to draw each: a column is a block of {figure(block)} time units, and "
+            f"too many steps to draw each: a column is a block of {units.said(block)}, and "
             "shows what nine tenths of its work are, in lower case where over a tenth of it is idle"
         )
         return
     yield f"{IDLE}  idle"
     if chunks > 1:
         yield f"{chunks} chunks a rank: {'a shade each, ' if colour else ''}odd ones in lower case"
-    yield f"{figure(gantt.scale)} column{'' if gantt.scale == 1 else 's'} a time unit"
+    if units is OF_A_MODEL:
+        yield f"{figure(gantt.scale)} column{'' if gantt.scale == 1 else 's'} a time unit"
+    else:
+        yield f"times above the chart are microseconds, a column is {units.time(1 / gantt.scale)}"
     if gantt.timeline.table.sequence_slices > 1:
         yield f"numbers are of slices, {gantt.timeline.table.sequence_slices} a microbatch"
     if gantt.hidden:

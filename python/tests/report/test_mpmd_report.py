@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from proof_programs import write_expanded
 
 from stablehlo_tools.cli import main as command_line
+from stablehlo_tools.diagnostics import duration, size
 from stablehlo_tools.mpmd.proof.proving import prove, set_report
 from stablehlo_tools.mpmd.rank_set import load
 from stablehlo_tools.mpmd.set_report import SetReport
@@ -70,6 +72,34 @@ def test_the_page_shows_messages_and_memory(schedule: str):
     assert len(tables["messages"]) == 1 + len(report.links)
     assert [row[0] for row in tables["memory"]] == ["Rank", "0", "1"]
     assert render_set(report).count('<svg class="curve"') == 2
+
+
+def test_the_page_has_units_for_every_time_and_amount():
+    report = report_of("1f1b")
+    page = render_set(report)
+    tables = Cells(page).tables
+    makespan = duration(report.timeline.makespan * 1e3)
+    assert f'<p class="lead">{makespan} a step, ' in page
+    assert "time units" not in page
+    times, amounts = re.compile(r"[\d.,]+ (ns|us|ms|s)"), re.compile(r"[\d.,]+ ([KMGT]i)?B")
+    for _, *cells in tables["costs"][1:]:
+        assert all(times.fullmatch(cell) for cell in cells[:4])
+        assert all(amounts.fullmatch(cell) for cell in cells[4:])
+    for row in tables["per-rank"][1:]:
+        assert times.fullmatch(row[2])
+        assert amounts.fullmatch(row[5])
+    marks = re.findall(r'<span style="left:[\d.]+%">([^<]*)</span>', page)
+    assert len(marks) > 2
+    assert all(times.fullmatch(mark) for mark in marks)
+    assert re.search(r'title="0F0, 0 ns to [\d.]+ [num]s, takes [\d.]+ [num]s"', page)
+
+
+def test_the_card_has_the_peak_that_is_proven_and_the_machine():
+    report = report_of("1f1b")
+    peak = max(report.ranks, key=lambda row: row.peak)
+    page = render_set(report)
+    assert f"<dt>Peak memory</dt><dd><strong>{size(peak.peak)}</strong>" in page
+    assert f"<dt>Runs on</dt><dd><strong>{report.hardware}</strong>" in page
 
 
 def test_the_text_has_the_chart_and_the_tables():

@@ -12,7 +12,8 @@ from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.report import schedule_html
 from stablehlo_tools.report.schedule_gantt import FILLINGS, Gantt, axis_step
 from stablehlo_tools.report.schedule_html import render_page
-from stablehlo_tools.report.schedule_table import figure, to_text
+from stablehlo_tools.report.schedule_table import to_text
+from stablehlo_tools.report.units import figure
 from stablehlo_tools.schedules.explicit_tables import with_communication
 from stablehlo_tools.schedules.generators.by_rule import looped_bfs, one_f_one_b, zb_h1
 from stablehlo_tools.schedules.setting import costs, unit_costs
