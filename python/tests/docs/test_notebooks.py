@@ -1,0 +1,57 @@
+"""The notebooks run, and print what is stored in them."""
+
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbformat.v4 import new_code_cell, new_notebook, new_output
+
+from docs import notebooks
+
+# Searches among compiled programs: two minutes of CPU.
+LONG = {"from-jax-jit-to-a-faster-artifact"}
+NAMES = [
+    pytest.param(path.stem, marks=pytest.mark.soak if path.stem in LONG else ())
+    for path in sorted(notebooks.FOLDER.glob("*.ipynb"))
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_notebook_prints_what_it_stores(name: str):
+    path = notebooks.FOLDER / f"{name}.ipynb"
+    stored = nbformat.read(path, as_version=4)
+    assert notebooks.texts(notebooks.executed(path)) == notebooks.texts(stored)
+
+
+@pytest.mark.parametrize(
+    "path", sorted(notebooks.FOLDER.glob("*.ipynb")), ids=lambda path: path.stem
+)
+def test_notebook_is_stored_whole_and_small(path: Path):
+    notebook = nbformat.read(path, as_version=4)
+    nbformat.validate(notebook)
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1))
+    assert path.stat().st_size < 60_000
+    told = "".join(notebooks.texts(notebook))
+    assert "Warning" not in told
+    assert "/tmp" not in told
+
+
+def test_three_stories():
+    assert len(NAMES) == 3
+
+
+def test_other_output_is_found(tmp_path: Path):
+    cell = new_code_cell("print(1 + 1)")
+    cell.outputs = [new_output("stream", name="stdout", text="3\n")]
+    path = tmp_path / "wrong.ipynb"
+    nbformat.write(new_notebook(cells=[cell]), path)
+    assert notebooks.texts(notebooks.executed(path)) == ["2"]
+    assert notebooks.texts(nbformat.read(path, as_version=4)) == ["3"]
+
+
+def test_times_are_no_difference():
+    assert notebooks.comparable("compiled in 0.1 s\r\n") == notebooks.comparable(
+        "compiled in 3 s \n"
+    )
+    assert notebooks.comparable("total 3.1 ms") != notebooks.comparable("total 3.2 ms")
