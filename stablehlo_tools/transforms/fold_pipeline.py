@@ -24,6 +24,10 @@ leads there. It does not matter whether ranks are devices of a mesh axis (`shard
 `expand-pipeline`) or lie along a dimension of one program's state (praxis, MaxText), how inputs are
 fed and outputs collected, or how often microbatches go around.
 
+In one program, a manual computation in the loop that only moves elements between devices (MaxText's
+permutes) is such a rotation, too; integers that the program takes from the loop and that follow
+from integers alone are given by a loop of their own.
+
 A stage that is itself a loop over its layers gives one loop over all layers; other stages are the
 layers. What is computed from the outputs of the last stage, or for the first, is computed for the
 whole batch. Where a stage takes the samples of a microbatch together, the microbatches stay apart:

@@ -36,6 +36,7 @@ CASES: dict[str, tuple[Callable[[], Case], str]] = {
     "shifted": (partial(step, shifted), "8 8"),
     "shifted-checkpointed": (partial(step, shifted, layer="checkpointed"), "8 8"),
     "rolled-attention": (partial(step, rolled, layer="attention"), "2 8 8"),
+    "rolled-permuted": (partial(step, rolled, shift="permute"), "8 8"),
 }
 MORE: dict[str, tuple[Callable[[], Case], str]] = {
     "shifted-single": (partial(step, shifted, SINGLE, stage=single), "4 4"),
