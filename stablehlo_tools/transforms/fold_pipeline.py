@@ -24,6 +24,10 @@ leads there. It does not matter whether ranks are devices of a mesh axis (`shard
 `expand-pipeline`) or lie along a dimension of one program's state (praxis, MaxText), how inputs are
 fed and outputs collected, or how often microbatches go around.
 
+In one program, a manual computation in the loop that only moves elements between devices (MaxText's
+permutes) is such a rotation, too; integers that the program takes from the loop and that follow
+from integers alone are given by a loop of their own.
+
 A stage that is itself a loop over its layers gives one loop over all layers; other stages are the
 layers. What is computed from the outputs of the last stage, or for the first, is computed for the
 whole batch. Where a stage takes the samples of a microbatch together, the microbatches stay apart:
@@ -71,6 +75,7 @@ from stablehlo_tools.analysis.device_values import DeviceValues
 from stablehlo_tools.analysis.effects import Effects
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Diagnostic, Diagnostics, ToolError, note
+from stablehlo_tools.ir.cleanup import drop_unused_carries
 from stablehlo_tools.ir.clone import copy_module, take_over
 from stablehlo_tools.ir.inline import inline_all_calls
 from stablehlo_tools.ir.token_chain import refuse_tokens
@@ -79,6 +84,10 @@ from stablehlo_tools.passes.base import Pass
 from stablehlo_tools.passes.road import Milestone, Stage
 from stablehlo_tools.transforms.parts.fold_pipeline.chains import SameStageError
 from stablehlo_tools.transforms.parts.fold_pipeline.folding import fold
+from stablehlo_tools.transforms.parts.fold_pipeline.global_moves import (
+    permutes_inside,
+    write_moves_globally,
+)
 from stablehlo_tools.transforms.parts.fold_pipeline.loop_region import (
     LoopRegion,
     Ranks,
@@ -91,6 +100,7 @@ from stablehlo_tools.transforms.parts.fold_pipeline.recognition import (
     hoist_slices,
     loops_of,
     may_be_pipeline,
+    part_integers,
     region_of,
 )
 from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import UnresolvedError
@@ -117,7 +127,9 @@ class FoldPipelinePass(Pass):
         while number < len(loops := _loops(current)):
             loop = loops[number]
             with ir.Location.unknown(module.context):
-                tried, stages = _folded(current, number) if may_be_pipeline(loop) else (current, 0)
+                source = _shifting(current, number) if permutes_inside(loop) else current
+                maybe = may_be_pipeline(_loops(source)[number])
+                tried, stages = _folded(source, number) if maybe else (current, 0)
             if stages < 2:
                 number += 1
                 continue
@@ -136,6 +148,17 @@ class FoldPipelinePass(Pass):
 
 def _loops(module: ir.Module) -> list[ir.Operation]:
     return list(loops_of(entry_function(module).regions[0].blocks[0]))
+
+
+def _shifting(module: ir.Module, number: int) -> ir.Module:
+    """A copy of a module in which manual computations in loops that only move elements are moves
+    of whole tensors, and the loop of a number may so be a pipeline in one program."""
+    copied = copy_module(module)
+    block = entry_function(copied).regions[0].blocks[0]
+    write_moves_globally(copied, block)
+    part_integers(_loops(copied)[number])
+    drop_unused_carries(block)
+    return copied
 
 
 def _folded(module: ir.Module, number: int) -> tuple[ir.Module, int]:

@@ -272,8 +272,9 @@ def rolled(
     """One program for all stages: a state of one microbatch a stage, the stages side by side.
 
     `shift`: the state moves on by a `roll`, by slices put together (`slices`), by a `select` with
-    the index of the stage, or by a `pad`. `fed`: microbatches are taken by `index`, or handed to
-    the scan, with padding, as what it goes over (`xs`). `start`: what ramp-up computes with.
+    the index of the stage, by a `pad`, or by a `permute` in a shard_map. `fed`: microbatches are
+    taken by `index`, or handed to the scan, with padding, as what it goes over (`xs`). `start`:
+    what ramp-up computes with.
     """
     run = LAYERS[layer]
     weights: Any = (attention_weights if layer == "attention" else dense_weights)(sizes.layers)
@@ -291,7 +292,12 @@ def rolled(
             moved = jnp.pad(state[:-1], [(1, 0)] + [(0, 0)] * (state.ndim - 1))
             return moved.at[0].set(taken)
         number = lax.broadcasted_iota(jnp.int32, state.shape, 0)
-        return jnp.where(number == 0, taken, jnp.roll(state, 1, axis=0))
+        moved = permuted(state) if shift == "permute" else jnp.roll(state, 1, axis=0)
+        return jnp.where(number == 0, taken, moved)
+
+    def permuted(state: Array) -> Array:
+        hand_on = partial(lax.ppermute, axis_name=STAGE, perm=ring(sizes.stages))
+        return jax.shard_map(hand_on, mesh=on, in_specs=P(STAGE), out_specs=P(STAGE))(state)
 
     def whole(weights: Any, x: Array) -> Array:
         weights = jax.tree.map(lambda w: w.reshape(sizes.stages, sizes.each, *w.shape[1:]), weights)

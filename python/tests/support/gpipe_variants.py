@@ -240,14 +240,14 @@ def switched(sizes: Sizes = USUAL) -> Case:
     return Case(case, partial(scanned, dense), (weights, x))
 
 
-def centred(sizes: Sizes = USUAL) -> Case:
+def centred(sizes: Sizes = USUAL, *, start: float = np.nan) -> Case:
     """Layers that subtract the mean over the samples of a microbatch."""
     weights, x = dense_weights(sizes.layers), batch(sizes)
 
     def layer(h: Array, w: Array) -> Array:
         return dense(h - h.mean(0), w)
 
-    case = shifted(sizes, run=layer)
+    case = shifted(sizes, run=layer, start=start)
 
     def plain(weights: Array, x: Array) -> Array:
         apart = x.reshape(sizes.microbatches, sizes.samples, WIDTH)

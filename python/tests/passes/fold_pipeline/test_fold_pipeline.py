@@ -46,6 +46,7 @@ CASES: dict[str, tuple[Callable[[], Case], str]] = {
     "shifted": (shifted, "8"),
     "shifted-data-axis-manual": (partial(shifted, BATCHED, axes="full"), "8"),
     "rolled": (rolled, "8"),
+    "rolled-permuted": (partial(rolled, shift="permute"), "8"),
     "circular": (circular, "8"),
     "gathered": (gathered, "16"),
     "language-loss": (partial(language, loss=True), "8"),

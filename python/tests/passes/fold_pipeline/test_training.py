@@ -17,6 +17,7 @@ from gpipe_programs import (  # first: sets up the devices
     single,
     unrolled,
 )
+from gpipe_variants import centred
 from kept_values import run
 from test_fold_pipeline import folded, loops_of, names_of
 from trained_pipelines import trained
@@ -36,6 +37,7 @@ CASES: dict[str, tuple[Callable[[], Case], str]] = {
     "shifted": (partial(step, shifted), "8 8"),
     "shifted-checkpointed": (partial(step, shifted, layer="checkpointed"), "8 8"),
     "rolled-attention": (partial(step, rolled, layer="attention"), "2 8 8"),
+    "rolled-permuted": (partial(step, rolled, shift="permute"), "8 8"),
 }
 MORE: dict[str, tuple[Callable[[], Case], str]] = {
     "shifted-single": (partial(step, shifted, SINGLE, stage=single), "4 4"),
@@ -50,10 +52,7 @@ MORE: dict[str, tuple[Callable[[], Case], str]] = {
         partial(step, shifted, Sizes(samples=4), axes="partial"),
         "8 8",
     ),
-    "centred": (
-        partial(step, shifted, run=lambda h, w: h + jnp.tanh((h - h.mean(0)) @ w)),
-        "6[8] 6[8]",
-    ),
+    "centred": (partial(step, centred), "6[8] 6[8]"),
     "rolled": (partial(step, rolled), "8 8"),
     "rolled-single": (partial(step, rolled, SINGLE, stage=single), "4 4"),
     "rolled-select": (partial(step, rolled, shift="select"), "8 8"),

@@ -63,6 +63,8 @@ class GridLoop:
         """Writes the loop."""
         handed = [handoff.input for handoff in self.handoffs]
         others = [number for number in range(len(self.operands)) if number not in handed]
+        # What two inputs take of one stack is carried once.
+        carried = list(dict.fromkeys(self.operands[number] for number in others))
         scaling, graph = Scaling(self.dims, self.samples), self.dims.graph
         kept = [self.operands[number].value.type for number in self.kept_inputs]
         returned = graph.root.returned
@@ -73,7 +75,8 @@ class GridLoop:
         def body(inner: Builder, row: ir.Value, taken: Sequence[ir.Value]) -> list[ir.Value]:
             buffers = taken[len(handed) : len(states)]
             given = dict(zip(handed, taken, strict=False))
-            given |= dict(zip(others, taken[len(states) :], strict=True))
+            slices = dict(zip(carried, taken[len(states) :], strict=True))
+            given |= {number: slices[self.operands[number]] for number in others}
             made = Scaling(self.dims, self.samples).write(
                 graph.root, [given[number] for number in range(len(given))], inner.point
             )
@@ -88,7 +91,7 @@ class GridLoop:
             build,
             self.trips,
             states,
-            [self.operands[number] for number in others],
+            carried,
             body,
             reverse=self.reverse,
         )

@@ -13,7 +13,7 @@ from math import prod
 
 import numpy as np
 
-from stablehlo_tools.analysis.device_values import Values
+from stablehlo_tools.analysis.device_values import COMPUTED, Values, evaluated
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.dimension_numbers import gather_numbers, scatter_numbers
 from stablehlo_tools.dialect.dimensions import dimensions_of, integer, integers
@@ -24,9 +24,11 @@ from stablehlo_tools.dialect.names import (
     BARRIER,
     BROADCAST,
     COLLECTIVE_PERMUTE,
+    COMPARE,
     CONVERT,
     GATHER,
     IF,
+    IOTA,
     REDUCE,
     RESHAPE,
     SCATTER,
@@ -36,9 +38,9 @@ from stablehlo_tools.dialect.names import (
     TRANSPOSE,
 )
 from stablehlo_tools.dialect.reducers import reducer_kind
-from stablehlo_tools.dialect.traits import Trait, ops_with
+from stablehlo_tools.dialect.traits import ELEMENTWISE, Trait, ops_with
 from stablehlo_tools.ir.builder import element_of, shape_of
-from stablehlo_tools.ir.values import splat_of
+from stablehlo_tools.ir.values import producer, splat_of
 from stablehlo_tools.ir.walk import terminator
 from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import (
     Box,
@@ -61,6 +63,8 @@ _MOST_WINDOWS = 1 << 10
 BETWEEN_RANKS = frozenset({ALL_GATHER, ALL_REDUCE, COLLECTIVE_PERMUTE})
 BRANCHES = ops_with(Trait.BRANCH)
 _AT_INDICES = ops_with(Trait.INDEXED)  # of slices, updates, gathers, scatters
+# Integers that follow from those at the same place.
+_POSITIONAL = ELEMENTWISE & COMPUTED | {COMPARE, CONVERT}
 # Each element of the result is one of the operand with the same number.
 RELAYOUTS = ops_with(Trait.BIJECTIVE) | {SLICE, CONVERT, BARRIER, SHARDING_CONSTRAINT}
 MOVING = (
@@ -80,7 +84,7 @@ def follow_move(op: ir.Operation, query: BoxQuery, known: Integers) -> Answer:
     if op.name in (SHARDING_CONSTRAINT, BARRIER):
         return [query.at(op.operands[ir.OpResult(query.value).result_number], query.box)]
     if op.name == SELECT:
-        return _selected(op, query, known(op.operands[0]))
+        return _selected(op, query, numbers_along(op.operands[0], known))
     if op.name in BRANCHES:
         return _branch(op, query, known(op.operands[0]))
     if op.name in _AT_INDICES:
@@ -225,11 +229,41 @@ def _around(box: Box, starts: Sequence[int], sizes: Sequence[int]) -> Iterator[t
 # By what a predicate or an index says.
 
 
+def numbers_along(value: ir.Value, known: Integers) -> Values | None:
+    """Integers that are known, or follow from the positions of the elements, however many they are:
+    a dimension along which they are the same has size 1."""
+    numbers = known(value)
+    op = producer(value)
+    if numbers is not None or op is None or len(op.results) != 1:
+        return numbers
+    shape = shape_of(value)
+    if op.name == IOTA:
+        dim = integer(op, "iota_dimension")
+        return np.arange(shape[dim]).reshape([n if d == dim else 1 for d, n in enumerate(shape)])
+    if op.name == BROADCAST:
+        inner = numbers_along(op.operands[0], known)
+        sizes = [1] * len(shape)
+        dims = integers(op, "broadcast_dimensions")
+        if inner is None or list(dims) != sorted(dims):
+            return None
+        for dim, size in zip(dims, inner.shape, strict=True):
+            sizes[dim] = size
+        return inner.reshape(sizes)
+    if op.name not in _POSITIONAL:
+        return None
+    taken = [numbers_along(operand, known) for operand in op.operands]
+    if any(one is None for one in taken):
+        return None
+    result = evaluated(op, [None if one is None else one[None] for one in taken])
+    return None if result is None else result[0]
+
+
 def _selected(op: ir.Operation, query: BoxQuery, predicate: Values | None) -> Answer:
     if predicate is None:
         return None
     if predicate.ndim:
-        predicate = predicate[query.box.slices()]
+        cut = zip(query.box.slices(), predicate.shape, strict=True)
+        predicate = predicate[tuple(s if size > 1 else slice(0, 1) for s, size in cut)]
     if predicate.all() or not predicate.any():
         return [query.at(op.operands[1 if predicate.all() else 2], query.box)]
     for dim, start in enumerate(query.box.starts):

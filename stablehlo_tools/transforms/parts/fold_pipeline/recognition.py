@@ -26,8 +26,8 @@ from stablehlo_tools.dialect.names import (
 )
 from stablehlo_tools.dialect.traits import Trait, ops_with
 from stablehlo_tools.ir.builder import Builder, shape_of
-from stablehlo_tools.ir.values import CONSTANTS, producer, unconstrained
-from stablehlo_tools.ir.walk import terminator, walk
+from stablehlo_tools.ir.values import CONSTANTS, has_uses, producer, unconstrained
+from stablehlo_tools.ir.walk import terminator, values_used, walk
 from stablehlo_tools.transforms.parts.fold_pipeline.loop_region import (
     LoopRegion,
     Ranks,
@@ -164,6 +164,50 @@ def hoist_slices(loop: ir.Operation) -> None:
         for slicing in list(inner.regions[1].blocks[0].operations):
             if slicing.operation.name == DYNAMIC_SLICE:
                 _hoist(slicing.operation, inner)
+
+
+def part_integers(loop: ir.Operation) -> None:
+    """Lets a copy of a loop, behind it, give the results that follow from integers alone, such as
+    the keys of random numbers that a step counts on: no stage computes them. Those that another
+    loop takes are left, which steer it."""
+    body = loop.regions[1].blocks[0]
+    apart = [
+        number
+        for number, value in enumerate(loop.results)
+        if has_uses(value)
+        and not any(use.owner.operation.name == WHILE for use in value.uses)
+        and _follows_from_integers(body, number)
+    ]
+    if not apart:
+        return
+    operations = list(loop.block.operations)
+    place = next(n for n, view in enumerate(operations) if view.operation == loop)
+    copy = loop.clone(ip=ir.InsertionPoint(operations[place + 1].operation))
+    for number in apart:
+        loop.results[number].replace_all_uses_with(copy.results[number])
+
+
+def _follows_from_integers(body: ir.Block, carry: int) -> bool:
+    """Whether a carry of a loop depends on nothing but integers."""
+    ends = list(terminator(body).operands)
+    numbers: dict[ir.Value, int] = {a: n for n, a in enumerate(body.arguments)}
+    pending, seen = [ends[carry], body.arguments[carry]], set[ir.Value]()
+    while pending:
+        value = pending.pop()
+        if value in seen:
+            continue
+        seen.add(value)
+        type_ = value.type
+        if not isinstance(type_, ir.RankedTensorType):
+            return False
+        if not isinstance(type_.element_type, ir.IntegerType):
+            return False
+        op = producer(value)
+        if op is None and value in numbers:
+            pending.append(ends[numbers[value]])
+        elif op is not None and op.block == body:
+            pending += values_used(op)
+    return True
 
 
 def _hoist(op: ir.Operation, inner: ir.Operation) -> None:

@@ -13,7 +13,12 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from stablehlo_tools.analysis.dataflow import Body, Node
-from stablehlo_tools.analysis.dimension_propagation.propagation import BatchDims, Graph, propagate
+from stablehlo_tools.analysis.dimension_propagation.propagation import (
+    BatchDims,
+    Graph,
+    Origins,
+    propagate,
+)
 from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling, OpTiling, reshaped
 from stablehlo_tools.analysis.partial_sums import PartialSums
 from stablehlo_tools.bindings import ir
@@ -117,7 +122,26 @@ def _added(dims: BatchDims, missing: int, seeds: Tilings) -> Tilings | None:
             )
             if not tried.meetings and _missing(tried) < missing:
                 return more
-    return None
+    return _added_together(dims, seeds)
+
+
+def _added_together(dims: BatchDims, seeds: Tilings) -> Tilings | None:
+    """The seeds and all other arguments that the operands are made of which should carry the batch:
+    two that only meet each other must both carry it."""
+    graph = dims.graph
+    wanted = [
+        (number, tiling)
+        for node, op_tiling in dims.op_tilings.items()
+        for number, tiling in zip(node.operands, op_tiling.operands, strict=True)
+        if tiling is not None and number not in dims.tilings
+    ]
+    origins = Origins(graph, dims.parts).of(wanted)
+    places = {number: argument for argument, number in enumerate(graph.root.arguments)}
+    more = {places[n]: tiling for n, tiling in origins.items() if n in places} | seeds
+    if more.keys() == seeds.keys():
+        return None
+    tried = propagate(graph, {graph.root.arguments[i]: s for i, s in more.items()}, dims.parts)
+    return None if tried.meetings else more
 
 
 class Scaling:

@@ -21,7 +21,7 @@ from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling
 from stablehlo_tools.analysis.loops import FORMATTING
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.dimensions import integers
-from stablehlo_tools.dialect.names import ADD, BROADCAST, GATHER, IOTA, PARTITION_ID
+from stablehlo_tools.dialect.names import ADD, BROADCAST, GATHER, IOTA, PARTITION_ID, SELECT
 from stablehlo_tools.dialect.traits import ELEMENTWISE
 from stablehlo_tools.ir.builder import shape_of
 from stablehlo_tools.ir.inline import copy_with
@@ -35,6 +35,7 @@ from stablehlo_tools.transforms.parts.fold_pipeline.moves import (
     RELAYOUTS,
     deciding_operands,
     is_reshaping_sum,
+    numbers_along,
 )
 from stablehlo_tools.transforms.parts.fold_pipeline.scaling import (
     NotScaledError,
@@ -235,13 +236,18 @@ class Segments:
         if op.name == BROADCAST:
             return not _repeats(op) and self._is_moved(op.operands[0])
         deciding, moved = deciding_operands(op)
-        if not all(region.has_known_integers(index) for index in deciding):
+        known = [index for index in deciding if region.has_known_integers(index)]
+        if len(known) != len(deciding) and not (op.name == SELECT and self._by_place(deciding[0])):
             return False
-        if any(region.steady_integers(index) is None for index in deciding):
+        if any(region.steady_integers(index) is None for index in known):
             return True
         if op.name in BRANCHES:
             return True
         return all(map(self._is_plain, moved)) and any(map(self._is_moved, moved))
+
+    def _by_place(self, predicate: ir.Value) -> bool:
+        """Whether a predicate follows from the places of its elements."""
+        return numbers_along(predicate, self._region.steady_integers) is not None
 
     def _is_plain(self, value: ir.Value) -> bool:
         """Whether nothing was computed: moved, constant, or one of them repeated."""

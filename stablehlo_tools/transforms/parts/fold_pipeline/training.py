@@ -21,6 +21,7 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import RESHAPE
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.ir.cleanup import fold_reshapes
+from stablehlo_tools.ir.inline import copy_body
 from stablehlo_tools.ir.values import is_float, maker_of, producer
 from stablehlo_tools.transforms.parts.fold_pipeline.backward_tracing import (
     BackwardTracer,
@@ -47,6 +48,7 @@ from stablehlo_tools.transforms.parts.fold_pipeline.segments import (
 from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import (
     Box,
     Computed,
+    Convert,
     Known,
     Piece,
     Splat,
@@ -255,7 +257,8 @@ class _Planner:
 
     def plans(self, ends: Sequence[End], after: GridWriter) -> _Plans:
         """The plans; `ends` are what ticks compute and the rest of the program uses."""
-        first, second = self._first, self._second
+        first, second = self._first, self._converting()
+        self._second = second
         taken = StageInputs.sorted(first.inputs, first.handoffs)
         if taken.cells:
             raise UnresolvedError(
@@ -285,6 +288,53 @@ class _Planner:
         backward = GridPlan(second, given, layout, (), (), self._sums, True, layers[1])
         backward = replace(backward, kept_outputs=_stacked(backward, ends, self._sums))
         return _Plans(forward, backward, rows)
+
+    def _converting(self) -> Grid:
+        """The backward's grid with cells that convert what they take of the pipeline's, rather than
+        take it converted: so it can be taken as the pipeline leaves it."""
+        second = self._second
+        block = second.rows.function.regions[0].blocks[0]
+        raw: dict[int, ir.Type] = {}
+        for number, argument in enumerate(block.arguments):
+            taken = [cell[number] for row in second.inputs for cell in row]
+            sources = {
+                str(element_of(piece.source.value))
+                for pieces in taken
+                for piece in pieces
+                if isinstance(piece.source, Computed)
+                and self._first.place_of(piece.source, piece.box) is not None
+            }
+            if len(sources) != 1 or any(len(pieces) != 1 for pieces in taken):
+                continue
+            if any(not _is_converted(p) for pieces in taken for p in pieces):
+                continue
+            element = ir.Type.parse(sources.pop(), block.owner.context)
+            shape = shape_of(argument)
+            raw[number] = ir.RankedTensorType.get(shape, element, loc=ir.Location.unknown())
+        if not raw:
+            return second
+
+        def fill(inner: ir.Block, arguments: Sequence[ir.Value]) -> Sequence[ir.Value]:
+            build = Builder(ir.InsertionPoint(inner), block.owner.operation.location)
+            given = [
+                build.convert(value, element_of(block.arguments[n])) if n in raw else value
+                for n, value in enumerate(arguments)
+            ]
+            return copy_body(block, given, build.point)[1]
+
+        types = list(({n: a.type for n, a in enumerate(block.arguments)} | raw).values())
+        function = self._scratch.function(types, fill)
+        inputs = tuple(
+            tuple(
+                tuple(
+                    tuple(_unconverted(piece) for piece in pieces) if n in raw else pieces
+                    for n, pieces in enumerate(cell)
+                )
+                for cell in row
+            )
+            for row in second.inputs
+        )
+        return replace(second, rows=replace(second.rows, function=function), inputs=inputs)
 
     def _row(self, number: int, table: Sequence[Sequence[Pieces]]) -> _Row | None:
         """What of the pipeline's layers an input of the backward's is, where it is just that."""
@@ -360,6 +410,15 @@ class _Planner:
             fixed=given.fixed,
         )
         return (None, None) if back is None else (stage, back)
+
+
+def _is_converted(piece: Piece) -> bool:
+    return len(piece.view.ops) == 1 and isinstance(piece.view.ops[0], Convert)
+
+
+def _unconverted(piece: Piece) -> Piece:
+    """The piece without its one conversion."""
+    return replace(piece, view=replace(piece.view, ops=()))
 
 
 def _other_pieces(given: StageInputs, rows: dict[int, _Row]) -> Iterator[Pieces]:

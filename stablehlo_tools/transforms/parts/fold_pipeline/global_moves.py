@@ -1,0 +1,208 @@
+"""Manual computations that only move elements between devices, written as moves of whole tensors.
+
+A pipeline in one program may shift its state by a `collective_permute` in a manual computation
+inside of the loop, over all axes of the mesh at once, as MaxText's does. What every device gets is
+followed back to the shards that it comes from; if nothing is computed on the way, the outcome is
+slices of the operands put together anew, as other pipelines in one program write it:
+
+    %next = sdy.manual_computation(%state) { collective_permute ... }
+  ==>
+    %next = stablehlo.concatenate %last, %others, dim = 0
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from stablehlo_tools import bindings
+from stablehlo_tools.analysis.collectives import Collective, ModuleFacts
+from stablehlo_tools.analysis.device_values import DeviceValues, Values
+from stablehlo_tools.analysis.replica_groups import AxisRef, DeviceMesh
+from stablehlo_tools.analysis.shardings import MeshAxes, sharding_axes, sharding_per_value
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.names import ADD, COLLECTIVE_PERMUTE, MANUAL_COMPUTATION, WHILE
+from stablehlo_tools.ir.builder import Builder, element_of, shape_of
+from stablehlo_tools.ir.values import CONSTANTS, is_splat, producer, splat_of, value_text
+from stablehlo_tools.ir.walk import terminator, walk
+from stablehlo_tools.transforms.parts.fold_pipeline.composing import Composer, Located
+from stablehlo_tools.transforms.parts.fold_pipeline.moves import follow_move
+from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import (
+    Box,
+    BoxQuery,
+    Known,
+    Outside,
+    Piece,
+    Source,
+    Splat,
+    UnresolvedError,
+    View,
+    zeros,
+)
+
+_MOST_PIECES = 1 << 12  # of one result
+
+
+def permutes_inside(loop: ir.Operation) -> bool:
+    """Whether a manual computation in a loop's body moves elements between devices."""
+    body = loop.regions[1].blocks[0]
+    return any(
+        _has(op.operation, COLLECTIVE_PERMUTE)
+        for op in body.operations
+        if op.operation.name == MANUAL_COMPUTATION
+    )
+
+
+def write_moves_globally(module: ir.Module, block: ir.Block) -> None:
+    """Rewrites what only moves elements of the manual computations of a block, and of loops in
+    it."""
+    for manual in _manual_computations(block):
+        facts = ModuleFacts.of(module)
+        shards = _Shards(manual, facts, DeviceValues(module, facts))
+        for number, result in enumerate(manual.results):
+            value = _globally(manual, number, shards)
+            if value is not None:
+                result.replace_all_uses_with(value)
+        if not any(next(iter(result.uses), None) for result in manual.results):
+            manual.erase()
+
+
+def _manual_computations(block: ir.Block) -> list[ir.Operation]:
+    found: list[ir.Operation] = []
+    for view in block.operations:
+        op = view.operation
+        if op.name == MANUAL_COMPUTATION and not _has(op, WHILE):
+            found.append(op)
+        elif op.name == WHILE:
+            found += _manual_computations(op.regions[1].blocks[0])
+    return found
+
+
+def _has(root: ir.Operation, name: str) -> bool:
+    found = False
+
+    def visit(op: ir.Operation) -> ir.WalkResult:
+        nonlocal found
+        found = found or op.name == name
+        return ir.WalkResult.INTERRUPT if found else ir.WalkResult.ADVANCE
+
+    walk(root, visit)
+    return found
+
+
+def _globally(manual: ir.Operation, number: int, shards: _Shards) -> ir.Value | None:
+    """A result of a manual computation as moves of its operands; None where it is computed."""
+    try:
+        pieces = shards.pieces(number)
+    except UnresolvedError:
+        return None
+    composer = Composer(Builder(ir.InsertionPoint(manual), manual.location), _located)
+    return composer.compose(pieces, manual.results[number].type)
+
+
+def _located(source: Source, box: Box) -> Located:
+    assert isinstance(source, Outside)
+    return Located(source.value, box)
+
+
+class _Shards:
+    """What each device's shard of the results of a manual computation consists of."""
+
+    def __init__(self, manual: ir.Operation, facts: ModuleFacts, values: DeviceValues) -> None:
+        self._manual = manual
+        self._facts = facts
+        self._values = values
+        self._block: ir.Block = manual.regions[0].blocks[0]
+
+    def pieces(self, result: int) -> list[Piece]:
+        """What a whole result consists of. Raises UnresolvedError."""
+        sharding = sharding_per_value(self._manual.attributes["out_shardings"])[result]
+        end = terminator(self._block).operands[result]
+        whole: dict[Box, list[Piece]] = {}
+        for device in range(self._facts.grid.size):
+            target = self._shard(sharding, shape_of(end), device)
+            query = BoxQuery(end, device, -1, Box.whole(shape_of(end)), View(target))
+            found = list(self._followed(query))
+            if whole.setdefault(target, found) != found:
+                raise UnresolvedError("devices hold different copies", self._manual, 3)
+        return [piece for found in whole.values() for piece in found]
+
+    def _shard(self, sharding: ir.Attribute, shape: Sequence[int], device: int) -> Box:
+        """The box that a device's shard is of a whole tensor."""
+        mesh: DeviceMesh | None = self._facts.meshes.get(sharding_axes(sharding)[0])
+        if mesh is None or mesh.size != self._facts.grid.size:
+            raise UnresolvedError("its mesh is not the program's", self._manual, 3)
+        axes, starts = MeshAxes(mesh), list[int]()
+        dims = bindings.TensorShardingAttr(sharding).dimension_shardings
+        for size, dim in zip(shape, dims, strict=True):
+            refs = [
+                bindings.SdyAxisRefAttr(axis)
+                for axis in bindings.SdyDimensionShardingAttr(dim).axes
+            ]
+            if any(ref.sub_axis_info is not None for ref in refs):
+                raise UnresolvedError("a part of an axis divides it", self._manual, 3)
+            names = tuple(AxisRef(ref.name) for ref in refs)
+            starts.append(size * int(axes.positions(names)[device]) if names else 0)
+        return Box(tuple(starts), tuple(shape))
+
+    def _known(self, value: ir.Value, device: int) -> Values | None:
+        known = self._values.of(value)
+        return None if known is None else known[device % len(known)]
+
+    def _followed(self, query: BoxQuery) -> Iterator[Piece]:
+        pending, count = [query], 0
+        while pending:
+            asked, count = pending.pop(), count + 1
+            if count > _MOST_PIECES:
+                raise UnresolvedError("it is in too many pieces", self._manual, 3)
+            answer = self._step(asked)
+            if isinstance(answer, Piece):
+                yield answer
+            else:
+                pending += answer
+
+    def _step(self, query: BoxQuery) -> Sequence[BoxQuery] | Piece:
+        """One step back on one device."""
+        value, device = query.value, query.rank
+        known = self._known(value, device)
+        if known is not None:
+            source = Known.of(known[query.box.slices()])
+            return Piece(source, Box.whole(query.box.sizes), query.view)
+        op = producer(value)
+        if op is None:
+            return self._entering(query)
+        if op.name in CONSTANTS and is_splat(op):
+            text = value_text(op).rpartition(" : ")[0]
+            splat = Splat(text, str(element_of(value)), splat_of(value) == 0)
+            return Piece(splat, Box.whole(query.box.sizes), query.view)
+        if op.name == COLLECTIVE_PERMUTE:
+            pairs = self._facts.groups(Collective(op, op, "collective_permute")) or ()
+            sender = next((source for source, target in pairs if target == device), None)
+            if sender is None:
+                return Piece(zeros(element_of(value)), Box.whole(query.box.sizes), query.view)
+            return [replace(query, value=op.operands[0], rank=sender)]
+        more = None
+        if op.name == ADD:
+            more = self._added(op, query)
+        else:
+            more = follow_move(op, query, lambda v: self._known(v, device))
+        if more is None:
+            raise UnresolvedError(f"{op.name} computes", op, 3)
+        return more
+
+    def _added(self, op: ir.Operation, query: BoxQuery) -> list[BoxQuery] | None:
+        """The operand of an addition of which the other one is zero."""
+        terms = [query.at(operand, query.box) for operand in op.operands]
+        held = [term for term in terms if not all(p.is_zero for p in self._followed(term))]
+        return None if len(held) > 1 else held or terms[:1]
+
+    def _entering(self, query: BoxQuery) -> Piece:
+        """What a device's shard of an operand is of the whole."""
+        argument = ir.BlockArgument(query.value)
+        if argument.owner != self._block:
+            raise UnresolvedError("it takes what is outside of it", self._manual, 3)
+        number = argument.arg_number
+        sharding = sharding_per_value(self._manual.attributes["in_shardings"])[number]
+        shard = self._shard(sharding, shape_of(query.value), query.rank)
+        box = query.box.moved(shard.starts)
+        return Piece(Outside(self._manual.operands[number]), box, query.view)
