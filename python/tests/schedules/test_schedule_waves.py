@@ -3,10 +3,10 @@
 Sources. Neither paper was at hand; their figures are taken from public texts that quote them, and
 every one is derived here as well. Chimera, arXiv 2107.06925: bubble (D - 2)/(2N + D - 2), weights
 2 M_theta, activations of (D/2 + 1) M_a to D M_a. Hanayo, arXiv 2308.15762: W = S / 2P, one copy of
-the weights, a bubble in proportion to (2P - 2)/(3PW + P - 1) at T_B = 2 T_F. The orders are those of
-programs: Chimera's of its authors (github.com/Shigangli/Chimera, chimera_pipeline_rank.py: each
-pipeline takes a microbatch every second step), Hanayo's of a public generator of it
-(`generate_hanayo_schedule`), both restated below.
+the weights, a bubble in proportion to (2P - 2)/(3PW + P - 1) at T_B = 2 T_F. The orders are
+those of programs: Chimera's of its authors (github.com/Shigangli/Chimera,
+chimera_pipeline_rank.py: each pipeline takes a microbatch every second step), Hanayo's of a public
+generator of it (`generate_hanayo_schedule`), both restated below.
 """
 
 from __future__ import annotations
