@@ -1,11 +1,12 @@
 """Chimera and Hanayo: bubbles and memory as published, and derived again from one microbatch.
 
-Sources. Chimera, arXiv 2107.06925, its table of schedules: bubble (D - 2)/(2N + D - 2), weights
-2 M_theta, activations of (D/2 + 1) M_a to D M_a; read in reproductions that quote it
-(github.com/wxhn1225/AIInfra and others), not in the paper itself. Hanayo, arXiv 2308.15762, as
-Infrasys-AI/AIInfra quotes it (04Train/02ParallelAdv/10_pipeline.md): W = S / 2P, one copy of the
-weights, and a bubble in proportion to (2P - 2)/(3PW + P - 1) at T_B = 2 T_F. Its order is that of
-elf (gitlab.inria.fr/elf), whose generator is restated below. Every figure is derived here as well.
+Sources. Neither paper was at hand; their figures are taken from public texts that quote them, and
+every one is derived here as well. Chimera, arXiv 2107.06925: bubble (D - 2)/(2N + D - 2), weights
+2 M_theta, activations of (D/2 + 1) M_a to D M_a. Hanayo, arXiv 2308.15762: W = S / 2P, one copy of
+the weights, a bubble in proportion to (2P - 2)/(3PW + P - 1) at T_B = 2 T_F. The orders are
+those of programs: Chimera's of its authors (github.com/Shigangli/Chimera,
+chimera_pipeline_rank.py: each pipeline takes a microbatch every second step), Hanayo's of a public
+generator of it (`generate_hanayo_schedule`), both restated below.
 """
 
 from __future__ import annotations
@@ -129,13 +130,13 @@ def test_more_waves_idle_less_and_one_is_chimera_folded(p: int) -> None:
 
 @pytest.mark.parametrize("w", WAVES)
 @pytest.mark.parametrize("p", [2, 3, 4, 8])
-def test_hanayos_order_is_elfs(p: int, w: int) -> None:
+def test_hanayos_order_is_that_of_another_generator(p: int, w: int) -> None:
     for rank, row in enumerate(hanayo(p, p, 2 * w).rows):
-        assert list(row) == elfs_row(p, w, rank)
+        assert list(row) == others_row(p, w, rank)
 
 
-def elfs_row(p: int, waves: int, rank: int) -> list[Action]:
-    """A rank's row for p microbatches, by the rule of elf.
+def others_row(p: int, waves: int, rank: int) -> list[Action]:
+    """A rank's row for p microbatches, by the rule of `generate_hanayo_schedule`.
 
     It fills up with forwards of its first chunk, then takes odd and even chunks in turn; once the
     even ones are out of forwards, backwards of the odd ones, and at last of both in turn.
@@ -151,6 +152,24 @@ def elfs_row(p: int, waves: int, rank: int) -> list[Action]:
         row += [main, *beside[:1]]
         beside = beside[1:]
     return row
+
+
+@pytest.mark.parametrize("p", EVEN_RANKS)
+def test_chimeras_order_is_its_authors(p: int) -> None:
+    """Of p microbatches: each pipeline starts one every second step, which moves a rank a step."""
+    steps: list[list[tuple[int, Action]]] = [[] for _ in range(p)]
+    for microbatch in range(p):
+        step = 2 * (microbatch // 2)
+        ranks = range(p) if microbatch % 2 == 0 else range(p - 1, -1, -1)
+        for stage, rank in enumerate(ranks):
+            steps[rank].append((step, forward(stage, microbatch)))
+            step += 1
+        for stage, rank in reversed(list(enumerate(ranks))):
+            steps[rank].append((step, backward(stage, microbatch)))
+            step += 1
+    for row, own in zip(chimera(p, p).rows, steps, strict=True):
+        assert len({step for step, _ in own}) == len(own)  # the pipelines never meet on a rank
+        assert list(row) == [action for _, action in sorted(own, key=lambda each: each[0])]
 
 
 @pytest.mark.parametrize(("p", "m"), [*product((2, 4), (1, 3, 5, 9)), (6, 7)])
