@@ -4,6 +4,7 @@
 // EXPLAINED: note: roll-layers: 3 times 3 ops become a loop from the last to the first: it hands on 1 values, reads 3 stacks, and writes 1
 // EXPLAINED: note: roll-layers: 3 times 2 ops become a loop: it hands on 1 values, reads 1 stacks, and writes 0
 // EXPLAINED: note: roll-layers: 3 times 3 ops become a loop: it hands on 2 values, reads 1 stacks, and writes 0
+// EXPLAINED: note: roll-layers: 3 times 2 ops become a loop: it hands on 1 values, reads 1 stacks, and writes 0
 
 // Three layers, each with a backward that reads what its forward left. The last iteration of the
 // backward has no cotangent to hand on: nothing asked for it.
@@ -90,4 +91,39 @@ func.func @summed(%x: tensor<2x4xf32>, %w0: tensor<4x4xf32>, %w1: tensor<4x4xf32
   %h2 = stablehlo.tanh %d2 : tensor<2x4xf32>
   %s2 = stablehlo.add %s1, %h2 : tensor<2x4xf32>
   return %h2, %s2 : tensor<2x4xf32>, tensor<2x4xf32>
+}
+
+// -----
+
+// Branches of a layer take what is the layer's own, too.
+// CHECK-LABEL: func.func @regions
+// CHECK: stablehlo.while(%{{.+}} = %{{.+}}, %[[H:.+]] = %arg0, %{{.+}} = %{{.+}})
+// CHECK: %[[D:.+]] = stablehlo.dot_general %[[H]], %[[W:[^ ]+]],
+// CHECK: "stablehlo.if"(%arg1)
+// CHECK: stablehlo.add %[[D]], %[[H]]
+// CHECK: stablehlo.dot_general %[[D]], %[[W]],
+// CHECK-NOT: stablehlo.if
+func.func @regions(%x: tensor<2x4xf32>, %p: tensor<i1>, %w0: tensor<4x4xf32>, %w1: tensor<4x4xf32>, %w2: tensor<4x4xf32>) -> tensor<2x4xf32> {
+  %d0 = stablehlo.dot_general %x, %w0, contracting_dims = [1] x [0] : (tensor<2x4xf32>, tensor<4x4xf32>) -> tensor<2x4xf32>
+  %h0 = "stablehlo.if"(%p) ({
+    %a = stablehlo.add %d0, %x : tensor<2x4xf32>
+    stablehlo.return %a : tensor<2x4xf32>
+  }, { 
+    %a = stablehlo.dot_general %d0, %w0, contracting_dims = [1] x [0] : (tensor<2x4xf32>, tensor<4x4xf32>) -> tensor<2x4xf32>
+    stablehlo.return %a : tensor<2x4xf32> }) : (tensor<i1>) -> tensor<2x4xf32>
+  %d1 = stablehlo.dot_general %h0, %w1, contracting_dims = [1] x [0] : (tensor<2x4xf32>, tensor<4x4xf32>) -> tensor<2x4xf32>
+  %h1 = "stablehlo.if"(%p) ({
+    %a = stablehlo.add %d1, %h0 : tensor<2x4xf32>
+    stablehlo.return %a : tensor<2x4xf32>
+  }, { 
+    %a = stablehlo.dot_general %d1, %w1, contracting_dims = [1] x [0] : (tensor<2x4xf32>, tensor<4x4xf32>) -> tensor<2x4xf32>
+    stablehlo.return %a : tensor<2x4xf32> }) : (tensor<i1>) -> tensor<2x4xf32>
+  %d2 = stablehlo.dot_general %h1, %w2, contracting_dims = [1] x [0] : (tensor<2x4xf32>, tensor<4x4xf32>) -> tensor<2x4xf32>
+  %h2 = "stablehlo.if"(%p) ({
+    %a = stablehlo.add %d2, %h1 : tensor<2x4xf32>
+    stablehlo.return %a : tensor<2x4xf32>
+  }, { 
+    %a = stablehlo.dot_general %d2, %w2, contracting_dims = [1] x [0] : (tensor<2x4xf32>, tensor<4x4xf32>) -> tensor<2x4xf32>
+    stablehlo.return %a : tensor<2x4xf32> }) : (tensor<i1>) -> tensor<2x4xf32>
+  return %h2 : tensor<2x4xf32>
 }

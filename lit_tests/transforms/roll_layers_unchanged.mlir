@@ -11,6 +11,7 @@
 // WARNED: warning: roll-layers: ops repeat themselves here, but they are no layers: stablehlo.dot_general hands nothing on that follows from the one before; nothing is rolled
 // WARNED: warning: roll-layers: no ops with a product among them repeat themselves, so nothing is rolled
 // WARNED: warning: roll-layers: no ops with a product among them repeat themselves, so nothing is rolled
+// WARNED: warning: roll-layers: ops repeat themselves here, but they are no layers: stablehlo.dot_general has values that no stack holds; nothing is rolled
 
 // The second layer adds to its product what the first one adds to something else.
 // CHECK-LABEL: func.func @differing
@@ -88,4 +89,18 @@ func.func @effects(%x: tensor<2x4xf32>, %w0: tensor<4x4xf32>, %w1: tensor<4x4xf3
   %d2 = stablehlo.dot_general %h1, %w2, contracting_dims = [1] x [0] : (tensor<2x4xf32>, tensor<4x4xf32>) -> tensor<2x4xf32>
   %h2 = stablehlo.custom_call @log(%d2) {has_side_effect = true} : (tensor<2x4xf32>) -> tensor<2x4xf32>
   return %h2 : tensor<2x4xf32>
+}
+
+// -----
+
+// Of values whose size is not known no stack can be made.
+// CHECK-LABEL: func.func @unknown_size
+// CHECK-NOT: stablehlo.while
+// CHECK: return
+func.func @unknown_size(%x: tensor<?x4xf32>, %w0: tensor<4x4xf32>, %w1: tensor<4x4xf32>) -> tensor<?x4xf32> {
+  %d0 = stablehlo.dot_general %x, %w0, contracting_dims = [1] x [0] : (tensor<?x4xf32>, tensor<4x4xf32>) -> tensor<?x4xf32>
+  %h0 = stablehlo.tanh %d0 : tensor<?x4xf32>
+  %d1 = stablehlo.dot_general %h0, %w1, contracting_dims = [1] x [0] : (tensor<?x4xf32>, tensor<4x4xf32>) -> tensor<?x4xf32>
+  %h1 = stablehlo.tanh %d1 : tensor<?x4xf32>
+  return %h1 : tensor<?x4xf32>
 }

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from stablehlo_tools.analysis.dataflow import Dataflow, Node
+from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import ADD, SHARDING_CONSTRAINT, WHILE
 from stablehlo_tools.ir.values import CONSTANTS, named, value_text
 from stablehlo_tools.transforms.parts.roll_layers.repetitions import (
@@ -160,8 +161,6 @@ def find_iterations(
     refused: NoLoopError | None = None
     for begin in phases(flow, sequence.nodes, repeated)[:_MOST_PHASES]:
         count = (repeated.limit - begin) // repeated.period
-        if count < 2:
-            continue
         try:
             found = _Reader(flow, sequence, begin, repeated.period, count).read(counts)
         except NoLoopError as error:
@@ -169,9 +168,9 @@ def find_iterations(
             continue
         if best is None or found.count > best.count:
             best = found
-    if best is not None:
-        return best
-    return refused or NoLoopError("there are fewer than two", sequence.nodes[repeated.first])
+    outcome = best or refused
+    assert outcome is not None, "a repetition has two periods, and so a phase"
+    return outcome
 
 
 class _Link(NamedTuple):
@@ -372,6 +371,9 @@ class _Reader:
     def _check(self, found: Iterations) -> None:
         """That layers hand something on, take something each for itself, and that nothing outside
         stands between them."""
+        for node in found.template:
+            if not all(map(_can_be_stacked, (*node.op.operands, *node.op.results))):
+                raise NoLoopError("has values that no stack holds", node)
         if not self._is_chain(found):
             raise NoLoopError(
                 "hands nothing on that follows from the one before", found.template[0]
@@ -414,6 +416,14 @@ class _Reader:
 def taken(node: Node) -> tuple[int, ...]:
     """What an op takes: its operands, and what its regions use."""
     return (*node.operands, *node.captures)
+
+
+def _can_be_stacked(value: ir.Value) -> bool:
+    """Whether a value is a tensor of a known shape, of plain numbers."""
+    type_ = value.type
+    if not isinstance(type_, ir.RankedTensorType) or not type_.has_static_shape:
+        return False
+    return isinstance(type_.element_type, ir.FloatType | ir.IntegerType | ir.ComplexType)
 
 
 def _column(rows: Sequence[tuple[int, ...] | None], place: int) -> list[int | None]:

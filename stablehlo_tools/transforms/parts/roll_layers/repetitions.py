@@ -144,7 +144,8 @@ def _all_runs(looks: np.ndarray) -> Iterator[Repetition]:
 
 
 def phases(flow: Dataflow, nodes: Sequence[Node], each: Repetition) -> list[int]:
-    """Where in the first period an iteration may begin: where the least is handed on first."""
+    """Where in the first period an iteration may begin, so that there are two complete ones: where
+    the least is handed on first."""
     place = {n: i for i, node in enumerate(nodes) for n in node.results}
     last: dict[int, int] = {}
     for i in range(each.first, each.limit):
@@ -157,8 +158,7 @@ def phases(flow: Dataflow, nodes: Sequence[Node], each: Repetition) -> list[int]
         crossing[use + 1] -= _bytes(flow.values[number])
     handed = np.cumsum(crossing)
     begins = range(each.first, min(each.first + each.period, each.limit - 2 * each.period + 1))
-    late = range(begins.stop, each.first + each.period)
-    return sorted([*begins, *late], key=lambda at: (handed[at + each.period], at))
+    return sorted(begins, key=lambda at: (handed[at + each.period], at))
 
 
 def _bytes(value: ir.Value) -> int:

@@ -89,14 +89,12 @@ class _Writer:
     def _stack(self, build: Builder, stack: Stack) -> ir.Value:
         if stack in self._stacks:
             return self._stacks[stack]
-        type_ = self._like(stack)
-        shape = [1, *shape_of(type_)]
+        like = self._like(stack)
+        shape = [1, *shape_of(like)]
         values = [None if n is None else self._value(n) for n in stack.numbers]
         whole = _rows_of_one(values)
         if whole is None:
-            empty = (
-                build.splat(0, shape, element_of(type_)) if any(v is None for v in values) else None
-            )
+            empty = room_for_rows(build, like, 1) if any(v is None for v in values) else None
             pieces = [empty if v is None else build.reshape(v, shape) for v in values]
             whole = build.concatenate([piece for piece in pieces if piece is not None], 0)
         self._stacks[stack] = whole
