@@ -2,7 +2,7 @@
 
     python python/docs/figures.py [NAME ...]
 
-Writes docs/figures/*.png. `optimize` takes minutes: it searches as the page "Make a step faster" does.
+Writes docs/figures/*.png. `optimize` takes minutes: it searches as "Make a step faster" does.
 """
 
 from __future__ import annotations
