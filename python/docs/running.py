@@ -12,7 +12,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from docs.snippets import Command, Kind, Snippet, commands_of
@@ -51,21 +51,25 @@ class MismatchError(AssertionError):
     """A snippet did something else than its page says."""
 
 
+def environment(cache: Path) -> dict[str, str]:
+    """Of the commands: this interpreter's programs, no accelerator, answers kept in `cache`."""
+    return os.environ | {
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
+        "JAX_PLATFORMS": "cpu",
+        "NO_COLOR": "1",
+        "COLUMNS": "80",
+        "STABLEHLO_TOOLS_CACHE": str(cache),
+    }
+
+
 class Runner:
     """The snippets of one page: a folder, the environment, an interpreter when one is needed."""
 
-    def __init__(self, page: str, folder: Path) -> None:
-        self._page, self._folder = page, folder
+    def __init__(self, page: str, folder: Path, environment: Mapping[str, str]) -> None:
+        self._page, self._folder, self._environment = page, folder, environment
         self._interpreter: subprocess.Popen[str] | None = None
         for name in _SHARED:
             (folder / name).symlink_to(_ROOT / name)
-        self._environment = os.environ | {
-            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
-            "JAX_PLATFORMS": "cpu",
-            "NO_COLOR": "1",
-            "COLUMNS": "80",
-            "STABLEHLO_TOOLS_CACHE": str(folder / ".cache"),
-        }
 
     def run(self, snippet: Snippet) -> None:
         """Runs one snippet; raises MismatchError, with the page and the line."""

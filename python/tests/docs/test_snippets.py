@@ -10,8 +10,9 @@ import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
+import forked_commands
 import pytest
-from docs.running import MismatchError, Runner, agrees
+from docs.running import MismatchError, Runner, agrees, environment
 from docs.snippets import Kind, Snippet, commands_of, snippets_of
 
 from docs import commands_page
@@ -34,8 +35,18 @@ FAST = [page for page in PAGES if any(runs(s) and not s.slow for s in snippets_o
 SLOW = [page for page in PAGES if any(runs(s) and s.slow for s in snippets_of(page))]
 
 
-def run_page(page: Path, folder: Path, snippets: Iterator[Snippet]) -> None:
-    runner = Runner(named(page), folder)
+@pytest.fixture(scope="session")
+def commands(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """An environment whose `python` and `stablehlo-tools` start loaded, as those of lit runs do."""
+    found = environment(tmp_path_factory.mktemp("cache"))
+    forked_commands.start(found)
+    return found
+
+
+def run_page(
+    page: Path, folder: Path, environment: dict[str, str], snippets: Iterator[Snippet]
+) -> None:
+    runner = Runner(named(page), folder, environment)
     try:
         for snippet in snippets:
             runner.run(snippet)
@@ -44,14 +55,16 @@ def run_page(page: Path, folder: Path, snippets: Iterator[Snippet]) -> None:
 
 
 @pytest.mark.parametrize("page", FAST, ids=named)
-def test_page_prints_what_it_says(page: Path, tmp_path: Path) -> None:
-    run_page(page, tmp_path, (each for each in snippets_of(page) if not each.slow))
+def test_page_prints_what_it_says(page: Path, tmp_path: Path, commands: dict[str, str]) -> None:
+    run_page(page, tmp_path, commands, (each for each in snippets_of(page) if not each.slow))
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("page", SLOW, ids=named)
-def test_slow_page_prints_what_it_says(page: Path, tmp_path: Path) -> None:
-    run_page(page, tmp_path, iter(snippets_of(page)))
+def test_slow_page_prints_what_it_says(
+    page: Path, tmp_path: Path, commands: dict[str, str]
+) -> None:
+    run_page(page, tmp_path, commands, iter(snippets_of(page)))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=named)
@@ -142,7 +155,7 @@ def test_a_wrong_session_is_found(tmp_path: Path) -> None:
 
 def _run_all(page: Path, folder: Path) -> None:
     folder.mkdir()
-    runner = Runner(page.name, folder)
+    runner = Runner(page.name, folder, environment(folder))
     try:
         for snippet in snippets_of(page):
             runner.run(snippet)
