@@ -18,11 +18,12 @@ from typing import NoReturn
 from stablehlo_tools.cli.commands import COMMANDS, listed
 
 PROGRAM = "stablehlo-tools"
+_SHAPE = re.compile(r"the following arguments are required|unrecognized arguments")
 _NO_CHOICE = re.compile(r"invalid choice: '([^']*)' \(choose from (.*)\)$")
 
 
 class CommandParser(argparse.ArgumentParser):
-    """A parser whose errors end with what to try."""
+    """A parser whose errors say what was meant, or end with what to try."""
 
     example = ""  # words for the command line
 
@@ -32,7 +33,8 @@ class CommandParser(argparse.ArgumentParser):
         said = _NO_CHOICE.search(message)
         choices = [each.strip("'") for each in said[2].split(", ")] if said else []
         meant = _meant(said[1], choices) if said else ""
-        tried = f"try: {self.example}\n" if self.example and not meant else ""
+        helps = self.example and _SHAPE.match(message)  # not where a value is wrong
+        tried = f"try: {self.example}\n" if helps else ""
         self.exit(2, f"{self.prog}: error: {message}{meant}\n{tried}")
 
     def refuse_rest(self, rest: list[str]) -> NoReturn:

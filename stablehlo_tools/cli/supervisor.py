@@ -32,7 +32,7 @@ _STDERR = 2
 _FORWARDED = (signal.SIGINT, signal.SIGTERM)
 
 
-def supervised(command: Callable[[], int], title: str) -> int:
+def supervised(command: Callable[[], int], title: str = "") -> int:
     """The exit code of a command that is run in a child process; `title` is what a terminal shows
     of it where it takes long and says nothing else."""
     sys.stdout.flush()

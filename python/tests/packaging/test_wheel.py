@@ -4,6 +4,7 @@ In that environment there are no compilers for GPU and TPU, no solver, no filech
 works, or says which extra to install.
 """
 
+import re
 import subprocess
 import sys
 import tarfile
@@ -13,6 +14,8 @@ from typing import NamedTuple
 
 import pytest
 from compat import environments
+
+from stablehlo_tools.cli.doctor import KNOWN
 
 ROOT = Path(__file__).resolve().parents[3]
 CLI = ROOT / "lit_tests" / "cli" / "Inputs"
@@ -95,6 +98,13 @@ def test_a_compiler_that_is_missing_names_its_extra(bare: Bare):
     refused = bare.run("compile", WORKER, "--target", "gpu")
     assert refused.returncode == 2
     assert refused.stderr.splitlines()[-1] == EXTRA.format("aot")
+
+
+def test_doctor_knows_the_releases_that_were_seen_to_work():
+    page = (ROOT / "docs" / "compatibility.md").read_text()
+    rows = re.findall(r"^\| ([\d.]+) \| [\d.]+ \| [\d.]+ \| (yes|no) \|", page, re.MULTILINE)
+    assert len(rows) > len(KNOWN)
+    assert tuple(release for release, works in rows if works == "yes") == KNOWN
 
 
 @pytest.mark.soak
