@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 from stablehlo_tools.cli.commands import COMMANDS, GROUPS
-from stablehlo_tools.cli.main import _parser
+from stablehlo_tools.cli.parsers import parser_of
 
 HEAD = """# Commands
 
@@ -29,16 +29,8 @@ def page() -> str:
     return "\n".join(parts)
 
 
-def parser_of(command: str) -> argparse.ArgumentParser:
-    """The parser of one command."""
-    for action in _parser(command)._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            return action.choices[command]
-    raise AssertionError("the command line has commands")
-
-
 def _section(command: str) -> str:
-    parser = parser_of(command)
+    parser = parser_of([command])[1][command]
     lines = [f"### `{command}`", "", *_prose(parser.description or ""), ""]
     lines += ["```text", *_usage(parser), "```", ""]
     for group in parser._action_groups:

@@ -15,8 +15,8 @@ import pytest
 from docs.running import MismatchError, Runner, agrees, environment
 from docs.snippets import Kind, Snippet, commands_of, snippets_of
 
-from docs import commands_page
 from stablehlo_tools.cli.commands import COMMANDS
+from stablehlo_tools.cli.parsers import parser_of
 
 ROOT = Path(__file__).parents[3]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -79,7 +79,7 @@ def test_options_are_those_of_the_command(page: Path) -> None:
         for words in _command_lines(snippet):
             command = words[1]
             assert command in COMMANDS, f"{named(page)}:{snippet.line}: {command}"
-            known = commands_page.parser_of(command)._option_string_actions
+            known = parser_of([command])[1][command]._option_string_actions
             wrong = [each for each in OPTION.findall(" ".join(words)) if each not in known]
             assert not wrong, f"{named(page)}:{snippet.line}: {command} has no {', '.join(wrong)}"
 
