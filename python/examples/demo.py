@@ -92,7 +92,7 @@ def run(directory: Path, budget: float, *, kept: bool) -> int:
     print(f"$ stablehlo-tools optimize {step.name} --target gpu --budget {budget:g} "
           f"-o {fast.name} --report {why.name}")  # fmt: skip
     request = Request("gpu", budget=budget, cache=False)
-    with ProgressLine() as line:
+    with ProgressLine("optimize") as line:
         optimum = optimize(stablehlo_tools.load(step), request, lambda at: line.show(at.doing))
     stablehlo_tools.save(optimum.artifact, fast)
     why.write_text(page(optimum, version("stablehlo-tools")))
