@@ -341,3 +341,43 @@ def raw_arrays(o: LayerScan) -> Network:
         return jnp.sum(errors) / o.batch, {}
 
     return Network(weights, inputs, forward, o.sharding(DATA), loss)
+
+
+def read_twice(o: LayerScan) -> Network:
+    """Layers with a backward of their own, whose loop reads one stack under two names."""
+    weights = o.stacked({"square": Array((WIDTH, WIDTH), (None, MODEL))})
+    inputs = {name: Array((o.batch, WIDTH), (DATA,)) for name in ("inputs", "targets")}
+
+    @jax.custom_vjp
+    def through(stack: jax.Array, x: jax.Array) -> jax.Array:
+        return lax.scan(lambda h, w: (jnp.tanh(h @ w), None), x, stack)[0]
+
+    def ahead(stack: jax.Array, x: jax.Array) -> tuple[jax.Array, Any]:
+        def layer(h: jax.Array, w: jax.Array) -> tuple[jax.Array, Any]:
+            y = jnp.tanh(h @ w)
+            return y, (h, y)
+
+        y, (taken, made) = lax.scan(layer, x, stack)
+        return y, (stack, taken, made)
+
+    def back(kept: Any, g: jax.Array) -> tuple[jax.Array, jax.Array]:
+        stack, taken, made = kept
+
+        def layer(g: jax.Array, of: Any) -> tuple[jax.Array, jax.Array]:
+            w, h, y, same = of
+            g = g * (1 - y * same)
+            return g @ w.T, h.T @ g
+
+        g, gradients = lax.scan(layer, g, (stack, taken, made, made), reverse=True)
+        return gradients, g
+
+    through.defvjp(ahead, back)
+
+    def forward(weights: Tree, batch: Tree) -> jax.Array:
+        return through(weights["square"], batch["inputs"])
+
+    def loss(weights: Tree, batch: Tree) -> Loss:
+        errors = forward(weights, batch) - batch["targets"]
+        return jnp.square(errors).mean(), {}
+
+    return Network(weights, inputs, forward, o.sharding(DATA), loss)

@@ -71,6 +71,7 @@ CLOSE = [
     Run("twelve-gradients", "microbatches=6 schedule=1f1b"),
     Run("twelve-gradients", "microbatches=3 schedule=circular repeats=2"),
     Run("time-major-gradients", ONE),
+    Run("read-twice-gradients", ONE),
     Run("mlp-gradients", ONE, {"form": "reverse"}),
     Run("decode-forward", GPIPE),
     Run("accumulate-fori-step", ONE),

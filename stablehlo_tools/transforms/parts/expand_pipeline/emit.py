@@ -208,7 +208,7 @@ def _write_training(
     back = second.hand_on(build, going, back, down)
     results = loop.close([*ahead.flat(), *back.flat(), *held])
     ahead, back, held = _split(ahead, back, results)
-    for carry in head.residuals.values():
+    for carry in set(head.residuals.values()):  # the backward may read a stack twice
         del ahead.stores[carry]
     _finish(plan, region, context, (ahead, back), between, held)
 
