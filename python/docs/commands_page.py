@@ -6,8 +6,8 @@ import argparse
 import re
 from collections.abc import Iterator
 
+from stablehlo_tools.cli import parsers
 from stablehlo_tools.cli.commands import COMMANDS, GROUPS
-from stablehlo_tools.cli.main import _parser
 
 HEAD = """# Commands
 
@@ -31,10 +31,7 @@ def page() -> str:
 
 def parser_of(command: str) -> argparse.ArgumentParser:
     """The parser of one command."""
-    for action in _parser(command)._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            return action.choices[command]
-    raise AssertionError("the command line has commands")
+    return parsers.parser_of([command])[1][command]
 
 
 def _section(command: str) -> str:
