@@ -15,13 +15,14 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # for `docs`
 
-from docs import commands_page, hardware_page, passes_page
+from docs import commands_page, hardware_page, json_page, passes_page
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES: dict[str, Callable[[], str]] = {
     "passes.md": passes_page.page,
     "reference/commands.md": commands_page.page,
     "reference/hardware.md": hardware_page.page,
+    "reference/json.md": json_page.page,
 }
 
 
