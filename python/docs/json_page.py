@@ -13,8 +13,7 @@ HEAD = """# JSON
 <!-- Written by python/docs/generate.py from the schemas; do not edit. -->
 
 What commands print with `--json`, field by field; `[]` is each of a list. Units stand in brackets.
-The
-files of `docs/reference/schemas/` say it as JSON Schema, and a test holds the commands to them.
+The files of `docs/reference/schemas/` say it as JSON Schema; a test holds the commands to them.
 """
 
 
