@@ -14,8 +14,8 @@ HEAD = """# JSON
 
 What commands print with `--json`, field by field; `[]` is each of a list. Units stand in brackets.
 The files of `docs/reference/schemas/` say it as JSON Schema; a test holds the commands to them.
-Not described: fields that only appear with options or programs of their own (`verify` of a twin, `inspect` of pipelines,
-`run-mpmd` with an original, lists that are seldom filled).
+Not described: fields that only appear with options or programs of their own (`verify` of a twin,
+`inspect` of pipelines, `run-mpmd` with an original, lists that are seldom filled).
 """
 
 
