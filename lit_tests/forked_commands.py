@@ -16,7 +16,8 @@ UNSET = 'PYTHON = ""'
 
 
 def start(environment: dict[str, str], commands: Sequence[str] = COMMANDS) -> Path:
-    """Start servers for tests with this environment; returns where their commands are.
+    """Start servers for tests with this environment, put their commands first in its PATH, and
+    return where they are.
 
     The servers end with the process that calls this, and remove what was made here. The sockets
     listen at once, so that commands wait for their server rather than fail.
@@ -26,6 +27,7 @@ def start(environment: dict[str, str], commands: Sequence[str] = COMMANDS) -> Pa
     interpreter = directory / "interpreter"
     interpreter.symlink_to(sys.executable)
     client = (HERE / "fork_client.py").read_text().replace(UNSET, f"PYTHON = {sys.executable!r}")
+    environment["PATH"] = os.pathsep.join([str(directory), environment["PATH"]])
     lifeline, _ = os.pipe()  # its other end stays open until lit and its workers have gone
     for command in commands:
         program = directory / command

@@ -34,8 +34,7 @@ if "lit_config" in globals() and not os.environ.get("STABLEHLO_TOOLS_LIT_PLAIN")
     sys.path.insert(0, str(HERE))
     import forked_commands
 
-    commands = forked_commands.start(config.environment)
-    config.environment["PATH"] = os.pathsep.join([str(commands), config.environment["PATH"]])
+    forked_commands.start(config.environment)
 
 config.substitutions += [
     ("%{inputs}", str(HERE / "Inputs")),
