@@ -83,7 +83,16 @@ def main(build: Callable[[], export.Exported], name: str, *packages: str) -> int
     parser.add_argument(
         "--optimize", action="store_true", help="search for a faster program, too (XLA:GPU)"
     )
+    parser.add_argument(
+        "--tool",
+        type=Path,
+        metavar="FILE",
+        help="the stablehlo-tools of another environment, where the jax of this one is older",
+    )
     arguments = parser.parse_args()
+    tool = [sys.executable, "-m", "stablehlo_tools"]
+    if arguments.tool is not None:
+        tool = [str(arguments.tool.absolute())]
     started = time.perf_counter()
     exported = build()
     seconds = time.perf_counter() - started
@@ -98,10 +107,10 @@ def main(build: Callable[[], export.Exported], name: str, *packages: str) -> int
             f"{library}.jax_export: {len(data):,} bytes, {exported.nr_devices} devices, "
             f"{len(exported.in_avals)} arguments, {versions} [{seconds:.1f} s]"
         )
-        return tell(directory, library, optimize=arguments.optimize)
+        return tell(tool, directory, library, optimize=arguments.optimize)
 
 
-def tell(directory: Path, library: str, *, optimize: bool = False) -> int:
+def tell(tool: Sequence[str], directory: Path, library: str, *, optimize: bool) -> int:
     """Runs the commands on what was written; 0 where each of them ends with 0."""
     step, ordered = f"{library}.jax_export", f"{library}.ordered.jax_export"
     commands = [
@@ -112,15 +121,15 @@ def tell(directory: Path, library: str, *, optimize: bool = False) -> int:
     if optimize:
         fast = f"{library}.fast.jax_export"
         commands.append(["optimize", step, "--target", "gpu", "--candidates", "8", "-o", fast])
-    return max([run(directory, words) for words in commands])
+    return max([run(tool, directory, words) for words in commands])
 
 
-def run(directory: Path, words: Sequence[str]) -> int:
+def run(tool: Sequence[str], directory: Path, words: Sequence[str]) -> int:
     """Runs a command in the directory and shows the beginning of what it prints."""
     print(f"\n$ stablehlo-tools {shlex.join(words)}", flush=True)
     started = time.perf_counter()
     done = subprocess.run(
-        [sys.executable, "-m", "stablehlo_tools", *words],
+        [*tool, *words],
         cwd=directory,
         text=True,
         stdout=subprocess.PIPE,
