@@ -42,6 +42,7 @@ $(STAMP): pyproject.toml requirements.lock
 	@$(PIP) install --no-deps --no-build-isolation --check-build-dependencies -e .
 	@$(PIP) check
 	@touch $@
+	@echo 'ready: source $(VENV)/bin/activate, then stablehlo-tools doctor'
 
 demo: setup ## from an export to a faster program, with proof and page
 	@$(PY) python/examples/demo.py

@@ -166,13 +166,23 @@ def render(verification: Verification) -> str:
     lines = [line for output in differing[:SHOWN_OUTPUTS] for line in _difference(output)]
     if len(differing) > SHOWN_OUTPUTS:
         lines.append(f"and {_number(len(differing) - SHOWN_OUTPUTS, 'output')} more")
-    lines.append(f"{verification.rule}, in trial {verification.trials - 1}")
+    lines.append(f"compared {verification.rule}, in trial {verification.trials - 1}")
     if verification.simplified:
         lines.append("XLA:CPU needs its simplifier for these programs, and that moves rounding")
     if not verification.before_repeats:
         lines.append("BEFORE differs from itself when run again: it is not deterministic")
     lines += [f"hint: {hint}" for hint in verification.steering]
+    if verification.rule.is_bitwise and all(_is_rounded(output.dtype) for output in differing):
+        lines.append("try: --rtol 1e-4 --atol 1e-6, if floats may be added up in another order")
     return "\n".join(lines)
+
+
+def _is_rounded(dtype: str) -> bool:
+    """Whether sums of this type depend on their order."""
+    from stablehlo_tools.verify.element_types import element_type
+
+    element = element_type(dtype)
+    return element is not None and element.is_inexact
 
 
 def _emptiness(verification: Verification) -> str:

@@ -112,7 +112,8 @@ def _lines(optimum: Optimum) -> Iterator[str]:
         yield "  what remains exposed:"
     for row in exposed:
         why = f": {row.why}" if row.why else ""
-        yield f"  {duration(row.exposed_ns):>10}  {row.kind} at {short_place(row.place)}{why}"
+        at = f" at {short_place(row.place)}" if row.place else ""
+        yield f"  {duration(row.exposed_ns):>10}  {row.kind}{at}{why}"
     yield from _options(optimum)
 
 
