@@ -36,4 +36,4 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str | int | Path) -> str
     assert told.err.count("error:") == 1
     assert "Traceback" not in told.err
     assert "a bug in this tool" not in told.err
-    return told.err.splitlines()[-1]
+    return next(line for line in told.err.splitlines() if "error:" in line)
