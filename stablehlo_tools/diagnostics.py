@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 import importlib
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from types import ModuleType
@@ -198,6 +198,19 @@ def from_mlir_error(error: ir.MLIRError, prefix: str = "") -> ToolError:
 def first_line(text: str) -> str:
     """The first line of a message that has one, for one-line diagnostics."""
     return next((line.strip() for line in text.splitlines() if line.strip()), "unknown error")
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """The known word that was probably meant; "" where none is much like this one."""
+    import difflib  # only for an error
+
+    return next(iter(difflib.get_close_matches(word, list(known), n=1)), "")
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """`did you mean 'h100'?`; "" where no known word is much like this one."""
+    close = nearest(word, known)
+    return f"did you mean {close!r}?" if close else ""
 
 
 @contextmanager

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 from typing import NamedTuple
+
+from stablehlo_tools.diagnostics import did_you_mean
 
 
 class Command(NamedTuple):
@@ -127,6 +128,5 @@ def listed() -> str:
 
 def unknown(word: str) -> str:
     """What is said of a command that there is not."""
-    close = difflib.get_close_matches(word, COMMANDS, 1)
-    hint = f"did you mean {close[0]!r}?" if close else "--help lists the commands"
+    hint = did_you_mean(word, COMMANDS) or "--help lists the commands"
     return f"no command is called {word!r}; {hint}"

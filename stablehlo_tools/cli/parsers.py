@@ -7,7 +7,6 @@ option or no choice, and ends an error with words to try.
 from __future__ import annotations
 
 import argparse
-import difflib
 import importlib
 import re
 import sys
@@ -16,6 +15,7 @@ from types import ModuleType
 from typing import NoReturn
 
 from stablehlo_tools.cli.commands import COMMANDS, listed
+from stablehlo_tools.diagnostics import did_you_mean
 
 PROGRAM = "stablehlo-tools"
 _SHAPE = re.compile(r"the following arguments are required|unrecognized arguments")
@@ -45,8 +45,8 @@ class CommandParser(argparse.ArgumentParser):
 
 
 def _meant(word: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(word, list(known), 1)
-    return f"; did you mean {close[0]!r}?" if close else ""
+    meant = did_you_mean(word, known)
+    return f"; {meant}" if meant else ""
 
 
 def parser_of(chosen: Iterable[str]) -> tuple[CommandParser, dict[str, CommandParser]]:

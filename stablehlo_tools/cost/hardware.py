@@ -67,7 +67,6 @@ network of a name that the other has. A new network is outermost.
 
 from __future__ import annotations
 
-import difflib
 import enum
 import math
 import tomllib
@@ -76,7 +75,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-from stablehlo_tools.diagnostics import ToolError, naming
+from stablehlo_tools.diagnostics import ToolError, did_you_mean, naming, nearest
 from stablehlo_tools.files.json_text import read_bounded
 
 # What a type without a figure of its own is widened to, in order.
@@ -404,8 +403,7 @@ def _refuse_unknown(table: _Table, known: Iterable[str], where: str) -> None:
     names = list(known)
     for key in table:
         if key not in names:
-            close = difflib.get_close_matches(key, names, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else f"known here: {', '.join(names)}"
+            hint = did_you_mean(key, names) or f"known here: {', '.join(names)}"
             raise ToolError(f"{where}{key} is not known; {hint}")
 
 
@@ -461,12 +459,11 @@ def _locate(name_or_path: str, beside: Path = Path()) -> Path:
         return beside / name_or_path
     known, name = known_hardware(), name_or_path.lower()
     if name not in known:
-        close = difflib.get_close_matches(name, known, n=1)
-        hint = f"did you mean {close[0]!r}? " if close else ""
+        meant = f"{did_you_mean(name, known)} ".lstrip()
         raise ToolError(
-            f"no hardware profile {name_or_path!r}; {hint}known: {', '.join(known)}, "
+            f"no hardware profile {name_or_path!r}; {meant}known: {', '.join(known)}, "
             "or the path of a .toml file",
-            hint=close[0] if close else "",
+            hint=nearest(name, known),
         )
     return _PROFILES / f"{name}.toml"
 

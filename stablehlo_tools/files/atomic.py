@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import errno
 import os
 import sys
@@ -10,7 +9,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.diagnostics import ToolError, nearest
 
 STDIN = "-"
 _NAME_BYTES = 200  # of a file's name, of which a file system takes 255
@@ -36,9 +35,9 @@ def _nearby(path: Path) -> str:
     if not folder.is_dir():
         return f"another path: there is no directory {os.path.realpath(folder)!r}"
     names = sorted(each.name for each in folder.iterdir() if each.is_file())
-    close = difflib.get_close_matches(path.name, names, 1)
+    close = nearest(path.name, names)
     if close:
-        return os.fspath(folder / close[0])
+        return os.fspath(folder / close)
     return f"another path: it was looked for in {os.path.realpath(folder)!r}"
 
 

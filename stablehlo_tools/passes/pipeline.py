@@ -7,7 +7,6 @@ name that no Python pass answers to is looked up among MLIR's registered C++ pas
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import sys
 import time
 import types
@@ -22,6 +21,7 @@ from stablehlo_tools.diagnostics import (
     Diagnostics,
     ToolError,
     captured,
+    did_you_mean,
     first_line,
     from_mlir_error,
 )
@@ -232,8 +232,7 @@ def _parsed_options(pass_class: type[Pass], part: PassText) -> dict[str, Any]:
 
 
 def _no_option(pass_name: str, option: str, known: list[str]) -> ToolError:
-    close = difflib.get_close_matches(option, known, n=1)
-    meant = f"did you mean {close[0]!r}? " if close else ""
+    meant = f"{did_you_mean(option, known)} ".lstrip()
     said = (
         f"pass {pass_name!r} has no option {option!r}; {meant}it has: {', '.join(known) or 'none'}"
     )

@@ -6,12 +6,11 @@ named pipeline is a flat list of passes, with the reason for every step's place.
 
 from __future__ import annotations
 
-import difflib
 import importlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.diagnostics import ToolError, did_you_mean
 
 if TYPE_CHECKING:
     from stablehlo_tools.passes.base import Pass
@@ -210,7 +209,6 @@ def find_pass(name: str) -> type[Pass] | None:
 def unknown_pass(name: str) -> ToolError:
     """What to say of a name that neither this registry nor MLIR knows."""
     known = [*PASSES, *NAMED, "cse", "canonicalize", "symbol-dce"]
-    close = difflib.get_close_matches(name, known, n=1)
-    hint = f"; did you mean {close[0]!r}?" if close else f"; passes here: {', '.join(PASSES)}"
-    said = f"unknown pass {name!r}: neither in this toolkit nor registered in MLIR{hint}"
+    hint = did_you_mean(name, known) or f"passes here: {', '.join(PASSES)}"
+    said = f"unknown pass {name!r}: neither in this toolkit nor registered in MLIR; {hint}"
     return ToolError(said, hint="stablehlo-tools opt --list-passes")

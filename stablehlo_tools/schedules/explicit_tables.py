@@ -104,14 +104,7 @@ def _positive(costs: Costs) -> Costs:
     def positive(times: tuple[float, ...]) -> tuple[float, ...]:
         return tuple(max(time, least) for time in times)
 
-    return replace(
-        costs,
-        forward=positive(costs.forward),
-        backward=positive(costs.backward),
-        input_gradient=positive(costs.input_gradient),
-        weight_gradient=positive(costs.weight_gradient),
-        overlapped=max(costs.overlapped, _INSTANT),
-    )
+    return replace(costs.with_phases(positive), overlapped=max(costs.overlapped, _INSTANT))
 
 
 def _row(row: tuple[Step | None, ...], ends: dict[int, list[Action]]) -> list[Step | None]:

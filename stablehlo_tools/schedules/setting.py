@@ -10,7 +10,7 @@ the model in order; numbers without a list are of as many slices as there are ra
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, cast
@@ -110,6 +110,16 @@ class Costs:
     offloaded: tuple[float, ...] = ()
     copy: tuple[float, ...] = ()
 
+    def with_phases(self, change: Callable[[tuple[float, ...]], tuple[float, ...]]) -> Costs:
+        """The costs with other times of phases, made of those of each kind."""
+        return replace(
+            self,
+            forward=change(self.forward),
+            input_gradient=change(self.input_gradient),
+            weight_gradient=change(self.weight_gradient),
+            backward=change(self.backward),
+        )
+
     @property
     def stages(self) -> int:
         """The number of stages that these costs are of."""
@@ -203,11 +213,7 @@ def per_slice(costs: Costs, slices: int) -> Costs:
         return tuple(figure / slices for figure in figures)
 
     return replace(
-        costs,
-        forward=cut(costs.forward),
-        input_gradient=cut(costs.input_gradient),
-        weight_gradient=cut(costs.weight_gradient),
-        backward=cut(costs.backward),
+        costs.with_phases(cut),
         activation=cut(costs.activation),
         kept=cut(costs.kept),
         message=costs.message / slices,

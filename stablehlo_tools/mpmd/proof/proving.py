@@ -217,14 +217,8 @@ def _in_microseconds(costs: Costs) -> Costs:
     def scaled(times: tuple[float, ...]) -> tuple[float, ...]:
         return tuple(time * _MICROSECONDS for time in times)
 
-    return replace(
-        costs,
-        forward=scaled(costs.forward),
-        input_gradient=scaled(costs.input_gradient),
-        weight_gradient=scaled(costs.weight_gradient),
-        backward=scaled(costs.backward),
-        communication=costs.communication * _MICROSECONDS,
-    )
+    communication = costs.communication * _MICROSECONDS
+    return replace(costs.with_phases(scaled), communication=communication)
 
 
 def _row(

@@ -353,11 +353,5 @@ def _whole(costs: Costs, unit: Unit, ticks: int, more: int) -> Costs:
     def whole(times: tuple[float, ...]) -> tuple[float, ...]:
         return tuple(unit.whole(time) * ticks + more for time in times)
 
-    return replace(
-        costs,
-        forward=whole(costs.forward),
-        input_gradient=whole(costs.input_gradient),
-        weight_gradient=whole(costs.weight_gradient),
-        backward=whole(costs.backward),
-        communication=unit.whole(costs.communication) * ticks,
-    )
+    communication = unit.whole(costs.communication) * ticks
+    return replace(costs.with_phases(whole), communication=communication)

@@ -336,6 +336,20 @@ class PipelineWriter:
         self, chains: Chains, inputs: StageInputs, layers: Layers, layout: BatchLayout
     ) -> list[ir.Value]:
         """Writes the layers on what they take; returns what the last one computes."""
+        operands = self._operands(inputs, layers, layout)
+        ordered = tuple(operands[number] for number in range(len(operands)))
+        dims = unbatched(layers.block) if layout.stage is None else layout.stage.dims
+        trips = chains.length * layers.each
+        loop = LayerLoop(dims, layout.samples, chains.handoffs, ordered, trips)
+        if layout.stage is not None or not inputs.batch:
+            return loop.write(self._build)
+        return loop.write_per_microbatch(self._build, layout.count, inputs.batch)
+
+    def _operands(
+        self, inputs: StageInputs, layers: Layers, layout: BatchLayout
+    ) -> dict[int, LayerOperand]:
+        """What the layers take, by number of the input: the same for all, of the microbatches, or
+        stacked; but for what differs for each layer and microbatch."""
         types = [argument.type for argument in layers.block.arguments]
         operands: dict[int, LayerOperand] = {}
         for number, pieces in inputs.fixed.items():
@@ -345,13 +359,7 @@ class PipelineWriter:
             operands[number] = LayerOperand(value)
         for number, stages in inputs.layered.items():
             operands[number] = self._stack(stages, types[number], layers.within.get(number), layers)
-        ordered = tuple(operands[number] for number in range(len(types)))
-        dims = unbatched(layers.block) if layout.stage is None else layout.stage.dims
-        trips = chains.length * layers.each
-        loop = LayerLoop(dims, layout.samples, chains.handoffs, ordered, trips)
-        if layout.stage is not None or not inputs.batch:
-            return loop.write(self._build)
-        return loop.write_per_microbatch(self._build, layout.count, inputs.batch)
+        return operands
 
     def _batch(
         self, microbatches: Sequence[Pieces], layout: BatchLayout, number: int, type_: ir.Type

@@ -24,7 +24,7 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import ADD, COLLECTIVE_PERMUTE, MANUAL_COMPUTATION, WHILE
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.ir.values import CONSTANTS, is_splat, producer, splat_of, value_text
-from stablehlo_tools.ir.walk import terminator, walk
+from stablehlo_tools.ir.walk import ops_named, terminator
 from stablehlo_tools.transforms.parts.fold_pipeline.composing import Composer, Located
 from stablehlo_tools.transforms.parts.fold_pipeline.moves import follow_move
 from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import (
@@ -47,7 +47,7 @@ def permutes_inside(loop: ir.Operation) -> bool:
     """Whether a manual computation in a loop's body moves elements between devices."""
     body = loop.regions[1].blocks[0]
     return any(
-        _has(op.operation, COLLECTIVE_PERMUTE)
+        ops_named(op.operation, {COLLECTIVE_PERMUTE})
         for op in body.operations
         if op.operation.name == MANUAL_COMPUTATION
     )
@@ -71,22 +71,10 @@ def _manual_computations(block: ir.Block) -> list[ir.Operation]:
     found: list[ir.Operation] = []
     for view in block.operations:
         op = view.operation
-        if op.name == MANUAL_COMPUTATION and not _has(op, WHILE):
+        if op.name == MANUAL_COMPUTATION and not ops_named(op, {WHILE}):
             found.append(op)
         elif op.name == WHILE:
             found += _manual_computations(op.regions[1].blocks[0])
-    return found
-
-
-def _has(root: ir.Operation, name: str) -> bool:
-    found = False
-
-    def visit(op: ir.Operation) -> ir.WalkResult:
-        nonlocal found
-        found = found or op.name == name
-        return ir.WalkResult.INTERRUPT if found else ir.WalkResult.ADVANCE
-
-    walk(root, visit)
     return found
 
 

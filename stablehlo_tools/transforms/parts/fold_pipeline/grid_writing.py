@@ -94,23 +94,16 @@ class GridWriter(PipelineWriter):
         """Writes the loop; `cells` are the inputs that differ for each layer and microbatch, which
         are stacked already."""
         grid, inputs, layout = plan.grid, plan.inputs, plan.layout
-        types = [argument.type for argument in plan.block.arguments]
-        operands = {n: LayerOperand(value, 0) for n, value in cells.items()}
-        for number, pieces in inputs.fixed.items():
-            operands[number] = LayerOperand(self.value(pieces, types[number]))
-        for number, microbatches in inputs.batch.items():
-            value = self._batch(microbatches, layout, number, types[number])
-            operands[number] = LayerOperand(value)
-        for number, stages in inputs.layered.items():
-            ordered = stages[::-1] if plan.reverse else stages
-            dim = plan.layers.inputs.get(number)
-            layers = Layers(plan.block, plan.layers.each)
-            operands[number] = self._stack(ordered, types[number], dim, layers)
+        step = -1 if plan.reverse else 1
+        ordered = {number: stages[::step] for number, stages in inputs.layered.items()}
+        layers = Layers(plan.block, plan.layers.each, plan.layers.inputs)
+        operands = self._operands(replace(inputs, layered=ordered), layers, layout)
+        operands |= {n: LayerOperand(value, 0) for n, value in cells.items()}
         loop = GridLoop(
             unbatched(plan.block) if layout.stage is None else layout.stage.dims,
             layout.samples,
             grid.handoffs,
-            tuple(operands[number] for number in range(len(types))),
+            tuple(operands[number] for number in range(len(operands))),
             grid.length * plan.layers.each,
             plan.kept_inputs,
             plan.kept_outputs,
