@@ -37,9 +37,10 @@ from stablehlo_tools.schedules.lockstep import (
     forward_lockstep,
     training_lockstep,
 )
-from stablehlo_tools.transforms.parts.expand_pipeline.layer_phase import Phase, Training, plan_head
+from stablehlo_tools.transforms.parts.expand_pipeline.layer_phase import Phase
 from stablehlo_tools.transforms.parts.expand_pipeline.microbatches import Cut, find_cut
 from stablehlo_tools.transforms.parts.expand_pipeline.region import Axis
+from stablehlo_tools.transforms.parts.expand_pipeline.training import Training, plan_head
 
 RANK_DIMENSION = 1  # of a stack that is spread over the ranks: [repeats, ranks, …]
 
