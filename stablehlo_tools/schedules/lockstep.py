@@ -13,8 +13,8 @@ buffers are assigned, as few as the overlap of their uses allows.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 from typing import NamedTuple
 
@@ -360,6 +360,70 @@ def training_lockstep(ranks: int, microbatches: int, chunks: int, together: bool
         _direction(shape, backward, ticks, slots, back=True),
         count,
     )
+
+
+class Turns(NamedTuple):
+    """The part of one stack of layers in a schedule of several: its own chunks, counted from 0, and
+    its own slots for what its forwards leave for its backwards."""
+
+    forward: Direction
+    backward: Direction
+    kept_slots: int
+
+
+def turns_of(schedule: Lockstep, stacks: int) -> list[Turns]:
+    """A training schedule by stacks of layers, which divide its chunks evenly, the first in front.
+
+    All of them share what ranks receive: `source` of a stack's first chunk is where the last
+    chunk's result of the stack in front of it lies.
+    """
+    assert schedule.forward is not None
+    assert schedule.backward is not None
+    each = schedule.chunks // stacks
+    return [
+        _turns(schedule.forward, schedule.backward, range(first, first + each))
+        for first in range(0, schedule.chunks, each)
+    ]
+
+
+def _turns(forward: Direction, backward: Direction, chunks: range) -> Turns:
+    ahead, back = (_only(direction, chunks) for direction in (forward, backward))
+    pools = [_Pool() for _ in ahead.cells[0]]
+    slots: dict[tuple[int, int, int], int] = {}
+    for column, other in zip(ahead.cells, back.cells, strict=True):
+        for rank, cell in enumerate(column):
+            if cell is not None:
+                slots[rank, cell.chunk, cell.microbatch] = pools[rank].take()
+        for rank, cell in enumerate(other):
+            if cell is not None:
+                pools[rank].give_back(slots[rank, cell.chunk, cell.microbatch])
+    most = max(pool.size for pool in pools)
+    return Turns(_kept_in(ahead, slots), _kept_in(back, slots), most)
+
+
+def _only(direction: Direction, chunks: range) -> Direction:
+    """The cells of some chunks, counted from the first of them."""
+    return _changed(
+        direction,
+        lambda _, cell: (
+            cell._replace(chunk=cell.chunk - chunks.start) if cell.chunk in chunks else None
+        ),
+    )
+
+
+def _kept_in(direction: Direction, slots: Mapping[tuple[int, int, int], int]) -> Direction:
+    return _changed(
+        direction,
+        lambda rank, cell: cell._replace(kept=slots[rank, cell.chunk, cell.microbatch]),
+    )
+
+
+def _changed(direction: Direction, change: Callable[[int, Cell], Cell | None]) -> Direction:
+    cells = tuple(
+        tuple(None if cell is None else change(rank, cell) for rank, cell in enumerate(column))
+        for column in direction.cells
+    )
+    return replace(direction, cells=cells)
 
 
 def _checked(ranks: int, microbatches: int, chunks: int) -> Shape:

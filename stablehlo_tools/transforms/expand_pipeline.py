@@ -22,7 +22,11 @@ into microbatches, and activations go from rank to rank.
 does so with `repeats` chunks on each rank, which divides the bubble by as many. `1f1b` runs both
 loops, and the head and loss between them, in one: a microbatch's backward begins as soon as its
 forward ends, and what the forward leaves is kept for as many microbatches as are in flight, not for
-all; interleaved where there are `repeats`. Other mesh axes stay as they were, for a partitioner.
+all; interleaved where there are `repeats`. Several stacks of layers one behind the other, each with
+a forward and a backward loop, are interleaved in one, too: an encoder and its decoder, dense layers
+and a mixture of experts behind them. Each rank holds `repeats` chunks of every stack; what an
+encoder gives goes along with the activations of its decoder, and waits on each rank for the
+backward. Other mesh axes stay as they were, for a partitioner.
 
 Sample k of every `microbatches` goes into microbatch k, so that a batch that is divided over
 another axis is cut where it lies. Values without a batch go along whole.
@@ -45,8 +49,9 @@ Preconditions:
       or an auxiliary loss that is not a sum over samples are refused by name.
   P5  `repeats` is 1 for gpipe, and no option is out of its range.
   P6  What an iteration hands on is of integers, booleans or real floats.
-  P7  For 1f1b: one forward loop, and one backward loop that reads what it leaves; and a loss that
-      is a sum over samples, for what the backward loop needs. A count of tokens may divide it.
+  P7  For 1f1b: forward loops, and for each the backward loop that reads what it leaves, in the
+      reverse order; and a loss that is a sum over samples, for what the backward loops need. A
+      count of tokens may divide it. No loop needs what another gives for all samples at once.
   P8  For layout=pipeline: all chunks have as many layers, and what is done to stacks of weights
       outside of the loops is done to each layer alike, or sums over all; no slices of single
       layers, no stacks made of them.

@@ -19,9 +19,11 @@ from stablehlo_tools.schedules.lockstep import (
     Cell,
     Direction,
     Lockstep,
+    Turns,
     backward_lockstep,
     forward_lockstep,
     training_lockstep,
+    turns_of,
 )
 from stablehlo_tools.schedules.table import Action, Kind
 
@@ -185,6 +187,35 @@ def test_slots_are_as_few_as_overlap(ranks: int, chunks: int):
             if schedule.forward is not None and schedule.backward is not None:
                 fewest = _fewest_kept_slots(schedule.forward, schedule.backward)
                 assert schedule.kept_slots == fewest
+
+
+@pytest.mark.parametrize("together", [False, True])
+@pytest.mark.parametrize(("ranks", "each", "stacks"), [(2, 1, 2), (3, 2, 2), (4, 1, 3)])
+def test_stacks_keep_no_more_than_their_own_overlap(
+    ranks: int, each: int, stacks: int, together: bool
+):
+    for microbatches in MICROBATCHES:
+        schedule = training_lockstep(ranks, microbatches, each * stacks, together)
+        turns = turns_of(schedule, stacks)
+        cells = sum(len(_times(direction)) for turn in turns for direction in turn[:2])
+        assert cells == 2 * ranks * each * stacks * microbatches
+        for turn in turns:
+            assert set(_times(turn.forward)) == set(_times(turn.backward))
+            assert turn.kept_slots == _fewest_kept_slots(turn.forward, turn.backward)
+            _check_kept(turn)
+
+
+def _check_kept(turn: Turns) -> None:
+    """That every backward finds what its forward left."""
+    kept: dict[tuple[int, int], tuple[int, int]] = {}
+    for ahead, back in zip(turn.forward.cells, turn.backward.cells, strict=True):
+        for rank, cell in enumerate(ahead):
+            if cell is not None:
+                assert 0 <= cell.kept < turn.kept_slots
+                kept[rank, cell.kept] = (cell.chunk, cell.microbatch)
+        for rank, cell in enumerate(back):
+            if cell is not None:
+                assert kept[rank, cell.kept] == (cell.chunk, cell.microbatch)
 
 
 @pytest.mark.parametrize("kind", range(4))

@@ -76,6 +76,8 @@ CLOSE = [
     Run("decode-forward", GPIPE),
     Run("accumulate-fori-step", ONE),
     Run("mlp-gradients", ONE, {"dtype": "bfloat16"}),
+    Run("encoder-decoder-gradients", ONE, {"stage": 2}),
+    Run("two-stacks-gradients", INTERLEAVED, {"stage": 2}),
 ]
 
 
@@ -167,8 +169,8 @@ FEWER_STAGES: dict[str, dict[str, Any]] = {
 }
 # One set of weights for all layers: no rank has layers of its own.
 UNIVERSAL = {"universal-forward", "universal-gradients"}
-# Two pairs of loops, or a loss that reads what the forward leaves of each layer.
-NOT_IN_TURN = {"encoder-decoder-gradients", "two-stacks-gradients", "hidden-states-gradients"}
+# A loss that reads what the forward leaves of each layer.
+NOT_IN_TURN = {"hidden-states-gradients"}
 
 
 def soaked() -> list[Any]:
@@ -260,7 +262,6 @@ def test_ranks_without_work_run_no_layers():
         ("until-settled-forward", GPIPE, r"\(P2\)"),
         ("by-outputs-gradients", ONE, r"takes all samples .*\(P7\)"),
         ("mlp-forward", ONE, r"\(P7\)"),
-        ("two-stacks-gradients", ONE, r"there are 2 such pairs \(P7\)"),
         ("mlp-gradients", "microbatches=3", r"\(P3\)"),
         ("mlp-gradients", "microbatches=4 schedule=circular repeats=4", r"\(P2\)"),
         ("mlp-gradients", "axis=pipe", r"'pipe' of at least two ranks \(P1\)"),

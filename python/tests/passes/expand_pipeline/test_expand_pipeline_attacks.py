@@ -161,10 +161,14 @@ def test_a_backward_by_hand_is_pipelined() -> None:
     check(trained(results=lambda h, left, found: (found, h)), ONE_F_ONE_B)
 
 
+@pytest.mark.parametrize("options", [GPIPE, ONE_F_ONE_B])
+def test_last_activations_go_back_with_their_cotangents(options: str) -> None:
+    check(trained(between=lambda h, left: h), options)
+
+
 TAKEN_WHOLE = {
     "activations-returned": trained(results=lambda h, left, found: (found, left)),
     "activations-in-head": trained(start=lambda h, left: h + left[0].mean(0)),
-    "last-activations-in-each-layer": trained(between=lambda h, left: h),
     "sum-in-each-layer": trained(leave=lambda h: h.sum(0), between=lambda h, left: left[1].sum(0)),
 }
 

@@ -38,13 +38,14 @@ def test_in_a_round_every_rank_sends_one_chunk_and_receives_one(ranks: int, repe
 
 
 def test_a_schedule_mirrored_twice_is_the_schedule() -> None:
-    schedule = training_lockstep(4, 8, 1, True)
-    assert mirrored(schedule) != schedule
-    assert mirrored(mirrored(schedule)) == schedule
+    forward = training_lockstep(4, 8, 2, True).forward
+    assert forward is not None
+    assert mirrored(forward, 2) != forward
+    assert mirrored(mirrored(forward, 2), 2) == forward
 
 
 def test_activations_wait_for_the_head_no_longer_than_the_schedule_says() -> None:
-    assert 1 <= waiting_slots(training_lockstep(4, 8, 1, True)) <= 8
+    assert 1 <= waiting_slots(training_lockstep(4, 8, 1, True), rank=3, chunk=0) <= 8
 
 
 def test_the_stacks_of_weights_are_found_and_the_module_stays() -> None:

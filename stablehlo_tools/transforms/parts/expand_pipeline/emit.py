@@ -1,7 +1,7 @@
 """Writes a plan: a loop over the ticks of a schedule in the place of each pipeline's loops.
 
-A layer loop by itself becomes one loop over ticks (`_write_loop`). For 1F1B, a forward loop, a
-backward loop and the head between them become one (`training_writer`). Both write a manual
+A layer loop by itself becomes one loop over ticks (`_write_loop`). For 1F1B, forward loops,
+backward loops and what stands between them become one (`training_writer`). Both write a manual
 computation over the axis of the ranks, from whose results the values behind the loops are made
 (`Results`).
 """
@@ -16,13 +16,19 @@ from stablehlo_tools.ir.builder import Builder
 from stablehlo_tools.ir.values import has_uses
 from stablehlo_tools.ir.while_loop import CountedLoop
 from stablehlo_tools.schedules.lockstep import Direction
-from stablehlo_tools.transforms.parts.expand_pipeline.expansion_plan import Pipelined, Plan
+from stablehlo_tools.transforms.parts.expand_pipeline.expansion_plan import Chunks, Pipelined, Plan
 from stablehlo_tools.transforms.parts.expand_pipeline.layer_phase import Phase
 from stablehlo_tools.transforms.parts.expand_pipeline.region import Region
 from stablehlo_tools.transforms.parts.expand_pipeline.results import Results
+from stablehlo_tools.transforms.parts.expand_pipeline.ring import Ring, Sent
 from stablehlo_tools.transforms.parts.expand_pipeline.stack_orders import StackOrder, put_in_order
 from stablehlo_tools.transforms.parts.expand_pipeline.stacks import Stacks
-from stablehlo_tools.transforms.parts.expand_pipeline.ticks import EmitContext, PhaseWriter
+from stablehlo_tools.transforms.parts.expand_pipeline.ticks import (
+    EmitContext,
+    Given,
+    PhaseWriter,
+    State,
+)
 from stablehlo_tools.transforms.parts.expand_pipeline.training_writer import write_training
 
 
@@ -54,22 +60,24 @@ class PlanWriter:
 
     def _write(self, each: Pipelined) -> None:
         work, plan = each.work, self._plan
-        anchor = work.loop.op if isinstance(work, Phase) else work.backward.loop.op
-        region, stacks = Region(plan.axis, anchor, self._channel), self._stacks_for(each)
-        context = EmitContext(each.chunks, stacks, plan.options.skip, plan.axis.name)
+        region = Region(plan.axis, each.last.loop.op, self._channel)
+        contexts = [
+            EmitContext(chunks, self._stacks_for(chunks), plan.options.skip, plan.axis.name)
+            for chunks in each.chunks
+        ]
         if isinstance(work, Phase):
-            _write_loop(work, each.schedule.directions[0], region, context)
+            _write_loop(work, each.schedule.directions[0], region, contexts[0])
         else:
-            write_training(work, each.schedule, region, context)
+            write_training(work, each.schedule, region, contexts)
         self._channel = region.channel
 
-    def _stacks_for(self, each: Pipelined) -> Stacks:
+    def _stacks_for(self, chunks: Chunks) -> Stacks:
         """One for all loops over as many layers, so that what one leaves another takes as it is."""
-        trips = each.chunks.trips
+        trips = chunks.trips
         if trips not in self._stacks:
             ordered = self._orders[trips].rows if trips in self._orders else frozenset[int]()
             axis, parts = self._plan.axis, self._plan.microbatches
-            self._stacks[trips] = Stacks(axis, each.chunks, parts, ordered)
+            self._stacks[trips] = Stacks(axis, chunks, parts, ordered)
         return self._stacks[trips]
 
 
@@ -78,15 +86,29 @@ def _write_loop(phase: Phase, direction: Direction, region: Region, context: Emi
     finals = [c for c in phase.flows if has_uses(phase.loop.op.results[c])]
     writer = PhaseWriter(phase, direction, region, context, finals)
     writer.bring_stacks()
-    state = writer.initial()
-    loop = CountedLoop(region.end, region.end.i32(writer.ticks), state.flat())
-    state = state.like(loop.arguments)
-    row = writer.row(loop.inside, loop.counter)
-    state, out = writer.run(loop.inside, row, state, {}, {})
-    state = writer.hand_on(loop.inside, row, state, out)
-    state = state.like(loop.close(state.flat()))
+    ring = Ring(region, direction.slots, -1 if phase.loop.reverse else 1, [writer.load])
+    received, state = ring.initial(), writer.initial()
+    ticks = region.end.i32(writer.ticks)
+    loop = CountedLoop(region.end, ticks, [*received, *state.flat()])
+    build, row = loop.inside, writer.row(loop.inside, loop.counter)
+    received, state = _apart(state, loop.arguments)
+    numbers = phase.node.results
+
+    def arrived(at: Builder, carry: int) -> ir.Value:
+        return ring.taken(at, received, 0, numbers[carry], row.source)
+
+    state, out = writer.run(build, row, state, Given(arrived))
+    behind = {numbers[carry]: value for carry, value in out.items()}
+    after = ring.hand_on(build, received, [Sent(row.runs, 0, behind)], row.delivery)
+    _, state = _apart(state, loop.close([*after, *state.flat()]))
     results = Results(phase, region, context)
     inside = results.inside(state)
     outer = region.close(inside)
     results.stand_in(Builder(ir.InsertionPoint(phase.loop.op), phase.loop.op.location), outer)
     phase.loop.op.erase()
+
+
+def _apart(state: State, values: Sequence[ir.Value]) -> tuple[list[ir.Value], State]:
+    """What was received, and the state."""
+    received = len(values) - len(state.flat())
+    return list(values[:received]), state.like(values[received:])

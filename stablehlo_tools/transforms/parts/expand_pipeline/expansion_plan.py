@@ -36,11 +36,12 @@ from stablehlo_tools.schedules.lockstep import (
     backward_lockstep,
     forward_lockstep,
     training_lockstep,
+    turns_of,
 )
 from stablehlo_tools.transforms.parts.expand_pipeline.layer_phase import Phase
 from stablehlo_tools.transforms.parts.expand_pipeline.microbatches import Cut, find_cut
 from stablehlo_tools.transforms.parts.expand_pipeline.region import Axis
-from stablehlo_tools.transforms.parts.expand_pipeline.training import Training, plan_head
+from stablehlo_tools.transforms.parts.expand_pipeline.training import Training, plan_training
 
 RANK_DIMENSION = 1  # of a stack that is spread over the ranks: [repeats, ranks, …]
 
@@ -106,11 +107,17 @@ class Options:
 
 @dataclass(frozen=True)
 class Pipelined:
-    """A layer loop, or a forward and a backward one with their head, and its schedule."""
+    """A layer loop, or forward and backward ones with what stands between, its schedule, and how
+    each stack of layers is cut."""
 
     work: Phase | Training
     schedule: Lockstep
-    chunks: Chunks
+    chunks: tuple[Chunks, ...]
+
+    @property
+    def last(self) -> Phase:
+        """The last loop."""
+        return self.work if isinstance(self.work, Phase) else self.work.backward
 
 
 @dataclass(frozen=True)
@@ -153,23 +160,25 @@ def _chunks(phase: Phase, axis: Axis, options: Options) -> Chunks:
 
 
 def _pipelines(graph: Graph, cut: Cut, axis: Axis, options: Options) -> Iterator[Pipelined]:
-    """Every loop by itself; for 1F1B those that belong together in one, at the later's place."""
+    """Every loop by itself; for 1F1B those that belong together in one, at the last one's place."""
     microbatches = cut.trial.dims.parts
-    pair = _pair(graph, cut.phases) if options.schedule == "1f1b" else None
+    training = _training(graph, cut.phases) if options.schedule == "1f1b" else None
+    together = [] if training is None else [each.phase for each in training.passes]
     for phase in cut.phases:
-        chunks = _chunks(phase, axis, options)
-        if pair is not None and phase is pair.forward:
-            continue
-        if pair is not None and phase is pair.backward:
-            schedule = training_lockstep(axis.size, microbatches, options.repeats, not options.skip)
-            yield Pipelined(pair, schedule, chunks)
+        if training is not None and phase in together:
+            if phase is training.backward:
+                chunks = [_chunks(each, axis, options) for each in together[: training.stacks]]
+                count = options.repeats * training.stacks
+                schedule = training_lockstep(axis.size, microbatches, count, not options.skip)
+                yield Pipelined(training, schedule, tuple(chunks))
             continue
         make = backward_lockstep if phase.loop.reverse else forward_lockstep
-        yield Pipelined(phase, make(axis.size, microbatches, options.repeats), chunks)
+        schedule = make(axis.size, microbatches, options.repeats)
+        yield Pipelined(phase, schedule, (_chunks(phase, axis, options),))
 
 
-def _pair(graph: Graph, phases: Sequence[Phase]) -> Training:
-    """The forward loop and the backward loop that reads what it leaves."""
+def _training(graph: Graph, phases: Sequence[Phase]) -> Training:
+    """The forward loops, and the backward loops that read what they leave, the last one's first."""
     pairs = [
         (forward, backward)
         for place, backward in enumerate(phases)
@@ -179,21 +188,27 @@ def _pair(graph: Graph, phases: Sequence[Phase]) -> Training:
     last = phases[-1].loop.op
     if not pairs:
         raise _no_pair(last, "no loop reads what another one leaves for it")
-    if len(pairs) > 1:
-        raise _no_pair(last, f"there are {len(pairs)} such pairs")
-    forward, backward = pairs[0]
-    if forward.loop.reverse == backward.loop.reverse:
-        raise _no_pair(backward.loop.op, "both go through the layers in the same direction")
-    if forward.loop.trips != backward.loop.trips:
-        raise _no_pair(backward.loop.op, "the two loops have different numbers of iterations")
-    body = next(body for body in _bodies(graph.root) if forward.node in body.nodes)
-    if backward.node not in body.nodes:
-        raise _no_pair(backward.loop.op, "the two loops stand in different blocks")
-    head = plan_head(body, forward, backward)
-    others = {phase.node for phase in phases} & {*head.gone, *head.late}
-    if others:
-        raise _no_pair(backward.loop.op, "another loop over layers stands between them")
-    return Training(forward, backward, head)
+    pairs.sort(key=lambda pair: phases.index(pair[0]))
+    forwards, backwards = [one for one, _ in pairs], [other for _, other in reversed(pairs)]
+    inside_out = sorted(backwards, key=phases.index) == backwards
+    if not inside_out or len({id(phase) for phase in (*forwards, *backwards)}) < 2 * len(pairs):
+        raise _no_pair(last, f"there are {len(pairs)} such pairs, none inside of the other")
+    for forward, backward in pairs:
+        if forward.loop.reverse == backward.loop.reverse:
+            raise _no_pair(backward.loop.op, "both go through the layers in the same direction")
+        if forward.loop.reverse != forwards[0].loop.reverse:
+            raise _no_pair(forward.loop.op, "another one goes through its layers in reverse")
+        if forward.loop.trips != backward.loop.trips:
+            raise _no_pair(backward.loop.op, "the two loops have different numbers of iterations")
+    loops = {phase.node for phase in (*forwards, *backwards)}
+    body = next(body for body in _bodies(graph.root) if forwards[0].node in body.nodes)
+    if not loops <= {*body.nodes}:
+        raise _no_pair(backwards[-1].loop.op, "the loops stand in different blocks")
+    training = plan_training(body, forwards, backwards)
+    late = {node for nodes in training.late for node in nodes}
+    if {phase.node for phase in phases} & {*training.gone, *late}:
+        raise _no_pair(backwards[-1].loop.op, "another loop over layers stands between them")
+    return training
 
 
 def _leaves(forward: Phase) -> set[int]:
@@ -203,9 +218,9 @@ def _leaves(forward: Phase) -> set[int]:
 
 def _no_pair(op: ir.Operation, why: str) -> ToolError:
     return ToolError(
-        "expand-pipeline: schedule=1f1b needs one forward loop over layers and the backward loop "
-        f"that belongs to it, and {why} (P7); schedule=gpipe and schedule=circular run each loop "
-        "by itself",
+        "expand-pipeline: schedule=1f1b needs forward loops over layers, each with the backward "
+        f"loop that belongs to it, and {why} (P7); schedule=gpipe and schedule=circular run each "
+        "loop by itself",
         op.location,
     )
 
@@ -332,8 +347,13 @@ def _warnings(plan: Plan) -> Iterator[Diagnostic]:
                 "microbatches",
                 plan.pipelines[0],
             )
-    heads = [each.work.head for each in plan.pipelines if isinstance(each.work, Training)]
-    if any(node.name in _BY_INDEX for head in heads for node in head.nodes):
+    links = [
+        link
+        for each in plan.pipelines
+        if isinstance(each.work, Training)
+        for link in each.work.links
+    ]
+    if any(node.name in _BY_INDEX for link in links for node in link.nodes):
         told = _warning(
             "the head takes elements by index inside of the pipeline, which XLA's own partitioner "
             "may end the process over: run partition after this pass",
@@ -343,9 +363,8 @@ def _warnings(plan: Plan) -> Iterator[Diagnostic]:
 
 
 def _warning(text: str, each: Pipelined) -> Diagnostic:
-    work = each.work
-    op = work.loop.op if isinstance(work, Phase) else work.backward.loop.op
-    return Diagnostic(Severity.WARNING, f"expand-pipeline: {text}", to_place(op.location))
+    place = to_place(each.last.loop.op.location)
+    return Diagnostic(Severity.WARNING, f"expand-pipeline: {text}", place)
 
 
 def explained(plan: Plan) -> Iterator[Diagnostic]:
@@ -372,9 +391,13 @@ def exchanged(permutes: Sequence[ir.Operation]) -> Iterator[Diagnostic]:
 
 
 def _account(each: Pipelined, plan: Plan) -> Diagnostic:
-    schedule, chunks, work = each.schedule, each.chunks, each.work
+    schedule, work = each.schedule, each.work
     op = work.loop.op if isinstance(work, Phase) else work.forward.loop.op
-    layers = f"{chunks.longest}" if chunks.is_even else f"{chunks.sizes[-1]} to {chunks.longest}"
+    stacks = " and ".join(
+        f"{chunks.trips} iterations on {schedule.ranks} ranks, {chunks.repeats} chunks of "
+        f"{_sizes(chunks)} on each"
+        for chunks in each.chunks
+    )
     cells = sum(
         cell is not None
         for direction in schedule.directions
@@ -383,10 +406,14 @@ def _account(each: Pipelined, plan: Plan) -> Diagnostic:
     )
     busy = cells / (schedule.ranks * schedule.ticks)
     text = (
-        f"expand-pipeline: {schedule.name}: {chunks.trips} iterations on {schedule.ranks} ranks, "
-        f"{schedule.chunks} chunks of {layers} on each; {schedule.microbatches} microbatches in "
+        f"expand-pipeline: {schedule.name}: {stacks}; {schedule.microbatches} microbatches in "
         f"{schedule.ticks} ticks, {cells} chunks run, {busy:.3f} a rank and tick"
     )
-    if schedule.kept_slots:
-        text += f"; {schedule.kept_slots} chunks' activations kept on a rank"
+    if isinstance(work, Training):
+        kept = " and ".join(str(turn.kept_slots) for turn in turns_of(schedule, work.stacks))
+        text += f"; {kept} chunks' activations kept on a rank"
     return note(text, op.location)
+
+
+def _sizes(chunks: Chunks) -> str:
+    return f"{chunks.longest}" if chunks.is_even else f"{chunks.sizes[-1]} to {chunks.longest}"

@@ -2,13 +2,13 @@
 
 The schedule is a table of integers, a row for each tick, of which every rank has its own (`Table`).
 In a tick a rank takes a microbatch's activations, as they came from the rank before or as the layer
-loop starts, runs the layers of one of its chunks on them, and sends them on. What the loop over
-ticks carries for that is a `State`; the ops of a layer are written by `one_part.OnePartWriter`.
+loop starts, runs the layers of one of its chunks on them, and sends them on (`Ring`). What else the
+loop over ticks carries is a `State`; the ops of a layer are written by `one_part.OnePartWriter`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -50,32 +50,14 @@ def wide(element: ir.Type) -> ir.Type:
     return element
 
 
-def row_starts(build: Builder, rows: ir.Value, head: Sequence[ir.Value]) -> list[ir.Value]:
-    return [*head, *[build.i32(0)] * (len(shape_of(rows)) - len(head))]
-
-
-def put_row(build: Builder, rows: ir.Value, value: ir.Value, head: Sequence[ir.Value]) -> ir.Value:
-    """Rows with one of them written."""
-    row = build.reshape(value, [1, *shape_of(value)])
-    return build.update(rows, row, row_starts(build, rows, head))
-
-
-def row_of(build: Builder, rows: ir.Value, head: Sequence[ir.Value]) -> ir.Value:
-    """One of the rows."""
-    shape = shape_of(rows)[1:]
-    taken = build.dynamic_slice(rows, row_starts(build, rows, head), [1, *shape])
-    return build.reshape(taken, shape)
-
-
 @dataclass
 class State:
     """What a phase carries from tick to tick, each by the carry of the layer loop that it is of.
 
-    `received` are flows as they came, `finals` flows behind the last layer, `sums` the terms added
-    up so far, `stores` the rows written so far.
+    `finals` are flows behind the last layer, `sums` the terms added up so far, `stores` the rows
+    written so far. What ranks hand on is carried by a `Ring`.
     """
 
-    received: dict[int, ir.Value] = field(default_factory=dict[int, ir.Value])
     finals: dict[int, ir.Value] = field(default_factory=dict[int, ir.Value])
     sums: dict[int, ir.Value] = field(default_factory=dict[int, ir.Value])
     stores: dict[int, ir.Value] = field(default_factory=dict[int, ir.Value])
@@ -91,7 +73,7 @@ class State:
         return State(*groups)
 
     def _groups(self) -> tuple[dict[int, ir.Value], ...]:
-        return self.received, self.finals, self.sums, self.stores
+        return self.finals, self.sums, self.stores
 
 
 @dataclass(frozen=True)
@@ -144,6 +126,14 @@ class Row(NamedTuple):
 _FLAGS = 3
 
 
+class Way(NamedTuple):
+    """How microbatches come to a loop: `back` from the last rank to the first, and `joins` where
+    the first chunk begins with what a link makes of another loop's results."""
+
+    back: bool
+    joins: bool = False
+
+
 @dataclass(frozen=True)
 class Table:
     """A direction of a schedule, in the region of the ranks: [1, ticks, columns] on each."""
@@ -152,12 +142,10 @@ class Table:
     ticks: int
 
     @staticmethod
-    def of(
-        region: Region, direction: Direction, chunks: Chunks, *, back: bool, skip: bool
-    ) -> Table:
+    def of(region: Region, direction: Direction, chunks: Chunks, *, way: Way, skip: bool) -> Table:
         """Writes the table outside and brings each rank its part; with `skip`, a rank without work
         has no iterations."""
-        numbers = _numbers(direction, chunks, back=back, skip=skip)
+        numbers = _numbers(direction, chunks, way=way, skip=skip)
         return Table(region.bring(region.outside.constant(numbers), 0), numbers.shape[1])
 
     def row(self, build: Builder, tick: ir.Value) -> Row:
@@ -172,10 +160,11 @@ class Table:
         return Row(*flags, *values[_FLAGS:])
 
 
-def _numbers(direction: Direction, chunks: Chunks, *, back: bool, skip: bool) -> np.ndarray:
+def _numbers(direction: Direction, chunks: Chunks, *, way: Way, skip: bool) -> np.ndarray:
     ticks, ranks = len(direction.cells), chunks.ranks
     numbers = np.zeros((ranks, ticks, len(Row._fields)), dtype=np.int32)
-    final = 0 if back else ranks * chunks.repeats - 1
+    last = ranks * chunks.repeats - 1
+    first, final = (last, 0) if way.back else (0, last)
     for tick, cells in enumerate(direction.cells):
         for rank, cell in enumerate(cells):
             delivery = direction.deliveries[tick][rank]
@@ -187,7 +176,7 @@ def _numbers(direction: Direction, chunks: Chunks, *, back: bool, skip: bool) ->
             numbers[rank, tick] = (
                 1,
                 p == final,
-                cell.source >= 0,
+                cell.source >= 0 and not (way.joins and p == first),
                 cell.chunk,
                 cell.microbatch,
                 max(cell.source, 0),
@@ -204,13 +193,30 @@ def _entry(build: Builder, row: ir.Value, column: int) -> ir.Value:
 
 
 Left = Mapping[int, ir.Value]  # stores of what a forward leaves, by the carry that reads it
+Arrived = Callable[[Builder, int], ir.Value]  # by carry, a flow as the rank received it
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a phase is given in a tick.
+
+    `starts` are flows for the first chunk, by carry, where they are not those that the layer loop
+    starts from, and None where that chunk takes what was received as all others do; `along` are
+    values of the microbatch that other loops or links made, by number; `kept` the stores of the
+    phase that went before it.
+    """
+
+    arrived: Arrived
+    starts: Mapping[int, ir.Value] | None = field(default_factory=dict[int, ir.Value])
+    along: Mapping[int, ir.Value] = field(default_factory=dict[int, ir.Value])
+    kept: Left = field(default_factory=dict[int, ir.Value])
 
 
 class PhaseWriter:
     """Writes one phase into a region.
 
     Rows of the stacks in `kept` are held in slots, for as long as the schedule says; those of
-    others for all microbatches.
+    others for all microbatches. With `joins`, the first chunk begins with what a link makes.
     """
 
     def __init__(
@@ -221,19 +227,23 @@ class PhaseWriter:
         context: EmitContext,
         finals: Sequence[int],
         kept: Kept = NOTHING_KEPT,
+        joins: bool = False,
     ) -> None:
         self._phase = phase
-        self._direction = direction
         self._region = region
         self._context = context
         self._layouts = phase.dims.tilings
         self._parts = phase.dims.parts
         self._finals = tuple(finals)
         self._kept = kept
-        self._table = Table.of(
-            region, direction, context.chunks, back=phase.loop.reverse, skip=context.skip
-        )
+        way = Way(phase.loop.reverse, joins)
+        self._table = Table.of(region, direction, context.chunks, way=way, skip=context.skip)
         self._stacks: dict[int, ir.Value] = {}
+
+    @property
+    def context(self) -> EmitContext:
+        """How it is written."""
+        return self._context
 
     @property
     def ticks(self) -> int:
@@ -257,11 +267,6 @@ class PhaseWriter:
     def initial(self) -> State:
         """The state before the first tick."""
         build, state = self._region.end, State()
-        for carry in self._phase.flows:
-            type_ = self._part(carry)
-            slots = self._direction.slots
-            shape = list(type_.shape) if slots == 1 else [slots, *type_.shape]
-            state.received[carry] = build.splat(0, shape, type_.element_type)
         for carry in self._finals:
             shape, element = self._final_shape(carry)
             state.finals[carry] = sum_identity(build, shape, element)
@@ -274,25 +279,27 @@ class PhaseWriter:
             state.stores[carry] = build.splat(start, shape, element)
         return state
 
-    def run(
-        self, build: Builder, row: Row, state: State, starts: Mapping[int, ir.Value], kept: Left
-    ) -> tuple[State, dict[int, ir.Value]]:
-        """The work of a tick: the chunk's layers on one microbatch.
+    @property
+    def load(self) -> dict[int, ir.RankedTensorType]:
+        """The flows of one microbatch, by the number of what the layer loop gives."""
+        results = self._phase.node.results
+        return {results[carry]: self._part(carry) for carry in self._phase.flows}
 
-        `starts` are flows for the first chunk, where they are not those that the layer loop starts
-        from; `kept` are the stores of the other phase. Returns the state, with what was received
-        before the tick, and the flows behind the chunk.
-        """
+    def run(
+        self, build: Builder, row: Row, state: State, given: Given
+    ) -> tuple[State, dict[int, ir.Value]]:
+        """The work of a tick: the chunk's layers on one microbatch. Returns the state, and the
+        flows behind the chunk, by carry."""
         phase, context = self._phase, self._context
-        flows = [self._input(build, row, state, carry, starts) for carry in phase.flows]
-        inner = State({}, {}, state.sums, state.stores)
+        flows = [self._input(build, row, carry, given) for carry in phase.flows]
+        inner = State({}, state.sums, state.stores)
         even = context.chunks.is_even and not context.skip
         limit = build.i32(context.chunks.longest) if even else row.layers
         loop = CountedLoop(build, limit, [*flows, *inner.flat()])
         carried = loop.arguments
         inner = inner.like(carried[len(flows) :])
         outside = self._outside(loop, row)
-        after, ends = self._layer(loop, row, carried[: len(flows)], inner, (outside, kept))
+        after, ends = self._layer(loop, row, carried[: len(flows)], inner, (outside, given))
         results = loop.close([*ends, *after.flat()])
         after = after.like(results[len(flows) :])
         if not context.skip:
@@ -303,22 +310,18 @@ class PhaseWriter:
             carry: self._finished(build, row, whole, out[carry], carry)
             for carry, whole in state.finals.items()
         }
-        return State(state.received, finals, after.sums, after.stores), out
+        return State(finals, after.sums, after.stores), out
 
-    def hand_on(self, build: Builder, row: Row, state: State, out: Mapping[int, ir.Value]) -> State:
-        """Sends the flows round the ring of ranks, and puts what comes into its slot.
-
-        All phases of a tick run first: what comes may take the place of what they read. What no
-        rank needs goes to a slot that holds nothing alive.
-        """
-        step = -1 if self._phase.loop.reverse else 1
-        received: dict[int, ir.Value] = {}
-        for carry, value in out.items():
-            come = self._region.permute(build, value, step)
-            if self._direction.slots > 1:
-                come = put_row(build, state.received[carry], come, [row.delivery])
-            received[carry] = come
-        return State(received, state.finals, state.sums, state.stores)
+    def start(self, build: Builder, row: Row, carry: int) -> ir.Value:
+        """A flow as the layer loop starts it, of one microbatch."""
+        start = self._region.whole(self._operand(carry))
+        layout = self._layout(carry)
+        if layout is not None:
+            start = cut(build, start, layout, self._parts, row.microbatch)
+        if carry in self._phase.term_flows:
+            first = build.compare("EQ", row.microbatch, build.i32(0))
+            start = build.same("select", first, start, build.splat_like(0, start))
+        return start
 
     def row(self, build: Builder, tick: ir.Value) -> Row:
         """The rank's work in a tick."""
@@ -330,23 +333,27 @@ class PhaseWriter:
         row: Row,
         flows: Sequence[ir.Value],
         state: State,
-        given: tuple[Outside, Left],
+        taken: tuple[Outside, Given],
     ) -> tuple[State, list[ir.Value]]:
         """An iteration of the layer loop, inside of the loop over those of a chunk."""
-        phase, build, (outside, kept) = self._phase, loop.inside, given
+        phase, build, (outside, given) = self._phase, loop.inside, taken
         layer = loop.counter
         if phase.loop.reverse:
             last = build.same("subtract", row.layers, build.i32(1))
             layer = build.same("subtract", last, layer)
         writing = OnePartWriter(phase.dims, row.microbatch, outside, self._context.finish)
         values = writing.values
+        values.update(given.along)
+        for carry in phase.loop.constants:
+            if phase.node.operands[carry] in given.along:
+                values[phase.body.arguments[carry]] = given.along[phase.node.operands[carry]]
         self._count(build, row, layer, values)
         values.update(zip((phase.body.arguments[c] for c in phase.flows), flows, strict=True))
         for carry in phase.sums:
             whole = self._operand(carry)
             values[phase.body.arguments[carry]] = build.splat_like(0, whole)
         for read in phase.reads:
-            self._read(build, row, layer, read, writing, kept)
+            self._read(build, row, layer, read, writing, given.kept)
         writing.write(phase.nodes, build.point)
         sums: dict[int, ir.Value] = {}
         for carry, before in state.sums.items():
@@ -357,7 +364,7 @@ class PhaseWriter:
             carry = write.rows.carry
             stores[carry] = self._write(build, row, layer, write, stores[carry], writing)
         ends = [writing.get(phase.body.returned[c], self._layout(c), build) for c in phase.flows]
-        return State({}, {}, sums, stores), ends
+        return State({}, sums, stores), ends
 
     def _outside(self, loop: CountedLoop, row: Row) -> Outside:
         """Values from outside of the layer loop; parts of them are taken once a tick."""
@@ -471,27 +478,14 @@ class PhaseWriter:
             starts[microbatches] = row.microbatch
         return starts, sizes
 
-    def _input(
-        self,
-        build: Builder,
-        row: Row,
-        state: State,
-        carry: int,
-        starts: Mapping[int, ir.Value],
-    ) -> ir.Value:
+    def _input(self, build: Builder, row: Row, carry: int, given: Given) -> ir.Value:
         """A flow in front of the chunk: as it was received, or as the layer loop starts."""
-        come = state.received[carry]
-        if self._direction.slots > 1:
-            come = row_of(build, come, [row.source])
-        start = starts.get(carry)
+        come = given.arrived(build, carry)
+        if given.starts is None:
+            return come
+        start = given.starts.get(carry)
         if start is None:
-            start = self._region.whole(self._operand(carry))
-            layout = self._layout(carry)
-            if layout is not None:
-                start = cut(build, start, layout, self._parts, row.microbatch)
-            if carry in self._phase.term_flows:
-                first = build.compare("EQ", row.microbatch, build.i32(0))
-                start = build.same("select", first, start, build.splat_like(0, start))
+            start = self.start(build, row, carry)
         return build.same("select", row.received, come, start)
 
     def _finished(

@@ -1,16 +1,26 @@
-"""A forward loop, the backward loop that reads what it leaves, and what stands between them.
+"""Loops over layers that one pipeline runs forward and backward, and what stands between them.
 
-Between the two loops stand the *head* and the loss. The ops that depend on the last activations are
-of two kinds. Those that run on samples, and the sums over them, can run on each microbatch, between
-its forward and its backward. All others need the whole batch: they wait until the pipeline is
-through. The backward loop may need none of those.
+A model has one *stack* of layers or several, one behind the other: an encoder and its decoder, or
+dense layers and others of another kind behind them. Each has a forward loop, and a backward loop
+that reads what it leaves; the backward loops run in the reverse order.
+
+Between two loops stand ops that depend on the first: a *link*. Between the last forward loop and
+the first backward one that is the head with the loss. Its ops are of two kinds. Those that run on
+samples, and the sums over them, can run on each microbatch, between one loop and the next. All
+others need the whole batch: they wait until the pipeline is through. No loop may need one of those.
+
+A value of samples that is made in one link, or handed on by one loop, and needed behind the next
+loops goes along with what these hand from rank to rank: what an encoder gives, to every layer of
+the decoder. Backward loops find it where the forward loops left it on the same rank.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from stablehlo_tools.analysis.dataflow import Body, Node, inputs_of, needed
+from stablehlo_tools.analysis.dimension_propagation.propagation import BatchDims
 from stablehlo_tools.analysis.partial_sums import PartialSums, source_of
 from stablehlo_tools.diagnostics import ToolError, note
 from stablehlo_tools.ir.values import has_uses
@@ -18,154 +28,373 @@ from stablehlo_tools.transforms.parts.expand_pipeline.layer_phase import Phase
 
 
 @dataclass(frozen=True)
-class Head:
-    """The ops between a forward and a backward loop.
+class StackPass:
+    """One loop of the pipeline: a stack of layers, forward or backward.
 
-    `nodes` run on each microbatch; `starts` are the values by which they hand the backward loop its
-    carries, by carry; `sums` are terms that the rest of the program needs added up, `finals` values
-    of samples that it needs of the whole batch. `flows` are the carries of the forward loop that
-    the head reads, `whole_flows` those that the rest of the program needs of the whole batch.
-    `residuals` are the stacks that the backward loop reads and the forward loop writes, carry by
-    carry. `gone` are all ops that have no place any more, `late` those in front of the backward
-    loop that wait for the whole pipeline, in order.
+    `whole_flows` are the carries that the rest of the program needs of the whole batch. `along` are
+    values of samples that go from rank to rank with the flows. `kept` are values that the loop's
+    layers take from where the forward of the same chunk and microbatch left them, and `residuals`
+    the stacks that they take so: carries of this loop, with those that the forward loop writes.
+    """
+
+    phase: Phase
+    whole_flows: tuple[int, ...]
+    along: tuple[int, ...]
+    kept: tuple[int, ...]
+    residuals: dict[int, int]
+
+
+@dataclass(frozen=True)
+class Link:
+    """The ops behind a loop and in front of the next one, that run on each microbatch.
+
+    `takes` are the values that it is handed: flows behind the loop, what came along, and `held`
+    ones, which the link in front of the same stack's forward put away for it. `starts` are the
+    values by which it hands the next loop its carries, by carry. `sums` are terms that the rest of
+    the program needs added up, `finals` values of samples that it needs of the whole batch.
     """
 
     nodes: tuple[Node, ...]
-    gone: tuple[Node, ...]
-    late: tuple[Node, ...]
-    flows: tuple[int, ...]
-    whole_flows: tuple[int, ...]
+    takes: tuple[int, ...]
+    held: tuple[int, ...]
     starts: dict[int, int]
-    residuals: dict[int, int]
     sums: tuple[int, ...]
     finals: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Training:
-    """A forward loop, the backward loop that reads what it leaves, and what stands between."""
+    """The forward loops, then the backward ones, as they run, and the links between each two.
 
-    forward: Phase
-    backward: Phase
-    head: Head
+    `gone` are all ops that have no place any more; `late` are those that wait for the whole
+    pipeline, in order, by the loop that they are the last to depend on.
+    """
 
+    passes: tuple[StackPass, ...]
+    links: tuple[Link, ...]
+    gone: tuple[Node, ...]
+    late: tuple[tuple[Node, ...], ...]
 
-def plan_head(body: Body, forward: Phase, backward: Phase) -> Head:
-    """The head between two loops of a block. Raises a located ToolError where the backward loop
-    needs something of the whole batch."""
-    hanging = _hanging(body, forward.node, backward.node)
-    terms = PartialSums(forward.dims)
-    terms.visit(hanging)
-    residuals = _residuals(forward, backward, hanging)
-    _check_taken(forward, backward, hanging, residuals)
-    run = _on_samples(terms, forward, hanging)
-    starts = _starts(terms, run, hanging, forward, backward)
-    gone = tuple(node for node in hanging if node in run)
-    made = {number: node for node in gone for number in node.results}
-    outside = _used_outside(body, run, {forward.node, backward.node})
-    wanted = [n for n in made if n in outside]
-    wanted_by_loop = [n for n in starts.values() if n in made]
-    nodes = needed(gone, [*wanted, *wanted_by_loop])
-    read = {n for node in nodes for n in inputs_of(node)} | set(starts.values())
-    place = {number: carry for carry, number in enumerate(forward.node.results)}
-    flows = tuple(sorted(place[n] for n in read if n in place and place[n] in forward.flows))
-    order = {node: i for i, node in enumerate(body.nodes)}
-    return Head(
-        nodes,
-        gone,
-        tuple(n for n in hanging if n not in run and order[n] < order[backward.node]),
-        flows,
-        tuple(c for c in forward.flows if forward.node.results[c] in outside),
-        starts,
-        residuals,
-        tuple(n for n in wanted if n in terms.terms),
-        tuple(n for n in wanted if n not in terms.terms),
-    )
+    @property
+    def stacks(self) -> int:
+        """The number of stacks of layers."""
+        return len(self.passes) // 2
+
+    @property
+    def forward(self) -> Phase:
+        """The first loop."""
+        return self.passes[0].phase
+
+    @property
+    def backward(self) -> Phase:
+        """The last loop."""
+        return self.passes[-1].phase
+
+    @property
+    def head(self) -> Link:
+        """The link between the last forward loop and the first backward one."""
+        return self.links[self.stacks - 1]
+
+    @property
+    def dims(self) -> BatchDims:
+        """How the batch lies in the values."""
+        return self.forward.dims
 
 
-def _hanging(body: Body, forward: Node, backward: Node) -> list[Node]:
-    """The ops that depend on the forward loop and not on the backward one."""
-    reached, excluded = set(forward.results), set(backward.results)
-    hanging: list[Node] = []
-    for node in body.nodes:
-        if node in (forward, backward):
-            continue
-        used = inputs_of(node)
-        if not excluded.isdisjoint(used):
-            excluded.update(node.results)
-        elif not reached.isdisjoint(used):
-            reached.update(node.results)
-            hanging.append(node)
-    return hanging
+def plan_training(body: Body, forwards: Sequence[Phase], backwards: Sequence[Phase]) -> Training:
+    """The plan for loops of a block, each stack's, in the order in which they run. Raises a located
+    ToolError where a loop needs something of the whole batch."""
+    return _Planner(body, forwards, backwards).plan()
 
 
-def _residuals(forward: Phase, backward: Phase, hanging: list[Node]) -> dict[int, int]:
-    """The carries by which the backward loop reads stacks that the forward loop writes, and the
-    carries that it writes them by."""
-    written = {
-        number: carry
-        for carry, number in enumerate(forward.node.results)
-        if carry in forward.loop.writes
-    }
-    reads = {read.rows.carry: read.rows for read in backward.reads}
-    residuals: dict[int, int] = {}
-    hang = {number for node in hanging for number in node.results}
-    for carry, rows in reads.items():
-        number = backward.node.operands[carry]
-        if number in hang:
-            maker = next(node for node in hanging if number in node.results)
-            raise _not_separable(maker, backward, "rewrites what the forward loop leaves for")
-        if number not in written:
-            continue
-        source = forward.loop.writes[written[number]]
-        if (source.first, source.span) != (rows.first, rows.span):
-            raise _not_separable(forward.node, backward, "leaves other rows than are read by")
-        residuals[carry] = written[number]
-    return residuals
+@dataclass
+class _Ways:
+    """What is handed from place to place, by the number of the loop in front of it."""
+
+    along: list[set[int]] = field(default_factory=list[set[int]])
+    kept: list[set[int]] = field(default_factory=list[set[int]])
+    held: list[set[int]] = field(default_factory=list[set[int]])
+    taken: list[set[int]] = field(default_factory=list[set[int]])
+
+    @staticmethod
+    def of(count: int) -> _Ways:
+        return _Ways(*([set[int]() for _ in range(count)] for _ in range(4)))
 
 
-def _check_taken(
-    forward: Phase, backward: Phase, hanging: list[Node], residuals: dict[int, int]
-) -> None:
-    """That the backward loop takes nothing of the forward loop and the head but residuals, each for
-    itself alone, and the flows that it starts from."""
-    given = {number for node in (forward.node, *hanging) for number in node.results}
-    taken = {n for each in backward.body.nodes for n in inputs_of(each)}
-    for carry, number in enumerate(backward.node.operands):
-        if carry not in residuals and carry not in backward.flows:
-            taken.add(number)
-    if not given.isdisjoint(taken):
-        what = "takes what the forward loop or the head gives for all samples in"
-        raise _not_separable(backward.node, backward, what)
-    for source in residuals.values():
-        users = [use.owner.operation for use in forward.loop.op.results[source].uses]
-        if any(op != backward.loop.op for op in users):
-            raise _not_separable(forward.node, backward, "leaves a stack that is used outside of")
-        if any(
-            write.update in forward.terms.terms
-            for write in forward.writes
-            if write.rows.carry == source
-        ):
-            raise _not_separable(forward.node, backward, "leaves a sum over the whole batch for")
+class _Planner:
+    """Loop i is followed by link i; link `stacks - 1` is the head."""
 
+    def __init__(self, body: Body, forwards: Sequence[Phase], backwards: Sequence[Phase]) -> None:
+        self._body = body
+        self._loops = (*forwards, *backwards)
+        self._stacks = len(forwards)
+        self._last = backwards[-1]
+        # By value, the last loop that it depends on; those that depend on none are left out.
+        self._place: dict[int, int] = {}
+        self._hanging = self._follow()
+        self._terms = PartialSums(self._last.dims)
+        self._terms.visit(self._hanging)
+        self._flows = {n for phase in self._loops for n in activations(phase)}
+        self._ways = _Ways.of(len(self._loops))
 
-def _activations(forward: Phase) -> set[int]:
-    """The flows behind the last layer that are of samples."""
-    flows = {forward.node.results[carry] for carry in forward.flows}
-    return flows & forward.dims.tilings.keys()
+    def plan(self) -> Training:
+        """The plan."""
+        residuals = [dict[int, int]() for _ in self._loops]
+        for stack in range(self._stacks):
+            backward = self._mirror(stack)
+            residuals[backward] = self._residuals(stack)
+        for each, left in zip(self._loops, residuals, strict=True):
+            self._check_stacks(each, left)
+        run = self._on_samples()
+        starts = [self._starts(i, run) for i in range(len(self._loops))]
+        read = [self._read(phase, run) for phase in self._loops]
+        handed = [n for of_loop in starts for n in of_loop.values()] + [n for r in read for n in r]
+        run = self._without_ends(run, handed)
+        gone = tuple(node for node in self._hanging if node in run)
+        made = {number: node for node in gone for number in node.results}
+        outside = self._used_outside(run)
+        wanted = [n for n in made if n in outside]
+        nodes = needed(gone, [*wanted, *handed])
+        self._route(nodes, starts, read)
+        passes = tuple(
+            StackPass(
+                phase,
+                tuple(c for c in phase.flows if phase.node.results[c] in outside),
+                tuple(sorted(self._ways.along[i])),
+                tuple(sorted(self._ways.kept[i])),
+                residuals[i],
+            )
+            for i, phase in enumerate(self._loops)
+        )
+        return Training(
+            passes,
+            tuple(self._link(i, nodes, starts[i + 1], wanted) for i in range(len(passes) - 1)),
+            gone,
+            self._late(run),
+        )
 
+    def _link(
+        self, i: int, nodes: Sequence[Node], starts: dict[int, int], wanted: Sequence[int]
+    ) -> Link:
+        own = tuple(node for node in nodes if self._place[node.results[0]] == i)
+        results = {n for node in own for n in node.results}
+        ends = [n for n in wanted if n in results]
+        return Link(
+            own,
+            tuple(sorted(self._ways.taken[i] - results)),
+            tuple(sorted(self._ways.held[i])),
+            starts,
+            tuple(n for n in ends if n in self._terms.terms),
+            tuple(n for n in ends if n not in self._terms.terms),
+        )
 
-def _on_samples(terms: PartialSums, forward: Phase, hanging: list[Node]) -> set[Node]:
-    """The ops that can run on one microbatch: they give samples, or sums over them, and take
-    nothing of the whole batch."""
-    on_samples: set[Node] = set()
-    late = set(forward.node.results) - _activations(forward)
-    for node in hanging:
-        if late.isdisjoint(inputs_of(node)) and _runs_on_samples(terms, node):
-            on_samples.add(node)
+    def _mirror(self, i: int) -> int:
+        """The backward loop of a forward one, and the reverse."""
+        return len(self._loops) - 1 - i
+
+    def _follow(self) -> list[Node]:
+        """The ops that depend on some loop and not on the last one."""
+        index = {phase.node: i for i, phase in enumerate(self._loops)}
+        last = len(self._loops) - 1
+        hanging: list[Node] = []
+        for node in self._body.nodes:
+            found = max((self._place.get(n, -1) for n in inputs_of(node)), default=-1)
+            place = index.get(node, found)
+            if place < 0:
+                continue
+            self._place.update(dict.fromkeys(node.results, place))
+            if node not in index and place < last:
+                hanging.append(node)
+        return hanging
+
+    def _residuals(self, stack: int) -> dict[int, int]:
+        """The carries by which a backward loop reads stacks that its forward loop writes, and the
+        carries that it writes them by."""
+        forward, backward = self._loops[stack], self._loops[self._mirror(stack)]
+        written = {forward.node.results[carry]: carry for carry in forward.loop.writes}
+        reads = {read.rows.carry: read.rows for read in backward.reads}
+        residuals: dict[int, int] = {}
+        for carry, rows in reads.items():
+            number = backward.node.operands[carry]
+            if number not in written:
+                continue
+            source = forward.loop.writes[written[number]]
+            if (source.first, source.span) != (rows.first, rows.span):
+                raise _not_separable(forward.node, backward, "leaves other rows than are read by")
+            residuals[carry] = written[number]
+        for source in residuals.values():
+            users = [use.owner.operation for use in forward.loop.op.results[source].uses]
+            if any(op != backward.loop.op for op in users):
+                what = "leaves a stack that is used outside of"
+                raise _not_separable(forward.node, backward, what)
+            if any(
+                write.update in forward.terms.terms
+                for write in forward.writes
+                if write.rows.carry == source
+            ):
+                what = "leaves a sum over the whole batch for"
+                raise _not_separable(forward.node, backward, what)
+        return residuals
+
+    def _check_stacks(self, phase: Phase, residuals: dict[int, int]) -> None:
+        """That a loop takes no stack from the loops before it but residuals, and counts from no
+        number of theirs."""
+        for carry, number in enumerate(phase.node.operands):
+            free = carry in residuals or carry in phase.loop.flows
+            if free or carry in phase.loop.constants or number not in self._place:
+                continue
+            if carry in phase.loop.reads and number in self._made:
+                what = "rewrites what the forward loop leaves for"
+            else:
+                what = "takes what another loop or the head gives for all samples in"
+            raise _not_separable(self._made.get(number, phase.node), phase, what)
+
+    @property
+    def _made(self) -> dict[int, Node]:
+        return {number: node for node in self._hanging for number in node.results}
+
+    def _on_samples(self) -> set[Node]:
+        """The ops that can run on one microbatch: they give samples, sums over them, or what is
+        alike for all, and take nothing of the whole batch."""
+        on_samples: set[Node] = set()
+        late = {n for phase in self._loops for n in phase.node.results} - self._flows
+        alike = self._flows - self._terms.dims.tilings.keys()
+        mixed = self._terms.terms.keys() | self._terms.blocked.keys()
+        for node in self._hanging:
+            used = inputs_of(node)
+            if not late.isdisjoint(used):
+                late.update(node.results)
+            elif _runs_on_samples(self._terms, node):
+                on_samples.add(node)
+            elif used & self._place.keys() <= alike and mixed.isdisjoint(node.results):
+                alike.update(node.results)
+                on_samples.add(node)
+            else:
+                late.update(node.results)
+        return on_samples
+
+    def _starts(self, i: int, run: set[Node]) -> dict[int, int]:
+        """What a loop starts from, where that depends on another loop."""
+        phase = self._loops[i]
+        starts: dict[int, int] = {}
+        for carry in phase.flows:
+            number = phase.node.operands[carry]
+            if number in self._place:
+                self._check_samples(number, phase, run)
+                starts[carry] = number
+        return starts
+
+    def _read(self, phase: Phase, run: set[Node]) -> set[int]:
+        """What the layers of a loop take that depends on another loop."""
+        given = {phase.body.arguments[c]: phase.node.operands[c] for c in phase.loop.constants}
+        used = {n for node in phase.nodes for n in inputs_of(node)}
+        used.update(write.update for write in phase.writes)
+        used.update(phase.body.returned[c] for c in (*phase.flows, *phase.sums))
+        read = {given.get(n, n) for n in used} & self._place.keys()
+        for number in sorted(read):
+            self._check_samples(number, phase, run)
+        return read
+
+    def _check_samples(self, number: int, phase: Phase, run: set[Node]) -> None:
+        """That a value which a loop needs is there for each microbatch."""
+        node = self._made.get(number)
+        if node is None and number not in self._flows:
+            raise self._whole(self._loops[self._place[number]].node, number, phase)
+        if node is not None and (node not in run or number in self._terms.terms):
+            raise self._whole(node, number, phase)
+
+    def _whole(self, node: Node, number: int, phase: Phase) -> ToolError:
+        blocked = self._terms.blocked.get(number, node)
+        source = source_of(self._terms, blocked) or blocked
+        if phase in self._loops[: self._stacks]:
+            which = "next loop over layers"
+            why = (
+                "no layer of it can begin before those of all microbatches in front of it are done"
+            )
         else:
-            late.update(node.results)
-    return on_samples
+            which = "backward loop"
+            why = (
+                "the loss is not a sum over microbatches, so that no backward can begin before all "
+                "forwards are done"
+            )
+        return ToolError(
+            f"expand-pipeline: {source.name} takes all samples of the batch, and the {which} needs "
+            f"what follows from it: {why} (P7); schedule=gpipe and schedule=circular can",
+            source.op.location,
+            (note(f"the {which}", phase.loop.op.location),),
+        )
+
+    def _without_ends(self, run: set[Node], handed: Sequence[int]) -> set[Node]:
+        """Without what stands behind a backward loop and no other loop needs: it can wait, as all
+        does behind the last one."""
+        ordered = [node for node in self._hanging if node in run]
+        wanted = set(needed(ordered, handed))
+        return {
+            node for node in run if self._place[node.results[0]] < self._stacks or node in wanted
+        }
+
+    def _used_outside(self, run: set[Node]) -> set[int]:
+        """The values that ops outside of the pipeline use, or that sums begin with."""
+        loops = {phase.node for phase in self._loops}
+        used: set[int] = set()
+        for node in self._body.nodes:
+            if node not in run and node not in loops:
+                used |= inputs_of(node)
+        for phase in self._loops:
+            used.update(phase.node.operands[carry] for carry in phase.sums)
+        return used | set(self._body.returned)
+
+    def _late(self, run: set[Node]) -> tuple[tuple[Node, ...], ...]:
+        """The ops in front of the last loop that wait, by the last loop that they depend on."""
+        order = {node: i for i, node in enumerate(self._body.nodes)}
+        end = order[self._last.node]
+        waiting = [node for node in self._hanging if node not in run and order[node] < end]
+        return tuple(
+            tuple(node for node in waiting if self._place[node.results[0]] == i)
+            for i in range(len(self._loops))
+        )
+
+    def _route(
+        self, nodes: Sequence[Node], starts: Sequence[dict[int, int]], read: Sequence[set[int]]
+    ) -> None:
+        """Finds for every value the way from where it is made to where it is taken."""
+        for node in nodes:
+            for number in inputs_of(node) & self._place.keys():
+                self._to_link(number, self._place[node.results[0]])
+        for i, of_loop in enumerate(starts):
+            for number in of_loop.values():
+                self._to_link(number, i - 1)
+        for i, numbers in enumerate(read):
+            for number in numbers:
+                self._to_layers(number, i)
+
+    def _to_link(self, number: int, link: int) -> None:
+        made, stack = self._place[number], self._mirror(link)
+        self._ways.taken[link].add(number)
+        if link < self._stacks or made >= stack:
+            self._along(number, made, link)
+        else:  # the link runs on the rank that began this stack's forward, behind another link
+            self._to_link(number, stack - 1)
+            self._ways.held[link].add(number)
+
+    def _to_layers(self, number: int, loop: int) -> None:
+        made, stack = self._place[number], self._mirror(loop)
+        if loop < self._stacks or made >= stack:
+            self._along(number, made, loop)
+        else:
+            self._along(number, made, stack)
+            self._ways.kept[loop].add(number)
+
+    def _along(self, number: int, made: int, until: int) -> None:
+        """From the link behind loop `made` through all loops up to `until`."""
+        for loop in range(made + 1, until + 1):
+            self._ways.along[loop].add(number)
+            self._ways.taken[loop - 1].add(number)
+
+
+def activations(phase: Phase) -> set[int]:
+    """The flows behind the last layer that are of samples, or alike for all of them."""
+    return {phase.node.results[c] for c in phase.flows if c not in phase.term_flows}
 
 
 def _runs_on_samples(terms: PartialSums, node: Node) -> bool:
@@ -179,55 +408,10 @@ def _runs_on_samples(terms: PartialSums, node: Node) -> bool:
     )
 
 
-def _starts(
-    terms: PartialSums,
-    run: set[Node],
-    hanging: list[Node],
-    forward: Phase,
-    backward: Phase,
-) -> dict[int, int]:
-    """What the backward loop starts from, where that hangs on the forward loop."""
-    passed = _activations(forward)
-    given = set(forward.node.results)
-    made = {number: node for node in hanging for number in node.results}
-    starts: dict[int, int] = {}
-    for carry in backward.flows:
-        number = backward.node.operands[carry]
-        node = made.get(number)
-        if node is None and number in given - passed:
-            raise _whole(terms, forward.node, number, backward)
-        if node is not None and (node not in run or number in terms.terms):
-            raise _whole(terms, node, number, backward)
-        if node is not None or number in passed:
-            starts[carry] = number
-    return starts
-
-
-def _whole(terms: PartialSums, node: Node, number: int, backward: Phase) -> ToolError:
-    blocked = terms.blocked.get(number, node)
-    source = source_of(terms, blocked) or blocked
-    return ToolError(
-        f"expand-pipeline: {source.name} takes all samples of the batch, and the backward loop "
-        "needs what follows from it: the loss is not a sum over microbatches, so that no backward "
-        "can begin before all forwards are done (P7); schedule=gpipe and schedule=circular can",
-        source.op.location,
-        (note("the backward loop", backward.loop.op.location),),
-    )
-
-
-def _not_separable(node: Node, backward: Phase, what: str) -> ToolError:
+def _not_separable(node: Node, phase: Phase, what: str) -> ToolError:
     return ToolError(
         f"expand-pipeline: {node.name} {what} the backward loop, so that the two cannot take turns "
         "(P7); schedule=gpipe and schedule=circular can",
         node.op.location,
-        (note("the backward loop", backward.loop.op.location),),
+        (note("the backward loop", phase.loop.op.location),),
     )
-
-
-def _used_outside(body: Body, run: set[Node], loops: set[Node]) -> set[int]:
-    """The values that ops outside of the pipeline use."""
-    used: set[int] = set()
-    for node in body.nodes:
-        if node not in run and node not in loops:
-            used |= inputs_of(node)
-    return used | set(body.returned)

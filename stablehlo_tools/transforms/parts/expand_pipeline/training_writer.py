@@ -1,89 +1,50 @@
-"""Writes a forward and a backward loop, with the head between them, as one loop over ticks.
+"""Writes loops over layers that run forward and backward, and the links between, as one loop.
 
-A microbatch's backward begins as soon as its forward ends.
+In a tick a rank runs a chunk of some stack forward, one backward, or neither, as the schedule says.
+Every loop over layers stands once in the loop over ticks, with no iterations where it is not its
+turn. The link in front of a stack runs where the stack's first chunk begins forward, on that rank,
+and the link behind the stack's backward where that ends, on the same one: what the first leaves for
+the second stays there. The head runs on the last rank, when a microbatch's backward begins; the
+activations wait for it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain, islice
 
-from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.ir.builder import Builder, element_of, shape_of
-from stablehlo_tools.ir.values import has_uses
+from stablehlo_tools.ir.builder import Builder
 from stablehlo_tools.ir.while_loop import CountedLoop
-from stablehlo_tools.schedules.lockstep import Cell, Direction, Lockstep
+from stablehlo_tools.schedules.lockstep import Cell, Direction, Lockstep, turns_of
+from stablehlo_tools.transforms.parts.expand_pipeline.links import LinkWriter, Taken, Values
 from stablehlo_tools.transforms.parts.expand_pipeline.region import Region
 from stablehlo_tools.transforms.parts.expand_pipeline.results import Results
+from stablehlo_tools.transforms.parts.expand_pipeline.ring import Ring, Sent
+from stablehlo_tools.transforms.parts.expand_pipeline.slots import Slots
 from stablehlo_tools.transforms.parts.expand_pipeline.ticks import (
     EmitContext,
+    Given,
     Kept,
     PhaseWriter,
     Row,
     State,
-    put_row,
-    row_of,
-    sum_identity,
-    wide,
 )
-from stablehlo_tools.transforms.parts.expand_pipeline.training import Training
-from stablehlo_tools.transforms.parts.one_part import (
-    OnePartWriter,
-    apart,
-    cut,
-    part_type_of,
-    window,
-)
+from stablehlo_tools.transforms.parts.expand_pipeline.training import Link, Training
+from stablehlo_tools.transforms.parts.one_part import part_type_of
 
 
 def write_training(
-    plan: Training, schedule: Lockstep, region: Region, context: EmitContext
+    plan: Training, schedule: Lockstep, region: Region, contexts: Sequence[EmitContext]
 ) -> None:
-    """Replaces both loops and the head by one loop over the ticks of a schedule.
-
-    The region stands where the backward loop stood.
-    """
-    slots = waiting_slots(schedule)
-    if plan.forward.loop.reverse:
-        schedule = mirrored(schedule)
-    assert schedule.forward is not None
-    assert schedule.backward is not None
-    head, backward = plan.head, plan.backward
-    kept = Kept(schedule.kept_slots, frozenset(head.residuals.values()))
-    first = PhaseWriter(plan.forward, schedule.forward, region, context, head.whole_flows, kept)
-    finals = [c for c in backward.flows if has_uses(backward.loop.op.results[c])]
-    second = PhaseWriter(backward, schedule.backward, region, context, finals)
-    first.bring_stacks()
-    second.bring_stacks(tuple(head.residuals))
-    between = HeadWriter(plan, region, context, slots)
-    ahead, back = first.initial(), second.initial()
-    carried = [*ahead.flat(), *back.flat(), *between.initial()]
-    loop = CountedLoop(region.end, region.end.i32(first.ticks), carried)
-    ahead, back, held = _split(ahead, back, loop.arguments)
-    build, tick = loop.inside, loop.counter
-    coming, going = first.row(build, tick), second.row(build, tick)
-    ahead, up = first.run(build, coming, ahead, {}, {})
-    held = between.keep(build, coming, held, up)
-    starts, held = between.run(build, going, held)
-    left = {carry: ahead.stores[source] for carry, source in head.residuals.items()}
-    back, down = second.run(build, going, back, starts, left)
-    ahead = first.hand_on(build, coming, ahead, up)
-    back = second.hand_on(build, going, back, down)
-    results = loop.close([*ahead.flat(), *back.flat(), *held])
-    ahead, back, held = _split(ahead, back, results)
-    for carry in set(head.residuals.values()):  # the backward may read a stack twice
-        del ahead.stores[carry]
-    _finish(plan, region, context, (ahead, back), between, held)
+    """Replaces the loops and the links by one loop over the ticks of a schedule; `contexts` are
+    those of the stacks. The region stands where the last loop stood."""
+    _TrainingWriter(plan, schedule, region, contexts).write()
 
 
-def mirrored(schedule: Lockstep) -> Lockstep:
-    """The schedule with the last virtual stage for the first, for layers run in reverse."""
-    directions = [_mirrored(each, schedule.chunks) for each in schedule.directions]
-    return replace(schedule, forward=directions[0], backward=directions[1])
-
-
-def _mirrored(direction: Direction, chunks: int) -> Direction:
+def mirrored(direction: Direction, chunks: int) -> Direction:
+    """A direction with the last virtual stage for the first, for layers run in reverse."""
     cells = tuple(
         tuple(cell and cell._replace(chunk=chunks - 1 - cell.chunk) for cell in column[::-1])
         for column in direction.cells
@@ -91,14 +52,12 @@ def _mirrored(direction: Direction, chunks: int) -> Direction:
     return replace(direction, cells=cells, deliveries=tuple(c[::-1] for c in direction.deliveries))
 
 
-def waiting_slots(schedule: Lockstep) -> int:
-    """How many microbatches wait at once between their last forward and their first backward."""
+def waiting_slots(schedule: Lockstep, rank: int, chunk: int) -> int:
+    """How many microbatches wait at once between their forward and their backward of a chunk."""
     assert schedule.forward is not None
     assert schedule.backward is not None
-    last = schedule.ranks - 1
-    final = schedule.chunks - 1
-    ends = _ticks(schedule.forward, last, final)
-    begins = _ticks(schedule.backward, last, final)
+    ends = _ticks(schedule.forward, rank, chunk)
+    begins = _ticks(schedule.backward, rank, chunk)
     return max(sum(ends[m] <= tick <= begins[m] for m in ends) for tick in begins.values())
 
 
@@ -112,190 +71,329 @@ def _ticks(direction: Direction, rank: int, chunk: int) -> dict[int, int]:
     return ticks
 
 
-def _split(
-    ahead: State, back: State, values: Sequence[ir.Value]
-) -> tuple[State, State, list[ir.Value]]:
-    one = len(ahead.flat())
-    two = one + len(back.flat())
-    return ahead.like(values[:one]), back.like(values[one:two]), list(values[two:])
+@dataclass(frozen=True)
+class _Carried:
+    """What the loop over ticks carries.
 
-
-class HeadWriter:
-    """Writes the head into the loop over ticks.
-
-    It carries the activations that wait for it, the sums of its terms, and what the program needs
-    of all samples, in this order.
+    For each direction what was received, for each loop its state, for each link its sums; and what
+    waits, for each link and for the layers of each loop.
     """
 
-    def __init__(self, plan: Training, region: Region, context: EmitContext, slots: int) -> None:
-        self._plan = plan
-        self._head = plan.head
-        self._dims = plan.forward.dims
-        self._region = region
-        self._context = context
-        self._slots = slots
+    received: list[list[ir.Value]]
+    states: list[State]
+    links: list[list[ir.Value]]
+    for_links: list[list[ir.Value]]
+    for_layers: list[list[ir.Value]]
 
-    def initial(self) -> list[ir.Value]:
-        """What is carried before the first tick."""
-        build, carried = self._region.end, list[ir.Value]()
-        for carry in self._head.flows:
-            type_ = self._part(self._plan.forward.node.results[carry])
-            carried.append(build.splat(0, [self._slots, *type_.shape], type_.element_type))
-        for value in map(self._value, self._head.sums):
-            carried.append(sum_identity(build, shape_of(value), wide(element_of(value))))
-        for value, layout in self._finals():
-            rows = apart(shape_of(value), layout, self._dims.parts)
-            carried.append(sum_identity(build, rows, element_of(value)))
-        return carried
+    def flat(self) -> list[ir.Value]:
+        """All values, in an order that `like` knows."""
+        states = [state.flat() for state in self.states]
+        groups = chain(self.received, states, self.links, self.for_links, self.for_layers)
+        return list(chain.from_iterable(groups))
 
-    def keep(
-        self, build: Builder, row: Row, held: Sequence[ir.Value], flows: dict[int, ir.Value]
-    ) -> list[ir.Value]:
-        """Puts the activations behind the last layer away until the head takes them."""
-        kept = list(held)
-        for i, carry in enumerate(self._head.flows):
-            slot = self._slot(build, row)
-            old = row_of(build, held[i], [slot])
-            new = build.same("select", row.ends, flows[carry], old)
-            kept[i] = put_row(build, held[i], new, [slot])
-        return kept
+    def like(self, values: Iterable[ir.Value]) -> _Carried:
+        """The same with other values."""
+        rest = iter(values)
 
-    def run(
-        self, build: Builder, row: Row, held: Sequence[ir.Value]
-    ) -> tuple[dict[int, ir.Value], list[ir.Value]]:
-        """The head of a microbatch whose backward begins; what the backward loop starts from.
+        def again(groups: Iterable[Sequence[ir.Value]]) -> list[list[ir.Value]]:
+            return [list(islice(rest, len(group))) for group in groups]
 
-        With `skip` no other rank computes it.
-        """
-        begins = build.same("and", row.runs, build.same("not", row.received))
-        waiting = len(self._head.flows)
-        if self._context.skip:
-            return self._branch(build, row, held, begins)
-        starts, after = self._once(build, row, held)
-        chosen = [
-            build.same("select", begins, new, old)
-            for new, old in zip(after, held[waiting:], strict=True)
-        ]
-        return starts, [*held[:waiting], *chosen]
-
-    def finals(self, held: Sequence[ir.Value]) -> list[tuple[ir.Value, int | None]]:
-        """The sums and the values of all samples, as results of the region."""
-        build, waiting = self._region.end, len(self._head.flows)
-        return [(self._region.total(build, value), None) for value in held[waiting:]]
-
-    def replace(self, build: Builder, outer: Sequence[ir.Value]) -> None:
-        """Lets the results of the region take the place of the head's values."""
-        graph = self._dims.graph
-        for number_, value in zip((*self._head.sums, *self._head.finals), outer, strict=True):
-            old = self._value(number_)
-            new = build.convert(build.reshape(value, shape_of(old)), element_of(old))
-            old.replace_all_uses_with(new)
-            graph.values[number_] = new
-
-    def _branch(
-        self, build: Builder, row: Row, held: Sequence[ir.Value], begins: ir.Value
-    ) -> tuple[dict[int, ir.Value], list[ir.Value]]:
-        waiting = len(self._head.flows)
-        types = [self._part(n) for n in self._head.starts.values()]
-        types += [value.type for value in held[waiting:]]
-        choice = ir.Operation.create(
-            "stablehlo.if",
-            results=types,
-            operands=[begins],
-            regions=2,
-            loc=self._region.location,
-            ip=build.point,
+        received = again(self.received)
+        states = [state.like(list(islice(rest, len(state.flat())))) for state in self.states]
+        return _Carried(
+            received, states, again(self.links), again(self.for_links), again(self.for_layers)
         )
-        inside = Builder(ir.InsertionPoint(choice.regions[0].blocks.append()), build.location)
-        starts, after = self._once(inside, row, held)
-        inside.end_region([*starts.values(), *after])
-        other = Builder(ir.InsertionPoint(choice.regions[1].blocks.append()), build.location)
-        unused = [
-            other.splat(0, type_.shape, type_.element_type)
-            for type_ in map(self._part, self._head.starts.values())
+
+
+class _TrainingWriter:
+    """Loop i of the plan is followed by link i; forwards come first."""
+
+    def __init__(
+        self,
+        plan: Training,
+        schedule: Lockstep,
+        region: Region,
+        contexts: Sequence[EmitContext],
+    ) -> None:
+        self.plan = plan
+        self.stacks = plan.stacks
+        self._region = region
+        both_ways = [*contexts, *reversed(contexts)]
+        turns = turns_of(schedule, plan.stacks)
+        directions = [turn.forward for turn in turns]
+        directions += [turn.backward for turn in reversed(turns)]
+        if plan.forward.loop.reverse:
+            repeats = contexts[0].chunks.repeats
+            directions = [mirrored(direction, repeats) for direction in directions]
+        kept_slots = [turn.kept_slots for turn in turns]
+        self.writers: list[PhaseWriter] = []
+        for i, (each, direction) in enumerate(zip(plan.passes, directions, strict=True)):
+            kept = Kept()
+            if i < self.stacks:
+                sources = frozenset(plan.passes[self.mirror(i)].residuals.values())
+                kept = Kept(kept_slots[i], sources)
+            joins = 0 < i < self.stacks
+            self.writers.append(
+                PhaseWriter(
+                    each.phase, direction, region, both_ways[i], each.whole_flows, kept, joins
+                )
+            )
+        loads = [
+            {**writer.load, **self._types(each.along)}
+            for writer, each in zip(self.writers, plan.passes, strict=True)
         ]
-        other.end_region([*unused, *held[waiting:]])
-        results: list[ir.Value] = list(choice.results)
-        chosen_starts = dict(zip(self._head.starts, results, strict=False))
-        return chosen_starts, [*held[:waiting], *results[len(chosen_starts) :]]
+        step = -1 if plan.forward.loop.reverse else 1
+        self.rings = (
+            Ring(region, directions[0].slots, step, loads[: self.stacks]),
+            Ring(region, directions[-1].slots, -step, loads[self.stacks :]),
+        )
+        self.links = [
+            LinkWriter(plan, i, self._given(i), region, contexts[0]) for i in range(len(plan.links))
+        ]
+        self.for_links = [self._waiting(i, link, schedule) for i, link in enumerate(plan.links)]
+        self.for_layers = [
+            Slots(self._types(each.kept), kept_slots[min(i, self.mirror(i))])
+            for i, each in enumerate(plan.passes)
+        ]
 
-    def _once(
-        self, build: Builder, row: Row, held: Sequence[ir.Value]
-    ) -> tuple[dict[int, ir.Value], list[ir.Value]]:
-        """The head on the row's microbatch, and what is carried then, the waiting left out."""
-        head, waiting = self._head, len(self._head.flows)
-        outside = self._outside(build, row)
-        writing = OnePartWriter(self._dims, row.microbatch, outside, self._context.finish)
-        for i, carry in enumerate(head.flows):
-            value = row_of(build, held[i], [self._slot(build, row)])
-            writing.values[self._plan.forward.node.results[carry]] = value
-        writing.write(head.nodes, build.point)
-        starts = {
-            carry: writing.get(n, self._start_layout(carry, n), build)
-            for carry, n in head.starts.items()
-        }
-        after: list[ir.Value] = []
-        carried = held[waiting:]
-        for n, before in zip(head.sums, carried, strict=False):
-            term = build.convert(writing.get(n, None, build), element_of(before))
-            after.append(build.same("add", before, term))
-        for (n, before), (_, layout) in zip(
-            zip(head.finals, carried[len(head.sums) :], strict=True), self._finals(), strict=True
-        ):
-            part = writing.get(n, layout, build)
-            at, sizes = window(shape_of(before), layout, row.microbatch, build.i32(0))
-            new = build.reshape(part, sizes)
-            after.append(build.update(before, new, at))
-        return starts, after
+    def write(self) -> None:
+        """Writes the region, and puts its results where the loops and the links stood."""
+        for writer, each in zip(self.writers, self.plan.passes, strict=True):
+            writer.bring_stacks(tuple(each.residuals))
+        build = self._region.end
+        carried = _Carried(
+            [ring.initial() for ring in self.rings],
+            [writer.initial() for writer in self.writers],
+            [link.initial() for link in self.links],
+            [slots.initial(build) for slots in self.for_links],
+            [slots.initial(build) for slots in self.for_layers],
+        )
+        loop = CountedLoop(build, build.i32(self.writers[0].ticks), carried.flat())
+        rows = [writer.row(loop.inside, loop.counter) for writer in self.writers]
+        tick = _Tick(self, loop.inside, rows, carried.like(loop.arguments))
+        after = carried.like(loop.close(tick.write().flat()))
+        for i, each in enumerate(self.plan.passes):
+            for carry in set(each.residuals.values()):  # a backward may read a stack twice
+                del after.states[self.mirror(i)].stores[carry]
+        self._finish(after)
 
-    def _outside(self, build: Builder, row: Row) -> Callable[[int, DimTiling | None], ir.Value]:
-        def outside(n: int, layout: DimTiling | None) -> ir.Value:
-            inside = self._region.whole(self._dims.graph.values[n])
-            if layout is None:
-                return inside
-            return cut(build, inside, layout, self._dims.parts, row.microbatch)
+    def mirror(self, i: int) -> int:
+        """The backward loop of a forward one, and the reverse."""
+        return len(self.plan.passes) - 1 - i
 
-        return outside
+    def _given(self, i: int) -> list[int]:
+        """What a link hands on: to the next loop, and to the link behind that one's backward."""
+        following = self.plan.passes[i + 1]
+        given = [*self.plan.links[i].starts.values(), *following.along]
+        if i + 1 < self.stacks:
+            given += self.plan.links[self.mirror(i + 1)].held
+        return list(dict.fromkeys(given))
 
-    def _start_layout(self, carry: int, n: int) -> DimTiling | None:
-        return self._dims.tilings.get(n)
+    def _waiting(self, i: int, link: Link, schedule: Lockstep) -> Slots:
+        """Room for what waits for a link: for the head all that it takes, for a backward one what
+        the link in front of the same stack held back for it."""
+        repeats = schedule.chunks // self.stacks
+        if i == self.stacks - 1:
+            count = waiting_slots(schedule, schedule.ranks - 1, schedule.chunks - 1)
+            return Slots(self._types(link.takes), count)
+        if not link.held:
+            return Slots({}, 1)
+        return Slots(self._types(link.held), waiting_slots(schedule, 0, self.mirror(i) * repeats))
 
-    def _finals(self) -> list[tuple[ir.Value, DimTiling]]:
-        return [(self._value(n), self._dims.tilings[n]) for n in self._head.finals]
+    def _types(self, numbers: Iterable[int]) -> dict[int, ir.RankedTensorType]:
+        return {n: ir.RankedTensorType(part_type_of(self.plan.dims, n)) for n in numbers}
 
-    def _slot(self, build: Builder, row: Row) -> ir.Value:
-        """Microbatches come and go in turn."""
-        if self._slots == 1:
-            return build.i32(0)
-        return build.same("remainder", row.microbatch, build.i32(self._slots))
+    def _finish(self, carried: _Carried) -> None:
+        region, plan = self._region, self.plan
+        results = [
+            Results(each.phase, region, writer.context)
+            for each, writer in zip(plan.passes, self.writers, strict=True)
+        ]
+        inside = [one.inside(state) for one, state in zip(results, carried.states, strict=True)]
+        inside += [link.finals(held) for link, held in zip(self.links, carried.links, strict=True)]
+        outer = iter(region.close([each for group in inside for each in group]))
+        of_loops, of_links = (
+            [list(islice(outer, len(group))) for group in groups]
+            for groups in (inside[: len(results)], inside[len(results) :])
+        )
+        last = plan.backward.loop.op
+        build = Builder(ir.InsertionPoint(last), region.location)
+        for i, result in enumerate(results):
+            result.stand_in(build, of_loops[i])
+            if i < len(self.links):
+                self.links[i].replace(build, of_links[i])
+            for node in plan.late[i]:
+                node.op.move_before(last)
+        gone = [*plan.gone, *(each.phase.node for each in plan.passes)]
+        for node in sorted(gone, key=lambda node: node.index, reverse=True):
+            node.op.erase()
 
-    def _value(self, n: int) -> ir.Value:
-        return self._dims.graph.values[n]
 
-    def _part(self, n: int) -> ir.RankedTensorType:
-        return ir.RankedTensorType(part_type_of(self._dims, n))
+class _Tick:
+    """The body of the loop over ticks: all loops and links, once each."""
 
+    def __init__(
+        self, writer: _TrainingWriter, build: Builder, rows: Sequence[Row], carried: _Carried
+    ) -> None:
+        self._writer = writer
+        self._plan = writer.plan
+        self._build = build
+        self._rows = rows
+        self._before = carried
+        self._carried = replace(
+            carried,
+            states=[*carried.states],
+            links=[*carried.links],
+            for_links=[*carried.for_links],
+            for_layers=[*carried.for_layers],
+        )
+        # By the loop, what it hands on behind the chunk: flows and what goes along.
+        self._behind: list[Values] = []
 
-def _finish(
-    plan: Training,
-    region: Region,
-    context: EmitContext,
-    states: tuple[State, State],
-    between: HeadWriter,
-    held: Sequence[ir.Value],
-) -> None:
-    """Ends the region and puts its results where the loops and the head stood."""
-    first, second = Results(plan.forward, region, context), Results(plan.backward, region, context)
-    inside = [first.inside(states[0]), second.inside(states[1]), between.finals(held)]
-    outer = region.close([each for group in inside for each in group])
-    one, two = len(inside[0]), len(inside[0]) + len(inside[1])
-    build = Builder(ir.InsertionPoint(plan.backward.loop.op), region.location)
-    first.stand_in(build, outer[:one])
-    between.replace(build, outer[two:])
-    second.stand_in(build, outer[one:two])
-    for node in plan.head.late:
-        node.op.move_before(plan.backward.loop.op)
-    plan.backward.loop.op.erase()
-    for node in reversed(plan.head.gone):
-        node.op.erase()
-    plan.forward.loop.op.erase()
+    def write(self) -> _Carried:
+        """Writes the ops; returns what the next tick takes."""
+        stacks, last = self._writer.stacks, len(self._plan.passes) - 1
+        made: Values = {}
+        for stack in range(stacks):
+            if stack:
+                made = self._join(stack)
+            self._run(stack, made)
+        made = self._head()
+        for loop in range(stacks, last + 1):
+            self._run(loop, made if loop == stacks else {})
+        joined = [self._join_back(link) for link in range(stacks, last)]
+        received = [
+            self._hand_on(0, range(stacks), ()),
+            self._hand_on(1, range(stacks, last + 1), joined),
+        ]
+        return replace(self._carried, received=received)
+
+    def _begins(self, loop: int) -> ir.Value:
+        """Whether a rank runs the first chunk of a loop, with what a link makes."""
+        row, build = self._rows[loop], self._build
+        return build.same("and", row.runs, build.same("not", row.received))
+
+    def _join(self, stack: int) -> Values:
+        """The link in front of a stack's forward; puts away what the one behind its backward is to
+        take."""
+        link, row, begins = stack - 1, self._rows[stack], self._begins(stack)
+
+        def taken(build: Builder, number: int) -> ir.Value:
+            return self._received(build, stack - 1, number, row)
+
+        made = self._link(link, stack, begins, taken)
+        back = self._writer.mirror(stack)
+        if back < len(self._plan.links):
+            self._put_away(back, row, begins, made)
+        return made
+
+    def _head(self) -> Values:
+        head = self._writer.stacks - 1
+        row = self._rows[head]
+        self._put_away(head, row, row.ends, self._behind[head])
+        begins = self._begins(head + 1)
+
+        def taken(build: Builder, number: int) -> ir.Value:
+            return self._waiting(build, head, self._rows[head + 1], number)
+
+        return self._link(head, head + 1, begins, taken)
+
+    def _join_back(self, link: int) -> Sent:
+        """The link behind a stack's backward, and what it hands on to the stack before."""
+        row, build = self._rows[link], self._build
+        held = self._plan.links[link].held
+
+        def taken(at: Builder, number: int) -> ir.Value:
+            if number in held:
+                return self._waiting(at, link, row, number)
+            return self._behind[link][number]
+
+        made = self._link(link, link, row.ends, taken)
+        following, starts = self._plan.passes[link + 1], self._plan.links[link].starts
+        phase = following.phase
+        values = {number: made[number] for number in following.along}
+        for carry in phase.flows:
+            start = (
+                made[starts[carry]]
+                if carry in starts
+                else self._writer.writers[link + 1].start(build, row, carry)
+            )
+            values[phase.node.results[carry]] = start
+        return Sent(row.ends, link + 1 - self._writer.stacks, values)
+
+    def _link(self, link: int, loop: int, begins: ir.Value, taken: Taken) -> Values:
+        """A link, in the row of a loop."""
+        made, self._carried.links[link] = self._writer.links[link].run(
+            self._build, self._rows[loop], begins, self._before.links[link], taken
+        )
+        return made
+
+    def _put_away(self, link: int, row: Row, when: ir.Value, values: Values) -> None:
+        """Puts away what is to wait for a link."""
+        slots = self._writer.for_links[link]
+        self._carried.for_links[link] = slots.put(
+            self._build,
+            self._before.for_links[link],
+            slots.in_turn(row.microbatch),
+            when,
+            values,
+        )
+
+    def _waiting(self, build: Builder, link: int, row: Row, number: int) -> ir.Value:
+        slots = self._writer.for_links[link]
+        held = self._carried.for_links[link]
+        return slots.taken(build, held, slots.in_turn(row.microbatch), number)
+
+    def _received(self, build: Builder, loop: int, number: int, row: Row) -> ir.Value:
+        """A value of a loop's load as the rank received it."""
+        way, load = divmod(loop, self._writer.stacks)
+        ring = self._writer.rings[way]
+        return ring.taken(build, self._before.received[way], load, number, row.source)
+
+    def _run(self, loop: int, made: Values) -> None:
+        """A loop over layers; `made` is what a link hands it where it begins with one."""
+        writer, row, build = self._writer.writers[loop], self._rows[loop], self._build
+        this, back = self._plan.passes[loop], self._writer.mirror(loop)
+        along: Values = {}
+        for number in this.along:
+            along[number] = self._received(build, loop, number, row)
+            if number in made:
+                along[number] = build.same("select", row.received, along[number], made[number])
+        kept = along
+        left: Values = {}
+        if loop < self._writer.stacks:
+            slots = self._writer.for_layers[back]
+            self._carried.for_layers[back] = slots.put(
+                build, self._before.for_layers[back], lambda _: row.kept, row.runs, along
+            )
+        else:
+            slots = self._writer.for_layers[loop]
+            held = self._carried.for_layers[loop]
+            kept = along | {
+                number: slots.taken(build, held, lambda _: row.kept, number) for number in this.kept
+            }
+            stores = self._carried.states[back].stores
+            left = {carry: stores[source] for carry, source in this.residuals.items()}
+
+        def arrived(at: Builder, carry: int) -> ir.Value:
+            return self._received(at, loop, this.phase.node.results[carry], row)
+
+        starts: Values | None = {}
+        if loop > self._writer.stacks:
+            starts = None
+        elif loop:
+            handed = self._plan.links[loop - 1].starts
+            starts = {carry: made[number] for carry, number in handed.items()}
+        given = Given(arrived, starts, kept, left)
+        self._carried.states[loop], out = writer.run(build, row, self._before.states[loop], given)
+        results = this.phase.node.results
+        self._behind.append({results[carry]: value for carry, value in out.items()} | along)
+
+    def _hand_on(self, way: int, loops: range, joined: Sequence[Sent]) -> list[ir.Value]:
+        sent = [
+            Sent(self._rows[loop].runs, load, self._behind[loop]) for load, loop in enumerate(loops)
+        ]
+        row = self._rows[loops[0]]
+        return self._writer.rings[way].hand_on(
+            self._build, self._before.received[way], [*sent, *joined], row.delivery
+        )

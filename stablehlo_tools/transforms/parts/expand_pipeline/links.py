@@ -1,0 +1,166 @@
+"""Writes a link into the loop over ticks: ops between two loops over layers, on one microbatch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.ir.builder import Builder, element_of, shape_of
+from stablehlo_tools.transforms.parts.expand_pipeline.region import Region
+from stablehlo_tools.transforms.parts.expand_pipeline.ticks import (
+    EmitContext,
+    Row,
+    sum_identity,
+    wide,
+)
+from stablehlo_tools.transforms.parts.expand_pipeline.training import Training
+from stablehlo_tools.transforms.parts.one_part import (
+    OnePartWriter,
+    apart,
+    cut,
+    part_type_of,
+    window,
+)
+
+Values = dict[int, ir.Value]  # of one microbatch, by number
+Taken = Callable[[Builder, int], ir.Value]
+
+
+class LinkWriter:
+    """Writes the link behind a loop.
+
+    It carries the sums of its terms, and what the program needs of all samples, in this order.
+    `given` are the values that it hands on.
+    """
+
+    def __init__(
+        self, plan: Training, link: int, given: Sequence[int], region: Region, context: EmitContext
+    ) -> None:
+        self._link = plan.links[link]
+        self._dims = plan.dims
+        self._region = region
+        self._context = context
+        own = {number for node in self._link.nodes for number in node.results}
+        self._made = tuple(number for number in given if number in own)
+        self._passed = tuple(number for number in given if number not in own)
+
+    def initial(self) -> list[ir.Value]:
+        """What is carried before the first tick."""
+        build, carried = self._region.end, list[ir.Value]()
+        for value in map(self._value, self._link.sums):
+            carried.append(sum_identity(build, shape_of(value), wide(element_of(value))))
+        for value, layout in self._finals():
+            shape = shape_of(value)
+            rows = shape if layout is None else apart(shape, layout, self._dims.parts)
+            carried.append(sum_identity(build, rows, element_of(value)))
+        return carried
+
+    def run(
+        self,
+        build: Builder,
+        row: Row,
+        begins: ir.Value,
+        held: Sequence[ir.Value],
+        taken: Taken,
+    ) -> tuple[Values, list[ir.Value]]:
+        """The link on the row's microbatch, where one is due; what it hands on and carries.
+
+        With `skip` no other rank computes it.
+        """
+        passed = {number: taken(build, number) for number in self._passed}
+        if not self._link.nodes:
+            return passed, list(held)
+        if self._context.skip:
+            made, after = self._branch(build, row, begins, held, taken)
+            return {**passed, **made}, after
+        made, after = self._once(build, row, held, taken)
+        chosen = [
+            build.same("select", begins, new, old) for new, old in zip(after, held, strict=True)
+        ]
+        return {**passed, **made}, chosen
+
+    def finals(self, held: Sequence[ir.Value]) -> list[tuple[ir.Value, int | None]]:
+        """The sums and the values of all samples, as results of the region."""
+        build = self._region.end
+        return [(self._region.total(build, value), None) for value in held]
+
+    def replace(self, build: Builder, outer: Sequence[ir.Value]) -> None:
+        """Lets the results of the region take the place of the link's values."""
+        graph = self._dims.graph
+        for number, value in zip((*self._link.sums, *self._link.finals), outer, strict=True):
+            old = self._value(number)
+            new = build.convert(build.reshape(value, shape_of(old)), element_of(old))
+            old.replace_all_uses_with(new)
+            graph.values[number] = new
+
+    def _branch(
+        self,
+        build: Builder,
+        row: Row,
+        begins: ir.Value,
+        held: Sequence[ir.Value],
+        taken: Taken,
+    ) -> tuple[Values, list[ir.Value]]:
+        types = [self._part(number) for number in self._made]
+        choice = ir.Operation.create(
+            "stablehlo.if",
+            results=[*types, *(value.type for value in held)],
+            operands=[begins],
+            regions=2,
+            loc=self._region.location,
+            ip=build.point,
+        )
+        inside = Builder(ir.InsertionPoint(choice.regions[0].blocks.append()), build.location)
+        made, after = self._once(inside, row, held, taken)
+        inside.end_region([*made.values(), *after])
+        other = Builder(ir.InsertionPoint(choice.regions[1].blocks.append()), build.location)
+        unused = [other.splat(0, type_.shape, type_.element_type) for type_ in types]
+        other.end_region([*unused, *held])
+        results: list[ir.Value] = list(choice.results)
+        return dict(zip(self._made, results, strict=False)), results[len(types) :]
+
+    def _once(
+        self, build: Builder, row: Row, held: Sequence[ir.Value], taken: Taken
+    ) -> tuple[Values, list[ir.Value]]:
+        """The link on the row's microbatch, and what is carried then."""
+        link = self._link
+        writing = OnePartWriter(
+            self._dims, row.microbatch, self._outside(build, row), self._context.finish
+        )
+        for number in link.takes:
+            writing.values[number] = taken(build, number)
+        writing.write(link.nodes, build.point)
+        made = {n: writing.get(n, self._dims.tilings.get(n), build) for n in self._made}
+        after: list[ir.Value] = []
+        for number, before in zip(link.sums, held, strict=False):
+            term = build.convert(writing.get(number, None, build), element_of(before))
+            after.append(build.same("add", before, term))
+        for number, before, (_, layout) in zip(
+            link.finals, held[len(link.sums) :], self._finals(), strict=True
+        ):
+            part = writing.get(number, layout, build)
+            if layout is None:
+                after.append(part)
+                continue
+            at, sizes = window(shape_of(before), layout, row.microbatch, build.i32(0))
+            after.append(build.update(before, build.reshape(part, sizes), at))
+        return made, after
+
+    def _outside(self, build: Builder, row: Row) -> Callable[[int, DimTiling | None], ir.Value]:
+        def outside(number: int, layout: DimTiling | None) -> ir.Value:
+            inside = self._region.whole(self._value(number))
+            if layout is None:
+                return inside
+            return cut(build, inside, layout, self._dims.parts, row.microbatch)
+
+        return outside
+
+    def _finals(self) -> list[tuple[ir.Value, DimTiling | None]]:
+        return [(self._value(n), self._dims.tilings.get(n)) for n in self._link.finals]
+
+    def _value(self, number: int) -> ir.Value:
+        return self._dims.graph.values[number]
+
+    def _part(self, number: int) -> ir.RankedTensorType:
+        return ir.RankedTensorType(part_type_of(self._dims, number))
