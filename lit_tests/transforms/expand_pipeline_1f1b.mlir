@@ -30,7 +30,7 @@
 
 // Without skip a tick computes a forward and a backward wherever there is work for one, so that
 // they share ticks.
-// TOGETHER: note: expand-pipeline: 1f1b-together: 4 iterations on 2 ranks, 1 chunks of 2 on each; 4 microbatches in 6 ticks
+// TOGETHER: note: expand-pipeline: eager-1f1b: 4 iterations on 2 ranks, 1 chunks of 2 on each; 4 microbatches in 6 ticks
 module attributes {mhlo.num_partitions = 2 : i32, mhlo.num_replicas = 1 : i32} {
   sdy.mesh @mesh = <["stage"=2]>
   func.func @main(%w: tensor<4x3x3xf32>, %x: tensor<4x3xf32>) -> (tensor<f32>, tensor<4x3x3xf32>) {

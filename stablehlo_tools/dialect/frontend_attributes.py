@@ -8,12 +8,16 @@ becomes of it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import isfinite
 
 from stablehlo_tools.bindings import ir
 
 FRONTEND_ATTRIBUTES = "mhlo.frontend_attributes"
 # XLA:GPU gives the collectives of this domain a slot of its scheduler and a stream for themselves.
 SCALE_UP_FABRIC = "scale_up_fabric"
+
+# Read by this package alone; XLA hands it on to the loops and choices of its schedule.
+MEAN_RUNS = "stablehlo_tools_mean_runs"
 
 _DOMAIN = "collective_communication_domain"
 # How XLA's converter from HLO writes down layouts; of another shape they would be wrong.
@@ -44,6 +48,31 @@ def communication_domain(op: ir.Operation) -> str:
 def set_communication_domain(op: ir.Operation, domain: str) -> None:
     """Puts a collective into a communication domain."""
     entries = _entries(op) | {_DOMAIN: ir.StringAttr.get(domain, op.context)}
+    op.attributes[FRONTEND_ATTRIBUTES] = ir.DictAttr.get(entries, op.context)
+
+
+def mean_runs(op: ir.Operation) -> float | None:
+    """How often a loop's body runs in the mean, or the dearer branch of a choice, where the program
+    says so; None where it does not."""
+    value = _entries(op).get(MEAN_RUNS)
+    if not isinstance(value, ir.StringAttr):
+        return None
+    return parsed_mean_runs(value.value)
+
+
+def parsed_mean_runs(text: str) -> float | None:
+    """The number in an attribute's text; None where that says none."""
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    return number if isfinite(number) and number >= 0 else None
+
+
+def set_mean_runs(op: ir.Operation, runs: float) -> None:
+    """Says how often a loop's body or a branch runs in the mean, which the text does not: in a
+    pipeline each rank reads in a table of its own what it does."""
+    entries = _entries(op) | {MEAN_RUNS: ir.StringAttr.get(f"{runs:.6g}", op.context)}
     op.attributes[FRONTEND_ATTRIBUTES] = ir.DictAttr.get(entries, op.context)
 
 

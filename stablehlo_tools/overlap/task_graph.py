@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from math import ceil
 
 from stablehlo_tools.cost.contention import NONE, Contention
 from stablehlo_tools.dialect.collectives import MEETINGS
@@ -78,6 +79,21 @@ class Loop:
     order: tuple[int, ...] | None = None
     buckets: tuple[tuple[int, ...], ...] = ()
 
+    @staticmethod
+    def of(
+        body: TaskGraph,
+        trips: int | None,
+        mean: float | None,
+        carried: frozenset[int] = frozenset(),
+        carries: tuple[tuple[int, int], ...] = (),
+    ) -> Loop:
+        """A loop whose count is known, or else may be `mean` in the mean: then it runs as often as
+        that rounded up, and an iteration takes so much less."""
+        if trips is not None or mean is None:
+            return Loop(body, trips, carried, carries)
+        most = max(1, ceil(mean))
+        return Loop(body.scaled(mean / most), most, carried, carries)
+
 
 @dataclass(frozen=True, slots=True)
 class Task:
@@ -106,6 +122,17 @@ class Task:
     by_bytes: str = ""
     shares: tuple[float, float] = (0.0, 0.0)
 
+    def scaled(self, factor: float) -> Task:
+        """The same with so many times the nanoseconds."""
+        if factor == 1.0:
+            return self
+        sent, loop = self.communication, self.loop
+        if sent is not None:
+            sent = replace(sent, latency_ns=sent.latency_ns * factor)
+        if loop is not None:
+            loop = replace(loop, body=loop.body.scaled(factor))
+        return replace(self, ns=self.ns * factor, communication=sent, loop=loop)
+
     @property
     def needs(self) -> tuple[int, ...]:
         """The tasks that it follows: those it reads, and the start that a wait waits for."""
@@ -126,6 +153,10 @@ class TaskGraph:
             for dep in task.deps:
                 users[dep].append(task.id)
         return users
+
+    def scaled(self, factor: float) -> TaskGraph:
+        """The same with so many times the nanoseconds, in the bodies of loops too."""
+        return replace(self, tasks=[task.scaled(factor) for task in self.tasks])
 
     def walk(self) -> Iterator[TaskGraph]:
         """This graph and the bodies of its loops, outer ones first."""

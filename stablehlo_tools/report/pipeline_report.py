@@ -120,9 +120,10 @@ class PipelineReport:
 class PipelineTimes:
     """What a pipeline takes on a device, with each rank waiting for its neighbours alone.
 
-    `layer_ns` are of one layer of each direction and `permute_ns` of what it sends; `head_ns` is
-    what a rank does where a backward begins, `rest_ns` all else of a tick. `bubble` is the share of
-    the ranks' time in which they run no layers that count, and no head.
+    `layer_ns` are of one layer of each direction, the mean where stacks differ, and `permute_ns` of
+    what it sends; `head_ns` is what a rank does where a backward begins, `rest_ns` all else of a
+    tick. `bubble` is the share of the ranks' time in which they run no layers that count, and no
+    head.
     """
 
     total_ns: float

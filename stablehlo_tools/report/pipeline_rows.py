@@ -13,10 +13,11 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from stablehlo_tools.analysis.pipelines.pipeline import Pipeline, bubble_of, schedule_name
+from stablehlo_tools.analysis.pipelines.pipeline import Phase, Pipeline, bubble_of, schedule_name
 from stablehlo_tools.analysis.tasks.graph import TracedGraph
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import to_place
+from stablehlo_tools.dialect.frontend_attributes import mean_runs
 from stablehlo_tools.ir.walk import is_inside
 from stablehlo_tools.overlap.simulator import simulate
 from stablehlo_tools.overlap.task_graph import TaskKind
@@ -34,20 +35,28 @@ def pipeline_times(pipeline: Pipeline, program: TracedGraph) -> PipelineTimes | 
     tick = _body_of(pipeline.loop, program)
     if tick is None:
         return None
-    bodies = [_body_of(phase.layers, tick) for phase in pipeline.phases]
-    layers = [simulate(body.graph).total_ns for body in bodies if body is not None]
-    if len(layers) != len(pipeline.phases):
-        return None
+    layers: list[list[float]] = []
+    for phase in pipeline.phases:
+        bodies = [_body_of(op, tick) for op in phase.layers]
+        layers.append([simulate(body.graph).total_ns for body in bodies if body is not None])
+        if len(layers[-1]) != len(bodies):
+            return None
     sends = [sum(_ns(op, tick) for op in phase.permutes) for phase in pipeline.phases]
     head, rest = _around(pipeline, tick)
     useful = _useful(pipeline, layers, head)
-    run = rest + sum(
-        phase.iterations * ns for phase, ns in zip(pipeline.phases, layers, strict=True)
-    )
-    run = run + head * _begins(pipeline)
+    run = rest + head * _begins(pipeline)
+    for phase, each in zip(pipeline.phases, layers, strict=True):
+        run = run + sum(own * ns for own, ns in zip(phase.iterations, each, strict=True))
     total = _makespan(run, pipeline, sends)
     share = useful / (total * pipeline.schedule.ranks) if total else 1.0
-    return PipelineTimes(total, 1 - share, tuple(layers), tuple(sends), head, rest)
+    means = [_mean(phase, each) for phase, each in zip(pipeline.phases, layers, strict=True)]
+    return PipelineTimes(total, 1 - share, tuple(means), tuple(sends), head, rest)
+
+
+def _mean(phase: Phase, layers: Sequence[float]) -> float:
+    """The time of a layer: the mean over stacks, by how often their layers run."""
+    runs = [float(each.sum()) for each in phase.iterations]
+    return sum(count * ns for count, ns in zip(runs, layers, strict=True)) / sum(runs)
 
 
 def _body_of(loop: ir.Operation, program: TracedGraph) -> TracedGraph | None:
@@ -76,8 +85,9 @@ def _around(pipeline: Pipeline, tick: TracedGraph) -> tuple[float, float]:
             continue
         whole = task.loop is not None
         ns = simulate_task(tick, task.id) if whole else task.ns
-        if _is_in_branch(first, pipeline.loop):
-            head += ns
+        share = _share_in_branch(first, pipeline.loop)
+        if share is not None:
+            head += ns / share
         elif task.kind is not TaskKind.WAIT:
             rest += ns
     return head, rest
@@ -91,16 +101,18 @@ def simulate_task(program: TracedGraph, task: int) -> float:
 
 
 def _is_layers(op: ir.Operation, pipeline: Pipeline) -> bool:
-    return any(op == phase.layers for phase in pipeline.phases)
+    return any(op in phase.layers for phase in pipeline.phases)
 
 
-def _is_in_branch(op: ir.Operation, loop: ir.Operation) -> bool:
+def _share_in_branch(op: ir.Operation, loop: ir.Operation) -> float | None:
+    """In how many ticks an op in a branch is timed to run; None for an op in none."""
     parent = op.parent
     while parent is not None and parent.operation != loop:
-        if parent.operation.name in ("stablehlo.if", "stablehlo.case"):
-            return is_inside(parent.operation, loop)
-        parent = parent.operation.parent
-    return False
+        choice = parent.operation
+        if choice.name in ("stablehlo.if", "stablehlo.case") and is_inside(choice, loop):
+            return mean_runs(choice) or 1.0
+        parent = choice.parent
+    return None
 
 
 def _begins(pipeline: Pipeline) -> Times:
@@ -115,14 +127,15 @@ def _begins(pipeline: Pipeline) -> Times:
     return begins
 
 
-def _useful(pipeline: Pipeline, layers: Sequence[float], head: float) -> float:
+def _useful(pipeline: Pipeline, layers: Sequence[Sequence[float]], head: float) -> float:
     """The time of all ranks in which they run layers that count, and heads."""
     work = head * float(_begins(pipeline).sum())
-    for phase, direction, ns in zip(
+    for phase, direction, each in zip(
         pipeline.phases, pipeline.schedule.directions, layers, strict=True
     ):
         runs = np.array([[cell is not None for cell in column] for column in direction.cells])
-        work += ns * float(phase.iterations[runs.T].sum())
+        for own, ns in zip(phase.iterations, each, strict=True):
+            work += ns * float(own[runs.T].sum())
     return work
 
 

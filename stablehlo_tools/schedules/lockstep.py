@@ -352,9 +352,9 @@ def training_lockstep(ranks: int, microbatches: int, chunks: int, together: bool
     forward, backward = side_by_side(shape) if together else in_turn(shape)
     ticks = max(ticks_of(forward), ticks_of(backward))
     slots, count = kept(forward, backward, ticks)
-    name = "1f1b" if chunks == 1 else "interleaved-1f1b"
+    name = "eager-1f1b" if together else "1f1b"
     return Lockstep(
-        f"{name}-together" if together else name,
+        name if chunks == 1 else f"interleaved-{name}",
         *shape,
         _direction(shape, forward, ticks, slots),
         _direction(shape, backward, ticks, slots, back=True),

@@ -22,11 +22,15 @@ into microbatches, and activations go from rank to rank.
 does so with `repeats` chunks on each rank, which divides the bubble by as many. `1f1b` runs both
 loops, and the head and loss between them, in one: a microbatch's backward begins as soon as its
 forward ends, and what the forward leaves is kept for as many microbatches as are in flight, not for
-all; interleaved where there are `repeats`. Several stacks of layers one behind the other, each with
-a forward and a backward loop, are interleaved in one, too: an encoder and its decoder, dense layers
-and a mixture of experts behind them. Each rank holds `repeats` chunks of every stack; what an
-encoder gives goes along with the activations of its decoder, and waits on each rank for the
-backward. Other mesh axes stay as they were, for a partitioner.
+all; interleaved where there are `repeats`. With `1f1b` a rank runs a forward or a backward in a
+tick, and its neighbours wait for the longer of the two; with `eager-1f1b` it runs one of each, so
+that nobody waits, and keeps up to twice as much. Other mesh axes stay as they were, for a
+partitioner.
+
+Several stacks of layers one behind the other, each with a forward and a backward loop, are
+interleaved in one loop, too: an encoder and its decoder, dense layers and a mixture of experts
+behind them. Each rank holds `repeats` chunks of every stack; what an encoder gives goes along with
+the activations of its decoder, and waits on each rank for the backward.
 
 Sample k of every `microbatches` goes into microbatch k, so that a batch that is divided over
 another axis is cut where it lies. Values without a batch go along whole.
@@ -49,9 +53,10 @@ Preconditions:
       or an auxiliary loss that is not a sum over samples are refused by name.
   P5  `repeats` is 1 for gpipe, and no option is out of its range.
   P6  What an iteration hands on is of integers, booleans or real floats.
-  P7  For 1f1b: forward loops, and for each the backward loop that reads what it leaves, in the
-      reverse order; and a loss that is a sum over samples, for what the backward loops need. A
-      count of tokens may divide it. No loop needs what another gives for all samples at once.
+  P7  For 1f1b and eager-1f1b: forward loops, and for each the backward loop that reads what it
+      leaves, in the reverse order; and a loss that is a sum over samples, for what the backward
+      loops need. A count of tokens may divide it. No loop needs what another gives for all samples
+      at once.
   P8  For layout=pipeline: all chunks have as many layers, and what is done to stacks of weights
       outside of the loops is done to each layer alike, or sums over all; no slices of single
       layers, no stacks made of them.
@@ -77,6 +82,7 @@ from stablehlo_tools.passes.base import Pass
 from stablehlo_tools.passes.road import Milestone, Stage, When
 from stablehlo_tools.transforms.parts.expand_pipeline.emit import PlanWriter
 from stablehlo_tools.transforms.parts.expand_pipeline.expansion_plan import (
+    TRAINING,
     Options,
     exchanged,
     explained,
@@ -92,18 +98,19 @@ class ExpandPipelinePass(Pass):
 
     `axis`: the mesh axis whose ranks the layers are laid on. `microbatches`: into how many parts
     the batch is cut; without, one for each rank. `repeats`: how many chunks of layers each rank
-    holds. `schedule`: gpipe, circular or 1f1b. `skip`: leave out the layers of a rank that has no
-    work in a tick; auto does so for 1f1b alone, where a rank runs a forward or a backward in a tick
-    and not both. `arguments`: the numbers of the arguments that carry the batch, as `main` counts
-    them from 0; without, they are found. `dimension`: which dimension of theirs it is. `layout`:
-    how stacks of layers lie in arguments and results, in the order of the layers or in that of the
-    ranks. `explain`: say where the layers lie, and what the bubble, the memory and the traffic are.
+    holds. `schedule`: gpipe, circular, 1f1b or eager-1f1b. `skip`: leave out the layers of a rank
+    that has no work in a tick; auto does so for 1f1b and eager-1f1b alone. `arguments`: the numbers
+    of the arguments that carry the batch, as `main` counts them from 0; without, they are found.
+    `dimension`: which dimension of theirs it is. `layout`: how stacks of layers lie in arguments
+    and results, in the order of the layers or in that of the ranks. `explain`: say where the layers
+    lie, and what the bubble, the memory and the traffic are.
     """
 
     name: ClassVar[str] = "expand-pipeline"
     milestone: ClassVar[Milestone | None] = Milestone(
         Stage.PIPELINE,
         (
+            "axis={axis} schedule=eager-1f1b",
             "axis={axis} schedule=1f1b",
             "axis={axis} schedule=circular repeats=2",
             "axis={axis} schedule=gpipe",
@@ -113,7 +120,7 @@ class ExpandPipelinePass(Pass):
     axis: str = "stage"
     microbatches: int = 0
     repeats: int = 1
-    schedule: Literal["gpipe", "circular", "1f1b"] = "gpipe"
+    schedule: Literal["gpipe", "circular", "1f1b", "eager-1f1b"] = "gpipe"
     skip: Literal["auto", "true", "false"] = "auto"
     arguments: tuple[int, ...] = ()
     dimension: int = 0
@@ -157,7 +164,7 @@ class ExpandPipelinePass(Pass):
         return copy
 
     def _options(self) -> Options:
-        skip = self.schedule == "1f1b" if self.skip == "auto" else self.skip == "true"
+        skip = self.schedule in TRAINING if self.skip == "auto" else self.skip == "true"
         return Options(
             self.axis,
             self.microbatches,

@@ -49,6 +49,7 @@ class StackedModel:
     update: bool = False
     remat: bool = False
     reverse: bool = False
+    schedule: str = "1f1b"
     skip: str = "auto"
     layout: str = "layers"
 
@@ -85,6 +86,7 @@ class StackedModel:
             update=coin(),
             remat=one(False, False, True),
             reverse=one(False, False, False, True),
+            schedule=one("1f1b", "eager-1f1b"),
             skip=one("auto", "auto", "false"),
             layout=one("layers", "layers", "pipeline") if even and repeats == 1 else "layers",
         )
@@ -93,7 +95,7 @@ class StackedModel:
     def options(self) -> str:
         """The options of expand-pipeline."""
         return (
-            f"microbatches={self.microbatches} schedule=1f1b repeats={self.repeats} "
+            f"microbatches={self.microbatches} schedule={self.schedule} repeats={self.repeats} "
             f"skip={self.skip} layout={self.layout}"
         )
 

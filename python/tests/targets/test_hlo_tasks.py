@@ -63,6 +63,16 @@ def test_trips_that_xla_did_not_write_down_are_counted():
     assert body_of(named(graph(LOOP_ENTRY.replace("CONFIG", ""), *LOOP), "loop")).trips == 7
 
 
+def test_a_loop_that_runs_differently_often_is_timed_in_the_mean():
+    known = ', frontend_attributes={stablehlo_tools_mean_runs="2.5"}'
+    unknown = (LOOP[0], LOOP[1].replace("LT", "EQ"))
+    loop = body_of(named(graph(LOOP_ENTRY.replace("CONFIG", known), *unknown), "loop"))
+    once = body_of(named(graph(LOOP_ENTRY.replace("CONFIG", ""), *unknown), "loop"))
+    assert (loop.trips, once.trips) == (3, None)
+    whole = sum(task.ns for task in loop.body.tasks) * loop.trips
+    assert whole == pytest.approx(2.5 * sum(task.ns for task in once.body.tasks))
+
+
 @pytest.mark.parametrize(
     ("condition", "trips"),
     [

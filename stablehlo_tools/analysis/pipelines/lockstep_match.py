@@ -26,6 +26,79 @@ class ReadDirection(NamedTuple):
     sizes: tuple[int, ...]
 
 
+class Joined(NamedTuple):
+    """The tables of one direction, the first stack's in front, and what they are together."""
+
+    tables: tuple[int, ...]
+    entries: Entries
+
+
+def joined(tables: Sequence[Entries]) -> list[Joined] | None:
+    """The tables of a loop by their directions; None where some say no direction.
+
+    Where several stacks of layers take turns, each has a table a direction, and chunks and kept
+    slots of its own, counted from 0: together, those of a stack follow those in front of it.
+    """
+    if len(tables) <= 2:
+        return [Joined((i,), table) for i, table in enumerate(tables)]
+    ways: tuple[list[int], list[int]] = ([], [])
+    for i, table in enumerate(tables):
+        back = _ends_at_the_first(table)
+        if back is None:
+            return None
+        ways[back].append(i)
+    ahead = sorted(ways[0], key=lambda i: _first_tick(tables[i]))
+    back = sorted(ways[1], key=lambda i: -_first_tick(tables[i]))
+    if len(ahead) != len(back):
+        return None
+    kept = [_count([tables[i], tables[j]], Column.KEPT) for i, j in zip(ahead, back, strict=True)]
+    both = [_together([tables[i] for i in own], kept) for own in (ahead, back)]
+    return [
+        Joined(tuple(own), entries)
+        for own, entries in zip((ahead, back), both, strict=True)
+        if entries is not None
+    ]
+
+
+def _ends_at_the_first(table: Entries) -> bool | None:
+    """Whether microbatches leave the last chunk on the first rank: the direction is a backward."""
+    ends = set(np.nonzero(table[:, :, Column.ENDS])[0].tolist())
+    if ends == {0}:
+        return True
+    return False if ends == {len(table) - 1} else None
+
+
+def _first_tick(table: Entries) -> int:
+    return int(np.nonzero(table[:, :, Column.RUNS].any(axis=0))[0][0])
+
+
+def _count(tables: Sequence[Entries], column: Column) -> int:
+    return 1 + max(int(table[..., column].max()) for table in tables)
+
+
+def _together(tables: Sequence[Entries], kept: Sequence[int]) -> Entries | None:
+    """One table for stacks that take turns, the first in front; None where two run at once."""
+    whole = np.zeros_like(tables[0])
+    whole[..., Column.DELIVERY] = tables[0][..., Column.DELIVERY]
+    chunks, layers = _count(tables, Column.CHUNK), 0
+    back = _ends_at_the_first(tables[0])
+    for stack, table in enumerate(tables):
+        runs = table[:, :, Column.RUNS] == 1
+        if whole[:, :, Column.RUNS][runs].any():
+            return None
+        rows = table[runs]
+        last = stack == (0 if back else len(tables) - 1)
+        rows[:, Column.ENDS] *= last
+        if not back and stack:
+            rows[:, Column.RECEIVED] = 1  # of a link, which takes what the stack in front gave
+        rows[:, Column.CHUNK] += stack * chunks
+        rows[:, Column.KEPT] += sum(kept[:stack])
+        rows[:, Column.FIRST] += layers
+        whole[runs] = rows
+        layers += int((table[runs][:, Column.FIRST] + table[runs][:, Column.LAYERS]).max())
+    return whole
+
+
 def read_direction(entries: Entries, *, training: bool) -> ReadDirection | None:
     """The direction that a table says; None where its integers say none.
 

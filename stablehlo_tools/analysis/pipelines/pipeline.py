@@ -25,13 +25,14 @@ LEAST_OF_BOTH = "(VS + S - 2) / (MV + VS + S - 2)"
 class Phase:
     """One direction of a pipeline in the program.
 
-    `layers` is the loop over a chunk's layers, `iterations` how many of them a rank runs in each
-    tick, those on garbage among them. Bytes are of a rank: of `sent` a tick, of `received` slots.
+    `layers` are the loops over a chunk's layers, one for each stack of layers, the first in front;
+    `iterations` how many of them a rank runs in each tick, those on garbage among them. Bytes are
+    of a rank: of `sent` a tick, of `received` slots.
     """
 
     back: bool
-    layers: ir.Operation
-    iterations: Iterations
+    layers: tuple[ir.Operation, ...]
+    iterations: tuple[Iterations, ...]
     permutes: tuple[ir.Operation, ...]
     sent: int
     received: int
@@ -69,7 +70,7 @@ class Pipeline:
         """Whether a rank without work runs no layers."""
         directions = zip(self.phases, self.schedule.directions, strict=True)
         return all(
-            not phase.iterations[rank, tick]
+            not any(each[rank, tick] for each in phase.iterations)
             for phase, direction in directions
             for tick, column in enumerate(direction.cells)
             for rank, cell in enumerate(column)
@@ -133,18 +134,19 @@ def is_together(schedule: Lockstep) -> bool:
 
 
 def schedule_name(schedule: Lockstep) -> str:
-    """`gpipe`, `circular`, `1f1b`, `interleaved-1f1b`, or `custom`.
+    """`gpipe`, `circular`, `1f1b`, `eager-1f1b`, `interleaved-` of both, or `custom`.
 
     One direction is GPipe with one chunk a rank, circular with several. Both in one loop are 1F1B
     where the last rank runs the first backward as soon as it can, and then one forward, one
-    backward.
+    backward; eager where ranks do so in one tick.
     """
     interleaved = schedule.chunks > 1
     if len(schedule.directions) == 1:
         return "circular" if interleaved else "gpipe"
     if not _alternates(schedule):
         return CUSTOM
-    return "interleaved-1f1b" if interleaved else "1f1b"
+    name = "eager-1f1b" if is_together(schedule) else "1f1b"
+    return f"interleaved-{name}" if interleaved else name
 
 
 def _alternates(schedule: Lockstep) -> bool:

@@ -1,15 +1,15 @@
 """Finds the pipelines of a module, whoever wrote them, and reads what they do from their tables.
 
 A pipeline is a loop over ticks that takes a row of a table of integers a tick, one table or two,
-of which each rank of a mesh axis has its own; by it, it chooses between what it received and what
-comes from outside, runs the layers of a chunk, and sends what they leave along the ring of the
-axis. What is read is claimed only where playing the tables shows that every value reaches the cell
-that reads it.
+and two for each stack of layers, of which each rank of a mesh axis has its own; by it, it chooses
+between what it received and what comes from outside, runs the layers of a chunk, and sends what
+they leave along the ring of the axis. What is read is claimed only where playing the tables shows
+that every value reaches the cell that reads it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,7 @@ from stablehlo_tools.analysis.device_values import DeviceValues
 from stablehlo_tools.analysis.loops import constant_integer, counter_of
 from stablehlo_tools.analysis.pipelines.lockstep_match import (
     ReadDirection,
+    joined,
     read_direction,
     schedule_of,
 )
@@ -32,11 +33,15 @@ from stablehlo_tools.analysis.pipelines.rank_tables import Column
 from stablehlo_tools.analysis.pipelines.tick_loops import (
     Classify,
     Entries,
+    Flow,
+    Holdings,
     TickLoop,
     final_reductions,
+    flows_behind,
     flows_of,
     holdings,
     kept_bytes,
+    layers_of,
     tick_loop,
 )
 from stablehlo_tools.analysis.shardings import manual_axes
@@ -73,22 +78,27 @@ class _Reader:
                 yield pipeline
 
     def _pipeline(self, loop: TickLoop) -> Pipeline | None:
-        training = len(loop.tables) == 2  # one table: forwards alone; two: and backwards
-        read = [read_direction(table.entries, training=training) for table in loop.tables]
+        training = len(loop.tables) > 1  # one table: forwards alone; more: and backwards
+        ways = joined([table.entries for table in loop.tables])
+        read = [read_direction(way.entries, training=training) for way in ways or ()]
         directions = [direction for direction in read if direction is not None]
-        if len(directions) != len(read):
+        if ways is None or len(directions) != min(2, len(loop.tables)):
             return None
         schedule = schedule_of(directions, loop.axis.size)
         if schedule is None:
             return None
         entries = Entries(loop)
         phases: list[Phase] = []
-        for table, direction in sorted(enumerate(directions), key=lambda item: item[1].back):
-            phase = self._phase(loop, table, direction, entries)
+        found = zip(ways, directions, strict=True)
+        for way, direction in sorted(found, key=lambda item: item[1].back):
+            phase = self._phase(loop, way.tables, direction, entries)
             if phase is None:
                 return None
             phases.append(phase)
-        kept = kept_bytes(phases[0].layers, phases[1].layers) if training else 0
+        kept = 0
+        if training:
+            pairs = zip(phases[0].layers, phases[1].layers, strict=True)
+            kept = sum(kept_bytes(ahead, back) for ahead, back in pairs)
         finals = final_reductions(loop.op, loop.axis, self._facts, self._classify)
         return Pipeline(
             loop.op,
@@ -102,27 +112,48 @@ class _Reader:
         )
 
     def _phase(
-        self, loop: TickLoop, table: int, read: ReadDirection, entries: Entries
+        self, loop: TickLoop, tables: Sequence[int], read: ReadDirection, entries: Entries
     ) -> Phase | None:
-        step = -1 if read.back else 1
-        flows = flows_of(loop, table, entries, self._facts, self._classify, step)
-        loops = {flow.layers.results[0] for flow in flows}
-        if len(loops) != 1:
+        flows = self._flows(loop, tables, entries, -1 if read.back else 1)
+        layers = list({flow.layers.results[0]: flow.layers for flow in flows}.values())
+        if len(tables) > 1:
+            layers = [layers_of(loop, table, entries) for table in tables]
+        if not flows or len(layers) != len(tables):
             return None
-        layers = flows[0].layers
-        iterations = _iterations(layers, loop, table, entries)
-        if iterations is None or not _runs_all(iterations, loop.tables[table].entries):
-            return None
-        carries = [loop.body.arguments[flow.received] for flow in flows]
+        iterations: list[Iterations] = []
+        for table, op in zip(tables, layers, strict=True):
+            each = None if op is None else _iterations(op, loop, table, entries)
+            if each is None or not _runs_all(each, loop.tables[table].entries):
+                return None
+            iterations.append(each)
+        loops = [op for op in layers if op is not None]
+        permutes = list({flow.permute.results[0]: flow.permute for flow in flows}.values())
+        received = {flow.received for flow in flows}
+        held = [
+            holdings(loop, op, [flow for flow in flows if flow.layers == op], entries)
+            for op in loops
+        ]
         return Phase(
             read.back,
-            layers,
-            iterations,
-            tuple(flow.permute for flow in flows),
-            sum(_bytes(flow.permute.results[0]) for flow in flows),
-            sum(map(_bytes, carries)),
-            holdings(loop, layers, flows, entries),
+            tuple(loops),
+            tuple(iterations),
+            tuple(permutes),
+            sum(_bytes(permute.results[0]) for permute in permutes),
+            sum(_bytes(loop.body.arguments[carry]) for carry in received),
+            Holdings(
+                {stack: size for each in held for stack, size in each.weights.items()},
+                sum(each.read for each in held),
+                sum(each.written for each in held),
+            ),
         )
+
+    def _flows(
+        self, loop: TickLoop, tables: Sequence[int], entries: Entries, step: int
+    ) -> list[Flow]:
+        if len(tables) == 1:
+            return flows_of(loop, tables[0], entries, self._facts, self._classify, step)
+        layers = [op for table in tables if (op := layers_of(loop, table, entries)) is not None]
+        return flows_behind(loop, layers, self._facts, self._classify, step)
 
     def _devices_of_rank(self, loop: TickLoop) -> int:
         """How many devices share what the types say of one rank."""

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import NamedTuple
 
 from stablehlo_tools.analysis.collectives import Collective, ModuleFacts, tensor_bytes
 from stablehlo_tools.analysis.device_values import DeviceValues
-from stablehlo_tools.analysis.loops import Counter, constant_integer, counted, known_integer
+from stablehlo_tools.analysis.loops import (
+    Counter,
+    constant_integer,
+    counted,
+    counter_of,
+    known_integer,
+)
 from stablehlo_tools.analysis.pipelines.rank_tables import Column, MeshAxis, RankTable, rank_table
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import (
@@ -53,7 +59,8 @@ class TickLoop:
 
 
 def tick_loop(op: ir.Operation, facts: ModuleFacts, known: DeviceValues) -> TickLoop | None:
-    """A `while` as a loop over the ticks of one table or two; None for any other loop."""
+    """A `while` as a loop over the ticks of one table, or of as many forward as backward; None for
+    any other loop."""
     count = counted(op, known_integer)
     if isinstance(count, str) or len(set(count.trips)) != 1 or count.starts[0] != 0:
         return None
@@ -66,7 +73,8 @@ def tick_loop(op: ir.Operation, facts: ModuleFacts, known: DeviceValues) -> Tick
         if by_rank is not None:
             rows.append(view.operation)
             tables.append(by_rank)
-    if not 1 <= len(tables) <= 2 or len({table.axis for table in tables}) != 1:
+    paired = len(tables) == 1 or len(tables) % 2 == 0
+    if not paired or len({table.axis for table in tables}) != 1:
         return None
     return TickLoop(op, ticks, tuple(tables), tuple(rows))
 
@@ -165,6 +173,46 @@ def flows_of(
         if flow is not None and _is_ring(flow.permute, loop.axis, facts, classify, step):
             flows[flow.permute.results[0]] = flow
     return list(flows.values())
+
+
+def flows_behind(
+    loop: TickLoop,
+    layers: Sequence[ir.Operation],
+    facts: ModuleFacts,
+    classify: Classify,
+    step: int,
+) -> list[Flow]:
+    """What is sent along the ring of the results of layer loops that take turns: selects say whose
+    result it is."""
+    found: list[Flow] = []
+    for carry, end in enumerate(terminator(loop.body).operands):
+        permute = _behind(end, loop.body, COLLECTIVE_PERMUTE)
+        if permute is None or not _is_ring(permute, loop.axis, facts, classify, step):
+            continue
+        waiting = [permute.operands[0]]
+        while waiting:
+            value = waiting.pop()
+            op = producer(value)
+            if op is None or op.block != loop.body:
+                continue
+            if op in layers:
+                found.append(Flow(permute, op, ir.OpResult(value).result_number, carry))
+            elif op.name == SELECT:
+                waiting += [op.operands[1], op.operands[2]]
+            elif len(op.operands) and not len(op.regions):
+                waiting.append(_passed(op))
+    return found
+
+
+def layers_of(loop: TickLoop, table: int, entries: Entries) -> ir.Operation | None:
+    """The loop over layers that runs as often as a table says."""
+    limit = frozenset({(table, Column.LAYERS)})
+    for view in loop.body.operations:
+        op = view.operation
+        counter = counter_of(op) if op.name == WHILE else "no loop"
+        if not isinstance(counter, str) and entries.of(counter.bound) == limit:
+            return op
+    return None
 
 
 def _flow(loop: TickLoop, carry: int) -> Flow | None:

@@ -396,7 +396,7 @@ class _BodyTasks:
         inner = _BodyTasks(self._builder, body)
         traced = inner.traced(in_loop=True)
         self._own_storages(root)
-        loop = Loop(traced.graph, body.trips, carries=tuple(inner.carries()))
+        loop = Loop.of(traced.graph, body.trips, body.mean_runs, carries=tuple(inner.carries()))
         self._loops[self._add(TaskKind.LOOP, [root], deps, loop=loop)] = traced
         self._split(root, ())
 
@@ -550,28 +550,25 @@ class _BodyTasks:
             if pending:
                 self._pending[number] = pending
         place = self._builder.place(kernel[-1])
-        self._tasks.append(
-            Task(
-                id=number,
-                kind=kind,
-                ns=ns,
-                shares=shares,
-                deps=tuple(deps),
-                storages=held,
-                allocs=tuple(
-                    s
-                    for s in held
-                    if kind not in (TaskKind.VIEW, TaskKind.OUTPUT) and s not in before
-                ),
-                persistent=persistent,
-                communication=communication,
-                loop=loop,
-                name=label or _label(kernel, place),
-                op=kernel[-1].name,
-                by_bytes=_by_bytes(kernel[-1]),
-                place=place.render(self._builder.input_name) if kernel[-1].location else "",
-            )
+        task = Task(
+            id=number,
+            kind=kind,
+            ns=ns,
+            shares=shares,
+            deps=tuple(deps),
+            storages=held,
+            allocs=tuple(
+                s for s in held if kind not in (TaskKind.VIEW, TaskKind.OUTPUT) and s not in before
+            ),
+            persistent=persistent,
+            communication=communication,
+            loop=loop,
+            name=label or _label(kernel, place),
+            op=kernel[-1].name,
+            by_bytes=_by_bytes(kernel[-1]),
+            place=place.render(self._builder.input_name) if kernel[-1].location else "",
         )
+        self._tasks.append(task.scaled(kernel[-1].share))
         if kernel[-1].role is Role.DECISION:
             self._decision = number
         if places:

@@ -46,6 +46,7 @@ class Body:
     captured: list[Ref] = field(default_factory=list[Ref])
     notes: list[str] = field(default_factory=list[str])  # what was left out
     trips: int | None = None
+    mean_runs: float | None = None  # where the count is not known
 
 
 @dataclass(slots=True)
@@ -54,7 +55,8 @@ class Node:
 
     `reads` are the bytes that it reads of each operand where that is less than all of it.
     `passes[i]` is the ref in whose storage result i lies; None where it has its own. `made_of` is
-    what a kernel reads that makes a CHEAP result anew.
+    what a kernel reads that makes a CHEAP result anew. `share` is how often it runs each time that
+    it is reached, below 1 in a branch that is not always taken.
     """
 
     index: int
@@ -77,5 +79,6 @@ class Node:
     start: Ref | None = None  # of a DONE
     body: Body | None = None
     persistent: bool = False
+    share: float = 1.0
     reordered: bool = False  # transposed in memory (`layouts`)
     moved: float = 0.0  # bytes of a HOST_COPY

@@ -29,6 +29,7 @@ from stablehlo_tools.cost.kernels import TILED_REDUCTION, WorkKind
 from stablehlo_tools.diagnostics import ToolError, to_place
 from stablehlo_tools.dialect.custom_calls import is_async_done
 from stablehlo_tools.dialect.device_placement import lies_in_host, placement, puts_in_host
+from stablehlo_tools.dialect.frontend_attributes import mean_runs
 from stablehlo_tools.dialect.names import (
     BROADCAST,
     CALL,
@@ -390,6 +391,10 @@ class _Reader:
                 best = weight, taken, returned
         assert best is not None, "a choice has branches"
         nodes += best[1]
+        share = mean_runs(op)
+        if share is not None:
+            for node in best[1]:
+                node.share *= share
         left_out = sum(collectives) - sum(map(_collectives_in, best[1]))
         if left_out:
             place = to_place(op.location).render(self._name)
@@ -471,6 +476,7 @@ class _LoopReader(_Reader):
         condition, block = (region.blocks[0] for region in op.regions)
         inside: _Values = {}
         self.body.trips = trips
+        self.body.mean_runs = mean_runs(op)
         captured: list[ir.Value] = []
         for number, value in enumerate(_captured_by(op)):
             if _is_constant(value):
@@ -551,7 +557,8 @@ def _collectives_in(node: Node) -> int:
 def _weight(node: Node) -> float:
     """A rough cost, to compare branches by, as if in bytes of memory."""
     if node.body is not None:
-        trips = 1 if node.body.trips is None else node.body.trips
+        trips = 1.0 if node.body.mean_runs is None else node.body.mean_runs
+        trips = trips if node.body.trips is None else node.body.trips
         return trips * sum(map(_weight, node.body.nodes))
     if node.role in _WEIGHTLESS:
         return 0.0

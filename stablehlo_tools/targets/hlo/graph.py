@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -103,6 +104,7 @@ class GraphBuilder:
     module: HloModule
     tasks: list[Task] = field(default_factory=list[Task])
     sizes: list[float] = field(default_factory=list[float])
+    _share: float = 1.0
 
     def graph(self) -> TaskGraph:
         """What was built."""
@@ -121,8 +123,15 @@ class GraphBuilder:
             fields.setdefault("name", instruction.name)
             fields.setdefault("op", tail[2] if tail[1] and tail[2] else instruction.opcode)
             fields.setdefault("place", self.module.place(instruction))
-        self.tasks.append(Task(task, kind, **fields))
+        self.tasks.append(Task(task, kind, **fields).scaled(self._share))
         return task
+
+    @contextmanager
+    def at_times(self, share: float) -> Generator[None]:
+        """Tasks that are added meanwhile run in so many of the times that they are reached."""
+        outer, self._share = self._share, self._share * share
+        yield
+        self._share = outer
 
     def produce(
         self,

@@ -18,6 +18,7 @@ from functools import cached_property
 
 from stablehlo_tools.analysis.replica_groups import ProcessGrid
 from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.dialect.frontend_attributes import MEAN_RUNS, parsed_mean_runs
 from stablehlo_tools.targets import hlo_text
 
 DEVICE_MEMORY = 0  # the memory space of a layout that names none
@@ -32,6 +33,7 @@ _FIELD = re.compile(r"(\w+)=(\d+)")
 _INSTRUCTION = re.compile(r"\s+(ROOT )?%?([^\s=]+) = ")
 _NUMBERS = re.compile(r"-?\d+")
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
+_MEAN_RUNS = re.compile(rf'{MEAN_RUNS}="([^"]*)"')
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 _TARGET = re.compile(r'custom_call_target="([^"]*)"')
 _CHAIN = re.compile(r'chain_id="([^"]*)"')
@@ -181,6 +183,12 @@ class HloInstruction(hlo_text.Instruction):
         """How often a `while` runs, where XLA wrote it down."""
         trips = _TRIPS.search(self.line, self.after_opcode)
         return int(trips.group(1)) if trips else None
+
+    @property
+    def mean_runs(self) -> float | None:
+        """How often a `while` or a branch runs in the mean, where the program said so."""
+        trips = _MEAN_RUNS.search(self.line, self.after_opcode)
+        return parsed_mean_runs(trips.group(1)) if trips else None
 
     def error(self, message: str) -> ToolError:
         """An error that names the instruction."""

@@ -219,7 +219,9 @@ class ScheduleReader:
         branches = [self._module.computation(name, instruction) for name in names]
         costs = [length(self._alone(branch)) for branch in branches]
         chosen = costs.index(max(costs))
-        return self._inlined(branches[chosen], [operands[chosen]])
+        share = instruction.mean_runs
+        with self._builder.at_times(1.0 if share is None else share):
+            return self._inlined(branches[chosen], [operands[chosen]])
 
     def _alone(self, computation: Computation) -> TaskGraph:
         """A computation as a graph of its own."""
@@ -254,7 +256,9 @@ class ScheduleReader:
             instruction.result,
             {path: leaf.storages for path, leaf in first.items()},
             deps=tasks_of(initial),
-            loop=Loop(builder.graph(), trips, carried, carries(inputs, last)),
+            loop=Loop.of(
+                builder.graph(), trips, instruction.mean_runs, carried, carries(inputs, last)
+            ),
         )
         return after_loop(value, first, inputs, last)
 

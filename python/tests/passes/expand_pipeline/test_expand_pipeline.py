@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import warnings
@@ -55,6 +56,7 @@ GPIPE = "microbatches=4"
 CIRCULAR = "microbatches=4 schedule=circular repeats=2"
 ONE = "microbatches=4 schedule=1f1b"
 INTERLEAVED = "microbatches=4 schedule=1f1b repeats=2"
+EAGER = "microbatches=4 schedule=eager-1f1b"
 # What is forward alone is the same ops on fewer samples: no bit changes.
 BITWISE = [
     Run("mlp-forward", GPIPE),
@@ -66,6 +68,8 @@ BITWISE = [
 CLOSE = [
     *(Run("mlp-gradients", pipeline) for pipeline in (GPIPE, CIRCULAR, ONE, INTERLEAVED)),
     Run("mlp-gradients", f"{ONE} skip=false"),
+    Run("mlp-gradients", EAGER),
+    Run("time-major-gradients", f"{EAGER} repeats=2"),
     Run("mlp-gradients", f"{GPIPE} skip=true"),
     Run("mlp-gradients", INTERLEAVED, {"layers": 11}),
     Run("twelve-gradients", "microbatches=6 schedule=1f1b"),
@@ -144,6 +148,27 @@ def for_stages(
         lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=whole), arguments
     )
     return export.export(jax.jit(function))(*shapes)
+
+
+@pytest.mark.parametrize("options", [GPIPE, ONE])
+def test_of_a_mask_that_all_samples_share_only_one_is_brought_in(options: str):
+    def loss(weights: Any, batch: Any) -> Any:
+        mask = jnp.tril(jnp.ones((8, 8), bool))
+
+        def layer(h: Any, w: Any) -> tuple[Any, None]:
+            scores = jnp.where(mask, h @ w @ h.mT, -1e9)
+            return h + jax.nn.softmax(scores) @ h, None
+
+        return jnp.square(lax.scan(layer, batch, weights)[0]).mean()
+
+    random = np.random.default_rng(0)
+    arguments = [random.normal(size=size).astype("f4") for size in ((8, 4, 4), (16, 8, 4))]
+    before = for_stages(jax.value_and_grad(loss), *arguments)
+    after = stablehlo_tools.transform(before, f"expand-pipeline{{{options}}}")
+    taken = " ".join(re.findall(r"\} : \((.*?)\) -> ", after.mlir_module()))
+    assert "tensor<8x8xi1>" in taken
+    assert "tensor<16x8x8x" not in taken
+    assert_close(compare(reference(before, arguments), transformed(before, options)))
 
 
 def test_shardings_in_types_are_no_hindrance():

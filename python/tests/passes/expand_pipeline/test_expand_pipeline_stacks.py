@@ -16,7 +16,10 @@ from pipeline_checks import assert_close, collectives_after_partition, compare, 
 from stacked_models import StackedModel
 
 import stablehlo_tools
+from stablehlo_tools.analysis.pipelines.reading import find_pipelines
+from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.schedules.lockstep import Direction, training_lockstep
 
 # An encoder that its decoder looks at; three stacks, of which the last link and the head look at
 # the first; towers, whose outputs meet in the head.
@@ -103,3 +106,24 @@ def test_statistics_of_the_batch_between_stacks_are_refused() -> None:
     told = r"takes all samples of the batch, and the next loop over layers needs .*\(P7\)"
     with pytest.raises(ToolError, match=told):
         stablehlo_tools.transform(step, "expand-pipeline{microbatches=2 schedule=1f1b}")
+
+
+@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
+def test_the_schedule_of_stacks_is_read_back(model: StackedModel) -> None:
+    module = artifact.from_exported(_pipelined(model, "")).module
+    (found,) = find_pipelines(module)
+    stacks = len(model.widths)
+    made = training_lockstep(model.stage, model.microbatches, stacks * model.repeats, False)
+    assert [_work(each) for each in found.schedule.directions] == [
+        _work(each) for each in made.directions
+    ]
+    assert sum(found.sizes) == sum(model.depths)
+    assert [len(phase.layers) for phase in found.phases] == [stacks, stacks]
+    assert found.skips
+
+
+def _work(direction: Direction) -> list[list[tuple[int, int] | None]]:
+    return [
+        [None if cell is None else (cell.chunk, cell.microbatch) for cell in column]
+        for column in direction.cells
+    ]

@@ -18,6 +18,7 @@ from stablehlo_tools.ir.while_loop import CountedLoop
 from stablehlo_tools.schedules.lockstep import Direction
 from stablehlo_tools.transforms.parts.expand_pipeline.expansion_plan import Chunks, Pipelined, Plan
 from stablehlo_tools.transforms.parts.expand_pipeline.layer_phase import Phase
+from stablehlo_tools.transforms.parts.expand_pipeline.occupancy import mean_runs
 from stablehlo_tools.transforms.parts.expand_pipeline.region import Region
 from stablehlo_tools.transforms.parts.expand_pipeline.results import Results
 from stablehlo_tools.transforms.parts.expand_pipeline.ring import Ring, Sent
@@ -84,7 +85,8 @@ class PlanWriter:
 def _write_loop(phase: Phase, direction: Direction, region: Region, context: EmitContext) -> None:
     """Replaces the layer loop by a loop over the ticks of a schedule of one direction."""
     finals = [c for c in phase.flows if has_uses(phase.loop.op.results[c])]
-    writer = PhaseWriter(phase, direction, region, context, finals)
+    (trips,) = mean_runs([direction], [context.chunks], [False])
+    writer = PhaseWriter(phase, direction, region, context, finals, trips)
     writer.bring_stacks()
     ring = Ring(region, direction.slots, -1 if phase.loop.reverse else 1, [writer.load])
     received, state = ring.initial(), writer.initial()

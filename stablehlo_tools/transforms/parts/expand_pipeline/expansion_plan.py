@@ -89,6 +89,9 @@ class Chunks:
         return rows
 
 
+EAGER = "eager-1f1b"
+TRAINING = ("1f1b", EAGER)
+
 _BY_INDEX = frozenset({"stablehlo.gather", "stablehlo.scatter"})
 
 
@@ -103,6 +106,11 @@ class Options:
     skip: bool
     arguments: tuple[int, ...] = ()
     dimension: int = 0
+
+    @property
+    def is_training(self) -> bool:
+        """Whether forward and backward loops become one."""
+        return self.schedule in TRAINING
 
 
 @dataclass(frozen=True)
@@ -162,14 +170,15 @@ def _chunks(phase: Phase, axis: Axis, options: Options) -> Chunks:
 def _pipelines(graph: Graph, cut: Cut, axis: Axis, options: Options) -> Iterator[Pipelined]:
     """Every loop by itself; for 1F1B those that belong together in one, at the last one's place."""
     microbatches = cut.trial.dims.parts
-    training = _training(graph, cut.phases) if options.schedule == "1f1b" else None
-    together = [] if training is None else [each.phase for each in training.passes]
+    training = _training(graph, cut.phases, options) if options.is_training else None
+    loops = [] if training is None else [each.phase for each in training.passes]
+    together = options.schedule == EAGER or not options.skip
     for phase in cut.phases:
-        if training is not None and phase in together:
+        if training is not None and phase in loops:
             if phase is training.backward:
-                chunks = [_chunks(each, axis, options) for each in together[: training.stacks]]
+                chunks = [_chunks(each, axis, options) for each in loops[: training.stacks]]
                 count = options.repeats * training.stacks
-                schedule = training_lockstep(axis.size, microbatches, count, not options.skip)
+                schedule = training_lockstep(axis.size, microbatches, count, together)
                 yield Pipelined(training, schedule, tuple(chunks))
             continue
         make = backward_lockstep if phase.loop.reverse else forward_lockstep
@@ -177,7 +186,7 @@ def _pipelines(graph: Graph, cut: Cut, axis: Axis, options: Options) -> Iterator
         yield Pipelined(phase, schedule, (_chunks(phase, axis, options),))
 
 
-def _training(graph: Graph, phases: Sequence[Phase]) -> Training:
+def _training(graph: Graph, phases: Sequence[Phase], options: Options) -> Training:
     """The forward loops, and the backward loops that read what they leave, the last one's first."""
     pairs = [
         (forward, backward)
@@ -187,27 +196,37 @@ def _training(graph: Graph, phases: Sequence[Phase]) -> Training:
     ]
     last = phases[-1].loop.op
     if not pairs:
-        raise _no_pair(last, "no loop reads what another one leaves for it")
+        raise _no_pair(options, last, "no loop reads what another one leaves for it")
     pairs.sort(key=lambda pair: phases.index(pair[0]))
     forwards, backwards = [one for one, _ in pairs], [other for _, other in reversed(pairs)]
     inside_out = sorted(backwards, key=phases.index) == backwards
     if not inside_out or len({id(phase) for phase in (*forwards, *backwards)}) < 2 * len(pairs):
-        raise _no_pair(last, f"there are {len(pairs)} such pairs, none inside of the other")
+        raise _no_pair(
+            options, last, f"there are {len(pairs)} such pairs, none inside of the other"
+        )
     for forward, backward in pairs:
         if forward.loop.reverse == backward.loop.reverse:
-            raise _no_pair(backward.loop.op, "both go through the layers in the same direction")
+            raise _no_pair(
+                options, backward.loop.op, "both go through the layers in the same direction"
+            )
         if forward.loop.reverse != forwards[0].loop.reverse:
-            raise _no_pair(forward.loop.op, "another one goes through its layers in reverse")
+            raise _no_pair(
+                options, forward.loop.op, "another one goes through its layers in reverse"
+            )
         if forward.loop.trips != backward.loop.trips:
-            raise _no_pair(backward.loop.op, "the two loops have different numbers of iterations")
+            raise _no_pair(
+                options, backward.loop.op, "the two loops have different numbers of iterations"
+            )
     loops = {phase.node for phase in (*forwards, *backwards)}
     body = next(body for body in _bodies(graph.root) if forwards[0].node in body.nodes)
     if not loops <= {*body.nodes}:
-        raise _no_pair(backwards[-1].loop.op, "the loops stand in different blocks")
+        raise _no_pair(options, backwards[-1].loop.op, "the loops stand in different blocks")
     training = plan_training(body, forwards, backwards)
     late = {node for nodes in training.late for node in nodes}
     if {phase.node for phase in phases} & {*training.gone, *late}:
-        raise _no_pair(backwards[-1].loop.op, "another loop over layers stands between them")
+        raise _no_pair(
+            options, backwards[-1].loop.op, "another loop over layers stands between them"
+        )
     return training
 
 
@@ -216,11 +235,11 @@ def _leaves(forward: Phase) -> set[int]:
     return {forward.node.results[carry] for carry in forward.loop.writes}
 
 
-def _no_pair(op: ir.Operation, why: str) -> ToolError:
+def _no_pair(options: Options, op: ir.Operation, why: str) -> ToolError:
     return ToolError(
-        "expand-pipeline: schedule=1f1b needs forward loops over layers, each with the backward "
-        f"loop that belongs to it, and {why} (P7); schedule=gpipe and schedule=circular run each "
-        "loop by itself",
+        f"expand-pipeline: schedule={options.schedule} needs forward loops over layers, each with "
+        f"the backward loop that belongs to it, and {why} (P7); schedule=gpipe and "
+        "schedule=circular run each loop by itself",
         op.location,
     )
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.frontend_attributes import set_mean_runs
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.transforms.parts.expand_pipeline.region import Region
 from stablehlo_tools.transforms.parts.expand_pipeline.ticks import (
@@ -18,7 +19,6 @@ from stablehlo_tools.transforms.parts.expand_pipeline.training import Training
 from stablehlo_tools.transforms.parts.one_part import (
     OnePartWriter,
     apart,
-    cut,
     part_type_of,
     window,
 )
@@ -31,16 +31,24 @@ class LinkWriter:
     """Writes the link behind a loop.
 
     It carries the sums of its terms, and what the program needs of all samples, in this order.
-    `given` are the values that it hands on.
+    `given` are the values that it hands on; `ticks` are those in which it is due for one microbatch
+    or for none.
     """
 
     def __init__(
-        self, plan: Training, link: int, given: Sequence[int], region: Region, context: EmitContext
+        self,
+        plan: Training,
+        link: int,
+        given: Sequence[int],
+        region: Region,
+        context: EmitContext,
+        ticks: int,
     ) -> None:
         self._link = plan.links[link]
         self._dims = plan.dims
         self._region = region
         self._context = context
+        self._runs = plan.dims.parts / ticks
         own = {number for node in self._link.nodes for number in node.results}
         self._made = tuple(number for number in given if number in own)
         self._passed = tuple(number for number in given if number not in own)
@@ -111,6 +119,7 @@ class LinkWriter:
             loc=self._region.location,
             ip=build.point,
         )
+        set_mean_runs(choice, self._runs)
         inside = Builder(ir.InsertionPoint(choice.regions[0].blocks.append()), build.location)
         made, after = self._once(inside, row, held, taken)
         inside.end_region([*made.values(), *after])
@@ -149,10 +158,10 @@ class LinkWriter:
 
     def _outside(self, build: Builder, row: Row) -> Callable[[int, DimTiling | None], ir.Value]:
         def outside(number: int, layout: DimTiling | None) -> ir.Value:
-            inside = self._region.whole(self._value(number))
+            value = self._value(number)
             if layout is None:
-                return inside
-            return cut(build, inside, layout, self._dims.parts, row.microbatch)
+                return self._region.whole(value)
+            return self._region.part(build, value, layout, self._dims.parts, row.microbatch)
 
         return outside
 

@@ -12,11 +12,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling
 from stablehlo_tools.analysis.replica_groups import AxisRef, DeviceMesh, mesh_axes_groups
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import MANUAL_COMPUTATION
 from stablehlo_tools.ir.builder import Builder, element_of
+from stablehlo_tools.ir.clone import alike_clone
 from stablehlo_tools.ir.values import is_spread_constant, maker_of
+from stablehlo_tools.transforms.parts.one_part import cut, part_type
 
 
 def without_axis(op: ir.Operation, axis: str) -> None:
@@ -123,6 +126,25 @@ class Region:
             copy.move_after(maker_of(source))
         self._constants[value] = copy.results[0]
         return copy.results[0]
+
+    def part(
+        self,
+        build: Builder,
+        value: ir.Value,
+        layout: DimTiling,
+        parts: int,
+        microbatch: ir.Value,
+    ) -> ir.Value:
+        """One microbatch of a value of the outside. Of a broadcast along the batch, such as a mask
+        that all samples share, only what is repeated is brought in."""
+        alike = alike_clone(value, layout.dim, part_type(value, layout, parts), build.point)
+        if alike is None:
+            return cut(build, self.whole(value), layout, parts, microbatch)
+        copy = maker_of(alike)
+        for position in range(len(copy.operands)):
+            copy.operands[position] = self.whole(copy.operands[position])
+        without_axis(copy, self.axis.name)
+        return alike
 
     def permute(self, build: Builder, value: ir.Value, step: int) -> ir.Value:
         """What the rank `step` before has."""

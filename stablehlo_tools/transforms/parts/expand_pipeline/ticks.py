@@ -18,6 +18,7 @@ from stablehlo_tools.analysis.dataflow import inputs_of
 from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling, part_shape
 from stablehlo_tools.analysis.loop_carries import Access
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.frontend_attributes import set_mean_runs
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.ir.while_loop import CountedLoop
 from stablehlo_tools.schedules.lockstep import Direction
@@ -29,7 +30,6 @@ from stablehlo_tools.transforms.parts.one_part import (
     OnePartWriter,
     Outside,
     apart,
-    cut,
     part_type_of,
     window,
 )
@@ -216,7 +216,8 @@ class PhaseWriter:
     """Writes one phase into a region.
 
     Rows of the stacks in `kept` are held in slots, for as long as the schedule says; those of
-    others for all microbatches. With `joins`, the first chunk begins with what a link makes.
+    others for all microbatches. `trips` is how often the loop over a chunk's layers runs in a tick,
+    in the mean. With `joins`, the first chunk begins with what a link makes.
     """
 
     def __init__(
@@ -226,6 +227,7 @@ class PhaseWriter:
         region: Region,
         context: EmitContext,
         finals: Sequence[int],
+        trips: float,
         kept: Kept = NOTHING_KEPT,
         joins: bool = False,
     ) -> None:
@@ -235,6 +237,7 @@ class PhaseWriter:
         self._layouts = phase.dims.tilings
         self._parts = phase.dims.parts
         self._finals = tuple(finals)
+        self._trips = trips
         self._kept = kept
         way = Way(phase.loop.reverse, joins)
         self._table = Table.of(region, direction, context.chunks, way=way, skip=context.skip)
@@ -296,6 +299,8 @@ class PhaseWriter:
         even = context.chunks.is_even and not context.skip
         limit = build.i32(context.chunks.longest) if even else row.layers
         loop = CountedLoop(build, limit, [*flows, *inner.flat()])
+        if context.skip:
+            set_mean_runs(loop.op, self._trips)
         carried = loop.arguments
         inner = inner.like(carried[len(flows) :])
         outside = self._outside(loop, row)
@@ -314,10 +319,11 @@ class PhaseWriter:
 
     def start(self, build: Builder, row: Row, carry: int) -> ir.Value:
         """A flow as the layer loop starts it, of one microbatch."""
-        start = self._region.whole(self._operand(carry))
-        layout = self._layout(carry)
-        if layout is not None:
-            start = cut(build, start, layout, self._parts, row.microbatch)
+        whole, layout = self._operand(carry), self._layout(carry)
+        if layout is None:
+            start = self._region.whole(whole)
+        else:
+            start = self._region.part(build, whole, layout, self._parts, row.microbatch)
         if carry in self._phase.term_flows:
             first = build.compare("EQ", row.microbatch, build.i32(0))
             start = build.same("select", first, start, build.splat_like(0, start))
@@ -377,12 +383,13 @@ class PhaseWriter:
                 value = phase.loop.op.operands[place_of[number]]
             else:
                 value = phase.dims.graph.values[number]
-            inside = self._region.whole(value)
             if layout is None:
-                return inside
+                return self._region.whole(value)
             key = number, layout
             if key not in cuts:
-                cuts[key] = cut(loop.before, inside, layout, self._parts, row.microbatch)
+                cuts[key] = self._region.part(
+                    loop.before, value, layout, self._parts, row.microbatch
+                )
             return cuts[key]
 
         return outside

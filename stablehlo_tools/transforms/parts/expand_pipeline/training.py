@@ -325,13 +325,18 @@ class _Planner:
         )
 
     def _without_ends(self, run: set[Node], handed: Sequence[int]) -> set[Node]:
-        """Without what stands behind a backward loop and no other loop needs: it can wait, as all
-        does behind the last one."""
+        """Without what follows from a backward loop alone and no other loop needs: the gradients of
+        an embedding can wait, as all does behind the last loop. What takes activations as well
+        would need them, too, of the whole batch."""
         ordered = [node for node in self._hanging if node in run]
-        wanted = set(needed(ordered, handed))
-        return {
-            node for node in run if self._place[node.results[0]] < self._stacks or node in wanted
-        }
+        kept = set(needed(ordered, handed))
+        deep: set[int] = set()
+        for node in ordered:
+            taken = inputs_of(node) & self._place.keys()
+            if any(self._place[n] < self._stacks or n in deep for n in taken):
+                deep.update(node.results)
+                kept.add(node)
+        return kept
 
     def _used_outside(self, run: set[Node]) -> set[int]:
         """The values that ops outside of the pipeline use, or that sums begin with."""

@@ -19,6 +19,7 @@ from stablehlo_tools.ir.builder import Builder
 from stablehlo_tools.ir.while_loop import CountedLoop
 from stablehlo_tools.schedules.lockstep import Cell, Direction, Lockstep, turns_of
 from stablehlo_tools.transforms.parts.expand_pipeline.links import LinkWriter, Taken, Values
+from stablehlo_tools.transforms.parts.expand_pipeline.occupancy import mean_runs
 from stablehlo_tools.transforms.parts.expand_pipeline.region import Region
 from stablehlo_tools.transforms.parts.expand_pipeline.results import Results
 from stablehlo_tools.transforms.parts.expand_pipeline.ring import Ring, Sent
@@ -126,6 +127,9 @@ class _TrainingWriter:
             repeats = contexts[0].chunks.repeats
             directions = [mirrored(direction, repeats) for direction in directions]
         kept_slots = [turn.kept_slots for turn in turns]
+        chunks = [context.chunks for context in both_ways]
+        backwards = [i >= self.stacks for i in range(len(directions))]
+        trips = mean_runs(directions, chunks, backwards)
         self.writers: list[PhaseWriter] = []
         for i, (each, direction) in enumerate(zip(plan.passes, directions, strict=True)):
             kept = Kept()
@@ -135,7 +139,14 @@ class _TrainingWriter:
             joins = 0 < i < self.stacks
             self.writers.append(
                 PhaseWriter(
-                    each.phase, direction, region, both_ways[i], each.whole_flows, kept, joins
+                    each.phase,
+                    direction,
+                    region,
+                    both_ways[i],
+                    each.whole_flows,
+                    trips[i],
+                    kept,
+                    joins,
                 )
             )
         loads = [
@@ -148,7 +159,8 @@ class _TrainingWriter:
             Ring(region, directions[-1].slots, -step, loads[self.stacks :]),
         )
         self.links = [
-            LinkWriter(plan, i, self._given(i), region, contexts[0]) for i in range(len(plan.links))
+            LinkWriter(plan, i, self._given(i), region, contexts[0], schedule.ticks)
+            for i in range(len(plan.links))
         ]
         self.for_links = [self._waiting(i, link, schedule) for i, link in enumerate(plan.links)]
         self.for_layers = [
