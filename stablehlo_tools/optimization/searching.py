@@ -138,7 +138,7 @@ class Search:
             with ThreadPoolExecutor(self._workers) as pool:
                 self._rounds(road, pool)
         except OutOfTimeError:
-            self.outcome.ended = "interrupted" if self._stop.is_set() else "the budget was spent"
+            self.outcome.ended = self._cut_short()
         refused = self._refused.items()
         self.outcome.refused = {text: why for text, why in refused if text not in self._accepted}
 
@@ -166,10 +166,16 @@ class Search:
                 ]
                 compiled = self._all([pool.submit(self._compiled_trial, t) for t in trials])
         except OutOfTimeError:
-            self.outcome.ended = "the budget was spent"
+            self.outcome.ended = f"looking up an earlier run, {self._cut_short()}"
             return
         self.outcome.trials += [future.result() for future in compiled]
-        self.outcome.refused, self.outcome.ended = record["refused"], record["ended"]
+        self.outcome.refused = record["refused"]
+        self.outcome.ended = (
+            f"looked up from an earlier run, in which {record['ended']}; --no-cache searches anew"
+        )
+
+    def _cut_short(self) -> str:
+        return "interrupted" if self._stop.is_set() else "the budget was spent"
 
     def replace(self, trial: Trial, other: Trial) -> bool:
         """Puts another trial in the place of one; whether that is now the best."""
