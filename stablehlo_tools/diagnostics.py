@@ -87,6 +87,12 @@ class Diagnostic:
         return printable("\n".join(lines))
 
 
+def rendered(diagnostics: Iterable[Diagnostic], input_name: str) -> list[str]:
+    """What is printed of several, in their order: what reads alike, as of six ops on one line of
+    the model, once."""
+    return list(dict.fromkeys(each.render(input_name) for each in diagnostics))
+
+
 class ToolError(Exception):
     """What every refusal raises: says what, where, against which rule, and what to do; `hint` is
     what to type, where that can be said.

@@ -92,6 +92,7 @@ def _given(schedule: str) -> Table | None:
 def _write(arguments: argparse.Namespace, loaded: Artifact, request: Request) -> int:
     import json
 
+    from stablehlo_tools.diagnostics import rendered
     from stablehlo_tools.mpmd.expansion import expand_mpmd
     from stablehlo_tools.mpmd.rank_set import check_writable, write
     from stablehlo_tools.report.mpmd_report import summary, summary_text
@@ -101,8 +102,8 @@ def _write(arguments: argparse.Namespace, loaded: Artifact, request: Request) ->
     expansion = expand_mpmd(loaded, request)
     write(arguments.output, expansion.manifest, expansion.modules)
     facts = summary(expansion.manifest, expansion.alone)
-    for warning in expansion.warnings:
-        print(warning.render(loaded.name), file=sys.stderr)
+    for text in rendered(expansion.warnings, loaded.name):
+        print(text, file=sys.stderr)
     print(json.dumps(facts, indent=1) if arguments.json else summary_text(facts))
     return 0
 

@@ -307,7 +307,7 @@ class _Optimizer:
             proof=proof,
             seconds=time.monotonic() - self._began,
             schedules=(self._schedule(base.figures), self._schedule(best.figures)),
-            remarks=tuple(filter(None, (base.figures.stand_in, *remarks, *said))),
+            remarks=tuple(dict.fromkeys(filter(None, (base.figures.stand_in, *remarks, *said)))),
             given=self._request.options,
             options=options,
         )
