@@ -7,6 +7,7 @@
 
 // RUN: %{refused} 'cse,order-collectivs' | filecheck %s --check-prefix=NAMED
 // NAMED: error: unknown pass 'order-collectivs'{{.*}}did you mean 'order-collectives'?
+// NAMED-NEXT: try: stablehlo-tools opt {{.*}} cse,order-collectives
 
 // RUN: %{refused} 'frobnicate' | filecheck %s --check-prefix=UNKNOWN
 // UNKNOWN: error: unknown pass 'frobnicate'{{.*}}; passes here: {{.*}}partition, create-reduce-scatter
@@ -15,7 +16,7 @@
 // Options.
 // RUN: %{refused} 'thread-tokens{from=barrier}' | filecheck %s --check-prefix=OPTION
 // OPTION: error: pass 'thread-tokens' has no option 'from'; did you mean 'form'? it has: form, scope, minimal
-// OPTION-NEXT: try: stablehlo-tools opt --help thread-tokens
+// OPTION-NEXT: try: stablehlo-tools opt {{.*}} 'thread-tokens{form=barrier}'
 
 // RUN: %{refused} 'strip-tokens{minimal}' | filecheck %s --check-prefix=NOOPTION
 // NOOPTION: error: pass 'strip-tokens' has no option 'minimal'; it has: none
@@ -25,6 +26,7 @@
 
 // RUN: %{refused} 'thread-tokens{minimal=maybe}' | filecheck %s --check-prefix=BOOLEAN
 // BOOLEAN: error: pass 'thread-tokens': option 'minimal' takes true or false, not 'maybe'
+// BOOLEAN-NEXT: try: stablehlo-tools opt --help thread-tokens
 
 // RUN: %{refused} 'thread-tokens{form}' | filecheck %s --check-prefix=VALUE
 // VALUE: error: pass 'thread-tokens': option 'form' needs a value

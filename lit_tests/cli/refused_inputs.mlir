@@ -23,12 +23,12 @@
 // RUN: printf '\377\376' > %t.in
 // RUN: %{refused} | filecheck %s --check-prefix=BYTES
 // BYTES: refused_inputs.mlir.tmp.in: error: neither an artifact nor text: byte 0 is not UTF-8
-// BYTES-NEXT: try: what jax.export writes: {{.*}}serialize
+// BYTES-NEXT: try: give it what jax.export writes: {{.*}}serialize
 
 // RUN: echo 'import jax' > %t.in
 // RUN: %{refused} | filecheck %s --check-prefix=SOURCE
 // SOURCE: refused_inputs.mlir.tmp.in:1:1: error:
-// SOURCE-NEXT: try: what jax.export writes
+// SOURCE-NEXT: try: give it what jax.export writes
 
 // Text that does not parse, does not verify, or is of an unknown dialect.
 // RUN: echo 'func.func @f(%%x: tensor<2xf32>) -> {' > %t.in

@@ -20,7 +20,7 @@ from stablehlo_tools.diagnostics import ToolError, captured, first_line, from_ml
 from stablehlo_tools.hlo_input.text import is_hlo_text
 
 HOW_TO_EXPORT = (
-    "what jax.export writes: "
+    "give it what jax.export writes: "
     "open('step.jax_export', 'wb').write(jax.export.export(jax.jit(step))(*arguments).serialize())"
 )
 _DEEPEST = 500  # levels of regions; programs have ten, and a stack of 8 MiB room for 2,000

@@ -13,6 +13,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
+from stablehlo_tools.cli.shared_arguments import gib
 from stablehlo_tools.processes import activity
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--hardware", metavar="NAME", help="what stages are timed and balanced for (default: h100)"
     )
     parser.add_argument(
-        "--memory-limit", metavar="GIB", type=float, help="with --compare: what a rank may hold"
+        "--memory-limit", metavar="GIB", type=gib, help="with --compare: what a rank may hold"
     )
     parser.add_argument(
         "--compare", action="store_true", help="time every schedule, and write nothing"
