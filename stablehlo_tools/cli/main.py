@@ -6,8 +6,10 @@ Exit codes: 0 done or holds; 1 the answer is no; 2 bad input or usage, with one 
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Sequence
@@ -82,7 +84,7 @@ def _run(words: list[str]) -> int:
     except ToolError as error:
         told = error.diagnostic
         again = retyped(words, *told.instead) if told.instead else ""
-        told = replace(told, hint=again or told.hint)
+        told = replace(told, hint=again or _of_input(told.hint, parsed))
         print(told.render(error.input_name or "stablehlo-tools"), file=sys.stderr)
         return BAD_INPUT
     except ImportError as error:
@@ -103,6 +105,12 @@ def _run(words: list[str]) -> int:
             file=sys.stderr,
         )
         return BAD_INPUT
+
+
+def _of_input(hint: str, parsed: argparse.Namespace) -> str:
+    """A hint that says INPUT, with the input of this command."""
+    given = getattr(parsed, "input", None)
+    return hint.replace("INPUT", shlex.quote(given)) if given else hint
 
 
 def _load_bindings() -> None:

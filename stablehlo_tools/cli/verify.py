@@ -179,7 +179,7 @@ def render(verification: Verification) -> str:
         lines.append("XLA:CPU needs its simplifier for these programs, and that moves rounding")
     if not verification.before_repeats:
         lines.append("BEFORE differs from itself when run again: it is not deterministic")
-    lines += [f"hint: {hint}" for hint in verification.steering]
+    lines += [f"note: {hint}" for hint in verification.steering]
     return "\n".join(lines)
 
 

@@ -222,13 +222,8 @@ def _parsed_options(pass_class: type[Pass], part: PassText) -> dict[str, Any]:
         try:
             values[known[name]] = _parse_value(text, hints[known[name]])
         except ValueError as error:
-            near = nearest(text or "", _choices(hints[known[name]]))
-            raise ToolError(
-                f"pass {part.name!r}: option {name!r} {error}"
-                + (f"; did you mean {near!r}?" if near else ""),
-                hint=_help_of(part.name),
-                instead=(str(text), near) if near else None,
-            ) from None
+            said = f"pass {part.name!r}: option {name!r} {error}"
+            raise _wrong_value(pass_class, name, text or "", said, hints[known[name]]) from None
     missing = [
         name
         for name, attribute in known.items()
@@ -239,6 +234,17 @@ def _parsed_options(pass_class: type[Pass], part: PassText) -> dict[str, Any]:
             f"pass {part.name!r} needs the option {missing[0]!r}", hint=_help_of(part.name)
         )
     return values
+
+
+def _wrong_value(pass_class: type[Pass], option: str, text: str, said: str, hint: Any) -> ToolError:
+    """What is said of a value that an option does not take: whose it is, or what was meant."""
+    elsewhere = pass_class.done_elsewhere(option, text)
+    if elsewhere is not None:
+        return ToolError(f"{said}; {elsewhere[0]}", hint=elsewhere[1])
+    near = nearest(text.lower(), _choices(hint))
+    if not near:
+        return ToolError(said, hint=_help_of(pass_class.name))
+    return ToolError(f"{said}; did you mean {near!r}?", instead=(text, near))
 
 
 def _no_option(pass_name: str, option: str, known: list[str]) -> ToolError:
