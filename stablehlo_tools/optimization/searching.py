@@ -81,6 +81,11 @@ class Outcome:
     ended: str = ""
 
 
+def candidates(count: int) -> str:
+    """`1 candidate`, `2 candidates`."""
+    return f"{count} candidate{'' if count == 1 else 's'}"
+
+
 def rank(figures: Figures, memory: float) -> tuple[float, float]:
     """What comes first is better: what fits, then what is faster; else what needs less memory."""
     excess = max(0.0, figures.needed_bytes - memory)
@@ -316,7 +321,8 @@ class Search:
             left = self._limits.candidates - (len(self.outcome.trials) - 1)
             count = min(count, left)
             if hopeful and left <= 0:
-                self.outcome.ended = f"{self._limits.candidates} candidates were compiled"
+                most = self._limits.candidates
+                self.outcome.ended = f"{candidates(most)} {'was' if most == 1 else 'were'} compiled"
         chosen = _varied(hopeful, max(count, 0))
         self._waiting = [trial for trial in self._waiting if trial not in chosen]
         return chosen
