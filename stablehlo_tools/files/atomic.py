@@ -23,14 +23,16 @@ def read_input(path: str | os.PathLike[str]) -> tuple[bytes, str]:
             return sys.stdin.buffer.read(), "<stdin>"
         return Path(name).read_bytes(), name
     except OSError as error:
-        hint, near = _nearby(Path(name)) if isinstance(error, FileNotFoundError) else ("", "")
-        failure = ToolError(
-            f"cannot read the file: {error.strerror}",
-            hint=hint,
-            instead=(name, near) if near else None,
-        )
+        failure = unreadable(name, error)
         failure.input_name = name
         raise failure from None
+
+
+def unreadable(name: str, error: OSError) -> ToolError:
+    """What is said of a file that cannot be read, with the one that may have been meant."""
+    hint, near = _nearby(Path(name)) if isinstance(error, FileNotFoundError) else ("", "")
+    said = f"cannot read the file: {error.strerror}"
+    return ToolError(said, hint=hint, instead=(name, near) if near else None)
 
 
 def _nearby(path: Path) -> tuple[str, str]:
