@@ -77,6 +77,8 @@ class Diagnostic:
     notes: tuple[Diagnostic, ...] = ()
     settled_by: str = ""  # the pass that it asks for: no word of it where that runs later
     hint: str = ""  # what to try
+    # The word that was given and the one that was meant: the same command with that, to try first.
+    instead: tuple[str, str] | None = None
 
     def render(self, input_name: str) -> str:
         """`PLACE: error: MESSAGE`, one line, a line for each note, and one with what to try."""
@@ -87,9 +89,17 @@ class Diagnostic:
         return printable("\n".join(lines))
 
 
+def rendered(diagnostics: Iterable[Diagnostic], input_name: str) -> list[str]:
+    """What is printed of several, in their order: what reads alike, as of six ops on one line of
+    the model, once."""
+    return list(dict.fromkeys(each.render(input_name) for each in diagnostics))
+
+
 class ToolError(Exception):
-    """What every refusal raises: says what, where, against which rule, and what to do; `hint` is
-    what to type, where that can be said.
+    """What every refusal raises: says what, where, against which rule, and what to do.
+
+    `hint` is what to try, where that can be said: a command, or what to do in a few words.
+    `instead`: the word that was given, and the one that was probably meant.
 
     `by_chance`: the machine was short of memory or time, and another try may succeed.
     """
@@ -100,10 +110,15 @@ class ToolError(Exception):
         location: ir.Location | Place | None = None,
         notes: tuple[Diagnostic, ...] = (),
         hint: str = "",
+        instead: tuple[str, str] | None = None,
     ) -> None:
         super().__init__(message)
         place = to_place(location)
-        self.diagnostic = Diagnostic(Severity.ERROR, message, place, notes, hint=hint)
+        if instead is not None and not hint:
+            hint = f"{instead[1]!r} instead of {instead[0]!r}"
+        self.diagnostic = Diagnostic(
+            Severity.ERROR, message, place, notes, hint=hint, instead=instead
+        )
         self.input_name: str | None = None
         self.by_chance = False
 

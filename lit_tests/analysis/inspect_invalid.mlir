@@ -4,7 +4,7 @@
 // An id in two groups.
 // RUN: sed 's/GROUPS/dense<[[0, 1], [1, 2]]> : tensor<2x2xi64>/' %s > %t.mlir
 // RUN: %{refused} | filecheck %s --check-prefix=OVERLAP
-// OVERLAP: inspect_invalid.mlir.tmp.mlir:{{[0-9]+}}:10: error: replica id #1 seen more than once
+// OVERLAP: inspect_invalid.mlir.tmp.mlir:{{[0-9]+}}:10: error: a mistake in this MLIR text: replica id #1 seen more than once
 
 // An id that no partition has.
 // RUN: sed 's/GROUPS/dense<[[4, 1], [2, 3], [0, 5]]> : tensor<3x2xi64>/' %s > %t.mlir
@@ -43,7 +43,7 @@
 
 // The file itself, where the place is not filled in.
 // RUN: python %{inputs}/expect_refusal.py stablehlo-tools inspect %s | filecheck %s --check-prefix=TEXT
-// TEXT: inspect_invalid.mlir:{{[0-9]+}}:23: error: expected attribute value
+// TEXT: inspect_invalid.mlir:{{[0-9]+}}:23: error: a mistake in this MLIR text: expected attribute value
 
 module attributes {mhlo.num_partitions = 4 : i32} {
   sdy.mesh @mesh = <["x"=4]>

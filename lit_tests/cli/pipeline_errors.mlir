@@ -7,6 +7,7 @@
 
 // RUN: %{refused} 'cse,order-collectivs' | filecheck %s --check-prefix=NAMED
 // NAMED: error: unknown pass 'order-collectivs'{{.*}}did you mean 'order-collectives'?
+// NAMED-NEXT: try: stablehlo-tools opt {{.*}} cse,order-collectives
 
 // RUN: %{refused} 'frobnicate' | filecheck %s --check-prefix=UNKNOWN
 // UNKNOWN: error: unknown pass 'frobnicate'{{.*}}; passes here: {{.*}}partition, create-reduce-scatter
@@ -15,7 +16,7 @@
 // Options.
 // RUN: %{refused} 'thread-tokens{from=barrier}' | filecheck %s --check-prefix=OPTION
 // OPTION: error: pass 'thread-tokens' has no option 'from'; did you mean 'form'? it has: form, scope, minimal
-// OPTION-NEXT: try: stablehlo-tools opt --help thread-tokens
+// OPTION-NEXT: try: stablehlo-tools opt {{.*}} 'thread-tokens{form=barrier}'
 
 // RUN: %{refused} 'strip-tokens{minimal}' | filecheck %s --check-prefix=NOOPTION
 // NOOPTION: error: pass 'strip-tokens' has no option 'minimal'; it has: none
@@ -23,8 +24,21 @@
 // RUN: %{refused} 'thread-tokens{form=tower}' | filecheck %s --check-prefix=CHOICE
 // CHOICE: error: pass 'thread-tokens': option 'form' takes barrier or composite, not 'tower'
 
+// A schedule that takes a program for each rank.
+// RUN: %{refused} 'expand-pipeline{schedule=zb-h1}' | filecheck %s --check-prefix=SCHEDULE
+// SCHEDULE: error: pass 'expand-pipeline': option 'schedule' takes gpipe or circular or 1f1b, not 'zb-h1'; expand-mpmd runs zb-h1, by a program for each rank
+// SCHEDULE-NEXT: try: stablehlo-tools expand-mpmd /nonexistent -o ranks --schedule zb-h1 --ranks 4 --microbatches 8
+
+// RUN: %{refused} 'expand-pipeline{schedule=1F1B}' | filecheck %s --check-prefix=CAPITALS
+// CAPITALS: error: {{.*}}, not '1F1B'; did you mean '1f1b'?
+
+// RUN: %{refused} 'expand-pipeline{microbatches=four}' | filecheck %s --check-prefix=FOUR
+// FOUR: error: {{.*}}option 'microbatches' takes a whole number, not 'four'
+// FOUR-NEXT: try: stablehlo-tools opt --help expand-pipeline
+
 // RUN: %{refused} 'thread-tokens{minimal=maybe}' | filecheck %s --check-prefix=BOOLEAN
 // BOOLEAN: error: pass 'thread-tokens': option 'minimal' takes true or false, not 'maybe'
+// BOOLEAN-NEXT: try: stablehlo-tools opt --help thread-tokens
 
 // RUN: %{refused} 'thread-tokens{form}' | filecheck %s --check-prefix=VALUE
 // VALUE: error: pass 'thread-tokens': option 'form' needs a value

@@ -23,17 +23,23 @@
 // RUN: printf '\377\376' > %t.in
 // RUN: %{refused} | filecheck %s --check-prefix=BYTES
 // BYTES: refused_inputs.mlir.tmp.in: error: neither an artifact nor text: byte 0 is not UTF-8
-// BYTES-NEXT: try: what jax.export writes: {{.*}}serialize
+// BYTES-NEXT: try: give it what jax.export writes: {{.*}}serialize
 
 // RUN: echo 'import jax' > %t.in
 // RUN: %{refused} | filecheck %s --check-prefix=SOURCE
-// SOURCE: refused_inputs.mlir.tmp.in:1:1: error:
-// SOURCE-NEXT: try: what jax.export writes
+// SOURCE: refused_inputs.mlir.tmp.in:1:1: error: this seems to be Python; a program is wanted: a jax.export file, MLIR
+// SOURCE-NEXT: try: give it what jax.export writes
 
 // Text that does not parse, does not verify, or is of an unknown dialect.
 // RUN: echo 'func.func @f(%%x: tensor<2xf32>) -> {' > %t.in
 // RUN: %{refused} | filecheck %s --check-prefix=SYNTAX
-// SYNTAX: refused_inputs.mlir.tmp.in:1:35: error: expected
+// SYNTAX: refused_inputs.mlir.tmp.in:1:35: error: a mistake in this MLIR text: expected {{.*}}; the text ends here
+// SYNTAX-NEXT: try: copy the file again
+
+// RUN: sed 's/PLACE/stablehlo.add %%x, %%x tensor<2xf32>/' %s > %t.in
+// RUN: %{refused} | filecheck %s --check-prefix=COLON
+// COLON: refused_inputs.mlir.tmp.in:{{[0-9]+}}:28: error: a mistake in this MLIR text: expected ':'
+// COLON-NEXT: try: mend that line, or have the text written again
 
 // RUN: sed 's/PLACE/stablehlo.add %%x, %%y : tensor<2xf32>/' %s > %t.in
 // RUN: %{refused} | filecheck %s --check-prefix=TYPES

@@ -8,7 +8,8 @@
 // RUN: %{refused} | filecheck %s --check-prefix=BYTECODE
 // RUN: head -c -1 %t.mlirbc > %t.in
 // RUN: %{refused} | filecheck %s --check-prefix=BYTECODE
-// BYTECODE: truncated_inputs.mlir.tmp.in: error: truncated MLIR bytecode
+// BYTECODE: truncated_inputs.mlir.tmp.in: error: MLIR bytecode that was cut off: it ends at byte {{[0-9]+}}, 
+// BYTECODE-NEXT: try: copy the file again
 
 // RUN: stablehlo-tools opt %s -o %t.bc
 // RUN: head -c 30 %t.bc > %t.in
@@ -17,7 +18,7 @@
 // RUN: %{refused} | filecheck %s --check-prefix=PORTABLE
 // RUN: head -c -1 %t.bc > %t.in
 // RUN: %{refused} | filecheck %s --check-prefix=PORTABLE
-// PORTABLE: truncated_inputs.mlir.tmp.in: error: truncated MLIR bytecode
+// PORTABLE: truncated_inputs.mlir.tmp.in: error: MLIR bytecode that was cut off: it ends at byte {{[0-9]+}}, 
 
 // Cut before the magic number ends, nothing says what it was.
 // RUN: head -c 3 %t.bc > %t.in

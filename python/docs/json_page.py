@@ -12,10 +12,10 @@ HEAD = """# JSON
 
 <!-- Written by python/docs/generate.py from the schemas; do not edit. -->
 
-What commands print with `--json`, field by field; `[]` is each of a list. Units stand in brackets.
+What commands print with `--json` (`schedule`: with `--format json`), field by field; `[]` is each
+of a list. Units stand in brackets.
 The files of `docs/reference/schemas/` say it as JSON Schema; a test holds the commands to them.
-Not described: fields that only appear with options or programs of their own (`verify` of a twin,
-`inspect` of pipelines, `run-mpmd` with an original, lists that are seldom filled).
+Not described: what `run-mpmd` says of an original, and lists that are seldom filled.
 """
 
 

@@ -1,19 +1,40 @@
-"""What mkdocs does to the pages: marks of snippets stay in the source.
+"""What mkdocs does to the pages: marks of snippets stay in the source, notebooks become pages.
 
 The pages are read on the site as they are in the repository, where a comment in front of a block
-says how it is tested (snippets.py).
+says how it is tested (snippets.py), and a link to a notebook leads to the notebook itself.
 """
 
 from __future__ import annotations
 
 import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
 
+sys.path.insert(0, str(Path(__file__).parents[1]))  # for `docs`
+
+from docs import notebook_pages
+
+if TYPE_CHECKING:
+    from mkdocs.config.defaults import MkDocsConfig
+    from mkdocs.structure.files import Files
+
+_NOTEBOOK = re.compile(r"(\]\([\w./-]*notebooks/[\w-]+)\.ipynb\)")
 _MARK = re.compile(r"^<!-- snippet: .*?-->\n?", re.DOTALL | re.MULTILINE)
 
 
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """The files with a page for each notebook."""
+    from mkdocs.structure.files import File
+
+    for path, text in notebook_pages.pages().items():
+        files.append(File.generated(config, path, content=text))
+    return files
+
+
 def on_page_markdown(markdown: str, **_: object) -> str:
-    """The text of a page without the marks."""
-    return _MARK.sub("", markdown)
+    """The text of a page without the marks, links to notebooks leading to their pages."""
+    return _NOTEBOOK.sub(r"\1.md)", _MARK.sub("", markdown))
 
 
 def on_post_page(output: str, **_: object) -> str:

@@ -4,7 +4,7 @@ import pytest
 
 from stablehlo_tools import bindings
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.diagnostics import Diagnostics, Place, ToolError, to_place
+from stablehlo_tools.diagnostics import Diagnostics, Place, ToolError, rendered, to_place
 
 JAX = 'callsite("layer"("model.py":11:4) at "step"("train.py":40:2))'
 
@@ -42,6 +42,16 @@ def test_warnings_are_collected_in_order():
     assert [d.render("x") for d in diagnostics.collected] == [
         "x: warning: first",
         "x:1:1: warning: second",
+    ]
+
+
+def test_what_reads_alike_is_printed_once():
+    diagnostics = Diagnostics()
+    for line in (2, 3, 2, 2):
+        diagnostics.warn("gathered", Place("model.py", line))
+    assert rendered(diagnostics.collected, "x") == [
+        "model.py:2: warning: gathered",
+        "model.py:3: warning: gathered",
     ]
 
 

@@ -297,6 +297,25 @@ def _inferred_grid(collectives: Sequence[Collective], meshes: dict[str, DeviceMe
     return ProcessGrid(replicas, max(partitions, -(-processes // replicas)))
 
 
+def unnumbered_replicas(collectives: Sequence[Collective]) -> int:
+    """Replicas of collectives whose groups are empty, which are among all, however many: as many as
+    a gather's sizes show, or 2, the fewest that exchange anything; 1 where there are none."""
+    replicas = 1
+    for collective in collectives:
+        groups = collective.inner.attributes.get("replica_groups")
+        if not isinstance(groups, ir.DenseIntElementsAttr) or len(groups):
+            continue
+        operand, result = (
+            ir.RankedTensorType(values[0].type).shape
+            for values in (collective.inner.operands, collective.inner.results)
+        )
+        ratios = [
+            max(a, b) // max(min(a, b), 1) for a, b in zip(operand, result, strict=True) if a != b
+        ]
+        replicas = max([replicas, 2, *ratios])
+    return replicas
+
+
 def _named_processes(collective: Collective, meshes: dict[str, DeviceMesh]) -> int:
     """How many processes there must be for an op's groups or pairs to name them."""
     groups = collective.group_attribute("replica_groups")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, overload
 
 from stablehlo_tools.artifacts import artifact as artifacts
 from stablehlo_tools.artifacts.artifact import Artifact
+from stablehlo_tools.diagnostics import rendered
 from stablehlo_tools.passes.pipeline import Pipeline, run_pipeline
 
 if TYPE_CHECKING:
@@ -27,8 +28,8 @@ def transform(program: Exported | Artifact, pipeline: str | Pipeline) -> Exporte
     given_artifact = isinstance(program, Artifact)
     artifact = program.copy() if given_artifact else artifacts.from_exported(program)
     reported = run_pipeline(artifact, parsed(pipeline))
-    for diagnostic in reported.collected:
-        warnings.warn(diagnostic.render(artifact.name), stacklevel=2)
+    for text in rendered(reported.collected, artifact.name):
+        warnings.warn(text, stacklevel=2)
     return artifact if given_artifact else artifact.to_exported()
 
 

@@ -6,14 +6,16 @@ the `Exported` where to put its arguments.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from stablehlo_tools import bindings
 from stablehlo_tools.analysis.shardings import Axes, axes_in, function_sharding, sharding_axes
-from stablehlo_tools.artifacts.parsing import HOW_TO_EXPORT
+from stablehlo_tools.artifacts.foreign import binary_kind
+from stablehlo_tools.artifacts.parsing import AGAIN, no_program
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.diagnostics import ToolError, first_line
+from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.dialect.device_placement import HOST, lies_in_host
 from stablehlo_tools.ir.gspmd_import import write_mesh
 from stablehlo_tools.ir.walk import MESH, main_function
@@ -22,7 +24,8 @@ if TYPE_CHECKING:
     from jax.export import Exported
 
 
-_UNREADABLE = "neither MLIR text, MLIR bytecode nor a readable jax.export file (truncated?)"
+_BEHIND_THE_END = re.compile(r"buffer of at least (\d+) bytes")  # as Python's struct says it
+_FARTHEST = 1000  # times the size of a file: damaged bytes refer to anywhere
 _EXPIRED = "6-month backward-compatibility window"  # as jax says it
 _MODULE_ONLY = "its module alone is readable: opt --module-only FILE -o FILE.bc"
 
@@ -37,8 +40,7 @@ def deserialize_exported(data: bytes) -> Exported:
         other = _other_version(data, str(error))
         if other:
             raise ToolError(other) from None
-        why = f"{_UNREADABLE}: {first_line(str(error) or type(error).__name__)}"
-        raise ToolError(why, hint=HOW_TO_EXPORT) from None
+        raise _unreadable(data, str(error)) from None
 
 
 def module_of(data: bytes) -> bytes:
@@ -46,11 +48,23 @@ def module_of(data: bytes) -> bytes:
     try:
         module = bindings.exported_envelope(data).module
     except Exception as error:  # as above
-        why = first_line(str(error) or type(error).__name__)
-        raise ToolError(f"{_UNREADABLE}: {why}") from None
+        raise _unreadable(data, str(error)) from None
     if bindings.portable_version(module) is None:
-        raise ToolError(f"{_UNREADABLE}: there is no StableHLO artifact in it")
+        raise _unreadable(data, "")
     return module
+
+
+def _unreadable(data: bytes, refusal: str) -> ToolError:
+    """Why bytes that may be of a jax.export file cannot be read: cut off, damaged, or no such
+    file."""
+    if bindings.BYTECODE_MAGIC not in data:
+        return no_program(binary_kind(data), f"{len(data):,} bytes of no form that is known")
+    behind = _BEHIND_THE_END.search(refusal)
+    last = int(behind[1]) if behind else 0
+    if len(data) < last < _FARTHEST * len(data):
+        said = f"that was cut off: it ends at byte {len(data):,}, and refers to byte {last:,}"
+        return ToolError(f"a jax.export file {said}", hint=AGAIN)
+    return ToolError("a damaged jax.export file: what it says does not fit together", hint=AGAIN)
 
 
 def _other_version(data: bytes, refusal: str) -> str:

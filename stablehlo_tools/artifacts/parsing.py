@@ -12,20 +12,33 @@ from __future__ import annotations
 
 import enum
 import re
-from dataclasses import replace
 
 from stablehlo_tools import bindings
+from stablehlo_tools.artifacts.foreign import binary_kind, text_kind
 from stablehlo_tools.bindings import BYTECODE_MAGIC, ir
-from stablehlo_tools.diagnostics import ToolError, captured, first_line, from_mlir_error
+from stablehlo_tools.diagnostics import (
+    Diagnostic,
+    Place,
+    ToolError,
+    captured,
+    first_line,
+    from_mlir_error,
+)
 from stablehlo_tools.hlo_input.text import is_hlo_text
 
 HOW_TO_EXPORT = (
-    "what jax.export writes: "
+    "give it what jax.export writes: "
     "open('step.jax_export', 'wb').write(jax.export.export(jax.jit(step))(*arguments).serialize())"
 )
+WANTED = (
+    "a program is wanted: a jax.export file, MLIR text or bytecode, a StableHLO portable artifact "
+    "or HLO text"
+)
+AGAIN = "copy the file again, or write it again"
+_TEXT_AGAIN = "mend that line, or have the text written again: jax.jit(step).lower(…).as_text()"
 _DEEPEST = 500  # levels of regions; programs have ten, and a stack of 8 MiB room for 2,000
 
-_LIKE_MLIR = re.compile(r"\b(module|func)\b|[%@#!]\w")
+_OF_VERIFIER = re.compile(r"'[\w.]+' op ")
 
 # How text writes a byte that is not ASCII, and a string that is no backend's configuration.
 _ESCAPED = re.compile(rb"\\[89A-Fa-f][0-9A-Fa-f]")
@@ -105,15 +118,24 @@ def _check_whole(data: bytes) -> None:
     try:
         check_sections(data)
     except ValueError as error:
-        raise ToolError(f"truncated MLIR bytecode: {error}") from None
+        raise ToolError(f"MLIR bytecode that was cut off: {error}", hint=AGAIN) from None
 
 
 def _decoded(data: bytes) -> str:
     try:
         return data.decode()
     except UnicodeDecodeError as error:
-        why = f"neither an artifact nor text: byte {error.start} is not UTF-8"
-        raise ToolError(why, hint=HOW_TO_EXPORT) from None
+        raise no_program(
+            binary_kind(data), f"neither an artifact nor text: byte {error.start} is not UTF-8"
+        ) from None
+
+
+def no_program(kind: str, otherwise: str, line: int = 0) -> ToolError:
+    """The error for a file of another kind, at a line where it is text; of what is unknown, what is
+    said `otherwise`."""
+    said = f"this seems to be {kind}" if kind else otherwise
+    place = Place(line=line, column=1) if line else None
+    return ToolError(f"{said}; {WANTED}", place, hint=HOW_TO_EXPORT)
 
 
 def _parse_plain(data: bytes | str, context: ir.Context) -> ir.Module:
@@ -121,11 +143,22 @@ def _parse_plain(data: bytes | str, context: ir.Context) -> ir.Module:
         return bindings.parse_module(data, context)
     except ir.MLIRError as error:
         failure = from_mlir_error(error)
-        if isinstance(data, str) and not _LIKE_MLIR.search(data):
-            failure.diagnostic = replace(failure.diagnostic, hint=HOW_TO_EXPORT)
+        if isinstance(data, str) and not _OF_VERIFIER.match(failure.diagnostic.message):
+            failure = _syntax_error(failure.diagnostic, data)
         raise failure from None
     except (ValueError, RuntimeError) as error:  # of the C++ library: too long, out of range
         raise ToolError(f"damaged: {first_line(str(error))}") from None
+
+
+def _syntax_error(told: Diagnostic, text: str) -> ToolError:
+    """What the parser says of text, where it is MLIR, and what the text seems to be where not."""
+    kind = text_kind(text)
+    if kind:
+        return no_program(kind, "", told.place.line or 1)
+    ends = told.place.file is None and told.place.line >= len(text.rstrip().splitlines())
+    cut = "; the text ends here: was it cut off?" if ends else ""
+    message = f"a mistake in this MLIR text: {told.message}{cut}"
+    return ToolError(message, told.place, told.notes, AGAIN if ends else _TEXT_AGAIN)
 
 
 def _parse_portable(data: bytes, context: ir.Context) -> ir.Module:
@@ -176,7 +209,7 @@ def check_sections(data: bytes) -> None:
     version, position = _variable_integer(data, len(BYTECODE_MAGIC))
     position = data.find(b"\x00", position) + 1  # after the producer, a string
     if not position:
-        raise ValueError("it ends inside its header")
+        raise ValueError(f"it ends at byte {len(data):,}, inside its header")
     missing = set(_REQUIRED_SECTIONS)
     if version >= _PROPERTIES_SINCE:
         missing.add(_PROPERTIES_SECTION)
@@ -190,9 +223,11 @@ def check_sections(data: bytes) -> None:
                 position += 1
         position += length
     if position != len(data):
-        raise ValueError(f"its last section is {position - len(data)} bytes short")
+        raise ValueError(
+            f"it ends at byte {len(data):,}, and its last section goes to byte {position:,}"
+        )
     if missing:
-        raise ValueError(f"{len(missing)} of its sections are missing")
+        raise ValueError(f"it ends at byte {len(data):,}, without {len(missing)} of its sections")
 
 
 def _holds_text_only(data: bytes) -> bool:
@@ -232,12 +267,12 @@ def _names_dialect(data: bytes, dialect: bytes) -> bool:
 def _variable_integer(data: bytes, position: int) -> tuple[int, int]:
     """A prefix-coded integer and the position after it: trailing zeros count the further bytes."""
     if position >= len(data):
-        raise ValueError("it ends inside a section's header")
+        raise ValueError(f"it ends at byte {len(data):,}, inside a section's header")
     first = data[position]
     extra = 8 if first == 0 else (first & -first).bit_length() - 1
     end = position + 1 + extra
     if end > len(data):
-        raise ValueError("it ends inside a number")
+        raise ValueError(f"it ends at byte {len(data):,}, inside a number")
     if first == 0:
         return int.from_bytes(data[position + 1 : end], "little"), end
     return int.from_bytes(data[position:end], "little") >> (extra + 1), end

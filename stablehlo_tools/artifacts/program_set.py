@@ -354,7 +354,7 @@ def _outcomes(outcomes: Sequence[_Read[Program] | _Failure]) -> list[_Read[Progr
 class _Failure:
     """A ToolError on its way from one process to another."""
 
-    arguments: tuple[str, Place, tuple[Diagnostic, ...]]
+    arguments: tuple[str, Place, tuple[Diagnostic, ...], str, tuple[str, str] | None]
     input_name: str | None
 
 
@@ -374,7 +374,8 @@ def _without_ops(load: Callable[[], Artifact], part: _Part) -> _Read[Program] | 
         read = _read(load(), part)
     except ToolError as error:
         told = error.diagnostic
-        return _Failure((told.message, told.place, told.notes), error.input_name)
+        arguments = (told.message, told.place, told.notes, told.hint, told.instead)
+        return _Failure(arguments, error.input_name)
     return _Read(read.read.program, read.size, read.is_stated)
 
 

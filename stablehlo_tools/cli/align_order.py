@@ -50,8 +50,8 @@ def run(arguments: argparse.Namespace) -> int:
     aligned = align_order(
         Job(loaded, device_options(arguments)), ThreadTokensPass(form=arguments.form)
     )
-    for name, told in aligned.warnings:
-        print(told.render(name), file=sys.stderr)
+    for text in dict.fromkeys(told.render(name) for name, told in aligned.warnings):
+        print(text, file=sys.stderr)
     if aligned.finding is not None:
         print_answer(finding_text(aligned.programs, aligned.finding), holds=False)
         return 1

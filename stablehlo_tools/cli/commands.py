@@ -128,5 +128,5 @@ def listed() -> str:
 
 def unknown(word: str) -> str:
     """What is said of a command that there is not."""
-    hint = did_you_mean(word, COMMANDS) or "--help lists the commands"
+    hint = did_you_mean(word.lower(), COMMANDS) or "--help lists the commands"
     return f"no command is called {word!r}; {hint}"

@@ -13,6 +13,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
+from stablehlo_tools.cli.shared_arguments import gib
 from stablehlo_tools.processes import activity
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--hardware", metavar="NAME", help="what stages are timed and balanced for (default: h100)"
     )
     parser.add_argument(
-        "--memory-limit", metavar="GIB", type=float, help="with --compare: what a rank may hold"
+        "--memory-limit", metavar="GIB", type=gib, help="with --compare: what a rank may hold"
     )
     parser.add_argument(
         "--compare", action="store_true", help="time every schedule, and write nothing"
@@ -92,6 +93,7 @@ def _given(schedule: str) -> Table | None:
 def _write(arguments: argparse.Namespace, loaded: Artifact, request: Request) -> int:
     import json
 
+    from stablehlo_tools.diagnostics import rendered
     from stablehlo_tools.mpmd.expansion import expand_mpmd
     from stablehlo_tools.mpmd.rank_set import check_writable, write
     from stablehlo_tools.report.mpmd_report import summary, summary_text
@@ -101,8 +103,8 @@ def _write(arguments: argparse.Namespace, loaded: Artifact, request: Request) ->
     expansion = expand_mpmd(loaded, request)
     write(arguments.output, expansion.manifest, expansion.modules)
     facts = summary(expansion.manifest, expansion.alone)
-    for warning in expansion.warnings:
-        print(warning.render(loaded.name), file=sys.stderr)
+    for text in rendered(expansion.warnings, loaded.name):
+        print(text, file=sys.stderr)
     print(json.dumps(facts, indent=1) if arguments.json else summary_text(facts))
     return 0
 

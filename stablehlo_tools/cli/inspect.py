@@ -71,8 +71,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Prints the table. Raises ToolError on bad input."""
-    from stablehlo_tools.analysis.collectives import ModuleFacts, find_collectives
+    from stablehlo_tools.analysis.collectives import (
+        ModuleFacts,
+        find_collectives,
+        unnumbered_replicas,
+    )
     from stablehlo_tools.analysis.partitioner_work import left_to_the_partitioner
+    from stablehlo_tools.analysis.replica_groups import ProcessGrid
     from stablehlo_tools.artifacts import artifact
     from stablehlo_tools.diagnostics import ToolError
 
@@ -82,8 +87,15 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.at_most or any(argument is not None for argument in asked):
         return _timed(arguments, loaded, percent)
     try:
-        facts = ModuleFacts.of(loaded.module)
-        rows = [_row(c, facts, loaded.name) for c in find_collectives(loaded.module)]
+        collectives = find_collectives(loaded.module)
+        facts = ModuleFacts.of(loaded.module, collectives)
+        names = ("mhlo.num_replicas", "mhlo.num_partitions")
+        is_stated = any(name in loaded.module.operation.attributes for name in names)
+        is_open = facts.grid.size == 1 and not is_stated
+        fewest = unnumbered_replicas(collectives) if is_open else 1
+        if fewest > 1:
+            facts = ModuleFacts(ProcessGrid(fewest), facts.meshes)
+        rows = [_row(c, facts, loaded.name) for c in collectives]
         pipelines = _pipelines(loaded)
         left = left_to_the_partitioner(loaded.module)
     except ToolError as error:
@@ -101,6 +113,11 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps({**grid, "collectives": rows, **more}, indent=1))
     else:
         print(_table(rows, facts, loaded.name, is_scheduled=loaded.is_scheduled))
+        if fewest > 1:
+            print(
+                "note: how many replicas there are is not stated, and collectives are among all of "
+                "them: taken are the fewest that there can be, as `verify` does"
+            )
         if left is not None:
             print(f"note: {_unseen(left, loaded.name)}")
         _print_pipelines(pipelines)

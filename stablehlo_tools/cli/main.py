@@ -6,18 +6,22 @@ Exit codes: 0 done or holds; 1 the answer is no; 2 bad input or usage, with one 
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from types import FrameType
 from typing import TYPE_CHECKING
 
 from stablehlo_tools.cli import streams
-from stablehlo_tools.cli.commands import COMMANDS, unknown
+from stablehlo_tools.cli.commands import COMMANDS
 from stablehlo_tools.cli.parsers import parser_of
 from stablehlo_tools.cli.supervisor import BAD_INPUT, INTERRUPTED, supervised
+from stablehlo_tools.cli.usage_errors import retyped, unknown_command
 
 if TYPE_CHECKING:
     from sys import UnraisableHookArgs
@@ -55,19 +59,20 @@ def _command(words: list[str]) -> int:
 
 def _run(words: list[str]) -> int:
     name = words[0] if words else ""
-    if name and name not in COMMANDS and not name.startswith("-"):
-        parser_of(())[0].print_usage(sys.stderr)
-        print(f"stablehlo-tools: error: {unknown(name)}", file=sys.stderr)
+    if name not in {"", "-h", "--help", "--version", *COMMANDS}:
+        said, tried = unknown_command(words)
+        print(f"stablehlo-tools: error: {said}\ntry: {tried}", file=sys.stderr)
         return BAD_INPUT
     parser, commands = parser_of([name] if name in COMMANDS else ())
+    for each in (parser, *commands.values()):
+        each.words = words
+    commands.get(name, parser).refuse_one_dash()
     parsed, rest = parser.parse_known_args(words)
     if rest:
         commands.get(name, parser).refuse_rest(rest)
     parsed.words = words
     if "run" not in parsed:
-        parser.print_usage(sys.stderr)
-        print("stablehlo-tools: error: a command is needed; see --help", file=sys.stderr)
-        return BAD_INPUT
+        parser.error("needs a command")
     from stablehlo_tools.diagnostics import ToolError
 
     try:
@@ -77,13 +82,16 @@ def _run(words: list[str]) -> int:
         sys.stdout.flush()
         return code
     except ToolError as error:
-        print(error.diagnostic.render(error.input_name or "stablehlo-tools"), file=sys.stderr)
+        told = error.diagnostic
+        again = retyped(words, *told.instead) if told.instead else ""
+        told = replace(told, hint=again or _of_input(told.hint, parsed))
+        print(told.render(error.input_name or "stablehlo-tools"), file=sys.stderr)
         return BAD_INPUT
     except ImportError as error:
         if os.environ.get(TRACEBACK):
             raise
         print(f"stablehlo-tools: error: {error}", file=sys.stderr)
-        print("try: stablehlo-tools doctor, which says what is installed here", file=sys.stderr)
+        print("try: stablehlo-tools doctor", file=sys.stderr)
         return BAD_INPUT
     except OSError as error:  # of standard output: files have messages of their own
         print(f"stablehlo-tools: error: cannot write the output: {error.strerror}", file=sys.stderr)
@@ -97,6 +105,12 @@ def _run(words: list[str]) -> int:
             file=sys.stderr,
         )
         return BAD_INPUT
+
+
+def _of_input(hint: str, parsed: argparse.Namespace) -> str:
+    """A hint that says INPUT, with the input of this command."""
+    given = getattr(parsed, "input", None)
+    return hint.replace("INPUT", shlex.quote(given)) if given else hint
 
 
 def _load_bindings() -> None:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.diagnostics import ToolError, rendered
 
 if TYPE_CHECKING:
     from stablehlo_tools.artifacts.artifact import Artifact, Form
@@ -150,8 +150,8 @@ class _Job:
         from stablehlo_tools.passes.pipeline import run_pipeline
 
         reported = run_pipeline(loaded, self.pipeline, instrumentation=self.instrumentation)
-        for diagnostic in (*loaded.left_behind(), *reported.collected):
-            print(diagnostic.render(loaded.name), file=sys.stderr)
+        for text in rendered((*loaded.left_behind(), *reported.collected), loaded.name):
+            print(text, file=sys.stderr)
         return artifact.encode(loaded, form, locations=self.locations)
 
     def test_text(self, path: str, split: bool, verify: bool) -> bytes | None:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from stablehlo_tools.cli.shared_arguments import (
     add_compiler_options,
     compiler_options,
+    gib,
     positive,
     seconds,
     tool_version,
@@ -49,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--report", metavar="PAGE.html", help="what was tried, and why, as a page")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument(
-        "--memory-limit", metavar="GIB", type=seconds, help="of a device; all of it without"
+        "--memory-limit", metavar="GIB", type=gib, help="of a device; all of it without"
     )
     parser.add_argument(
         "--budget", metavar="SECONDS", type=seconds, help="for the search (default: 600)"

@@ -1,52 +1,54 @@
 """The parsers of the commands, each by itself or all in one, for help, completion and manual.
 
-A parser is what its command's module adds arguments to. It says what was meant where a word is no
-option or no choice, and ends an error with words to try.
+A parser is what its command's module adds arguments to; what it says of words that it cannot take
+is in `usage_errors`.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
-import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from types import ModuleType
 from typing import NoReturn
 
 from stablehlo_tools.cli.commands import COMMANDS, listed
-from stablehlo_tools.diagnostics import did_you_mean
-
-PROGRAM = "stablehlo-tools"
-_SHAPE = re.compile(r"the following arguments are required|unrecognized arguments")
-_NO_CHOICE = re.compile(r"invalid choice: '([^']*)' \(choose from (.*)\)$")
+from stablehlo_tools.cli.usage_errors import (
+    PROGRAM,
+    CommandLine,
+    explained,
+    unknown_words,
+    with_one_dash,
+)
 
 
 class CommandParser(argparse.ArgumentParser):
-    """A parser whose errors say what was meant, or end with what to try."""
+    """A parser whose errors are one line, and one with what to try."""
 
     example = ""  # words for the command line
+    words: Sequence[str] = ()  # those that are parsed
 
     def error(self, message: str) -> NoReturn:
-        """The usage, one line, and what to try; exit code 2."""
-        self.print_usage(sys.stderr)
-        said = _NO_CHOICE.search(message)
-        choices = [each.strip("'") for each in said[2].split(", ")] if said else []
-        meant = _meant(said[1], choices) if said else ""
-        helps = self.example and _SHAPE.match(message)  # not where a value is wrong
-        tried = f"try: {self.example}\n" if helps else ""
-        self.exit(2, f"{self.prog}: error: {message}{meant}\n{tried}")
+        """Exit code 2, and in words of this tool what argparse says."""
+        self._refuse(*explained(message, self._line))
 
-    def refuse_rest(self, rest: list[str]) -> NoReturn:
+    def refuse_rest(self, rest: Sequence[str]) -> NoReturn:
         """The error for words that nothing takes: perhaps another option was meant."""
-        unknown = next((word.partition("=")[0] for word in rest if word.startswith("-")), "")
-        meant = _meant(unknown, self._option_string_actions) if unknown else ""
-        self.error(f"unrecognized arguments: {' '.join(rest)}{meant}")
+        self._refuse(*unknown_words(rest, self._line))
 
+    def refuse_one_dash(self) -> None:
+        """The error for `-hardware`, which is no `-h`."""
+        word = with_one_dash(self._line)
+        if word:
+            self.refuse_rest([word])
 
-def _meant(word: str, known: Iterable[str]) -> str:
-    meant = did_you_mean(word, known)
-    return f"; {meant}" if meant else ""
+    @property
+    def _line(self) -> CommandLine:
+        return CommandLine(self.words, self._actions, self.prog, self.example)
+
+    def _refuse(self, said: str, tried: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: error: {said}\ntry: {tried}\n")
 
 
 def parser_of(chosen: Iterable[str]) -> tuple[CommandParser, dict[str, CommandParser]]:

@@ -26,7 +26,7 @@ from stablehlo_tools.cli.schedule_options import (
     slice_costs,
     to_file,
 )
-from stablehlo_tools.diagnostics import ToolError, naming
+from stablehlo_tools.diagnostics import ToolError, naming, nearest
 
 if TYPE_CHECKING:
     from stablehlo_tools.schedules.constraints import Violation
@@ -252,7 +252,10 @@ def _check_options(arguments: argparse.Namespace, known: list[str], sliced: list
 def _check_is_file(name: str, known: list[str]) -> None:
     if name == "-" or name.lower().endswith(_FILES) or Path(name).exists():
         return
+    near = nearest(name.lower(), [*known, _COMPARE])
+    meant = f"did you mean {near!r}? " if near else ""
     raise ToolError(
-        f"no schedule is called {name!r}, and there is no such file; known are: "
-        f"{', '.join(known)}, {_COMPARE}"
+        f"no schedule is called {name!r}, and there is no such file; {meant}known are: "
+        f"{', '.join(known)}, {_COMPARE}",
+        instead=(name, near) if near else None,
     )

@@ -146,7 +146,19 @@ def any_number(text: str) -> float:
 
 def seconds(text: str) -> float:
     """A positive, finite number of seconds, for argparse."""
-    value = float(text)  # argparse turns the ValueError into its own message
+    return _positive_amount(text, "seconds")
+
+
+def gib(text: str) -> float:
+    """A positive, finite number of GiB, for argparse."""
+    return _positive_amount(text, "GiB")
+
+
+def _positive_amount(text: str, unit: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
     if not (math.isfinite(value) and value > 0):
-        raise argparse.ArgumentTypeError(f"{text} is not a positive number of seconds")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number of {unit}")
     return value

@@ -15,18 +15,19 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import sys
 from typing import TYPE_CHECKING
 
 from stablehlo_tools.cli.shared_arguments import (
     add_set_argument,
-    any_number,
+    gib,
     positive,
+    seconds,
     tolerance,
     whole_number,
 )
 from stablehlo_tools.cli.streams import print_answer
+from stablehlo_tools.cli.usage_errors import typed
 from stablehlo_tools.processes import activity
 
 if TYPE_CHECKING:
@@ -85,7 +86,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="of running either program, on all of its devices (4)",
     )
     parser.add_argument(
-        "--timeout", type=_duration, default=600.0, help="seconds for everything (600)"
+        "--timeout",
+        metavar="SECONDS",
+        type=seconds,
+        default=600.0,
+        help="for everything (600)",
     )
 
 
@@ -132,6 +137,9 @@ def run(arguments: argparse.Namespace) -> int:
         print_answer(render(verification), holds=verification.same)
         if twin is not None:
             print("\n".join(_of_twin(twin)))
+        if _may_be_rounding(verification):
+            print("floats that are added up in another order differ like this: tolerances allow it")
+            print(f"try: {typed([*arguments.words, '--rtol', '1e-4', '--atol', '1e-6'])}")
     if verification.same and verification.vacuous:
         first = _title(verification.outputs[verification.vacuous[0]])
         print(
@@ -171,10 +179,15 @@ def render(verification: Verification) -> str:
         lines.append("XLA:CPU needs its simplifier for these programs, and that moves rounding")
     if not verification.before_repeats:
         lines.append("BEFORE differs from itself when run again: it is not deterministic")
-    lines += [f"hint: {hint}" for hint in verification.steering]
-    if verification.rule.is_bitwise and all(_is_rounded(output.dtype) for output in differing):
-        lines.append("try: --rtol 1e-4 --atol 1e-6, if floats may be added up in another order")
+    lines += [f"note: {hint}" for hint in verification.steering]
     return "\n".join(lines)
+
+
+def _may_be_rounding(verification: Verification) -> bool:
+    """Whether all that differs, and was compared bit by bit, are floats."""
+    differing = [output for output in verification.outputs if output.differing]
+    by_bit = not verification.same and verification.rule.is_bitwise
+    return by_bit and all(_is_rounded(output.dtype) for output in differing)
 
 
 def _is_rounded(dtype: str) -> bool:
@@ -246,14 +259,4 @@ def _number(count: int, what: str) -> str:
 
 
 def _limit(text: str) -> int:
-    number = any_number(text)
-    if not 0 < number < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of GiB")
-    return int(number * 2**30)
-
-
-def _duration(text: str) -> float:
-    number = any_number(text)
-    if not 0 < number < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds")
-    return number
+    return int(gib(text) * 2**30)

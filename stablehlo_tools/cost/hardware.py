@@ -459,11 +459,12 @@ def _locate(name_or_path: str, beside: Path = Path()) -> Path:
         return beside / name_or_path
     known, name = known_hardware(), name_or_path.lower()
     if name not in known:
-        meant = f"{did_you_mean(name, known)} ".lstrip()
+        near = nearest(name, known)
+        meant = f"did you mean {near!r}? " if near else ""
         raise ToolError(
             f"no hardware profile {name_or_path!r}; {meant}known: {', '.join(known)}, "
             "or the path of a .toml file",
-            hint=nearest(name, known),
+            instead=(name_or_path, near) if near else None,
         )
     return _PROFILES / f"{name}.toml"
 

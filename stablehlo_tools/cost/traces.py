@@ -105,7 +105,10 @@ def _events(file: Path) -> list[_Json]:
     try:
         document = read_json(file, repeated_keys=True)
     except ToolError as error:
-        raise ToolError(f"{file.name}: {error.diagnostic.message}") from None
+        raise ToolError(
+            f"{file.name} is no trace: {error.diagnostic.message}",
+            hint="jax.profiler.trace('DIR') around the step writes DIR/…/*.trace.json.gz",
+        ) from None
     events = cast("_Json", document).get("traceEvents") if isinstance(document, dict) else None
     if not isinstance(events, list):
         raise ToolError(f"{file.name} has no 'traceEvents', which a Chrome trace has")

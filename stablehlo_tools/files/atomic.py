@@ -23,22 +23,28 @@ def read_input(path: str | os.PathLike[str]) -> tuple[bytes, str]:
             return sys.stdin.buffer.read(), "<stdin>"
         return Path(name).read_bytes(), name
     except OSError as error:
-        hint = _nearby(Path(name)) if isinstance(error, FileNotFoundError) else ""
-        failure = ToolError(f"cannot read the file: {error.strerror}", hint=hint)
+        failure = unreadable(name, error)
         failure.input_name = name
         raise failure from None
 
 
-def _nearby(path: Path) -> str:
-    """What may have been meant by a path that leads nowhere."""
+def unreadable(name: str, error: OSError) -> ToolError:
+    """What is said of a file that cannot be read, with the one that may have been meant."""
+    hint, near = _nearby(Path(name)) if isinstance(error, FileNotFoundError) else ("", "")
+    said = f"cannot read the file: {error.strerror}"
+    return ToolError(said, hint=hint, instead=(name, near) if near else None)
+
+
+def _nearby(path: Path) -> tuple[str, str]:
+    """What to try for a path that leads nowhere, and the path that may have been meant."""
     folder = path.parent
     if not folder.is_dir():
-        return f"another path: there is no directory {os.path.realpath(folder)!r}"
+        return f"another path: there is no directory {os.path.realpath(folder)!r}", ""
     names = sorted(each.name for each in folder.iterdir() if each.is_file())
     close = nearest(path.name, names)
     if close:
-        return os.fspath(folder / close)
-    return f"another path: it was looked for in {os.path.realpath(folder)!r}"
+        return "", os.fspath(folder / close)
+    return f"another path: it was looked for in {os.path.realpath(folder)!r}", ""
 
 
 def check_writable(path: str | os.PathLike[str]) -> None:

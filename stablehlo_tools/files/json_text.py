@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO, NoReturn, cast
 
 from stablehlo_tools.diagnostics import Place, ToolError
-from stablehlo_tools.files.atomic import STDIN, read_input
+from stablehlo_tools.files.atomic import STDIN, read_input, unreadable
 
 MOST_BYTES = 512 * 2**20
 DEEPEST = 100
@@ -49,7 +49,7 @@ def read_bounded(path: str | os.PathLike[str]) -> bytes:
             with Path(path).open("rb") as file:
                 data = _at_most(file)
         except OSError as error:
-            raise ToolError(f"cannot read the file: {error.strerror}") from None
+            raise unreadable(os.fspath(path), error) from None
     if len(data) > MOST_BYTES:
         raise ToolError(f"the file has more than {_mebibytes()}, and so much is not read")
     return _inflated(data) if data.startswith(_GZIP) else data

@@ -72,7 +72,9 @@ def _refused(message: str, source: HloText) -> ToolError:
         line, column = int(where.group(1)), int(where.group(2))
         line = source.origins[line - 1] if line <= len(source.origins) else line
         return ToolError(
-            f"not HLO text that XLA can read: {where.group(3)}", Place(None, line, column)
+            f"not HLO text that XLA can read: {where.group(3)}",
+            Place(None, line, column),
+            hint="have XLA write it: XLA_FLAGS='--xla_dump_to=DIR --xla_dump_hlo_as_text'",
         )
     named = _NAMED.search(message)
     line = source.line_of_name(named.group(1)) if named else 0

@@ -62,7 +62,11 @@ def load(directory: str | os.PathLike[str]) -> RankSet:
     """
     root = Path(directory)
     if root.exists() and not root.is_dir():
-        raise _in_file(ToolError("this is no directory of rank programs"), os.fspath(root))
+        refusal = ToolError(
+            "this is no directory of rank programs",
+            hint="stablehlo-tools expand-mpmd step.jax_export -o ranks --schedule 1f1b --ranks 2",
+        )
+        raise _in_file(refusal, os.fspath(root))
     (path,) = files_in(root, [NAME])
     with naming(os.fspath(path)):
         manifest = decode_manifest(read_bounded(path))

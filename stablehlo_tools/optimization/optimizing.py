@@ -43,6 +43,7 @@ from stablehlo_tools.targets.topologies import check_installed, compiler_version
 DEFAULT_BUDGET = 600.0  # seconds
 _GIB = 2.0**30
 _TO_FINISH = 600.0  # seconds, beyond the budget, to rewrite an answer in one go and prove it
+_PIPELINE = "expand-pipeline"  # the pass that takes the axis for one
 _MOST_WORKERS = 8  # a compiler of a large program takes some GiB
 
 
@@ -293,6 +294,7 @@ class _Optimizer:
         assert best.figures is not None
         options = self._options(search, best, base)
         said = best.module.said if best.module is not None else ()
+        remarks = [*remarks, *self._no_pipeline(search.outcome.refused)]
         return Optimum(
             artifact=artifact,
             pipeline=str(best.candidate),
@@ -307,10 +309,16 @@ class _Optimizer:
             proof=proof,
             seconds=time.monotonic() - self._began,
             schedules=(self._schedule(base.figures), self._schedule(best.figures)),
-            remarks=tuple(filter(None, (base.figures.stand_in, *remarks, *said))),
+            remarks=tuple(dict.fromkeys(filter(None, (base.figures.stand_in, *remarks, *said)))),
             given=self._request.options,
             options=options,
         )
+
+    def _no_pipeline(self, refused: dict[str, str]) -> list[str]:
+        """Why no pipeline was found over the axis that was named for one."""
+        axis = self._request.pipeline_axis
+        whys = [why for text, why in refused.items() if text.startswith(_PIPELINE)]
+        return [f"no pipeline over {axis!r}: {whys[0]}"] if axis is not None and whys else []
 
     def _options(self, search: Search, best: Trial, base: Trial) -> tuple[OptionTrial, ...]:
         """What compiler options give, where there is anything that they may be about."""

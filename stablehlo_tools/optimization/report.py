@@ -11,7 +11,7 @@ from stablehlo_tools.optimization.figures import NEVER, Figures
 from stablehlo_tools.optimization.optimizing import Optimum
 from stablehlo_tools.optimization.option_trials import OptionTrial, gaining
 from stablehlo_tools.optimization.road import Candidate
-from stablehlo_tools.optimization.searching import Trial
+from stablehlo_tools.optimization.searching import Trial, candidates
 from stablehlo_tools.overlap.collective_times import CollectiveRow
 from stablehlo_tools.report.document import Document, ProgramReport, Section
 from stablehlo_tools.report.exposure import program_report
@@ -92,7 +92,7 @@ def _lines(optimum: Optimum) -> Iterator[str]:
     yield from (f"  note: {remark}" for remark in optimum.remarks)
     yield ""
     compiled = len(optimum.trials) - 1
-    yield f"  {compiled} candidates in {optimum.seconds:.0f} s; {optimum.ended}"
+    yield f"  {candidates(compiled)} in {optimum.seconds:.0f} s; {optimum.ended}"
     ranked = _ranked(optimum)
     for trial in ranked[:_MOST_TRIALS]:
         time, ratio, peak, expected = _columns(trial, optimum)
@@ -266,7 +266,7 @@ def _sections(optimum: Optimum) -> Iterator[Section]:
     yield Section("What was taken", "", ("", ""), tuple(rows))
     yield Section(
         "What was tried",
-        f"{len(optimum.trials) - 1} candidates in {optimum.seconds:.0f} s; {optimum.ended}. In "
+        f"{candidates(len(optimum.trials) - 1)} in {optimum.seconds:.0f} s; {optimum.ended}. In "
         "brackets what the model made the search expect.",
         ("time", "of the export's", "peak", "expected", "pipeline"),
         tuple((*_columns(trial, optimum), _named(trial)) for trial in _ranked(optimum)),

@@ -81,6 +81,11 @@ class Outcome:
     ended: str = ""
 
 
+def candidates(count: int) -> str:
+    """`1 candidate`, `2 candidates`."""
+    return f"{count} candidate{'' if count == 1 else 's'}"
+
+
 def rank(figures: Figures, memory: float) -> tuple[float, float]:
     """What comes first is better: what fits, then what is faster; else what needs less memory."""
     excess = max(0.0, figures.needed_bytes - memory)
@@ -138,7 +143,7 @@ class Search:
             with ThreadPoolExecutor(self._workers) as pool:
                 self._rounds(road, pool)
         except OutOfTimeError:
-            self.outcome.ended = "interrupted" if self._stop.is_set() else "the budget was spent"
+            self.outcome.ended = self._cut_short()
         refused = self._refused.items()
         self.outcome.refused = {text: why for text, why in refused if text not in self._accepted}
 
@@ -166,10 +171,16 @@ class Search:
                 ]
                 compiled = self._all([pool.submit(self._compiled_trial, t) for t in trials])
         except OutOfTimeError:
-            self.outcome.ended = "the budget was spent"
+            self.outcome.ended = f"looking up an earlier run, {self._cut_short()}"
             return
         self.outcome.trials += [future.result() for future in compiled]
-        self.outcome.refused, self.outcome.ended = record["refused"], record["ended"]
+        self.outcome.refused = record["refused"]
+        self.outcome.ended = (
+            f"looked up from an earlier run, in which {record['ended']}; --no-cache searches anew"
+        )
+
+    def _cut_short(self) -> str:
+        return "interrupted" if self._stop.is_set() else "the budget was spent"
 
     def replace(self, trial: Trial, other: Trial) -> bool:
         """Puts another trial in the place of one; whether that is now the best."""
@@ -310,7 +321,8 @@ class Search:
             left = self._limits.candidates - (len(self.outcome.trials) - 1)
             count = min(count, left)
             if hopeful and left <= 0:
-                self.outcome.ended = f"{self._limits.candidates} candidates were compiled"
+                most = self._limits.candidates
+                self.outcome.ended = f"{candidates(most)} {'was' if most == 1 else 'were'} compiled"
         chosen = _varied(hopeful, max(count, 0))
         self._waiting = [trial for trial in self._waiting if trial not in chosen]
         return chosen

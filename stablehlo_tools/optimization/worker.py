@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.cost.hardware import Hardware
-from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.diagnostics import ToolError, rendered
 from stablehlo_tools.optimization.figures import NEVER, Figures
 from stablehlo_tools.overlap.task_graph import TaskGraph, TaskKind
 from stablehlo_tools.processes.child import serve
@@ -58,7 +58,7 @@ def _rewrite(head: dict[str, Any]) -> Answer:
     reported = run_pipeline(artifact, pipeline)
     answer = {
         **_predicted(artifact, _hardware(head)),
-        "said": [diagnostic.render(artifact.name) for diagnostic in reported.collected],
+        "said": rendered(reported.collected, artifact.name),
     }
     return answer, bindings.write_bytecode(artifact.module)
 

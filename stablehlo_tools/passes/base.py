@@ -23,6 +23,13 @@ class Pass(ABC):
     def run(self, module: ir.Module, diagnostics: Diagnostics) -> None:
         """Rewrites the module in place. Raises ToolError, and may then leave it half-rewritten."""
 
+    @classmethod
+    def done_elsewhere(cls, option: str, value: str) -> tuple[str, str] | None:
+        """For a value that an option does not take, and something else does: what is said of that,
+        and what to try."""
+        del option, value
+        return None
+
     def __str__(self) -> str:
         """The pass as pipeline text, with the options that differ from their defaults."""
         texts = [

@@ -21,9 +21,9 @@ from stablehlo_tools.diagnostics import (
     Diagnostics,
     ToolError,
     captured,
-    did_you_mean,
     first_line,
     from_mlir_error,
+    nearest,
 )
 from stablehlo_tools.passes.base import Pass
 from stablehlo_tools.passes.parser import PassText, parse_pipeline_text
@@ -216,27 +216,49 @@ def _parsed_options(pass_class: type[Pass], part: PassText) -> dict[str, Any]:
         if name not in known:
             raise _no_option(part.name, name, list(known))
         if known[name] in values:
-            raise ToolError(f"pass {part.name!r}: option {name!r} is given twice")
+            raise ToolError(
+                f"pass {part.name!r}: option {name!r} is given twice", hint=_help_of(part.name)
+            )
         try:
             values[known[name]] = _parse_value(text, hints[known[name]])
         except ValueError as error:
-            raise ToolError(f"pass {part.name!r}: option {name!r} {error}") from None
+            said = f"pass {part.name!r}: option {name!r} {error}"
+            raise _wrong_value(pass_class, name, text or "", said, hints[known[name]]) from None
     missing = [
         name
         for name, attribute in known.items()
         if attribute not in values and _is_required(pass_class, attribute)
     ]
     if missing:
-        raise ToolError(f"pass {part.name!r} needs the option {missing[0]!r}")
+        raise ToolError(
+            f"pass {part.name!r} needs the option {missing[0]!r}", hint=_help_of(part.name)
+        )
     return values
 
 
+def _wrong_value(pass_class: type[Pass], option: str, text: str, said: str, hint: Any) -> ToolError:
+    """What is said of a value that an option does not take: whose it is, or what was meant."""
+    elsewhere = pass_class.done_elsewhere(option, text)
+    if elsewhere is not None:
+        return ToolError(f"{said}; {elsewhere[0]}", hint=elsewhere[1])
+    near = nearest(text.lower(), _choices(hint))
+    if not near:
+        return ToolError(said, hint=_help_of(pass_class.name))
+    return ToolError(f"{said}; did you mean {near!r}?", instead=(text, near))
+
+
 def _no_option(pass_name: str, option: str, known: list[str]) -> ToolError:
-    meant = f"{did_you_mean(option, known)} ".lstrip()
-    said = (
-        f"pass {pass_name!r} has no option {option!r}; {meant}it has: {', '.join(known) or 'none'}"
+    near = nearest(option, known)
+    meant = f"did you mean {near!r}? " if near else ""
+    return ToolError(
+        f"pass {pass_name!r} has no option {option!r}; {meant}it has: {', '.join(known) or 'none'}",
+        hint=_help_of(pass_name),
+        instead=(option, near) if near else None,
     )
-    return ToolError(said, hint=f"stablehlo-tools opt --help {pass_name}")
+
+
+def _help_of(pass_name: str) -> str:
+    return f"stablehlo-tools opt --help {pass_name}"
 
 
 def _is_required(pass_class: type[Pass], attribute: str) -> bool:
@@ -251,14 +273,20 @@ def _parse_value(text: str | None, hint: Any) -> Any:
         return _parse_bool(text)
     if text is None:
         raise ValueError("needs a value")
-    if typing.get_origin(hint) is Literal:
-        choices = [str(choice) for choice in typing.get_args(hint)]
+    choices = _choices(hint)
+    if choices:
         if text not in choices:
             raise ValueError(f"takes {' or '.join(choices)}, not {text!r}")
         return text
     if typing.get_origin(hint) is tuple:
         return tuple(_parse_value(item, typing.get_args(hint)[0]) for item in text.split(","))
     return _parse_scalar(text, hint)
+
+
+def _choices(hint: Any) -> list[str]:
+    """What a Literal allows; nothing of other types."""
+    literal = typing.get_origin(hint) is Literal
+    return [str(choice) for choice in typing.get_args(hint)] if literal else []
 
 
 def _parse_bool(text: str | None) -> bool:

@@ -10,7 +10,7 @@ import importlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from stablehlo_tools.diagnostics import ToolError, did_you_mean
+from stablehlo_tools.diagnostics import ToolError, nearest
 
 if TYPE_CHECKING:
     from stablehlo_tools.passes.base import Pass
@@ -208,7 +208,10 @@ def find_pass(name: str) -> type[Pass] | None:
 
 def unknown_pass(name: str) -> ToolError:
     """What to say of a name that neither this registry nor MLIR knows."""
-    known = [*PASSES, *NAMED, "cse", "canonicalize", "symbol-dce"]
-    hint = did_you_mean(name, known) or f"passes here: {', '.join(PASSES)}"
-    said = f"unknown pass {name!r}: neither in this toolkit nor registered in MLIR; {hint}"
-    return ToolError(said, hint="stablehlo-tools opt --list-passes")
+    near = nearest(name, [*PASSES, *NAMED, "cse", "canonicalize", "symbol-dce"])
+    hint = f"did you mean {near!r}?" if near else f"passes here: {', '.join(PASSES)}"
+    return ToolError(
+        f"unknown pass {name!r}: neither in this toolkit nor registered in MLIR; {hint}",
+        hint="stablehlo-tools opt --list-passes",
+        instead=(name, near) if near else None,
+    )

@@ -67,13 +67,15 @@ def explained(present: Activity, code: int, overdue: bool, errors: int | None) -
     `errors` is the file with its standard error; `overdue`: it was ended for taking too long.
     """
     how = f"{present.actor} {_how(present, code, overdue)}"
+    hint = ""
     if present.reason:
         message = f"{present.reason} ({how})"
     elif present.actor == READER:
-        message = f"damaged, or nested too deeply: {how}; write or export it again"
+        message = f"damaged, or nested too deeply: {how}"
+        hint = "copy the file again, or write it again"
     else:
         message = f"{how}; no file was written"
-    error = ToolError(message, notes=last_words(_end_of(errors)))
+    error = ToolError(message, notes=last_words(_end_of(errors)), hint=hint)
     error.input_name = present.input_name or None
     return error
 

@@ -97,7 +97,8 @@ def program_report(
         collectives=collective_rows(graph, simulation),
         loops=loop_rows(graph, simulation),
         kernels=kernel_rows(graph),
-        notes=(*notes, *_notes(graph, simulation)),
+        # Two loops on one line of the model, or copies of one, are told of once.
+        notes=tuple(dict.fromkeys((*notes, *_notes(graph, simulation)))),
         pipelines=pipelines,
         draw=draw,
     )

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.diagnostics import ToolError, nearest
 from stablehlo_tools.schedules.explicit_tables import with_communication
 from stablehlo_tools.schedules.generators.named import AUTO, MOST_CHUNKS, NAMED, Entry, buildable
 from stablehlo_tools.schedules.setting import Costs, Setting
@@ -29,8 +29,13 @@ def build(name: str, setting: Setting) -> Table:
     """The named schedule for a setting. Raises ToolError for an unknown name or setting."""
     entry = {entry.name: entry for entry in _ENTRIES}.get(name)
     if entry is None:
-        known = ", ".join(entry.name for entry in _ENTRIES)
-        raise ToolError(f"no schedule is called {name!r}; there are: {known}")
+        known = [entry.name for entry in _ENTRIES]
+        near = nearest(name.lower(), known)
+        meant = f"did you mean {near!r}? " if near else ""
+        raise ToolError(
+            f"no schedule is called {name!r}; {meant}there are: {', '.join(known)}",
+            instead=(name, near) if near else None,
+        )
     return entry.table(setting)
 
 

@@ -106,8 +106,9 @@ def write_suite(
     for each in (LIT_CONFIG, WORKFLOW, name):
         if (root / each).exists():
             raise ToolError(
-                f"{str(root / each)!r} is there already",
-                hint=f"stablehlo-tools make-test INPUT -p {chosen} -o {root / 'another.mlir'}",
+                f"{str(root / each)!r} is there already, and --init begins a suite: "
+                "-o TEST.mlir adds a test to one",
+                instead=(folder, f"{root}-2"),
             )
     test = _first_test(loaded, chosen, str(root / name), full=full, cost=cost)
     if given is None:

@@ -80,6 +80,7 @@ from stablehlo_tools.ir.inline import inline_all_calls
 from stablehlo_tools.ir.token_chain import refuse_tokens
 from stablehlo_tools.passes.base import Pass
 from stablehlo_tools.passes.road import Milestone, Stage, When
+from stablehlo_tools.schedules.catalogue import entries
 from stablehlo_tools.transforms.parts.expand_pipeline.emit import PlanWriter
 from stablehlo_tools.transforms.parts.expand_pipeline.expansion_plan import (
     TRAINING,
@@ -126,6 +127,15 @@ class ExpandPipelinePass(Pass):
     dimension: int = 0
     layout: Literal["layers", "pipeline"] = "layers"
     explain: bool = False
+
+    @classmethod
+    def done_elsewhere(cls, option: str, value: str) -> tuple[str, str] | None:
+        """Of schedules that take a program for each rank."""
+        named = {each.name: each for each in entries() if each.training and not each.sliced}
+        if option != "schedule" or value not in named:
+            return None
+        words = f"expand-mpmd INPUT -o ranks --schedule {value} --ranks 4 --microbatches 8"
+        return f"expand-mpmd runs {value}, by a program for each rank", f"stablehlo-tools {words}"
 
     def run(self, module: ir.Module, diagnostics: Diagnostics) -> None:
         """Rewrites the module in place."""

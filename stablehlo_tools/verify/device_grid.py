@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from stablehlo_tools.analysis.collectives import Collective, ModuleFacts, find_collectives
+from stablehlo_tools.analysis.collectives import ModuleFacts, find_collectives, unnumbered_replicas
 from stablehlo_tools.analysis.replica_groups import (
     AxisRef,
     DeviceMesh,
@@ -54,7 +54,7 @@ def inferred_grid(module: ir.Module) -> ProcessGrid:
         )
     partitions = max([grid.num_partitions, *(mesh.size for mesh in facts.meshes.values())])
     if grid.num_replicas == 1 and partitions == 1:
-        return ProcessGrid(_unnumbered_replicas(find_collectives(module)), 1)
+        return ProcessGrid(unnumbered_replicas(find_collectives(module)), 1)
     return ProcessGrid(grid.num_replicas, partitions)
 
 
@@ -88,24 +88,6 @@ def _states_sharding(op: ir.Operation) -> bool:
         for entry in ir.ArrayAttr(attributes[which])
         for name in _SHARDINGS
     )
-
-
-def _unnumbered_replicas(collectives: list[Collective]) -> int:
-    """Replicas of collectives whose groups are empty: as many as a gather's sizes show, or 2."""
-    replicas = 1
-    for collective in collectives:
-        groups = collective.inner.attributes.get("replica_groups")
-        if not isinstance(groups, ir.DenseIntElementsAttr) or len(groups):
-            continue
-        operand, result = (
-            ir.RankedTensorType(values[0].type).shape
-            for values in (collective.inner.operands, collective.inner.results)
-        )
-        ratios = [
-            max(a, b) // max(min(a, b), 1) for a, b in zip(operand, result, strict=True) if a != b
-        ]
-        replicas = max([replicas, 2, *ratios])
-    return replicas
 
 
 _SAME_REPLICAS = "mhlo.is_same_data_across_replicas"

@@ -47,7 +47,7 @@ def test_errors_and_what_to_try_are_in_colour_on_a_terminal(tmp_path: Path):
     code, said = on_a_terminal(["opt", missing])
     assert code == 2
     assert f"{missing}: {RED}error{RESET}: cannot read the file: No such file" in said
-    assert f"{GREEN}try{RESET}: {tmp_path / 'step.mlir'}\n" in said
+    assert f"{GREEN}try{RESET}: stablehlo-tools opt {tmp_path / 'step.mlir'}\n" in said
 
 
 @pytest.mark.parametrize("variables", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])

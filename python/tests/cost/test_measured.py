@@ -194,15 +194,15 @@ def test_a_trace_without_xla_ops_is_refused(tmp_path: Path):
     [
         (
             gzip.compress(b'{"traceEvents": []}', mtime=0)[:-9],
-            "x.trace.json.gz: cannot inflate the file",
+            "x.trace.json.gz is no trace: cannot inflate the file",
         ),
         (
             b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\x03\xff\xff",
-            "x.trace.json.gz: cannot inflate the file",
+            "x.trace.json.gz is no trace: cannot inflate the file",
         ),
-        (gzip.compress(b"{", mtime=0), "x.trace.json.gz: this is no JSON"),
+        (gzip.compress(b"{", mtime=0), "x.trace.json.gz is no trace: this is no JSON"),
         (gzip.compress(b"[]", mtime=0), "x.trace.json.gz has no 'traceEvents'"),
-        (b"", "x.trace.json.gz: this is no JSON"),
+        (b"", "x.trace.json.gz is no trace: this is no JSON"),
     ],
 )
 def test_a_broken_trace_is_refused(tmp_path: Path, data: bytes, message: str):

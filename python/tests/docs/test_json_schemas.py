@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import jsonschema
@@ -15,6 +16,7 @@ from stablehlo_tools.cli.parsers import parser_of
 
 ROOT = Path(__file__).parents[3]
 INPUTS = ROOT / "lit_tests" / "cli" / "Inputs"
+LAYERS = ROOT / "lit_tests" / "analysis" / "inspect_pipeline.mlir"
 PAIR = ROOT / "python" / "tests" / "fixtures" / "torch_xla" / "deadlock_pair"
 STEP = """
 module attributes {mhlo.num_partitions = 2 : i32} {
@@ -32,16 +34,23 @@ func.func @main(%x: tensor<8xf32>) -> tensor<8xf32> {
 """
 FAST = {
     "inspect": "inspect step.mlir",
+    "inspect, of a pipeline": "inspect pipeline.mlir",
     "inspect-timed": "inspect step.mlir --hardware h100",
     "check-order": "check-order step.mlir",
     "check-order, may deadlock": f"check-order {PAIR}/notoken_r0.mlir {PAIR}/notoken_r1.mlir",
     "verify": "verify step.mlir step.mlir",
+    "verify, of a twin": "verify step.mlir step.mlir --twin always --trials 1",
     "compile": "compile step.mlir --target cpu",
     "doctor": "doctor",
     "expand-mpmd": f"expand-mpmd {INPUTS}/two_layers.mlir --schedule 1f1b --ranks 2 -o set",
     "expand-mpmd-compare": f"expand-mpmd {INPUTS}/two_layers.mlir --ranks 2 --compare",
     "check-mpmd": f"check-mpmd {INPUTS}/rank_set",
     "run-mpmd": f"run-mpmd {INPUTS}/rank_set",
+    "schedule": "schedule zb-v --stages 2 --microbatches 4 --format json",
+    "schedule, searched": "schedule auto --stages 2 --microbatches 2 --format json",
+    "schedule, of slices": "schedule seq1f1b --slices 2 --stages 2 --microbatches 2 --format json",
+    "schedule-compare": "schedule compare --stages 2 --microbatches 3 --format json",
+    "schedule-invalid": "schedule twice.csv --format json",
     "overlap-graph": f"overlap-graph {INPUTS}/overlap_graph.json -o schedule.json",
 }
 SLOW = {"optimize": "optimize step.mlir --target gpu --budget 5 -o fast.mlir"}
@@ -49,7 +58,12 @@ SLOW = {"optimize": "optimize step.mlir --target gpu --budget 5 -o fast.mlir"}
 
 def validate(name: str, command: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "step.mlir").write_text(STEP)
-    assert main([*command.split(), "--json"]) in (0, 1)
+    if "pipeline.mlir" in command:
+        expand = ["-p", "expand-pipeline{microbatches=4}", "-o", "pipeline.mlir"]
+        assert main(["opt", str(LAYERS), *expand]) == 0
+    (folder / "twice.csv").write_text("0F0,0F0\n1F0\n")
+    words = command.split()
+    assert main(words if words[-1] == "json" else [*words, "--json"]) in (0, 1)
     schema = json.loads((SCHEMAS / f"{name.partition(',')[0]}.json").read_text())
     jsonschema.validate(json.loads(capsys.readouterr().out), schema)
 
@@ -70,9 +84,13 @@ def test_optimize_prints_the_fields_of_its_schema(
     validate("optimize", SLOW["optimize"], tmp_path, capsys)
 
 
+def _prints_json(help_text: str) -> bool:
+    return "--json" in help_text or re.search(r"--format \{[\w,]*json", help_text) is not None
+
+
 def test_every_command_with_json_has_a_schema_and_a_run() -> None:
     _, parsers = parser_of(COMMANDS)
-    printing = {name for name, parser in parsers.items() if "--json" in parser.format_help()}
+    printing = {name for name, parser in parsers.items() if _prints_json(parser.format_help())}
     ran = {command.split()[0] for command in [*FAST.values(), *SLOW.values()]}
     assert ran == printing
     names = {name.partition(",")[0] for name in [*FAST, *SLOW]}

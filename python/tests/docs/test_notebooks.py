@@ -6,7 +6,7 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_notebook, new_output
 
-from docs import notebooks
+from docs import notebook_pages, notebooks
 
 # Searches among compiled programs: two minutes of CPU.
 LONG = {"from-jax-jit-to-a-faster-artifact"}
@@ -39,6 +39,28 @@ def test_notebook_is_stored_whole_and_small(path: Path):
 
 def test_three_stories():
     assert len(NAMES) == 3
+
+
+@pytest.mark.parametrize(
+    "path", sorted(notebooks.FOLDER.glob("*.ipynb")), ids=lambda path: path.stem
+)
+def test_a_page_of_the_site_has_all_of_a_notebook(path: Path):
+    page = notebook_pages.page(path)
+    assert page.startswith("# ")
+    for cell in nbformat.read(path, as_version=4).cells:
+        assert cell.source.strip().splitlines()[-1] in page
+        for output in cell.get("outputs", []):
+            printed = output.text if output.output_type == "stream" else output.data["text/plain"]
+            assert printed.rstrip() in page
+
+
+def test_a_page_has_no_output_that_is_left_out(tmp_path: Path):
+    cell = new_code_cell("figure")
+    cell.outputs = [new_output("display_data", data={"image/png": ""})]
+    path = tmp_path / "drawn.ipynb"
+    nbformat.write(new_notebook(cells=[cell]), path)
+    with pytest.raises(ValueError, match="display_data has no text"):
+        notebook_pages.page(path)
 
 
 def test_other_output_is_found(tmp_path: Path):

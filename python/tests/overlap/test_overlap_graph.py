@@ -159,21 +159,21 @@ def test_without_the_solver(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--memory-limit", "much"], "argument --memory-limit: 'much' is no amount of memory"),
-        (["--memory-limit", "-1"], "argument --memory-limit: '-1' is no amount of memory"),
-        (["--memory-limit", "nan"], "argument --memory-limit: 'nan' is no amount of memory"),
-        (["--in-flight", "0"], "argument --in-flight: 0 is no number of transfers from 1 up"),
-        (["--in-flight", "1.5"], "argument --in-flight: 1.5 is no number of transfers from 1 up"),
+        (["--memory-limit", "much"], "--memory-limit: 'much' is no amount of memory"),
+        (["--memory-limit", "-1"], "--memory-limit: '-1' is no amount of memory"),
+        (["--memory-limit", "nan"], "--memory-limit: 'nan' is no amount of memory"),
+        (["--in-flight", "0"], "--in-flight: 0 is no number of transfers from 1 up"),
+        (["--in-flight", "1.5"], "--in-flight: 1.5 is no number of transfers from 1 up"),
         (["--time-limit", "5"], "--time-limit is of the solver: give --exact with it"),
         (
             ["--compute-overlap-multiplier", "0"],
-            "argument --compute-overlap-multiplier: compute that hides nothing",
+            "--compute-overlap-multiplier: compute that hides nothing",
         ),
         (
             ["--exact", "--compute-overlap-multiplier", "2"],
             "the solver takes the times as they are",
         ),
-        (["--exact", "--time-limit", "0"], "argument --time-limit: the solver needs time"),
+        (["--exact", "--time-limit", "0"], "--time-limit: the solver needs time"),
     ],
 )
 def test_usage(words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):

@@ -233,7 +233,9 @@ def test_every_schedule_takes_uneven_stages(entry: Entry) -> None:
 
 def test_unknown_names_and_chunks_say_what_there_is() -> None:
     setting = Setting(4, 8, unit_costs(4))
-    with pytest.raises(ToolError, match="no schedule is called 'zb-3p'; there are: gpipe, "):
+    with pytest.raises(
+        ToolError, match=r"is called 'zb-3p'; did you mean 'zb-\dp'. there are: gpipe, "
+    ):
         build("zb-3p", setting)
     with pytest.raises(ToolError, match="1f1b has 1 chunk a rank, not 2"):
         build("1f1b", Setting(4, 8, unit_costs(4), chunks=2))

@@ -206,6 +206,24 @@ def test_a_task_says_where_it_comes_from():
     assert named(task_graph, "p").op == "parameter"
 
 
+def test_a_collective_without_a_source_line_has_the_nearest() -> None:
+    reduced = """f32[4]{0} all-reduce(%NAME), channel_id=1, use_global_device_ids=true,
+            .. replica_groups={{0,1,2,3,4,5,6,7}}, to_apply=%add"""
+    found = graph(
+        f"""%p = f32[4]{{0}} parameter(0)
+        %of_argument = {reduced.replace("NAME", "p")}, metadata={{op_name="w['up']"}}
+        %a = f32[4]{{0}} negate(%of_argument), metadata={{source_file="m.py" source_line=4}}
+        %b = f32[4]{{0}} copy(%a)
+        %behind = {reduced.replace("NAME", "b")}
+        %first = {reduced.replace("NAME", "p")}
+        %c = f32[4]{{0}} add(%first, %behind), metadata={{source_file="m.py" source_line=7}}
+        ROOT %d = f32[4]{{0}} negate(%c)""",
+        "add: %q = f32[] parameter(0)\nROOT %r = f32[] add(%q, %q)",
+    )
+    places = {name: named(found, name).place for name in ("of_argument", "behind", "first")}
+    assert places == {"of_argument": "w['up']", "behind": "near m.py:4", "first": "near m.py:7"}
+
+
 class Measured:
     """Knows the time of some names."""
 

@@ -85,8 +85,9 @@ def test_nothing_is_written_over(
     (tmp_path / "artifacts" / "lit.cfg.py").write_text("mine")
     assert main(["make-test", "--init", "artifacts"]) == 2
     assert capsys.readouterr().err.splitlines() == [
-        "stablehlo-tools: error: 'artifacts/lit.cfg.py' is there already",
-        "try: stablehlo-tools make-test INPUT -p thread-tokens -o artifacts/another.mlir",
+        "stablehlo-tools: error: 'artifacts/lit.cfg.py' is there already, and --init begins a "
+        "suite: -o TEST.mlir adds a test to one",
+        "try: stablehlo-tools make-test --init artifacts-2",
     ]
     assert [path.name for path in (tmp_path / "artifacts").iterdir()] == ["lit.cfg.py"]
 

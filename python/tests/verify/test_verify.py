@@ -481,7 +481,8 @@ def test_the_command_says_yes_and_no(tmp_path: Path, capsys: pytest.CaptureFixtu
         "differs: output 0, f32[2]: 1 of 2 elements, largest absolute difference 0.5\n"
         "  first at [1]: 2.0 before, 2.5 after\n"
         "compared bitwise, in trial 0\n"
-        "try: --rtol 1e-4 --atol 1e-6, if floats may be added up in another order\n"
+        "floats that are added up in another order differ like this: tolerances allow it\n"
+        f"try: stablehlo-tools verify {a} {b} --rtol 1e-4 --atol 1e-6\n"
     )
     assert main(["verify", a, b, "--json", "--rtol", "0.2"]) == 1
     answer = json.loads(capsys.readouterr().out)

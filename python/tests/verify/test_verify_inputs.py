@@ -190,12 +190,12 @@ def test_what_decides_is_named_where_programs_differ(
     artifacts.save(counted("%h"), after)
     words = ["verify", str(before), str(after), "--trials", "2"]
     assert main([*words, "--set", "0=3"]) == 1
-    assert "hint" not in capsys.readouterr().out
+    assert "note" not in capsys.readouterr().out
     assert main([*words, "--set", "0=0"]) == 0
     capsys.readouterr()
     assert main(words) == 1
     told = capsys.readouterr().out
-    assert "hint: input 0, an integer, decides how often a loop runs" in told
+    assert "note: input 0, an integer, decides how often a loop runs" in told
     assert "--set 0=VALUE" in told
 
 

@@ -244,6 +244,7 @@ class Issuer:
             ns=ns,
             deps=tasks_of(*operands),
             communication=sent,
+            place=self.module.origin(instruction),
         )
         return in_flight(value, (len(self.builder.tasks) - 1,))
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -39,6 +39,8 @@ _TARGET = re.compile(r'custom_call_target="([^"]*)"')
 _CHAIN = re.compile(r'chain_id="([^"]*)"')
 _FRAME = re.compile(r"stack_frame_id=(\d+)")
 _SOURCE = re.compile(r'source_file="([^"]*)"(?:[^}]*?source_line=(\d+))?')
+_OF_ARGUMENT = re.compile(r"\(?[A-Za-z_]\w*(\.\w+)*\[")  # `batch['x']`, `(flat[2]:flat[0])`
+_FAR = 64  # instructions: what is further away says nothing
 _TABLE_ROW = re.compile(r"(\d+) (.*)$")
 _ALIASING = re.compile(r", output_to_operand_aliasing=\{\{\}: \(0, \{\}\)\}")
 _ALIAS = re.compile(r"\{([\d, ]*)\}: \((\d+), \{([\d, ]*)\}")
@@ -84,6 +86,67 @@ class HloModule:
             return self._tables.place(int(frame.group(1)))
         source = _SOURCE.search(instruction.line, instruction.after_opcode)
         return _short_place(source.group(1), source.group(2) or "") if source else ""
+
+    def origin(self, instruction: HloInstruction) -> str:
+        """The place of an instruction; of one that the partitioner added or the combiner made of
+        several, the argument that it is of, or the place of the nearest that it takes something of,
+        or else that takes its result: `near file.py:line`. Empty where none has one."""
+        own = self.place(instruction) or _argument(instruction)
+        computation = self._holders.get(instruction.name)
+        if own or computation is None:
+            return own
+        for around in (_operands_of, _users_of):
+            for other in _nearest(instruction, computation, around):
+                place = self.place(other) or _argument(other)
+                if place:
+                    return f"near {place}"
+        caller = self._callers.get(computation.name)
+        place = "" if caller is None else self.origin(caller)
+        return f"near {place}" if place and not place.startswith("near ") else place
+
+    @cached_property
+    def _holders(self) -> dict[str, Computation]:
+        """The computation that each instruction, by name, stands in."""
+        return {each.name: c for c in self.computations.values() for each in c.instructions}
+
+    @cached_property
+    def _callers(self) -> dict[str, HloInstruction]:
+        """The instruction that calls each computation, by name."""
+        return {
+            called: each
+            for computation in self.computations.values()
+            for each in computation.instructions
+            for called in each.calls
+        }
+
+
+def _argument(instruction: HloInstruction) -> str:
+    """`weights['up']`: the argument that the metadata names instead of a path of calls."""
+    name = instruction.op_name()
+    return name.strip("()") if "/" not in name and _OF_ARGUMENT.match(name) else ""
+
+
+def _operands_of(instruction: HloInstruction, computation: Computation) -> list[HloInstruction]:
+    named = computation.by_name
+    return [named[name] for name in instruction.operands if name in named]
+
+
+def _users_of(instruction: HloInstruction, computation: Computation) -> list[HloInstruction]:
+    return computation.users.get(instruction.name, [])
+
+
+def _nearest(
+    instruction: HloInstruction,
+    computation: Computation,
+    around: Callable[[HloInstruction, Computation], list[HloInstruction]],
+) -> Iterator[HloInstruction]:
+    """The instructions on one side, the nearest first, as far as _FAR of them."""
+    seen, level = {instruction.name}, [instruction]
+    while level and len(seen) < _FAR:
+        level = [other for each in level for other in around(each, computation)]
+        level = [other for other in dict.fromkeys(level) if other.name not in seen]
+        seen.update(other.name for other in level)
+        yield from level
 
 
 @dataclass(frozen=True)

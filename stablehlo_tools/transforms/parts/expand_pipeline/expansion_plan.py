@@ -283,6 +283,7 @@ def _loops(main: ir.Operation, effects: Effects) -> list[LayerLoop]:
             "lax.scan over stacked weights, or run roll-layers first where they are written out "
             "one after the other",
             main.location,
+            hint="stablehlo-tools opt INPUT -p roll-layers -o rolled.mlirbc",
         )
     return loops
 

@@ -186,7 +186,9 @@ def choose(
     uncut = _uncut(every)
     wanted = [loop for loop in uncut if loop.trips == trips]
     if not wanted:
-        raise ToolError(_none(uncut, trips, counts), main.location)
+        unrolled = "stablehlo-tools opt INPUT -p roll-layers -o rolled.mlirbc"
+        hint = "" if every else unrolled  # of layers that are written out one after the other
+        raise ToolError(_none(uncut, trips, counts), main.location, hint=hint)
     one = _numbered(uncut, number, trips, counts, main) if number >= 0 else None
     if one is not None:
         wanted = [loop for loop in wanted if not is_inside(one.op, loop.op)]

@@ -1,0 +1,88 @@
+"""What is tried where a command line cannot be taken is a command that can be."""
+
+import shlex
+
+import pytest
+
+from stablehlo_tools.cli.main import main
+from stablehlo_tools.cli.parsers import parser_of
+from stablehlo_tools.cli.usage_errors import retyped
+
+WRONG = (
+    "optimise x.mlir --target gpu",
+    "--hardware h100 inspect x.mlir",
+    "inspect x.mlir -hardware h100",
+    "inspect x.mlir -hardwre=h100",
+    "inspect x.mlir --hardwre h100",
+    "inspect x.mlir --device h100",
+    "inspect x.mlir --target GPU",
+    "inspect x.mlir --at-most exposed",
+    "compile x.mlir --target cuda",
+    "compile x.mlir --target=cuda",
+    "compile x.mlir",
+    "opt x.mlir --passes 'partition,thread-tokens{form=barrier}'",
+    "opt x.mlir -output y.mlir",
+    "optimize x.mlir",
+    "optimize x.mlir --target gpu --budget sixty",
+    "optimize x.mlir --target gpu --budget=10m",
+    "optimize x.mlir --target gpu --memory-limit 80GiB",
+    "optimize x.mlir --target gpu --candidates 0",
+    "verify a.mlir b.mlir --set x",
+    "verify a.mlir b.mlir --timeout 1h",
+    "expand-mpmd x.mlir -o ranks --ranks four",
+    "lower-mpmd ranks -o gpu",
+    "schedule 1f1b --cost 1",
+    "schedule 1f1b --stages x --microbatches 4",
+    "align-order a.mlir b.mlir",
+)
+
+
+@pytest.mark.parametrize("words", WRONG)
+def test_what_is_tried_can_be_taken(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    error, tried = told(shlex.split(words), capsys)
+    assert "error: " in error
+    program, command, *rest = shlex.split(tried.removeprefix("try: "))
+    assert program == "stablehlo-tools"
+    assert rest != ["--help"], "there is something nearer"
+    parsed, left = parser_of([command])[0].parse_known_args([command, *rest])
+    assert "run" in parsed
+    assert not left
+
+
+def told(words: list[str], capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """The two lines on standard error."""
+    try:
+        code = main(words)
+    except SystemExit as end:
+        code = end.code
+    said = capsys.readouterr()
+    assert code == 2
+    assert not said.out
+    return said.err.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("words", "tried"),
+    [
+        ("optimize x.mlir --target gpu --budget=10m", "--budget=600"),
+        ("optimize x.mlir --target gpu --memory-limit 80GiB", "--memory-limit 80"),
+        ("optimize x0.mlir --target gpu --budget 0 --jobs 1", "x0.mlir --target gpu --budget 60"),
+    ],
+)
+def test_a_number_in_other_units_is_converted(
+    words: str, tried: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert tried in told(shlex.split(words), capsys)[1]
+
+
+@pytest.mark.parametrize("words", ["zzz", "opt x.mlir --fast", "optimize x.mlir --target cpu"])
+def test_where_nothing_is_near_the_help_says_what_there_is(
+    words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert told(shlex.split(words), capsys)[1].endswith(" --help")
+
+
+def test_a_word_is_replaced_whole_before_it_is_within_others() -> None:
+    assert retyped(["opt", "h10.mlir", "h10"], "h10", "h100") == "stablehlo-tools opt h10.mlir h100"
+    assert retyped(["opt", "-p", "a,b{c=d}"], "b", "e") == "stablehlo-tools opt -p 'a,e{c=d}'"
+    assert not retyped(["opt", "x-b"], "b", "e")

@@ -1,0 +1,265 @@
+"""What is said of a command line that cannot be taken: one line, and a command to try.
+
+argparse finds what is wrong and says it in words of its own; here it becomes what was given, what
+is wanted, and, where that can be told, the same command line with the word that was meant.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import re
+import shlex
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from stablehlo_tools.cli.commands import COMMANDS, unknown
+from stablehlo_tools.diagnostics import nearest
+
+PROGRAM = "stablehlo-tools"
+_OF_ARGUMENT = re.compile(r"argument (?P<name>[^:]+): (?P<said>.*)", re.DOTALL)
+_NO_CHOICE = re.compile(r"invalid choice: '(?P<word>.*)' \(choose from ", re.DOTALL)
+_NO_VALUE = re.compile(r"expected (one|at least one|\d+) argument")
+_NO_FLAG = re.compile(r"ignored explicit argument")
+_OF_TYPE = re.compile(r"invalid (?P<type>\w+) value: (?P<word>.*)", re.DOTALL)
+_MISSING = re.compile(r"the following arguments are required: (?P<names>.*)")
+_AMBIGUOUS = re.compile(r"ambiguous option: (?P<word>\S+) could match (?P<options>.*)")
+_NUMBER = re.compile(r"(\d+(?:\.\d+)?)\s*(m|h)?")
+_SECONDS = {None: 1.0, "m": 60.0, "h": 3600.0}
+
+_TARGETS = ("cpu", "gpu", "tpu")  # no one of them is another, misspelt
+
+# What other tools, or people, call what has another name here.
+_OTHER_NAMES = {
+    "cuda": ("gpu",),
+    "nvidia": ("gpu",),
+    "rocm": ("gpu",),
+    "xla:cpu": ("cpu",),
+    "xla:gpu": ("gpu",),
+    "xla:tpu": ("tpu",),
+    "--pass": ("--pipeline",),
+    "--passes": ("--pipeline",),
+    "--device": ("--hardware", "--target"),
+    "--platform": ("--target",),
+    "--backend": ("--target",),
+    "-hw": ("--hardware",),
+    "--hw": ("--hardware",),
+    "--out": ("--output",),
+}
+# By the name that stands for a value in --help.
+_EXAMPLES = {
+    "SECONDS": "60",
+    "GIB": "40",
+    "FIGURE=NUMBER": "exposed_ns=12000",
+    "INDEX=VALUE": "0=1.5",
+    "F,B,W,C": "1,1,1,0",
+    "A[,K]": "1,0.5",
+    "X,T": "0.5,0.1",
+}
+_NUMBERS = ("4", "60", "0.5")
+
+
+@dataclass(frozen=True)
+class CommandLine:
+    """The words of a command line, the arguments of its command, and an example of that."""
+
+    words: Sequence[str]
+    arguments: Sequence[argparse.Action]
+    command: str  # with the program in front
+    example: str
+
+    @property
+    def help(self) -> str:
+        """What prints what the command takes."""
+        return f"{self.command} --help"
+
+    @property
+    def options(self) -> list[str]:
+        """The names of all options."""
+        return [name for each in self.arguments for name in each.option_strings]
+
+    def named(self, name: str) -> argparse.Action | None:
+        """The argument that argparse calls so: `-o/--output`, or INPUT."""
+        for each in self.arguments:
+            spelled = each.option_strings
+            if name in ("/".join(spelled), *spelled, each.metavar, each.dest):
+                return each
+        return None
+
+
+def explained(message: str, line: CommandLine) -> tuple[str, str]:
+    """What argparse says, in words of this tool, and what to try."""
+    missing, ambiguous = _MISSING.match(message), _AMBIGUOUS.match(message)
+    if missing:
+        return _missing(missing["names"].split(", "), line)
+    if ambiguous:
+        options = ambiguous["options"].split(", ")
+        return f"{ambiguous['word']} may be {' or '.join(options)}", line.help
+    of_argument = _OF_ARGUMENT.match(message)
+    argument = line.named(of_argument["name"]) if of_argument else None
+    if of_argument is None or argument is None:
+        return message, line.help
+    return _of_argument(argument, of_argument["said"], line)
+
+
+def unknown_command(words: Sequence[str]) -> tuple[str, str]:
+    """What is said where the first word is no command."""
+    behind = [word for word in words if word in COMMANDS]
+    if words[0].startswith("-"):
+        rest = [word for word in words if word not in behind[:1]]
+        tried = typed([behind[0], *rest]) if behind else f"{PROGRAM} --help"
+        return f"a command stands first, in front of {words[0]}", tried
+    meant = nearest(words[0].lower(), COMMANDS)
+    return unknown(words[0]), typed([meant, *words[1:]]) if meant else f"{PROGRAM} --help"
+
+
+def unknown_words(words: Sequence[str], line: CommandLine) -> tuple[str, str]:
+    """What is said of words that nothing takes: perhaps another option was meant."""
+    option = next((word.partition("=")[0] for word in words if word.startswith("-")), "")
+    if not option:
+        wanted = [_title(each) for each in line.arguments if not each.option_strings]
+        taken = " ".join(wanted) or "no words beside its options"
+        return f"{' '.join(words)} is too much: {line.command} takes {taken}", line.example
+    meant = _meant(option, line.options)
+    hint = f"; did you mean {meant!r}?" if meant else ""
+    tried = retyped(line.words, option, meant) if meant else ""
+    return f"no option is called {option!r}{hint}", tried or line.help
+
+
+def with_one_dash(line: CommandLine) -> str:
+    """The first word that names an option behind one dash, as `-hardware` does; argparse would take
+    it for `-h` and more."""
+    behind = line.words[: line.words.index("--")] if "--" in line.words else line.words
+    for word in behind:
+        name = word.partition("=")[0]
+        if not re.match(r"-[a-z][a-z-]+", name):
+            continue
+        letter = line.named(name[:2])
+        takes_rest = letter is not None and letter.nargs is None  # -oFILE
+        if f"-{name}" in line.options or (not takes_rest and _meant(name, line.options)):
+            return name
+    return ""
+
+
+def retyped(words: Sequence[str], wrong: str, meant: str) -> str:
+    """The command line with the word that was meant; empty where the wrong one is not in it.
+
+    Only where no word, and no value behind `=`, is the wrong one, is it looked for within words, as
+    in a pipeline.
+    """
+    escaped = re.escape(wrong)
+    for where in (rf"(\A|\A--[\w-]+=){escaped}\Z", rf"(\A|[^\w-]){escaped}(?![\w-])"):
+        changed = [re.sub(where, lambda found: found[1] + meant, word) for word in words]
+        if changed != list(words):
+            return typed(changed)
+    return ""
+
+
+def typed(words: Sequence[str]) -> str:
+    """A command line of these words, as a shell takes it."""
+    return shlex.join([PROGRAM, *words])
+
+
+def _meant(word: str, known: Iterable[str]) -> str:
+    """The known word that was meant; empty where none is like this one, or where it is right
+    elsewhere."""
+    known = [each for each in known if len(each) > 2]  # -h is near every short word
+    if word in _TARGETS:
+        return ""
+    others = [each for each in _OTHER_NAMES.get(word.lower(), ()) if each in known]
+    dashed = f"-{word}" if word.startswith("-") and not word.startswith("--") else word
+    return next(iter(others), "") or nearest(dashed.lower(), known)
+
+
+def _missing(names: Sequence[str], line: CommandLine) -> tuple[str, str]:
+    """Arguments that must be there; options that have choices can be added to what was typed."""
+    found = [line.named(name) for name in names]
+    told = [name if each is None else _title(each) for name, each in zip(names, found, strict=True)]
+    added: list[str] = []
+    for each in found:
+        if each is None or not each.option_strings or not each.choices:
+            return f"needs {', '.join(told)}", line.example or line.help
+        added += [each.option_strings[-1], str(next(iter(each.choices)))]
+    return f"needs {', '.join(told)}", typed([*line.words, *added])
+
+
+def _of_argument(argument: argparse.Action, said: str, line: CommandLine) -> tuple[str, str]:
+    title = argument.option_strings[-1] if argument.option_strings else _title(argument)
+    no_choice, of_type = _NO_CHOICE.match(said), _OF_TYPE.match(said)
+    if no_choice:
+        return _no_choice(title, no_choice["word"], argument, line)
+    if _NO_VALUE.match(said):
+        return f"{title} needs a value, {_value_of(argument)}", line.help
+    if _NO_FLAG.match(said):
+        return f"{title} takes no value", line.help
+    if of_type:
+        kind = {"int": "a whole number", "float": "a number"}.get(of_type["type"], "a value")
+        said = f"{of_type['word']} is not {kind}"
+    return f"{title}: {said}", _with_value_that_fits(argument, line)
+
+
+def _no_choice(
+    title: str, word: str, argument: argparse.Action, line: CommandLine
+) -> tuple[str, str]:
+    choices = [str(each) for each in argument.choices or ()]
+    meant = _meant(word, choices)
+    hint = f"; did you mean {meant!r}?" if meant else ""
+    tried = retyped(line.words, word, meant) if meant else ""
+    listed = ", ".join(choices)
+    return f"{title} is one of {listed}, not {word!r}{hint}", tried or line.help
+
+
+def _with_value_that_fits(argument: argparse.Action, line: CommandLine) -> str:
+    """The command line with a value that the option takes: the number in the one that was given,
+    or an example."""
+    given = next(
+        (word for word in _values(argument, line.words) if not _is_taken(word, argument.type)), None
+    )
+    if given is None:
+        return line.help
+    for example in (*_number_in(given, _value_of(argument)), *_NUMBERS):
+        if _is_taken(example, argument.type):
+            return retyped(line.words, given, example) or line.help
+    return line.help
+
+
+def _number_in(given: str, value: str) -> Iterable[str]:
+    """The number in a word, in the unit of the option: `10m` is 600 SECONDS; and its example."""
+    number = _NUMBER.search(given)
+    if number:
+        yield f"{float(number[1]) * _SECONDS[number[2]]:g}" if value == "SECONDS" else number[1]
+    if value in _EXAMPLES:
+        yield _EXAMPLES[value]
+
+
+def _values(argument: argparse.Action, words: Sequence[str]) -> Iterable[str]:
+    """The words that may be values of an argument."""
+    if not argument.option_strings:
+        yield from words
+        return
+    for word, after in zip(words, [*words[1:], ""], strict=True):
+        name, equals, value = word.partition("=")
+        if any(each.startswith(name) and len(name) > 1 for each in argument.option_strings):
+            yield value if equals else after
+
+
+def _is_taken(word: str, read: object) -> bool:
+    if not callable(read):
+        return True
+    try:
+        value = read(word)
+    except (argparse.ArgumentTypeError, ValueError, TypeError):
+        return False
+    return not isinstance(value, float) or math.isfinite(value)
+
+
+def _title(argument: argparse.Action) -> str:
+    return argument.option_strings[-1] if argument.option_strings else _value_of(argument)
+
+
+def _value_of(argument: argparse.Action) -> str:
+    metavar = argument.metavar
+    if isinstance(metavar, str):
+        return metavar
+    choices = ", ".join(map(str, argument.choices or ()))
+    return f"one of {choices}" if choices else argument.dest.upper()
