@@ -3,6 +3,7 @@
     python python/benchmarks/pipelines.py                 # time of forward and step, V = 1, 2, 4
     python python/benchmarks/pipelines.py --memory        # GPipe and 1F1B as XLA:TPU counts them
     python python/benchmarks/pipelines.py --full          # a 64-layer 8B training step, expanded
+    python python/benchmarks/pipelines.py --schedules     # steps as XLA:GPU schedules them
 
 On virtual devices that share two cores all ranks' work adds up, garbage included: the time of an
 SPMD pipeline follows its ticks. The programs of a table run in turn, round after round; the ratio
@@ -47,6 +48,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="What expand-pipeline is worth.")
     parser.add_argument("--memory", action="store_true", help="memory on XLA:TPU")
     parser.add_argument("--full", action="store_true", help="time to expand a large step")
+    parser.add_argument("--schedules", action="store_true", help="time and memory on XLA:GPU")
     parser.add_argument("--rounds", type=int, default=15)
     arguments = parser.parse_args()
     assert DEVICES >= RANKS
@@ -54,6 +56,8 @@ def main() -> None:
         memory()
     elif arguments.full:
         full()
+    elif arguments.schedules:
+        schedules()
     else:
         times(arguments.rounds)
 
@@ -103,6 +107,30 @@ def full() -> None:
         print(f"64 layers, 8 stages, {options:28} {time.perf_counter() - started:6.2f} s")
 
 
+def schedules() -> None:
+    """Training steps of a decoder of 16 layers and of an encoder and a decoder, of as many each, on
+    4 H100, as XLA:GPU schedules them, beside the exports as they are."""
+    for name in ("decoder", "encoder-decoder"):
+        before = stacked(with_encoder=name == "encoder-decoder")
+        base = _scheduled(before)
+        print(f"{name:16} as exported {base[0]:8.1f} ms, peak {base[1]:5.1f} GiB", flush=True)
+        for options in (
+            "schedule=gpipe",
+            "schedule=circular repeats=2",
+            "schedule=1f1b",
+            "schedule=eager-1f1b",
+            "schedule=1f1b repeats=2",
+            "schedule=eager-1f1b repeats=2",
+        ):
+            pipeline = f"expand-pipeline{{microbatches=16 {options}}},partition"
+            ms, peak = _scheduled(stablehlo_tools.transform(before, pipeline))
+            print(
+                f"{name:16} {options:30} {ms:8.1f} ms, of the export {ms / base[0]:.3f}, "
+                f"peak {peak:5.1f} GiB",
+                flush=True,
+            )
+
+
 def layer(hidden: jax.Array, weights: Any) -> jax.Array:
     """A residual block."""
     scale = lax.rsqrt(jnp.mean(hidden * hidden, -1, keepdims=True) + 1e-5)
@@ -122,6 +150,56 @@ def step(parameters: Any, batch: jax.Array) -> Any:
 
     value, gradients = jax.value_and_grad(loss)(parameters)
     return value, jax.tree.map(lambda p, g: p - 0.1 * g, parameters, gradients)
+
+
+def stacked(
+    with_encoder: bool, layers: int = 16, width: int = 1024, batch: int = 64
+) -> export.Exported:
+    """A step of SGD on a decoder, each layer of which may look at what an encoder gives: sequences
+    of 512, bfloat16, layers checkpointed and divided over the stages."""
+    mesh = AbstractMesh((RANKS,), ("stage",), axis_types=(AxisType.Auto,))
+
+    def attended(x: jax.Array, to: jax.Array, w: Any, name: str) -> jax.Array:
+        heads = (batch, -1, 16, width // 16)
+        query, key, value = ((of @ w[name][i]).reshape(heads) for i, of in enumerate((x, to, to)))
+        mixed = jax.nn.dot_product_attention(query, key, value, is_causal=name == "causal")
+        return x + mixed.reshape(x.shape) @ w[name][3]
+
+    def fed(x: jax.Array, w: Any) -> jax.Array:
+        return x + jax.nn.gelu(x @ w["up"]) @ w["down"]
+
+    def loss(w: Any, sources: jax.Array, targets: jax.Array) -> jax.Array:
+        def encode(x: jax.Array, w: Any) -> tuple[jax.Array, None]:
+            return fed(attended(x, x, w, "both"), w), None
+
+        encoded = sources
+        if with_encoder:
+            encoded, _ = lax.scan(jax.checkpoint(encode), sources, w["encoder"])
+
+        def decode(x: jax.Array, w: Any) -> tuple[jax.Array, None]:
+            x = attended(x, x, w, "causal")
+            return fed(attended(x, encoded, w, "across") if with_encoder else x, w), None
+
+        decoded, _ = lax.scan(jax.checkpoint(decode), targets, w["decoder"])
+        return jnp.mean(jnp.square((decoded @ w["out"]).astype(jnp.float32)))
+
+    def trained(w: Any, sources: jax.Array, targets: jax.Array) -> Any:
+        value, gradients = jax.value_and_grad(loss)(w, sources, targets)
+        return value, jax.tree.map(lambda p, g: p - 0.1 * g, w, gradients)
+
+    def shape(sizes: Sequence[int], *axes: str | None) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(sizes, jnp.bfloat16, sharding=NamedSharding(mesh, P(*axes)))
+
+    def stack(*names: str) -> dict[str, jax.ShapeDtypeStruct]:
+        square = {name: shape((layers, 4, width, width), "stage") for name in names}
+        up = shape((layers, width, 4 * width), "stage")
+        return {**square, "up": up, "down": shape((layers, 4 * width, width), "stage")}
+
+    weights = {"decoder": stack("causal"), "out": shape((width, 8 * width))}
+    if with_encoder:
+        weights |= {"encoder": stack("both"), "decoder": stack("causal", "across")}
+    inputs = shape((batch, 512, width))
+    return export.export(jax.jit(trained))(weights, inputs, inputs)
 
 
 def exported(
@@ -180,13 +258,24 @@ def _in_turn(programs: Sequence[Callable[[], None]], rounds: int) -> list[float]
 
 
 def _temporaries(after: export.Exported) -> int:
-    """Bytes of temporaries on a device, as XLA:TPU counts them, in a process that it may end."""
+    """Bytes of temporaries on a device, as XLA:TPU counts them."""
+    return int(_asked(after, "compile", "tpu")["memory"]["temp_bytes"])
+
+
+def _scheduled(program: export.Exported) -> tuple[float, float]:
+    """Milliseconds and the peak in GiB of a device, as XLA:GPU schedules a program."""
+    (found,) = _asked(program, "inspect", "gpu")["programs"]
+    return found["total_ns"] / 1e6, found["peak_bytes"] / 2**30
+
+
+def _asked(program: export.Exported, command: str, target: str) -> Any:
+    """What a command says of a program, in a process that the compiler may end."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "program.jax_export")
-        path.write_bytes(bytes(after.serialize()))
-        command = [sys.executable, "-c", _TOOL, "compile", str(path), "--target", "tpu", "--json"]
-        done = subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ)
-    return int(json.loads(done.stdout)["memory"]["temp_bytes"])
+        path.write_bytes(bytes(program.serialize()))
+        words = [sys.executable, "-c", _TOOL, command, str(path), "--target", target, "--json"]
+        done = subprocess.run(words, capture_output=True, text=True, check=True, env=os.environ)
+    return json.loads(done.stdout)
 
 
 if __name__ == "__main__":

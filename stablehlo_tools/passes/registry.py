@@ -178,7 +178,8 @@ NAMED: dict[str, tuple[NamedStep, ...]] = {
         NamedStep("thread-tokens", "last: token barriers stop every later merge and move"),
     ),
     # As XLA:GPU schedules them on 8 H100: MaxText's 7B step takes 293.3 ms of 300.6; a step of flax
-    # over two stages 348 ms of 398 (406 by 1F1B in lock step, 338 by GPipe). A mixture of experts on 64: 74 ms of 83.
+    # over two stages 348 ms of 398, 406 with schedule=1f1b and 338 with gpipe. A mixture of experts
+    # on 64: 74 ms of 83.
     "fsdp": (_PARTITION, _SMALLER, _ORDER),
     # Nothing is ordered: next to a sum of activations stands little that does not wait for it, and
     # XLA:GPU's own order is as good (Tunix's Qwen3: 90.5 ms either way) or better (flax's scan: 277

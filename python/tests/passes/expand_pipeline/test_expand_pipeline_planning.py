@@ -10,6 +10,7 @@ from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.schedules.lockstep import training_lockstep
 from stablehlo_tools.transforms.expand_pipeline import ExpandPipelinePass
 from stablehlo_tools.transforms.parts.expand_pipeline.expansion_plan import Chunks
+from stablehlo_tools.transforms.parts.expand_pipeline.occupancy import mean_runs
 from stablehlo_tools.transforms.parts.expand_pipeline.stacks import rounds
 from stablehlo_tools.transforms.parts.expand_pipeline.training_writer import mirrored, waiting_slots
 
@@ -46,6 +47,20 @@ def test_a_schedule_mirrored_twice_is_the_schedule() -> None:
 
 def test_activations_wait_for_the_head_no_longer_than_the_schedule_says() -> None:
     assert 1 <= waiting_slots(training_lockstep(4, 8, 1, True), rank=3, chunk=0) <= 8
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_loops_run_as_often_as_on_the_slowest_rank_of_a_tick(together: bool) -> None:
+    ranks, microbatches, layers = 4, 8, 16
+    schedule = training_lockstep(ranks, microbatches, 1, together)
+    chunks = Chunks(ranks, 1, layers)
+    ahead, back = mean_runs(schedule.directions, [chunks, chunks], [False, True])
+    ramp, each = ranks - 1, layers / ranks
+    if together:  # forwards alone, both, backwards alone
+        expected = each * (ramp + microbatches), each * (ramp + microbatches)
+    else:  # once there are backwards, some rank runs one in every tick
+        expected = each * ranks, each * (schedule.ticks - ranks)
+    assert (ahead * schedule.ticks, back * schedule.ticks) == pytest.approx(expected)
 
 
 def test_the_stacks_of_weights_are_found_and_the_module_stays() -> None:
