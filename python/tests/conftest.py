@@ -4,21 +4,20 @@ compiled quickly, and no deadlines.
 
 import os
 import signal
-import sys
 import threading
 
 import pytest
 from forked_commands import start
 from forked_process import fork_children
-from unhurried import be_unhurried
+from unhurried import COMPILED_QUICKLY, be_unhurried
 
 from stablehlo_tools.processes import activity
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-_FLAG = "--xla_force_host_platform_device_count=8"
-if _FLAG not in os.environ.get("XLA_FLAGS", ""):
-    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_FLAG}".strip()
+for flag in ("--xla_force_host_platform_device_count=8", *COMPILED_QUICKLY):  # of children, too
+    if flag not in os.environ.get("XLA_FLAGS", ""):
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}".strip()
 
 # A shell starts what runs in the background with interrupts ignored, and commands inherit that.
 if (
@@ -42,17 +41,6 @@ def forked_children() -> None:
     with STABLEHLO_TOOLS_LIT_PLAIN=1 in the usual way."""
     if not os.environ.get("STABLEHLO_TOOLS_LIT_PLAIN"):
         fork_children(start(dict(os.environ), ["children"]))
-
-
-@pytest.fixture(scope="session", autouse=True)
-def compiled_quickly() -> None:
-    """XLA leaves out what makes programs fast: those of tests run once.
-
-    Only in this process: what the tools start compiles as it does for users. Tests that need no
-    JAX do not load it for this.
-    """
-    if jax := sys.modules.get("jax"):
-        jax.config.update("jax_disable_most_optimizations", True)
 
 
 # The files that take longest, for which a worker is never found too late.

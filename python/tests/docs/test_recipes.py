@@ -25,7 +25,10 @@ NOT_IN_THE_LOCK = {
 @pytest.mark.parametrize(
     "library",
     [
-        *RUN_HERE,
+        *RUN_HERE[:1],
+        *(
+            pytest.param(name, marks=pytest.mark.soak) for name in RUN_HERE[1:]
+        ),  # half a minute each
         *(
             pytest.param(
                 name, marks=pytest.mark.skip(reason=f"needs {needed}, which is not in the lock")

@@ -37,10 +37,16 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(
-    params=[(size, scheme) for size in (PHONE, DESKTOP) for scheme in ("light", "dark")],
-    ids=lambda each: f"{'phone' if each[0] == PHONE else 'desktop'}-{each[1]}",
+# Each size and each scheme once; the other two pairs are soaked.
+WINDOWS = (
+    pytest.param((PHONE, "light"), id="phone-light"),
+    pytest.param((DESKTOP, "dark"), id="desktop-dark"),
+    pytest.param((PHONE, "dark"), id="phone-dark", marks=pytest.mark.soak),
+    pytest.param((DESKTOP, "light"), id="desktop-light", marks=pytest.mark.soak),
 )
+
+
+@pytest.fixture(params=WINDOWS)
 def page(browser: Browser, request: pytest.FixtureRequest) -> Iterator[Page]:
     """A window; what a page asks for outside of its files fails the test."""
     (width, height), scheme = request.param

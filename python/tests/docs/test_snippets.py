@@ -14,6 +14,7 @@ import forked_commands
 import pytest
 from docs.running import MismatchError, Runner, agrees, environment
 from docs.snippets import Kind, Snippet, commands_of, snippets_of
+from forked_process import MODULES_FOR_ARTIFACTS
 
 from stablehlo_tools.cli.commands import COMMANDS
 from stablehlo_tools.cli.parsers import parser_of
@@ -39,7 +40,8 @@ SLOW = [page for page in PAGES if any(runs(s) and s.slow for s in snippets_of(pa
 def commands(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """An environment whose `python` and `stablehlo-tools` start loaded, as those of lit runs do."""
     found = environment(tmp_path_factory.mktemp("cache"))
-    forked_commands.start(found)
+    # Nearly all of them work on artifacts.
+    forked_commands.start(found, more={"stablehlo-tools": MODULES_FOR_ARTIFACTS})
     return found
 
 

@@ -138,7 +138,7 @@ def rows(expansion: Expansion) -> list[tuple[Any, ...]]:
     ("form", "accumulate"),
     [
         ("loop", "whole"),
-        ("unrolled", "scan"),
+        pytest.param("unrolled", "scan", marks=pytest.mark.soak),
         pytest.param("loop", "scan", marks=pytest.mark.soak),
         pytest.param("unrolled", "whole", marks=pytest.mark.soak),
     ],

@@ -167,6 +167,7 @@ def test_compiler_options_are_tried_beside_the_answer_and_no_part_of_it(target: 
     assert "Compiler options beside it" in page(optimum, "0")
 
 
+@pytest.mark.soak  # every program anew, with the option
 @ON_GPU
 def test_what_a_user_gives_the_compiler_is_in_all_figures(target: Target, kept: Path):
     given = CompilerOptions.parse(["xla_gpu_all_gather_combine_threshold_bytes=0"])

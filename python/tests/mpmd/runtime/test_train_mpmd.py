@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from unhurried import COMPILED_QUICKLY
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "train_mpmd.py"
 SCHEDULES = ("1f1b", "interleaved-1f1b", "zb-h1", "zb-v", "dualpipe-v")
@@ -22,7 +23,7 @@ def trained(*words: str) -> Any:
         [sys.executable, str(EXAMPLE), *words, "--json"],
         capture_output=True,
         text=True,
-        env={**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""},
+        env={**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": " ".join(COMPILED_QUICKLY)},
         timeout=900,
         check=False,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+from functools import cache
 from typing import Any
 
 import jax
@@ -111,6 +112,7 @@ def test_a_second_run_changes_nothing():
         assert artifact.to_text(moved(text, "direction=once")[0].module) == text
 
 
+@cache
 def transformed(pipeline: str, **options: Any) -> tuple[Exported, Exported]:
     """A small decoder's training step in a loop over microbatches, before and after."""
     program = ZOO[MODEL].build(optimizer="sgd", **options)
@@ -127,7 +129,11 @@ PIPELINES = {"stage": 2, "fsdp": 2, "model": 2, "layers": 4}
     ("pipeline", "options"),
     [
         ACCUMULATED,
-        ("expand-pipeline{microbatches=4 schedule=1f1b repeats=2}", PIPELINES),
+        pytest.param(
+            "expand-pipeline{microbatches=4 schedule=1f1b repeats=2}",
+            PIPELINES,
+            marks=pytest.mark.soak,
+        ),
         pytest.param(
             "expand-pipeline{microbatches=4 schedule=gpipe}", PIPELINES, marks=pytest.mark.soak
         ),
