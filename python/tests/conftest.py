@@ -2,9 +2,11 @@
 compiled quickly, and no deadlines.
 """
 
+import gc
 import os
 import signal
 import threading
+from collections.abc import Generator
 
 import pytest
 from forked_commands import start
@@ -41,6 +43,17 @@ def forked_children() -> None:
     with STABLEHLO_TOOLS_LIT_PLAIN=1 in the usual way."""
     if not os.environ.get("STABLEHLO_TOOLS_LIT_PLAIN"):
         fork_children(start(dict(os.environ), ["children"]))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """The garbage collector leaves the modules and the tests alone, which stay to the end."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
 
 
 # The files that take longest, for which a worker is never found too late.

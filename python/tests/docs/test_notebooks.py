@@ -8,8 +8,8 @@ from nbformat.v4 import new_code_cell, new_notebook, new_output
 
 from docs import notebooks
 
-# Searches among compiled programs: two minutes of CPU.
-LONG = {"from-jax-jit-to-a-faster-artifact"}
+# Searches among compiled programs, two minutes of CPU; and 20 s where one of the others is enough.
+LONG = {"from-jax-jit-to-a-faster-artifact", "from-a-scan-to-1f1b"}
 NAMES = [
     pytest.param(path.stem, marks=pytest.mark.soak if path.stem in LONG else ())
     for path in sorted(notebooks.FOLDER.glob("*.ipynb"))

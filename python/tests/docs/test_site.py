@@ -23,7 +23,10 @@ GRAVE = ("serious", "critical")
 
 @pytest.fixture(scope="session")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The built site; a link that leads nowhere, or a page in no section, fails here."""
+    """The built site; a link that leads nowhere, or a page in no section, fails here. `make test`
+    has built it just before, and says where."""
+    if built_before := os.environ.get("STABLEHLO_TOOLS_SITE"):
+        return Path(built_before)
     folder = tmp_path_factory.mktemp("site")
     built = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", folder],

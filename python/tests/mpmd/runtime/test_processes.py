@@ -36,7 +36,7 @@ SAID = {
     "coordinator-stopped": r"rank 0, which coordinates the job, has not answered for \d+ s",
     "coordinator-killed": r"rank 0, which coordinates the job, is gone; jax ended rank 1 for it",
 }
-QUICK = ("dies", "raises", "other-set")
+QUICK = ("dies", "other-set")
 
 
 def run(directory: Path, fault: str, ranks: int = RANKS) -> tuple[int, str, str, float]:

@@ -36,10 +36,10 @@ recomputed: Any = jax.checkpoint(scanned, static_argnums=(0,))  # a stage
 CASES: dict[str, tuple[Callable[[], Case], str]] = {
     "shifted": (partial(step, shifted), "8 8"),
     "shifted-checkpointed": (partial(step, shifted, layer="checkpointed"), "8 8"),
-    "rolled-attention": (partial(step, rolled, layer="attention"), "2 8 8"),
     "rolled-permuted": (partial(step, rolled, shift="permute"), "8 8"),
 }
 MORE: dict[str, tuple[Callable[[], Case], str]] = {
+    "rolled-attention": (partial(step, rolled, layer="attention"), "2 8 8"),
     "shifted-single": (partial(step, shifted, SINGLE, stage=single), "4 4"),
     "shifted-stage-checkpointed": (partial(step, shifted, stage=recomputed), "4[2] 4[2 2]"),
     "shifted-shards": (partial(step, shifted, leave="shards"), "8 8"),
