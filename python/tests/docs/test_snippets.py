@@ -32,7 +32,24 @@ def runs(snippet: Snippet) -> bool:
     return snippet.kind not in (Kind.SHOWN, Kind.SYNOPSIS)
 
 
-FAST = [page for page in PAGES if any(runs(s) and not s.slow for s in snippets_of(page))]
+# Five to ten seconds of CPU each, with commands that other pages have, too.
+LONG = {
+    "docs/concepts/exposure.md",
+    "docs/examples.md",
+    "docs/expand-mpmd.md",
+    "docs/how/explicit.md",
+    "docs/how/fit.md",
+    "docs/how/hide.md",
+    "docs/how/one-order.md",
+    "docs/how/pipeline.md",
+    "docs/how/test.md",
+    "docs/how/where-time-goes.md",
+}
+FAST = [
+    pytest.param(page, marks=pytest.mark.soak if named(page) in LONG else ())
+    for page in PAGES
+    if any(runs(s) and not s.slow for s in snippets_of(page))
+]
 SLOW = [page for page in PAGES if any(runs(s) and s.slow for s in snippets_of(page))]
 
 

@@ -224,6 +224,7 @@ def test_what_is_refuted_is_not_taken(
     assert all("was not taken: values: refuted" in remark for remark in optimum.remarks)
 
 
+@pytest.mark.soak  # another search, for its last answer
 @ON_GPU
 def test_what_ends_the_process_that_proves_it_is_not_taken(
     target: Target, kept: Path, monkeypatch: pytest.MonkeyPatch, all_are_faster: None
@@ -240,6 +241,7 @@ def test_what_ends_the_process_that_proves_it_is_not_taken(
     assert "the process ended with exit code 1 and no answer" in optimum.remarks[0]
 
 
+@pytest.mark.soak  # another search, for its last answer
 @ON_GPU
 def test_what_cannot_be_made_in_one_go_is_not_taken(
     target: Target, kept: Path, monkeypatch: pytest.MonkeyPatch, all_are_faster: None

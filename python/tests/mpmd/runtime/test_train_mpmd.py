@@ -44,7 +44,7 @@ def check(answer: Any, steps: int, first: int = 0) -> None:
 @pytest.mark.parametrize("words", [(), pytest.param(("--in-one",), marks=pytest.mark.soak)])
 def test_a_short_run(words: tuple[str, ...], tmp_path: Path):
     page = tmp_path / "page.html"
-    check(trained("--steps", "12", "--page", str(page), *words), 12)
+    check(trained("--steps", "4", "--page", str(page), *words), 4)
     assert page.read_text().count("<polyline") == 2
 
 
