@@ -58,18 +58,22 @@ def pytest_collection() -> Generator[None, object, object]:
 
 # The files that take longest, for which a worker is never found too late.
 _LONGEST = (
-    "test_verify.py",
-    "test_expand_pipeline.py",
-    "test_compile.py",
-    "test_expand_mpmd.py",
+    "test_snippets.py",
+    "test_rematerialize.py",
     "test_optimizing.py",
-    "test_align_order.py",
-    "test_partition_models.py",
-    "test_hlo_input.py",
+    "test_processes.py",
+    "test_collective_matmul.py",
+    "test_expand_mpmd.py",
+    "test_expand_pipeline.py",
+    "test_site.py",
     "test_two_workers.py",
-    "test_verify_inputs.py",
-    "test_mpmd_mutations.py",
-    "test_run_mpmd.py",
+    "test_partition_models.py",
+    "test_train_mpmd.py",
+    "test_training.py",
+    "test_what_is_sent.py",
+    "test_offload_state.py",
+    "test_once.py",
+    "test_verify.py",
 )
 
 
