@@ -38,10 +38,12 @@ LONG = {
     "docs/examples.md",
     "docs/expand-mpmd.md",
     "docs/how/explicit.md",
+    "docs/how/faster.md",
     "docs/how/fit.md",
     "docs/how/hide.md",
     "docs/how/one-order.md",
     "docs/how/pipeline.md",
+    "docs/how/ranks.md",
     "docs/how/test.md",
     "docs/how/where-time-goes.md",
 }

@@ -41,10 +41,11 @@ def check(answer: Any, steps: int, first: int = 0) -> None:
     assert answer["loss_exported"][-1] < answer["loss_exported"][0]
 
 
-@pytest.mark.parametrize("words", [(), pytest.param(("--in-one",), marks=pytest.mark.soak)])
+@pytest.mark.soak  # 20 s of compiling; test_processes and test_training run both ways by default
+@pytest.mark.parametrize("words", [(), ("--in-one",)])
 def test_a_short_run(words: tuple[str, ...], tmp_path: Path):
     page = tmp_path / "page.html"
-    check(trained("--steps", "4", "--page", str(page), *words), 4)
+    check(trained("--steps", "12", "--page", str(page), *words), 12)
     assert page.read_text().count("<polyline") == 2
 
 

@@ -113,7 +113,11 @@ def test_the_choice_is_made_once(scan: bool):
 @pytest.mark.parametrize("target", ["cpu", "gpu", pytest.param("tpu", marks=pytest.mark.soak)])
 @pytest.mark.parametrize(
     ("scan", "layers"),
-    [pytest.param(False, LAYERS, marks=pytest.mark.soak), (True, LAYERS), (True, 2)],
+    [
+        (True, LAYERS),
+        pytest.param(True, 2, marks=pytest.mark.soak),
+        pytest.param(False, LAYERS, marks=pytest.mark.soak),
+    ],
 )
 def test_compilers_keep_it(target: str, scan: bool, layers: int):
     """XLA's own figure falls as expected: nothing was merged, or run early."""
@@ -160,6 +164,7 @@ def test_the_compiler_holds_the_limit(compiler: Literal["gpu", "tpu"], hardware:
     assert f" needs {size(run.peak_bytes)} and " in told[0]
 
 
+@pytest.mark.soak  # a model of full size, partitioned twice
 def test_logits_are_not_made_again_where_that_takes_more():
     """Of the loss around a scan more is alive, made again, than in the layers: the least memory is
     no more than jax.checkpoint's for every layer."""
