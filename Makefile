@@ -9,8 +9,8 @@ WORKERS := $(shell cores=$$(nproc); echo $$((cores < 3 ? cores + 2 : 4)))
 # Proves that an interpreter runs, is new enough and can make an environment with pip.
 USABLE := import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 12))
 
-# Settings of the caller that would change what runs in $(VENV).
-unexport PYTHONHOME PYTHONPATH
+# Settings of the caller that would change what runs in $(VENV), or have it compiled each time anew.
+unexport PYTHONHOME PYTHONPATH PYTHONDONTWRITEBYTECODE
 unexport PYRIGHT_PYTHON_FORCE_VERSION PYRIGHT_PYTHON_PYLANCE_VERSION
 
 # Makes $(VENV), or makes it anew when its interpreter is gone or too old.
@@ -52,13 +52,24 @@ examples: setup ## one order, pipeline schedules, programs of ranks
 	@$(PY) python/examples/pipeline_schedules.py
 	@$(PY) python/examples/mpmd_training.py
 
-# One recipe, so that the parts keep their order under -j and the first failure ends it.
+# One recipe, so that the parts keep their order under -j and the first failure ends it. pyright
+# takes one core: on another the site is built meanwhile, and the modules of tests are compiled,
+# which else each of pytest's workers does for itself.
 test: setup ## lint, types, site, lit and pytest, in this order
 	@$(MAKE) --no-print-directory lint
-	@$(MAKE) --no-print-directory types
-	@$(MAKE) --no-print-directory site
+	@mkdir -p build
+	@{ \
+		$(MAKE) --no-print-directory site; \
+		status=$$?; \
+		$(PY) -m pytest --collect-only -qq >/dev/null 2>&1; \
+		exit $$status; \
+	} >build/site.log 2>&1 & beside=$$!; \
+	$(MAKE) --no-print-directory types || { kill $$beside 2>/dev/null; exit 1; }; \
+	wait $$beside; status=$$?; \
+	cat build/site.log; \
+	exit $$status
 	@$(MAKE) --no-print-directory lit
-	@$(MAKE) --no-print-directory pytest
+	@STABLEHLO_TOOLS_SITE=$(CURDIR)/build/site $(MAKE) --no-print-directory pytest
 
 lint: setup ## ruff, and the linter of test directives
 	@echo '--- lint'

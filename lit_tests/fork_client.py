@@ -11,14 +11,14 @@ import posix
 import sys
 
 NO_ANSWER = 125  # a status that the commands themselves never have
-EXPORT = "/export_model.py"  # the one script whose imports are worth it
+EXPORTS = ("/export_model.py", "/export_step.py")  # the scripts whose imports are worth it
 PYTHON = ""  # the true one, which `forked_commands.py` writes here
 
 
 def main() -> int:
     """Hand on the arguments, the directory, the environment and the streams; return the status."""
     arguments = sys.argv[1:]
-    if sys.argv[0].endswith("/python") and not (arguments and arguments[0].endswith(EXPORT)):
+    if sys.argv[0].endswith("/python") and not (arguments and arguments[0].endswith(EXPORTS)):
         posix.execv(PYTHON, [PYTHON, *arguments])
     request = marshal.dumps((arguments, posix.getcwdb(), posix.environ))
     message = len(request).to_bytes(4, sys.byteorder) + request

@@ -1,6 +1,6 @@
 """Runs a command, each time it is asked for, in a fork of a process that has loaded it.
 
-    python fork_server.py COMMAND DIRECTORY LISTENER
+    python fork_server.py COMMAND DIRECTORY LISTENER [MODULE...]
 
 Most of the time of a short command goes into loading jaxlib. Here that is done once: a command is
 a process of its own as ever, but starts loaded. What it gets is what it would have got from lit:
@@ -9,6 +9,7 @@ command whose environment is another than the server's starts in the usual way, 
 be read while modules are loaded (PYTHONHASHSEED, JAX_PLATFORMS). Alike in all forks is only the
 seed of the hashes.
 
+The modules are loaded beside what the command needs.
 LISTENER is the number of the socket; standard input ends with the lit run, and so does this.
 """
 
@@ -22,6 +23,7 @@ import shutil
 import signal
 import socket
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from forked_process import CHILDREN, Request, fork_children, load, run
@@ -29,11 +31,11 @@ from forked_process import CHILDREN, Request, fork_children, load, run
 LIFELINE = 0
 
 
-def main(command: str, directory: Path, listener: socket.socket) -> None:
+def main(command: str, directory: Path, listener: socket.socket, more: Sequence[str]) -> None:
     """Serve until standard input ends. In a fork, run the command and end as it does."""
     environment = dict(os.environb)
     select.select([LIFELINE, listener], [], [])  # a command that no test uses is not loaded
-    load(command)
+    load(command, more)
     if command == "stablehlo-tools":
         fork_children(directory)
     gc.freeze()  # the forks share its pages for as long as no collection writes to them
@@ -153,4 +155,4 @@ def _receive(client: socket.socket) -> Request | None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]), socket.socket(fileno=int(sys.argv[3])))
+    main(sys.argv[1], Path(sys.argv[2]), socket.socket(fileno=int(sys.argv[3])), sys.argv[4:])

@@ -5,7 +5,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -15,9 +15,13 @@ VARIABLES = {"children": {"JAX_PLATFORMS": "cpu", "JAX_ENABLE_X64": "1"}}
 UNSET = 'PYTHON = ""'
 
 
-def start(environment: dict[str, str], commands: Sequence[str] = COMMANDS) -> Path:
+def start(
+    environment: dict[str, str],
+    commands: Sequence[str] = COMMANDS,
+    more: Mapping[str, Sequence[str]] | None = None,
+) -> Path:
     """Start servers for tests with this environment, put their commands first in its PATH, and
-    return where they are.
+    return where they are. `more`: modules that a command's server is to load beside its own.
 
     The servers end with the process that calls this, and remove what was made here. The sockets
     listen at once, so that commands wait for their server rather than fail.
@@ -38,6 +42,7 @@ def start(environment: dict[str, str], commands: Sequence[str] = COMMANDS) -> Pa
             listener.listen(64)
             number = listener.fileno()
             server = [sys.executable, HERE / "fork_server.py", command, directory, str(number)]
+            server += (more or {}).get(command, ())
             subprocess.Popen(
                 server,
                 env={**environment, **VARIABLES.get(command, {})},

@@ -10,7 +10,7 @@ import pkgutil
 import runpy
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from io import BufferedReader, BufferedWriter, FileIO, TextIOWrapper
 from pathlib import Path
@@ -20,8 +20,15 @@ import lit
 
 MAINS = {"stablehlo-tools": "stablehlo_tools.cli.main", "filecheck": "filecheck.main"}
 CHILDREN = "children"  # Python, for the tool's own child processes
-MODULES_OF_CHILDREN = (
+# What most commands on artifacts load; the last three jax loads when it calls one.
+MODULES_FOR_ARTIFACTS = (
     "jax.export",
+    "jax.experimental.multihost_utils",
+    "scipy.linalg.cython_blas",
+    "scipy.linalg.cython_lapack",
+)
+MODULES_OF_CHILDREN = (
+    *MODULES_FOR_ARTIFACTS,
     "stablehlo_tools.artifacts.outside_reader",
     "stablehlo_tools.optimization.worker",
     "stablehlo_tools.passes.native_passes",
@@ -46,10 +53,13 @@ class Request:
     streams: tuple[int, ...]
 
 
-def load(command: str) -> None:
-    """Import what the command needs, without a thread, which would not live on in the forks."""
+def load(command: str, more: Iterable[str] = ()) -> None:
+    """Import what the command needs, and more modules, without a thread, which would not live on in
+    the forks."""
     os.environb[ONE_THREAD] = b"1"  # numpy's would be one
     _import(command)
+    for module in more:
+        importlib.import_module(module)
     del os.environb[ONE_THREAD]
 
 
@@ -68,7 +78,7 @@ def _import(command: str) -> None:
         for module in _without_jax():
             importlib.import_module(module)
         if "jax" in sys.modules:
-            raise ImportError("one of these modules loads jax, which starts threads")
+            raise ImportError("one of these modules loads jax, which makes every fork dearer")
 
 
 def _without_jax() -> list[str]:

@@ -2,23 +2,24 @@
 compiled quickly, and no deadlines.
 """
 
+import gc
 import os
 import signal
-import sys
 import threading
+from collections.abc import Generator
 
 import pytest
 from forked_commands import start
 from forked_process import fork_children
-from unhurried import be_unhurried
+from unhurried import COMPILED_QUICKLY, be_unhurried
 
 from stablehlo_tools.processes import activity
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-_FLAG = "--xla_force_host_platform_device_count=8"
-if _FLAG not in os.environ.get("XLA_FLAGS", ""):
-    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_FLAG}".strip()
+for flag in ("--xla_force_host_platform_device_count=8", *COMPILED_QUICKLY):  # of children, too
+    if flag not in os.environ.get("XLA_FLAGS", ""):
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}".strip()
 
 # A shell starts what runs in the background with interrupts ignored, and commands inherit that.
 if (
@@ -44,31 +45,35 @@ def forked_children() -> None:
         fork_children(start(dict(os.environ), ["children"]))
 
 
-@pytest.fixture(scope="session", autouse=True)
-def compiled_quickly() -> None:
-    """XLA leaves out what makes programs fast: those of tests run once.
-
-    Only in this process: what the tools start compiles as it does for users. Tests that need no
-    JAX do not load it for this.
-    """
-    if jax := sys.modules.get("jax"):
-        jax.config.update("jax_disable_most_optimizations", True)
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """The garbage collector leaves the modules and the tests alone, which stay to the end."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
 
 
 # The files that take longest, for which a worker is never found too late.
 _LONGEST = (
-    "test_verify.py",
-    "test_expand_pipeline.py",
-    "test_compile.py",
-    "test_expand_mpmd.py",
+    "test_snippets.py",
+    "test_rematerialize.py",
     "test_optimizing.py",
-    "test_align_order.py",
-    "test_partition_models.py",
-    "test_hlo_input.py",
+    "test_processes.py",
+    "test_collective_matmul.py",
+    "test_expand_mpmd.py",
+    "test_expand_pipeline.py",
+    "test_site.py",
     "test_two_workers.py",
-    "test_verify_inputs.py",
-    "test_mpmd_mutations.py",
-    "test_run_mpmd.py",
+    "test_partition_models.py",
+    "test_train_mpmd.py",
+    "test_training.py",
+    "test_what_is_sent.py",
+    "test_offload_state.py",
+    "test_once.py",
+    "test_verify.py",
 )
 
 

@@ -76,10 +76,10 @@ def check(directory: Path, seeds: range) -> None:
 
 
 def test_damaged_artifacts_are_refused_or_read(tmp_path: Path):
-    check(tmp_path, range(200))
+    check(tmp_path, range(40))
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("part", range(4))
+@pytest.mark.parametrize("part", range(-1, 4))
 def test_more_damaged_artifacts_are_refused_or_read(tmp_path: Path, part: int):
-    check(tmp_path, range(200 + 500 * part, 700 + 500 * part))
+    check(tmp_path, range(max(40, 200 + 500 * part), 700 + 500 * part))

@@ -8,14 +8,10 @@ from nbformat.v4 import new_code_cell, new_notebook, new_output
 
 from docs import notebook_pages, notebooks
 
-# Searches among compiled programs: two minutes of CPU.
-LONG = {"from-jax-jit-to-a-faster-artifact"}
-NAMES = [
-    pytest.param(path.stem, marks=pytest.mark.soak if path.stem in LONG else ())
-    for path in sorted(notebooks.FOLDER.glob("*.ipynb"))
-]
+NAMES = [path.stem for path in sorted(notebooks.FOLDER.glob("*.ipynb"))]
 
 
+@pytest.mark.soak  # 20 s of CPU to two minutes each; how they are run is tested below
 @pytest.mark.parametrize("name", NAMES)
 def test_notebook_prints_what_it_stores(name: str):
     path = notebooks.FOLDER / f"{name}.ipynb"

@@ -14,6 +14,7 @@ import forked_commands
 import pytest
 from docs.running import MismatchError, Runner, agrees, environment
 from docs.snippets import Kind, Snippet, commands_of, snippets_of
+from forked_process import MODULES_FOR_ARTIFACTS
 
 from stablehlo_tools.cli.commands import COMMANDS
 from stablehlo_tools.cli.parsers import parser_of
@@ -31,7 +32,26 @@ def runs(snippet: Snippet) -> bool:
     return snippet.kind not in (Kind.SHOWN, Kind.SYNOPSIS)
 
 
-FAST = [page for page in PAGES if any(runs(s) and not s.slow for s in snippets_of(page))]
+# Five to ten seconds of CPU each, with commands that other pages have, too.
+LONG = {
+    "docs/concepts/exposure.md",
+    "docs/examples.md",
+    "docs/expand-mpmd.md",
+    "docs/how/explicit.md",
+    "docs/how/faster.md",
+    "docs/how/fit.md",
+    "docs/how/hide.md",
+    "docs/how/one-order.md",
+    "docs/how/pipeline.md",
+    "docs/how/ranks.md",
+    "docs/how/test.md",
+    "docs/how/where-time-goes.md",
+}
+FAST = [
+    pytest.param(page, marks=pytest.mark.soak if named(page) in LONG else ())
+    for page in PAGES
+    if any(runs(s) and not s.slow for s in snippets_of(page))
+]
 SLOW = [page for page in PAGES if any(runs(s) and s.slow for s in snippets_of(page))]
 
 
@@ -39,7 +59,8 @@ SLOW = [page for page in PAGES if any(runs(s) and s.slow for s in snippets_of(pa
 def commands(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """An environment whose `python` and `stablehlo-tools` start loaded, as those of lit runs do."""
     found = environment(tmp_path_factory.mktemp("cache"))
-    forked_commands.start(found)
+    # Nearly all of them work on artifacts.
+    forked_commands.start(found, more={"stablehlo-tools": MODULES_FOR_ARTIFACTS})
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -29,9 +30,21 @@ def step(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("explicit", [False, True])
-@pytest.mark.parametrize("name", ["1f1b", "zb-v"])
+FILES = [
+    *(("1f1b", False, form) for form in FORMS),
+    ("1f1b", True, "csv"),
+    ("zb-v", False, "json"),
+    ("zb-v", True, "txt"),
+]
+MORE_FILES = [
+    case for case in itertools.product(("1f1b", "zb-v"), (False, True), FORMS) if case not in FILES
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "explicit", "form"),
+    [*FILES, *(pytest.param(*case, marks=pytest.mark.soak) for case in MORE_FILES)],
+)
 def test_a_file_is_as_good_as_a_name(
     name: str, explicit: bool, form: str, step: Path, tmp_path: Path
 ):

@@ -65,7 +65,7 @@ def check(step: Artifact, expansion: Expansion, directory: Path) -> None:
     assert run_set(ranks, step, Options()).same
 
 
-@pytest.mark.parametrize("name", ["1f1b", "zb-h1"])
+@pytest.mark.parametrize("name", ["1f1b", pytest.param("zb-h1", marks=pytest.mark.soak)])
 def test_what_was_converted_goes_in_the_narrower_type(name: str, tmp_path: Path):
     step = mixed_step()
     expansion = expanded(step, name, STAGES)
@@ -138,7 +138,7 @@ def rows(expansion: Expansion) -> list[tuple[Any, ...]]:
     ("form", "accumulate"),
     [
         ("loop", "whole"),
-        ("unrolled", "scan"),
+        pytest.param("unrolled", "scan", marks=pytest.mark.soak),
         pytest.param("loop", "scan", marks=pytest.mark.soak),
         pytest.param("unrolled", "whole", marks=pytest.mark.soak),
     ],

@@ -167,6 +167,7 @@ def test_compiler_options_are_tried_beside_the_answer_and_no_part_of_it(target: 
     assert "Compiler options beside it" in page(optimum, "0")
 
 
+@pytest.mark.soak  # every program anew, with the option
 @ON_GPU
 def test_what_a_user_gives_the_compiler_is_in_all_figures(target: Target, kept: Path):
     given = CompilerOptions.parse(["xla_gpu_all_gather_combine_threshold_bytes=0"])
@@ -223,6 +224,7 @@ def test_what_is_refuted_is_not_taken(
     assert all("was not taken: values: refuted" in remark for remark in optimum.remarks)
 
 
+@pytest.mark.soak  # another search, for its last answer
 @ON_GPU
 def test_what_ends_the_process_that_proves_it_is_not_taken(
     target: Target, kept: Path, monkeypatch: pytest.MonkeyPatch, all_are_faster: None
@@ -239,6 +241,7 @@ def test_what_ends_the_process_that_proves_it_is_not_taken(
     assert "the process ended with exit code 1 and no answer" in optimum.remarks[0]
 
 
+@pytest.mark.soak  # another search, for its last answer
 @ON_GPU
 def test_what_cannot_be_made_in_one_go_is_not_taken(
     target: Target, kept: Path, monkeypatch: pytest.MonkeyPatch, all_are_faster: None

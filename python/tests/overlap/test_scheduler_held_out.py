@@ -72,8 +72,10 @@ def test_the_totals_are_close_to_a_bound(kind: str, above: float):
 @pytest.mark.parametrize(
     "peer",
     [
-        pytest.param(peer, id=str(peer), marks=[pytest.mark.soak] if peer.layers > 8 else [])
-        for peer in peers()
+        pytest.param(
+            peer, id=str(peer), marks=[pytest.mark.soak] if number % 3 or peer.layers > 8 else []
+        )
+        for number, peer in enumerate(peers())
     ],
 )
 def test_pytorch_is_not_faster(peer: Peer):

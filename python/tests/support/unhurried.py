@@ -1,6 +1,12 @@
-"""Hypothesis without a clock."""
+"""Hypothesis without a clock, and XLA without what makes programs fast: those of tests run once."""
 
 from hypothesis import HealthCheck, settings
+
+# In XLA_FLAGS; a program is compiled alike before a pass and behind it.
+COMPILED_QUICKLY = (
+    "--xla_backend_optimization_level=0",
+    "--xla_llvm_disable_expensive_passes=true",
+)
 
 
 def be_unhurried() -> None:

@@ -147,7 +147,7 @@ def with_other_groups(text: str) -> Iterator[str]:
         yield "\n".join([*lines[:start], changed, *lines[start + 1 :]]) + "\n"
 
 
-@pytest.mark.parametrize("path", one_in(8), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", one_in(24), ids=lambda path: path.stem)
 @pytest.mark.parametrize("full", [False, True], ids=["default", "full"])
 def test_each_hand_written_input_yields_a_test(path: Path, full: bool):
     for test in made_of_all(path, full=full):
@@ -157,7 +157,7 @@ def test_each_hand_written_input_yields_a_test(path: Path, full: bool):
         assert regenerated(test.text, "x.mlir") == test.text
 
 
-@pytest.mark.parametrize("path", one_in(8), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", one_in(24), ids=lambda path: path.stem)
 @pytest.mark.parametrize("full", [False, True], ids=["default", "full"])
 def test_names_do_not_matter(path: Path, full: bool):
     for test in made_of_all(path, full=full):
@@ -165,7 +165,7 @@ def test_names_do_not_matter(path: Path, full: bool):
             assert mismatch(test.text, renamed(test.outcome.after)) is None, test.text
 
 
-@pytest.mark.parametrize("path", one_in(8), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", one_in(24), ids=lambda path: path.stem)
 def test_a_wrong_output_is_noticed(path: Path):
     for test in made_of_all(path, full=False):
         if test.outcome.effect is not Effect.CHANGED:
@@ -176,7 +176,7 @@ def test_a_wrong_output_is_noticed(path: Path):
                 assert mismatch(test.text, wrong), f"{change.__name__}\n{test.text}\n{wrong}"
 
 
-@pytest.mark.parametrize("path", one_in(8), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", one_in(24), ids=lambda path: path.stem)
 def test_a_collective_more_is_noticed(path: Path):
     for test in made_of_all(path, full=False):
         if test.outcome.effect is Effect.CHANGED and "COUNT: " not in test.text:

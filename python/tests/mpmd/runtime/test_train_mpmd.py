@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from unhurried import COMPILED_QUICKLY
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "train_mpmd.py"
 SCHEDULES = ("1f1b", "interleaved-1f1b", "zb-h1", "zb-v", "dualpipe-v")
@@ -22,7 +23,7 @@ def trained(*words: str) -> Any:
         [sys.executable, str(EXAMPLE), *words, "--json"],
         capture_output=True,
         text=True,
-        env={**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""},
+        env={**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": " ".join(COMPILED_QUICKLY)},
         timeout=900,
         check=False,
     )
@@ -40,7 +41,8 @@ def check(answer: Any, steps: int, first: int = 0) -> None:
     assert answer["loss_exported"][-1] < answer["loss_exported"][0]
 
 
-@pytest.mark.parametrize("words", [(), pytest.param(("--in-one",), marks=pytest.mark.soak)])
+@pytest.mark.soak  # 20 s of compiling; test_processes and test_training run both ways by default
+@pytest.mark.parametrize("words", [(), ("--in-one",)])
 def test_a_short_run(words: tuple[str, ...], tmp_path: Path):
     page = tmp_path / "page.html"
     check(trained("--steps", "12", "--page", str(page), *words), 12)

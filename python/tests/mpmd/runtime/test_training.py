@@ -30,10 +30,12 @@ STEPS = 4
 CASES = [
     ("1f1b", 2, None, Step(microbatches=4)),
     ("zb-v", 2, None, Step(microbatches=4)),
+    ("1f1b", 2, None, Step(microbatches=4, devices=2)),
+]
+MORE = [
     ("dualpipe-v", 2, None, Step(microbatches=4)),
     ("interleaved-1f1b", 3, 2, Step(microbatches=6)),
     ("1f1b", 1, None, Step(microbatches=4)),
-    ("1f1b", 2, None, Step(microbatches=4, devices=2)),
     ("zb-h1", 3, None, Step(microbatches=4, form="unrolled")),
 ]
 
@@ -45,7 +47,10 @@ def close(one: Any, other: Any) -> None:
         np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=0, atol=2e-5 * scale)
 
 
-@pytest.mark.parametrize(("schedule", "ranks", "chunks", "step"), CASES)
+@pytest.mark.parametrize(
+    ("schedule", "ranks", "chunks", "step"),
+    [*CASES, *(pytest.param(*case, marks=pytest.mark.soak) for case in MORE)],
+)
 def test_steps_are_those_of_the_original(
     schedule: str, ranks: int, chunks: int | None, step: Step, tmp_path: Path
 ):

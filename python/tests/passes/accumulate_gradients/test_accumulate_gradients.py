@@ -58,7 +58,7 @@ def accumulated(exported: Exported, options: str = "microbatches=4") -> Exported
     return stablehlo_tools.transform(exported, f"accumulate-gradients{{{options}}}")
 
 
-@pytest.mark.parametrize("name", one_in(2, QUICK + SLOW))
+@pytest.mark.parametrize("name", one_in(3, QUICK + SLOW))
 def test_values_are_kept(name: str):
     step = STEPS[name]
     before = step.export()

@@ -78,7 +78,7 @@ CARRIED = {
 
 
 @pytest.mark.parametrize("pipeline", [GPIPE, CIRCULAR], ids=["gpipe", "circular"])
-@pytest.mark.parametrize("end", one_in(2, CARRIED))
+@pytest.mark.parametrize("end", one_in(4, CARRIED))
 def test_a_carried_sum_keeps_what_each_layer_makes_of_it(end: str, pipeline: str) -> None:
     check(carrying(CARRIED[end]), pipeline)
 

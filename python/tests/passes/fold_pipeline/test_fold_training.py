@@ -19,6 +19,7 @@ from gpipe_programs import (  # first: sets up the devices
 )
 from gpipe_variants import centred
 from kept_values import run
+from soaking import first
 from test_fold_pipeline import folded, loops_of, names_of
 from trained_pipelines import trained
 
@@ -36,10 +37,10 @@ recomputed: Any = jax.checkpoint(scanned, static_argnums=(0,))  # a stage
 CASES: dict[str, tuple[Callable[[], Case], str]] = {
     "shifted": (partial(step, shifted), "8 8"),
     "shifted-checkpointed": (partial(step, shifted, layer="checkpointed"), "8 8"),
-    "rolled-attention": (partial(step, rolled, layer="attention"), "2 8 8"),
     "rolled-permuted": (partial(step, rolled, shift="permute"), "8 8"),
 }
 MORE: dict[str, tuple[Callable[[], Case], str]] = {
+    "rolled-attention": (partial(step, rolled, layer="attention"), "2 8 8"),
     "shifted-single": (partial(step, shifted, SINGLE, stage=single), "4 4"),
     "shifted-stage-checkpointed": (partial(step, shifted, stage=recomputed), "4[2] 4[2 2]"),
     "shifted-shards": (partial(step, shifted, leave="shards"), "8 8"),
@@ -97,7 +98,7 @@ SCHEDULES = {
 }
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("name", first(1, SCHEDULES))
 def test_a_gpipe_step_becomes_one_of_another_schedule(name: str):
     build, schedule = SCHEDULES[name]
     case = step(build, Sizes(4, 2, 4, 2))

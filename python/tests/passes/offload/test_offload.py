@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 import jax
@@ -67,7 +68,7 @@ def moved(program: Artifact) -> int:
     return str(program.module).count("@annotate_device_placement")
 
 
-@pytest.mark.parametrize("target", ["gpu", "tpu"])
+@pytest.mark.parametrize("target", ["gpu", pytest.param("tpu", marks=pytest.mark.soak)])
 def test_compilers_keep_the_rows_in_the_host_s_memory(target: str, tmp_path: Path):
     profile = tmp_path / "linked.toml"
     profile.write_text(LINKED_TPU)
@@ -131,18 +132,31 @@ def test_rematerialize_is_no_slower_with_it(share: float):
     assert runs[1].contended_ns <= 1.001 * runs[0].contended_ns
 
 
-def test_partition_divides_what_is_placed():
+@cache
+def divided_model() -> tuple[Artifact, Artifact]:
+    """A model, and what is made of it with its first rows in the host's memory."""
     exported = MODELS["decoder-2d-scan-step"].build()
     assert isinstance(exported, export.Exported)
     before = artifact.from_exported(exported)
     after = before.copy()
     inline_all_calls(after.module)
     (rows, *_) = movable(after.module)
-    whole = str(rows.updates[0].operands[1].type)
     move(rows)
-    divided = stablehlo_tools.transform(after, "partition,create-reduce-scatter")
+    return before, stablehlo_tools.transform(after, "partition,create-reduce-scatter")
+
+
+def test_partition_divides_what_is_placed():
+    before, divided = divided_model()
+    whole_program = before.copy()
+    inline_all_calls(whole_program.module)
+    whole = str(movable(whole_program.module)[0].updates[0].operands[1].type)
     placed = [line for line in str(divided.module).splitlines() if "@annotate_device" in line]
     assert len(placed) == 2
     assert not any(f"({whole}) ->" in line for line in placed)
+
+
+@pytest.mark.soak  # half a minute of compiling; test_offload_state has values behind partition
+def test_values_behind_partition():
+    before, divided = divided_model()
     rule = Rule(rtol=1e-5, atol=1e-6)
     assert verify_artifacts(before, divided, Options(rule=rule, trials=1)).same

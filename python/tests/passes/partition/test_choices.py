@@ -131,7 +131,7 @@ def test_the_search_costs_no_more_than_propagation_and_is_the_same_each_time(
     assert one == again
 
 
-@pytest.mark.parametrize("name", first(6, PLAIN))
+@pytest.mark.parametrize("name", first(3, PLAIN))
 def test_what_is_planned_is_what_is_sent(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bytes, but for borders; what goes over two axes may go in two collectives."""
     program = ZOO[name].build()

@@ -38,7 +38,7 @@ _GATHER = ShardedProgram("gather", lambda _, x, i: x[i], (_ROWS, _PICKED), (P("x
         pytest.param(
             program,
             id=program.name,
-            marks=[pytest.mark.soak] if program.soak or number % 2 else [],
+            marks=[pytest.mark.soak] if program.soak or number % 3 else [],
         )
         for number, program in enumerate(PROGRAMS)
     ],
