@@ -87,7 +87,7 @@ def _lines(optimum: Optimum) -> Iterator[str]:
     if optimum.changed:
         yield f"  pipeline  {optimum.pipeline}"
     else:
-        yield "  nothing that was tried is faster: the program stays as it was exported"
+        yield f"  {_unchanged(optimum)} as it was exported"
     yield from (f"  {line}" for line in optimum.proof.lines())
     yield from (f"  note: {remark}" for remark in optimum.remarks)
     yield ""
@@ -115,6 +115,13 @@ def _lines(optimum: Optimum) -> Iterator[str]:
         at = f" at {short_place(row.place)}" if row.place else ""
         yield f"  {duration(row.exposed_ns):>10}  {row.kind}{at}{why}"
     yield from _options(optimum)
+
+
+def _unchanged(optimum: Optimum) -> str:
+    """Why the answer is the export: of a search that compiled nothing else, that it did not."""
+    if len(optimum.trials) > 1:
+        return "nothing that was tried is faster: the program stays"
+    return "no candidate was compiled (--budget gives them more time): the program stays"
 
 
 def _options(optimum: Optimum) -> Iterator[str]:
@@ -250,7 +257,7 @@ def page(optimum: Optimum, version: str) -> str:
 
 
 def _sections(optimum: Optimum) -> Iterator[Section]:
-    taken = optimum.pipeline or "nothing that was tried is faster: the program stays as it was"
+    taken = optimum.pipeline or f"{_unchanged(optimum)} as it was"
     name = Path(optimum.artifact.name).name
     rows = [
         ("pipeline", taken),

@@ -113,6 +113,17 @@ def test_the_report_has_both_sides_and_every_trial(target: Target, kept: Path):
         assert str(trial.candidate) in text
 
 
+@ON_GPU
+def test_a_search_that_compiled_nothing_does_not_say_that_nothing_was_faster(
+    target: Target, kept: Path
+):
+    optimum = optimized(kept)
+    unsearched = replace(optimum, pipeline="", trials=optimum.trials[:1])
+    for said in (to_text(unsearched), page(unsearched, "0")):
+        assert "no candidate was compiled" in said
+        assert "nothing that was tried" not in said
+
+
 def trial(optimum: Optimum, share: float, time: float, *passes: str) -> Trial:
     """A candidate that takes these parts of the export's memory and time."""
     before = optimum.before
