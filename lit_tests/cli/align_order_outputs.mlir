@@ -3,7 +3,7 @@
 // RUN: mkdir -p %t.sub && cp %s %t.sub/other.mlir && cp %s %t.sub/align_order_outputs.mlir
 // RUN: rm -rf %t.dir
 // RUN: python %{inputs}/expect_refusal.py --absent %t.dir stablehlo-tools align-order %s %t.sub/align_order_outputs.mlir -o %t.dir | filecheck %s --check-prefix=CLASH
-// CLASH: error: two programs are called 'align_order_outputs.mlir', and each is written under its name
+// CLASH: error: two programs are called 'align_order_outputs.mlir', and each is written under its name: copy one to another name
 
 // RUN: python %{inputs}/expect_refusal.py --absent %t.dir stablehlo-tools align-order %s - -o %t.dir < %s | filecheck %s --check-prefix=STDIN
 // STDIN: error: standard input has no name to be written under: give a file

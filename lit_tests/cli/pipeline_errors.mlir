@@ -26,7 +26,7 @@
 
 // A schedule that takes a program for each rank.
 // RUN: %{refused} 'expand-pipeline{schedule=zb-h1}' | filecheck %s --check-prefix=SCHEDULE
-// SCHEDULE: error: pass 'expand-pipeline': option 'schedule' takes gpipe or circular or 1f1b, not 'zb-h1'; expand-mpmd runs zb-h1, by a program for each rank
+// SCHEDULE: error: pass 'expand-pipeline': option 'schedule' takes gpipe or circular or 1f1b or eager-1f1b, not 'zb-h1'; expand-mpmd runs zb-h1, by a program for each rank
 // SCHEDULE-NEXT: try: stablehlo-tools expand-mpmd /nonexistent -o ranks --schedule zb-h1 --ranks 4 --microbatches 8
 
 // RUN: %{refused} 'expand-pipeline{schedule=1F1B}' | filecheck %s --check-prefix=CAPITALS
@@ -35,6 +35,10 @@
 // RUN: %{refused} 'expand-pipeline{microbatches=four}' | filecheck %s --check-prefix=FOUR
 // FOUR: error: {{.*}}option 'microbatches' takes a whole number, not 'four'
 // FOUR-NEXT: try: stablehlo-tools opt --help expand-pipeline
+
+// RUN: %{refused} 'expand-pipeline{microbatches=4, schedule=1f1b}' | filecheck %s --check-prefix=SPACED
+// SPACED: error: {{.*}}option 'microbatches' takes a whole number, not '4,'; spaces separate options, not commas
+// SPACED-NEXT: try: stablehlo-tools opt {{.*}} 'expand-pipeline{microbatches=4 schedule=1f1b}'
 
 // RUN: %{refused} 'thread-tokens{minimal=maybe}' | filecheck %s --check-prefix=BOOLEAN
 // BOOLEAN: error: pass 'thread-tokens': option 'minimal' takes true or false, not 'maybe'

@@ -71,7 +71,10 @@ def _names(paths: list[str]) -> list[str]:
     names = [Path(path).name for path in paths]
     for name in names:
         if names.count(name) > 1:
-            raise ToolError(f"two programs are called {name!r}, and each is written under its name")
+            raise ToolError(
+                f"two programs are called {name!r}, and each is written under its name: "
+                "copy one to another name"
+            )
         if name == "-":
             raise ToolError("standard input has no name to be written under: give a file")
     return names

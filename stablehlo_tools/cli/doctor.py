@@ -16,10 +16,10 @@ from typing import Any
 KNOWN = ("0.12.0", "0.12.0.1")  # of jax and jaxlib: those that `make compat` saw a core pass on
 _PACKAGES = ("stablehlo-tools", "jax", "jaxlib", "numpy")
 _EXTRAS = {  # a package of each, and what does without it
-    "aot": ("libtpu", "the schedules of XLA:GPU and XLA:TPU"),
+    "aot": ("libtpu", "schedules of XLA:GPU and XLA:TPU"),
     "solver": ("ortools", "`overlap-graph --exact`"),
     "train": ("orbax-checkpoint", "checkpoints of `stablehlo_tools.mpmd`"),
-    "viewer": ("ipykernel", "page of `stablehlo_tools.inspect` in a notebook"),
+    "viewer": ("ipykernel", "page of `stablehlo_tools.inspect` in notebooks"),
     "tests": ("filecheck", "`make-test`"),
 }
 _PROGRAM = """
@@ -106,5 +106,5 @@ def _text(found: dict[str, Any]) -> str:
         lines.append(f"  {target:4} {answer:8} {each['said']}")
     for name, (package, use) in _EXTRAS.items():
         if found["extras"][name] is None:
-            lines.append(f"  without {package} there is no {use}: install stablehlo-tools[{name}]")
+            lines.append(f"  without {package}: no {use}; pip install 'stablehlo-tools[{name}]'")
     return "\n".join(lines)

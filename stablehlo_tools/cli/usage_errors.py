@@ -57,6 +57,7 @@ _EXAMPLES = {
     "X,T": "0.5,0.1",
 }
 _NUMBERS = ("4", "60", "0.5")
+_TOLERANCES = {"RTOL": "1e-4", "ATOL": "1e-6"}  # as `verify` suggests them itself
 
 
 @dataclass(frozen=True)
@@ -224,7 +225,12 @@ def _with_value_that_fits(argument: argparse.Action, line: CommandLine) -> str:
 
 
 def _number_in(given: str, value: str) -> Iterable[str]:
-    """The number in a word, in the unit of the option: `10m` is 600 SECONDS; and its example."""
+    """The number in a word, in the unit of the option: `10m` is 600 SECONDS; and its example.
+
+    Of a tolerance the example alone: the 1 of `-1` would let any two programs be the same."""
+    if value in _TOLERANCES:
+        yield _TOLERANCES[value]
+        return
     number = _NUMBER.search(given)
     if number:
         yield f"{float(number[1]) * _SECONDS[number[2]]:g}" if value == "SECONDS" else number[1]

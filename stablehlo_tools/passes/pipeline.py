@@ -241,6 +241,9 @@ def _wrong_value(pass_class: type[Pass], option: str, text: str, said: str, hint
     elsewhere = pass_class.done_elsewhere(option, text)
     if elsewhere is not None:
         return ToolError(f"{said}; {elsewhere[0]}", hint=elsewhere[1])
+    if "," in text and typing.get_origin(hint) is not tuple:
+        spaced = text.replace(",", " ").strip()
+        return ToolError(f"{said}; spaces separate options, not commas", instead=(text, spaced))
     near = nearest(text.lower(), _choices(hint))
     if not near:
         return ToolError(said, hint=_help_of(pass_class.name))

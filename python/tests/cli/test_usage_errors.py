@@ -67,6 +67,8 @@ def told(words: list[str], capsys: pytest.CaptureFixture[str]) -> list[str]:
         ("optimize x.mlir --target gpu --budget=10m", "--budget=600"),
         ("optimize x.mlir --target gpu --memory-limit 80GiB", "--memory-limit 80"),
         ("optimize x0.mlir --target gpu --budget 0 --jobs 1", "x0.mlir --target gpu --budget 60"),
+        ("verify x.mlir y.mlir --rtol=-1", "--rtol=1e-4"),
+        ("verify x.mlir y.mlir --rtol 1e-4 --atol small", "--rtol 1e-4 --atol 1e-6"),
     ],
 )
 def test_a_number_in_other_units_is_converted(
