@@ -216,10 +216,16 @@ def first_line(text: str) -> str:
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """The known word that was probably meant; "" where none is much like this one."""
+    """The known word that was probably meant; "" where none is much like this one.
+
+    Of four letters two that change places (1b1f) are half the word to difflib, and a slip to us.
+    """
     import difflib  # only for an error
 
-    return next(iter(difflib.get_close_matches(word, list(known), n=1)), "")
+    words = list(known)
+    close = difflib.get_close_matches(word, words, n=1)
+    swapped = (each for each in words if sorted(each) == sorted(word))
+    return next(iter(close), "") or next(swapped, "")
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -67,6 +67,7 @@
 // RUN: %{refused} '' | filecheck %s --check-prefix=EMPTY
 // RUN: %{refused} ' ' | filecheck %s --check-prefix=EMPTY
 // EMPTY: error: the pipeline is empty
+// EMPTY-NEXT: try: stablehlo-tools opt --list-passes
 
 // RUN: %{refused} 'cse,' | filecheck %s --check-prefix=COMMA
 // RUN: %{refused} ',cse' | filecheck %s --check-prefix=COMMA

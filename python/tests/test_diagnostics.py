@@ -4,7 +4,7 @@ import pytest
 
 from stablehlo_tools import bindings
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.diagnostics import Diagnostics, Place, ToolError, rendered, to_place
+from stablehlo_tools.diagnostics import Diagnostics, Place, ToolError, nearest, rendered, to_place
 
 JAX = 'callsite("layer"("model.py":11:4) at "step"("train.py":40:2))'
 
@@ -33,6 +33,13 @@ def test_an_error_prints_itself_and_its_notes_one_line_each():
     error = ToolError("no", Place(None, 3, 5), (note("because", Place("model.py", 2)),))
     error.input_name = "in.mlir"
     assert str(error) == "in.mlir:3:5: error: no\nmodel.py:2: note: because"
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"), [("gpip", "gpipe"), ("1b1f", "1f1b"), ("zb-v1", "zb-v"), ("2f2b", "")]
+)
+def test_what_was_meant_by_a_word(word: str, meant: str):
+    assert nearest(word, ["gpipe", "1f1b", "zb-v"]) == meant
 
 
 def test_warnings_are_collected_in_order():

@@ -222,12 +222,29 @@ def prepare(artifact: Artifact, request: Request, *, once: bool = True) -> Prepa
                 own.op.location,
             )
         if own is None and wanted is not None:
-            taken = [argument.type for argument in main.regions[0].blocks[0].arguments]
-            AccumulateGradientsPass(microbatches=wanted).accumulate(
-                module, Diagnostics(), lambda place: devices.whole_shape(taken[place], place)
-            )
+            _accumulate(module, wanted, devices)
         is_once = once and devices.count > 1 and _communicate_once(module, request.hardware)
     return Prepared(module, devices, alone, is_once)
+
+
+def _accumulate(module: ir.Module, microbatches: int, devices: Devices) -> None:
+    """Makes the loop over microbatches. Where the pass asks for the batch by options of its own,
+    which expand-mpmd has not, the refusal says how to give them."""
+    block = entry_function(module).regions[0].blocks[0]
+    taken = [argument.type for argument in block.arguments]
+    try:
+        AccumulateGradientsPass(microbatches=microbatches).accumulate(
+            module, Diagnostics(), lambda place: devices.whole_shape(taken[place], place)
+        )
+    except ToolError as error:
+        if "`arguments`" in error.diagnostic.message:
+            passes = f"accumulate-gradients{{microbatches={microbatches} arguments=N}}"
+            hint = (
+                f"stablehlo-tools opt -p '{passes}' first, N the number of the batch among the "
+                "arguments, and this without --microbatches"
+            )
+            error.diagnostic = replace(error.diagnostic, hint=hint)
+        raise
 
 
 def _communicate_once(module: ir.Module, hardware: Hardware) -> bool:

@@ -33,7 +33,7 @@ def parse_pipeline_text(text: str) -> list[PassText]:
     """The passes of a pipeline. Raises ToolError that quotes what it could not read."""
     parts = _split(text, ",")
     if not text.strip():
-        raise ToolError("the pipeline is empty")
+        raise ToolError("the pipeline is empty", hint="stablehlo-tools opt --list-passes")
     return [_parse_pass(part.strip(), text) for part in parts]
 
 

@@ -214,6 +214,8 @@ def test_a_batch_of_another_size_is_told_in_numbers_of_all_devices(samples: int)
         assert "no argument has a dimension that 4 microbatches divide" in error
         assert "batch (argument " in notes[0]
         assert "has 1 row, which 4 do not divide" in notes[0]
+        first = "opt -p 'accumulate-gradients{microbatches=4 arguments=N}'"
+        assert notes[-1].startswith(f"try: stablehlo-tools {first}")
 
 
 @pytest.mark.parametrize(
