@@ -11,7 +11,7 @@ from stablehlo_tools.optimization.figures import NEVER, Figures
 from stablehlo_tools.optimization.optimizing import Optimum
 from stablehlo_tools.optimization.option_trials import OptionTrial, gaining
 from stablehlo_tools.optimization.road import Candidate
-from stablehlo_tools.optimization.searching import Trial, candidates
+from stablehlo_tools.optimization.searching import BUDGET_SPENT, Trial, candidates
 from stablehlo_tools.overlap.collective_times import CollectiveRow
 from stablehlo_tools.report.document import Document, ProgramReport, Section
 from stablehlo_tools.report.exposure import program_report
@@ -118,10 +118,10 @@ def _lines(optimum: Optimum) -> Iterator[str]:
 
 
 def _unchanged(optimum: Optimum) -> str:
-    """Why the answer is the export: of a search that compiled nothing else, that it did not."""
-    if len(optimum.trials) > 1:
-        return "nothing that was tried is faster: the program stays"
-    return "no candidate was compiled (--budget gives them more time): the program stays"
+    """Why the answer is the export: where the budget ended before anything else, that it did."""
+    if len(optimum.trials) == 1 and BUDGET_SPENT in optimum.ended:
+        return "no candidate was compiled (--budget gives them more time): the program stays"
+    return "nothing that was tried is faster: the program stays"
 
 
 def _options(optimum: Optimum) -> Iterator[str]:

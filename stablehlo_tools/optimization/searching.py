@@ -26,6 +26,7 @@ from stablehlo_tools.optimization.figures import Figures
 from stablehlo_tools.optimization.road import Candidate, Change, Road, change_between, neighbours
 from stablehlo_tools.passes.road import Stage
 
+BUDGET_SPENT = "the budget was spent"  # how a search ended
 _AT_ONCE = 4  # candidates compiled in a round, on any number of cores
 _EXPANDED = 2  # candidates whose neighbours are looked at in a round
 _FORESEEN = 1  # such that are not yet compiled
@@ -180,7 +181,7 @@ class Search:
         )
 
     def _cut_short(self) -> str:
-        return "interrupted" if self._stop.is_set() else "the budget was spent"
+        return "interrupted" if self._stop.is_set() else BUDGET_SPENT
 
     def replace(self, trial: Trial, other: Trial) -> bool:
         """Puts another trial in the place of one; whether that is now the best."""

@@ -118,7 +118,9 @@ def test_a_search_that_compiled_nothing_does_not_say_that_nothing_was_faster(
     target: Target, kept: Path
 ):
     optimum = optimized(kept)
-    unsearched = replace(optimum, pipeline="", trials=optimum.trials[:1])
+    unsearched = replace(
+        optimum, pipeline="", trials=optimum.trials[:1], ended="the budget was spent"
+    )
     for said in (to_text(unsearched), page(unsearched, "0")):
         assert "no candidate was compiled" in said
         assert "nothing that was tried" not in said
