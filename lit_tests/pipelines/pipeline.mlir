@@ -1,8 +1,8 @@
 // RUN: stablehlo-tools opt %s -p 'pipeline{schedule=gpipe}' | filecheck %s
 
-// A named pipeline is its passes, in order: of a training step, 1F1B.
+// A named pipeline is its passes, in order: of a training step, eager 1F1B.
 // RUN: stablehlo-tools opt %S/../transforms/expand_pipeline_1f1b.mlir -p pipeline --split-input-file > %t.named
-// RUN: stablehlo-tools opt %S/../transforms/expand_pipeline_1f1b.mlir -p 'expand-pipeline{schedule=1f1b},partition,create-reduce-scatter,schedule-overlap' --split-input-file | diff -u %t.named -
+// RUN: stablehlo-tools opt %S/../transforms/expand_pipeline_1f1b.mlir -p 'expand-pipeline{schedule=eager-1f1b},partition,create-reduce-scatter,schedule-overlap' --split-input-file | diff -u %t.named -
 
 // Its options go to the passes that have them, in the place of what it says itself.
 // RUN: stablehlo-tools opt %s -p 'pipeline{axis=stage microbatches=4 repeats=2 schedule=circular hardware=h200}' > %t.options
@@ -12,7 +12,7 @@
 // RUN: not stablehlo-tools opt %s -p 'pipeline{axis=pp}' 2>&1 | filecheck %s --check-prefix=AXIS
 // RUN: not stablehlo-tools opt %s -p pipeline 2>&1 | filecheck %s --check-prefix=FORWARD
 // AXIS: error: {{.*}}pp
-// FORWARD: error: expand-pipeline: schedule=1f1b needs {{.*}}schedule=gpipe and schedule=circular run each loop by itself
+// FORWARD: error: expand-pipeline: schedule=eager-1f1b needs {{.*}}schedule=gpipe and schedule=circular run each loop by itself
 
 // Two layers a rank, handed on by a permute in each tick.
 // CHECK-LABEL: func.func @main

@@ -143,11 +143,14 @@ def with_one_dash(line: CommandLine) -> str:
 
 
 def retyped(words: Sequence[str], wrong: str, meant: str) -> str:
-    """The command line with the word that was meant; empty where the wrong one is not in it.
+    """The command line with the word that was meant; empty where the wrong one is not in it, or the
+    other is: nobody means one file twice, but numbers may be alike.
 
     Only where no word, and no value behind `=`, is the wrong one, is it looked for within words, as
     in a pipeline.
     """
+    if meant in words and not meant.isdigit():
+        return ""
     escaped = re.escape(wrong)
     for where in (rf"(\A|\A--[\w-]+=){escaped}\Z", rf"(\A|[^\w-]){escaped}(?![\w-])"):
         changed = [re.sub(where, lambda found: found[1] + meant, word) for word in words]

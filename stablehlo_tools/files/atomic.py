@@ -42,9 +42,8 @@ def _nearby(path: Path) -> tuple[str, str]:
         return f"another path: there is no directory {os.path.realpath(folder)!r}", ""
     names = sorted(each.name for each in folder.iterdir() if each.is_file())
     close = nearest(path.name, names)
-    if close:
-        return "", os.fspath(folder / close)
-    return f"another path: it was looked for in {os.path.realpath(folder)!r}", ""
+    hint = f"another path: it was looked for in {os.path.realpath(folder)!r}"
+    return hint, os.fspath(folder / close) if close else ""
 
 
 def check_writable(path: str | os.PathLike[str]) -> None:

@@ -160,7 +160,7 @@ def pipeline_report(
 ) -> PipelineReport:
     """The figures of one pipeline; `input_name` is named where an op has no source line."""
     schedule = pipeline.schedule
-    bubble = bubble_of(schedule)
+    bubble = bubble_of(schedule, skips=pipeline.skips)
     directions = tuple(_directions(pipeline))
     return PipelineReport(
         place=to_place(pipeline.loop.location).render(input_name),

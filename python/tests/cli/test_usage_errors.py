@@ -88,3 +88,4 @@ def test_a_word_is_replaced_whole_before_it_is_within_others() -> None:
     assert retyped(["opt", "h10.mlir", "h10"], "h10", "h100") == "stablehlo-tools opt h10.mlir h100"
     assert retyped(["opt", "-p", "a,b{c=d}"], "b", "e") == "stablehlo-tools opt -p 'a,e{c=d}'"
     assert not retyped(["opt", "x-b"], "b", "e")
+    assert not retyped(["verify", "a.mlir", "b.mlir"], "b.mlir", "a.mlir")

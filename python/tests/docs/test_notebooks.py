@@ -11,7 +11,6 @@ from docs import notebook_pages, notebooks
 NAMES = [path.stem for path in sorted(notebooks.FOLDER.glob("*.ipynb"))]
 
 
-@pytest.mark.soak  # 20 s of CPU to two minutes each; how they are run is tested below
 @pytest.mark.parametrize("name", NAMES)
 def test_notebook_prints_what_it_stores(name: str):
     path = notebooks.FOLDER / f"{name}.ipynb"

@@ -22,7 +22,6 @@ NOT_IN_THE_LOCK = {
 }
 
 
-@pytest.mark.soak  # half a minute each, for the comparison of values; below, what is quick of it
 @pytest.mark.parametrize(
     "library",
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
@@ -81,8 +82,9 @@ class Pipeline:
 class Bubble(NamedTuple):
     """The cells of a schedule, those that run, and the least share of idle ones.
 
-    A cell is a rank's tick, and half a one where a tick has a forward and a backward. `formula` is
-    in S ranks, V chunks a rank and M microbatches; `closed_form` is what it comes to.
+    A cell is a rank's tick, and half a one where a tick has a forward and a backward; a half that
+    all ranks leave out is none. `formula` is in S ranks, V chunks a rank and M microbatches;
+    `closed_form` is what it comes to.
     """
 
     cells: int
@@ -96,29 +98,35 @@ class Bubble(NamedTuple):
         return 1 - self.run / self.cells
 
 
-def bubble_of(schedule: Lockstep) -> Bubble:
-    """Counts the idle cells of a schedule.
+def bubble_of(schedule: Lockstep, *, skips: bool) -> Bubble:
+    """Counts the idle cells of a schedule; with `skips`, what no rank runs in a tick is no cell.
 
     The closed form is that of GPipe for one direction, (S - 1) / (M + S - 1) with V = 1
     (arXiv 1811.06965, section 2.3); chunks divide the bubble by V (arXiv 2104.04473, section 2.2),
     and a 1F1B that runs a forward or a backward in a tick has the same: 2MV of 2(MV + S - 1) ticks.
     Where M < S, chunks cannot be interleaved so closely, and where S does not divide M, 1F1B cannot
     always. With a forward and a backward in one tick, the first backward follows VS - 1 ticks of
-    forwards, and the backwards take MV + S - 1 ticks.
+    forwards, and the backwards take MV + S - 1 ticks; where ticks of one kind alone are half as
+    long, there are 2(MV + S - 1) halves.
     """
-    run = sum(
-        cell is not None
-        for direction in schedule.directions
-        for column in direction.cells
-        for cell in column
-    )
+    run = sum(cell is not None for column in _columns(schedule) for cell in column)
     ranks, chunks, microbatches = schedule.ranks, schedule.chunks, schedule.microbatches
     cells, work = ranks * schedule.ticks, microbatches * chunks
-    if not is_together(schedule):
+    together = is_together(schedule)
+    if together and skips:
+        halves = (any(cell is not None for cell in column) for column in _columns(schedule))
+        cells = ranks * sum(halves)
+    if not together or skips:
         idle = ranks - 1
         return Bubble(cells, run, LEAST_OF_ONE, idle / (work + idle))
     idle = chunks * ranks + ranks - 2
     return Bubble(2 * cells, run, LEAST_OF_BOTH, idle / (work + idle))
+
+
+def _columns(schedule: Lockstep) -> Iterator[Sequence[Cell | None]]:
+    """The cells of each tick, of each direction."""
+    for direction in schedule.directions:
+        yield from direction.cells
 
 
 def is_together(schedule: Lockstep) -> bool:
