@@ -47,8 +47,7 @@ def communication_domain(op: ir.Operation) -> str:
 
 def set_communication_domain(op: ir.Operation, domain: str) -> None:
     """Puts a collective into a communication domain."""
-    entries = _entries(op) | {_DOMAIN: ir.StringAttr.get(domain, op.context)}
-    op.attributes[FRONTEND_ATTRIBUTES] = ir.DictAttr.get(entries, op.context)
+    _add(op, _DOMAIN, domain)
 
 
 def mean_runs(op: ir.Operation) -> float | None:
@@ -72,8 +71,7 @@ def parsed_mean_runs(text: str) -> float | None:
 def set_mean_runs(op: ir.Operation, runs: float) -> None:
     """Says how often a loop's body or a branch runs in the mean, which the text does not: in a
     pipeline each rank reads in a table of its own what it does."""
-    entries = _entries(op) | {MEAN_RUNS: ir.StringAttr.get(f"{runs:.6g}", op.context)}
-    op.attributes[FRONTEND_ATTRIBUTES] = ir.DictAttr.get(entries, op.context)
+    _add(op, MEAN_RUNS, f"{runs:.6g}")
 
 
 def shared(ops: Sequence[ir.Operation]) -> dict[str, ir.Attribute]:
@@ -85,6 +83,11 @@ def shared(ops: Sequence[ir.Operation]) -> dict[str, ir.Attribute]:
         if all(name in other and other[name] == value for other in others)
     }
     return {FRONTEND_ATTRIBUTES: ir.DictAttr.get(kept, ops[0].context)} if kept else {}
+
+
+def _add(op: ir.Operation, name: str, text: str) -> None:
+    entries = _entries(op) | {name: ir.StringAttr.get(text, op.context)}
+    op.attributes[FRONTEND_ATTRIBUTES] = ir.DictAttr.get(entries, op.context)
 
 
 def _entries(op: ir.Operation) -> dict[str, ir.Attribute]:

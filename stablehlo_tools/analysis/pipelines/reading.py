@@ -114,19 +114,15 @@ class _Reader:
     def _phase(
         self, loop: TickLoop, tables: Sequence[int], read: ReadDirection, entries: Entries
     ) -> Phase | None:
-        flows = self._flows(loop, tables, entries, -1 if read.back else 1)
-        layers = list({flow.layers.results[0]: flow.layers for flow in flows}.values())
-        if len(tables) > 1:
-            layers = [layers_of(loop, table, entries) for table in tables]
-        if not flows or len(layers) != len(tables):
+        loops, flows = self._flows(loop, tables, entries, -1 if read.back else 1)
+        if not flows or len(loops) != len(tables):
             return None
         iterations: list[Iterations] = []
-        for table, op in zip(tables, layers, strict=True):
-            each = None if op is None else _iterations(op, loop, table, entries)
+        for table, op in zip(tables, loops, strict=True):
+            each = _iterations(op, loop, table, entries)
             if each is None or not _runs_all(each, loop.tables[table].entries):
                 return None
             iterations.append(each)
-        loops = [op for op in layers if op is not None]
         permutes = list({flow.permute.results[0]: flow.permute for flow in flows}.values())
         received = {flow.received for flow in flows}
         held = [
@@ -149,11 +145,13 @@ class _Reader:
 
     def _flows(
         self, loop: TickLoop, tables: Sequence[int], entries: Entries, step: int
-    ) -> list[Flow]:
+    ) -> tuple[list[ir.Operation], list[Flow]]:
+        """The loops over layers of a direction, one for each table, and what they hand on."""
         if len(tables) == 1:
-            return flows_of(loop, tables[0], entries, self._facts, self._classify, step)
-        layers = [op for table in tables if (op := layers_of(loop, table, entries)) is not None]
-        return flows_behind(loop, layers, self._facts, self._classify, step)
+            flows = flows_of(loop, tables[0], entries, self._facts, self._classify, step)
+            return list({flow.layers.results[0]: flow.layers for flow in flows}.values()), flows
+        loops = [op for table in tables if (op := layers_of(loop, table, entries)) is not None]
+        return loops, flows_behind(loop, loops, self._facts, self._classify, step)
 
     def _devices_of_rank(self, loop: TickLoop) -> int:
         """How many devices share what the types say of one rank."""
