@@ -159,8 +159,6 @@ class LinkWriter:
     def _outside(self, build: Builder, row: Row) -> Callable[[int, DimTiling | None], ir.Value]:
         def outside(number: int, layout: DimTiling | None) -> ir.Value:
             value = self._value(number)
-            if layout is None:
-                return self._region.whole(value)
             return self._region.part(build, value, layout, self._dims.parts, row.microbatch)
 
         return outside

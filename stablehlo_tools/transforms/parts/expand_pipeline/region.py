@@ -131,12 +131,15 @@ class Region:
         self,
         build: Builder,
         value: ir.Value,
-        layout: DimTiling,
+        layout: DimTiling | None,
         parts: int,
         microbatch: ir.Value,
     ) -> ir.Value:
-        """One microbatch of a value of the outside. Of a broadcast along the batch, such as a mask
-        that all samples share, only what is repeated is brought in."""
+        """One microbatch of a value of the outside, or all of it where it has no layout. Of a
+        broadcast along the batch, such as a mask that all samples share, only what is repeated is
+        brought in."""
+        if layout is None:
+            return self.whole(value)
         alike = alike_clone(value, layout.dim, part_type(value, layout, parts), build.point)
         if alike is None:
             return cut(build, self.whole(value), layout, parts, microbatch)

@@ -320,10 +320,7 @@ class PhaseWriter:
     def start(self, build: Builder, row: Row, carry: int) -> ir.Value:
         """A flow as the layer loop starts it, of one microbatch."""
         whole, layout = self._operand(carry), self._layout(carry)
-        if layout is None:
-            start = self._region.whole(whole)
-        else:
-            start = self._region.part(build, whole, layout, self._parts, row.microbatch)
+        start = self._region.part(build, whole, layout, self._parts, row.microbatch)
         if carry in self._phase.term_flows:
             first = build.compare("EQ", row.microbatch, build.i32(0))
             start = build.same("select", first, start, build.splat_like(0, start))
@@ -376,15 +373,13 @@ class PhaseWriter:
         """Values from outside of the layer loop; parts of them are taken once a tick."""
         phase = self._phase
         place_of = {n: c for c, n in enumerate(phase.body.arguments)}
-        cuts: dict[tuple[int, DimTiling], ir.Value] = {}
+        cuts: dict[tuple[int, DimTiling | None], ir.Value] = {}
 
         def outside(number: int, layout: DimTiling | None) -> ir.Value:
             if number in place_of:
                 value = phase.loop.op.operands[place_of[number]]
             else:
                 value = phase.dims.graph.values[number]
-            if layout is None:
-                return self._region.whole(value)
             key = number, layout
             if key not in cuts:
                 cuts[key] = self._region.part(
