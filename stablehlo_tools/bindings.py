@@ -207,6 +207,9 @@ def newest_serialization_version() -> int:
 # Passes of XLA:CPU that move an op into another kernel, or rewrite it into one that rounds
 # otherwise; to name in xla_disable_hlo_passes.
 REROUNDING_PASSES = ("algsimp", "fusion", "small-while-loop-hoisting")
+# Those that may also take away what tells two programs apart. Without fusion, which only rounds,
+# compiling takes several times as long.
+SIMPLIFYING_PASSES = ("algsimp", "small-while-loop-hoisting")
 # The first of them also makes programs out of what XLA:CPU has no kernel for.
 INDISPENSABLE_PASSES = ("algsimp",)
 
