@@ -63,6 +63,7 @@ def optimize(
     candidates: int | None = None,
     pipeline_axis: str | None = None,
     compiler_options: Mapping[str, Value] | None = None,
+    option_trials: bool = True,
 ) -> Optimized[Exported]: ...
 @overload
 def optimize(
@@ -74,6 +75,7 @@ def optimize(
     candidates: int | None = None,
     pipeline_axis: str | None = None,
     compiler_options: Mapping[str, Value] | None = None,
+    option_trials: bool = True,
 ) -> Optimized[Artifact]: ...
 def optimize(
     exported: Exported | Artifact,
@@ -84,6 +86,7 @@ def optimize(
     candidates: int | None = None,
     pipeline_axis: str | None = None,
     compiler_options: Mapping[str, Value] | None = None,
+    option_trials: bool = True,
 ) -> Optimized[Exported] | Optimized[Artifact]:
     """Searches for the pipeline that makes a program fastest; the given one stays as it is.
 
@@ -92,8 +95,8 @@ def optimize(
     default all that it has. `budget`: seconds of search, 600 by default; `candidates`: instead of
     it, how many to compile, for the same answer on any machine. `pipeline_axis`: a mesh axis that a
     pipeline over layers may take. `compiler_options`: what the compiler is given for the export and
-    all candidates, as jax.jit takes it. What was found out is kept, so that a second run is
-    instant.
+    all candidates, as jax.jit takes it; `option_trials`: whether others are tried beside the answer.
+    What was found out is kept, so that a second run is instant.
     Raises ToolError where the compiler is missing or refuses the program as it is.
     """
     request = Request(
@@ -104,6 +107,7 @@ def optimize(
         candidates=candidates,
         pipeline_axis=pipeline_axis,
         options=CompilerOptions.of(compiler_options or {}),
+        try_options=option_trials,
     )
     if isinstance(exported, Artifact):
         optimum = find_optimum(exported, request)
