@@ -53,28 +53,6 @@ def test_page_shows_what_the_recipe_prints(library: str, tmp_path: Path):
     }
 
 
-@pytest.mark.parametrize("library", RUN_HERE)
-def test_page_shows_the_size_of_what_the_recipe_exports(library: str):
-    """The first line that it prints, but for bytes and versions."""
-    exporting = f"""
-import recipe
-from from_{library} import build
-made = build()
-print(f"{{made.nr_devices}} devices, {{len(made.in_avals)}} arguments")
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", exporting],
-        cwd=RECIPES,
-        text=True,
-        capture_output=True,
-        check=False,
-        timeout=900,
-    )
-    assert done.returncode == 0, done.stderr
-    line = rf"{library}\.jax_export: [\d,]+ bytes, {done.stdout.strip()}, "
-    assert re.search(line, (PAGES / f"{library}.md").read_text())
-
-
 def test_another_number_on_the_page_would_be_found():
     printed = "  total  3.28 ms\n[exit code 0, 9.1 s]"
     shown = "total  3.29 ms\n[exit code 0, 31.0 s]"
