@@ -53,22 +53,20 @@ examples: setup ## one order, pipeline schedules, programs of ranks
 	@$(PY) python/examples/mpmd_training.py
 
 # One recipe, so that the parts keep their order under -j and the first failure ends it. pyright
-# takes one core: on another the site is built meanwhile, and the modules of tests are compiled,
-# which else each of pytest's workers does for itself.
-test: setup ## lint, types, site, lit and pytest, in this order
+# takes one core, and so runs beside the site, the modules of tests (which else each of pytest's
+# workers compiles for itself) and lit; it is waited for, and heard, before pytest.
+test: setup ## lint, site, lit, types and pytest
 	@$(MAKE) --no-print-directory lint
 	@mkdir -p build
-	@{ \
-		$(MAKE) --no-print-directory site; \
-		status=$$?; \
-		$(PY) -m pytest --collect-only -qq >/dev/null 2>&1; \
-		exit $$status; \
-	} >build/site.log 2>&1 & beside=$$!; \
-	$(MAKE) --no-print-directory types || { kill $$beside 2>/dev/null; exit 1; }; \
-	wait $$beside; status=$$?; \
-	cat build/site.log; \
+	@$(MAKE) --no-print-directory types >build/types.log 2>&1 & types=$$!; \
+	{ \
+		$(MAKE) --no-print-directory site && \
+		{ $(PY) -m pytest --collect-only -qq >/dev/null 2>&1 || true; } && \
+		$(MAKE) --no-print-directory lit; \
+	} || { kill $$types 2>/dev/null; exit 1; }; \
+	wait $$types; status=$$?; \
+	cat build/types.log; \
 	exit $$status
-	@$(MAKE) --no-print-directory lit
 	@STABLEHLO_TOOLS_SITE=$(CURDIR)/build/site $(MAKE) --no-print-directory pytest
 
 lint: setup ## ruff, and the linter of test directives
