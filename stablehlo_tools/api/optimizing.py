@@ -95,8 +95,8 @@ def optimize(
     default all that it has. `budget`: seconds of search, 600 by default; `candidates`: instead of
     it, how many to compile, for the same answer on any machine. `pipeline_axis`: a mesh axis that a
     pipeline over layers may take. `compiler_options`: what the compiler is given for the export and
-    all candidates, as jax.jit takes it; `option_trials`: whether others are tried beside the answer.
-    What was found out is kept, so that a second run is instant.
+    all candidates, as jax.jit takes it; `option_trials`: whether others are tried beside the
+    answer. What was found out is kept, so that a second run is instant.
     Raises ToolError where the compiler is missing or refuses the program as it is.
     """
     request = Request(
