@@ -14,7 +14,7 @@ they came, and the edges of manual computations. Everything is computed for all 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -321,13 +321,20 @@ class DeviceValues:
     """Evaluates integer tensors for all devices of a module; valid until the module changes.
 
     Arrays have a leading dimension for the devices, in flattened ids (`replica_id *
-    num_partitions + partition_id`), or of size 1 for values that are the same on all.
+    num_partitions + partition_id`), or of size 1 for values that are the same on all. `given` are
+    values that are known otherwise, as in one iteration of a loop.
     """
 
-    def __init__(self, module: ir.Module, facts: ModuleFacts) -> None:
+    def __init__(
+        self,
+        module: ir.Module,
+        facts: ModuleFacts,
+        given: Mapping[ir.Value, Values] | None = None,
+    ) -> None:
         self.facts = facts
         self.module = module
         self.root = _Call(None, None)
+        self.root.known.update(given or {})
         self.functions = functions_by_name(module)
         self.callers: dict[str, list[ir.Operation]] | None = None
 

@@ -155,10 +155,20 @@ def _shifting(module: ir.Module, number: int) -> ir.Module:
     of whole tensors, and the loop of a number may so be a pipeline in one program."""
     copied = copy_module(module)
     block = entry_function(copied).regions[0].blocks[0]
+    _settle(copied, _loops(copied)[number])
     write_moves_globally(copied, block)
     part_integers(_loops(copied)[number])
     drop_unused_carries(block)
     return copied
+
+
+def _settle(module: ir.Module, loop: ir.Operation) -> None:
+    """Writes what is known of the integers that a loop leaves for its backward: which slots of a
+    buffer a tick reads may be among them."""
+    region = _region(loop, module)
+    backward = backward_of(loop, region.ticks) if region is not None else None
+    if region is not None and backward is not None:
+        settle_integers(region, backward)
 
 
 def _folded(module: ir.Module, number: int) -> tuple[ir.Module, int]:

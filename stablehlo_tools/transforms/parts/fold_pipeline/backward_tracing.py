@@ -55,6 +55,7 @@ class BackwardTracer(Tracer):
         if result not in self._merges:
             self._merges[result] = False  # for what asks for it again, in an earlier tick
             self._merges[result] = self._merges_always(op)
+            self._found.clear()  # what was found in the meantime took it for none
         return self._merges[result]
 
     def _merges_always(self, op: ir.Operation) -> bool:

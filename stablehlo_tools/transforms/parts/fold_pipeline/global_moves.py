@@ -8,16 +8,22 @@ slices of the operands put together anew, as other pipelines in one program writ
     %next = sdy.manual_computation(%state) { collective_permute ... }
   ==>
     %next = stablehlo.concatenate %last, %others, dim = 0
+
+Where integers that differ from tick to tick decide what is moved, as the slot of a buffer does that
+has several microbatches for each stage, there is such a tensor for each of their values, and the
+tick selects one of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from stablehlo_tools import bindings
 from stablehlo_tools.analysis.collectives import Collective, ModuleFacts
 from stablehlo_tools.analysis.device_values import DeviceValues, Values
+from stablehlo_tools.analysis.loop_values import ControlValues
+from stablehlo_tools.analysis.loops import is_integer_scalar
 from stablehlo_tools.analysis.replica_groups import AxisRef, DeviceMesh
 from stablehlo_tools.analysis.shardings import MeshAxes, sharding_axes, sharding_per_value
 from stablehlo_tools.bindings import ir
@@ -26,6 +32,7 @@ from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.ir.values import CONSTANTS, is_splat, producer, splat_of, value_text
 from stablehlo_tools.ir.walk import ops_named, terminator
 from stablehlo_tools.transforms.parts.fold_pipeline.composing import Composer, Located
+from stablehlo_tools.transforms.parts.fold_pipeline.loop_region import ticks_of
 from stablehlo_tools.transforms.parts.fold_pipeline.moves import follow_move
 from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import (
     Box,
@@ -41,6 +48,8 @@ from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import (
 )
 
 _MOST_PIECES = 1 << 12  # of one result
+_MOST_PHASES = 64  # of a loop
+_LONGEST_TABLE = 1 << 14  # of phases
 
 
 def permutes_inside(loop: ir.Operation) -> bool:
@@ -58,9 +67,13 @@ def write_moves_globally(module: ir.Module, block: ir.Block) -> None:
     it."""
     for manual in _manual_computations(block):
         facts = ModuleFacts.of(module)
-        shards = _Shards(manual, facts, DeviceValues(module, facts))
+        values = DeviceValues(module, facts)
+        phases = _Phases.of(manual, values) or _Phases()
+        shards = [
+            _Shards(manual, facts, DeviceValues(module, facts, given)) for given in phases.given
+        ]
         for number, result in enumerate(manual.results):
-            value = _globally(manual, number, shards)
+            value = _globally(manual, number, phases, shards)
             if value is not None:
                 result.replace_all_uses_with(value)
         if not any(next(iter(result.uses), None) for result in manual.results):
@@ -78,14 +91,98 @@ def _manual_computations(block: ir.Block) -> list[ir.Operation]:
     return found
 
 
-def _globally(manual: ir.Operation, number: int, shards: _Shards) -> ir.Value | None:
+def _globally(
+    manual: ir.Operation, number: int, phases: _Phases, shards: Sequence[_Shards]
+) -> ir.Value | None:
     """A result of a manual computation as moves of its operands; None where it is computed."""
     try:
-        pieces = shards.pieces(number)
+        pieces = [of_phase.pieces(number) for of_phase in shards]
     except UnresolvedError:
         return None
-    composer = Composer(Builder(ir.InsertionPoint(manual), manual.location), _located)
-    return composer.compose(pieces, manual.results[number].type)
+    build = Builder(ir.InsertionPoint(manual), manual.location)
+    composer, type_ = Composer(build, _located), manual.results[number].type
+    if all(own == pieces[0] for own in pieces):
+        return composer.compose(pieces[0], type_)
+    return phases.selected(build, [composer.compose(own, type_) for own in pieces])
+
+
+class _Phases:
+    """The ticks of a loop by the integers that a manual computation in its body takes: `given` has
+    those of each phase, `number_at` the phase for each number from `first` on that a counter of the
+    loop may have. Outside of a loop, and where no integer changes, there is one phase."""
+
+    def __init__(
+        self,
+        given: Sequence[Mapping[ir.Value, Values]] = ({},),
+        counter: ir.Value | None = None,
+        first: int = 0,
+        number_at: Sequence[int] = (),
+    ) -> None:
+        self.given = given
+        self._counter = counter
+        self._first = first
+        self._number_at = number_at
+
+    @staticmethod
+    def of(manual: ir.Operation, values: DeviceValues) -> _Phases | None:
+        """The phases of the loop in whose body a manual computation stands; None where there is but
+        one, or where it is not known which integers there are."""
+        loop = manual.block.owner.operation
+        ticks = ticks_of(loop, values) if loop.name == WHILE else 0
+        if isinstance(ticks, str) or not ticks:
+            return None
+        control = ControlValues(loop, ticks, values.of)
+        changing = [
+            value
+            for value in manual.operands
+            if control.of(value, 0) is not None and control.constant(value) is None
+        ]
+        rows = [{value: control.of(value, tick) for value in changing} for tick in range(ticks)]
+        given = [
+            {value: known for value, known in row.items() if known is not None} for row in rows
+        ]
+        phases: dict[tuple[bytes, ...], int] = {}
+        numbers = [
+            phases.setdefault(tuple(known.tobytes() for known in row.values()), len(phases))
+            for row in given
+        ]
+        if not 1 < len(phases) <= _MOST_PHASES:
+            return None
+        counting = _counter(loop, control, ticks)
+        if counting is None:
+            return None
+        counter, counts = counting
+        number_at = [0] * (max(counts) - min(counts) + 1)
+        for count, number in zip(counts, numbers, strict=True):
+            number_at[count - min(counts)] = number
+        firsts = [given[numbers.index(number)] for number in range(len(phases))]
+        return _Phases(firsts, counter, min(counts), number_at)
+
+    def selected(self, build: Builder, values: Sequence[ir.Value]) -> ir.Value:
+        """The one of some values that is of the phase of the tick."""
+        assert self._counter is not None, "one phase selects nothing"
+        place = build.same("subtract", self._counter, build.splat_like(self._first, self._counter))
+        row = build.dynamic_slice(build.table(self._number_at), [place], [1])
+        number, chosen = build.reshape(row, []), values[0]
+        for phase, value in enumerate(values[1:], 1):
+            is_own = build.compare("EQ", number, build.i32(phase))
+            chosen = build.same("select", is_own, value, chosen)
+        return chosen
+
+
+def _counter(
+    loop: ir.Operation, control: ControlValues, ticks: int
+) -> tuple[ir.Value, list[int]] | None:
+    """A carry of a loop that is another number in every tick, the same on all devices, and these
+    numbers."""
+    for argument in loop.regions[1].blocks[0].arguments:
+        if not is_integer_scalar(argument.type):
+            continue
+        rows = [control.of(argument, tick) for tick in range(ticks)]
+        counts = [int(row[0]) for row in rows if row is not None and len(row) == 1]
+        if len(set(counts)) == ticks and max(counts) - min(counts) < _LONGEST_TABLE:
+            return argument, counts
+    return None
 
 
 def _located(source: Source, box: Box) -> Located:

@@ -14,6 +14,7 @@ from stablehlo_tools import bindings
 from stablehlo_tools.analysis.collectives import Collective, ModuleFacts
 from stablehlo_tools.analysis.device_values import DeviceValues, Values
 from stablehlo_tools.analysis.loop_values import ControlValues
+from stablehlo_tools.analysis.loops import counted, is_integer_scalar
 from stablehlo_tools.analysis.replica_groups import AxisRef, mesh_axes_groups
 from stablehlo_tools.analysis.shardings import sharding_axes, sharding_per_value
 from stablehlo_tools.bindings import ir
@@ -24,9 +25,27 @@ from stablehlo_tools.ir.values import producer
 from stablehlo_tools.ir.walk import terminator, values_used
 from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import Box
 
+_MOST_TICKS = 1 << 14  # that are gone through
 _IDS = ops_with(Trait.DEVICE_ID)
 # Their results differ from device to device, or tick to tick, whatever their operands are.
 _DIFFERING = _IDS | full_names("infeed recv rng")
+
+
+def ticks_of(loop: ir.Operation, values: DeviceValues) -> int | str:
+    """How often a loop runs, or why that is not known."""
+
+    def known(value: ir.Value) -> list[int] | None:
+        integers = values.of(value) if is_integer_scalar(value.type) else None
+        return None if integers is None else [int(n) for n in integers.ravel()]
+
+    count = counted(loop, known)
+    if isinstance(count, str):
+        return count
+    if len(set(count.trips)) > 1:
+        return "devices run it different numbers of times"
+    if count.trips[0] > _MOST_TICKS:
+        return f"it runs {count.trips[0]} times, which is more than is gone through"
+    return count.trips[0]
 
 
 def manual_around(loop: ir.Operation) -> ir.Operation | None:

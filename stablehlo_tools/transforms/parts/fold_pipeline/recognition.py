@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from stablehlo_tools import bindings
 from stablehlo_tools.analysis.collectives import Collective, ModuleFacts
 from stablehlo_tools.analysis.device_values import DeviceValues
-from stablehlo_tools.analysis.loops import FORMATTING, counted, is_integer_scalar
+from stablehlo_tools.analysis.loops import FORMATTING
 from stablehlo_tools.analysis.shardings import manual_axes
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import (
@@ -32,9 +32,9 @@ from stablehlo_tools.transforms.parts.fold_pipeline.loop_region import (
     LoopRegion,
     Ranks,
     manual_around,
+    ticks_of,
 )
 
-_MOST_TICKS = 1 << 14  # that are gone through
 # Concatenations, pads and updates: with slices, all ways to shift a tensor along a dimension.
 _PUTTING = ops_with(Trait.JOIN) | {SCATTER}
 
@@ -136,19 +136,8 @@ def axis_of(loop: ir.Operation, manual: ir.Operation, facts: ModuleFacts) -> Ran
 
 def region_of(loop: ir.Operation, ranks: Ranks, values: DeviceValues) -> LoopRegion | str:
     """The loop as the ranks run it, or why how often it runs is not known."""
-
-    def known(value: ir.Value) -> list[int] | None:
-        integers = values.of(value) if is_integer_scalar(value.type) else None
-        return None if integers is None else [int(n) for n in integers.ravel()]
-
-    count = counted(loop, known)
-    if isinstance(count, str):
-        return count
-    if len(set(count.trips)) > 1:
-        return "devices run it different numbers of times"
-    if count.trips[0] > _MOST_TICKS:
-        return f"it runs {count.trips[0]} times, which is more than is gone through"
-    return LoopRegion(loop, count.trips[0], ranks, values)
+    ticks = ticks_of(loop, values)
+    return ticks if isinstance(ticks, str) else LoopRegion(loop, ticks, ranks, values)
 
 
 def hoist_slices(loop: ir.Operation) -> None:

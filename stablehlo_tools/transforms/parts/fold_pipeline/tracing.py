@@ -51,10 +51,18 @@ class Tracer:
 
     def __init__(self, region: LoopRegion) -> None:
         self.region = region
+        self._found: dict[tuple[ir.Value, int, int, Box], list[Piece]] = {}
 
     def pieces(self, value: ir.Value, rank: int, tick: int, box: Box) -> list[Piece]:
-        """What a box of a value consists of, in order of the targets. Raises UnresolvedError."""
-        return self.followed([BoxQuery(value, rank, tick, box, View(Box.whole(box.sizes)))])
+        """What a box of a value consists of, in order of the targets. Raises UnresolvedError.
+
+        It is asked for many times over: each sum asks for all of its terms, which are sums.
+        """
+        key = value, rank, tick, box
+        if key not in self._found:
+            query = BoxQuery(value, rank, tick, box, View(Box.whole(box.sizes)))
+            self._found[key] = self.followed([query])
+        return list(self._found[key])
 
     def followed(self, queries: Sequence[BoxQuery]) -> list[Piece]:
         """What some boxes consist of, in order of the targets. Raises UnresolvedError."""
