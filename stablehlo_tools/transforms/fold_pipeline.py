@@ -103,6 +103,7 @@ from stablehlo_tools.transforms.parts.fold_pipeline.recognition import (
     part_integers,
     region_of,
 )
+from stablehlo_tools.transforms.parts.fold_pipeline.rejoining import rejoin
 from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import UnresolvedError
 from stablehlo_tools.transforms.parts.fold_pipeline.training import fold_training, settle_integers
 
@@ -127,9 +128,10 @@ class FoldPipelinePass(Pass):
         while number < len(loops := _loops(current)):
             loop = loops[number]
             with ir.Location.unknown(module.context):
-                source = _shifting(current, number) if permutes_inside(loop) else current
+                between = permutes_inside(loop)
+                source = _shifting(current, number) if between else current
                 maybe = may_be_pipeline(_loops(source)[number])
-                tried, stages = _folded(source, number) if maybe else (current, 0)
+                tried, stages = _folded(source, number, between) if maybe else (current, 0)
             if stages < 2:
                 number += 1
                 continue
@@ -143,6 +145,8 @@ class FoldPipelinePass(Pass):
             return
         if self.explain:
             diagnostics.collected += folded
+        values = DeviceValues(current, ModuleFacts.of(current))
+        rejoin(entry_function(current).regions[0].blocks[0], values)
         take_over(module, current)
 
 
@@ -155,6 +159,7 @@ def _shifting(module: ir.Module, number: int) -> ir.Module:
     of whole tensors, and the loop of a number may so be a pipeline in one program."""
     copied = copy_module(module)
     block = entry_function(copied).regions[0].blocks[0]
+    write_moves_globally(copied, block)
     _settle(copied, _loops(copied)[number])
     write_moves_globally(copied, block)
     part_integers(_loops(copied)[number])
@@ -171,10 +176,11 @@ def _settle(module: ir.Module, loop: ir.Operation) -> None:
         settle_integers(region, backward)
 
 
-def _folded(module: ir.Module, number: int) -> tuple[ir.Module, int]:
+def _folded(module: ir.Module, number: int, between: bool) -> tuple[ir.Module, int]:
     """A copy of a module in which a loop is folded, if it is a pipeline, with its backward if it
     has one; and how many stages it has, of which fewer than two are no pipeline.
 
+    `between`: the loop moves elements between devices, as no other loop with a backward does.
     Raises ToolError.
     """
     tried = copy_module(module)
@@ -203,11 +209,13 @@ def _folded(module: ir.Module, number: int) -> tuple[ir.Module, int]:
     try:
         stages = fold(region, tried)
     except SameStageError as error:
-        if refusal is None or not error.partial:
+        if refusal is None or not (error.partial or between):
             return tried, 0
         raise refusal from None
     except UnresolvedError as unresolved:
         raise refusal or unresolved.error() from None
+    if refusal is not None and stages > 1:
+        raise refusal
     if stages > 1 and effect is not None:
         raise effect
     return tried, stages

@@ -259,3 +259,50 @@ def centred(sizes: Sizes = USUAL, *, start: float = np.nan) -> Case:
 def multiplied(sizes: Sizes = USUAL) -> Case:
     """A pipeline whose outputs are masked by a product with zeros and ones."""
     return shifted(sizes, leave="product")
+
+
+SLOTS = Sizes(4, 2, 8, 2)  # two microbatches for each stage
+
+
+def streamed(sizes: Sizes = SLOTS) -> Case:
+    """Microbatches lie with the stages, as MaxText's do: what is in a stage's slot moves one stage
+    on when that slot is read, so that the first stage finds all of them, and what leaves the last
+    stage takes the place that is free then. All stages are one program, but for that."""
+    weights, x = dense_weights(sizes.layers), batch(sizes)
+    stages, slots = sizes.stages, sizes.microbatches // sizes.stages
+    on, staged = mesh(stage=stages), partial(P, STAGE)
+
+    def moved_on(state: Array) -> Array:
+        return lax.ppermute(state, STAGE, ring(stages))
+
+    def streamed_on(buffer: Array, slot: Array, state: Array) -> Array:
+        taken = lax.dynamic_index_in_dim(buffer, slot, 1, keepdims=False)
+        nearer = lax.ppermute(taken, STAGE, [(b, a) for a, b in ring(stages)])
+        number = lax.axis_index(STAGE)
+        kept = jnp.where(number == stages - 1, state, nearer)
+        return lax.dynamic_update_index_in_dim(buffer, kept, slot, 1)
+
+    shift = jax.shard_map(moved_on, mesh=on, in_specs=staged(), out_specs=staged())
+    stream = jax.shard_map(
+        streamed_on, mesh=on, in_specs=(staged(), P(), staged()), out_specs=staged()
+    )
+
+    def whole(weights: Any, x: Array) -> Array:
+        weights = weights.reshape(stages, sizes.each, WIDTH, WIDTH)
+        buffer = x.reshape(stages, slots, sizes.samples, WIDTH)
+
+        def tick(carry: Any, t: Array) -> Any:
+            buffer, state = carry
+            taken = lax.dynamic_index_in_dim(buffer, t % slots, 1, keepdims=False)
+            number = lax.broadcasted_iota(jnp.int32, state.shape, 0)
+            state = jnp.where(number == 0, taken, state)
+            done = jax.vmap(partial(scanned, dense))(weights, state)
+            return (stream(buffer, t % slots, done), shift(done)), None
+
+        first = buffer, jnp.zeros((stages, sizes.samples, WIDTH), x.dtype)
+        (buffer, _), _ = lax.scan(tick, first, jnp.arange(sizes.microbatches + stages - 1))
+        order = (np.arange(slots) + stages - 1) % slots
+        return buffer[:, order].reshape(x.shape)
+
+    case = exported(whole, on, (weights, x), (P(STAGE), P()))
+    return Case(case, partial(scanned, dense), (weights, x))

@@ -16,7 +16,16 @@ from gpipe_programs import (  # first: sets up the devices
     single,
     unrolled,
 )
-from gpipe_variants import accompanied, centred, circular, gathered, language, multiplied, switched
+from gpipe_variants import (
+    accompanied,
+    centred,
+    circular,
+    gathered,
+    language,
+    multiplied,
+    streamed,
+    switched,
+)
 from kept_values import run
 
 import jax  # isort: skip
@@ -48,6 +57,7 @@ CASES: dict[str, tuple[Callable[[], Case], str]] = {
     "rolled": (rolled, "8"),
     "rolled-permuted": (partial(rolled, shift="permute"), "8"),
     "circular": (circular, "8"),
+    "streamed": (streamed, "8"),
     "gathered": (gathered, "16"),
     "language-loss": (partial(language, loss=True), "8"),
     "centred": (centred, "6[8]"),

@@ -17,7 +17,7 @@ from gpipe_programs import (  # first: sets up the devices
     single,
     unrolled,
 )
-from gpipe_variants import centred
+from gpipe_variants import SLOTS, centred, streamed
 from kept_values import run
 from soaking import first
 from test_fold_pipeline import folded, loops_of, names_of
@@ -38,6 +38,7 @@ CASES: dict[str, tuple[Callable[[], Case], str]] = {
     "shifted": (partial(step, shifted), "8 8"),
     "shifted-checkpointed": (partial(step, shifted, layer="checkpointed"), "8 8"),
     "rolled-permuted": (partial(step, rolled, shift="permute"), "8 8"),
+    "streamed": (partial(trained, streamed), "8 8"),
 }
 MORE: dict[str, tuple[Callable[[], Case], str]] = {
     "rolled-attention": (partial(step, rolled, layer="attention"), "2 8 8"),
@@ -53,6 +54,8 @@ MORE: dict[str, tuple[Callable[[], Case], str]] = {
         partial(step, shifted, Sizes(samples=4), axes="partial"),
         "8 8",
     ),
+    "streamed-one-slot": (partial(trained, streamed, Sizes(4, 2, 4, 2)), "8 8"),
+    "streamed-three-slots": (partial(trained, streamed, Sizes(4, 1, 12, 2)), "4 4"),
     "centred": (partial(step, centred), "6[8] 6[8]"),
     "rolled": (partial(step, rolled), "8 8"),
     "rolled-single": (partial(step, rolled, SINGLE, stage=single), "4 4"),
@@ -105,6 +108,16 @@ def test_a_gpipe_step_becomes_one_of_another_schedule(name: str):
     expand = f"expand-pipeline{{microbatches=4 schedule={schedule}}}"
     again = stablehlo_tools.transform(case.exported, f"fold-pipeline,{expand}")
     assert "stablehlo.collective_permute" in names_of(again)
+    _compare(case, run(case.exported, case.arguments), run(again, case.arguments))
+
+
+@pytest.mark.parametrize("schedule", first(1, ["eager-1f1b repeats=2", "1f1b", "gpipe"]))
+@pytest.mark.parametrize("sizes", first(1, [SLOTS, Sizes(2, 4, 6, 2), Sizes(4, 2, 12, 2)]), ids=str)
+def test_microbatches_in_slots_of_stages_come_into_another_schedule(sizes: Sizes, schedule: str):
+    case = trained(streamed, sizes)
+    expand = f"expand-pipeline{{microbatches={sizes.microbatches} schedule={schedule}}}"
+    again = stablehlo_tools.transform(case.exported, f"fold-pipeline,{expand}")
+    assert not names_of(again) & {"stablehlo.gather", "stablehlo.scatter"}
     _compare(case, run(case.exported, case.arguments), run(again, case.arguments))
 
 

@@ -17,11 +17,15 @@ from dataclasses import replace
 
 from stablehlo_tools.analysis.device_values import Values
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.dialect.names import ADD, BROADCAST, CONVERT, RESHAPE, SHARDING_CONSTRAINT
+from stablehlo_tools.dialect.names import ADD
 from stablehlo_tools.ir.builder import element_of, shape_of
-from stablehlo_tools.ir.values import is_float, producer, splat_of
+from stablehlo_tools.ir.values import is_float, producer
 from stablehlo_tools.transforms.parts.fold_pipeline.loop_region import LoopRegion
-from stablehlo_tools.transforms.parts.fold_pipeline.moves import MOVING, follow_move
+from stablehlo_tools.transforms.parts.fold_pipeline.moves import (
+    MOVING,
+    follow_move,
+    repeated_number,
+)
 from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import (
     Box,
     BoxQuery,
@@ -33,8 +37,6 @@ from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import (
     zeros,
 )
 from stablehlo_tools.transforms.parts.fold_pipeline.tracing import Answer, Tracer
-
-_REPEATING = frozenset({BROADCAST, CONVERT, RESHAPE, SHARDING_CONSTRAINT})
 
 
 class BackwardTracer(Tracer):
@@ -196,15 +198,6 @@ def _is_only_handed_on(op: ir.Operation) -> bool:
             elif user.name != "stablehlo.return":
                 return False
     return True
-
-
-def repeated_number(value: ir.Value) -> float | int | complex | None:
-    """The number that a value is throughout, where it is a constant, repeated or converted."""
-    maker = producer(value)
-    while maker is not None and maker.name in _REPEATING:
-        value = maker.operands[0]
-        maker = producer(value)
-    return splat_of(value)
 
 
 def _sums(loop: ir.Operation) -> dict[int, ir.Value]:

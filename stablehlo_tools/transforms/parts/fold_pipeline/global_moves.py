@@ -46,6 +46,7 @@ from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import (
     View,
     zeros,
 )
+from stablehlo_tools.transforms.parts.fold_pipeline.tracing import only_nonzero
 
 _MOST_PIECES = 1 << 12  # of one result
 _MOST_PHASES = 64  # of a loop
@@ -276,10 +277,12 @@ class _Shards:
         return more
 
     def _added(self, op: ir.Operation, query: BoxQuery) -> list[BoxQuery] | None:
-        """The operand of an addition of which the other one is zero."""
-        terms = [query.at(operand, query.box) for operand in op.operands]
-        held = [term for term in terms if not all(p.is_zero for p in self._followed(term))]
-        return None if len(held) > 1 else held or terms[:1]
+        """The operands of an addition of which, element by element, the other one is zero."""
+
+        def pieces(term: BoxQuery) -> Iterator[Piece]:
+            return self._followed(replace(term, view=View(Box.whole(term.box.sizes))))
+
+        return only_nonzero(op, [query.at(value, query.box) for value in op.operands], pieces)
 
     def _entering(self, query: BoxQuery) -> Piece:
         """What a device's shard of an operand is of the whole."""

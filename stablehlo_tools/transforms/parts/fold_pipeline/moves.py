@@ -63,6 +63,7 @@ _MOST_WINDOWS = 1 << 10
 BETWEEN_RANKS = frozenset({ALL_GATHER, ALL_REDUCE, COLLECTIVE_PERMUTE})
 BRANCHES = ops_with(Trait.BRANCH)
 _AT_INDICES = ops_with(Trait.INDEXED)  # of slices, updates, gathers, scatters
+_REPEATING = frozenset({BROADCAST, CONVERT, RESHAPE, SHARDING_CONSTRAINT})
 # Integers that follow from those at the same place.
 _POSITIONAL = ELEMENTWISE & COMPUTED | {COMPARE, CONVERT}
 # Each element of the result is one of the operand with the same number.
@@ -130,6 +131,15 @@ def deciding_operands(op: ir.Operation) -> tuple[list[ir.Value], list[ir.Value]]
         return operands[1:2], [operands[0], *operands[2:]]
     moved = 2 if op.name in ops_with(Trait.JOIN) else 1
     return operands[moved:], operands[:moved]
+
+
+def repeated_number(value: ir.Value) -> float | int | complex | None:
+    """The number that a value is throughout, where it is a constant, repeated or converted."""
+    maker = producer(value)
+    while maker is not None and maker.name in _REPEATING:
+        value = maker.operands[0]
+        maker = producer(value)
+    return splat_of(value)
 
 
 # Within a tensor, from and to places that the op itself says.
@@ -404,11 +414,12 @@ def _window(op: ir.Operation, known: Integers) -> _Windows | None:
 
 
 def _indexed(op: ir.Operation, known: Integers) -> _Windows | None:
-    """The windows of a gather, or of a scatter that replaces elements."""
+    """The windows of a gather, or of a scatter that replaces elements, or adds to zeros in windows
+    that are apart."""
     if op.name == GATHER:
         numbers, other = gather_numbers(op), shape_of(op.results[0])
         inner = numbers.offset_dims
-    elif len(op.results) == 1 and _replaces(op):
+    elif len(op.results) == 1 and (_replaces(op) or _adds_to_zeros(op)):
         numbers, other = scatter_numbers(op), shape_of(op.operands[2])
         inner = numbers.update_window_dims
     else:
@@ -436,6 +447,10 @@ def _indexed(op: ir.Operation, known: Integers) -> _Windows | None:
             start[dim] = number[component]
         return start
 
+    if op.name == SCATTER and not _replaces(op):
+        rows_apart = {tuple(row) for row in rows.reshape(-1, rows.shape[-1]).tolist()}
+        if len(rows_apart) < prod(rows.shape[:-1]) or any(sizes[d] > 1 for d in numbers.index_map):
+            return None
     numbered = numbers.batch_dims(len(other))
     return _Windows(shape, sizes, rows.shape[:-1], numbered, inner, kept, starts)
 
@@ -444,3 +459,10 @@ def _replaces(scatter: ir.Operation) -> bool:
     """Whether its region returns the update as it is."""
     block = scatter.regions[0].blocks[0]
     return list(terminator(block).operands) == [block.arguments[1]]
+
+
+def _adds_to_zeros(scatter: ir.Operation) -> bool:
+    """Whether it adds updates to zeros, as jax does where it differentiates a gather."""
+    if repeated_number(scatter.operands[0]) != 0:
+        return False
+    return reducer_kind(scatter.regions[0].blocks[0]) == "add"

@@ -9,7 +9,7 @@ garbage of ramp-up, is never seen.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from stablehlo_tools.analysis.device_values import Values
@@ -195,29 +195,37 @@ class Tracer:
         return queries
 
     def only_nonzero(self, op: ir.Operation, terms: Sequence[BoxQuery]) -> list[BoxQuery] | None:
-        """For each element of a box, the one of some terms that is not known to be zero; None where
-        that may be several. Raises UnresolvedError.
+        """`only_nonzero` of terms that this follows. Raises UnresolvedError."""
 
-        The terms ask for the same box.
-        """
-        nonzero: list[list[Box]] = []
-        for term in terms:
-            pieces = self.pieces(term.value, term.rank, term.tick, term.box)
-            nonzero.append([piece.view.target for piece in pieces if not piece.is_zero])
-        holding = [number for number, boxes in enumerate(nonzero) if boxes] or [0]
-        whole = terms[0].box
-        parts = [whole]
-        for number in holding[1:]:
-            for box in nonzero[number]:
-                parts = _cut_around(parts, box.moved(whole.starts))
-        queries: list[BoxQuery] = []
-        for part in parts:
-            inner = part.relative_to(whole)
-            holders = [number for number in holding if any(map(inner.overlaps, nonzero[number]))]
-            if len(holders) > 1:
-                return None
-            queries.append(terms[holders[0] if holders else holding[0]].part(op, part))
-        return queries
+        def pieces(term: BoxQuery) -> list[Piece]:
+            return self.pieces(term.value, term.rank, term.tick, term.box)
+
+        return only_nonzero(op, terms, pieces)
+
+
+def only_nonzero(
+    op: ir.Operation, terms: Sequence[BoxQuery], pieces_of: Callable[[BoxQuery], Iterable[Piece]]
+) -> list[BoxQuery] | None:
+    """For each element of a box, the one of some terms that is not known to be zero; None where
+    that may be several. Raises UnresolvedError.
+
+    The terms ask for the same box; `pieces_of` says what that of one consists of.
+    """
+    nonzero = [[p.view.target for p in pieces_of(term) if not p.is_zero] for term in terms]
+    holding = [number for number, boxes in enumerate(nonzero) if boxes] or [0]
+    whole = terms[0].box
+    parts = [whole]
+    for number in holding[1:]:
+        for box in nonzero[number]:
+            parts = _cut_around(parts, box.moved(whole.starts))
+    queries: list[BoxQuery] = []
+    for part in parts:
+        inner = part.relative_to(whole)
+        holders = [number for number in holding if any(map(inner.overlaps, nonzero[number]))]
+        if len(holders) > 1:
+            return None
+        queries.append(terms[holders[0] if holders else holding[0]].part(op, part))
+    return queries
 
 
 def _first_of_repeated(piece: Piece) -> Piece:

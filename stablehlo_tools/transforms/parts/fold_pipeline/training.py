@@ -25,7 +25,6 @@ from stablehlo_tools.ir.inline import copy_body
 from stablehlo_tools.ir.values import is_float, maker_of, producer
 from stablehlo_tools.transforms.parts.fold_pipeline.backward_tracing import (
     BackwardTracer,
-    repeated_number,
 )
 from stablehlo_tools.transforms.parts.fold_pipeline.batch_layout import (
     BatchedStage,
@@ -39,7 +38,7 @@ from stablehlo_tools.transforms.parts.fold_pipeline.grid_writing import GridPlan
 from stablehlo_tools.transforms.parts.fold_pipeline.grids import End, Grid, GridFinder
 from stablehlo_tools.transforms.parts.fold_pipeline.layer_scans import LayerBlock, layer_of
 from stablehlo_tools.transforms.parts.fold_pipeline.loop_region import LoopRegion
-from stablehlo_tools.transforms.parts.fold_pipeline.moves import MOVING
+from stablehlo_tools.transforms.parts.fold_pipeline.moves import MOVING, repeated_number
 from stablehlo_tools.transforms.parts.fold_pipeline.segments import (
     Scratch,
     Segments,
