@@ -25,8 +25,10 @@ leads there. It does not matter whether ranks are devices of a mesh axis (`shard
 fed and outputs collected, or how often microbatches go around.
 
 In one program, a manual computation in the loop that only moves elements between devices (MaxText's
-permutes) is such a rotation, too; integers that the program takes from the loop and that follow
-from integers alone are given by a loop of their own.
+permutes) is such a rotation, too, also where the tick says which slot of a buffer moves, as where
+several microbatches lie with each stage; integers that the program takes from the loop and that
+follow from integers alone are given by a loop of their own. Moves around the loop that undo each
+other, such as those that bring the slots back into order, are taken out.
 
 A stage that is itself a loop over its layers gives one loop over all layers; other stages are the
 layers. What is computed from the outputs of the last stage, or for the first, is computed for the

@@ -279,7 +279,8 @@ class PipelineWriter:
     def _write_sources(self, pieces: Iterable[Piece]) -> None:
         """Writes what pieces are boxes of, where it is not there yet.
 
-        What stages computed of one value, in boxes of one size, are microbatches of one loop.
+        What stages computed of one value, in boxes of one size, are microbatches of one loop, in the
+        order in which they leave the pipeline.
         """
         groups: dict[tuple[ir.Value, tuple[int, ...]], dict[tuple[Computed, Box], None]] = {}
         for piece in pieces:
@@ -292,7 +293,8 @@ class PipelineWriter:
                 group = groups.setdefault((source.value, piece.box.sizes), {})
                 group[source, piece.box] = None
         for group in groups.values():
-            self._write_chains(self.finder.chains(list(group)))
+            ends = sorted(group, key=lambda end: end[0].tick)
+            self._write_chains(self.finder.chains(ends))
 
     def _write_around(self, source: Computed) -> None:
         """What a rank computes outside of the loop; once where ranks compute the same."""
