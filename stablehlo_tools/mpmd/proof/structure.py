@@ -30,11 +30,8 @@ from stablehlo_tools.dialect.names import (
     RECV,
     SEND,
 )
-from stablehlo_tools.ir.builder import Builder, element_of, shape_of
-from stablehlo_tools.ir.clone import copy_module
-from stablehlo_tools.ir.inline import unwrap_body
 from stablehlo_tools.ir.values import producer
-from stablehlo_tools.ir.walk import entry_function, functions_by_name, terminator, walk
+from stablehlo_tools.ir.walk import functions_by_name, walk
 from stablehlo_tools.mpmd.manifest import Manifest, phase_of
 from stablehlo_tools.mpmd.proof.findings import Findings, Rule, numbers
 from stablehlo_tools.mpmd.proof.labels import Labels
@@ -475,45 +472,3 @@ def _of_groups(groups: ProcessGroups, devices: int, size: int) -> str:
     if len({tuple(each) for each in within.values()}) > 1:
         return "has other groups of devices for one rank than for another"
     return ""
-
-
-def one_device(program: ir.Module, ranks: int, devices: int) -> ir.Module:
-    """A copy for one device of each rank: functions compute nothing, and rank r is device r."""
-    module = copy_module(program)
-    main = entry_function(module)
-    with module.context, ir.Location.unknown():
-        for view in list(main.regions[0].blocks[0].operations):
-            if view.operation.name == MANUAL_COMPUTATION:
-                unwrap_body(main, view.operation)
-                break
-        for view in main.regions[0].blocks[0].operations:
-            if view.operation.name in _TRANSFERS:
-                _between_ranks(view.operation, devices)
-        for function in functions_by_name(module).values():
-            if function != main:
-                _compute_nothing(function)
-        for view in list(module.body.operations):
-            if view.operation.name == _MESH:
-                view.operation.erase()
-        i32 = ir.IntegerType.get_signless(32)
-        module.operation.attributes["mhlo.num_partitions"] = ir.IntegerAttr.get(i32, ranks)
-    return module
-
-
-def _between_ranks(transfer: ir.Operation, devices: int) -> None:
-    pairs = [int(number) for number in ir.DenseIntElementsAttr(transfer.attributes[_PAIRS])]
-    first = [number // devices for number in pairs[:2]]
-    transfer.attributes[_PAIRS] = ir.Attribute.parse(f"dense<[{first}]> : tensor<1x2xi64>")
-
-
-def _compute_nothing(function: ir.Operation) -> None:
-    block = function.regions[0].blocks[0]
-    end = terminator(block)
-    build = Builder(ir.InsertionPoint(end), function.location)
-    for position, value in enumerate(list(end.operands)):
-        scalar = build.splat(0, [], element_of(value))
-        end.operands[position] = build.broadcast(scalar, shape_of(value), [])
-    for view in list(block.operations)[::-1]:
-        op = view.operation
-        if op != end and not any(list(result.uses) for result in op.results):
-            op.erase()
