@@ -74,8 +74,7 @@ def prove(ranks: RankSet) -> Proof:
     labels = label_messages(manifest, readings, findings)
     sums = {one.rank: check_flow(one, labels, findings) for one in readings}
     check_parts(readings, labels, sums, findings)
-    for one in readings:
-        check_outside(manifest, one, findings)
+    check_outside(manifest, readings, findings)
     table = check_rows(manifest, readings, labels, findings)
     memory: tuple[RankMemory, ...] = ()
     if not findings.count:
