@@ -17,8 +17,9 @@ from typing import NamedTuple
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.walk import terminator
 from stablehlo_tools.mpmd.manifest import Entry, Manifest, Piece
+from stablehlo_tools.mpmd.proof.dependences import Dependences
 from stablehlo_tools.mpmd.proof.findings import Findings, Rule
-from stablehlo_tools.mpmd.proof.flow import Dependences, InSums, Slot
+from stablehlo_tools.mpmd.proof.flow import InSums, Slot
 from stablehlo_tools.mpmd.proof.labels import Labels
 from stablehlo_tools.mpmd.reading import RETURN_KEY, Call, Message, Origin, Reading, Source, wiring
 
