@@ -23,6 +23,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from stablehlo_tools.diagnostics import ToolError
@@ -231,6 +232,7 @@ def function_of(kind: Kind, stage: int) -> str:
     return f"stage_{stage}_{_PHASES[kind]}"
 
 
+@lru_cache(maxsize=4096)
 def phase_of(name: str) -> tuple[Kind, int] | None:
     """The phase and the stage that a function runs; None for any other function."""
     match = _STAGE.fullmatch(name)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import enum
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
@@ -58,6 +58,9 @@ class Origin(NamedTuple):
     source: Source
     number: int = 0
     event: int = -1
+
+
+_UNKNOWN = Origin(Source.UNKNOWN)
 
 
 class Use(NamedTuple):
@@ -118,8 +121,8 @@ type Event = Call | Message
 class Reading:
     """What a rank does, in the order of its text.
 
-    `block` is that of `main`, or of the manual computation in it; `constants` are the texts of the
-    constants that origins count.
+    `block` is that of `main`, or of the manual computation in it, and `ops` are those in it;
+    `constants` are the texts of the constants that origins count.
     """
 
     rank: int
@@ -127,6 +130,7 @@ class Reading:
     module: ir.Module
     main: ir.Operation
     block: ir.Block
+    ops: tuple[ir.Operation, ...]
     events: tuple[Event, ...]
     returned: tuple[Origin, ...]
     constants: tuple[str, ...]
@@ -199,6 +203,7 @@ class _Reader:
     events: list[Event] = field(default_factory=list[Event])
     origins: dict[ir.Value, Origin] = field(default_factory=dict[ir.Value, Origin])
     constants: dict[str, int] = field(default_factory=dict[str, int])
+    numbers: list[int] = field(default_factory=list[int])  # of the constants; -1: no whole number
     pairs: dict[ir.Attribute, tuple[tuple[int, ...], ...]] = field(
         default_factory=dict[ir.Attribute, tuple[tuple[int, ...], ...]]
     )
@@ -208,14 +213,16 @@ class _Reader:
         block = body_of(self.main)
         for number, argument in enumerate(block.arguments):
             self.origins[argument] = Origin(Source.ARGUMENT, number)
-        for view in block.operations:
-            self._read(view.operation)
+        ops = tuple([view.operation for view in block.operations])
+        for op in ops:
+            self._read(op)
         return Reading(
             self.rank,
             self.name,
             self.module,
             self.main,
             block,
+            ops,
             tuple(self.events),
             tuple(map(self._origin, terminator(block).operands)),
             tuple(self.constants),
@@ -223,29 +230,41 @@ class _Reader:
         )
 
     def _origin(self, value: ir.Value) -> Origin:
-        return self.origins.get(value, Origin(Source.UNKNOWN))
+        return self.origins.get(value, _UNKNOWN)
 
     def _read(self, op: ir.Operation) -> None:
-        name = op.name
+        name, origins = op.name, self.origins
         if name == BARRIER:
             for result, operand in zip(op.results, op.operands, strict=True):
-                self.origins[result] = self._origin(operand)
+                origins[result] = origins.get(operand, _UNKNOWN)
         elif name == CONSTANT:
-            number = self.constants.setdefault(value_text(op), len(self.constants))
-            self.origins[op.results[0]] = Origin(Source.CONSTANT, number)
+            self._constant(op)
         elif name == CALL:
             self._call(op)
         elif name in (SEND, RECV):
             self._message(op)
 
+    def _constant(self, op: ir.Operation) -> None:
+        result = op.results[0]
+        number = self.constants.setdefault(value_text(op), len(self.constants))
+        if number == len(self.numbers):
+            splat = splat_of(result)
+            self.numbers.append(splat if isinstance(splat, int) else -1)
+        self.origins[result] = Origin(Source.CONSTANT, number)
+
     def _call(self, op: ir.Operation) -> None:
         function, index = callee_name(op), len(self.events)
         phase = phase_of(function)
-        action = None if phase is None else Action(*phase, _number(op))
-        operands = tuple(map(self._origin, op.operands))
+        operands = tuple([self.origins.get(operand, _UNKNOWN) for operand in op.operands])
+        action = None if phase is None else Action(*phase, self._number(operands))
         self.events.append(Call(index, op, function, operands, action))
         for number, result in enumerate(op.results):
             self.origins[result] = Origin(Source.CALL, number, index)
+
+    def _number(self, operands: Sequence[Origin]) -> int:
+        """The constant that a call takes as operand 0; -1 where it is none."""
+        is_constant = bool(operands) and operands[0].source is Source.CONSTANT
+        return self.numbers[operands[0].number] if is_constant else -1
 
     def _message(self, op: ir.Operation) -> None:
         index, is_send = len(self.events), op.name == SEND
@@ -276,23 +295,6 @@ class _Reader:
         if type_ not in self.types:
             self.types[type_] = str(type_)
         return self.types[type_]
-
-
-def _number(call: ir.Operation) -> int:
-    """The constant that a call takes as operand 0, through barriers; -1 where it is none."""
-    if not len(call.operands):
-        return -1
-    splat = splat_of(looked_through(call.operands[0]))
-    return splat if isinstance(splat, int) else -1
-
-
-def looked_through(value: ir.Value) -> ir.Value:
-    """A value as it was before it went into barriers."""
-    owner = value.owner
-    while not isinstance(owner, ir.Block) and owner.operation.name == BARRIER:
-        value = owner.operation.operands[ir.OpResult(value).result_number]
-        owner = value.owner
-    return value
 
 
 def wiring(reading: Reading, scheduled: Collection[int]) -> dict[str, tuple[str, ...]]:

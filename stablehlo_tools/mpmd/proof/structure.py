@@ -8,7 +8,7 @@ one manual computation over a mesh whose slowest axis are the ranks, which divid
 functions communicate stays within each rank, and is the same for all ranks. So the devices of a
 rank run one program: they issue the same collectives in the same order, and device d sends to
 device d of another rank, whatever d is. Whether ranks can wait for each other is then seen from one
-device of each, by its sends and receives alone: `one_device` is a program of these.
+device of each, by its sends and receives alone.
 """
 
 from __future__ import annotations
@@ -57,8 +57,6 @@ _IN_FUNCTIONS = frozenset({SEND, RECV, "stablehlo.infeed", "stablehlo.outfeed"})
 _SAME_TIME = 1e-9  # as a share of it
 _WRAPPED = [MANUAL_COMPUTATION, "func.return"]
 _TRANSFERS = frozenset({SEND, RECV})
-_PAIRS = "source_target_pairs"
-_MESH = "sdy.mesh"
 
 
 def check_structure(reading: Reading, stages: Sequence[int], findings: Findings) -> None:
@@ -71,13 +69,13 @@ def check_structure(reading: Reading, stages: Sequence[int], findings: Findings)
 
 
 def _check_ops(reading: Reading, findings: Findings) -> None:
-    for view in reading.block.operations:
-        op = view.operation
-        if op.name not in _ALLOWED and op.name not in _ENDS:
-            message = f"{op.name} stands in @main, which holds calls, barriers and messages only"
+    for op in reading.ops:
+        name = op.name
+        if name not in _ALLOWED and name not in _ENDS:
+            message = f"{name} stands in @main, which holds calls, barriers and messages only"
             findings.add(Rule.FORM, message, reading, op)
-        elif op.name in (SEND, RECV) and len(op.operands) + len(op.results) != _VALUES:
-            findings.add(Rule.FORM, f"{op.name} is of several tensors, or none", reading, op)
+        elif name in _TRANSFERS and len(op.operands) + len(op.results) != _VALUES:
+            findings.add(Rule.FORM, f"{name} is of several tensors, or none", reading, op)
 
 
 def _check_calls(reading: Reading, stages: Sequence[int], findings: Findings) -> None:
@@ -231,8 +229,7 @@ def _check_other_barriers(reading: Reading, findings: Findings, known: set[ir.Va
         before = producer(call.op.operands[0]) if len(call.op.operands) else None
         if before is not None and before.name == BARRIER:
             allowed.add(before.results[-1])
-    for view in reading.block.operations:
-        op = view.operation
+    for op in reading.ops:
         if op.name == BARRIER and op.results[-1] not in allowed:
             findings.add(Rule.TOKENS, "a barrier stands around no action", reading, op)
 
