@@ -98,7 +98,8 @@ class Call:
 
 @dataclass(frozen=True, eq=False)
 class Message:
-    """A send or a receive in `main`: one tensor. `operand` is what is sent."""
+    """A send or a receive in `main`: one tensor. `operand` is what is sent. Between devices it is
+    where it `is_host_transfer` not, and its channel is of `channel_type` 1."""
 
     index: int
     op: ir.Operation
@@ -107,6 +108,8 @@ class Message:
     pairs: tuple[tuple[int, ...], ...]
     type: str
     operand: Origin | None
+    is_host_transfer: bool
+    channel_type: int
 
     @property
     def operands(self) -> tuple[Origin, ...]:
@@ -267,23 +270,26 @@ class _Reader:
         return self.numbers[operands[0].number] if is_constant else -1
 
     def _message(self, op: ir.Operation) -> None:
-        index, is_send = len(self.events), op.name == SEND
+        index, is_send, attributes = len(self.events), op.name == SEND, op.attributes
         carried = op.operands[0] if is_send else op.results[0]
+        channel = bindings.ChannelHandle(attributes["channel_handle"])
+        host = attributes.get("is_host_transfer")
         message = Message(
             index,
             op,
             is_send,
-            bindings.ChannelHandle(op.attributes["channel_handle"]).handle,
-            self._pairs(op),
+            channel.handle,
+            self._pairs(attributes.get("source_target_pairs")),
             self._text(carried.type),
             self._origin(carried) if is_send else None,
+            host is not None and ir.BoolAttr(host).value,
+            channel.channel_type,
         )
         self.events.append(message)
         if not is_send:
-            self.origins[op.results[0]] = Origin(Source.MESSAGE, 0, index)
+            self.origins[carried] = Origin(Source.MESSAGE, 0, index)
 
-    def _pairs(self, op: ir.Operation) -> tuple[tuple[int, ...], ...]:
-        pairs = op.attributes.get("source_target_pairs")
+    def _pairs(self, pairs: ir.Attribute | None) -> tuple[tuple[int, ...], ...]:
         if not isinstance(pairs, ir.DenseIntElementsAttr):
             return ()
         if pairs not in self.pairs:

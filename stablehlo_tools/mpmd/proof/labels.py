@@ -10,7 +10,6 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from stablehlo_tools.bindings import ChannelHandle, ir
 from stablehlo_tools.mpmd.manifest import FINISH, Manifest, Transfer
 from stablehlo_tools.mpmd.proof.findings import Findings, Rule
 from stablehlo_tools.mpmd.reading import Call, Event, Message, Origin, Reading, Source
@@ -127,9 +126,7 @@ def _check_message(
     size = manifest.devices
     pairs = tuple((transfer.source * size + d, transfer.target * size + d) for d in range(size))
     rank = transfer.source if message.is_send else transfer.target
-    host = message.op.attributes.get("is_host_transfer")
-    channel_type = ChannelHandle(message.op.attributes["channel_handle"]).channel_type
-    is_host = host is not None and ir.BoolAttr(host).value
+    is_host, channel_type = message.is_host_transfer, message.channel_type
     found = (reading.rank, message.type, message.pairs, is_host, channel_type)
     wanted = (rank, transfer.type, pairs, False, _DEVICE_TO_DEVICE)
     if found == wanted:

@@ -26,19 +26,36 @@ from stablehlo_tools.dialect.custom_calls import is_async_done
 from stablehlo_tools.dialect.names import CALL, CONVERT, CUSTOM_CALL
 from stablehlo_tools.dialect.traits import CALLS
 from stablehlo_tools.ir.values import producer
-from stablehlo_tools.ir.walk import ENTRY, callee_name, functions_by_name, terminator, walk
+from stablehlo_tools.ir.walk import (
+    ENTRY,
+    callee_name,
+    functions_by_name,
+    ops_named,
+    terminator,
+    walk,
+)
 from stablehlo_tools.mpmd.rank_set import RankSet
 from stablehlo_tools.mpmd.reading import Message, Reading
-from stablehlo_tools.order.program import Block, Issue, Program, Rendezvous, Signature, TextOrder
+from stablehlo_tools.order.program import (
+    NOWHERE,
+    Block,
+    Issue,
+    Program,
+    Rendezvous,
+    Signature,
+    TextOrder,
+)
 
 _REFERENCES = "called_computations"
+type Pairs = tuple[tuple[int, ...], ...]
 type Calls = tuple[ir.Operation, ...]  # of which each stands in the function of the one before
 
 
-def issued(ranks: RankSet, readings: Sequence[Reading]) -> list[Program]:
+def issued(ranks: RankSet, readings: Sequence[Reading], *, places: bool = False) -> list[Program]:
     """What each rank issues, where M1, M2 and M5 hold. Device r stands for those of rank r.
 
-    Raises a located ToolError for a function that is not understood.
+    With `places`, for a message about it, where each op stands. Raises a located ToolError for a
+    function that is not understood.
     """
     devices = ranks.manifest.devices
     if devices == 1 and any(map(_may_issue_more, readings)):
@@ -47,7 +64,31 @@ def issued(ranks: RankSet, readings: Sequence[Reading]) -> list[Program]:
         copies = tuple(program.copy() for program in ranks.programs)
         job = Job(copies, Options(trust_partitioner=is_silent))
         return [read.program for read in job.read()]
-    return [_program(reading, devices) for reading in readings]
+    return [_program(reading, devices, places=places) for reading in readings]
+
+
+def _program(reading: Reading, devices: int, *, places: bool) -> Program:
+    surroundings = _Surroundings.of_rank(reading) if devices == 1 else None
+    meetings: dict[Pairs, tuple[Rendezvous, Rendezvous]] = {}
+    issues: list[Issue] = []
+    for number, message in enumerate(reading.messages):
+        if message.pairs not in meetings:
+            source, target = (device // devices for device in message.pairs[0])
+            pair = (source, target)
+            meetings[message.pairs] = Rendezvous(pair, (source,)), Rendezvous(pair, (target,))
+        meeting = meetings[message.pairs][0 if message.is_send else 1]
+        issue = Issue(
+            number,
+            Signature(TRANSFER, (message.type,), f"channel {message.channel}"),
+            (meeting,),
+            to_place(message.op.location) if places else NOWHERE,
+            "send" if message.is_send else "recv",
+            "" if surroundings is None else surroundings.of(message),
+            (meeting.members,),
+        )
+        issues.append(issue)
+    block = Block(tuple(issues), TextOrder(len(issues)))
+    return Program(reading.name, (reading.rank,), block, (), to_place(reading.main.location))
 
 
 def _may_issue_more(reading: Reading) -> bool:
@@ -77,35 +118,28 @@ def _may_reach_others(op: ir.Operation) -> bool:
     return name == "func.constant"
 
 
-def _program(reading: Reading, devices: int) -> Program:
-    rank = (reading.rank,)
-    surroundings = _Surroundings(functions_by_name(reading.module)) if devices == 1 else None
-    issues: list[Issue] = []
-    for number, message in enumerate(reading.messages):
-        pair = tuple(device // devices for device in message.pairs[0])
-        issuer = pair[:1] if message.is_send else pair[1:]
-        issue = Issue(
-            number,
-            Signature(TRANSFER, (message.type,), f"channel {message.channel}"),
-            (Rendezvous(pair, issuer),),
-            to_place(message.op.location),
-            "send" if message.is_send else "recv",
-            "" if surroundings is None else surroundings.of(message),
-            (pair,),
-        )
-        issues.append(issue)
-    block = Block(tuple(issues), TextOrder(len(issues)))
-    return Program(reading.name, rank, block, (), to_place(reading.main.location))
-
-
 @dataclass(frozen=True)
 class _Surroundings:
     """What stands beside a message once calls are inlined: conversions (`compiler_hazards`)."""
 
     functions: dict[str, ir.Operation]
+    converts: bool
+
+    @staticmethod
+    def of_rank(reading: Reading) -> _Surroundings:
+        """Those of the messages of a rank, in whose `main` nothing is converted (M1)."""
+        functions = functions_by_name(reading.module)
+        converts = any(
+            len(ops_named(function, {CONVERT}))
+            for function in functions.values()
+            if function != reading.main
+        )
+        return _Surroundings(functions, converts)
 
     def of(self, message: Message) -> str:
         """What may be rewritten with a message; nothing where empty."""
+        if not self.converts:
+            return ""
         if message.is_send:
             maker = self._maker(message.op.operands[0], ())
             if maker is None or maker.name != CONVERT:

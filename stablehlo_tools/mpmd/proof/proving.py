@@ -131,6 +131,8 @@ def _check_order(ranks: RankSet, readings: Sequence[Reading], findings: Findings
     """M8: the verdict of `check-order`."""
     try:
         decided = decide(issued(ranks, readings))
+        if decided.finding is not None:
+            decided = decide(issued(ranks, readings, places=True))
     except UndecidedError:
         findings.add(Rule.ORDER, "whether the programs can deadlock takes too long to decide")
         return

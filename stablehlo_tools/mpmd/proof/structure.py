@@ -179,23 +179,27 @@ def _is_new(token: ir.Value) -> bool:
 def _check_actions_chain(reading: Reading, findings: Findings) -> None:
     """Around every call of an action stand two barriers that hand on one token."""
     token: ir.Value | None = None
-    known: set[ir.Value] = set()
+    known: set[ir.Value] = set()  # tokens: an op's hash takes in all of its operands
     for call in reading.calls:
-        said, left = _around(call, token)
+        before = producer(call.op.operands[0]) if len(call.op.operands) else None
+        said, after = _around(call, before, token)
         if said:
             findings.add(Rule.TOKENS, f"{call.action}: {said}", reading, call.op)
-        token = left
-        if left is not None:
-            known.add(left)
-    _check_other_barriers(reading, findings, known)
+        token = None if after is None else after.results[-1]
+        known.update(barrier.results[-1] for barrier in (before, after) if barrier is not None)
+    for op in reading.ops:  # a further barrier would belong to no chain
+        if op.name == BARRIER and op.results[-1] not in known:
+            findings.add(Rule.TOKENS, "a barrier stands around no action", reading, op)
 
 
-def _around(call: Call, token: ir.Value | None) -> tuple[str, ir.Value | None]:
-    """What is wrong with the barriers around a call, and the token that it leaves.
+def _around(
+    call: Call, before: ir.Operation | None, token: ir.Value | None
+) -> tuple[str, ir.Operation | None]:
+    """What is wrong with the barriers around a call, and the one behind it.
 
-    `token` is the one that the action before it left, None at the first.
+    `before` is what makes the number of its microbatch, `token` what the action before it left,
+    None at the first.
     """
-    before = producer(call.op.operands[0]) if len(call.op.operands) else None
     if before is None or before.name != BARRIER or not _is_token(before.operands[-1]):
         return "its microbatch comes through no barrier that ends in a token", None
     said = ""
@@ -206,7 +210,7 @@ def _around(call: Call, token: ir.Value | None) -> tuple[str, ir.Value | None]:
     if len(behind) != 1 or behind[0].name != BARRIER:
         return said or "its token does not go to one barrier behind it", None
     after = behind[0]
-    return said or _of_handed(call, before, after), after.results[-1]
+    return said or _of_handed(call, before, after), after
 
 
 def _of_handed(call: Call, before: ir.Operation, after: ir.Operation) -> str:
@@ -220,18 +224,6 @@ def _of_handed(call: Call, before: ir.Operation, after: ir.Operation) -> str:
     if any(operand not in given for operand in after.operands[:-1]):
         return "the barrier behind it holds a value that the call does not give"
     return ""
-
-
-def _check_other_barriers(reading: Reading, findings: Findings, known: set[ir.Value]) -> None:
-    """There is no further barrier: it would belong to no chain."""
-    allowed = set(known)
-    for call in reading.calls:
-        before = producer(call.op.operands[0]) if len(call.op.operands) else None
-        if before is not None and before.name == BARRIER:
-            allowed.add(before.results[-1])
-    for op in reading.ops:
-        if op.name == BARRIER and op.results[-1] not in allowed:
-            findings.add(Rule.TOKENS, "a barrier stands around no action", reading, op)
 
 
 def _is_token(value: ir.Value) -> bool:
