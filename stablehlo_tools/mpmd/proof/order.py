@@ -24,10 +24,8 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import to_place
 from stablehlo_tools.dialect.custom_calls import is_async_done
 from stablehlo_tools.dialect.names import CALL, CONVERT, CUSTOM_CALL
-from stablehlo_tools.dialect.traits import CALLS
 from stablehlo_tools.ir.values import producer
 from stablehlo_tools.ir.walk import (
-    ENTRY,
     callee_name,
     functions_by_name,
     ops_named,
@@ -110,12 +108,9 @@ def _may_issue_more(reading: Reading) -> bool:
 
 
 def _may_reach_others(op: ir.Operation) -> bool:
-    name = op.name
-    if name in CALLS:
-        return callee_name(op) == ENTRY  # whose messages it would issue again
-    if name == CUSTOM_CALL:
+    if op.name == CUSTOM_CALL:
         return is_async_done(op) or is_unknown(op) or _REFERENCES in op.attributes
-    return name == "func.constant"
+    return op.name == "func.constant"  # of @main, perhaps
 
 
 @dataclass(frozen=True)

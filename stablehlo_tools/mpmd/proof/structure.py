@@ -30,8 +30,9 @@ from stablehlo_tools.dialect.names import (
     RECV,
     SEND,
 )
+from stablehlo_tools.dialect.traits import CALLS
 from stablehlo_tools.ir.values import producer
-from stablehlo_tools.ir.walk import functions_by_name, walk
+from stablehlo_tools.ir.walk import ENTRY, callee_name, functions_by_name, walk
 from stablehlo_tools.mpmd.manifest import Manifest, phase_of
 from stablehlo_tools.mpmd.proof.findings import Findings, Rule, numbers
 from stablehlo_tools.mpmd.proof.labels import Labels
@@ -148,6 +149,9 @@ def _check_body(reading: Reading, name: str, function: ir.Operation, findings: F
     def visit(op: ir.Operation) -> ir.WalkResult:
         if op.name in _IN_FUNCTIONS:
             message = f"{op.name} stands in @{name}: messages are in @main only"
+            findings.add(Rule.FORM, message, reading, op)
+        elif op.name in CALLS and callee_name(op) == ENTRY:
+            message = f"@{name} calls @main, whose messages are there once"
             findings.add(Rule.FORM, message, reading, op)
         return ir.WalkResult.ADVANCE
 
