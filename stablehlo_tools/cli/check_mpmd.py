@@ -36,7 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
     directory = Path(arguments.directory)
     activity.show(f"reading and proving the programs in {directory}")
     proof = prove(load(directory))
-    report = set_report(proof, arguments.directory, tool_version())
+    report = set_report(proof, arguments.directory, tool_version(), levels=False)
     if arguments.json:
         print(json.dumps(to_json(report), indent=1))
     else:

@@ -42,13 +42,15 @@ def check_flow(reading: Reading, labels: Labels, findings: Findings) -> InSums:
         calls[call.function].append(call)
     flow = Flow(reading, labels, findings, dict(calls))
     slots = [(name, i) for name, c in flow.calls.items() for i in range(1, len(c[0].operands))]
-    even = [slot for slot in slots if _is_even(flow, flow.calls[slot[0]], slot[1])]
-    uneven = [slot for slot in slots if slot not in set(even)]
+    groups = {name: flow.alike(each) for name, each in flow.calls.items()}
+    even = [slot for slot in slots if _is_even(flow, groups[slot[0]], slot[1])]
+    all_even = set(even)
+    uneven = [slot for slot in slots if slot not in all_even]
     in_sums = check_sums(flow, uneven, even)
     for function, slot in slots:
         if (function, slot) in in_sums.operands:
             continue
-        if (function, slot) in even:
+        if (function, slot) in all_even:
             _check_earlier(flow, flow.calls[function][0], slot)
         else:
             _tell_deviants(flow, flow.calls[function], slot)
@@ -63,13 +65,14 @@ def check_flow(reading: Reading, labels: Labels, findings: Findings) -> InSums:
     return in_sums
 
 
-def _is_even(flow: Flow, calls: Sequence[Call], slot: int) -> bool:
-    """Whether all calls take the same, relative to their microbatch.
+def _is_even(flow: Flow, groups: Sequence[Sequence[Call]], slot: int) -> bool:
+    """Whether all calls, in groups of those that are alike, take the same, relative to their
+    microbatch.
 
     A gradient may come from another phase where the microbatches do not run the same ones.
     """
     seen: set[Relative] = set()
-    for group in flow.alike(calls):
+    for group in groups:
         taken = {flow.relative(call.operands[slot], microbatch_of(call)) for call in group}
         if len(taken) > 1 or not next(iter(taken)).is_own:
             return False

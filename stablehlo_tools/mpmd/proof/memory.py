@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from stablehlo_tools.analysis.collectives import ModuleFacts
 from stablehlo_tools.analysis.tasks.graph import module_task_graph
@@ -224,8 +225,7 @@ def _first(kinds: Sequence[Kind], of: Action, position: dict[Action, int]) -> in
     return next((position[action] for action in actions if action in position), None)
 
 
-@dataclass(frozen=True)
-class Moment:
+class Moment(NamedTuple):
     """What is held of microbatches behind an event of a rank, and what its schedule holds then."""
 
     event: int

@@ -155,8 +155,10 @@ def _check_memory(reading: Reading, memory: RankMemory, findings: Findings) -> N
         return
 
 
-def set_report(proof: Proof, name: str, version: str) -> SetReport:
+def set_report(proof: Proof, name: str, version: str, *, levels: bool = True) -> SetReport:
     """What there is to show of a set, proven or not. An unproven one has the manifest's schedule.
+
+    Without `levels` the ranks have none of them, which a page draws, and a verdict does not tell.
 
     Raises ToolError for a schedule that cannot be timed.
     """
@@ -172,7 +174,7 @@ def set_report(proof: Proof, name: str, version: str) -> SetReport:
         manifest.devices,
         timeline,
         tuple(
-            _row(manifest, reading, memory.get(reading.rank), timeline)
+            _row(manifest, reading, memory.get(reading.rank), timeline, levels=levels)
             for reading in proof.readings
         ),
         _links(proof),
@@ -190,7 +192,12 @@ def _in_microseconds(costs: Costs) -> Costs:
 
 
 def _row(
-    manifest: Manifest, reading: Reading, memory: RankMemory | None, timeline: Timeline
+    manifest: Manifest,
+    reading: Reading,
+    memory: RankMemory | None,
+    timeline: Timeline,
+    *,
+    levels: bool,
 ) -> RankRow:
     sends = sum(message.is_send for message in reading.messages)
     stages = timeline.table.placement.held[reading.rank]
@@ -221,7 +228,7 @@ def _row(
         limit=memory.limit,
         weights=memory.weights,
         arguments=memory.arguments,
-        levels=_levels(reading, memory, timeline),
+        levels=_levels(reading, memory, timeline) if levels else (),
     )
 
 
