@@ -237,10 +237,10 @@ def _is_token(value: ir.Value) -> bool:
 def read_back(manifest: Manifest, readings: Sequence[Reading], labels: Labels) -> Table:
     """The table that the programs run."""
     table = compacted(manifest.table)
-    empty = _empty(table.stages, readings, labels)
+    standing = [_actions(reading, labels) for reading in readings]
+    empty = _empty(table.stages, readings, standing, labels)
     rows = [
-        _completed(row, _actions(reading, labels), empty)
-        for row, reading in zip(table.rows, readings, strict=True)
+        _completed(row, actions, empty) for row, actions in zip(table.rows, standing, strict=True)
     ]
     return with_rows(table, rows)
 
@@ -281,11 +281,16 @@ def _actions(reading: Reading, labels: Labels) -> list[tuple[int, Action]]:
     return positions
 
 
-def _empty(stages: int, readings: Sequence[Reading], labels: Labels) -> set[tuple[Kind, int]]:
+def _empty(
+    stages: int,
+    readings: Sequence[Reading],
+    standing: Sequence[Sequence[tuple[int, Action]]],
+    labels: Labels,
+) -> set[tuple[Kind, int]]:
     """The kinds of action, with their stages, that no program has, or defines."""
     there: set[tuple[Kind, int]] = set()
-    for reading in readings:
-        there.update(action[:2] for _, action in _actions(reading, labels))
+    for reading, actions in zip(readings, standing, strict=True):
+        there.update(action[:2] for _, action in actions)
         for name in functions_by_name(reading.module):
             phase = phase_of(name)
             if phase is not None:
