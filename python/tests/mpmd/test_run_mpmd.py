@@ -220,7 +220,7 @@ def test_pieces_that_do_not_fit_are_refused(tmp_path: Path) -> None:
 
 
 def test_missing_files_are_named(tmp_path: Path) -> None:
-    with pytest.raises(ToolError, match=r"manifest\.json: error: cannot read"):
+    with pytest.raises(ToolError, match=r": error: this is no directory of rank programs: "):
         load(tmp_path)
     write_set(tmp_path, table_of(SMALL))
     (tmp_path / "rank_1.mlir").unlink()
