@@ -87,7 +87,7 @@ def unknown_calls_counted(module: ir.Module, local: Collection[str]) -> Generato
     for op in _custom_calls(module):
         if target_of(op) in local:
             op.attributes[STAYS] = ir.UnitAttr.get(module.context)
-        elif _is_unknown(op):
+        elif is_unknown(op):
             op.attributes[MAY_COMMUNICATE] = ir.UnitAttr.get(module.context)
     try:
         yield
@@ -98,7 +98,7 @@ def unknown_calls_counted(module: ir.Module, local: Collection[str]) -> Generato
                     del op.attributes[mark]
 
 
-def _is_unknown(op: ir.Operation) -> bool:
+def is_unknown(op: ir.Operation) -> bool:
     """Whether nothing is known of a custom call; one without results is deleted by compilers."""
     target = target_of(op)
     is_collective = target in ASYNC_STARTS or target == RAGGED_ALL_TO_ALL

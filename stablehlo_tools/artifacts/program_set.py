@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Callable, Generator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from typing import Any
@@ -29,8 +28,6 @@ from stablehlo_tools.analysis.partitioner_work import (
 from stablehlo_tools.analysis.replica_groups import ProcessGrid
 from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.artifacts.artifact import Artifact
-from stablehlo_tools.artifacts.module_bytes import write_module
-from stablehlo_tools.artifacts.parsing import Form, parse_module
 from stablehlo_tools.diagnostics import Diagnostic, Place, ToolError, naming
 from stablehlo_tools.dialect.names import MANUAL_COMPUTATION
 from stablehlo_tools.ir.walk import terminator
@@ -98,47 +95,6 @@ class Job:
         return [replace(part.read, program=program) for part, program in pairs]
 
 
-@contextmanager
-def readers(programs: int, *, workers: int) -> Generator[ProcessPoolExecutor | None]:
-    """Processes that read programs beside the caller, one of so many `workers`; none for a few
-    programs. The caller's main module must be safe to import."""
-    if programs < _WORTH_A_POOL or workers < 2:
-        yield None
-        return
-    pool = _pool(workers - 1)
-    try:
-        pool.submit(_begin)  # starts a process, which imports this module meanwhile
-        yield pool
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-def read_beside(
-    artifacts: Sequence[Artifact], options: Options, pool: ProcessPoolExecutor | None
-) -> Callable[[], list[Program]]:
-    """Begins to read programs in memory; what is called for them waits, and raises ToolError."""
-    if pool is None:
-        job = Job(tuple(each.copy() for each in artifacts), options)
-        return lambda: [issued.program for issued in job.read()]
-    data = [write_module(each.module, Form.BYTECODE) for each in artifacts]
-    names = [each.name for each in artifacts]
-
-    def begin(part: _Part) -> Future[_Read[Program] | _Failure]:
-        return pool.submit(_read_bytes, data[part.index], names[part.index], part)
-
-    begun = {part: begin(part) for part in _parts(len(artifacts), options)}
-
-    def read_all(parts: Sequence[_Part]) -> list[_Read[Program]]:
-        futures = [begun.get(part) or begin(part) for part in parts]
-        return _outcomes([each.result() for each in futures])
-
-    def finish() -> list[Program]:
-        parts = _settled(names, options, read_all)
-        return _placed([part.read for part in parts], parts, options)
-
-    return finish
-
-
 def read_programs(paths: Sequence[str], options: Options, *, workers: int = 1) -> list[Program]:
     """The programs of files, each on its devices.
 
@@ -154,10 +110,6 @@ def read_programs(paths: Sequence[str], options: Options, *, workers: int = 1) -
     return _placed([part.read for part in parts], parts, options)
 
 
-def _parts(count: int, options: Options) -> list[_Part]:
-    return [_Part(index, count, options) for index in range(count)]
-
-
 def _settled[T](
     names: Sequence[str],
     options: Options,
@@ -169,7 +121,7 @@ def _settled[T](
             f"devices are given for {len(options.devices)} of {len(names)} programs: give them for "
             "each, in order"
         )
-    parts = _parts(len(names), options)
+    parts = [_Part(index, len(names), options) for index in range(len(names))]
     reads = read_all(parts)
     if options.separate:
         return reads
@@ -323,24 +275,11 @@ def _read_files(paths: Sequence[str], parts: Sequence[_Part], workers: int) -> l
     if len(paths) < _WORTH_A_POOL or workers < 2:
         outcomes = [_read_file(path, part) for path, part in zip(paths, parts, strict=True)]
     else:
-        with _pool(workers) as pool:
+        # Not forked: the threads of native libraries would be missing in the children.
+        context = get_context("spawn")
+        with ProcessPoolExecutor(workers, mp_context=context, initializer=_begin) as pool:
             size = -(-len(paths) // (4 * workers))
             outcomes = list(pool.map(_read_file, paths, parts, chunksize=size))
-    return _outcomes(outcomes)
-
-
-def _pool(workers: int) -> ProcessPoolExecutor:
-    # Not forked: the threads of native libraries would be missing in the children.
-    return ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_begin)
-
-
-def _begin() -> None:
-    """Of a process that reads programs: many small objects, all of which stay."""
-    gc.disable()
-
-
-def _outcomes(outcomes: Sequence[_Read[Program] | _Failure]) -> list[_Read[Program]]:
-    """What was read. Raises the first ToolError."""
     read: list[_Read[Program]] = []
     for outcome in outcomes:
         if isinstance(outcome, _Failure):
@@ -348,6 +287,11 @@ def _outcomes(outcomes: Sequence[_Read[Program] | _Failure]) -> list[_Read[Progr
                 raise ToolError(*outcome.arguments)
         read.append(outcome)
     return read
+
+
+def _begin() -> None:
+    """Of a process that reads programs: many small objects, all of which stay."""
+    gc.disable()
 
 
 @dataclass(frozen=True)
@@ -359,19 +303,10 @@ class _Failure:
 
 
 def _read_file(path: str, part: _Part) -> _Read[Program] | _Failure:
-    return _without_ops(lambda: artifact.load(path), part)
-
-
-def _read_bytes(data: bytes, name: str, part: _Part) -> _Read[Program] | _Failure:
-    form = Form.BYTECODE  # of our own
-    return _without_ops(lambda: Artifact(name, form, parse_module(data, form)), part)
-
-
-def _without_ops(load: Callable[[], Artifact], part: _Part) -> _Read[Program] | _Failure:
     """Reads a program; what there is of it without MLIR."""
     sys.setrecursionlimit(_DEEPEST_NESTING)
     try:
-        read = _read(load(), part)
+        read = _read(artifact.load(path), part)
     except ToolError as error:
         told = error.diagnostic
         arguments = (told.message, told.place, told.notes, told.hint, told.instead)

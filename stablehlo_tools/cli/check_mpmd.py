@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from pathlib import Path
 
 from stablehlo_tools.cli.streams import print_answer
@@ -28,7 +27,6 @@ def run(arguments: argparse.Namespace) -> int:
     """Prints the verdict. Raises ToolError on bad input."""
     import gc
 
-    from stablehlo_tools.artifacts.program_set import readers
     from stablehlo_tools.cli.shared_arguments import tool_version
     from stablehlo_tools.mpmd.proof.proving import prove, set_report
     from stablehlo_tools.mpmd.rank_set import load
@@ -36,11 +34,9 @@ def run(arguments: argparse.Namespace) -> int:
 
     gc.disable()  # many small objects, all of which stay
     directory = Path(arguments.directory)
-    files = len(list(directory.iterdir())) if directory.is_dir() else 0
-    with readers(files, workers=os.cpu_count() or 1) as pool:
-        activity.show(f"reading and proving the programs in {directory}")
-        proof = prove(load(directory), pool)
-    report = set_report(proof, arguments.directory, tool_version())
+    activity.show(f"reading and proving the programs in {directory}")
+    proof = prove(load(directory))
+    report = set_report(proof, arguments.directory, tool_version(), levels=False)
     if arguments.json:
         print(json.dumps(to_json(report), indent=1))
     else:

@@ -23,10 +23,12 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import lru_cache
 from typing import Any
 
+from stablehlo_tools.artifacts.parsing import AGAIN
 from stablehlo_tools.diagnostics import ToolError
-from stablehlo_tools.files.json_text import JsonValue
+from stablehlo_tools.files.json_text import JsonValue, position_of
 from stablehlo_tools.schedules.forms import step_of, to_json, to_table
 from stablehlo_tools.schedules.setting import Costs, costs
 from stablehlo_tools.schedules.table import Action, Kind, Table
@@ -231,6 +233,7 @@ def function_of(kind: Kind, stage: int) -> str:
     return f"stage_{stage}_{_PHASES[kind]}"
 
 
+@lru_cache(maxsize=4096)
 def phase_of(name: str) -> tuple[Kind, int] | None:
     """The phase and the stage that a function runs; None for any other function."""
     match = _STAGE.fullmatch(name)
@@ -264,15 +267,31 @@ def decode_manifest(data: bytes | str) -> Manifest:
     """The manifest in JSON. Raises a located ToolError for what is none."""
     try:
         document = JsonValue.of(data)
+    except ToolError as error:
+        raise _no_manifest(error, AGAIN) from None
+    try:
         version = document.entries().get("version")
         if version is None or version.content != VERSION:
-            raise ToolError(f"this is no manifest of rank programs of version {VERSION}")
+            raise _of_another_version(version)
         return _manifest(document.fields(_FIELDS))
     except ToolError as error:
-        message, place = error.diagnostic.message, error.diagnostic.place
-        if message.startswith("this is no manifest"):
+        if error.diagnostic.message.startswith("this is no manifest"):
             raise
-        raise ToolError(f"this is no manifest of rank programs: {message}", place) from None
+        raise _no_manifest(error) from None
+
+
+def _no_manifest(error: ToolError, hint: str = "") -> ToolError:
+    told = error.diagnostic
+    return ToolError(f"this is no manifest of rank programs: {told.message}", told.place, hint=hint)
+
+
+def _of_another_version(version: JsonValue | None) -> ToolError:
+    said = f"this is no manifest of rank programs of version {VERSION}"
+    if version is None or type(version.content) is not int:
+        return ToolError(said)
+    place = position_of(version.text, version.steps)
+    hint = "write the set again, or take the stablehlo-tools that wrote it"
+    return ToolError(f"{said}: it is of version {version.content}", place, hint=hint)
 
 
 def _manifest(fields: dict[str, JsonValue]) -> Manifest:

@@ -12,15 +12,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from stablehlo_tools.analysis.entry import path_of
 from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.artifacts.artifact import Artifact, Form
+from stablehlo_tools.artifacts.parsing import HOW_TO_EXPORT
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.diagnostics import ToolError, naming
+from stablehlo_tools.diagnostics import ToolError, naming, nearest
 from stablehlo_tools.files.atomic import write_all_atomically
 from stablehlo_tools.files.json_text import read_bounded
 from stablehlo_tools.ir.walk import entry_function, main_function, terminator
@@ -33,6 +34,9 @@ from stablehlo_tools.mpmd.manifest import (
     encode_manifest,
     refusal_of_name,
 )
+
+_WRITE = "stablehlo-tools expand-mpmd step.jax_export -o ranks --schedule 1f1b --ranks 2"
+_AGAIN = "copy the set again, or write it again with expand-mpmd"
 
 
 @dataclass(frozen=True)
@@ -61,17 +65,12 @@ def load(directory: str | os.PathLike[str]) -> RankSet:
     Raises ToolError, about the file that is missing or odd.
     """
     root = Path(directory)
-    if root.exists() and not root.is_dir():
-        refusal = ToolError(
-            "this is no directory of rank programs",
-            hint="stablehlo-tools expand-mpmd step.jax_export -o ranks --schedule 1f1b --ranks 2",
-        )
-        raise _in_file(refusal, os.fspath(root))
+    _check_directory(root)
     (path,) = files_in(root, [NAME])
     with naming(os.fspath(path)):
         manifest = decode_manifest(read_bounded(path))
     files = files_in(root, [rank.program for rank in manifest.ranks])
-    programs = tuple(map(artifact.load, files))
+    programs = tuple(_program(file, rank) for rank, file in enumerate(files))
     loaded = RankSet(os.fspath(root), manifest, programs)
     for rank, program in enumerate(programs):
         with naming(program.name):
@@ -79,6 +78,45 @@ def load(directory: str | os.PathLike[str]) -> RankSet:
             _check_grid(program, manifest)
             _check_pieces(loaded, rank)
     return loaded
+
+
+def _check_directory(root: Path) -> None:
+    """Raises ToolError for what is no directory with a manifest."""
+    if root.is_dir() and os.path.lexists(root / NAME):
+        return
+    if not root.exists():
+        near = nearest(root.name, [folder.name for folder in _sets_in(root.parent)])
+        meant = os.fspath(root.parent / near) if near else ""
+        said = "there is no such directory"
+    elif not root.is_dir():
+        meant, said = "", "this is no directory of rank programs"
+    else:
+        sets = _sets_in(root)
+        meant = os.fspath(sets[0]) if len(sets) == 1 else ""
+        said = f"this is no directory of rank programs: there is no {NAME} in it"
+    name = os.fspath(root)
+    refusal = ToolError(
+        said, hint="" if meant else _WRITE, instead=(name, meant) if meant else None
+    )
+    raise _in_file(refusal, name)
+
+
+def _sets_in(folder: Path) -> list[Path]:
+    return sorted(manifest.parent for manifest in folder.glob(f"*/{NAME}"))
+
+
+def _program(file: Path, rank: int) -> Artifact:
+    """The program of a rank. Raises a located ToolError, which says what a set needs."""
+    try:
+        return artifact.load(file)
+    except ToolError as error:
+        told = error.diagnostic
+        if not file.exists():
+            message = f"{told.message}; the manifest has it as the program of rank {rank}"
+            error.diagnostic = replace(told, message=message, hint=_AGAIN, instead=None)
+        elif told.hint == HOW_TO_EXPORT:
+            error.diagnostic = replace(told, hint=_AGAIN)
+        raise
 
 
 def check_writable(directory: str | os.PathLike[str]) -> None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import enum
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
@@ -60,6 +60,9 @@ class Origin(NamedTuple):
     event: int = -1
 
 
+_UNKNOWN = Origin(Source.UNKNOWN)
+
+
 class Use(NamedTuple):
     """An operand of an event that a value becomes; the event RETURN is what `main` returns."""
 
@@ -95,7 +98,8 @@ class Call:
 
 @dataclass(frozen=True, eq=False)
 class Message:
-    """A send or a receive in `main`: one tensor. `operand` is what is sent."""
+    """A send or a receive in `main`: one tensor. `operand` is what is sent. Between devices it is
+    where it `is_host_transfer` not, and its channel is of `channel_type` 1."""
 
     index: int
     op: ir.Operation
@@ -104,6 +108,8 @@ class Message:
     pairs: tuple[tuple[int, ...], ...]
     type: str
     operand: Origin | None
+    is_host_transfer: bool
+    channel_type: int
 
     @property
     def operands(self) -> tuple[Origin, ...]:
@@ -118,8 +124,8 @@ type Event = Call | Message
 class Reading:
     """What a rank does, in the order of its text.
 
-    `block` is that of `main`, or of the manual computation in it; `constants` are the texts of the
-    constants that origins count.
+    `block` is that of `main`, or of the manual computation in it, and `ops` are those in it;
+    `constants` are the texts of the constants that origins count.
     """
 
     rank: int
@@ -127,6 +133,7 @@ class Reading:
     module: ir.Module
     main: ir.Operation
     block: ir.Block
+    ops: tuple[ir.Operation, ...]
     events: tuple[Event, ...]
     returned: tuple[Origin, ...]
     constants: tuple[str, ...]
@@ -199,6 +206,7 @@ class _Reader:
     events: list[Event] = field(default_factory=list[Event])
     origins: dict[ir.Value, Origin] = field(default_factory=dict[ir.Value, Origin])
     constants: dict[str, int] = field(default_factory=dict[str, int])
+    numbers: list[int] = field(default_factory=list[int])  # of the constants; -1: no whole number
     pairs: dict[ir.Attribute, tuple[tuple[int, ...], ...]] = field(
         default_factory=dict[ir.Attribute, tuple[tuple[int, ...], ...]]
     )
@@ -208,14 +216,16 @@ class _Reader:
         block = body_of(self.main)
         for number, argument in enumerate(block.arguments):
             self.origins[argument] = Origin(Source.ARGUMENT, number)
-        for view in block.operations:
-            self._read(view.operation)
+        ops = tuple([view.operation for view in block.operations])
+        for op in ops:
+            self._read(op)
         return Reading(
             self.rank,
             self.name,
             self.module,
             self.main,
             block,
+            ops,
             tuple(self.events),
             tuple(map(self._origin, terminator(block).operands)),
             tuple(self.constants),
@@ -223,48 +233,63 @@ class _Reader:
         )
 
     def _origin(self, value: ir.Value) -> Origin:
-        return self.origins.get(value, Origin(Source.UNKNOWN))
+        return self.origins.get(value, _UNKNOWN)
 
     def _read(self, op: ir.Operation) -> None:
-        name = op.name
+        name, origins = op.name, self.origins
         if name == BARRIER:
             for result, operand in zip(op.results, op.operands, strict=True):
-                self.origins[result] = self._origin(operand)
+                origins[result] = origins.get(operand, _UNKNOWN)
         elif name == CONSTANT:
-            number = self.constants.setdefault(value_text(op), len(self.constants))
-            self.origins[op.results[0]] = Origin(Source.CONSTANT, number)
+            self._constant(op)
         elif name == CALL:
             self._call(op)
         elif name in (SEND, RECV):
             self._message(op)
 
+    def _constant(self, op: ir.Operation) -> None:
+        result = op.results[0]
+        number = self.constants.setdefault(value_text(op), len(self.constants))
+        if number == len(self.numbers):
+            splat = splat_of(result)
+            self.numbers.append(splat if isinstance(splat, int) else -1)
+        self.origins[result] = Origin(Source.CONSTANT, number)
+
     def _call(self, op: ir.Operation) -> None:
         function, index = callee_name(op), len(self.events)
         phase = phase_of(function)
-        action = None if phase is None else Action(*phase, _number(op))
-        operands = tuple(map(self._origin, op.operands))
+        operands = tuple([self.origins.get(operand, _UNKNOWN) for operand in op.operands])
+        action = None if phase is None else Action(*phase, self._number(operands))
         self.events.append(Call(index, op, function, operands, action))
         for number, result in enumerate(op.results):
             self.origins[result] = Origin(Source.CALL, number, index)
 
+    def _number(self, operands: Sequence[Origin]) -> int:
+        """The constant that a call takes as operand 0; -1 where it is none."""
+        is_constant = bool(operands) and operands[0].source is Source.CONSTANT
+        return self.numbers[operands[0].number] if is_constant else -1
+
     def _message(self, op: ir.Operation) -> None:
-        index, is_send = len(self.events), op.name == SEND
+        index, is_send, attributes = len(self.events), op.name == SEND, op.attributes
         carried = op.operands[0] if is_send else op.results[0]
+        channel = bindings.ChannelHandle(attributes["channel_handle"])
+        host = attributes.get("is_host_transfer")
         message = Message(
             index,
             op,
             is_send,
-            bindings.ChannelHandle(op.attributes["channel_handle"]).handle,
-            self._pairs(op),
+            channel.handle,
+            self._pairs(attributes.get("source_target_pairs")),
             self._text(carried.type),
             self._origin(carried) if is_send else None,
+            host is not None and ir.BoolAttr(host).value,
+            channel.channel_type,
         )
         self.events.append(message)
         if not is_send:
-            self.origins[op.results[0]] = Origin(Source.MESSAGE, 0, index)
+            self.origins[carried] = Origin(Source.MESSAGE, 0, index)
 
-    def _pairs(self, op: ir.Operation) -> tuple[tuple[int, ...], ...]:
-        pairs = op.attributes.get("source_target_pairs")
+    def _pairs(self, pairs: ir.Attribute | None) -> tuple[tuple[int, ...], ...]:
         if not isinstance(pairs, ir.DenseIntElementsAttr):
             return ()
         if pairs not in self.pairs:
@@ -276,23 +301,6 @@ class _Reader:
         if type_ not in self.types:
             self.types[type_] = str(type_)
         return self.types[type_]
-
-
-def _number(call: ir.Operation) -> int:
-    """The constant that a call takes as operand 0, through barriers; -1 where it is none."""
-    if not len(call.operands):
-        return -1
-    splat = splat_of(looked_through(call.operands[0]))
-    return splat if isinstance(splat, int) else -1
-
-
-def looked_through(value: ir.Value) -> ir.Value:
-    """A value as it was before it went into barriers."""
-    owner = value.owner
-    while not isinstance(owner, ir.Block) and owner.operation.name == BARRIER:
-        value = owner.operation.operands[ir.OpResult(value).result_number]
-        owner = value.owner
-    return value
 
 
 def wiring(reading: Reading, scheduled: Collection[int]) -> dict[str, tuple[str, ...]]:

@@ -62,7 +62,7 @@ class Link:
 class SetReport:
     """A set of rank programs: its schedule as read back, timed in microseconds, and its proof.
 
-    `ranks` have no levels where the set is not proven.
+    `ranks` have no levels where the set is not proven, or nobody asked for them.
     """
 
     name: str

@@ -222,7 +222,7 @@ class Table:
         kinds = {action.kind for row in self.rows for action in actions_of(row)}
         return Kind.WEIGHT_GRADIENT in kinds
 
-    @property
+    @cached_property
     def communicates(self) -> bool:
         """Whether the rows hold the sends and receives."""
         return any(
@@ -231,7 +231,7 @@ class Table:
             for step in row
         )
 
-    @property
+    @cached_property
     def offloads(self) -> bool:
         """Whether the rows hold copies of activations to the host and back."""
         return any(

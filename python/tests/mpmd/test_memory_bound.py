@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.mpmd.manifest import Stage, Transfer, function_of
 from stablehlo_tools.mpmd.proof.labels import Label, Labels
-from stablehlo_tools.mpmd.proof.memory import bounds, made_by
+from stablehlo_tools.mpmd.proof.memory import action_of, bounds, made_by
 from stablehlo_tools.mpmd.reading import read_rank
 from stablehlo_tools.schedules.forms import step_of
 from stablehlo_tools.schedules.table import Action
@@ -59,7 +59,8 @@ def _bounds(said: Sequence[str]) -> list[float]:
     program = artifact.parse(text.encode(), "rank_0.mlir")
     reading = read_rank(program.module, 0, "rank_0.mlir")
     sizes = {origin: 16.0 for event in reading.events for origin in made_by(event)}
-    return bounds(reading, Labels(labels), STAGES, sizes)
+    actions = [action_of(reading, Labels(labels), event) for event in reading.events]
+    return bounds(reading, actions, STAGES, sizes)
 
 
 def test_an_activation_is_held_from_the_forward_to_the_backward():

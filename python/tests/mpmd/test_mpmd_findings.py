@@ -173,6 +173,16 @@ def test_another_schedule_is_told_from_the_one_asked_for():
     assert findings(proof, Rule.ROWS)
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_program_of_a_set_of_another_schedule_is_told(rank: int):
+    mine, other = by_hand(("1f1b", 2, 4, None)), by_hand(("gpipe", 2, 4, None))
+    programs = list(mine.programs)
+    programs[rank] = other.programs[rank]
+    (found,) = findings(prove(replace(mine, programs=tuple(programs))), Rule.ROWS)
+    assert found.startswith(f"rank_{rank}.mlir:")
+    assert f"rank {rank}: step {4 - rank} is " in found
+
+
 def test_a_manifest_without_the_costs_of_a_stage_is_refused():
     ranks = by_hand(SCHEDULES[0])
     with pytest.raises(ToolError, match="describes the stages 0, and its schedule has 2"):

@@ -17,8 +17,9 @@ from typing import NamedTuple
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.walk import terminator
 from stablehlo_tools.mpmd.manifest import Entry, Manifest, Piece
+from stablehlo_tools.mpmd.proof.dependences import Dependences
 from stablehlo_tools.mpmd.proof.findings import Findings, Rule
-from stablehlo_tools.mpmd.proof.flow import Dependences, InSums, Slot
+from stablehlo_tools.mpmd.proof.flow import InSums, Slot
 from stablehlo_tools.mpmd.proof.labels import Labels
 from stablehlo_tools.mpmd.reading import RETURN_KEY, Call, Message, Origin, Reading, Source, wiring
 
@@ -121,13 +122,21 @@ def _size(entry: Entry, dim: int | None) -> int | None:
     return int(shape[dim]) if dim is not None and 0 <= dim < len(shape) else None
 
 
-def check_outside(manifest: Manifest, reading: Reading, findings: Findings) -> None:
-    """M12 of one rank."""
-    expected = manifest.ranks[reading.rank].wiring
-    if not expected:
-        return
+def check_outside(manifest: Manifest, readings: Sequence[Reading], findings: Findings) -> None:
+    """M12."""
     scheduled = {transfer.channel for transfer in manifest.transfers if transfer.is_scheduled}
-    wired = wiring(reading, scheduled)
+    for reading in readings:
+        expected = manifest.ranks[reading.rank].wiring
+        if expected:
+            _check_wiring(reading, expected, wiring(reading, scheduled), findings)
+
+
+def _check_wiring(
+    reading: Reading,
+    expected: Mapping[str, Sequence[str]],
+    wired: Mapping[str, Sequence[str]],
+    findings: Findings,
+) -> None:
     places = _places(reading)
     for name in dict.fromkeys((*expected, *wired)):
         said = _difference(name, wired.get(name), expected.get(name))

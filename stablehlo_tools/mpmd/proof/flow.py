@@ -16,17 +16,13 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
-from stablehlo_tools.analysis.dataflow import captured
-from stablehlo_tools.bindings import ir
-from stablehlo_tools.dialect.names import BARRIER, CASE, IF, WHILE
-from stablehlo_tools.dialect.traits import CALLS
-from stablehlo_tools.ir.walk import callee_name, functions_by_name, terminator
 from stablehlo_tools.mpmd.manifest import phase_of
+from stablehlo_tools.mpmd.proof.dependences import Dependences
 from stablehlo_tools.mpmd.proof.findings import Findings, Rule
 from stablehlo_tools.mpmd.proof.labels import Labels
 from stablehlo_tools.mpmd.reading import RETURN, Call, Message, Origin, Reading, Source, Use
@@ -37,9 +33,6 @@ _FORWARDS = frozenset({Kind.FORWARD, Kind.RECEIVE_FORWARD})
 _LATER = frozenset(
     {*_FORWARDS, Kind.BACKWARD, Kind.INPUT_GRADIENT, Kind.RECEIVE_BACKWARD}
 )  # what a gradient may read
-_CHOICES = frozenset({IF, CASE})
-_NOTHING = frozenset[int]()
-Dependence = frozenset[int]
 
 
 def check_flow(reading: Reading, labels: Labels, findings: Findings) -> InSums:
@@ -49,13 +42,15 @@ def check_flow(reading: Reading, labels: Labels, findings: Findings) -> InSums:
         calls[call.function].append(call)
     flow = Flow(reading, labels, findings, dict(calls))
     slots = [(name, i) for name, c in flow.calls.items() for i in range(1, len(c[0].operands))]
-    even = [slot for slot in slots if _is_even(flow, flow.calls[slot[0]], slot[1])]
-    uneven = [slot for slot in slots if slot not in set(even)]
+    groups = {name: flow.alike(each) for name, each in flow.calls.items()}
+    even = [slot for slot in slots if _is_even(flow, groups[slot[0]], slot[1])]
+    all_even = set(even)
+    uneven = [slot for slot in slots if slot not in all_even]
     in_sums = check_sums(flow, uneven, even)
     for function, slot in slots:
         if (function, slot) in in_sums.operands:
             continue
-        if (function, slot) in even:
+        if (function, slot) in all_even:
             _check_earlier(flow, flow.calls[function][0], slot)
         else:
             _tell_deviants(flow, flow.calls[function], slot)
@@ -70,13 +65,14 @@ def check_flow(reading: Reading, labels: Labels, findings: Findings) -> InSums:
     return in_sums
 
 
-def _is_even(flow: Flow, calls: Sequence[Call], slot: int) -> bool:
-    """Whether all calls take the same, relative to their microbatch.
+def _is_even(flow: Flow, groups: Sequence[Sequence[Call]], slot: int) -> bool:
+    """Whether all calls, in groups of those that are alike, take the same, relative to their
+    microbatch.
 
     A gradient may come from another phase where the microbatches do not run the same ones.
     """
     seen: set[Relative] = set()
-    for group in flow.alike(calls):
+    for group in groups:
         taken = {flow.relative(call.operands[slot], microbatch_of(call)) for call in group}
         if len(taken) > 1 or not next(iter(taken)).is_own:
             return False
@@ -338,100 +334,6 @@ def microbatch_of(call: Call) -> int:
     """The microbatch of a call of the schedule."""
     assert call.action is not None
     return call.action.microbatch
-
-
-@dataclass
-class Dependences:
-    """The dependences of the functions of a module, each read once.
-
-    An op's results depend on all of its operands; elements of barriers, carries of loops, results
-    of branches and of calls each by themselves. What decides how often a loop runs, or which branch
-    is taken, counts for all of their results.
-    """
-
-    module: ir.Module
-    _known: dict[str, tuple[Dependence, ...]] = field(
-        default_factory=dict[str, tuple[Dependence, ...]]
-    )
-    _functions: dict[str, ir.Operation] = field(default_factory=dict[str, ir.Operation])
-    _values: dict[str, dict[ir.Value, Dependence]] = field(
-        default_factory=dict[str, dict[ir.Value, Dependence]]
-    )
-
-    def of(self, name: str) -> tuple[Dependence, ...]:
-        """For each result of a function, the numbers of the arguments that it depends on."""
-        if name in self._known:
-            return self._known[name]
-        if not self._functions:
-            self._functions = functions_by_name(self.module)
-        block = self._functions[name].regions[0].blocks[0]
-        values = {argument: frozenset({number}) for number, argument in enumerate(block.arguments)}
-        self._values[name] = values
-        self._known[name] = self._block(block, values)
-        return self._known[name]
-
-    def takers(self, name: str, argument: int) -> list[Dependence]:
-        """What each op of a function's body that takes an argument depends on."""
-        self.of(name)
-        block, values = self._functions[name].regions[0].blocks[0], self._values[name]
-        owners = [use.owner.operation for use in block.arguments[argument].uses]
-        return [
-            _joined(values.get(result, _NOTHING) for result in owner.results)
-            for owner in owners
-            if owner.block == block and len(owner.results)
-        ]
-
-    def _block(self, block: ir.Block, values: dict[ir.Value, Dependence]) -> tuple[Dependence, ...]:
-        """What the block returns depends on; `values` grows by what is in it."""
-        for view in block.operations:
-            op = view.operation
-            results = op.results
-            if not len(results):
-                continue
-            dependences = self._op(op, values)
-            values.update(zip(results, dependences, strict=True))
-        return tuple(values.get(value, _NOTHING) for value in terminator(block).operands)
-
-    def _op(self, op: ir.Operation, values: dict[ir.Value, Dependence]) -> Sequence[Dependence]:
-        operands = [values.get(operand, _NOTHING) for operand in op.operands]
-        if op.name == BARRIER:
-            return operands
-        if op.name in CALLS:
-            called = self.of(callee_name(op))
-            return [_joined(operands[number] for number in inner) for inner in called]
-        if op.name == WHILE:
-            return self._loop(op, operands, values)
-        if op.name in _CHOICES:
-            return self._choice(op, operands[0], values)
-        outside = [values.get(value, _NOTHING) for value in captured(op)]
-        return [_joined([*operands, *outside])] * len(op.results)
-
-    def _loop(
-        self, op: ir.Operation, carried: list[Dependence], values: dict[ir.Value, Dependence]
-    ) -> Sequence[Dependence]:
-        condition, body = (region.blocks[0] for region in op.regions)
-        while True:
-            (decided,) = self._inside(condition, carried, values)
-            ends = self._inside(body, carried, values)
-            grown = [_joined(pair) for pair in zip(carried, ends, strict=True)]
-            if grown == carried:
-                return [_joined((one, decided)) for one in carried]
-            carried = grown
-
-    def _inside(
-        self, block: ir.Block, carried: list[Dependence], values: dict[ir.Value, Dependence]
-    ) -> tuple[Dependence, ...]:
-        return self._block(block, values | dict(zip(block.arguments, carried, strict=True)))
-
-    def _choice(
-        self, op: ir.Operation, decided: Dependence, values: dict[ir.Value, Dependence]
-    ) -> Sequence[Dependence]:
-        branches = [self._block(region.blocks[0], dict(values)) for region in op.regions]
-        return [_joined((decided, *results)) for results in zip(*branches, strict=True)]
-
-
-def _joined(parts: Iterable[Dependence]) -> Dependence:
-    return _NOTHING.union(*parts)
 
 
 class Slot(NamedTuple):

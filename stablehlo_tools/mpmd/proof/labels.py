@@ -6,12 +6,11 @@ is read from the sender's program, and the two have to agree.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from stablehlo_tools.bindings import ChannelHandle, ir
-from stablehlo_tools.mpmd.manifest import Manifest, Transfer
+from stablehlo_tools.mpmd.manifest import FINISH, Manifest, Transfer
 from stablehlo_tools.mpmd.proof.findings import Findings, Rule
 from stablehlo_tools.mpmd.reading import Call, Event, Message, Origin, Reading, Source
 from stablehlo_tools.schedules.forms import step_of
@@ -50,7 +49,8 @@ class Labels:
 
 def label_messages(manifest: Manifest, readings: Sequence[Reading], findings: Findings) -> Labels:
     """The labels, each message checked against what the manifest has for its channel."""
-    _check_listed(manifest, findings)
+    sends = {text: _send(text) for text in {transfer.action for transfer in manifest.transfers}}
+    _check_listed(manifest, sends, findings)
     transfers = manifest.of_channel()
     ends: defaultdict[tuple[int, bool], list[tuple[Reading, Message]]] = defaultdict(list)
     labels: dict[tuple[int, int], Label] = {}
@@ -63,20 +63,24 @@ def label_messages(manifest: Manifest, readings: Sequence[Reading], findings: Fi
                 continue
             ends[message.channel, message.is_send].append((reading, message))
             _check_message(manifest, transfer, reading, message, findings)
-            label = _label(transfer, is_send=message.is_send)
-            labels[reading.rank, message.index] = label
+            send = sends[transfer.action]
+            action = send if send is None or message.is_send else other_end(send)
+            labels[reading.rank, message.index] = Label(action, transfer.tensor, transfer)
     for transfer in manifest.transfers:
         for is_send in (True, False):
             _check_once(transfer, ends[transfer.channel, is_send], readings, is_send, findings)
     known = Labels(labels)
+    tensors = Counter(transfer.action for transfer in manifest.transfers)
     for reading in readings:
-        _check_groups(manifest, reading, known, findings)
+        _check_groups(tensors, reading, known, findings)
         _check_sent(reading, known, findings)
     _check_fifo(readings, findings, known)
     return known
 
 
-def _check_listed(manifest: Manifest, findings: Findings) -> None:
+def _check_listed(
+    manifest: Manifest, sends: Mapping[str, Action | None], findings: Findings
+) -> None:
     channels = [transfer.channel for transfer in manifest.transfers]
     if sorted(channels) != list(range(1, len(channels) + 1)):
         findings.add(
@@ -86,8 +90,8 @@ def _check_listed(manifest: Manifest, findings: Findings) -> None:
     for transfer in manifest.transfers:
         if not transfer.is_scheduled:
             continue
-        send = step_of(transfer.action)
-        if not isinstance(send, Action) or not send.kind.is_send:
+        send = sends[transfer.action]
+        if send is None:
             said = f"channel {transfer.channel} is for {transfer.action}, which is no send"
             findings.add(Rule.MESSAGES, said)
             continue
@@ -105,13 +109,10 @@ def _check_listed(manifest: Manifest, findings: Findings) -> None:
             findings.add(Rule.MESSAGES, said)
 
 
-def _label(transfer: Transfer, *, is_send: bool) -> Label:
-    if not transfer.is_scheduled:
-        return Label(None, transfer.tensor, transfer)
-    send = step_of(transfer.action)
-    if not isinstance(send, Action) or not send.kind.is_send:
-        return Label(None, transfer.tensor, transfer)
-    return Label(send if is_send else other_end(send), transfer.tensor, transfer)
+def _send(action: str) -> Action | None:
+    """The send that a transfer belongs to; None behind the schedule, and for what is no send."""
+    send = None if action == FINISH else step_of(action)
+    return send if isinstance(send, Action) and send.kind.is_send else None
 
 
 def _check_message(
@@ -125,9 +126,7 @@ def _check_message(
     size = manifest.devices
     pairs = tuple((transfer.source * size + d, transfer.target * size + d) for d in range(size))
     rank = transfer.source if message.is_send else transfer.target
-    host = message.op.attributes.get("is_host_transfer")
-    channel_type = ChannelHandle(message.op.attributes["channel_handle"]).channel_type
-    is_host = host is not None and ir.BoolAttr(host).value
+    is_host, channel_type = message.is_host_transfer, message.channel_type
     found = (reading.rank, message.type, message.pairs, is_host, channel_type)
     wanted = (rank, transfer.type, pairs, False, _DEVICE_TO_DEVICE)
     if found == wanted:
@@ -162,11 +161,10 @@ def _check_once(
     findings.add(Rule.MESSAGES, said, reading, op)
 
 
-def _check_groups(manifest: Manifest, reading: Reading, labels: Labels, findings: Findings) -> None:
-    """The tensors of an action stand in a row, 0, 1, …, all of them."""
-    counts: defaultdict[str, int] = defaultdict(int)
-    for transfer in manifest.transfers:
-        counts[transfer.action] += 1
+def _check_groups(
+    counts: Mapping[str, int], reading: Reading, labels: Labels, findings: Findings
+) -> None:
+    """The tensors of an action stand in a row, 0, 1, …, all of them that `counts` has."""
     rows: list[list[tuple[Event, Label]]] = [[]]
     for event in reading.events:
         label = labels.of(reading, event.index)

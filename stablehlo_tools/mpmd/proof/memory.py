@@ -13,18 +13,17 @@ between stages, the most of it is at most what `simulate` has for the rank.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from stablehlo_tools import bindings
 from stablehlo_tools.analysis.collectives import ModuleFacts
 from stablehlo_tools.analysis.tasks.graph import module_task_graph
 from stablehlo_tools.analysis.tasks.op_work import bytes_of
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.cost.clock import Clock
 from stablehlo_tools.cost.hardware import load_hardware
-from stablehlo_tools.ir.walk import ENTRY, functions_by_name
+from stablehlo_tools.ir.walk import ENTRY, FUNCTION, functions_by_name, symbol_name
 from stablehlo_tools.mpmd.manifest import Manifest, Stage
 from stablehlo_tools.mpmd.proof.flow import InSums
 from stablehlo_tools.mpmd.proof.labels import Labels
@@ -55,13 +54,12 @@ def action_of(reading: Reading, labels: Labels, event: Event) -> Action | None:
 
 def bounds(
     reading: Reading,
-    labels: Labels,
+    actions: Sequence[Action | None],
     stages: Sequence[Stage],
-    sizes: dict[Origin, float],
+    sizes: Mapping[Origin, float],
 ) -> list[float]:
-    """What the schedule holds behind each event."""
+    """What the schedule holds behind each event, of which `actions` are those of the schedule."""
     changes = [0.0] * (len(reading.events) + 1)
-    actions = [action_of(reading, labels, event) for event in reading.events]
     position = {
         action: index
         for index, action in enumerate(actions)
@@ -132,25 +130,40 @@ def _waiting(
     action: Action,
     actions: Sequence[Action | None],
     position: dict[Action, int],
-    sizes: dict[Origin, float],
+    sizes: Mapping[Origin, float],
 ) -> list[tuple[int, int, float]]:
     """What waits because of an event: from when, until when, and its bytes."""
     if isinstance(event, Message) and event.is_send:
         made = _maker_of_sent(action, position)
-        size = bytes_of(event.op.operands[0])
         kept = -1 if event.operand is None else _kept(reading, event.operand, action, actions)
-        return [] if made is None or event.index <= kept else [(made, event.index, size)]
+        if made is None or event.operand is None or event.index <= kept:
+            return []
+        return [(made, event.index, sizes[event.operand])]
     waiting: list[tuple[int, int, float]] = []
     for origin in made_by(event):
-        users = [use.event for use in reading.uses.get(origin, []) if use.event != RETURN]
-        kept = _kept(reading, origin, action, actions)
-        needed = (_needed(action, u, actions[u], position) for u in users)
-        last = max((until for until in needed if until > kept), default=-1)
+        last = _waits(reading, origin, action, actions, position)
         if isinstance(event, Message):
             last = max(last, _reader_of_received(action, position, event.index))
         if last > event.index:
             waiting.append((event.index, last, sizes[origin]))
     return waiting
+
+
+def _waits(
+    reading: Reading,
+    origin: Origin,
+    action: Action,
+    actions: Sequence[Action | None],
+    position: dict[Action, int],
+) -> int:
+    """Until when a value waits for others than the gradients of its stage; -1 where it does not."""
+    needed: list[int] = []
+    for use in reading.uses.get(origin, ()):
+        taker = None if use.event == RETURN else actions[use.event]
+        if taker is not None and (taker.stage != action.stage or taker.kind.is_send):
+            needed.append(_needed(action, use.event, taker, position))
+    last = max(needed, default=-1)
+    return last if last >= 0 and last > _kept(reading, origin, action, actions) else -1
 
 
 def _kept(
@@ -160,21 +173,19 @@ def _kept(
     not."""
     later = _GRADIENTS if action.kind in _FORWARDS else (Kind.WEIGHT_GRADIENT,)
     last = -1
-    for use in reading.uses.get(origin, []):
+    for use in reading.uses.get(origin, ()):
         taker = None if use.event == RETURN else actions[use.event]
         if taker is not None and taker.stage == action.stage and taker.kind in later:
             last = max(last, use.event)
     return last
 
 
-def _needed(maker: Action, event: int, taker: Action | None, position: dict[Action, int]) -> int:
+def _needed(maker: Action, event: int, taker: Action, position: dict[Action, int]) -> int:
     """Until when a value waits for another stage that takes it in an event; -1 where it does not.
 
     From its forward on, a stage's activation counts what its gradients take of forwards up to it;
     what is kept counts from its input gradient on, a message from the phase before its send on.
     """
-    if taker is None:
-        return -1
     if taker.stage == maker.stage:
         is_passed = taker.kind.is_send and _maker_of_sent(taker, position) is None
         return event if is_passed and maker.kind in _RECEIVES else -1
@@ -214,8 +225,7 @@ def _first(kinds: Sequence[Kind], of: Action, position: dict[Action, int]) -> in
     return next((position[action] for action in actions if action in position), None)
 
 
-@dataclass(frozen=True)
-class Moment:
+class Moment(NamedTuple):
     """What is held of microbatches behind an event of a rank, and what its schedule holds then."""
 
     event: int
@@ -263,84 +273,86 @@ def rank_memory(reading: Reading, labels: Labels, sums: InSums, manifest: Manife
 
     Raises a located ToolError for a tensor of unknown size, and for an op whose memory is unknown.
     """
-    lives = _lives(reading)
-    sizes = {origin: _bytes(reading, origin) for origin in lives}
+    actions = [action_of(reading, labels, event) for event in reading.events]
+    sizes = _sizes(reading)
+    begun, ended = _changes(reading, sizes, sizes)
+    of_microbatch = _of_microbatches(reading, actions, sums, sizes)
+    taken, given = _changes(reading, sizes, of_microbatch)
     arguments = sum(bytes_of(argument) for argument in reading.block.arguments)
-    of_microbatch = _of_microbatches(reading, labels, sums, lives)
     temporary = Temporaries(reading.module)
     peak, peak_at = arguments, -1
     fixed, longest = arguments, 0.0
     held: list[float] = []
     alive = arguments
     now = 0.0
-    starts, ends = _by_event(lives)
     for event in reading.events:
-        during = alive
+        index, during = event.index, alive
         if isinstance(event, Call):
             own = temporary.of(event.function)
             during, longest = during + own, max(longest, own)
-        made = starts[event.index]
-        alive += sum(sizes[origin] for origin in made)
-        now += sum(sizes[origin] for origin in made if origin in of_microbatch)
+        alive += begun[index]
+        now += taken[index]
         fixed = max(fixed, alive - now)
         if max(during, alive) > peak:
-            peak, peak_at = max(during, alive), event.index
-        gone = ends[event.index]
-        alive -= sum(sizes[origin] for origin in gone)
-        now -= sum(sizes[origin] for origin in gone if origin in of_microbatch)
+            peak, peak_at = max(during, alive), index
+        alive -= ended[index]
+        now -= given[index]
         held.append(now)
-    allowed = bounds(reading, labels, manifest.stages, sizes)
+    allowed = bounds(reading, actions, manifest.stages, sizes)
     moments = tuple(map(Moment, range(len(held)), held, allowed))
     weights = sum(manifest.stages[stage].weights for stage in manifest.ranks[reading.rank].stages)
     return RankMemory(reading.rank, peak, peak_at, arguments, weights, fixed, longest, moments)
 
 
-def _lives(reading: Reading) -> dict[Origin, tuple[int, int]]:
-    """The events that make each value of calls and messages, and that take it last."""
-    end = len(reading.events)
-    lives: dict[Origin, tuple[int, int]] = {}
+def _sizes(reading: Reading) -> dict[Origin, float]:
+    """The bytes of each value of calls and messages."""
+    of_type: dict[ir.Type, float] = {}
+    sizes: dict[Origin, float] = {}
     for event in reading.events:
-        for origin in made_by(event):
-            uses = reading.uses.get(origin, [])
-            last = max((end if use.event == RETURN else use.event for use in uses), default=-1)
-            lives[origin] = (event.index, max(last, event.index))
-    return lives
+        for origin, value in zip(made_by(event), event.op.results, strict=False):  # but for tokens
+            type_ = value.type
+            if type_ not in of_type:
+                of_type[type_] = bytes_of(value)
+            sizes[origin] = of_type[type_]
+    return sizes
 
 
-def _bytes(reading: Reading, origin: Origin) -> float:
-    return bytes_of(reading.events[origin.event].op.results[origin.number])
-
-
-def _by_event(
-    lives: dict[Origin, tuple[int, int]],
-) -> tuple[defaultdict[int, list[Origin]], defaultdict[int, list[Origin]]]:
-    starts: defaultdict[int, list[Origin]] = defaultdict(list)
-    ends: defaultdict[int, list[Origin]] = defaultdict(list)
-    for origin, (first, last) in lives.items():
-        starts[first].append(origin)
-        ends[last].append(origin)
-    return starts, ends
+def _changes(
+    reading: Reading, sizes: Mapping[Origin, float], chosen: Iterable[Origin]
+) -> tuple[list[float], list[float]]:
+    """The bytes of chosen values that each event makes, and those that it is the last to take."""
+    count = len(reading.events)
+    begun, ended = [0.0] * count, [0.0] * (count + 1)  # what is returned lives to the end
+    for origin in chosen:
+        last = origin.event
+        for use in reading.uses.get(origin, ()):
+            last = max(last, count if use.event == RETURN else use.event)
+        begun[origin.event] += sizes[origin]
+        ended[last] += sizes[origin]
+    return begun, ended
 
 
 def _of_microbatches(
-    reading: Reading, labels: Labels, sums: InSums, lives: dict[Origin, tuple[int, int]]
-) -> set[Origin]:
+    reading: Reading,
+    actions: Sequence[Action | None],
+    sums: InSums,
+    values: Iterable[Origin],
+) -> list[Origin]:
     """The values that are of one microbatch: taken by actions of it alone.
 
     Not sums, which go on to other microbatches and behind the schedule.
     """
-    origins: set[Origin] = set()
-    for origin in lives:
-        event = reading.events[origin.event]
-        maker = action_of(reading, labels, event)
-        if maker is None or _is_sum(event, origin, sums):
+    origins: list[Origin] = []
+    for origin in values:
+        maker = actions[origin.event]
+        if maker is None or _is_sum(reading.events[origin.event], origin, sums):
             continue
-        users = [
-            None if use.event == RETURN else action_of(reading, labels, reading.events[use.event])
-            for use in reading.uses.get(origin, [])
-        ]
-        if all(user is not None and user.microbatch == maker.microbatch for user in users):
-            origins.add(origin)
+        for use in reading.uses.get(origin, ()):
+            user = None if use.event == RETURN else actions[use.event]
+            if user is None or user.microbatch != maker.microbatch:
+                break
+        else:
+            origins.append(origin)
     return origins
 
 
@@ -357,21 +369,30 @@ class Temporaries:
     _hardware = load_hardware(_ANY_HARDWARE)
 
     def __init__(self, module: ir.Module) -> None:
-        self._context = module.context
-        copy = bindings.parse_module(bindings.write_bytecode(module), module.context)
-        functions_by_name(copy)[ENTRY].erase()
-        self._code = bindings.write_bytecode(copy)
+        self._module = module
         self._known: dict[str, float] = {}
 
     def of(self, function: str) -> float:
         """Bytes of a function. Raises a located ToolError where they are not known."""
         if function not in self._known:
-            copy = bindings.parse_module(self._code, self._context)
-            entry = functions_by_name(copy)[function]
-            with copy.context:
-                entry.attributes["sym_name"] = ir.StringAttr.get(ENTRY)
-                entry.attributes["sym_visibility"] = ir.StringAttr.get("public")
+            copy = self._with_entry(function)
             clock = Clock(self._hardware, ModuleFacts.of(copy).grid.size)
             graph = module_task_graph(copy, clock, function)
             self._known[function] = memory_profile(graph, in_loop=True).peak_bytes
         return self._known[function]
+
+    def _with_entry(self, function: str) -> ir.Module:
+        """A copy of the module, without its entry function, in whose place this one is."""
+        attributes = self._module.operation.attributes
+        with self._module.context, ir.Location.unknown():
+            copy = ir.Module.create()
+            end = ir.InsertionPoint(copy.body)
+            for name in attributes:
+                copy.operation.attributes[name] = attributes[name]
+            for view in self._module.body.operations:
+                if view.operation.name != FUNCTION or symbol_name(view) != ENTRY:
+                    view.operation.clone(ip=end)
+            entry = functions_by_name(copy)[function]
+            entry.attributes["sym_name"] = ir.StringAttr.get(ENTRY)
+            entry.attributes["sym_visibility"] = ir.StringAttr.get("public")
+        return copy

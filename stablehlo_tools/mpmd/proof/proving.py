@@ -3,32 +3,22 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from stablehlo_tools.analysis.tasks.op_work import bytes_of
-from stablehlo_tools.artifacts.artifact import Artifact
-from stablehlo_tools.artifacts.program_set import Options, read_beside
-from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError, naming
-from stablehlo_tools.dialect.names import RECV, SEND
 from stablehlo_tools.mpmd.manifest import Manifest
 from stablehlo_tools.mpmd.proof.ends import check_ends, check_outside, check_parts
 from stablehlo_tools.mpmd.proof.findings import Finding, Findings, Rule, numbers
 from stablehlo_tools.mpmd.proof.flow import check_flow
 from stablehlo_tools.mpmd.proof.labels import Labels, label_messages
 from stablehlo_tools.mpmd.proof.memory import RankMemory, rank_memory
-from stablehlo_tools.mpmd.proof.structure import (
-    check_devices,
-    check_rows,
-    check_structure,
-    one_device,
-)
+from stablehlo_tools.mpmd.proof.order import issued
+from stablehlo_tools.mpmd.proof.structure import check_devices, check_rows, check_structure
 from stablehlo_tools.mpmd.rank_set import RankSet
-from stablehlo_tools.mpmd.reading import Call, Message, Reading, body_of, read_rank
+from stablehlo_tools.mpmd.reading import Call, Message, Reading, read_rank
 from stablehlo_tools.mpmd.set_report import Level, Link, RankRow, SetReport
-from stablehlo_tools.order.program import Program
 from stablehlo_tools.order.report import finding_text
 from stablehlo_tools.order.simulation import UndecidedError
 from stablehlo_tools.order.verdict import decide
@@ -68,27 +58,13 @@ class Proof:
         return simulate(self.table, self.manifest.costs)
 
 
-def prove(ranks: RankSet, pool: ProcessPoolExecutor | None = None) -> Proof:
+def prove(ranks: RankSet) -> Proof:
     """Judges a set of rank programs whose messages are sends and receives.
-
-    The order of the programs is read by a `pool` of `readers`, where there is one, meanwhile.
 
     What rests on other rules is looked at once they hold: the order of the programs, and memory.
     Raises ToolError where the set is of another form, or a program cannot be read at all.
     """
     _check_form(ranks)
-    # A program for one device is known by its messages; by M1 one that has none is, too.
-    is_silent = any(not _has_messages(ranks.main(rank)) for rank in range(ranks.ranks))
-    options = Options(trust_partitioner=is_silent and ranks.manifest.devices == 1)
-    judged = [_judged(ranks, program) for program in ranks.programs]
-    return _proof(ranks, read_beside(judged, options, pool))
-
-
-def _has_messages(main: ir.Operation) -> bool:
-    return any(view.operation.name in (SEND, RECV) for view in body_of(main).operations)
-
-
-def _proof(ranks: RankSet, issued: Callable[[], list[Program]]) -> Proof:
     manifest, readings, findings = ranks.manifest, read_set(ranks), Findings()
     _check_stages(manifest, findings)
     for one in readings:
@@ -98,18 +74,15 @@ def _proof(ranks: RankSet, issued: Callable[[], list[Program]]) -> Proof:
     labels = label_messages(manifest, readings, findings)
     sums = {one.rank: check_flow(one, labels, findings) for one in readings}
     check_parts(readings, labels, sums, findings)
-    for one in readings:
-        check_outside(manifest, one, findings)
+    check_outside(manifest, readings, findings)
     table = check_rows(manifest, readings, labels, findings)
     memory: tuple[RankMemory, ...] = ()
     if not findings.count:
-        # Memory first, for the order is read meanwhile; it counts once the order holds.
-        measured = tuple(rank_memory(one, labels, sums[one.rank], manifest) for one in readings)
-        _check_order(issued, findings)
-        if not findings.count:
-            memory = measured
-            for one, held in zip(readings, memory, strict=True):
-                _check_memory(one, held, findings)
+        _check_order(ranks, readings, findings)
+    if not findings.count:
+        memory = tuple(rank_memory(one, labels, sums[one.rank], manifest) for one in readings)
+        for one, held in zip(readings, memory, strict=True):
+            _check_memory(one, held, findings)
     listed = tuple(findings.listed)
     return Proof(manifest, readings, labels, table, listed, findings.count, memory)
 
@@ -154,17 +127,12 @@ def _check_stages(manifest: Manifest, findings: Findings) -> None:
             findings.add(Rule.FORM, said)
 
 
-def _judged(ranks: RankSet, program: Artifact) -> Artifact:
-    devices = ranks.manifest.devices
-    if devices == 1:
-        return program
-    return Artifact(program.name, program.form, one_device(program.module, ranks.ranks, devices))
-
-
-def _check_order(issued: Callable[[], list[Program]], findings: Findings) -> None:
+def _check_order(ranks: RankSet, readings: Sequence[Reading], findings: Findings) -> None:
     """M8: the verdict of `check-order`."""
     try:
-        decided = decide(issued())
+        decided = decide(issued(ranks, readings))
+        if decided.finding is not None:
+            decided = decide(issued(ranks, readings, places=True))
     except UndecidedError:
         findings.add(Rule.ORDER, "whether the programs can deadlock takes too long to decide")
         return
@@ -187,8 +155,10 @@ def _check_memory(reading: Reading, memory: RankMemory, findings: Findings) -> N
         return
 
 
-def set_report(proof: Proof, name: str, version: str) -> SetReport:
+def set_report(proof: Proof, name: str, version: str, *, levels: bool = True) -> SetReport:
     """What there is to show of a set, proven or not. An unproven one has the manifest's schedule.
+
+    Without `levels` the ranks have none of them, which a page draws, and a verdict does not tell.
 
     Raises ToolError for a schedule that cannot be timed.
     """
@@ -204,7 +174,7 @@ def set_report(proof: Proof, name: str, version: str) -> SetReport:
         manifest.devices,
         timeline,
         tuple(
-            _row(manifest, reading, memory.get(reading.rank), timeline)
+            _row(manifest, reading, memory.get(reading.rank), timeline, levels=levels)
             for reading in proof.readings
         ),
         _links(proof),
@@ -222,7 +192,12 @@ def _in_microseconds(costs: Costs) -> Costs:
 
 
 def _row(
-    manifest: Manifest, reading: Reading, memory: RankMemory | None, timeline: Timeline
+    manifest: Manifest,
+    reading: Reading,
+    memory: RankMemory | None,
+    timeline: Timeline,
+    *,
+    levels: bool,
 ) -> RankRow:
     sends = sum(message.is_send for message in reading.messages)
     stages = timeline.table.placement.held[reading.rank]
@@ -253,7 +228,7 @@ def _row(
         limit=memory.limit,
         weights=memory.weights,
         arguments=memory.arguments,
-        levels=_levels(reading, memory, timeline),
+        levels=_levels(reading, memory, timeline) if levels else (),
     )
 
 

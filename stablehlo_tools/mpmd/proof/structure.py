@@ -8,7 +8,7 @@ one manual computation over a mesh whose slowest axis are the ranks, which divid
 functions communicate stays within each rank, and is the same for all ranks. So the devices of a
 rank run one program: they issue the same collectives in the same order, and device d sends to
 device d of another rank, whatever d is. Whether ranks can wait for each other is then seen from one
-device of each, by its sends and receives alone: `one_device` is a program of these.
+device of each, by its sends and receives alone.
 """
 
 from __future__ import annotations
@@ -30,11 +30,9 @@ from stablehlo_tools.dialect.names import (
     RECV,
     SEND,
 )
-from stablehlo_tools.ir.builder import Builder, element_of, shape_of
-from stablehlo_tools.ir.clone import copy_module
-from stablehlo_tools.ir.inline import unwrap_body
+from stablehlo_tools.dialect.traits import CALLS
 from stablehlo_tools.ir.values import producer
-from stablehlo_tools.ir.walk import entry_function, functions_by_name, terminator, walk
+from stablehlo_tools.ir.walk import ENTRY, callee_name, functions_by_name, walk
 from stablehlo_tools.mpmd.manifest import Manifest, phase_of
 from stablehlo_tools.mpmd.proof.findings import Findings, Rule, numbers
 from stablehlo_tools.mpmd.proof.labels import Labels
@@ -60,8 +58,6 @@ _IN_FUNCTIONS = frozenset({SEND, RECV, "stablehlo.infeed", "stablehlo.outfeed"})
 _SAME_TIME = 1e-9  # as a share of it
 _WRAPPED = [MANUAL_COMPUTATION, "func.return"]
 _TRANSFERS = frozenset({SEND, RECV})
-_PAIRS = "source_target_pairs"
-_MESH = "sdy.mesh"
 
 
 def check_structure(reading: Reading, stages: Sequence[int], findings: Findings) -> None:
@@ -74,13 +70,13 @@ def check_structure(reading: Reading, stages: Sequence[int], findings: Findings)
 
 
 def _check_ops(reading: Reading, findings: Findings) -> None:
-    for view in reading.block.operations:
-        op = view.operation
-        if op.name not in _ALLOWED and op.name not in _ENDS:
-            message = f"{op.name} stands in @main, which holds calls, barriers and messages only"
+    for op in reading.ops:
+        name = op.name
+        if name not in _ALLOWED and name not in _ENDS:
+            message = f"{name} stands in @main, which holds calls, barriers and messages only"
             findings.add(Rule.FORM, message, reading, op)
-        elif op.name in (SEND, RECV) and len(op.operands) + len(op.results) != _VALUES:
-            findings.add(Rule.FORM, f"{op.name} is of several tensors, or none", reading, op)
+        elif name in _TRANSFERS and len(op.operands) + len(op.results) != _VALUES:
+            findings.add(Rule.FORM, f"{name} is of several tensors, or none", reading, op)
 
 
 def _check_calls(reading: Reading, stages: Sequence[int], findings: Findings) -> None:
@@ -154,6 +150,9 @@ def _check_body(reading: Reading, name: str, function: ir.Operation, findings: F
         if op.name in _IN_FUNCTIONS:
             message = f"{op.name} stands in @{name}: messages are in @main only"
             findings.add(Rule.FORM, message, reading, op)
+        elif op.name in CALLS and callee_name(op) == ENTRY:
+            message = f"@{name} calls @main, whose messages are there once"
+            findings.add(Rule.FORM, message, reading, op)
         return ir.WalkResult.ADVANCE
 
     walk(function, visit)
@@ -184,23 +183,27 @@ def _is_new(token: ir.Value) -> bool:
 def _check_actions_chain(reading: Reading, findings: Findings) -> None:
     """Around every call of an action stand two barriers that hand on one token."""
     token: ir.Value | None = None
-    known: set[ir.Value] = set()
+    known: set[ir.Value] = set()  # tokens: an op's hash takes in all of its operands
     for call in reading.calls:
-        said, left = _around(call, token)
+        before = producer(call.op.operands[0]) if len(call.op.operands) else None
+        said, after = _around(call, before, token)
         if said:
             findings.add(Rule.TOKENS, f"{call.action}: {said}", reading, call.op)
-        token = left
-        if left is not None:
-            known.add(left)
-    _check_other_barriers(reading, findings, known)
+        token = None if after is None else after.results[-1]
+        known.update(barrier.results[-1] for barrier in (before, after) if barrier is not None)
+    for op in reading.ops:  # a further barrier would belong to no chain
+        if op.name == BARRIER and op.results[-1] not in known:
+            findings.add(Rule.TOKENS, "a barrier stands around no action", reading, op)
 
 
-def _around(call: Call, token: ir.Value | None) -> tuple[str, ir.Value | None]:
-    """What is wrong with the barriers around a call, and the token that it leaves.
+def _around(
+    call: Call, before: ir.Operation | None, token: ir.Value | None
+) -> tuple[str, ir.Operation | None]:
+    """What is wrong with the barriers around a call, and the one behind it.
 
-    `token` is the one that the action before it left, None at the first.
+    `before` is what makes the number of its microbatch, `token` what the action before it left,
+    None at the first.
     """
-    before = producer(call.op.operands[0]) if len(call.op.operands) else None
     if before is None or before.name != BARRIER or not _is_token(before.operands[-1]):
         return "its microbatch comes through no barrier that ends in a token", None
     said = ""
@@ -211,7 +214,7 @@ def _around(call: Call, token: ir.Value | None) -> tuple[str, ir.Value | None]:
     if len(behind) != 1 or behind[0].name != BARRIER:
         return said or "its token does not go to one barrier behind it", None
     after = behind[0]
-    return said or _of_handed(call, before, after), after.results[-1]
+    return said or _of_handed(call, before, after), after
 
 
 def _of_handed(call: Call, before: ir.Operation, after: ir.Operation) -> str:
@@ -227,19 +230,6 @@ def _of_handed(call: Call, before: ir.Operation, after: ir.Operation) -> str:
     return ""
 
 
-def _check_other_barriers(reading: Reading, findings: Findings, known: set[ir.Value]) -> None:
-    """There is no further barrier: it would belong to no chain."""
-    allowed = set(known)
-    for call in reading.calls:
-        before = producer(call.op.operands[0]) if len(call.op.operands) else None
-        if before is not None and before.name == BARRIER:
-            allowed.add(before.results[-1])
-    for view in reading.block.operations:
-        op = view.operation
-        if op.name == BARRIER and op.results[-1] not in allowed:
-            findings.add(Rule.TOKENS, "a barrier stands around no action", reading, op)
-
-
 def _is_token(value: ir.Value) -> bool:
     return TokenType.isinstance(value.type)
 
@@ -247,10 +237,10 @@ def _is_token(value: ir.Value) -> bool:
 def read_back(manifest: Manifest, readings: Sequence[Reading], labels: Labels) -> Table:
     """The table that the programs run."""
     table = compacted(manifest.table)
-    empty = _empty(table.stages, readings, labels)
+    standing = [_actions(reading, labels) for reading in readings]
+    empty = _empty(table.stages, readings, standing, labels)
     rows = [
-        _completed(row, _actions(reading, labels), empty)
-        for row, reading in zip(table.rows, readings, strict=True)
+        _completed(row, actions, empty) for row, actions in zip(table.rows, standing, strict=True)
     ]
     return with_rows(table, rows)
 
@@ -266,8 +256,8 @@ def check_rows(
     broken = violations(table)
     for violation in broken:
         findings.add(Rule.SCHEDULE, str(violation))
-    if not broken:
-        _check_bubble(manifest, table, findings)
+    if not broken and table.rows != wanted.rows:  # the same rows take the same time
+        _check_bubble(manifest, table, wanted, findings)
     return table
 
 
@@ -291,11 +281,16 @@ def _actions(reading: Reading, labels: Labels) -> list[tuple[int, Action]]:
     return positions
 
 
-def _empty(stages: int, readings: Sequence[Reading], labels: Labels) -> set[tuple[Kind, int]]:
+def _empty(
+    stages: int,
+    readings: Sequence[Reading],
+    standing: Sequence[Sequence[tuple[int, Action]]],
+    labels: Labels,
+) -> set[tuple[Kind, int]]:
     """The kinds of action, with their stages, that no program has, or defines."""
     there: set[tuple[Kind, int]] = set()
-    for reading in readings:
-        there.update(action[:2] for _, action in _actions(reading, labels))
+    for reading, actions in zip(readings, standing, strict=True):
+        there.update(action[:2] for _, action in actions)
         for name in functions_by_name(reading.module):
             phase = phase_of(name)
             if phase is not None:
@@ -363,11 +358,11 @@ def _of(step: Step | None) -> tuple[Action, ...]:
     return tuple(actions_of((step,)))
 
 
-def _check_bubble(manifest: Manifest, table: Table, findings: Findings) -> None:
+def _check_bubble(manifest: Manifest, table: Table, wanted: Table, findings: Findings) -> None:
     """M11: both tables with the costs of the manifest."""
     try:
         ours = simulate(table, manifest.costs)
-        asked = simulate(compacted(manifest.table), manifest.costs)
+        asked = simulate(wanted, manifest.costs)
     except ToolError as error:
         findings.add(Rule.BUBBLE, error.diagnostic.message)
         return
@@ -475,45 +470,3 @@ def _of_groups(groups: ProcessGroups, devices: int, size: int) -> str:
     if len({tuple(each) for each in within.values()}) > 1:
         return "has other groups of devices for one rank than for another"
     return ""
-
-
-def one_device(program: ir.Module, ranks: int, devices: int) -> ir.Module:
-    """A copy for one device of each rank: functions compute nothing, and rank r is device r."""
-    module = copy_module(program)
-    main = entry_function(module)
-    with module.context, ir.Location.unknown():
-        for view in list(main.regions[0].blocks[0].operations):
-            if view.operation.name == MANUAL_COMPUTATION:
-                unwrap_body(main, view.operation)
-                break
-        for view in main.regions[0].blocks[0].operations:
-            if view.operation.name in _TRANSFERS:
-                _between_ranks(view.operation, devices)
-        for function in functions_by_name(module).values():
-            if function != main:
-                _compute_nothing(function)
-        for view in list(module.body.operations):
-            if view.operation.name == _MESH:
-                view.operation.erase()
-        i32 = ir.IntegerType.get_signless(32)
-        module.operation.attributes["mhlo.num_partitions"] = ir.IntegerAttr.get(i32, ranks)
-    return module
-
-
-def _between_ranks(transfer: ir.Operation, devices: int) -> None:
-    pairs = [int(number) for number in ir.DenseIntElementsAttr(transfer.attributes[_PAIRS])]
-    first = [number // devices for number in pairs[:2]]
-    transfer.attributes[_PAIRS] = ir.Attribute.parse(f"dense<[{first}]> : tensor<1x2xi64>")
-
-
-def _compute_nothing(function: ir.Operation) -> None:
-    block = function.regions[0].blocks[0]
-    end = terminator(block)
-    build = Builder(ir.InsertionPoint(end), function.location)
-    for position, value in enumerate(list(end.operands)):
-        scalar = build.splat(0, [], element_of(value))
-        end.operands[position] = build.broadcast(scalar, shape_of(value), [])
-    for view in list(block.operations)[::-1]:
-        op = view.operation
-        if op != end and not any(list(result.uses) for result in op.results):
-            op.erase()

@@ -1,0 +1,110 @@
+"""What the results of functions are computed from: the arguments that each depends on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from stablehlo_tools.analysis.dataflow import captured
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.names import BARRIER, CASE, IF, WHILE
+from stablehlo_tools.dialect.traits import CALLS
+from stablehlo_tools.ir.walk import callee_name, functions_by_name, terminator
+
+_CHOICES = frozenset({IF, CASE})
+_NOTHING = frozenset[int]()
+Dependence = frozenset[int]
+
+
+@dataclass
+class Dependences:
+    """The dependences of the functions of a module, each read once.
+
+    An op's results depend on all of its operands; elements of barriers, carries of loops, results
+    of branches and of calls each by themselves. What decides how often a loop runs, or which branch
+    is taken, counts for all of their results.
+    """
+
+    module: ir.Module
+    _known: dict[str, tuple[Dependence, ...]] = field(
+        default_factory=dict[str, tuple[Dependence, ...]]
+    )
+    _functions: dict[str, ir.Operation] = field(default_factory=dict[str, ir.Operation])
+    _values: dict[str, dict[ir.Value, Dependence]] = field(
+        default_factory=dict[str, dict[ir.Value, Dependence]]
+    )
+
+    def of(self, name: str) -> tuple[Dependence, ...]:
+        """For each result of a function, the numbers of the arguments that it depends on."""
+        if name in self._known:
+            return self._known[name]
+        if not self._functions:
+            self._functions = functions_by_name(self.module)
+        block = self._functions[name].regions[0].blocks[0]
+        values = {argument: frozenset({number}) for number, argument in enumerate(block.arguments)}
+        self._values[name] = values
+        self._known[name] = self._block(block, values)
+        return self._known[name]
+
+    def takers(self, name: str, argument: int) -> list[Dependence]:
+        """What each op of a function's body that takes an argument depends on."""
+        self.of(name)
+        block, values = self._functions[name].regions[0].blocks[0], self._values[name]
+        owners = [use.owner.operation for use in block.arguments[argument].uses]
+        return [
+            _joined(values.get(result, _NOTHING) for result in owner.results)
+            for owner in owners
+            if owner.block == block and len(owner.results)
+        ]
+
+    def _block(self, block: ir.Block, values: dict[ir.Value, Dependence]) -> tuple[Dependence, ...]:
+        """What the block returns depends on; `values` grows by what is in it."""
+        for view in block.operations:
+            op = view.operation
+            results = op.results
+            if not len(results):
+                continue
+            dependences = self._op(op, values)
+            values.update(zip(results, dependences, strict=True))
+        return tuple(values.get(value, _NOTHING) for value in terminator(block).operands)
+
+    def _op(self, op: ir.Operation, values: dict[ir.Value, Dependence]) -> Sequence[Dependence]:
+        operands = [values.get(operand, _NOTHING) for operand in op.operands]
+        if op.name == BARRIER:
+            return operands
+        if op.name in CALLS:
+            called = self.of(callee_name(op))
+            return [_joined(operands[number] for number in inner) for inner in called]
+        if op.name == WHILE:
+            return self._loop(op, operands, values)
+        if op.name in _CHOICES:
+            return self._choice(op, operands[0], values)
+        outside = [values.get(value, _NOTHING) for value in captured(op)]
+        return [_joined([*operands, *outside])] * len(op.results)
+
+    def _loop(
+        self, op: ir.Operation, carried: list[Dependence], values: dict[ir.Value, Dependence]
+    ) -> Sequence[Dependence]:
+        condition, body = (region.blocks[0] for region in op.regions)
+        while True:
+            (decided,) = self._inside(condition, carried, values)
+            ends = self._inside(body, carried, values)
+            grown = [_joined(pair) for pair in zip(carried, ends, strict=True)]
+            if grown == carried:
+                return [_joined((one, decided)) for one in carried]
+            carried = grown
+
+    def _inside(
+        self, block: ir.Block, carried: list[Dependence], values: dict[ir.Value, Dependence]
+    ) -> tuple[Dependence, ...]:
+        return self._block(block, values | dict(zip(block.arguments, carried, strict=True)))
+
+    def _choice(
+        self, op: ir.Operation, decided: Dependence, values: dict[ir.Value, Dependence]
+    ) -> Sequence[Dependence]:
+        branches = [self._block(region.blocks[0], dict(values)) for region in op.regions]
+        return [_joined((decided, *results)) for results in zip(*branches, strict=True)]
+
+
+def _joined(parts: Iterable[Dependence]) -> Dependence:
+    return _NOTHING.union(*parts)

@@ -1,0 +1,176 @@
+"""What the ranks of a set issue, for the verdict on their order (M8).
+
+Once M1 and M2 hold, a rank issues the messages of `main`, one after the other as they stand there,
+on the devices that M5 has found; and whatever its functions communicate, which is nothing, or stays
+within the rank. So the messages are taken from what was read of the rank, and functions are looked
+at once each, not once for each of their calls.
+
+Where ranks are of one device and a function may communicate all the same (a custom call that nobody
+knows, shardings that are left to a compiler), the programs are read whole, as `check-order` does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from stablehlo_tools.analysis.collectives import classify_communication
+from stablehlo_tools.analysis.effects import is_unknown
+from stablehlo_tools.analysis.partitioner_work import first_annotation
+from stablehlo_tools.analysis.rendezvous import TRANSFER
+from stablehlo_tools.artifacts.program_set import Job, Options
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.diagnostics import to_place
+from stablehlo_tools.dialect.custom_calls import is_async_done
+from stablehlo_tools.dialect.names import CALL, CONVERT, CUSTOM_CALL
+from stablehlo_tools.ir.values import producer
+from stablehlo_tools.ir.walk import (
+    callee_name,
+    functions_by_name,
+    ops_named,
+    terminator,
+    walk,
+)
+from stablehlo_tools.mpmd.rank_set import RankSet
+from stablehlo_tools.mpmd.reading import Message, Reading
+from stablehlo_tools.order.program import (
+    NOWHERE,
+    Block,
+    Issue,
+    Program,
+    Rendezvous,
+    Signature,
+    TextOrder,
+)
+
+_REFERENCES = "called_computations"
+type Pairs = tuple[tuple[int, ...], ...]
+type Calls = tuple[ir.Operation, ...]  # of which each stands in the function of the one before
+
+
+def issued(ranks: RankSet, readings: Sequence[Reading], *, places: bool = False) -> list[Program]:
+    """What each rank issues, where M1, M2 and M5 hold. Device r stands for those of rank r.
+
+    With `places`, for a message about it, where each op stands. Raises a located ToolError for a
+    function that is not understood.
+    """
+    devices = ranks.manifest.devices
+    if devices == 1 and any(map(_may_issue_more, readings)):
+        # A program for one device is known by its messages; by M1 one that has none is, too.
+        is_silent = any(not reading.messages for reading in readings)
+        copies = tuple(program.copy() for program in ranks.programs)
+        job = Job(copies, Options(trust_partitioner=is_silent))
+        return [read.program for read in job.read()]
+    return [_program(reading, devices, places=places) for reading in readings]
+
+
+def _program(reading: Reading, devices: int, *, places: bool) -> Program:
+    surroundings = _Surroundings.of_rank(reading) if devices == 1 else None
+    meetings: dict[Pairs, tuple[Rendezvous, Rendezvous]] = {}
+    issues: list[Issue] = []
+    for number, message in enumerate(reading.messages):
+        if message.pairs not in meetings:
+            source, target = (device // devices for device in message.pairs[0])
+            pair = (source, target)
+            meetings[message.pairs] = Rendezvous(pair, (source,)), Rendezvous(pair, (target,))
+        meeting = meetings[message.pairs][0 if message.is_send else 1]
+        issue = Issue(
+            number,
+            Signature(TRANSFER, (message.type,), f"channel {message.channel}"),
+            (meeting,),
+            to_place(message.op.location) if places else NOWHERE,
+            "send" if message.is_send else "recv",
+            "" if surroundings is None else surroundings.of(message),
+            (meeting.members,),
+        )
+        issues.append(issue)
+    block = Block(tuple(issues), TextOrder(len(issues)))
+    return Program(reading.name, (reading.rank,), block, (), to_place(reading.main.location))
+
+
+def _may_issue_more(reading: Reading) -> bool:
+    """Whether a rank of one device may issue something besides the messages of its `main`."""
+    if first_annotation(reading.module) is not None:
+        return True
+    classify = classify_communication(reading.module.context)
+    is_found = False
+
+    def visit(op: ir.Operation) -> ir.WalkResult:
+        nonlocal is_found
+        is_found = is_found or classify(op) is not None or _may_reach_others(op)
+        return ir.WalkResult.INTERRUPT if is_found else ir.WalkResult.ADVANCE
+
+    for function in functions_by_name(reading.module).values():
+        if function != reading.main:
+            walk(function, visit)
+    return is_found
+
+
+def _may_reach_others(op: ir.Operation) -> bool:
+    if op.name == CUSTOM_CALL:
+        return is_async_done(op) or is_unknown(op) or _REFERENCES in op.attributes
+    return op.name == "func.constant"  # of @main, perhaps
+
+
+@dataclass(frozen=True)
+class _Surroundings:
+    """What stands beside a message once calls are inlined: conversions (`compiler_hazards`)."""
+
+    functions: dict[str, ir.Operation]
+    converts: bool
+
+    @staticmethod
+    def of_rank(reading: Reading) -> _Surroundings:
+        """Those of the messages of a rank, in whose `main` nothing is converted (M1)."""
+        functions = functions_by_name(reading.module)
+        converts = any(
+            len(ops_named(function, {CONVERT}))
+            for function in functions.values()
+            if function != reading.main
+        )
+        return _Surroundings(functions, converts)
+
+    def of(self, message: Message) -> str:
+        """What may be rewritten with a message; nothing where empty."""
+        if not self.converts:
+            return ""
+        if message.is_send:
+            maker = self._maker(message.op.operands[0], ())
+            if maker is None or maker.name != CONVERT:
+                return ""
+            return f"of what is converted from {_element(maker.operands[0])}"
+        users = list(islice(self._users(message.op.results[0], ()), 2))
+        is_alone = len(users) == 1 and users[0].name == CONVERT
+        return f"converted to {_element(users[0].results[0])}" if is_alone else ""
+
+    def _maker(self, value: ir.Value, calls: Calls) -> ir.Operation | None:
+        """The op that makes a value, in the function that the innermost of the calls is of."""
+        maker = producer(value)
+        if maker is None:
+            if not calls:
+                return None
+            number = ir.BlockArgument(value).arg_number
+            return self._maker(calls[-1].operands[number], calls[:-1])
+        if maker.name != CALL:
+            return maker
+        returned = terminator(self._body(maker)).operands[ir.OpResult(value).result_number]
+        return self._maker(returned, (*calls, maker))
+
+    def _users(self, value: ir.Value, calls: Calls) -> Iterator[ir.Operation]:
+        """The ops that take a value, in the function that the innermost of the calls is of."""
+        for use in value.uses:
+            user, number = use.owner.operation, use.operand_number
+            if user.name == CALL:
+                yield from self._users(self._body(user).arguments[number], (*calls, user))
+            elif user.name == "func.return" and calls:
+                yield from self._users(calls[-1].results[number], calls[:-1])
+            else:
+                yield user
+
+    def _body(self, call: ir.Operation) -> ir.Block:
+        return self.functions[callee_name(call)].regions[0].blocks[0]
+
+
+def _element(value: ir.Value) -> str:
+    return str(ir.ShapedType(value.type).element_type)
