@@ -274,7 +274,10 @@ def _listed(manifest: Manifest, original: Artifact, count: int) -> list[Entry | 
         return list(listed)
     kept = _kept(original)
     if len(listed) != len(kept):
-        raise ToolError(f"there are {count} inputs, and the manifest has {len(listed)}")
+        raise ToolError(
+            f"this takes {count} inputs, and the set was made of a program that takes "
+            f"{len(listed)}: {manifest.source}"
+        )
     entries = dict(zip(kept, listed, strict=True))
     return [entries.get(i) for i in range(count)]
 
