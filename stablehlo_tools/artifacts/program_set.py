@@ -327,7 +327,7 @@ def _partitioned_first(loaded: Artifact) -> str:
     """The command that makes the collectives of a program explicit."""
     suffix = Form.TEXT.value if loaded.exported is None else Form.JAX_EXPORT.value
     words = [loaded.name, "-p", "partition,create-reduce-scatter", "-o", f"explicit{suffix}"]
-    return f"stablehlo-tools opt {shlex.join(words)}, and each of the others, too"
+    return f"stablehlo-tools opt {shlex.join(words)}"
 
 
 def _read_files(paths: Sequence[str], parts: Sequence[_Part], workers: int) -> list[_Read[Program]]:

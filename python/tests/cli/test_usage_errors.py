@@ -43,6 +43,7 @@ WRONG = (
     "opt x.mlir -p 'partition(hardware=h100)'",
     "opt x.mlir -p 'builtin.module(cse)'",
     "opt x.mlir -p cse -o x.txt",
+    "man optimise",
     "report x.mlir",
     "report x.mlir -o x.txt",
     "make-test x.mlir -p cse",
@@ -124,6 +125,12 @@ def test_directories_are_told_with_what_to_do(
     writing = ["opt", "x.mlir", "-p", "cse", "-o"]
     assert told([*writing, "no/where/y.mlir"], capsys)[1] == "try: mkdir -p no/where"
     assert told([*writing, "folder"], capsys)[1].endswith("such as folder/out.mlir")
+
+
+def test_of_two_pipelines_none_is_dropped(capsys: pytest.CaptureFixture[str]) -> None:
+    error, tried = told(["opt", "x.mlir", "-p", "cse", "-p", "symbol-dce"], capsys)
+    assert "-p is given 2 times" in error
+    assert tried == "try: one pipeline: -p cse,symbol-dce"
 
 
 def test_a_word_is_replaced_whole_before_it_is_within_others() -> None:

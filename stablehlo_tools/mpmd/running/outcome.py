@@ -201,7 +201,7 @@ def make_inputs(
             _check_paths("output", result_paths(original), manifest.outputs)
     wrong = next((index for index in fixed if index >= len(values)), None)
     if wrong is not None:
-        raise ToolError(f"there is no input {wrong} to set")
+        raise ToolError(f"there is no input {wrong} to set: there are {len(values)}, from 0 on")
     made = [_input(value, (seed, 0, i, 0), fixed.get(i)) for i, value in enumerate(values)]
     for number in range(0 if original is not None else _platforms(manifest)):
         made[number] = np.zeros_like(made[number])
