@@ -80,19 +80,23 @@ class Diagnostic:
     # The word that was given and the one that was meant: the same command with that, to try first.
     instead: tuple[str, str] | None = None
 
-    def render(self, input_name: str) -> str:
-        """`PLACE: error: MESSAGE`, one line, a line for each note, and one with what to try."""
+    def render(self, input_name: str, unsaid: Severity | None = None) -> str:
+        """`PLACE: error: MESSAGE`, one line, a line for each note, and one with what to try; a
+        severity that is `unsaid`, whoever shows it says itself."""
         place = self.place.render(input_name)
-        lines = [f"{place}: {self.severity.value}: {self.message}"]
+        severity = "" if self.severity is unsaid else f"{self.severity.value}: "
+        lines = [f"{place}: {severity}{self.message}"]
         lines += [note.render(input_name) for note in self.notes]
         lines += [f"try: {self.hint}"] if self.hint else []
         return printable("\n".join(lines))
 
 
-def rendered(diagnostics: Iterable[Diagnostic], input_name: str) -> list[str]:
+def rendered(
+    diagnostics: Iterable[Diagnostic], input_name: str, unsaid: Severity | None = None
+) -> list[str]:
     """What is printed of several, in their order: what reads alike, as of six ops on one line of
     the model, once."""
-    return list(dict.fromkeys(each.render(input_name) for each in diagnostics))
+    return list(dict.fromkeys(each.render(input_name, unsaid) for each in diagnostics))
 
 
 class ToolError(Exception):

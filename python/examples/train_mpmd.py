@@ -3,11 +3,11 @@
     python train_mpmd.py --ranks P --schedule NAME --steps N [--json] [--page PAGE.html]
 
 Exports the step of a small decoder, AdamW with a schedule of its rate and clipped gradients, on the
-text of this project's documentation. Trains it in one process as it was exported, and again with
-its weights moved by one rounding, which says how much of the loss is rounding. `expand-mpmd` makes
-a program for each rank, `run-mpmd --train` starts a process for each, which trains with
-`stablehlo_tools.mpmd.load`. Prints and draws the losses of both; exit code 1 where they differ by
-more than rounding makes.
+text of this project's documentation (a copy, train_mpmd.txt). Trains it in one process as it was
+exported, and again with its weights moved by one rounding, which says how much of the loss is
+rounding. `expand-mpmd` makes a program for each rank, `run-mpmd --train` starts a process for each,
+which trains with `stablehlo_tools.mpmd.load`. Prints and draws the losses of both; exit code 1
+where they differ by more than rounding makes.
 
     --chunks V            stages on each rank, of schedules that have several
     --save DIR --every K  a checkpoint each K steps, DIR/step_K
@@ -37,6 +37,8 @@ import optax
 from jax import export
 from mpmd_training import summed
 
+# A copy of six pages, not the pages: losses stay as they are, whatever is written in these.
+TEXT = Path(__file__).resolve().with_suffix(".txt")
 LAYERS, WIDTH, INNER, VOCABULARY = 8, 64, 256, 128
 BATCH, LENGTH, MICROBATCHES = 16, 64, 8
 PEAK_RATE, WARMUP, CLIP = 1e-3, 20, 1.0
@@ -89,11 +91,8 @@ def step_of(steps: int) -> Any:
 
 
 def batches(first: int, steps: int) -> Iterator[np.ndarray]:
-    """Windows of the documentation, the same for everybody: `int32[BATCH, LENGTH + 1]`."""
-    root = Path(__file__).resolve().parents[2]
-    files = sorted([*root.glob("*.md"), *root.glob("docs/*.md")])
-    text = b"".join(path.read_bytes() for path in files)
-    letters = np.frombuffer(text, np.uint8)
+    """Windows of the text, the same for everybody: `int32[BATCH, LENGTH + 1]`."""
+    letters = np.frombuffer(TEXT.read_bytes(), np.uint8)
     letters = letters[letters < VOCABULARY].astype(np.int32)
     for number in range(first, steps):
         rng = np.random.default_rng(number)
@@ -151,6 +150,8 @@ def trained_as_ranks(arguments: argparse.Namespace, directory: Path) -> list[flo
     tool(directory, arguments, "expand-mpmd", "step.jax_export", "-o", "set", *made)
     own = [str(Path(__file__).resolve()), *sys.argv[1:], "--worker", "set"]
     own += ["--losses", "losses.json"]
+    for option, path in (("--save", arguments.save), ("--resume", arguments.resume)):
+        own += [option, str(path)] if path else []  # whole, for ranks run in another directory
     if arguments.in_one:
         count = f"--xla_force_host_platform_device_count={arguments.ranks}"
         flags = f"{os.environ.get('XLA_FLAGS', '')} {count}"

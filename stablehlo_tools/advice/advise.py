@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from stablehlo_tools.advice.devices import repeated_compute, small_kernels
 from stablehlo_tools.advice.loops_and_batches import (
@@ -13,7 +15,11 @@ from stablehlo_tools.advice.loops_and_batches import (
     repeated_for_microbatches,
     streams_in_flight,
 )
-from stablehlo_tools.advice.memory import does_not_fit, weights_gathered_again
+from stablehlo_tools.advice.memory import (
+    does_not_fit,
+    kept_for_the_backward,
+    weights_gathered_again,
+)
 from stablehlo_tools.advice.precision import wide_collectives
 from stablehlo_tools.advice.program import LEAST_SHARE, Program
 from stablehlo_tools.advice.shardings import batch_gathered_in_loops, reshards_not_asked_for
@@ -22,6 +28,7 @@ from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.cost.clock import Clock
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.report.document import Advice, Advised, ProgramReport
+from stablehlo_tools.targets.chips import target_of
 
 type Detector = Callable[[Program], Iterator[Advice]]
 
@@ -47,6 +54,7 @@ DETECTORS: tuple[Entry, ...] = (
     Entry(batch_to_split, hides=True),
     Entry(streams_in_flight, hides=True),
     Entry(weights_gathered_again, hides=True),
+    Entry(kept_for_the_backward),
     Entry(repeated_compute),
     Entry(small_kernels),
     Entry(does_not_fit),
@@ -76,7 +84,17 @@ def advise(
     ]
     above = [item for item in items if item.share >= least]
     above.sort(key=lambda item: (-item.gain_ns, -item.gain_bytes, item.id, item.place))
-    return Advised(total, least, tuple(above))
+    return Advised(total, least, tuple(above), program.total_ns, _search(given, clock))
+
+
+def _search(given: Artifact, clock: Clock) -> str:
+    """The command that compiles candidates."""
+    target = target_of(clock.hardware)
+    if target is None:
+        return ""
+    name = given.name if Path(given.name).is_file() else "INPUT"
+    words = [name, "--target", target.value, "--hardware", clock.hardware.name]
+    return f"stablehlo-tools optimize {shlex.join(words)}"
 
 
 def _detected(entry: Entry, program: Program) -> list[Advice]:

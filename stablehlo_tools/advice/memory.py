@@ -1,4 +1,5 @@
-"""Memory: a program that does not fit, and what would make it; weights that are gathered twice."""
+"""Memory: a program that does not fit, and what would make it; what is kept for the backward, and
+what is computed or gathered again."""
 
 from __future__ import annotations
 
@@ -99,11 +100,42 @@ def _with_fewer_samples(program: Program) -> _Way | None:
 def _recomputed(program: Program) -> _Way | None:
     """The program with what is worth less than its memory computed again; None where that is not
     found to fit."""
-    steps = f"rematerialize{{hardware={program.clock.hardware.name}}}"
+    steps = _rematerialize(program)
     after = program.after(steps)
     if after is None or after.peak_bytes > program.capacity:
         return None
     return _Way("compute again what is not worth keeping for the backward", steps, after)
+
+
+def _rematerialize(program: Program) -> str:
+    return f"rematerialize{{hardware={program.clock.hardware.name}}}"
+
+
+def kept_for_the_backward(program: Program) -> Iterator[Advice]:
+    """Loops over layers of a program that fits: what jax.checkpoint computes again though it could
+    be kept, and what is kept though it is quicker to compute."""
+    loops = [task for task in program.graph.tasks if task.loop is not None]
+    if len(loops) < 2 or program.peak_bytes > program.capacity:
+        return  # there is no backward in a loop, or it is does_not_fit's
+    steps = _rematerialize(program)
+    after = program.after(steps)
+    if after is None or after.peak_bytes > program.capacity:
+        return
+    gain = program.total_ns - after.total_ns
+    if not program.is_worth(gain):
+        return
+    longest = max(loops, key=lambda task: task.ns)
+    is_more = after.peak_bytes > program.peak_bytes
+    does = "computes again what there is room for" if is_more else "reads what is quicker to make"
+    yield program.advice(
+        "kept-for-backward",
+        gain,
+        f"the backward {does}: {size(program.peak_bytes)} of {size(program.capacity)} are needed",
+        program.place(program.traced.ops[longest.id][-1]),
+        f"choose anew what is kept for it: {size(after.peak_bytes)} (rematerialize's `explain` "
+        "says which, as a policy of jax.checkpoint)",
+        pipeline=program.pipeline(steps),
+    )
 
 
 def _accumulated(program: Program, steps: str) -> Program | None:

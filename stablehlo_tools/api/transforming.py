@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, overload
 
 from stablehlo_tools.artifacts import artifact as artifacts
 from stablehlo_tools.artifacts.artifact import Artifact
-from stablehlo_tools.diagnostics import rendered
+from stablehlo_tools.diagnostics import Severity, rendered
 from stablehlo_tools.passes.pipeline import Pipeline, run_pipeline
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def transform(program: Exported | Artifact, pipeline: str | Pipeline) -> Exporte
     given_artifact = isinstance(program, Artifact)
     artifact = program.copy() if given_artifact else artifacts.from_exported(program)
     reported = run_pipeline(artifact, parsed(pipeline))
-    for text in rendered(reported.collected, artifact.name):
+    for text in rendered(reported.collected, artifact.name, Severity.WARNING):
         warnings.warn(text, stacklevel=2)
     return artifact if given_artifact else artifact.to_exported()
 

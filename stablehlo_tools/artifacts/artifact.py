@@ -172,7 +172,10 @@ def output_form(path: str | os.PathLike[str]) -> Form:
     written = [form.value for form in Form if form is not Form.HLO]
     if suffix not in written:
         known = ", ".join(written)
-        raise ToolError(f"output {os.fspath(path)!r}: unknown suffix {suffix!r}; use {known}")
+        raise ToolError(
+            f"output {os.fspath(path)!r}: unknown suffix {suffix!r}; use {known}",
+            instead=(os.fspath(path), os.fspath(Path(path).with_suffix(f".out{Form.TEXT.value}"))),
+        )
     return Form(suffix)
 
 

@@ -9,6 +9,7 @@ one program after the other.
 from __future__ import annotations
 
 import gc
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -184,7 +185,7 @@ def _read(loaded: Artifact, part: _Part) -> _Read[Issued]:
             is_scheduled=loaded.is_scheduled,
         )
         if part.count > 1 and not loaded.is_scheduled:  # a schedule has all its collectives
-            _check_apart(inlined, facts, issued, options)
+            _check_apart(loaded, inlined, facts, issued, options)
         issued = replace(
             issued, program=replace(issued.program, may_run_on_gpu=_may_run_on_gpu(loaded, options))
         )
@@ -237,7 +238,9 @@ def _may_run_on_gpu(loaded: Artifact, options: Options) -> bool:
     return not platforms or not platforms.isdisjoint(_GPU)
 
 
-def _check_apart(inlined: Inlined, facts: ModuleFacts, issued: Issued, options: Options) -> None:
+def _check_apart(
+    loaded: Artifact, inlined: Inlined, facts: ModuleFacts, issued: Issued, options: Options
+) -> None:
     """Refuses, of programs compiled apart, what cannot be compared with another's."""
     for issue in issues_of(issued.program.block):
         if any("?" in text for text in issue.signature.types):
@@ -255,6 +258,7 @@ def _check_apart(inlined: Inlined, facts: ModuleFacts, issued: Issued, options: 
             "which are not in it and may be in another order than another program's: partition it "
             "first (or give --trust-partitioner, if you know that it adds none)",
             left.place,
+            hint=_partitioned_first(loaded),
         )
     if facts.grid.num_partitions == 1 and left is None:
         return
@@ -267,7 +271,15 @@ def _check_apart(inlined: Inlined, facts: ModuleFacts, issued: Issued, options: 
             f"{op.name} {where} XLA's partitioner may add collectives that are not in the program: "
             "partition it first (or give --trust-partitioner, if you know that it adds none)",
             op.location,
+            hint=_partitioned_first(loaded),
         )
+
+
+def _partitioned_first(loaded: Artifact) -> str:
+    """The command that makes the collectives of a program explicit."""
+    suffix = Form.TEXT.value if loaded.exported is None else Form.JAX_EXPORT.value
+    words = [loaded.name, "-p", "partition,create-reduce-scatter", "-o", f"explicit{suffix}"]
+    return f"stablehlo-tools opt {shlex.join(words)}"
 
 
 def _read_files(paths: Sequence[str], parts: Sequence[_Part], workers: int) -> list[_Read[Program]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
 from pathlib import Path
 
@@ -94,9 +95,15 @@ def _check_directory(directory: Path) -> None:
     from stablehlo_tools.diagnostics import ToolError
 
     if directory.exists() and not directory.is_dir():
-        raise ToolError(f"cannot write to {str(directory)!r}: it is no directory")
+        raise ToolError(
+            f"cannot write to {str(directory)!r}: it is no directory",
+            hint="the directory that the programs are to be written to, behind -o",
+        )
     if not directory.exists() and not directory.absolute().parent.is_dir():
         parent = str(directory.absolute().parent)
-        raise ToolError(f"cannot make {str(directory)!r}: no directory {parent!r}")
+        raise ToolError(
+            f"cannot make {str(directory)!r}: no directory {parent!r}",
+            hint=f"mkdir -p {shlex.quote(str(directory))}",
+        )
     if not os.access(directory if directory.exists() else directory.absolute().parent, os.W_OK):
         raise ToolError(f"cannot write to {str(directory)!r}: permission denied")

@@ -14,6 +14,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from stablehlo_tools.cli.shared_arguments import gib
+from stablehlo_tools.cli.usage_errors import typed
 from stablehlo_tools.processes import activity
 
 if TYPE_CHECKING:
@@ -56,17 +57,31 @@ def run(arguments: argparse.Namespace) -> int:
     from stablehlo_tools.diagnostics import ToolError
     from stablehlo_tools.mpmd.expansion import Request
     from stablehlo_tools.report.exposure import hardware_for
+    from stablehlo_tools.schedules.catalogue import entry_named
+    from stablehlo_tools.schedules.forms import SUFFIXES
 
+    words = arguments.words
     if arguments.compare == (arguments.output is not None):
-        raise ToolError("give -o DIR to write the programs, or --compare to time every schedule")
+        without = [word for word in words if word != "--compare"]
+        raise ToolError(
+            "give -o DIR to write the programs, or --compare to time every schedule",
+            hint=typed(without if arguments.compare else [*words, "--compare"]),
+        )
     if not arguments.compare and arguments.schedule is None:
-        raise ToolError("give --schedule NAME, or --compare to see which there are")
+        raise ToolError(
+            "give --schedule NAME, or --compare to see which there are",
+            hint=typed([*words, "--schedule", "1f1b"]),
+        )
+    if arguments.schedule and not arguments.schedule.lower().endswith(SUFFIXES):
+        entry_named(arguments.schedule)  # a word that is no schedule is told before all else
     given = _given(arguments.schedule) if arguments.schedule else None
     ranks = arguments.ranks
     if ranks is None and given is not None:
         ranks = given.ranks
     if ranks is None:
-        raise ToolError("give --ranks P: how many ranks the pipeline has")
+        raise ToolError(
+            "give --ranks P: how many ranks the pipeline has", hint=typed([*words, "--ranks", "4"])
+        )
     loaded = artifact.load(arguments.input)
     request = Request(
         arguments.schedule or "",

@@ -170,7 +170,7 @@ def _percent(arguments: argparse.Namespace) -> float:
     if arguments.input is None:
         raise ToolError("inspect needs an INPUT: the artifact, or - for standard input")
     if percent is None or not 0 <= percent < math.inf:
-        raise ToolError(f"--check {text}: PERCENT is a number of 0 or more")
+        raise ToolError(f"--check {text}: PERCENT is a number of 0 or more", instead=(text, "1"))
     return percent
 
 

@@ -17,6 +17,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from stablehlo_tools.cli.usage_errors import typed
+
 if TYPE_CHECKING:
     from stablehlo_tools.testing.recipe import Recipe
 
@@ -79,7 +81,12 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.full and arguments.brief:
         raise ToolError("--full and --brief exclude each other")
     if arguments.pipeline is None or arguments.output is None:
-        raise ToolError("a test needs a pipeline and an output: -p PIPELINE -o TEST.mlir")
+        added = [] if arguments.pipeline is not None else ["-p", "PIPELINE"]
+        added += [] if arguments.output is not None else ["-o", "test.mlir"]
+        raise ToolError(
+            "a test needs a pipeline and an output: -p PIPELINE -o TEST.mlir",
+            hint=typed([*arguments.words, *added]),
+        )
     if not arguments.inputs and arguments.producer is None and arguments.cost is not None:
         arguments.inputs, arguments.cost = [arguments.cost], _HARDWARE  # --cost INPUT
     if len(arguments.inputs) != (arguments.producer is None):

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from stablehlo_tools.cli.commands import COMMANDS, GROUPS, unknown
 from stablehlo_tools.cli.parsers import PROGRAM, CommandParser, parser_of
-from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.diagnostics import ToolError, nearest
 
 _STATUS = {
     "0": "It is done, or holds.",
@@ -36,7 +36,12 @@ def run(arguments: argparse.Namespace) -> int:
     """Prints the page. Raises ToolError for a command that there is not."""
     chosen = arguments.command
     if chosen is not None and chosen not in COMMANDS:
-        raise ToolError(unknown(chosen))
+        near = nearest(chosen.lower(), COMMANDS)
+        raise ToolError(
+            unknown(chosen),
+            hint="stablehlo-tools --help",
+            instead=(chosen, near) if near else None,
+        )
     print(page(chosen), end="")
     return 0
 

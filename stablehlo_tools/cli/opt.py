@@ -8,6 +8,7 @@ artifact) or .jax_export; without one, text goes to standard output.
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -37,6 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-p",
         "--pipeline",
+        action="append",
         metavar="PIPELINE",
         help="pass,pass{option=value other=value}, or a named pipeline",
     )
@@ -110,7 +112,7 @@ def run(arguments: argparse.Namespace) -> int:
     if to_file:
         form = artifact.output_form(arguments.output)
         atomic.check_writable(arguments.output)
-    pipeline = Pipeline(()) if arguments.pipeline is None else Pipeline.parse(arguments.pipeline)
+    pipeline = Pipeline.parse(_one(arguments.pipeline)) if arguments.pipeline else Pipeline(())
     job = _Job(
         pipeline,
         Instrumentation(arguments.print_ir_after_all),
@@ -134,6 +136,16 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         sys.stdout.buffer.write(data)
     return 0
+
+
+def _one(pipelines: list[str]) -> str:
+    """The one pipeline. Raises ToolError for several: the last alone would run."""
+    from stablehlo_tools.diagnostics import ToolError
+
+    if len(pipelines) > 1:
+        joined = shlex.quote(",".join(pipelines))
+        raise ToolError(f"-p is given {len(pipelines)} times", hint=f"one pipeline: -p {joined}")
+    return pipelines[0]
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,9 @@
 
 Candidates are built from the passes of this toolkit, the most promising are compiled by XLA's
 compiler for the target (no accelerator is needed), and what that schedules fastest is written, with
-its values compared with the export's. Where nothing is faster, OUTPUT is INPUT. Ctrl-C takes the
-best so far. What was found out is kept, so that a second run is instant. docs/optimize.md says how
-the search goes, and what is proven.
+its values compared with the export's. Where nothing is faster, OUTPUT has the bytes of INPUT.
+Ctrl-C takes the best so far. What was found out is kept, so that a second run is instant.
+docs/optimize.md says how the search goes, and what is proven.
 """
 
 from __future__ import annotations
@@ -83,7 +83,8 @@ def run(arguments: argparse.Namespace) -> int:
     from stablehlo_tools.optimization.report import page, to_json, to_text
 
     form = _checked_outputs(arguments)
-    loaded = artifact.load(arguments.input)
+    given, name = atomic.read_input(arguments.input)
+    loaded = artifact.parse(given, name)
     if form is not None:
         artifact.encode(loaded, form)  # what cannot become such a file is refused at once
     optimum = optimize(
@@ -92,13 +93,17 @@ def run(arguments: argparse.Namespace) -> int:
         lambda progress: activity.show(_told(progress)),
         _stop_when_interrupted(),
     )
+    stays = not optimum.changed and form is loaded.form
     files: list[tuple[str, bytes]] = []
     if form is not None:
-        files.append((arguments.output, artifact.encode(optimum.artifact, form)))
+        data = given if stays else artifact.encode(optimum.artifact, form)
+        files.append((arguments.output, data))
     if arguments.report is not None:
         files.append((arguments.report, page(optimum, tool_version()).encode()))
     atomic.write_all_atomically(files)
     print(json.dumps(to_json(optimum), indent=1) if arguments.json else to_text(optimum))
+    if stays and not arguments.json:
+        print(f"\n  {arguments.output} has the bytes of {name}")
     return 0
 
 

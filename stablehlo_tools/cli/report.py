@@ -19,6 +19,7 @@ from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
 
 from stablehlo_tools.cli.shared_arguments import add_timing_arguments, question, tool_version
+from stablehlo_tools.cli.usage_errors import typed
 
 if TYPE_CHECKING:
     from stablehlo_tools.report.document import Document
@@ -49,7 +50,10 @@ def run(arguments: argparse.Namespace) -> int:
     if Path(arguments.input).is_dir():
         return _report_set(arguments)
     if arguments.output is None:
-        raise ToolError("a report of programs is a file: give it with -o, NAME.html or NAME.json")
+        raise ToolError(
+            "a report of programs is a file: give it with -o, NAME.html or NAME.json",
+            hint=typed([*arguments.words, "-o", "report.html"]),
+        )
     loaded = [artifact.load(name) for name in (arguments.input, arguments.after) if name]
     asked = question(arguments, loaded[0], timeline=True)
     programs = exposure(loaded, asked, advise)
@@ -78,7 +82,10 @@ def _check_output(arguments: argparse.Namespace) -> None:
     if PurePath(arguments.output).suffix not in _SUFFIXES:
         raise ToolError(
             f"{arguments.output}: the output is a page, NAME.html, or a trace for Perfetto, "
-            "NAME.json"
+            "NAME.json",
+            instead=(arguments.output, str(PurePath(arguments.output or ".").with_suffix(".html")))
+            if PurePath(arguments.output).name
+            else None,
         )
     atomic.check_writable(arguments.output)
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from stablehlo_tools.cli.streams import put_in_colour
 from stablehlo_tools.cli.terminal import in_colour
+from stablehlo_tools.cli.usage_errors import typed
 
 if TYPE_CHECKING:
     from stablehlo_tools.schedules.forms import Search
@@ -87,8 +88,12 @@ def setting(arguments: argparse.Namespace) -> Setting:
 
     ranks, microbatches = arguments.stages, arguments.microbatches
     if ranks is None or microbatches is None:
+        missing = [] if ranks is not None else ["--stages", "4"]
+        missing += [] if microbatches is not None else ["--microbatches", "16"]
         raise ToolError(
-            f"schedule {arguments.name} takes --stages P, the number of ranks, and --microbatches M"
+            f"schedule {arguments.name} takes --stages P, the number of ranks, and "
+            "--microbatches M",
+            hint=typed([*arguments.words, *missing]),
         )
     check_counts(ranks, microbatches, arguments.chunks, arguments.slices)
     slices = slice_costs(arguments, ranks, ranks)

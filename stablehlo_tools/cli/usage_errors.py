@@ -171,6 +171,8 @@ def _meant(word: str, known: Iterable[str]) -> str:
     if word in _TARGETS:
         return ""
     others = [each for each in _OTHER_NAMES.get(word.lower(), ()) if each in known]
+    if re.fullmatch(r"-\w", word):
+        return next(iter(others), "")  # one letter is near every option
     dashed = f"-{word}" if word.startswith("-") and not word.startswith("--") else word
     return next(iter(others), "") or nearest(dashed.lower(), known)
 

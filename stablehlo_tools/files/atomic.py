@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shlex
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ from pathlib import Path
 from stablehlo_tools.diagnostics import ToolError, nearest
 
 STDIN = "-"
+_MOST_NAMED = 4  # files of a directory
 _NAME_BYTES = 200  # of a file's name, of which a file system takes 255
 
 
@@ -30,7 +32,11 @@ def read_input(path: str | os.PathLike[str]) -> tuple[bytes, str]:
 
 def unreadable(name: str, error: OSError) -> ToolError:
     """What is said of a file that cannot be read, with the one that may have been meant."""
-    hint, near = _nearby(Path(name)) if isinstance(error, FileNotFoundError) else ("", "")
+    hint, near = "", ""
+    if isinstance(error, FileNotFoundError):
+        hint, near = _nearby(Path(name))
+    elif isinstance(error, IsADirectoryError):
+        hint, near = _inside(Path(name))
     said = f"cannot read the file: {error.strerror}"
     return ToolError(said, hint=hint, instead=(name, near) if near else None)
 
@@ -46,6 +52,16 @@ def _nearby(path: Path) -> tuple[str, str]:
     return hint, os.fspath(folder / close) if close else ""
 
 
+def _inside(folder: Path) -> tuple[str, str]:
+    """What to try for a directory, and the file in it where there is one alone."""
+    names = sorted(each.name for each in folder.iterdir() if each.is_file())
+    if not names:
+        return "a file: there is none in this directory", ""
+    more = ", …" if len(names) > _MOST_NAMED else ""
+    hint = f"a file of this directory: {', '.join(names[:_MOST_NAMED])}{more}"
+    return hint, os.fspath(folder / names[0]) if len(names) == 1 else ""
+
+
 def check_writable(path: str | os.PathLike[str]) -> None:
     """Raises early where `write_atomically` would fail later, before minutes of work."""
     target = Path(os.path.realpath(path))
@@ -55,9 +71,15 @@ def check_writable(path: str | os.PathLike[str]) -> None:
         if error.errno not in (errno.ENOENT, errno.ENOTDIR):  # a name that is too long, say
             raise ToolError(f"cannot write {os.fspath(path)!r}: {error.strerror}") from None
     if target.is_dir():
-        raise ToolError(f"cannot write {os.fspath(path)!r}: it is a directory")
+        raise ToolError(
+            f"cannot write {os.fspath(path)!r}: it is a directory",
+            hint=f"the name of a file in it, such as {Path(path) / 'out.mlir'}",
+        )
     if not target.parent.is_dir():
-        raise ToolError(f"cannot write {os.fspath(path)!r}: no directory {str(target.parent)!r}")
+        raise ToolError(
+            f"cannot write {os.fspath(path)!r}: no directory {str(target.parent)!r}",
+            hint=f"mkdir -p {shlex.quote(str(Path(path).parent))}",
+        )
     if not os.access(target if target.exists() else target.parent, os.W_OK):
         raise ToolError(f"cannot write {os.fspath(path)!r}: permission denied")
 

@@ -203,38 +203,52 @@ def prepare(artifact: Artifact, request: Request, *, once: bool = True) -> Prepa
     Raises a located ToolError where there is none, or another one than was asked for.
     """
     module = artifact.copy().module
+    wanted = request.microbatches
     with module.context, ir.Location.unknown():
         inline_all_calls(module)
         _free_reserved_names(module)
         dissolve_named(module)
+        whole = copy_module(module) if wanted is not None else None
         devices = take_off_devices(module)
         alone = _alone(module, request.hardware, devices)
-        main = entry_function(module)
-        effects = Effects(functions_by_name(module))
-        use_plain_forms(main.regions[0].blocks[0], effects)
-        stack_recurrences(main.regions[0].blocks[0], effects)
-        wanted = request.microbatches
-        own = own_loop(module, Weigher(request.hardware)) if wanted is not None else None
-        if own is not None and own.trips != wanted:
-            raise ToolError(
-                f"expand-mpmd: the step has a loop over {own.trips} microbatches of its own, and "
-                f"--microbatches {wanted} is for a step that has none (P1)",
-                own.op.location,
-            )
-        if own is None and wanted is not None:
-            _accumulate(module, wanted, devices)
+        _use_plain_forms(module)
+        if wanted is not None and whole is not None and not _has_own_loop(module, request):
+            # Before the program is partitioned, as accumulate-gradients alone sees it: over an axis
+            # that divides no argument the partitioner has devices pick samples by their numbers.
+            _accumulate(whole, wanted)
+            module, devices = whole, take_off_devices(whole)
+            _use_plain_forms(module)
         is_once = once and devices.count > 1 and _communicate_once(module, request.hardware)
     return Prepared(module, devices, alone, is_once)
 
 
-def _accumulate(module: ir.Module, microbatches: int, devices: Devices) -> None:
+def _use_plain_forms(module: ir.Module) -> None:
+    """Writes loops and what they carry in the forms that are cut into stages."""
+    block = entry_function(module).regions[0].blocks[0]
+    effects = Effects(functions_by_name(module))
+    use_plain_forms(block, effects)
+    stack_recurrences(block, effects)
+
+
+def _has_own_loop(module: ir.Module, request: Request) -> bool:
+    """Whether the step loops over as many microbatches as are asked for. Raises a located ToolError
+    where it loops over another number."""
+    own = own_loop(module, Weigher(request.hardware))
+    if own is not None and own.trips != request.microbatches:
+        raise ToolError(
+            f"expand-mpmd: the step has a loop over {own.trips} microbatches of its own, and "
+            f"--microbatches {request.microbatches} is for a step that has none (P1)",
+            own.op.location,
+        )
+    return own is not None
+
+
+def _accumulate(module: ir.Module, microbatches: int) -> None:
     """Makes the loop over microbatches. Where the pass asks for the batch by options of its own,
     which expand-mpmd has not, the refusal says how to give them."""
-    block = entry_function(module).regions[0].blocks[0]
-    taken = [argument.type for argument in block.arguments]
     try:
         AccumulateGradientsPass(microbatches=microbatches).accumulate(
-            module, Diagnostics(), lambda place: devices.whole_shape(taken[place], place)
+            module, Diagnostics(), even=True
         )
     except ToolError as error:
         if "`arguments`" in error.diagnostic.message:

@@ -123,7 +123,10 @@ def check_writable(directory: str | os.PathLike[str]) -> None:
     """Raises ToolError early where a set could not be written to a directory."""
     root = Path(directory)
     if root.exists() and not root.is_dir():
-        raise ToolError(f"cannot write to {os.fspath(root)!r}: it is no directory")
+        raise ToolError(
+            f"cannot write to {os.fspath(root)!r}: it is no directory",
+            instead=(os.fspath(directory), f"{root.stem}.ranks"),
+        )
     parent = next(p for p in (root, *root.absolute().parents) if p.exists())
     if not os.access(parent, os.W_OK):
         raise ToolError(f"cannot write to {os.fspath(root)!r}: permission denied")

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from stablehlo_tools.analysis.collectives import ModuleFacts
+from stablehlo_tools.analysis.tasks.mesh_axes import with_axes_of
 from stablehlo_tools.diagnostics import duration, size
 from stablehlo_tools.optimization.figures import NEVER, Figures
 from stablehlo_tools.optimization.optimizing import Optimum
@@ -235,7 +237,7 @@ def _report(optimum: Optimum, when: str, *, with_timeline: bool) -> ProgramRepor
         one_stream=optimum.given.one_stream,
     )
     return program_report(
-        graph,
+        with_axes_of(graph, ModuleFacts.of(optimum.artifact.module, []).meshes),
         optimum.hardware,
         figures.devices,
         name=f"{Path(optimum.artifact.name).name} {when}",

@@ -217,7 +217,7 @@ class Search:
         return too_large or figures.total_ns <= base.total_ns
 
     def _rounds(self, road: Road, pool: ThreadPoolExecutor) -> None:
-        while True:
+        while not self._is_enough():
             for trial in self._promising():
                 self._expand(trial, road, pool)
             if len(self.outcome.trials) > 1:  # first what the others are measured by
@@ -233,6 +233,14 @@ class Search:
             if not self._compile(chosen, pool):
                 self.outcome.ended = f"{_PATIENCE} candidates in a row brought nothing"
                 return
+
+    def _is_enough(self) -> bool:
+        """Whether as many candidates as were asked for have been compiled."""
+        most = self._limits.candidates
+        if most is None or len(self.outcome.trials) <= most:
+            return False
+        self.outcome.ended = f"{candidates(most)} {'was' if most == 1 else 'were'} compiled"
+        return True
 
     def _promising(self) -> list[Trial]:
         """The best whose neighbours nobody has looked at.
@@ -319,12 +327,8 @@ class Search:
         hopeful = [trial for trial in self._by_promise() if _time_of(trial) <= most]
         count = _AT_ONCE
         if self._limits.candidates is not None:
-            left = self._limits.candidates - (len(self.outcome.trials) - 1)
-            count = min(count, left)
-            if hopeful and left <= 0:
-                most = self._limits.candidates
-                self.outcome.ended = f"{candidates(most)} {'was' if most == 1 else 'were'} compiled"
-        chosen = _varied(hopeful, max(count, 0))
+            count = min(count, self._limits.candidates - (len(self.outcome.trials) - 1))
+        chosen = _varied(hopeful, count)
         self._waiting = [trial for trial in self._waiting if trial not in chosen]
         return chosen
 

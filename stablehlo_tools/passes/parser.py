@@ -40,23 +40,48 @@ def parse_pipeline_text(text: str) -> list[PassText]:
 def _parse_pass(part: str, pipeline: str) -> PassText:
     name = _NAME.match(part)
     if name is None:
-        raise ToolError(f"pipeline {pipeline!r}: expected the name of a pass, found {part!r}")
+        raise _no_name(part, pipeline)
     rest = part[name.end() :].strip()
     if not rest:
         return PassText(name.group())
     if not (rest.startswith("{") and rest.endswith("}")):
-        raise ToolError(f"pipeline {pipeline!r}: expected {{…}} after {name.group()}, not {rest!r}")
-    return PassText(name.group(), tuple(_parse_options(rest[1:-1], pipeline)))
+        meant = _with_braces(name.group(), rest)
+        raise ToolError(
+            f"pipeline {pipeline!r}: expected {{…}} after {name.group()}, not {rest!r}",
+            instead=(pipeline, pipeline.replace(part, meant)),
+        )
+    return PassText(name.group(), tuple(_parse_options(rest[1:-1], name.group(), pipeline)))
 
 
-def _parse_options(text: str, pipeline: str) -> list[tuple[str, str | None]]:
+def _no_name(part: str, pipeline: str) -> ToolError:
+    """Where a comma is too much, the pipeline without it."""
+    said = f"pipeline {pipeline!r}: expected the name of a pass, found {part!r}"
+    named = [each.strip() for each in _split(pipeline, ",") if each.strip()]
+    if part or not named:
+        return ToolError(said, hint="stablehlo-tools opt --list-passes")
+    return ToolError(said, instead=(pipeline, ",".join(named)))
+
+
+def _with_braces(name: str, rest: str) -> str:
+    """What was probably meant by what stands behind a name: its options, passes that MLIR would
+    nest in it, or the next pass."""
+    inside = rest[1:-1] if rest[0] in _OPENING else rest
+    if "=" in inside:
+        return f"{name}{{{inside}}}"
+    return inside if rest[0] in _OPENING else f"{name},{rest}"
+
+
+def _parse_options(text: str, name_of_pass: str, pipeline: str) -> list[tuple[str, str | None]]:
     options: list[tuple[str, str | None]] = []
     for part in _split(text, " "):
         if not part.strip():
             continue
         name, equals, value = part.strip().partition("=")
         if not _NAME.fullmatch(name) or (equals and not value):
-            raise ToolError(f"pipeline {pipeline!r}: {part.strip()!r} is no option")
+            raise ToolError(
+                f"pipeline {pipeline!r}: {part.strip()!r} is no option",
+                hint=f"stablehlo-tools opt --help {name_of_pass}",
+            )
         options.append((name, value if equals else None))
     return options
 
@@ -74,10 +99,16 @@ def _split(text: str, separator: str) -> list[str]:
         elif closing and character == closing[-1]:
             closing.pop()
         elif character in "})]":
-            raise ToolError(f"pipeline {text!r}: {character!r} at {position + 1} closes nothing")
+            raise ToolError(
+                f"pipeline {text!r}: {character!r} at {position + 1} closes nothing",
+                instead=(text, text[:position] + text[position + 1 :]),
+            )
         elif character == separator and not closing:
             parts.append(text[start:position])
             start = position + 1
     if closing or quote:
-        raise ToolError(f"pipeline {text!r}: {(closing or [quote])[-1]!r} is missing at the end")
+        raise ToolError(
+            f"pipeline {text!r}: {(closing or [quote])[-1]!r} is missing at the end",
+            instead=(text, "".join([text, quote, *reversed(closing)])),
+        )
     return [*parts, text[start:]]

@@ -70,12 +70,16 @@ class Advice:
 class Advised:
     """What to do about a program, what gains most first: all that is `least` of it or more.
 
-    `total_ns` is what the gains are of: the program as a compiler would order it.
+    `total_ns` is what the gains are of: the program as a compiler would order it. `modelled_ns` is
+    what the model that gains are counted in has for that. `search` is the command that compiles
+    several changes together; "" of a device that no compiler is for.
     """
 
     total_ns: float
     least: float
     items: tuple[Advice, ...]
+    modelled_ns: float
+    search: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from stablehlo_tools.analysis.collectives import ModuleFacts, find_collectives
 from stablehlo_tools.analysis.partitioner_work import left_to_the_partitioner
 from stablehlo_tools.analysis.pipelines.reading import find_pipelines
 from stablehlo_tools.analysis.tasks.graph import TracedGraph, traced_task_graph
+from stablehlo_tools.analysis.tasks.mesh_axes import with_axes_of
 from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.cost.clock import Clock, MeasuredProfile
 from stablehlo_tools.cost.hardware import Hardware, load_hardware
@@ -319,6 +320,7 @@ def _compiled(
         question.measured,
         one_stream=question.options.one_stream,
     )
+    graph = with_axes_of(graph, ModuleFacts.of(artifact.module, []).meshes)
     notes = [f"scheduled by {compilation.compiler} for {compilation.topology.describe()}"]
     if question.options.values:
         notes.append(f"compiled with {question.options}")

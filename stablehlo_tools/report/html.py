@@ -27,7 +27,7 @@ from stablehlo_tools.report.pipeline_report import (
     tick_timeline,
 )
 from stablehlo_tools.report.schedule_html import asset, axis_marks, legend_items, rank_row
-from stablehlo_tools.report.text import advice_gain, advice_of
+from stablehlo_tools.report.text import advice_gain, advice_limits, advice_of
 
 # In this order: a script uses when it starts only what those before it define.
 SCRIPTS = (
@@ -199,9 +199,13 @@ def advice_section(document: Document) -> str:
 def _advice_block(program: ProgramReport, advised: Advised) -> Iterator[str]:
     said = f"{program.name}, {program.target}: {advice_of(advised, program.target)}"
     yield f'<p class="hint">{html.escape(said)}</p>'
-    if not advised.items:
-        yield f"<p>nothing above {100 * advised.least:g} %</p>"
-        return
+    if advised.items:
+        yield from _advice_items(advised)
+    for line in advice_limits(advised):
+        yield f"<p>{html.escape(line)}</p>"
+
+
+def _advice_items(advised: Advised) -> Iterator[str]:
     yield "<ol>"
     for item in advised.items:
         pipeline = (

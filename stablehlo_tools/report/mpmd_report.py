@@ -208,9 +208,11 @@ def summary(manifest: Manifest, alone: float) -> dict[str, Any]:
 
 def summary_text(facts: dict[str, Any]) -> str:
     """The summary as lines to read."""
+    many = f" of {facts['devices']} devices" if facts["devices"] > 1 else ""
     lines = [
-        f"{facts['schedule']}: {len(facts['ranks'])} ranks, {facts['microbatches']} microbatches, "
-        f"{facts['messages']} tensors sent, {facts['finish_messages']} more at the end",
+        f"{facts['schedule']}: {len(facts['ranks'])} ranks{many}, {facts['microbatches']} "
+        f"microbatches, {facts['messages']} tensors sent, {facts['finish_messages']} more at the "
+        "end",
         f"predicted on {facts['hardware']}: {facts['makespan'] * _MS_OF_S:.3f} ms a step, "
         f"{facts['bubble']:.1%} of it idle; {facts['one_rank'] * _MS_OF_S:.3f} ms on one rank",
     ]

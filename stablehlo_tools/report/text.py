@@ -77,14 +77,13 @@ def _what_to_do(program: ProgramReport) -> Iterator[str]:
         return
     yield ""
     yield f"  what to do, {advice_of(advised, program.target)}:"
-    if not advised.items:
-        yield f"    nothing above {100 * advised.least:g} %"
     for number, item in enumerate(advised.items, 1):
         yield f"    {number}. {advice_gain(item)}: {item.cause}"
         yield f"       at {short_place(item.place)}"
         yield f"       {item.remedy}"
         if item.pipeline is not None:
             yield f"       opt -p '{item.pipeline}'"
+    yield from (f"    {line}" for line in advice_limits(advised))
 
 
 def advice_of(advised: Advised, target: str) -> str:
@@ -93,6 +92,21 @@ def advice_of(advised: Advised, target: str) -> str:
     if target == "as written":
         return f"each by itself, of the {total} that are left where a compiler orders the ops"
     return f"each by itself, of the {total} of the compiled schedule"
+
+
+def advice_limits(advised: Advised) -> Iterator[str]:
+    """What the items are not all of: changes by themselves, by a model; and what goes beyond."""
+    off = advised.total_ns - advised.modelled_ns
+    is_off = off >= advised.least * advised.total_ns
+    if not advised.items:
+        yield f"nothing above {100 * advised.least:g} %, of passes and changes each by itself"
+    if is_off:
+        yield (
+            f"gains are by a model in which the compiler takes {duration(advised.modelled_ns)}: "
+            f"the {duration(off)} more of its schedule are in none"
+        )
+    if advised.search and (is_off or not advised.items):
+        yield f"passes together, each program compiled: {advised.search}"
 
 
 def advice_gain(item: Advice) -> str:

@@ -27,6 +27,11 @@ def entries() -> tuple[Entry, ...]:
 
 def build(name: str, setting: Setting) -> Table:
     """The named schedule for a setting. Raises ToolError for an unknown name or setting."""
+    return entry_named(name).table(setting)
+
+
+def entry_named(name: str) -> Entry:
+    """The schedule of that name. Raises ToolError where there is none."""
     entry = {entry.name: entry for entry in _ENTRIES}.get(name)
     if entry is None:
         known = [entry.name for entry in _ENTRIES]
@@ -36,7 +41,7 @@ def build(name: str, setting: Setting) -> Table:
             f"no schedule is called {name!r}; {meant}there are: {', '.join(known)}",
             instead=(name, near) if near else None,
         )
-    return entry.table(setting)
+    return entry
 
 
 def compare(

@@ -257,7 +257,8 @@ def chip_for(target: Target, hardware: Hardware | None) -> tuple[Chip | None, st
         able = ", ".join(name for name, other in CHIPS.items() if other.target is target)
         raise ToolError(
             f"{target.title} does not compile for {hardware.name} ({hardware.title}): use --target "
-            f"{chip.target.value} for it, or hardware that {target.title} compiles for: {able}"
+            f"{chip.target.value} for it, or hardware that {target.title} compiles for: {able}",
+            instead=(target.value, chip.target.value),
         )
     return chip, "" if chip.name == hardware.name else _standing_in(chip.title, hardware)
 

@@ -54,7 +54,7 @@ from typing import ClassVar
 
 from stablehlo_tools.analysis.collectives import ModuleFacts
 from stablehlo_tools.analysis.dimension_propagation.propagation import Graph
-from stablehlo_tools.analysis.dimension_propagation.seeds import WholeShape, try_seeds
+from stablehlo_tools.analysis.dimension_propagation.seeds import Spread, try_seeds
 from stablehlo_tools.analysis.effects import Effects
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Diagnostics, ToolError
@@ -74,6 +74,8 @@ from stablehlo_tools.transforms.parts.accumulate_gradients.division import (
     free_whole_values,
 )
 from stablehlo_tools.transforms.parts.accumulate_gradients.microbatch_loop import (
+    Meshes,
+    devices_along,
     needed_later,
     uneven_arguments,
     write_loop,
@@ -109,10 +111,10 @@ class AccumulateGradientsPass(Pass):
         self.accumulate(module, diagnostics)
 
     def accumulate(
-        self, module: ir.Module, diagnostics: Diagnostics, whole: WholeShape | None = None
+        self, module: ir.Module, diagnostics: Diagnostics, *, even: bool = False
     ) -> None:
-        """The same; `whole` knows the shapes of arguments for all devices, where `main` is what one
-        of them runs."""
+        """The same; with `even`, microbatches that would be of fewer samples than devices share
+        them are refused (P3)."""
         self._check(module)
         copy = copy_module(module)
         import_shardings(copy)
@@ -121,11 +123,11 @@ class AccumulateGradientsPass(Pass):
         link_loops(copy)
         fold_reshapes(copy)
         erase_unused(copy.body)
-        division = self._division(copy, whole)
+        meshes = ModuleFacts.of(copy).meshes
+        division = self._division(copy, meshes if even else None)
         _refuse_effects(division, copy)
         if self.explain:
             diagnostics.collected.append(explained(division))
-        meshes = ModuleFacts.of(copy).meshes
         diagnostics.collected += uneven_arguments(division, meshes)
         with ir.Location.unknown(module.context):
             write_loop(division, meshes)
@@ -145,8 +147,9 @@ class AccumulateGradientsPass(Pass):
             raise ToolError(f"accumulate-gradients: {wrong} (P1)", module.operation.location)
         refuse_tokens(module, "accumulate-gradients", "P2")
 
-    def _division(self, module: ir.Module, whole: WholeShape | None) -> Division:
-        """What runs on each microbatch. Raises ToolError."""
+    def _division(self, module: ir.Module, meshes: Meshes | None) -> Division:
+        """What runs on each microbatch; with `meshes`, evenly on their devices. Raises
+        ToolError."""
         main = entry_function(module)
         block, entries = _work_of(main)
         graph = Graph.of(block)
@@ -156,7 +159,8 @@ class AccumulateGradientsPass(Pass):
                 graph, places, self.dimension, self.microbatches, main.location
             )
         else:
-            division = find_division(graph, self.microbatches, main.location, whole)
+            spread = None if meshes is None else _spread(block, meshes)
+            division = find_division(graph, self.microbatches, main.location, spread)
         if not free_whole_values(division):
             return division
         again = try_seeds(Graph.of(block), division.trial.seeds, self.microbatches, regroups=True)
@@ -171,6 +175,10 @@ def _work_of(main: ir.Operation) -> tuple[ir.Block, Sequence[ir.Value]]:
     if first.name == MANUAL_COMPUTATION and len(others) == 1:
         return first.regions[0].blocks[0], list(first.operands)
     return block, list(block.arguments)
+
+
+def _spread(block: ir.Block, meshes: Meshes) -> Spread:
+    return lambda place, dim: devices_along(block, place, dim, meshes)
 
 
 def _places(main: ir.Operation, entries: Sequence[ir.Value], arguments: Sequence[int]) -> list[int]:

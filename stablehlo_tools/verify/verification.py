@@ -136,9 +136,10 @@ def verify_artifacts(
         artifact.check_values_known()
     backends = ("cpu", "interpreter") if options.backend == "both" else (options.backend,)
     plans = [make_plan(artifacts, backend, options.ranges) for backend in backends]
+    count = min(len(plan.run.inputs) for plan in plans)
     for index in options.fixed:
-        if any(index >= len(plan.run.inputs) for plan in plans):
-            raise ToolError(f"there is no input {index} to set")
+        if index >= count:
+            raise ToolError(f"there is no input {index} to set: there are {count}, from 0 on")
     request = Request(
         tuple(plan.run for plan in plans),
         options.rule,

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
 from advice_programs import (
+    LAYERS,
+    checkpointed,
     gathered_weight,
     generated,
     layer_scan,
@@ -22,7 +25,7 @@ from advice_programs import (
 )
 from jax.sharding import PartitionSpec as P
 
-from stablehlo_tools.advice.advise import DETECTORS, Detector
+from stablehlo_tools.advice.advise import DETECTORS, Detector, advise
 from stablehlo_tools.advice.devices import repeated_compute, small_kernels
 from stablehlo_tools.advice.loops_and_batches import (
     batch_to_split,
@@ -31,7 +34,11 @@ from stablehlo_tools.advice.loops_and_batches import (
     repeated_for_microbatches,
     streams_in_flight,
 )
-from stablehlo_tools.advice.memory import does_not_fit, weights_gathered_again
+from stablehlo_tools.advice.memory import (
+    does_not_fit,
+    kept_for_the_backward,
+    weights_gathered_again,
+)
 from stablehlo_tools.advice.precision import wide_collectives
 from stablehlo_tools.advice.program import Program
 from stablehlo_tools.advice.shardings import batch_gathered_in_loops, reshards_not_asked_for
@@ -46,6 +53,7 @@ from stablehlo_tools.cost.clock import Clock
 from stablehlo_tools.cost.hardware import load_hardware
 from stablehlo_tools.report.document import Advice
 from stablehlo_tools.report.exposure import explicit_collectives
+from stablehlo_tools.report.text import advice_limits
 
 Build = Callable[[], Artifact]
 SMALL = """
@@ -135,6 +143,12 @@ CAUSES: dict[str, tuple[Detector, Build, Build, str]] = {
         partial(generated, donated=True),
         "h100",
     ),
+    "kept-for-backward": (
+        kept_for_the_backward,
+        partial(checkpointed, layers=LAYERS),
+        partial(checkpointed, layers=1),
+        "h100",
+    ),
     "computed-alike": (
         repeated_compute,
         partial(product, rows=4096, spec=P("data")),
@@ -182,6 +196,24 @@ def test_a_cause_is_found_with_its_gain_and_its_near_miss_is_not(cause: str, tmp
     assert item.gain_ns > 0 or item.gain_bytes > 0
     assert "advice_programs.py" in item.place or cause == "does-not-fit"
     assert cause not in found(detect, near_miss(), hardware)
+
+
+def test_what_no_item_counts_is_told_with_the_command_that_compiles():
+    given = product(rows=32768, spec=P(("data", "model")))
+    clock = Clock(load_hardware("h100"), 8)
+    nothing = advise(given, explicit_collectives(given)[0], clock)
+    assert not nothing.items
+    command = "stablehlo-tools optimize INPUT --target gpu --hardware h100"
+    assert list(advice_limits(nothing)) == [
+        "nothing above 1 %, of passes and changes each by itself",
+        f"passes together, each program compiled: {command}",
+    ]
+    slower = replace(nothing, total_ns=3e6, modelled_ns=2e6)
+    assert list(advice_limits(slower))[1:] == [
+        "gains are by a model in which the compiler takes 2.00 ms: the 1.00 ms more of its "
+        "schedule are in none",
+        f"passes together, each program compiled: {command}",
+    ]
 
 
 def test_every_detector_is_tested():

@@ -38,5 +38,7 @@ def test_groff_warns_of_nothing(chosen: str | None):
 
 def test_no_page_of_an_unknown_command(capsys: pytest.CaptureFixture[str]):
     assert main(["man", "optt"]) == 2
-    said = capsys.readouterr().err
-    assert said == "stablehlo-tools: error: no command is called 'optt'; did you mean 'opt'?\n"
+    assert capsys.readouterr().err.splitlines() == [
+        "stablehlo-tools: error: no command is called 'optt'; did you mean 'opt'?",
+        "try: stablehlo-tools man opt",
+    ]

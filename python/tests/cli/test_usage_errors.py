@@ -1,6 +1,7 @@
 """What is tried where a command line cannot be taken is a command that can be."""
 
 import shlex
+from pathlib import Path
 
 import pytest
 
@@ -34,6 +35,23 @@ WRONG = (
     "schedule 1f1b --cost 1",
     "schedule 1f1b --stages x --microbatches 4",
     "align-order a.mlir b.mlir",
+    "opt x.mlir -p 'partition{hardware=h100'",
+    "opt x.mlir -p 'partition}'",
+    "opt x.mlir -p 'partition,,thread-tokens'",
+    "opt x.mlir -p 'partition thread-tokens'",
+    "opt x.mlir -p 'partition hardware=h100'",
+    "opt x.mlir -p 'partition(hardware=h100)'",
+    "opt x.mlir -p 'builtin.module(cse)'",
+    "opt x.mlir -p cse -o x.txt",
+    "man optimise",
+    "report x.mlir",
+    "report x.mlir -o x.txt",
+    "make-test x.mlir -p cse",
+    "schedule 1f1b --stages 4",
+    "expand-mpmd x.mlir --schedule zb_v --ranks 2 -o out",
+    "expand-mpmd x.mlir --schedule 1f1b -o out",
+    "expand-mpmd x.mlir --ranks 2 -o out",
+    "expand-mpmd x.mlir --schedule 1f1b --ranks 2 -o out --compare",
 )
 
 
@@ -77,11 +95,42 @@ def test_a_number_in_other_units_is_converted(
     assert tried in told(shlex.split(words), capsys)[1]
 
 
-@pytest.mark.parametrize("words", ["zzz", "opt x.mlir --fast", "optimize x.mlir --target cpu"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        "zzz",
+        "opt x.mlir --fast",
+        "optimize x.mlir --target cpu",
+        "compile x.mlir --target gpu -o y",
+    ],
+)
 def test_where_nothing_is_near_the_help_says_what_there_is(
     words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert told(shlex.split(words), capsys)[1].endswith(" --help")
+
+
+def test_directories_are_told_with_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "x.mlir").write_text("module {}")
+    reading = ["inspect", "folder"]
+    assert told(reading, capsys)[1] == "try: a file: there is none in this directory"
+    (tmp_path / "folder" / "only.mlir").write_text("module {}")
+    assert told(reading, capsys)[1] == "try: stablehlo-tools inspect folder/only.mlir"
+    (tmp_path / "folder" / "more.mlir").write_text("module {}")
+    assert told(reading, capsys)[1] == "try: a file of this directory: more.mlir, only.mlir"
+    writing = ["opt", "x.mlir", "-p", "cse", "-o"]
+    assert told([*writing, "no/where/y.mlir"], capsys)[1] == "try: mkdir -p no/where"
+    assert told([*writing, "folder"], capsys)[1].endswith("such as folder/out.mlir")
+
+
+def test_of_two_pipelines_none_is_dropped(capsys: pytest.CaptureFixture[str]) -> None:
+    error, tried = told(["opt", "x.mlir", "-p", "cse", "-p", "symbol-dce"], capsys)
+    assert "-p is given 2 times" in error
+    assert tried == "try: one pipeline: -p cse,symbol-dce"
 
 
 def test_a_word_is_replaced_whole_before_it_is_within_others() -> None:

@@ -16,6 +16,7 @@ from stablehlo_tools.cli.parsers import parser_of
 
 ROOT = Path(__file__).parents[3]
 INPUTS = ROOT / "lit_tests" / "cli" / "Inputs"
+TWO_LAYERS = INPUTS / "two_layers.mlir"
 LAYERS = ROOT / "lit_tests" / "analysis" / "inspect_pipeline.mlir"
 PAIR = ROOT / "python" / "tests" / "fixtures" / "torch_xla" / "deadlock_pair"
 STEP = """
@@ -46,9 +47,12 @@ FAST = {
     "expand-mpmd-compare": f"expand-mpmd {INPUTS}/two_layers.mlir --ranks 2 --compare",
     "check-mpmd": f"check-mpmd {INPUTS}/rank_set",
     "run-mpmd": f"run-mpmd {INPUTS}/rank_set",
+    "run-mpmd, the same": f"run-mpmd own_set {TWO_LAYERS}",
+    "run-mpmd, differs": "run-mpmd own_set other.mlir",
     "schedule": "schedule zb-v --stages 2 --microbatches 4 --format json",
     "schedule, searched": "schedule auto --stages 2 --microbatches 2 --format json",
     "schedule, of slices": "schedule seq1f1b --slices 2 --stages 2 --microbatches 2 --format json",
+    "schedule, copying": "schedule 1f1b --offload 1,1 --stages 4 --microbatches 8 --format json",
     "schedule-compare": "schedule compare --stages 2 --microbatches 3 --format json",
     "schedule-invalid": "schedule twice.csv --format json",
     "overlap-graph": f"overlap-graph {INPUTS}/overlap_graph.json -o schedule.json",
@@ -61,6 +65,11 @@ def validate(name: str, command: str, folder: Path, capsys: pytest.CaptureFixtur
     if "pipeline.mlir" in command:
         expand = ["-p", "expand-pipeline{microbatches=4}", "-o", "pipeline.mlir"]
         assert main(["opt", str(LAYERS), *expand]) == 0
+    if "own_set" in command:
+        made = ["--schedule", "1f1b", "--ranks", "2", "-o", "own_set"]
+        assert main(["expand-mpmd", str(TWO_LAYERS), *made]) == 0
+        (folder / "other.mlir").write_text(TWO_LAYERS.read_text().replace("tanh", "sine"))
+        capsys.readouterr()
     (folder / "twice.csv").write_text("0F0,0F0\n1F0\n")
     words = command.split()
     assert main(words if words[-1] == "json" else [*words, "--json"]) in (0, 1)

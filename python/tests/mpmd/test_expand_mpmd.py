@@ -18,6 +18,8 @@ from stablehlo_tools.mpmd.manifest import Entry
 from stablehlo_tools.mpmd.proof.proving import prove
 from stablehlo_tools.mpmd.rank_set import RankSet, load, write
 from stablehlo_tools.mpmd.running.outcome import Options, run_set
+from stablehlo_tools.report.mpmd_report import summary as summary_of
+from stablehlo_tools.report.mpmd_report import summary_text
 from stablehlo_tools.schedules.simulator import simulate
 from stablehlo_tools.schedules.table import actions_of
 
@@ -95,6 +97,15 @@ def test_every_schedule_is_proven(name: str, tmp_path: Path):
     chunks = 2 if name == "interleaved-1f1b" else None
     proof = prove(written(tmp_path, expanded(name, 4, chunks, Step(layers=8, microbatches=9))))
     assert proof.is_proven, [str(finding) for finding in proof.findings]
+
+
+@pytest.mark.parametrize("devices", [1, 2], ids=["stage", "stage-data"])
+def test_the_batch_is_found_beside_an_axis_for_stages(devices: int, tmp_path: Path):
+    """The partitioner divides samples over an axis that the batch is not on."""
+    step = Step(accumulate="whole", microbatches=2, samples=4, devices=devices, stages=2)
+    check(("1f1b", 2, None, step), tmp_path)
+    summary = summary_text(summary_of(load(tmp_path).manifest, 1.0))
+    assert summary.startswith(f"1f1b: 2 ranks of {2 * devices} devices, 2 microbatches, ")
 
 
 def ranks_of(entry: Entry) -> set[int]:
@@ -197,25 +208,32 @@ def test_a_set_that_is_slower_than_one_rank_is_told_with_both_times():
     assert not expanded("1f1b", 1, None, Step()).warnings
 
 
-@pytest.mark.parametrize("samples", [2, 1])
-def test_a_batch_of_another_size_is_told_in_numbers_of_all_devices(samples: int):
+@pytest.mark.parametrize(
+    ("samples", "told"),
+    [
+        (2, "4 rows, 2 on each of 2 devices; take 2 microbatches, or a batch of a multiple of 8"),
+        (1, "2 rows, 1 on each of 2 devices; take a batch of a multiple of 8"),
+    ],
+)
+def test_a_batch_of_another_size_is_told_in_numbers_of_all_devices(samples: int, told: str):
     """Not as a weight that the microbatches happen to divide, nor in rows of one device."""
     step = Step(accumulate="whole", microbatches=2, samples=samples, devices=2)
     with pytest.raises(ToolError) as refused:
         expand_mpmd(artifact.from_exported(step.export()), Request("1f1b", 2, HARDWARE, None, 4))
-    told = str(refused.value)
-    if samples == 2:
-        assert "4 microbatches do not divide the batch: batch (argument " in told
-        assert "has 4 rows, 2 on each of 2 devices; take 2 microbatches, or a batch of a " in told
-        assert "multiple of 8 (P3)" in told
-        assert "\n" not in told
-    else:
-        error, *notes = told.splitlines()
-        assert "no argument has a dimension that 4 microbatches divide" in error
-        assert "batch (argument " in notes[0]
-        assert "has 1 row, which 4 do not divide" in notes[0]
-        first = "opt -p 'accumulate-gradients{microbatches=4 arguments=N}'"
-        assert notes[-1].startswith(f"try: stablehlo-tools {first}")
+    assert str(refused.value).endswith(
+        f"4 microbatches do not divide the batch: batch (argument 10) has {told} (P3)"
+    )
+
+
+def test_a_batch_that_is_not_found_is_told_with_the_way_to_name_it():
+    step = Step(accumulate="whole", microbatches=1, samples=11)
+    with pytest.raises(ToolError) as refused:
+        expand_mpmd(artifact.from_exported(step.export()), Request("1f1b", 2, HARDWARE, None, 4))
+    error, *notes = str(refused.value).splitlines()
+    assert "no argument has a dimension that 4 microbatches divide" in error
+    assert "batch (argument 10) has 11 rows, which 4 do not divide" in notes[0]
+    first = "opt -p 'accumulate-gradients{microbatches=4 arguments=N}'"
+    assert notes[-1].startswith(f"try: stablehlo-tools {first}")
 
 
 @pytest.mark.parametrize(

@@ -186,6 +186,23 @@ def test_a_number_of_candidates_bounds_the_search_and_decides_it():
     assert one.outcome.ended == "5 candidates were compiled"
 
 
+def test_nothing_is_rewritten_for_candidates_that_would_not_be_compiled():
+    doing: list[str] = []
+
+    def watch(progress: Progress) -> None:
+        doing.append(progress.doing)
+
+    table = Table({set_of("divide"): 50.0})
+    limits = Limits(EVERYTHING, 4)
+    search = Search(table, limits, 2, watch, table.stop)  # pyright: ignore[reportArgumentType]
+    search.base()
+    search.run(ROAD)
+    assert len(search.outcome.trials) == 5
+    rewriting = [number for number, text in enumerate(doing) if text.startswith("rewriting")]
+    compiling = [number for number, text in enumerate(doing) if text.startswith("divide")]
+    assert max(rewriting) < max(compiling)
+
+
 def test_slow_choices_come_once_others_have_been_compiled():
     table = Table({set_of("quarter", "divide"): 20.0})
     search = Search(table, Limits(EVERYTHING), 2, lambda _: None, table.stop)  # pyright: ignore[reportArgumentType]

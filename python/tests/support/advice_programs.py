@@ -110,6 +110,27 @@ def layer_scan(*, constrained: bool, scanned: bool = True) -> Artifact:
     return exported(flat, *weights, tokens, out=(*specs, P()), donate=(0, 1, 2, 3), data=8)
 
 
+def checkpointed(*, layers: int) -> Artifact:
+    """Layers in a scan that computes all of each again in the backward, or one alone."""
+
+    @jax.checkpoint
+    def layer(x: jax.Array, w: jax.Array) -> tuple[jax.Array, None]:
+        return jnp.tanh(x @ w), None
+
+    def loss(w: jax.Array, x: jax.Array) -> jax.Array:
+        y = lax.scan(layer, x, w)[0] if layers > 1 else layer(x, w[0])[0]
+        return jnp.sum(y.astype(jnp.float32) ** 2)
+
+    return exported(
+        jax.grad(loss),
+        ((layers, WIDTH, WIDTH), jnp.bfloat16, P()),
+        ((BATCH * LENGTH, WIDTH), jnp.bfloat16, P("data")),
+        out=P(),
+        donate=(0,),
+        data=8,
+    )
+
+
 def microbatches(*, scaled: bool) -> Artifact:
     """Gradients reduced in every microbatch, and added up as they are or scaled before."""
 

@@ -26,7 +26,8 @@ Tree = Any
 class Step:
     """A step: `layers` in a loop, or written out; gradients accumulated in a `scan`, in a
     `fori_loop`, or `whole`, for the batch at once. `scopes` name stages: that many, of as many
-    layers each. `devices` divide the samples of a microbatch."""
+    layers each. `devices` divide the samples of a microbatch; `stages` is the size of a mesh axis
+    in front of theirs that divides no argument."""
 
     layers: int = 6
     microbatches: int = 5
@@ -37,6 +38,7 @@ class Step:
     accumulate: Literal["scan", "fori", "whole"] = "scan"
     scopes: int = 0
     devices: int = 1
+    stages: int = 1
 
     def export(self) -> Exported:
         """The program."""
@@ -118,10 +120,12 @@ def _export(step: Step) -> Exported:
     weights = step.weights()
     state = jax.eval_shape(optimizer().init, weights)
     batch: Any = jax.ShapeDtypeStruct((step.microbatches * step.samples, LENGTH + 1), jnp.int32)
-    if step.devices > 1:
-        mesh = AbstractMesh((step.devices,), ("data",), axis_types=(AxisType.Auto,))
+    sizes = {"stage": step.stages, "data": step.devices}
+    axes = {name: size for name, size in sizes.items() if size > 1}
+    if axes:
+        mesh = AbstractMesh(tuple(axes.values()), tuple(axes), (AxisType.Auto,) * len(axes))
         weights, state = jax.tree.map(lambda s: _placed(s, mesh), (weights, state))
-        batch = _placed(batch, mesh, "data")
+        batch = _placed(batch, mesh, *(["data"] if "data" in axes else []))
     return export.export(jax.jit(step.step))(weights, state, batch)
 
 

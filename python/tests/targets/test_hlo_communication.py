@@ -15,6 +15,8 @@ from hlo_graphs import (
     shown,
 )
 
+from stablehlo_tools.analysis.replica_groups import DeviceMesh
+from stablehlo_tools.analysis.tasks.mesh_axes import with_axes_of
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.overlap.task_graph import TaskKind
 from stablehlo_tools.targets.hlo.collectives import parse_groups
@@ -323,6 +325,22 @@ def test_no_groups_are_all_devices_and_meshes_name_their_axes():
     )
     assert sent(task_graph, "g").groups == (tuple(range(8)),)
     assert sent(task_graph, "h").axes == ("y",)
+
+
+def test_axes_have_the_names_of_the_program():
+    """XLA's partitioner numbers those that it divides by, and lists devices over several tiles."""
+    task_graph = graph(
+        """%p = f32[64]{0} parameter(0)
+        %g = f32[128]{0} all-gather(%p), replica_groups=mesh['axis_0'=4,'axis_1'=2] {'axis_1'},
+            .. channel_id=1, use_global_device_ids=true
+        %h = f32[256]{0} all-gather(%p), replica_groups=[2,4]<=[4,2]T(1,0), channel_id=2,
+            .. use_global_device_ids=true
+        ROOT %t = f32[256]{0} all-gather(%p), channel_id=3, use_global_device_ids=true,
+            .. replica_groups={{0,1,2,3},{4,5,6,7}}"""
+    )
+    found = with_axes_of(task_graph, {"mesh": DeviceMesh((("stage", 4), ("model", 2)))})
+    assert [sent(found, name).axes for name in "ght"] == [("model",), ("stage",), ()]
+    assert with_axes_of(task_graph, {}) == task_graph
 
 
 def test_a_sparsecore_program_runs_from_where_it_gets_its_operands():

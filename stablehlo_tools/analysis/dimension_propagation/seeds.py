@@ -189,8 +189,8 @@ def _multiplications(graph: Graph, operands: tuple[int, ...], results: int) -> i
     return int((read * max(results, 1)) ** 0.5)
 
 
-# The shape, for all devices together, of an argument of the block; its number is the place.
-WholeShape = Callable[[int], Shape]
+# Over how many devices an argument of the block, by its place, is divided along a dimension.
+Spread = Callable[[int, int], int]
 _TRIED = (2, 3, 5, 7)  # parts; a batch of a larger prime is rare
 _MOST_NAMED = 3
 _MOST_NUMBERS = 6
@@ -211,27 +211,30 @@ def has_integers(graph: Graph, seeds: Seeds) -> bool:
 
 
 def undivided(
-    graph: Graph, seeds: Seeds, parts: int, what: str, whole: WholeShape | None = None
+    graph: Graph, seeds: Seeds, parts: int, what: str, spread: Spread | None = None
 ) -> str:
     """Why so many parts (`what`: `microbatches`) cannot be made of the batch that `seeds` are, and
-    what could: in the numbers of all devices. Empty where they divide it."""
-    sizes = {number: (graph.shape(number) or ())[tiling.dim] for number, tiling in seeds.items()}
+    what could: in the numbers of all devices. Empty where they divide it; with `spread`, what each
+    device has of it."""
+    sizes = {
+        number: _on_each(graph, number, tiling.dim, spread) for number, tiling in seeds.items()
+    }
     size = next((sizes[number] for number in sorted(sizes) if sizes[number] % parts), None)
     if size is None:
         return ""
     alike = [number for number in sorted(sizes) if sizes[number] == size]
     first, dim = alike[0], seeds[alike[0]].dim
     place = graph.root.arguments.index(first)
-    rows = (whole or _outside(graph))(place)[dim]
+    rows = _outside(graph, place)[dim]
     devices = rows // size if size else 1
-    spread = f", {size} on each of {devices} devices" if devices > 1 else ""
+    shared = f", {size} on each of {devices} devices" if devices > 1 else ""
     along = "rows" if not dim else f"elements in dimension {dim}"
     has = "has" if len(alike) == 1 else "have"
     dividing = [str(n) for n in range(2, size + 1) if size % n == 0][:_MOST_NUMBERS]
     others = f"take {' or '.join(dividing)} {what}, or " if dividing else "take "
     return (
         f"{parts} {what} do not divide the batch: {_named(graph, alike)} {has} {rows} {along}"
-        f"{spread}; {others}a batch of a multiple of {parts * devices}"
+        f"{shared}; {others}a batch of a multiple of {parts * devices}"
     )
 
 
@@ -259,11 +262,15 @@ def _named(graph: Graph, numbers: list[int]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
-def _outside(graph: Graph) -> WholeShape:
-    """Shapes as they are outside of the block, where that is the body of a manual computation."""
+def _on_each(graph: Graph, number: int, dim: int, spread: Spread | None) -> int:
+    """The size of a dimension of an argument on each device, where that is known to divide it."""
+    size = (graph.shape(number) or ())[dim]
+    devices = 1 if spread is None else spread(graph.root.arguments.index(number), dim)
+    return size // devices if size % devices == 0 else size
 
-    def whole(place: int) -> Shape:
-        value = outside_of(graph.values[graph.root.arguments[place]])
-        return tuple(shape_of(value)) if isinstance(value.type, ir.RankedTensorType) else ()
 
-    return whole
+def _outside(graph: Graph, place: int) -> Shape:
+    """The shape of an argument outside of the block, where that is the body of a manual
+    computation."""
+    value = outside_of(graph.values[graph.root.arguments[place]])
+    return tuple(shape_of(value)) if isinstance(value.type, ir.RankedTensorType) else ()

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from stablehlo_tools.analysis.replica_groups import DeviceMesh
+from stablehlo_tools.overlap.task_graph import Task, TaskGraph
 
 
 def axes_of(groups: Sequence[Sequence[int]], meshes: Mapping[str, DeviceMesh]) -> tuple[str, ...]:
@@ -18,6 +20,20 @@ def axes_of(groups: Sequence[Sequence[int]], meshes: Mapping[str, DeviceMesh]) -
         if named is not None:
             return named
     return ()
+
+
+def with_axes_of(graph: TaskGraph, meshes: Mapping[str, DeviceMesh]) -> TaskGraph:
+    """A compiler's task graph with the names that the program has for its axes: XLA's partitioner
+    numbers them (`axis_0`), and lists the devices of several. Others stay as they are."""
+
+    def named(task: Task) -> Task:
+        if task.loop is not None:
+            return replace(task, loop=replace(task.loop, body=with_axes_of(task.loop.body, meshes)))
+        sent = task.communication
+        axes = axes_of(sent.groups, meshes) if sent is not None else ()
+        return replace(task, communication=replace(sent, axes=axes)) if sent and axes else task
+
+    return replace(graph, tasks=tuple(map(named, graph.tasks)))
 
 
 def _along(groups: Sequence[Sequence[int]], mesh: DeviceMesh) -> tuple[str, ...] | None:

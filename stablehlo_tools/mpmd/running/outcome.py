@@ -201,7 +201,7 @@ def make_inputs(
             _check_paths("output", result_paths(original), manifest.outputs)
     wrong = next((index for index in fixed if index >= len(values)), None)
     if wrong is not None:
-        raise ToolError(f"there is no input {wrong} to set")
+        raise ToolError(f"there is no input {wrong} to set: there are {len(values)}, from 0 on")
     made = [_input(value, (seed, 0, i, 0), fixed.get(i)) for i, value in enumerate(values)]
     for number in range(0 if original is not None else _platforms(manifest)):
         made[number] = np.zeros_like(made[number])
@@ -274,7 +274,10 @@ def _listed(manifest: Manifest, original: Artifact, count: int) -> list[Entry | 
         return list(listed)
     kept = _kept(original)
     if len(listed) != len(kept):
-        raise ToolError(f"there are {count} inputs, and the manifest has {len(listed)}")
+        raise ToolError(
+            f"this takes {count} inputs, and the set was made of a program that takes "
+            f"{len(listed)}: {manifest.source}"
+        )
     entries = dict(zip(kept, listed, strict=True))
     return [entries.get(i) for i in range(count)]
 

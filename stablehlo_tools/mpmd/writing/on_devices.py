@@ -89,12 +89,6 @@ class Devices:
         shape = [size * count for size, count in zip(local.shape, parts, strict=True)]
         return ir.RankedTensorType.get(shape, local.element_type, loc=place)
 
-    def whole_shape(self, type_: ir.Type, argument: int) -> tuple[int, ...]:
-        """The shape of an argument of the program, of which each device has `type_`."""
-        if self.mesh is not None:
-            type_ = self.whole(type_, self.taken[argument], ir.Location.unknown(type_.context))
-        return tuple(ir.RankedTensorType(type_).shape)
-
 
 def take_off_devices(module: ir.Module) -> Devices:
     """Makes `main` what one device does, and says how several share the work.

@@ -91,7 +91,7 @@ class Dimensions:
         modules = [_Module(self, module) for module in (before, after)]
         ends = [module.ends for module in modules]
         if [_shapes(end) for end in ends[0]] != [_shapes(end) for end in ends[1]]:
-            raise ToolError("the programs do not take and give the same shapes")
+            raise ToolError(f"the programs do not take and give the same shapes: {_unlike(*ends)}")
         for one, other in zip(*ends, strict=True):
             for mine, theirs in zip(one, other, strict=True):
                 self.tie(mine, theirs)
@@ -500,6 +500,17 @@ def _shape(value: ir.Value) -> tuple[int, ...]:
     if shape is None and isinstance(value.type, ir.ShapedType) and "?" in str(value.type):
         raise ToolError(f"{value.type}: sizes are needed to reduce it")
     return shape or ()
+
+
+def _unlike(before: list[list[ir.Value]], after: list[list[ir.Value]]) -> str:
+    """The first difference in what two programs take and give."""
+    for what, mine, theirs in zip(("argument", "result"), before, after, strict=True):
+        if len(mine) != len(theirs):
+            return f"{len(mine)} {what}s and {len(theirs)}"
+        for number, (one, other) in enumerate(zip(mine, theirs, strict=True)):
+            if _shape(one) != _shape(other):
+                return f"{what} {number} is {one.type} and {other.type}"
+    return "none differs"
 
 
 def _shapes(values: Sequence[ir.Value]) -> list[tuple[int, ...]]:

@@ -91,5 +91,6 @@ def _by_argument(artifact: Artifact, options: Options) -> dict[int, float]:
     leaves = argument_leaves(artifact.exported, entry_function(artifact.module))
     absent = [leaf for leaf in options.fixed if leaf >= len(artifact.exported.in_avals)]
     if absent:
-        raise ToolError(f"there is no input {absent[0]} to set")
+        count = len(artifact.exported.in_avals)
+        raise ToolError(f"there is no input {absent[0]} to set: there are {count}, from 0 on")
     return {place: options.fixed[leaf] for place, leaf in leaves.items() if leaf in options.fixed}

@@ -48,20 +48,27 @@ def relax_constraints(division: Division, written: Mapping[int, ir.Value], meshe
             _relax(maker_of(written[node.results[0]]), layout, meshes)
 
 
+def devices_along(block: ir.Block, place: int, dim: int, meshes: Meshes) -> int:
+    """Over how many devices an argument of the program is divided along a dimension; 1 where no
+    sharding says so, and in a manual computation, where each device has its own."""
+    function = block.owner.operation
+    if function.name != FUNCTION:
+        return 1
+    sharding = function_sharding(function, "arg_attrs", place)
+    if sharding is None or sharding_axes(sharding)[0] not in meshes:
+        return 1
+    axes = MeshAxes(meshes[sharding_axes(sharding)[0]])
+    return axes.size(_dimensions(sharding)[dim][0])
+
+
 def uneven_arguments(division: Division, meshes: Meshes) -> Iterator[Diagnostic]:
     """A warning for each argument of the program that is divided over more devices than divide the
     samples of a microbatch."""
     graph = division.dims.graph
-    function = graph.root.block.owner.operation
-    if function.name != FUNCTION:
-        return
+    block = graph.root.block
     for number, layout in sorted(division.trial.seeds.items()):
         place = graph.root.arguments.index(number)
-        sharding = function_sharding(function, "arg_attrs", place)
-        if sharding is None or sharding_axes(sharding)[0] not in meshes:
-            continue
-        axes = MeshAxes(meshes[sharding_axes(sharding)[0]])
-        devices = axes.size(_dimensions(sharding)[layout.dim][0])
+        devices = devices_along(block, place, layout.dim, meshes)
         samples = shape_of(graph.values[number])[layout.dim] // division.dims.parts
         if samples % devices:
             yield Diagnostic(
@@ -69,7 +76,7 @@ def uneven_arguments(division: Division, meshes: Meshes) -> Iterator[Diagnostic]
                 f"accumulate-gradients: argument {place} is divided over {devices} devices along "
                 f"the batch, and a microbatch has {samples} samples: several devices will compute "
                 "the same; take fewer microbatches",
-                to_place(function.location),
+                to_place(block.owner.operation.location),
             )
 
 

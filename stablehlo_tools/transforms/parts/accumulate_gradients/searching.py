@@ -9,8 +9,8 @@ from stablehlo_tools.analysis.dataflow import inputs_of, needed, nested
 from stablehlo_tools.analysis.dimension_propagation.propagation import Graph, Origins, TiledValue
 from stablehlo_tools.analysis.dimension_propagation.seeds import (
     Seeds,
+    Spread,
     Trial,
-    WholeShape,
     candidates,
     fewer_parts,
     has_integers,
@@ -32,20 +32,23 @@ _MOST_FOLLOWED = 32  # arguments whose outermost dimension is followed past what
 
 
 def find_division(
-    graph: Graph, parts: int, location: ir.Location, whole: WholeShape | None = None
+    graph: Graph, parts: int, location: ir.Location, spread: Spread | None = None
 ) -> Division:
     """The division by the dimension of arguments that is the batch: one that puts most work, or
     half of it, into the loop, an outer one before inner ones.
 
     Integers are tried first, since tokens and labels are samples and weights are not. Raises a
-    located ToolError where there is none: that the batch is of another size, which `whole` knows
-    for all devices, or the reason of the likeliest.
+    located ToolError where there is none: that the batch is of another size, or the reason of the
+    likeliest. With `spread`, microbatches have to divide what each device has of the batch.
     """
     search = _Search.through(graph, parts)
     best = search.best
-    if best is not None:
-        return best
-    raise _undivided(search, whole, location) or _told(search, location)
+    if best is None:
+        raise _undivided(search, spread, location) or _told(search, location)
+    said = undivided(graph, best.trial.seeds, parts, "microbatches", spread)
+    if said:
+        raise ToolError(f"accumulate-gradients: {said} (P3)", location)
+    return best
 
 
 def given_division(
@@ -232,9 +235,7 @@ def _outermost(division: Division) -> tuple[int, int]:
     return min(seed.dim for seed in division.trial.seeds.values()), -division.trial.work
 
 
-def _undivided(
-    search: _Search, whole: WholeShape | None, location: ir.Location
-) -> ToolError | None:
+def _undivided(search: _Search, spread: Spread | None, location: ir.Location) -> ToolError | None:
     """That the batch, as fewer microbatches find it, is of a size which so many do not divide.
 
     Where what may be the batch is refused for a reason of its own, only of integers: floats may be
@@ -253,7 +254,7 @@ def _undivided(
             notes = (note(f"{fewer} microbatches are refused, too: {why.message}", why.place),)
         else:
             continue
-        said = undivided(graph, seeds, parts, "microbatches", whole)
+        said = undivided(graph, seeds, parts, "microbatches", spread)
         if said and (not is_refused or has_integers(graph, seeds)):
             return ToolError(f"accumulate-gradients: {said} (P3)", location, notes)
     return None

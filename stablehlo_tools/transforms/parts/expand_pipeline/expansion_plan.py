@@ -27,7 +27,7 @@ from stablehlo_tools.analysis.effects import Effects
 from stablehlo_tools.analysis.loop_carries import LayerLoop, layer_loops
 from stablehlo_tools.analysis.shardings import MeshAxes, ValueShardings
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.diagnostics import Diagnostic, Severity, ToolError, note, to_place
+from stablehlo_tools.diagnostics import Diagnostic, Severity, ToolError, nearest, note, to_place
 from stablehlo_tools.dialect.names import MANUAL_COMPUTATION
 from stablehlo_tools.ir.builder import element_of, shape_of
 from stablehlo_tools.ir.walk import entry_function, functions_by_name
@@ -259,10 +259,13 @@ def _axis(module: ir.Module, name: str) -> Axis:
             return Axis(name, mesh_name, mesh)
     texts = [f"{axis} of {size}" for mesh in facts.meshes.values() for axis, size in mesh.axes]
     listed = ", ".join(dict.fromkeys(texts))
+    large = [axis for mesh in facts.meshes.values() for axis, size in mesh.axes if size > 1]
+    near = nearest(name, large)
     raise ToolError(
         f"expand-pipeline: no mesh of the program has an axis {name!r} of at least two ranks (P1): "
         + (f"there are {listed}" if listed else "it has no mesh; export with one"),
         module.operation.location,
+        instead=(f"axis={name}", f"axis={near}") if near else None,
     )
 
 
