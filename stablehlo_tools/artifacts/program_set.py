@@ -28,7 +28,7 @@ from stablehlo_tools.analysis.partitioner_work import (
 )
 from stablehlo_tools.analysis.replica_groups import ProcessGrid
 from stablehlo_tools.artifacts import artifact
-from stablehlo_tools.artifacts.artifact import Artifact
+from stablehlo_tools.artifacts.artifact import Artifact, Form
 from stablehlo_tools.diagnostics import Diagnostic, Place, ToolError, naming
 from stablehlo_tools.dialect.names import MANUAL_COMPUTATION
 from stablehlo_tools.ir.walk import terminator

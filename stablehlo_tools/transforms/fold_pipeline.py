@@ -104,6 +104,7 @@ from stablehlo_tools.transforms.parts.fold_pipeline.recognition import (
     may_be_pipeline,
     part_integers,
     region_of,
+    take_from_outside,
 )
 from stablehlo_tools.transforms.parts.fold_pipeline.rejoining import rejoin
 from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import UnresolvedError
@@ -269,6 +270,7 @@ def _region(loop: ir.Operation, module: ir.Module) -> LoopRegion | None:
     if ranks is None:
         return None
     hoist_slices(loop)
+    take_from_outside(loop)
     region = region_of(loop, ranks, DeviceValues(module, facts))
     if isinstance(region, LoopRegion):
         return region

@@ -279,8 +279,8 @@ class PipelineWriter:
     def _write_sources(self, pieces: Iterable[Piece]) -> None:
         """Writes what pieces are boxes of, where it is not there yet.
 
-        What stages computed of one value, in boxes of one size, are microbatches of one loop, in the
-        order in which they leave the pipeline.
+        What stages computed of one value, in boxes of one size, are microbatches of one loop, in
+        the order in which they leave the pipeline.
         """
         groups: dict[tuple[ir.Value, tuple[int, ...]], dict[tuple[Computed, Box], None]] = {}
         for piece in pieces:

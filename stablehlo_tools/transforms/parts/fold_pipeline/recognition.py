@@ -25,7 +25,7 @@ from stablehlo_tools.dialect.names import (
     WHILE,
 )
 from stablehlo_tools.dialect.traits import Trait, ops_with
-from stablehlo_tools.ir.builder import Builder, shape_of
+from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.ir.values import CONSTANTS, has_uses, producer, unconstrained
 from stablehlo_tools.ir.walk import terminator, values_used, walk
 from stablehlo_tools.transforms.parts.fold_pipeline.loop_region import (
@@ -153,6 +153,20 @@ def hoist_slices(loop: ir.Operation) -> None:
         for slicing in list(inner.regions[1].blocks[0].operations):
             if slicing.operation.name == DYNAMIC_SLICE:
                 _hoist(slicing.operation, inner)
+
+
+def take_from_outside(loop: ir.Operation) -> None:
+    """Lets a loop's body use integers from outside of it that it only hands on, in the place of the
+    carry: of those that are too many to be looked at, such as the predicate of a select between
+    whole states, the ops that make them tell what they are."""
+    body = loop.regions[1].blocks[0]
+    end = terminator(body)
+    for argument, operand, after in zip(body.arguments, loop.operands, end.operands, strict=True):
+        if argument != after or not isinstance(element_of(argument), ir.IntegerType):
+            continue
+        for use in list(argument.uses):
+            if use.owner.operation != end:
+                use.owner.operation.operands[use.operand_number] = operand
 
 
 def part_integers(loop: ir.Operation) -> None:
