@@ -18,8 +18,8 @@ from math import prod
 
 from stablehlo_tools.analysis.device_values import DeviceValues, Values
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.dialect.names import CONCATENATE, GATHER, RESHAPE, SCATTER
-from stablehlo_tools.ir.builder import Builder, shape_of
+from stablehlo_tools.dialect.names import CONCATENATE, CONVERT, GATHER, RESHAPE, SCATTER
+from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.ir.values import producer
 from stablehlo_tools.transforms.parts.fold_pipeline.moves import follow_move
 from stablehlo_tools.transforms.parts.fold_pipeline.segments import erase_unused
@@ -43,8 +43,20 @@ def rejoin(block: ir.Block, values: DeviceValues) -> None:
         if whole is not None:
             op.results[0].replace_all_uses_with(whole)
         elif op.name == RESHAPE:
-            op.operands[0] = _before_reshapes(op.operands[0])
+            op.operands[0] = _converted_before(op, _before_reshapes(op.operands[0]))
     erase_unused(block)
+
+
+def _converted_before(op: ir.Operation, value: ir.Value) -> ir.Value:
+    """The value that an op reshapes; where it was reshaped, then converted: only converted."""
+    maker = producer(value)
+    if maker is None or maker.name != CONVERT:
+        return value
+    before = _before_reshapes(maker.operands[0])
+    if before == maker.operands[0]:
+        return value
+    build = Builder(ir.InsertionPoint(op), maker.location)
+    return build.convert(before, element_of(value))
 
 
 def _before_reshapes(value: ir.Value) -> ir.Value:
