@@ -10,8 +10,11 @@ manifest that comes from elsewhere leads to no other file, read or written.
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -68,9 +71,12 @@ def load(directory: str | os.PathLike[str]) -> RankSet:
     _check_directory(root)
     (path,) = files_in(root, [NAME])
     with naming(os.fspath(path)):
-        manifest = decode_manifest(read_bounded(path))
-    files = files_in(root, [rank.program for rank in manifest.ranks])
-    programs = tuple(_program(file, rank) for rank, file in enumerate(files))
+        data = read_bounded(path)
+    with _read_beside(_named_files(root, data)) as reading:
+        with naming(os.fspath(path)):
+            manifest = decode_manifest(data)
+        files_in(root, [rank.program for rank in manifest.ranks])
+        programs = tuple(program.result() for program in reading)
     loaded = RankSet(os.fspath(root), manifest, programs)
     for rank, program in enumerate(programs):
         with naming(program.name):
@@ -99,6 +105,29 @@ def _check_directory(root: Path) -> None:
         said, hint="" if meant else _WRITE, instead=(name, meant) if meant else None
     )
     raise _in_file(refusal, name)
+
+
+@contextlib.contextmanager
+def _read_beside(files: Sequence[Path]) -> Generator[list[Future[Artifact]]]:
+    """The programs in some files, which are read one after the other while this process goes on:
+    most of that is done by another one."""
+    pool = ThreadPoolExecutor(1)
+    try:
+        yield [pool.submit(_program, file, rank) for rank, file in enumerate(files)]
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _named_files(root: Path, data: bytes | str) -> list[Path]:
+    """The programs that a manifest names, to be read while it is checked; none where it is not
+    sound, which the check then says."""
+    try:
+        names = [rank["program"] for rank in json.loads(data)["ranks"]]
+        if any(refusal_of_name(name) for name in names):
+            return []
+        return files_in(root, names)
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError, ToolError):
+        return []
 
 
 def _sets_in(folder: Path) -> list[Path]:

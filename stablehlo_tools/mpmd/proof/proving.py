@@ -22,6 +22,7 @@ from stablehlo_tools.mpmd.set_report import Level, Link, RankRow, SetReport
 from stablehlo_tools.order.report import finding_text
 from stablehlo_tools.order.simulation import UndecidedError
 from stablehlo_tools.order.verdict import decide
+from stablehlo_tools.processes.sharing import shared
 from stablehlo_tools.schedules.setting import Costs
 from stablehlo_tools.schedules.simulator import Timeline, simulate
 from stablehlo_tools.schedules.table import Action, Table, actions_of, compacted
@@ -76,13 +77,17 @@ def prove(ranks: RankSet) -> Proof:
     check_parts(readings, labels, sums, findings)
     check_outside(manifest, readings, findings)
     table = check_rows(manifest, readings, labels, findings)
+
+    def memory_of(rank: int) -> RankMemory:
+        return rank_memory(readings[rank], labels, sums[rank], manifest)
+
     memory: tuple[RankMemory, ...] = ()
     if not findings.count:
-        _check_order(ranks, readings, findings)
-    if not findings.count:
-        memory = tuple(rank_memory(one, labels, sums[one.rank], manifest) for one in readings)
-        for one, held in zip(readings, memory, strict=True):
-            _check_memory(one, held, findings)
+        with shared(memory_of, range(len(readings))) as measured:
+            _check_order(ranks, readings, findings)
+            memory = () if findings.count else tuple(measured())
+    for one, held in zip(readings, memory, strict=bool(memory)):
+        _check_memory(one, held, findings)
     listed = tuple(findings.listed)
     return Proof(manifest, readings, labels, table, listed, findings.count, memory)
 

@@ -1,0 +1,61 @@
+"""Work that is divided between a process and a fork of it."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from stablehlo_tools.processes.sharing import shared
+
+
+def test_what_both_make_comes_in_order(tmp_path: Path):
+    """The fork begins at the end."""
+
+    def work(number: int) -> tuple[int, int]:
+        (tmp_path / str(number)).touch()
+        return number * number, os.getpid()
+
+    with shared(work, range(5, 25)) as made:
+        while not (tmp_path / "24").exists():
+            time.sleep(0.01)
+        results = made()
+    assert [square for square, _ in results] == [number * number for number in range(5, 25)]
+    assert results[-1][1] != os.getpid()
+
+
+def test_few_are_not_worth_a_fork():
+    with shared(lambda _: os.getpid(), range(3)) as made:
+        assert made() == [os.getpid()] * 3
+
+
+@pytest.mark.parametrize("wrong", [0, 11])
+def test_what_is_raised_is_raised_here(wrong: int, capfd: pytest.CaptureFixture[str]):
+    def work(number: int) -> int:
+        if number == wrong:
+            raise ValueError(number)
+        return number
+
+    with pytest.raises(ValueError, match=str(wrong)), shared(work, range(12)) as made:
+        made()
+    assert capfd.readouterr().err == ""
+
+
+def test_the_part_of_a_fork_that_died_is_done_here():
+    mine = os.getpid()
+
+    def work(number: int) -> int:
+        if os.getpid() != mine and number == 9:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return number
+
+    with shared(work, range(12)) as made:
+        assert made() == list(range(12))
+
+
+def test_work_that_nobody_asks_for_is_ended():
+    started = time.monotonic()
+    with shared(time.sleep, range(60, 80)):
+        pass
+    assert time.monotonic() - started < 30

@@ -1,0 +1,74 @@
+"""Work that is divided between this process and a fork of it, which has all that it works on.
+
+For processes of one thread that hold what cannot be sent to another process, such as modules.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import signal
+import threading
+from collections.abc import Callable, Generator, Sequence
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+
+from stablehlo_tools.processes.activity import end_with_parent
+
+_LEAST = 8  # numbers for which a fork is worth its start
+_ROOM = 1 << 20  # bytes that the fork may be ahead
+
+
+@contextlib.contextmanager
+def shared[T](work: Callable[[int], T], numbers: Sequence[int]) -> Generator[Callable[[], list[T]]]:
+    """What `work` makes of some numbers, in their order, once it is called for.
+
+    Until then a fork, where there is a second core and no second thread, works on the last of them;
+    this process does the rest, from the first on. What `work` makes must be sendable. Raises what
+    `work` raises.
+    """
+    if len(numbers) < _LEAST or (os.cpu_count() or 1) < 2 or threading.active_count() > 1:
+        yield lambda: [work(number) for number in numbers]
+        return
+    context = get_context("fork")
+    receiving, sending = context.Pipe(duplex=False)
+    fcntl.fcntl(sending.fileno(), fcntl.F_SETPIPE_SZ, _ROOM)
+    worker = context.Process(target=_work, args=(work, numbers, sending), daemon=True)
+    worker.start()
+    sending.close()
+
+    def together() -> list[T]:
+        made: dict[int, T] = {}
+        for place, number in enumerate(numbers):
+            _take(receiving, made)
+            if len(made) >= len(numbers):
+                break
+            if place not in made:
+                made[place] = work(number)
+        return [made[place] for place in range(len(numbers))]
+
+    try:
+        yield together
+    finally:
+        worker.kill()
+        worker.join()
+        receiving.close()
+
+
+def _take[T](receiving: Connection, made: dict[int, T]) -> None:
+    """Takes what the fork has made so far; the part of one that died is done here."""
+    with contextlib.suppress(EOFError):
+        while receiving.poll():
+            place, value = receiving.recv()
+            made.setdefault(place, value)
+
+
+def _work[T](work: Callable[[int], T], numbers: Sequence[int], sending: Connection) -> None:
+    """In the fork: from the last number to the first, until it is ended. What is raised here is
+    raised there, too, where that number is not had from here."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    end_with_parent(os.getppid())
+    with contextlib.suppress(Exception):
+        for place in reversed(range(len(numbers))):
+            sending.send((place, work(numbers[place])))
