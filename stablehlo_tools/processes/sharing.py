@@ -10,6 +10,7 @@ import fcntl
 import os
 import signal
 import threading
+import warnings
 from collections.abc import Callable, Generator, Sequence
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
@@ -25,8 +26,8 @@ def shared[T](work: Callable[[int], T], numbers: Sequence[int]) -> Generator[Cal
     """What `work` makes of some numbers, in their order, once it is called for.
 
     Until then a fork, where there is a second core and no second thread, works on the last of them;
-    this process does the rest, from the first on. What `work` makes must be sendable. Raises what
-    `work` raises.
+    this process does the rest, from the first on, and waits for nothing. What `work` makes must be
+    sendable. Raises what `work` raises.
     """
     if len(numbers) < _LEAST or (os.cpu_count() or 1) < 2 or threading.active_count() > 1:
         yield lambda: [work(number) for number in numbers]
@@ -35,7 +36,8 @@ def shared[T](work: Callable[[int], T], numbers: Sequence[int]) -> Generator[Cal
     receiving, sending = context.Pipe(duplex=False)
     fcntl.fcntl(sending.fileno(), fcntl.F_SETPIPE_SZ, _ROOM)
     worker = context.Process(target=_work, args=(work, numbers, sending), daemon=True)
-    worker.start()
+    with warnings.catch_warnings(action="ignore"):  # of native threads: nobody waits for the fork
+        worker.start()
     sending.close()
 
     def together() -> list[T]:
