@@ -290,11 +290,11 @@ def streamed(sizes: Sizes = SLOTS) -> Case:
     def whole(weights: Any, x: Array) -> Array:
         weights = weights.reshape(stages, sizes.each, WIDTH, WIDTH)
         buffer = x.reshape(stages, slots, sizes.samples, WIDTH)
+        number = lax.broadcasted_iota(jnp.int32, (stages, sizes.samples, WIDTH), 0)
 
         def tick(carry: Any, t: Array) -> Any:
             buffer, state = carry
             taken = lax.dynamic_index_in_dim(buffer, t % slots, 1, keepdims=False)
-            number = lax.broadcasted_iota(jnp.int32, state.shape, 0)
             state = jnp.where(number == 0, taken, state)
             done = jax.vmap(partial(scanned, dense))(weights, state)
             return (stream(buffer, t % slots, done), shift(done)), None

@@ -111,6 +111,13 @@ def test_a_gpipe_step_becomes_one_of_another_schedule(name: str):
     _compare(case, run(case.exported, case.arguments), run(again, case.arguments))
 
 
+def test_a_step_of_any_size_folds():
+    """A predicate of as many elements as a state has is known by what makes it."""
+    case = trained(streamed, Sizes(4, 1, 8, 2100))
+    assert 4 * 2100 * 8 > 1 << 16
+    assert loops_of(folded(case)).strip() == "4 4"
+
+
 @pytest.mark.parametrize("schedule", first(1, ["eager-1f1b repeats=2", "1f1b", "gpipe"]))
 @pytest.mark.parametrize("sizes", first(1, [SLOTS, Sizes(2, 4, 6, 2), Sizes(4, 2, 12, 2)]), ids=str)
 def test_microbatches_in_slots_of_stages_come_into_another_schedule(sizes: Sizes, schedule: str):
