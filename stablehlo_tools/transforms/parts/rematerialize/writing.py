@@ -162,7 +162,9 @@ class _BlockWriter(_Writer):
         self, user: ir.Operation, read: set[ir.Value]
     ) -> tuple[ir.Operation, ir.Value] | None:
         """The first op that reads what comes of a user together with a value of the backward that
-        is there before the user is; and that value."""
+        is there before the user is; and that value. Of the end of a block nothing comes."""
+        if not len(user.results):
+            return None
         begin = self._position[key_of(user)]
         pending, seen = [begin], {begin}
         while pending and len(seen) < _FAR:
