@@ -36,6 +36,15 @@ def unconstrained(value: ir.Value) -> ir.Value:
     return value
 
 
+def before_reshapes(value: ir.Value) -> ir.Value:
+    """The tensor that a value is after any number of reshapes in a row."""
+    op = producer(value)
+    while op is not None and op.name == "stablehlo.reshape":
+        value = op.operands[0]
+        op = producer(value)
+    return value
+
+
 def maker_of(value: ir.Value) -> ir.Operation:
     """The op that a value is a result of, where it is known to be one."""
     op = producer(value)

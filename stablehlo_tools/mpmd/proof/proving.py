@@ -86,8 +86,8 @@ def prove(ranks: RankSet) -> Proof:
         with shared(memory_of, range(len(readings))) as measured:
             _check_order(ranks, readings, findings)
             memory = () if findings.count else tuple(measured())
-    for one, held in zip(readings, memory, strict=bool(memory)):
-        _check_memory(one, held, findings)
+    for held in memory:
+        _check_memory(readings[held.rank], held, findings)
     listed = tuple(findings.listed)
     return Proof(manifest, readings, labels, table, listed, findings.count, memory)
 

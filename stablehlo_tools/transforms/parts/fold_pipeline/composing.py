@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.dimensions import integers
-from stablehlo_tools.dialect.names import RESHAPE, TRANSPOSE
+from stablehlo_tools.dialect.names import TRANSPOSE
 from stablehlo_tools.ir.builder import Builder, shape_of
-from stablehlo_tools.ir.values import producer
+from stablehlo_tools.ir.values import before_reshapes, producer
 from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import (
     Box,
     Convert,
@@ -79,10 +79,7 @@ class Composer:
 
     def reshaped(self, value: ir.Value, shape: Sequence[int]) -> ir.Value:
         """The same elements in another shape."""
-        maker = producer(value)
-        while maker is not None and maker.name == RESHAPE:
-            value = maker.operands[0]
-            maker = producer(value)
+        value = before_reshapes(value)
         return value if shape_of(value) == list(shape) else self._build.reshape(value, shape)
 
     def _located(self, piece: Piece, element: ir.Type) -> _LocatedPiece:

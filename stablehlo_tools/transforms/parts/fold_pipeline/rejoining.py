@@ -20,7 +20,7 @@ from stablehlo_tools.analysis.device_values import DeviceValues, Values
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import CONCATENATE, CONVERT, GATHER, RESHAPE, SCATTER
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
-from stablehlo_tools.ir.values import producer
+from stablehlo_tools.ir.values import before_reshapes, producer
 from stablehlo_tools.transforms.parts.fold_pipeline.moves import follow_move
 from stablehlo_tools.transforms.parts.fold_pipeline.segments import erase_unused
 from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import (
@@ -43,7 +43,7 @@ def rejoin(block: ir.Block, values: DeviceValues) -> None:
         if whole is not None:
             op.results[0].replace_all_uses_with(whole)
         elif op.name == RESHAPE:
-            op.operands[0] = _converted_before(op, _before_reshapes(op.operands[0]))
+            op.operands[0] = _converted_before(op, before_reshapes(op.operands[0]))
     erase_unused(block)
 
 
@@ -52,17 +52,11 @@ def _converted_before(op: ir.Operation, value: ir.Value) -> ir.Value:
     maker = producer(value)
     if maker is None or maker.name != CONVERT:
         return value
-    before = _before_reshapes(maker.operands[0])
+    before = before_reshapes(maker.operands[0])
     if before == maker.operands[0]:
         return value
     build = Builder(ir.InsertionPoint(op), maker.location)
     return build.convert(before, element_of(value))
-
-
-def _before_reshapes(value: ir.Value) -> ir.Value:
-    """The tensor that several reshapes in a row are of."""
-    maker = producer(value)
-    return value if maker is None or maker.name != RESHAPE else _before_reshapes(maker.operands[0])
 
 
 def _whole(op: ir.Operation, values: DeviceValues) -> ir.Value | None:
