@@ -27,9 +27,11 @@ _LARGEST = 2**30  # of a cut's capacities, which are integers of 32 bits
 
 class Cutter:
     """Cuts proposals for one problem; `byte_price`: ns that a byte more is worth where the program
-    holds most."""
+    holds most; `shares`: how much of a value's collectives counts, where that is not all."""
 
-    def __init__(self, problem: Problem, prices: Prices, byte_price: float) -> None:
+    def __init__(
+        self, problem: Problem, prices: Prices, byte_price: float, shares: Mapping[Link, float]
+    ) -> None:
         self._problem = problem
         self._prices = prices
         self._byte_price = byte_price
@@ -37,7 +39,8 @@ class Cutter:
         self._links = [link for link in problem.links if link.maker is not None]
         self._maker = _integers(link.maker.number for link in self._links if link.maker)
         self._made_as = _integers(link.made_as for link in self._links)
-        self._times = np.array([link.times for link in self._links], dtype=np.float64)
+        counted = [link.times * shares.get(link, 1.0) for link in self._links]
+        self._times = np.array(counted, dtype=np.float64)
         self._sizes, size_of = np.unique([link.size for link in self._links], return_inverse=True)
         self._size_of = size_of
         uses = [(n, use) for n, link in enumerate(self._links) for use in link.uses]

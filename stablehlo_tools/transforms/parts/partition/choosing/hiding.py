@@ -6,6 +6,8 @@ gather of weights by the layers before their own, but no sum of activations on t
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from stablehlo_tools.dialect.names import CONVOLUTION, DOT_GENERAL
@@ -30,22 +32,33 @@ class Hiding:
 
     def cost(self) -> float:
         """ns of all that the choices decide, less what runs beside kernels."""
+        done = self._done()
+        hidden = sum(self._moves.collectives(link) for link in self._hideable(done))
+        return self._moves.cost() - _HIDDEN * min(hidden, _BESIDE * float(done[-1]))
+
+    def shares(self) -> dict[Link, float]:
+        """How much of the collectives of values counts that kernels hide, however these are
+        divided."""
+        return dict.fromkeys(self._hideable(self._done()), 1 - _HIDDEN)
+
+    def _done(self) -> np.ndarray:
+        """ns of kernels up to each place in the text."""
         moves, problem = self._moves, self._moves.problem
         kernels = np.zeros(problem.end + 3)
         for node in problem.nodes:
             if node.op is not None and node.carry is None and node.outputs and node.outputs[0]:
                 kernels[node.outputs[0].born + 1] += moves.compute(node, node.choice)
-        done = np.cumsum(kernels)
-        can_hide = 0.0
-        everywhere = tuple(range(len(problem.atoms.sizes)))
+        return np.cumsum(kernels)
+
+    def _hideable(self, done: np.ndarray) -> Iterator[Link]:
+        """The values whose collectives have room beside kernels."""
+        moves = self._moves
+        everywhere = tuple(range(len(moves.problem.atoms.sizes)))
         for link, first in self._first.items():
-            price = moves.collectives(link)
-            if price:
-                beside = done[max(first, self._last[link])] - done[first]
-                whole = link.times * moves.prices.step(Step("all_gather", everywhere, link.size))
-                if beside > _ROOM * max(price, whole):
-                    can_hide += price
-        return moves.cost() - _HIDDEN * min(can_hide, _BESIDE * float(done[-1]))
+            whole = link.times * moves.prices.step(Step("all_gather", everywhere, link.size))
+            beside = done[max(first, self._last[link])] - done[first]
+            if beside > _ROOM * max(moves.collectives(link), whole):
+                yield link
 
 
 def _earliest(links: list[Link]) -> dict[Link, int]:

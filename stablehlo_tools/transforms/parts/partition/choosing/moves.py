@@ -8,7 +8,7 @@ connected regions, and each region is taken if its exact cost falls.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.transforms.parts.partition.choosing.cutting import Cutter, Proposal
@@ -30,11 +30,15 @@ class Moves:
     """Takes proposals for one problem; the nodes' choices change in place.
 
     Where the machine stands for any, the program may be a small one that stands for a large one:
-    latencies count as they would in that, where its kernels took `_LARGE` ns.
+    latencies count as they would in that, where its kernels took `_LARGE` ns. `shares`: how much of
+    a value's collectives counts in what is taken, where that is not all.
     """
 
-    def __init__(self, problem: Problem, machine: Machine) -> None:
+    def __init__(
+        self, problem: Problem, machine: Machine, shares: Mapping[Link, float] | None = None
+    ) -> None:
         self.problem = problem
+        self._shares = shares or {}
         self._machine = machine
         self._compute: dict[tuple[Node, Choice], float] = {}
         kernels = sum(self._kernels(node, node.choice) for node in problem.nodes)
@@ -42,7 +46,11 @@ class Moves:
         self.prices = Prices(problem.atoms, machine.hardware, share)
         held = float(problem.held().max())
         self._byte_price = _HOLDING * kernels / held if held else 0.0
-        self._cutter = Cutter(problem, self.prices, self._byte_price)
+        self._cutter = Cutter(problem, self.prices, self._byte_price, self._shares)
+
+    def counting(self, shares: Mapping[Link, float]) -> Moves:
+        """Moves of the same problem that count only these shares of values' collectives."""
+        return Moves(self.problem, self._machine, shares)
 
     def cost(self) -> float:
         """ns of all that the choices decide."""
@@ -100,7 +108,8 @@ class Moves:
             ]
             if min(u.place.order for u in uses) <= self.problem.peak <= max(u.until for u in uses):
                 kept += self._held(link, layout)
-        return kept + times * self.prices.value(link.size, made, partial, wanted)
+        counted = times * self._shares.get(link, 1.0)
+        return kept + counted * self.prices.value(link.size, made, partial, wanted)
 
     def collectives(self, link: Link) -> float:
         """ns of a value's collectives in a run."""

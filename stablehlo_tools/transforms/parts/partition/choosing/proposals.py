@@ -27,21 +27,37 @@ from stablehlo_tools.transforms.parts.partition.choosing.problem import Link, No
 _MOST_SWEEPS = 4
 _RANKS = 64  # more than a value has dimensions
 _MOST_ALIKE = 4  # nodes that want a value alike and are tried one by one
+_HOPED = 0.99  # of the cost: what counts on more to be hidden is taken from here on
 _WORTH_ANOTHER = 1e-4  # of the cost, that the last proposals have to gain, as many as a sweep has
 
 
 def improve(moves: Moves) -> None:
     """Gives every node of a problem the choice that was found best. Deterministic.
 
-    What was propagated stays where it costs less once compilers hide what they can.
+    Of three, the one that costs least once compilers hide what they can: what was propagated, what
+    costs least as it stands, and what does if little of what kernels can hide counts. The last
+    takes longer where compilers hide less than is hoped, and so has to gain something.
     """
     nodes = moves.problem.nodes
     hiding = Hiding(moves)
-    propagated, cost = [node.choice for node in nodes], hiding.cost()
-    _search(moves)
-    if hiding.cost() > cost:
-        for node, choice in zip(nodes, propagated, strict=True):
-            node.choice = choice
+    propagated = (hiding.cost(), [node.choice for node in nodes])
+    shares = hiding.shares()
+
+    def found(searching: Moves) -> tuple[float, list[Choice]]:
+        _choose(nodes, propagated[1])
+        _search(searching)
+        return hiding.cost(), [node.choice for node in nodes]
+
+    cost, kept = min(found(moves), propagated, key=lambda each: each[0])
+    if shares:
+        hoped, choices = found(moves.counting(shares))
+        kept = choices if hoped < _HOPED * cost else kept
+    _choose(nodes, kept)
+
+
+def _choose(nodes: Sequence[Node], choices: Sequence[Choice]) -> None:
+    for node, choice in zip(nodes, choices, strict=True):
+        node.choice = choice
 
 
 def _search(moves: Moves) -> None:
