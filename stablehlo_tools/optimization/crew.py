@@ -20,7 +20,13 @@ from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.optimization.figures import Figures
 from stablehlo_tools.optimization.proof import Proof
 from stablehlo_tools.optimization.store import Store
-from stablehlo_tools.optimization.worker import EVALUATE, MODULE, PROVE, REWRITE
+from stablehlo_tools.optimization.worker import (
+    ADVISE,
+    EVALUATE,
+    MODULE,
+    PROVE,
+    REWRITE,
+)
 from stablehlo_tools.processes.child import Conversation, decoded_error
 from stablehlo_tools.processes.forks import REFUSED
 from stablehlo_tools.targets.compiler_options import NO_OPTIONS, CompilerOptions
@@ -55,11 +61,13 @@ class Program:
 class Module:
     """A module of a candidate.
 
-    `predicted_ns`, `predicted_bytes`: what the model of XLA's schedulers says of it, if it has one.
-    `said`: what the passes warned of.
+    `whole`: it is of all devices, its collectives are left to the compiler. `predicted_ns`,
+    `predicted_bytes`: what the model of XLA's schedulers says of it, if it has one. `said`: what
+    the passes warned of.
     """
 
     digest: str
+    whole: bool
     predicted_ns: float | None
     predicted_bytes: float | None
     said: tuple[str, ...] = ()
@@ -100,6 +108,7 @@ class Crew:
         )
         return Module(
             answer["blob"],
+            answer["whole"],
             answer["predicted_ns"],
             answer["predicted_bytes"],
             tuple(answer["said"]),
@@ -126,6 +135,14 @@ class Crew:
         )
         blob = answer["blob"]
         return Figures(**{k: v for k, v in answer.items() if k != "blob"}, schedule=blob)
+
+    def advise(self) -> tuple[str, ...]:
+        """The pipelines that `inspect` advises for the program, what gains most first.
+
+        Raises ToolError for a program that cannot be timed, OutOfTimeError.
+        """
+        head = {"job": ADVISE, "module": None, "hardware": self._machine.hardware}
+        return tuple(self._remembered(head, [self._machine.profile], "advising")["pipelines"])
 
     def prove(self, module: Module, figures: tuple[Figures, Figures], limit: float) -> Proof:
         """What is proven of a module against the program; `figures` of both, the program's first,

@@ -28,7 +28,13 @@ from stablehlo_tools.optimization.crew import Crew, Machine, OutOfTimeError, Pro
 from stablehlo_tools.optimization.figures import Figures
 from stablehlo_tools.optimization.option_trials import OptionTrial, deadline, try_options
 from stablehlo_tools.optimization.proof import Proof, memory_finding
-from stablehlo_tools.optimization.road import Circumstances, road, slow_choices
+from stablehlo_tools.optimization.road import (
+    Candidate,
+    Circumstances,
+    on_the_road,
+    road,
+    slow_choices,
+)
 from stablehlo_tools.optimization.searching import (
     Limits,
     Progress,
@@ -195,7 +201,7 @@ class _Optimizer:
         try:
             base = self._base(search)
             assert base.figures is not None
-            self._search(search, self._circumstances(base.figures))
+            self._search(crew, search, self._circumstances(base.figures))
         finally:
             crew.end()
         return self._taken(search, base)
@@ -214,7 +220,7 @@ class _Optimizer:
                 "it more"
             ) from None
 
-    def _search(self, search: Search, circumstances: Circumstances) -> None:
+    def _search(self, crew: Crew, search: Search, circumstances: Circumstances) -> None:
         """Searches; what was tried before for the same question is only looked up again."""
         choices = road(circumstances)
         question = (
@@ -228,7 +234,15 @@ class _Optimizer:
         if known is not None:
             search.replay(known)
             return
-        search.run(choices, slow_choices(circumstances))
+
+        def advised() -> list[Candidate]:
+            """What `inspect` says to do; nothing where it has no figure."""
+            try:
+                return on_the_road(crew.advise(), choices, circumstances)
+            except ToolError:
+                return []
+
+        search.run(choices, slow_choices(circumstances), advised)
         if not self._stop.is_set():
             self._store.keep(search.record(), *question)
 

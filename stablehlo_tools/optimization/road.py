@@ -10,6 +10,7 @@ import dataclasses
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from stablehlo_tools.passes.base import Pass
 from stablehlo_tools.passes.pipeline import Pipeline
@@ -102,6 +103,34 @@ def neighbours(candidate: Candidate, choices: Road) -> Iterator[Candidate]:
             yield Candidate(tuple((s, t) for s, t in sorted(other.items()) if t is not None))
 
 
+def on_the_road(
+    pipelines: Sequence[str], choices: Road, circumstances: Circumstances
+) -> list[Candidate]:
+    """Pipelines that somebody advises as candidates, then all of them together.
+
+    What has a pass that the road does not is left out; of two choices for a stage, the first is
+    part of what they are together.
+    """
+    advised = [_candidate(Pipeline.parse(text), choices, circumstances) for text in pipelines]
+    known = [candidate for candidate in advised if candidate is not None]
+    together: dict[Stage, str] = {}
+    for candidate in known:
+        together = {**dict(candidate.choices), **together}
+    union = Candidate(tuple(sorted(together.items())))
+    return list(dict.fromkeys([*known, union])) if known else []
+
+
+def _candidate(pipeline: Pipeline, choices: Road, circumstances: Circumstances) -> Candidate | None:
+    """The passes at their stages, for the machine that is asked for; None where one has none."""
+    taken: dict[Stage, str] = {}
+    for step in pipeline.passes:
+        if step.milestone is None or step.milestone.stage not in choices:
+            return None
+        told = dataclasses.replace(step, **_compiled_for(type(step), circumstances))
+        taken.setdefault(step.milestone.stage, str(told))
+    return Candidate(tuple(sorted(taken.items())))
+
+
 @dataclass(frozen=True)
 class Change:
     """What makes one candidate of another: a choice of a stage, None where it is taken out."""
@@ -111,29 +140,28 @@ class Change:
 
 
 def change_between(one: Candidate, other: Candidate) -> Change | None:
-    """What makes the second candidate of its neighbour; None where they are the same."""
+    """What makes the second candidate of the first; None where they are no neighbours."""
     before, after = dict(one.choices), dict(other.choices)
-    for stage in sorted({*before, *after}):
-        if before.get(stage) != after.get(stage):
-            return Change(stage, after.get(stage))
-    return None
+    stages = [s for s in {*before, *after} if before.get(s) != after.get(s)]
+    return Change(stages[0], after.get(stages[0])) if len(stages) == 1 else None
 
 
 def _texts(of: type[Pass], options: Sequence[str], circumstances: Circumstances) -> Iterator[str]:
-    common = tuple(_common_options(of, circumstances))
     for option in options:
         told = option.format(axis=circumstances.axis)
-        given = " ".join(filter(None, (told, *common)))
-        text = of.name + (f"{{{given}}}" if given else "")
-        yield str(Pipeline.parse(text))  # as it prints: without what is the default
+        (step,) = Pipeline.parse(of.name + (f"{{{told}}}" if told else "")).passes
+        # As it prints: without what is the default.
+        yield str(dataclasses.replace(step, **_compiled_for(type(step), circumstances)))
 
 
-def _common_options(of: type[Pass], circumstances: Circumstances) -> Iterator[str]:
+def _compiled_for(of: type[Pass], circumstances: Circumstances) -> dict[str, Any]:
     """The options that say what is compiled for, where the pass has them."""
     fields = {field.name for field in dataclasses.fields(of)}
+    options: dict[str, Any] = {}
     if "hardware" in fields:
-        yield f"hardware={circumstances.hardware}"
+        options["hardware"] = circumstances.hardware
     limit = circumstances.memory_limit
     in_gib = typing.get_type_hints(of).get("memory_limit") == float | None
     if in_gib and limit is not None:
-        yield f"memory-limit={limit:g}"
+        options["memory_limit"] = limit
+    return options

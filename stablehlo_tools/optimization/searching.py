@@ -134,14 +134,21 @@ class Search:
         self.outcome.trials.append(trial)
         return trial
 
-    def run(self, road: Road, slow: frozenset[str] = frozenset()) -> None:
+    def run(
+        self,
+        road: Road,
+        slow: frozenset[str] = frozenset(),
+        advised: Callable[[], Sequence[Candidate]] = list,
+    ) -> None:
         """Searches until it ends by itself, or is stopped.
 
-        `slow` choices are only made once the first candidates have been compiled.
+        `slow` choices are only made once the first candidates have been compiled. `advised` are
+        rewritten before any neighbour: the model knows more of them than it sees one step ahead.
         """
         self._slow = slow
         try:
             with ThreadPoolExecutor(self._workers) as pool:
+                self._take_advice(advised, pool)
                 self._rounds(road, pool)
         except OutOfTimeError:
             self.outcome.ended = self._cut_short()
@@ -215,6 +222,14 @@ class Search:
         assert figures is not None
         too_large = base.needed_bytes > self._limits.memory
         return too_large or figures.total_ns <= base.total_ns
+
+    def _take_advice(
+        self, advised: Callable[[], Sequence[Candidate]], pool: ThreadPoolExecutor
+    ) -> None:
+        self._say("looking for what to do")
+        (asked,) = self._all([pool.submit(advised)])
+        base = self.outcome.trials[0]
+        self._rewrite([(base, candidate) for candidate in asked.result()], pool)
 
     def _rounds(self, road: Road, pool: ThreadPoolExecutor) -> None:
         while not self._is_enough():
@@ -315,7 +330,7 @@ class Search:
                 module = self._crew.rewrite(module, text)
             except ToolError as error:
                 # Of the whole program, passes for one device's say no more than that it is whole.
-                if module.predicted_ns is not None or stage <= Stage.PARTITION:
+                if not module.whole or stage <= Stage.PARTITION:
                     self._refused.setdefault(text, error.diagnostic.message)
                 return None
             self._accepted.add(text)
@@ -409,11 +424,12 @@ def _varied(trials: Sequence[Trial], count: int) -> list[Trial]:
     """The first trials, but none of a stage that has one already while there are others.
 
     Variants of one pass mostly come out alike: what one of them shows, the others would not add to.
+    What differs in several stages is like no other.
     """
-    seen: set[Stage | None] = set()
+    seen: set[Stage | Candidate] = set()
     first: list[Trial] = []
     for trial in trials:
-        stage = None if trial.change is None else trial.change.stage
+        stage = trial.candidate if trial.change is None else trial.change.stage
         if stage not in seen:
             first.append(trial)
         seen.add(stage)

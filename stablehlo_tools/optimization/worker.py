@@ -24,19 +24,19 @@ if TYPE_CHECKING:
     from stablehlo_tools.targets.compilation import Compilation
 
 MODULE = "stablehlo_tools.optimization.worker"
-REWRITE, EVALUATE, PROVE = "rewrite", "evaluate", "prove"
+REWRITE, EVALUATE, PROVE, ADVISE = "rewrite", "evaluate", "prove", "advise"
 
 
 def main() -> None:
     """Answers until the other side closes."""
     import jax.export
 
-    import stablehlo_tools.report.exposure
+    import stablehlo_tools.advice.advise
     from stablehlo_tools.passes.registry import PASSES, find_pass
     from stablehlo_tools.processes.activity import end_with_parent
 
     assert jax.export, "loaded once, before the forks"
-    assert stablehlo_tools.report.exposure
+    assert stablehlo_tools.advice.advise
     for name in PASSES:
         find_pass(name)
     end_with_parent(os.getppid())
@@ -44,7 +44,8 @@ def main() -> None:
 
 
 def _answer(head: dict[str, Any], _: bytes) -> Answer:
-    work = {REWRITE: _rewrite, EVALUATE: _evaluate, PROVE: _prove}[head["job"]]
+    jobs = {REWRITE: _rewrite, EVALUATE: _evaluate, PROVE: _prove, ADVISE: _advise}
+    work = jobs[head["job"]]
     return in_fork(lambda: work(head), head["doing"], head["seconds"])
 
 
@@ -63,19 +64,41 @@ def _rewrite(head: dict[str, Any]) -> Answer:
     return answer, bindings.write_bytecode(artifact.module)
 
 
-def _predicted(artifact: Artifact, hardware: Hardware) -> dict[str, float | None]:
-    """Time and memory of the program as XLA is expected to schedule it; None where the model has
-    none."""
+def _predicted(artifact: Artifact, hardware: Hardware) -> dict[str, Any]:
+    """Time and memory of the program as XLA is expected to schedule it, None where the model has
+    none; and whether it leaves its collectives to the compiler, and so is of all devices."""
     from stablehlo_tools.analysis.partitioner_work import left_to_the_partitioner
     from stablehlo_tools.analysis.tasks.expected import expected_run
+    from stablehlo_tools.report.exposure import partitioned
 
+    whole = left_to_the_partitioner(artifact.module) is not None
     try:
-        if left_to_the_partitioner(artifact.module) is None:
-            told = expected_run(artifact.module, hardware)
-            return {"predicted_ns": told.contended_ns, "predicted_bytes": told.peak_bytes}
+        explicit = partitioned(artifact)[0] if whole else artifact
+        told = expected_run(explicit.module, hardware)
     except ToolError:
-        pass
-    return {"predicted_ns": None, "predicted_bytes": None}
+        return {"whole": whole, "predicted_ns": None, "predicted_bytes": None}
+    return {
+        "whole": whole,
+        "predicted_ns": told.contended_ns,
+        "predicted_bytes": told.peak_bytes,
+    }
+
+
+def _advise(head: dict[str, Any]) -> Answer:
+    """The pipelines that `inspect` advises, what gains most first."""
+    from stablehlo_tools.advice.advise import advise
+    from stablehlo_tools.analysis.collectives import ModuleFacts
+    from stablehlo_tools.analysis.partitioner_work import left_to_the_partitioner
+    from stablehlo_tools.cost.clock import Clock
+    from stablehlo_tools.report.exposure import partitioned
+
+    artifact = _load(head)
+    explicit = artifact
+    if left_to_the_partitioner(artifact.module) is not None:
+        explicit, _ = partitioned(artifact)
+    devices = ModuleFacts.of(explicit.module).grid.size
+    advised = advise(artifact, explicit, Clock(_hardware(head), devices))
+    return {"pipelines": [item.pipeline for item in advised.items if item.pipeline]}, b""
 
 
 def _evaluate(head: dict[str, Any]) -> Answer:

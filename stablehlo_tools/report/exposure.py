@@ -231,7 +231,7 @@ def explicit_collectives(artifact: Artifact) -> tuple[Artifact, tuple[str, ...]]
     if left is None:
         return artifact, ()
     try:
-        return _partitioned(artifact)
+        return partitioned(artifact)
     except ToolError as error:
         why = f"partition refused: {error.diagnostic.message}; "
     try:
@@ -249,7 +249,11 @@ def explicit_collectives(artifact: Artifact) -> tuple[Artifact, tuple[str, ...]]
     )
 
 
-def _partitioned(artifact: Artifact) -> tuple[Artifact, tuple[str, ...]]:
+def partitioned(artifact: Artifact) -> tuple[Artifact, tuple[str, ...]]:
+    """The artifact as what is nearest to a compiler's partitioner makes it, and what was done.
+
+    Raises ToolError where `partition` refuses it.
+    """
     from stablehlo_tools.passes.pipeline import Pipeline, run_pipeline
 
     copy = artifact.copy()

@@ -10,7 +10,7 @@ import pytest
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Diagnostics
 from stablehlo_tools.optimization import road as roads
-from stablehlo_tools.optimization.road import Circumstances, road
+from stablehlo_tools.optimization.road import Circumstances, on_the_road, road
 from stablehlo_tools.passes.base import Pass
 from stablehlo_tools.passes.pipeline import Pipeline
 from stablehlo_tools.passes.registry import PASSES
@@ -35,6 +35,25 @@ def test_microbatches_are_for_what_does_not_fit_and_pipelines_for_who_asks():
     assert any("schedule=1f1b" in text for text in asked)
     named = road(Circumstances("h100", axis="pp"))[Stage.PIPELINE]
     assert all("axis=pp" in text for text in named)
+
+
+def test_advice_is_for_the_machine_in_the_order_of_the_road_and_together():
+    here = Circumstances("tpu-v5e", memory_limit=12.0)
+    advice = [
+        "partition,create-reduce-scatter,rematerialize{hardware=h100}",
+        "constrain-batch,partition,create-reduce-scatter{share-gathers=false}",
+        "partition,thread-tokens",  # which the road does not have
+        "partition,accumulate-gradients",  # only for what does not fit
+    ]
+    told = [str(each) for each in on_the_road(advice, road(here), here)]
+    remat = "rematerialize{memory-limit=12.0 hardware=tpu-v5e}"
+    assert told == [
+        f"partition{{hardware=tpu-v5e}},{remat},create-reduce-scatter",
+        "constrain-batch,partition{hardware=tpu-v5e},create-reduce-scatter{share-gathers=false}",
+        f"constrain-batch,partition{{hardware=tpu-v5e}},{remat},create-reduce-scatter",
+    ]
+    assert on_the_road([], road(here), here) == []
+    assert len(on_the_road(advice[:1], road(here), here)) == 1
 
 
 def test_a_pass_joins_by_its_declaration_alone(monkeypatch: pytest.MonkeyPatch):

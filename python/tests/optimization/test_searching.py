@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import pytest
@@ -61,7 +61,7 @@ class Table:
             raise ToolError(f"{passes} wants {wanted}")
         changes = passes and passes not in self.unchanged
         digest = ",".join(filter(None, (before, passes if changes else "")))
-        return Module(digest, min(self.time_of(digest), 150.0) * 2, 100.0)
+        return Module(digest, False, min(self.time_of(digest), 150.0) * 2, 100.0)
 
     def evaluate(self, module: Module | None) -> Figures:
         applied = frozenset(filter(None, ("" if module is None else module.digest).split(",")))
@@ -87,14 +87,19 @@ class Table:
         """Nothing runs."""
 
 
-def searched(table: Table, memory: float = EVERYTHING, candidates: int | None = None) -> Search:
+def searched(
+    table: Table,
+    memory: float = EVERYTHING,
+    candidates: int | None = None,
+    advised: Sequence[Candidate] = (),
+) -> Search:
     def watch(_: Progress) -> None:
         pass
 
     limits = Limits(memory, candidates)
     search = Search(table, limits, 2, watch, table.stop)  # pyright: ignore[reportArgumentType]
     search.base()
-    search.run(ROAD)
+    search.run(ROAD, advised=lambda: advised)
     return search
 
 
@@ -108,6 +113,24 @@ def test_a_gain_that_only_comes_with_three_passes_is_found():
     assert str(best.candidate) == "divide,halve,order"
     assert best.figures is not None
     assert best.figures.total_ns == 60.0
+
+
+def test_what_is_advised_is_compiled_before_its_parts():
+    advised = Candidate(
+        ((Stage.PARTITION, "divide"), (Stage.SPLIT, "halve"), (Stage.ORDER, "order"))
+    )
+    table = Table({set_of("divide", "halve", "order"): 60.0})
+    assert searched(table, candidates=1, advised=[advised]).best.candidate == advised
+    assert table.compiled == [set_of(), set_of("divide", "halve", "order")]
+    table.compiled.clear()
+    assert str(searched(table, candidates=1).best.candidate) == ""
+
+
+def test_advice_that_a_pass_refuses_is_one_candidate_less():
+    advised = Candidate(((Stage.PARTITION, "divide"), (Stage.SPLIT, "halve")))
+    table = Table({set_of("order"): 60.0})
+    table.refuses = {"halve": "nothing"}
+    assert str(searched(table, advised=[advised]).best.candidate) == "order"
 
 
 def test_nothing_better_is_the_export():
