@@ -1,10 +1,11 @@
-"""What `pipeline-collectives` makes of the loops of the zoo, read back from the XLA compilers.
+"""What passes make of the loops of the zoo, read back from the XLA compilers.
 
     python python/benchmarks/loops.py [PROGRAM ...] [--target gpu tpu cpu] [--direction auto ...]
                                       [--small] [--waits] [--markdown]
 
 Each program, of full size on 64 devices, is compiled with default flags after
-`partition,create-reduce-scatter` (before) and after these and the pass, once for each direction.
+`partition,create-reduce-scatter` (before) and after these and `pipeline-collectives`, once for each
+direction; `--direction hold` is `hold-collectives` instead.
 The schedules are read back into the simulator of `inspect --target`; XLA:CPU runs collectives
 synchronously, there only memory is compared. No device is needed. 32 layers (mamba: 64) take two
 hours or so on two cores; --small has 8.
@@ -51,6 +52,7 @@ PLANNED_FOR = {"gpu": "h100", "tpu": "tpu-v5e", "cpu": "h100"}
 DIRECTIONS = ("auto", "prefetch", "delay")
 FIGURES = ("total", "compute", "exposed", "of before", "in loops", "bare", "GiB", "grown", "layer")
 COLUMNS = ("program", "target", "direction", *FIGURES, "")
+HOLD = "hold"
 _PLAIN = "{:28s} {:6s} {:9s}" + " {:>9s}" * len(FIGURES) + "  {}"
 _SMALL = 8  # layers
 _BARRIER, _WHILE = "stablehlo.optimization_barrier", "stablehlo.while"
@@ -77,7 +79,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__ and __doc__.partition("\n")[0])
     parser.add_argument("programs", nargs="*", metavar="PROGRAM", help=", ".join(PROGRAMS))
     parser.add_argument("--target", nargs="+", choices=list(PLANNED_FOR), default=["gpu", "tpu"])
-    parser.add_argument("--direction", nargs="+", choices=DIRECTIONS, default=list(DIRECTIONS))
+    directions = [*DIRECTIONS, HOLD]
+    parser.add_argument("--direction", nargs="+", choices=directions, default=list(DIRECTIONS))
     parser.add_argument("--small", action="store_true", help=f"{_SMALL} layers")
     parser.add_argument("--waits", action="store_true", help="list what is exposed")
     parser.add_argument("--markdown", action="store_true")
@@ -157,6 +160,7 @@ class _Table:
             return
         for direction in directions:
             steps = f"pipeline-collectives{{direction={direction} hardware={PLANNED_FOR[target]}}}"
+            steps = "hold-collectives" if direction == HOLD else steps
             rewritten = program.copy()
             try:
                 run_pipeline(rewritten, Pipeline.parse(steps))

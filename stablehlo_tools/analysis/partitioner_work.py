@@ -22,6 +22,7 @@ from stablehlo_tools.analysis.collectives import ModuleFacts, meshes_of
 from stablehlo_tools.analysis.entry import is_per_device
 from stablehlo_tools.analysis.shardings import SHARDING, manual_axes, sharding_per_value
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.dialect.frontend_attributes import FRONTEND_ATTRIBUTES
 from stablehlo_tools.dialect.gspmd import is_gspmd, is_round_trip, may_be_sharded
 from stablehlo_tools.dialect.names import BARRIER, CONSTANT, MANUAL_COMPUTATION, PARTITION_ID
@@ -68,6 +69,17 @@ class LeftToCompiler:
 def leaves_work_to_the_partitioner(module: ir.Module) -> bool:
     """Whether some of a program is written for all devices and sharded among them."""
     return left_to_the_partitioner(module) is not None
+
+
+def refuse_unpartitioned(module: ir.Module, name: str, precondition: str) -> None:
+    """Raises ToolError where a pass would miss the collectives that are left to a compiler."""
+    left = left_to_the_partitioner(module)
+    if left is not None:
+        raise ToolError(
+            f"{name}: the program leaves its collectives to the compiler: {left.advice} "
+            f"({precondition})",
+            module.operation.location,
+        )
 
 
 def left_to_the_partitioner(module: ir.Module) -> LeftToCompiler | None:

@@ -121,6 +121,11 @@ PASSES: dict[str, Entry] = {
         "BucketCollectivesPass",
         "collectives that are alike become one where that saves more latency than overlap",
     ),
+    "hold-collectives": Entry(
+        "stablehlo_tools.transforms.hold_collectives",
+        "HoldCollectivesPass",
+        "sums of a loop stay in their iteration, and apart, where XLA:GPU moves and joins them",
+    ),
     "break-permute-cycles": Entry(
         "stablehlo_tools.transforms.break_permute_cycles",
         "BreakPermuteCyclesPass",

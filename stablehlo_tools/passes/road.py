@@ -29,6 +29,7 @@ class Stage(enum.IntEnum):
     SPLIT = 80  # independent parts: one's compute hides another's collectives
     LOOPS = 90  # collectives in another iteration than their own
     MERGE = 100  # fewer and larger collectives, once their places are known
+    HOLD = 102  # sums in their place, where a compiler would move and join them
     LINKS = 105  # collectives of several links in flight together
     ORDER = 110  # what is issued when: last, as all else would undo it
 

@@ -54,7 +54,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from stablehlo_tools.analysis.collectives import find_collectives
-from stablehlo_tools.analysis.partitioner_work import left_to_the_partitioner
+from stablehlo_tools.analysis.partitioner_work import refuse_unpartitioned
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.cost.hardware import load_hardware
 from stablehlo_tools.diagnostics import Diagnostic, Diagnostics, ToolError, note
@@ -123,13 +123,8 @@ class PipelineCollectivesPass(Pass):
             raise ToolError(
                 "pipeline-collectives: memory-limit is a positive number of GiB (P4)", location
             )
-        left = None if find_collectives(module) else left_to_the_partitioner(module)
-        if left is not None:
-            raise ToolError(
-                f"pipeline-collectives: the program leaves its collectives to the compiler: "
-                f"{left.advice} (P1)",
-                location,
-            )
+        if not find_collectives(module):
+            refuse_unpartitioned(module, "pipeline-collectives", "P1")
         refuse_tokens(module, "pipeline-collectives", "P3")
 
 

@@ -49,7 +49,7 @@ from typing import ClassVar
 
 from stablehlo_tools.analysis.collectives import ModuleFacts
 from stablehlo_tools.analysis.effects import Effects
-from stablehlo_tools.analysis.partitioner_work import left_to_the_partitioner
+from stablehlo_tools.analysis.partitioner_work import refuse_unpartitioned
 from stablehlo_tools.analysis.tasks.graph import TracedGraph, traced_task_graph
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.cost.clock import Clock
@@ -194,13 +194,7 @@ class ScheduleOverlapPass(Pass):
             raise ToolError(
                 "schedule-overlap: compute-overlap-multiplier is a positive number (P4)", location
             )
-        left = left_to_the_partitioner(module)
-        if left is not None:
-            raise ToolError(
-                f"schedule-overlap: the program leaves its collectives to the compiler: "
-                f"{left.advice} (P1)",
-                location,
-            )
+        refuse_unpartitioned(module, "schedule-overlap", "P1")
         refuse_tokens(module, "schedule-overlap", "P3")
 
     def _headroom(self, work: _Work) -> float:

@@ -1,0 +1,115 @@
+"""Keeps the sums of a loop in their iteration, and apart, where XLA:GPU moves and joins them.
+
+XLA:GPU runs a reduce_scatter whose result a loop only stores in the next iteration, where it stands
+in the way of the gathers that this one begins with; and it joins sums that are alike into one,
+which cannot begin before the last operand is made. One after the other and in their place, each
+runs beside the kernels that make the next one's operand.
+
+    %a = "stablehlo.reduce_scatter"(%x)               // in the body of a loop
+    %b = "stablehlo.reduce_scatter"(%y)
+  ==>
+    %a = "stablehlo.reduce_scatter"(%x)
+    %a1 = stablehlo.optimization_barrier %a           // what uses %a uses this
+    %y1, %a2 = stablehlo.optimization_barrier %y, %a
+    %b = "stablehlo.reduce_scatter"(%y1)
+    %b1 = stablehlo.optimization_barrier %b
+
+Sums are reduce_scatters and all_reduces. Loops are `while` ops; a manual computation in a loop's
+body is part of it.
+
+Preconditions:
+  P1  There are sums in loops, or all collectives are explicit: a plain sharded jit export is
+      partitioned first.
+  P2  Every communicating op is of a dialect that is understood.
+  P3  No op has a token yet: thread-tokens comes after this pass.
+
+Guarantees: the signature as it was, the order of all ops, and values bitwise, for barriers compute
+nothing; a second run changes nothing.
+
+Left as they are: sums in branches, in the condition of a loop, in an async_start, or whose results
+only barriers use already; all outside of loops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import groupby, pairwise
+from typing import ClassVar
+
+from stablehlo_tools.analysis.collectives import find_collectives
+from stablehlo_tools.analysis.partitioner_work import refuse_unpartitioned
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.diagnostics import Diagnostics
+from stablehlo_tools.dialect.names import BARRIER, MANUAL_COMPUTATION, WHILE
+from stablehlo_tools.ir.token_chain import refuse_tokens
+from stablehlo_tools.ir.values import key_of
+from stablehlo_tools.passes.base import Pass
+from stablehlo_tools.passes.road import Milestone, Stage
+
+_SUMS = frozenset({"reduce_scatter", "all_reduce"})
+
+
+@dataclass(frozen=True)
+class HoldCollectivesPass(Pass):
+    """Reduce_scatters and all_reduces of a loop stay in their iteration, one after the other."""
+
+    name: ClassVar[str] = "hold-collectives"
+    milestone: ClassVar[Milestone | None] = Milestone(Stage.HOLD)
+
+    def run(self, module: ir.Module, diagnostics: Diagnostics) -> None:
+        """Rewrites the module in place."""
+        free = list(_sums_in_loops(module))
+        if not free:
+            refuse_unpartitioned(module, self.name, "P1")
+            return
+        refuse_tokens(module, self.name, "P3")
+        for _, together in groupby(free, key=lambda op: key_of(op.block.owner.operation)):
+            sums = list(together)
+            for before, after in pairwise(sums):
+                _wait(after, before)
+            for op in sums:
+                _keep(op)
+
+
+def _sums_in_loops(module: ir.Module) -> Iterator[ir.Operation]:
+    """In the order of the program."""
+    for collective in find_collectives(module):
+        is_free = not collective.is_async and collective.kind in _SUMS
+        if is_free and _is_in_loop(collective.op) and not _is_held(collective.op):
+            yield collective.op
+
+
+def _is_in_loop(op: ir.Operation) -> bool:
+    """Whether an op stands in the body of a loop, and runs in each iteration."""
+    block = op.block
+    while (owner := block.owner.operation).name == MANUAL_COMPUTATION:
+        block = owner.block
+    return owner.name == WHILE and block == owner.regions[1].blocks[0]
+
+
+def _is_held(op: ir.Operation) -> bool:
+    uses = [use.owner.name for result in op.results for use in result.uses]
+    return bool(uses) and all(name == BARRIER for name in uses)
+
+
+def _wait(op: ir.Operation, before: ir.Operation) -> None:
+    """Lets an op begin when another one is over."""
+    waiting = [op.operands[0], before.results[0]]
+    op.operands[0] = _barrier(ir.InsertionPoint(op), op.location, waiting).results[0]
+
+
+def _keep(op: ir.Operation) -> None:
+    """Hides from a compiler what becomes of an op's results."""
+    users = [use.owner.operation for result in op.results for use in result.uses]
+    waiting = [user for user in users if user.name == BARRIER]
+    held = _barrier(ir.InsertionPoint.after(op), op.location, list(op.results))
+    for result, kept in zip(op.results, held.results, strict=True):
+        result.replace_all_uses_except(kept, [held, *waiting])
+
+
+def _barrier(
+    point: ir.InsertionPoint, location: ir.Location, values: list[ir.Value]
+) -> ir.Operation:
+    types = [value.type for value in values]
+    return ir.Operation.create(BARRIER, results=types, operands=values, loc=location, ip=point)
