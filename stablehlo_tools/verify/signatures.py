@@ -16,14 +16,13 @@ from stablehlo_tools.analysis.argument_ranges import Sign
 from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError, to_place
+from stablehlo_tools.ir.platform_index import is_platform_index
 from stablehlo_tools.ir.walk import entry_function
 from stablehlo_tools.verify.element_types import element_type, from_dtype
 
 # data: random values. key: words of a PRNG key. platform: the index of the platform to run as.
 # nothing: a float0 array, which has a shape and no values.
 Role = Literal["data", "key", "platform", "nothing"]
-
-_PLATFORM_ARGUMENT = "_platform_index"
 
 
 @dataclass(frozen=True)
@@ -104,7 +103,7 @@ def module_signature(module: ir.Module) -> Signature:
         value = _module_value(
             argument.type, to_place(argument.location).name, f"input {i}", argument.location
         )
-        if _text(attributes, "jax.global_constant") == _PLATFORM_ARGUMENT:
+        if is_platform_index(attributes):
             value = Value(value.element, value.shape, value.name, "platform")
         inputs.append(value)
     outputs = [
