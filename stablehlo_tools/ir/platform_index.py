@@ -38,6 +38,22 @@ def platform_arguments(function: ir.Operation) -> list[int]:
     return [position for position, entry in enumerate(entries) if is_platform_index(entry)]
 
 
+def own_arguments(function: ir.Operation) -> list[ir.Value]:
+    """The arguments of what was exported: all but the platform's index. People count these."""
+    added = platform_arguments(function)
+    arguments = function.regions[0].blocks[0].arguments
+    return [argument for position, argument in enumerate(arguments) if position not in added]
+
+
+def argument_number(argument: ir.Value) -> int:
+    """Which of its block's arguments one is; of `main`'s, of those that its caller gives."""
+    taken = ir.BlockArgument(argument)
+    number, owner = taken.arg_number, taken.owner.owner.operation
+    if owner.name != FUNCTION:
+        return number
+    return number - sum(position < number for position in platform_arguments(owner))
+
+
 def fix_platform(module: ir.Module, index: int) -> None:
     """Makes the platform's index a constant, and a case that it decides what it decides for.
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from stablehlo_tools.analysis.entry import path_of
+from stablehlo_tools.analysis.entry import counted_name, path_of
 from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.artifacts.artifact import Artifact, Form
 from stablehlo_tools.artifacts.parsing import HOW_TO_EXPORT
@@ -27,6 +27,7 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError, naming, nearest
 from stablehlo_tools.files.atomic import write_all_atomically
 from stablehlo_tools.files.json_text import read_bounded
+from stablehlo_tools.ir.platform_index import own_arguments
 from stablehlo_tools.ir.walk import entry_function, main_function, terminator
 from stablehlo_tools.mpmd.manifest import (
     NAME,
@@ -289,7 +290,8 @@ def argument_paths(artifact: Artifact) -> list[str]:
         kept = artifact.exported.module_kept_var_idx
         chosen = [names[index] for index in kept]
         return [""] * (len(arguments) - len(chosen)) + chosen  # a platform's index comes first
-    return [path_of(argument) or f"argument {n}" for n, argument in enumerate(arguments)]
+    own = [path_of(argument) or counted_name(argument) for argument in own_arguments(main)]
+    return [""] * (len(arguments) - len(own)) + own
 
 
 def result_paths(artifact: Artifact) -> list[str]:
