@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -38,8 +38,11 @@ from stablehlo_tools.mpmd.manifest import (
     encode_manifest,
     refusal_of_name,
 )
+from stablehlo_tools.processes import activity
+from stablehlo_tools.processes.sharing import beside
 
 _WRITE = "stablehlo-tools expand-mpmd step.jax_export -o ranks --schedule 1f1b --ranks 2"
+_WORTH_A_FORK = 1 << 20  # bytes of a manifest
 _AGAIN = "copy the set again, or write it again with expand-mpmd"
 
 
@@ -73,9 +76,16 @@ def load(directory: str | os.PathLike[str]) -> RankSet:
     (path,) = files_in(root, [NAME])
     with naming(os.fspath(path)):
         data = read_bounded(path)
-    with _read_beside(_named_files(root, data)) as reading:
+
+    def checked() -> Manifest:
         with naming(os.fspath(path)):
-            manifest = decode_manifest(data)
+            return decode_manifest(data)
+
+    # A command reads programs itself, and another process for those that must not end by them.
+    is_reader = activity.may_end() and len(data) >= _WORTH_A_FORK
+    read, check = (_read_here, beside) if is_reader else (_read_beside, _not_beside)
+    with check(checked) as manifest_of, read(_named_files(root, data)) as reading:
+        manifest = manifest_of()
         files_in(root, [rank.program for rank in manifest.ranks])
         programs = tuple(program.result() for program in reading)
     loaded = RankSet(os.fspath(root), manifest, programs)
@@ -106,6 +116,25 @@ def _check_directory(root: Path) -> None:
         said, hint="" if meant else _WRITE, instead=(name, meant) if meant else None
     )
     raise _in_file(refusal, name)
+
+
+@contextlib.contextmanager
+def _not_beside(work: Callable[[], Manifest]) -> Generator[Callable[[], Manifest]]:
+    yield work
+
+
+@contextlib.contextmanager
+def _read_here(files: Sequence[Path]) -> Generator[list[Future[Artifact]]]:
+    """The programs in some files, up to the first that cannot be read."""
+    read: list[Future[Artifact]] = []
+    for rank, file in enumerate(files):
+        read.append(Future())
+        try:
+            read[-1].set_result(_program(file, rank))
+        except ToolError as error:
+            read[-1].set_exception(error)
+            break
+    yield read
 
 
 @contextlib.contextmanager
