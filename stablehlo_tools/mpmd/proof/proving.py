@@ -19,7 +19,7 @@ from stablehlo_tools.mpmd.proof.memory import RankMemory, rank_memory
 from stablehlo_tools.mpmd.proof.order import issued
 from stablehlo_tools.mpmd.proof.structure import check_devices, check_rows, check_structure
 from stablehlo_tools.mpmd.rank_set import RankSet
-from stablehlo_tools.mpmd.reading import Call, Message, Reading, read_rank
+from stablehlo_tools.mpmd.reading import Call, Reading, read_rank
 from stablehlo_tools.mpmd.set_report import Level, Link, RankRow, SetReport
 from stablehlo_tools.order.report import finding_text
 from stablehlo_tools.order.simulation import UndecidedError
@@ -308,18 +308,17 @@ def _levels(reading: Reading, memory: RankMemory, timeline: Timeline) -> tuple[L
 def _links(proof: Proof) -> tuple[Link, ...]:
     """The messages by the ranks that they go between."""
     moments: defaultdict[tuple[int, int], list[tuple[bool, float]]] = defaultdict(list)
+    sizes: dict[str, float] = {}  # of the types that are sent
     for reading in proof.readings:
         for message in reading.messages:
             label = proof.labels.of(reading, message.index)
             if label is None or not message.is_send:
                 continue
+            if message.type not in sizes:
+                sizes[message.type] = bytes_of(message.op.operands[0])
             ranks = (label.transfer.source, label.transfer.target)
-            moments[ranks].append((label.action is not None, _bytes(message)))
+            moments[ranks].append((label.action is not None, sizes[message.type]))
     return tuple(_link(ranks, each) for ranks, each in sorted(moments.items()))
-
-
-def _bytes(message: Message) -> float:
-    return bytes_of(message.op.operands[0])
 
 
 def _link(ranks: tuple[int, int], sent: list[tuple[bool, float]]) -> Link:
