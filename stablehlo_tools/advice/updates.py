@@ -40,7 +40,7 @@ from stablehlo_tools.dialect.names import (
     WHILE,
 )
 from stablehlo_tools.dialect.traits import ELEMENTWISE
-from stablehlo_tools.ir.platform_index import argument_number
+from stablehlo_tools.ir.platform_index import argument_number, own_arguments
 from stablehlo_tools.ir.values import key_of, producer
 from stablehlo_tools.ir.walk import FUNCTION, entry_function, ops_named, terminator
 from stablehlo_tools.ir.while_loop import is_invariant
@@ -182,7 +182,8 @@ def missing_donations(program: Program) -> Iterator[Advice]:
     yield program.advice(
         "not-donated",
         gain,
-        f"{len(kept)} of {len(arguments)} arguments ({named}{', …' if len(paths) > 3 else ''}) "
+        f"{len(kept)} of {len(own_arguments(main))} arguments "
+        f"({named}{', …' if len(paths) > 3 else ''}) "
         "come back changed and are not donated: the old values are kept beside the new",
         program.place(_made_by(largest)) if largest.ops else "",
         f"jax.jit(…, donate_argnums=…) for these: flat arguments {numbers}",
