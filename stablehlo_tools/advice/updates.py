@@ -16,6 +16,7 @@ from stablehlo_tools.advice.program import Collective, Program
 from stablehlo_tools.analysis.entry import (
     aliased_results,
     attributes_of_arguments,
+    counted_name,
     is_donated,
     path_of,
 )
@@ -39,6 +40,7 @@ from stablehlo_tools.dialect.names import (
     WHILE,
 )
 from stablehlo_tools.dialect.traits import ELEMENTWISE
+from stablehlo_tools.ir.platform_index import argument_number, own_arguments
 from stablehlo_tools.ir.values import key_of, producer
 from stablehlo_tools.ir.walk import FUNCTION, entry_function, ops_named, terminator
 from stablehlo_tools.ir.while_loop import is_invariant
@@ -172,13 +174,16 @@ def missing_donations(program: Program) -> Iterator[Advice]:
     arguments = main.regions[0].blocks[0].arguments
     largest = max(kept, key=lambda each: bytes_of(arguments[each.argument]))
     paths = [path_of(arguments[update.argument]) for update in kept]
-    named = ", ".join(filter(None, dict.fromkeys(paths[:3]))) or f"argument {largest.argument}"
-    numbers = ", ".join(str(update.argument) for update in kept[:6])
+    named = ", ".join(filter(None, dict.fromkeys(paths[:3]))) or counted_name(
+        arguments[largest.argument]
+    )
+    numbers = ", ".join(str(argument_number(arguments[u.argument])) for u in kept[:6])
     numbers += ", …" if len(kept) > 6 else ""
     yield program.advice(
         "not-donated",
         gain,
-        f"{len(kept)} of {len(arguments)} arguments ({named}{', …' if len(paths) > 3 else ''}) "
+        f"{len(kept)} of {len(own_arguments(main))} arguments "
+        f"({named}{', …' if len(paths) > 3 else ''}) "
         "come back changed and are not donated: the old values are kept beside the new",
         program.place(_made_by(largest)) if largest.ops else "",
         f"jax.jit(…, donate_argnums=…) for these: flat arguments {numbers}",
@@ -322,14 +327,16 @@ def copied_for_loops(program: Program) -> Iterator[Advice]:
         gain = 2.0 * moved / program.clock.hardware.memory_rate
         if not program.is_worth(gain) and moved < program.least * program.capacity:
             continue
-        names = ", ".join(path_of(arguments[number]) or f"argument {number}" for number in copied)
+        given = [arguments[number] for number in copied]
+        names = ", ".join(path_of(each) or counted_name(each) for each in given)
         yield program.advice(
             "copied-for-loop",
             gain,
             f"the loop writes into {size(moved)} of arguments that are not donated, {names}: it "
             "begins with copies of them",
             program.place(loop),
-            "jax.jit(…, donate_argnums=…) for these: flat arguments " + ", ".join(map(str, copied)),
+            "jax.jit(…, donate_argnums=…) for these: flat arguments "
+            + ", ".join(str(argument_number(each)) for each in given),
             gain_bytes=moved,
         )
 

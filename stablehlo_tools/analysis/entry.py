@@ -9,6 +9,7 @@ from stablehlo_tools.analysis.collectives import find_collectives
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.gspmd import is_manual_body, is_shard_map_border
 from stablehlo_tools.dialect.names import CALL, COMPOSITE, MANUAL_COMPUTATION, PARTITION_ID
+from stablehlo_tools.ir.platform_index import argument_number
 from stablehlo_tools.ir.walk import ENTRY, callee_name, functions_by_name, walk
 from stablehlo_tools.order.program import UNKNOWN_CALL
 
@@ -62,11 +63,18 @@ def argument_name(argument: ir.Value) -> str:
     """`batch['x'] (argument 7)`, or `argument 7`: an argument of `main`, or the operand of a manual
     computation that an argument in there is."""
     outside = outside_of(argument)
-    owner = outside.owner
-    if not isinstance(owner, ir.Block):
-        return f"operand {ir.BlockArgument(argument).arg_number} of the manual computation"
-    path, counted = path_of(outside), f"argument {ir.BlockArgument(outside).arg_number}"
+    if not isinstance(outside.owner, ir.Block):
+        return counted_name(argument)
+    path, counted = path_of(outside), counted_name(argument)
     return f"{path} ({counted})" if path else counted
+
+
+def counted_name(argument: ir.Value) -> str:
+    """`argument 7`, as the caller of `main` counts: the index of a platform is none of them."""
+    outside = outside_of(argument)
+    if not isinstance(outside.owner, ir.Block):
+        return f"operand {ir.BlockArgument(argument).arg_number} of the manual computation"
+    return f"argument {argument_number(outside)}"
 
 
 _ALIASED = "tf.aliasing_output"  # which result lies in an argument's memory

@@ -268,7 +268,9 @@ class IssueReader:
             steady, _, _ = self._steady(op, ([], []), level)
             self._bind(op.results, steady)
         elif name in BRANCHES:
-            ends = [self._region(region.blocks[0], [], level) for region in op.regions]
+            taken = self._taken(op)
+            regions = op.regions if taken is None else [op.regions[taken]]
+            ends = [self._region(region.blocks[0], [], level) for region in regions]
             self._bind(op.results, [either(parts) for parts in zip(*ends, strict=True)])
         elif name in DEVICE_IDS:
             counts = self.rendezvous.facts.grid
@@ -346,13 +348,12 @@ class IssueReader:
     def _branch(self, op: ir.Operation, sites: Sequence[Sequence[Site]], level: Level) -> None:
         assert self.uniformity is not None
         self.uniformity.run(op)
-        choice = self.uniformity.choice(op)
-        taken = set(choice.values or ())
-        if len(taken) == 1:  # known, and the same everywhere: compilers inline it
-            position = taken.pop()
-            body = op.regions[position].blocks[0]
-            self._bind(op.results, self._region(body, sites[position], level))
+        taken = self._taken(op)
+        if taken is not None:  # compilers inline it
+            body = op.regions[taken].blocks[0]
+            self._bind(op.results, self._region(body, sites[taken], level))
             return
+        choice = self.uniformity.choice(op)
         first = self.next_bit
         levels = [level.nested(region) for region in range(len(op.regions))]
         ends = [
@@ -374,6 +375,13 @@ class IssueReader:
         self._bind(
             op.results, [part.with_all(chosen) if part.each & bit else part for part in merged]
         )
+
+    def _taken(self, branch: ir.Operation) -> int | None:
+        """The region that all devices enter, where that is known of a branch that was evaluated."""
+        if self.uniformity is None:
+            return None
+        taken = set(self.uniformity.choice(branch).values or ())
+        return taken.pop() if len(taken) == 1 else None
 
     def _loop(self, op: ir.Operation, sites: Sequence[Sequence[Site]], level: Level) -> None:
         assert self.uniformity is not None

@@ -50,6 +50,7 @@ from stablehlo_tools.dialect.traits import (
     ops_with,
     short_names,
 )
+from stablehlo_tools.ir.platform_index import is_platform_index
 from stablehlo_tools.ir.walk import terminator
 
 _SAME_ON_GROUP = short_names(ops_with(Trait.SAME_ON_GROUP))
@@ -117,7 +118,7 @@ class Uniformity:
         for position, argument in enumerate(block.arguments):
             entry = ir.DictAttr(listed[position]) if position < len(listed) else None
             self.env[argument] = self._argument(entry, is_per_device)
-            if platform is not None and _is_platform_index(entry):
+            if platform is not None and is_platform_index(entry):
                 values = (platform,) * len(self.devices)
                 self.env[argument] = Variation(self.everywhere.classes, values)
 
@@ -415,12 +416,6 @@ def _is_replicated(attributes: ir.DictAttr | None) -> bool:
     return "mhlo.sharding" in attributes and (
         ir.StringAttr(attributes["mhlo.sharding"]).value == "{replicated}"
     )
-
-
-def _is_platform_index(attributes: ir.DictAttr | None) -> bool:
-    if attributes is None or "jax.global_constant" not in attributes:
-        return False
-    return ir.StringAttr(attributes["jax.global_constant"]).value == "_platform_index"
 
 
 def _captured(op: ir.Operation) -> list[ir.Value]:

@@ -31,6 +31,7 @@ from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.artifacts.artifact import Artifact, Form
 from stablehlo_tools.diagnostics import Diagnostic, Place, ToolError, naming
 from stablehlo_tools.dialect.names import MANUAL_COMPUTATION
+from stablehlo_tools.ir.platform_index import fix_platform
 from stablehlo_tools.ir.walk import terminator
 from stablehlo_tools.order.program import Program, issues_of, renumbered
 
@@ -84,11 +85,18 @@ class Job:
     artifacts: tuple[Artifact, ...]
     options: Options
 
-    def read(self) -> list[Issued]:
-        """What each issues, its calls inlined in place. Raises a located ToolError."""
+    def read(self, *, keeps_platforms: bool = False) -> list[Issued]:
+        """What each issues, its calls inlined in place. Raises a located ToolError.
+
+        An artifact for several platforms becomes one for that of the options, as its compiler makes
+        it, unless the caller `keeps_platforms`: what the others alone need then counts as used.
+        """
 
         def read_all(parts: Sequence[_Part]) -> list[_Read[Issued]]:
-            return [_read(self.artifacts[part.index], part) for part in parts]
+            return [
+                _read(self.artifacts[part.index], part, keeps_platforms=keeps_platforms)
+                for part in parts
+            ]
 
         parts = _settled([loaded.name for loaded in self.artifacts], self.options, read_all)
         programs = _placed([part.read.program for part in parts], parts, self.options)
@@ -160,10 +168,13 @@ def _placed(
     return placed
 
 
-def _read(loaded: Artifact, part: _Part) -> _Read[Issued]:
-    """Reads the program of a loaded artifact, and inlines its calls in place."""
+def _read(loaded: Artifact, part: _Part, *, keeps_platforms: bool = False) -> _Read[Issued]:
+    """Reads the program of a loaded artifact, its calls inlined and its platform fixed in place."""
     module, options = loaded.module, part.options
     with naming(loaded.name), unknown_calls_counted(module, options.local):
+        platform, by_channel = _platform(loaded, part), options.separate
+        if platform is not None and not keeps_platforms:
+            fix_platform(module, platform)
         inlined = inline_module(module)
         # The pairs of separate programs' transfers name devices of the others.
         own = [c for c in inlined.collectives if not (options.separate and c.kind in _TRANSFERS)]
@@ -174,7 +185,6 @@ def _read(loaded: Artifact, part: _Part) -> _Read[Issued]:
             facts = ModuleFacts(_widened(facts.grid, wanted), facts.meshes)
         size = facts.grid.size
         devices = tuple(range(size)) if options.separate else _devices(part, size)
-        platform, by_channel = _platform(loaded, part), options.separate
         issued = read_issued(
             inlined,
             loaded.name,

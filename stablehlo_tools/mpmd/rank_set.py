@@ -13,13 +13,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from stablehlo_tools.analysis.entry import path_of
+from stablehlo_tools.analysis.entry import counted_name, path_of
 from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.artifacts.artifact import Artifact, Form
 from stablehlo_tools.artifacts.parsing import HOW_TO_EXPORT
@@ -27,6 +27,7 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError, naming, nearest
 from stablehlo_tools.files.atomic import write_all_atomically
 from stablehlo_tools.files.json_text import read_bounded
+from stablehlo_tools.ir.platform_index import own_arguments
 from stablehlo_tools.ir.walk import entry_function, main_function, terminator
 from stablehlo_tools.mpmd.manifest import (
     NAME,
@@ -37,8 +38,11 @@ from stablehlo_tools.mpmd.manifest import (
     encode_manifest,
     refusal_of_name,
 )
+from stablehlo_tools.processes import activity
+from stablehlo_tools.processes.sharing import beside
 
 _WRITE = "stablehlo-tools expand-mpmd step.jax_export -o ranks --schedule 1f1b --ranks 2"
+_WORTH_A_FORK = 1 << 20  # bytes of a manifest
 _AGAIN = "copy the set again, or write it again with expand-mpmd"
 
 
@@ -72,9 +76,16 @@ def load(directory: str | os.PathLike[str]) -> RankSet:
     (path,) = files_in(root, [NAME])
     with naming(os.fspath(path)):
         data = read_bounded(path)
-    with _read_beside(_named_files(root, data)) as reading:
+
+    def checked() -> Manifest:
         with naming(os.fspath(path)):
-            manifest = decode_manifest(data)
+            return decode_manifest(data)
+
+    # A command reads programs itself, and another process for those that must not end by them.
+    is_reader = activity.may_end() and len(data) >= _WORTH_A_FORK
+    read, check = (_read_here, beside) if is_reader else (_read_beside, _not_beside)
+    with check(checked) as manifest_of, read(_named_files(root, data)) as reading:
+        manifest = manifest_of()
         files_in(root, [rank.program for rank in manifest.ranks])
         programs = tuple(program.result() for program in reading)
     loaded = RankSet(os.fspath(root), manifest, programs)
@@ -105,6 +116,25 @@ def _check_directory(root: Path) -> None:
         said, hint="" if meant else _WRITE, instead=(name, meant) if meant else None
     )
     raise _in_file(refusal, name)
+
+
+@contextlib.contextmanager
+def _not_beside(work: Callable[[], Manifest]) -> Generator[Callable[[], Manifest]]:
+    yield work
+
+
+@contextlib.contextmanager
+def _read_here(files: Sequence[Path]) -> Generator[list[Future[Artifact]]]:
+    """The programs in some files, up to the first that cannot be read."""
+    read: list[Future[Artifact]] = []
+    for rank, file in enumerate(files):
+        read.append(Future())
+        try:
+            read[-1].set_result(_program(file, rank))
+        except ToolError as error:
+            read[-1].set_exception(error)
+            break
+    yield read
 
 
 @contextlib.contextmanager
@@ -289,7 +319,8 @@ def argument_paths(artifact: Artifact) -> list[str]:
         kept = artifact.exported.module_kept_var_idx
         chosen = [names[index] for index in kept]
         return [""] * (len(arguments) - len(chosen)) + chosen  # a platform's index comes first
-    return [path_of(argument) or f"argument {n}" for n, argument in enumerate(arguments)]
+    own = [path_of(argument) or counted_name(argument) for argument in own_arguments(main)]
+    return [""] * (len(arguments) - len(own)) + own
 
 
 def result_paths(artifact: Artifact) -> list[str]:

@@ -31,10 +31,18 @@ type _Position = tuple[int, int]  # a program, and where in its block a node sta
 
 
 def align(
-    programs: Sequence[Program], constraints: Constraints
+    programs: Sequence[Program],
+    constraints: Constraints,
+    relation: str = "is computed from",
+    *,
+    first_leads: bool = False,
 ) -> dict[tuple[int, Block], list[int]] | Finding:
-    """For each program and block the order of its nodes; or why no common order exists."""
-    aligned = _Alignment(programs, constraints)
+    """For each program and block the order of its nodes; or why no common order exists.
+
+    `relation` says what a constraint means: a node … an earlier one. What nothing orders comes in
+    turns, as early in each text; where the `first_leads`, as in the first program that has it.
+    """
+    aligned = _Alignment(programs, constraints, relation, first_leads)
     finding = aligned.level({i: program.block for i, program in enumerate(programs)})
     return aligned.orders if finding is None else finding
 
@@ -43,6 +51,8 @@ def align(
 class _Alignment:
     programs: Sequence[Program]
     constraints: Constraints
+    relation: str
+    first_leads: bool
     orders: dict[tuple[int, Block], list[int]] = field(
         default_factory=dict[tuple[int, Block], list[int]]
     )
@@ -59,7 +69,7 @@ class _Alignment:
                 for earlier in bit_positions(before):
                     source, target = classes[program, earlier], classes[program, later]
                     following[source].setdefault(target, (program, earlier, later))
-        rank = _sort(members, following)
+        rank = _sort(members, following, first_leads=self.first_leads)
         if len(rank) < len(members):
             return self._conflict(blocks, following, set(members) - set(rank))
         for program, block in blocks.items():
@@ -89,8 +99,8 @@ class _Alignment:
                 f"{name(node)} at {at(self.programs, program, node.place)}" for node in nodes
             )
             told.append(
-                f"in {self.programs[program].name}, {second} is computed from {first}, so it comes "
-                "after it"
+                f"in {self.programs[program].name}, {second} {self.relation} {first}, so it "
+                "comes after it"
             )
             actors.append((program, nodes[0]))
         return Finding(
@@ -156,10 +166,15 @@ def _reach(node: Node) -> frozenset[tuple[int, ...]]:
 def _sort(
     members: Mapping[int, Sequence[_Position]],
     following: Mapping[int, Mapping[int, object]],
+    *,
+    first_leads: bool,
 ) -> dict[int, int]:
     """Ranks the classes, each after what must come before it, else as early as its text."""
     waiting = Counter(target for targets in following.values() for target in targets)
-    early = {number: min((p, i) for i, p in places) for number, places in members.items()}
+    early = {
+        number: min(places if first_leads else [(p, i) for i, p in places])
+        for number, places in members.items()
+    }
     ready = [(early[number], number) for number in members if not waiting[number]]
     heapq.heapify(ready)
     rank: dict[int, int] = {}

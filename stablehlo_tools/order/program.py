@@ -222,6 +222,7 @@ def issues_of(
     for node in block.nodes:
         if isinstance(node, Issue):
             yield node
+            continue
         for inner in inside(node):
             yield from issues_of(inner, inside)
 

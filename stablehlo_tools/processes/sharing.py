@@ -12,6 +12,7 @@ import signal
 import threading
 import warnings
 from collections.abc import Callable, Generator, Sequence
+from functools import partial
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 
@@ -29,29 +30,61 @@ def shared[T](work: Callable[[int], T], numbers: Sequence[int]) -> Generator[Cal
     this process does the rest, from the first on, and waits for nothing. What `work` makes must be
     sendable. Raises what `work` raises.
     """
-    if len(numbers) < _LEAST or (os.cpu_count() or 1) < 2 or threading.active_count() > 1:
+    if len(numbers) < _LEAST or not _may_fork():
         yield lambda: [work(number) for number in numbers]
         return
+    with _forked(partial(_work, work, numbers)) as receiving:
+
+        def together() -> list[T]:
+            made: dict[int, T] = {}
+            for place, number in enumerate(numbers):
+                _take(receiving, made)
+                if len(made) >= len(numbers):
+                    break
+                if place not in made:
+                    made[place] = work(number)
+            return [made[place] for place in range(len(numbers))]
+
+        yield together
+
+
+@contextlib.contextmanager
+def beside[T](work: Callable[[], T]) -> Generator[Callable[[], T]]:
+    """What `work` makes, once it is called for: by a fork, while this process does something else.
+
+    It is done here where there is no second core, or another thread, and where it raises anything
+    in the fork, which is so raised here. What it makes must be sendable.
+    """
+    if not _may_fork():
+        yield work
+        return
+    with _forked(partial(_work, lambda _: work(), [0])) as receiving:
+
+        def made() -> T:
+            try:
+                return receiving.recv()[1]
+            except EOFError:
+                return work()
+
+        yield made
+
+
+def _may_fork() -> bool:
+    return (os.cpu_count() or 1) > 1 and threading.active_count() == 1
+
+
+@contextlib.contextmanager
+def _forked(work: Callable[[Connection], None]) -> Generator[Connection]:
+    """Where a fork sends what it makes, until it is ended."""
     context = get_context("fork")
     receiving, sending = context.Pipe(duplex=False)
     fcntl.fcntl(sending.fileno(), fcntl.F_SETPIPE_SZ, _ROOM)
-    worker = context.Process(target=_work, args=(work, numbers, sending), daemon=True)
+    worker = context.Process(target=work, args=(sending,), daemon=True)
     with warnings.catch_warnings(action="ignore"):  # of native threads: nobody waits for the fork
         worker.start()
     sending.close()
-
-    def together() -> list[T]:
-        made: dict[int, T] = {}
-        for place, number in enumerate(numbers):
-            _take(receiving, made)
-            if len(made) >= len(numbers):
-                break
-            if place not in made:
-                made[place] = work(number)
-        return [made[place] for place in range(len(numbers))]
-
     try:
-        yield together
+        yield receiving
     finally:
         worker.kill()
         worker.join()

@@ -1,15 +1,7 @@
 """Makes of an artifact the one module that is given to a compiler: one platform, every op tagged.
 
-**One platform.** The `main` of an artifact for several platforms takes the platform's index first,
-and picks lowerings by it:
-
-    func @main(%i: tensor<i32> {jax.global_constant = "_platform_index"}, %x) {
-      %y = "stablehlo.case"(%i) ({ … all_gather … }, { … all_gather … })
-    ==>
-    func @main(%x) { %y = … all_gather … }
-
-Only what jax.export writes is resolved: indices passed on to functions and manual computations,
-cases over them, and cases over the constants that such cases return. XLA folds what is left.
+**One platform.** An artifact for several platforms is made one for the target's
+(`ir.platform_index`). XLA folds what is left.
 
 **One device.** `jax.export` writes programs for all devices: their collectives stand inside manual
 computations. A module whose collectives stand outside (what Shardy's partitioner makes, or
@@ -39,8 +31,8 @@ from stablehlo_tools.analysis.replica_groups import GroupMode, ProcessGrid
 from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
-from stablehlo_tools.dialect.names import MANUAL_COMPUTATION
 from stablehlo_tools.ir.inline import wrap_body
+from stablehlo_tools.ir.platform_index import drop_platform_argument, fix_platform
 from stablehlo_tools.ir.shardy_round_trip import restore_shardy
 from stablehlo_tools.ir.token_chain import inline_composites
 from stablehlo_tools.ir.walk import (
@@ -57,10 +49,6 @@ from stablehlo_tools.targets.order import Item, program_ids
 from stablehlo_tools.targets.tagging import TaggedOp, tag_collectives
 
 _GRID = ("replicas", "partitions")
-_GLOBAL_CONSTANT = "jax.global_constant"
-_PLATFORM_INDEX = "_platform_index"
-_CASE = "stablehlo.case"
-_CONSTANT = "stablehlo.constant"
 _SHARDING = "sdy.sharding"
 _AXIS = "device"
 _DEVICES_PER_HOST = 8
@@ -95,7 +83,8 @@ def prepare(artifact: Artifact, target: Target) -> PreparedModule:
         raise ToolError("the module has no function @main to compile")
     index = _platform_index(artifact, target)
     if index is not None:
-        _fix_platform(module, main, index)
+        fix_platform(module, index)
+        drop_platform_argument(main)
     _check_shapes(main)
     grid = _process_grid(module)
     inline_composites(module)  # so that collectives that share a decomposition are told apart
@@ -154,109 +143,6 @@ def _inferred_grid(facts: ModuleFacts, collectives: list[Collective]) -> Process
         grid = ProcessGrid(1, max([grid.num_partitions, *sizes]))
     reduces_all = any(c.group_mode is GroupMode.CROSS_REPLICA for c in collectives)
     return ProcessGrid(_DEVICES_PER_HOST) if grid.size == 1 and reduces_all else grid
-
-
-def _fix_platform(module: ir.Module, main: ir.Operation, index: int) -> None:
-    """Specialises the module to one platform index and drops `main`'s argument for it, in place."""
-    for op in module.body.operations:
-        if op.operation.name == FUNCTION:
-            _resolve_function(op.operation, index)
-    if _platform_arguments(main)[:1] == [0]:
-        _drop_first_argument(main)
-
-
-def _resolve_function(function: ir.Operation, index: int) -> None:
-    arguments = _platform_arguments(function)
-    if not arguments or not function.regions[0].blocks:
-        return
-    block = function.regions[0].blocks[0]
-    for position in arguments:
-        _replace_by_constant(block, block.arguments[position], index)
-    _resolve_ops([op.operation for op in block.operations], index)
-
-
-def _resolve_ops(ops: list[ir.Operation], index: int) -> None:
-    for op in ops:
-        if op.name == _CASE:
-            chosen = _constant_value(op.operands[0])
-            if chosen is not None:
-                _resolve_ops(_splice(op, chosen), index)
-                continue
-        if op.name == MANUAL_COMPUTATION:
-            block = op.regions[0].blocks[0]
-            for position, operand in enumerate(op.operands):
-                value = _constant_value(operand)
-                if value is not None:
-                    _replace_by_constant(block, block.arguments[position], value)
-        for region in op.regions:
-            for block in region.blocks:
-                _resolve_ops([inner.operation for inner in block.operations], index)
-
-
-def _splice(case: ir.Operation, chosen: int) -> list[ir.Operation]:
-    """Replaces a case by one of its branches (the last, for an index that is out of range)."""
-    count = len(case.regions)
-    block = case.regions[chosen if 0 <= chosen < count else count - 1].blocks[0]
-    end = terminator(block)
-    returned = list(end.operands)
-    moved = [op.operation for op in block.operations][:-1]
-    for op in moved:
-        op.move_before(case)
-    for result, value in zip(case.results, returned, strict=True):
-        result.replace_all_uses_with(value)
-    case.erase()
-    return moved
-
-
-def _constant_value(value: ir.Value) -> int | None:
-    """The value of a scalar integer constant."""
-    owner = value.owner
-    if isinstance(owner, ir.Block) or owner.operation.name != _CONSTANT:
-        return None
-    attribute = owner.operation.attributes["value"]
-    if not isinstance(attribute, ir.DenseIntElementsAttr) or len(attribute) != 1:
-        return None
-    return int(attribute[0])
-
-
-def _replace_by_constant(block: ir.Block, argument: ir.Value, value: int) -> None:
-    type_ = ir.RankedTensorType(argument.type)
-    constant = ir.Operation.create(
-        _CONSTANT,
-        results=[type_],
-        attributes={
-            "value": ir.DenseElementsAttr.get_splat(
-                type_, ir.IntegerAttr.get(type_.element_type, value)
-            )
-        },
-        loc=block.owner.location,
-        ip=ir.InsertionPoint.at_block_begin(block),
-    )
-    argument.replace_all_uses_with(constant.results[0])
-
-
-def _platform_arguments(function: ir.Operation) -> list[int]:
-    """The positions of the arguments that carry the platform index."""
-    attributes = function.attributes.get("arg_attrs")
-    if attributes is None:
-        return []
-    positions: list[int] = []
-    for position, entry in enumerate(map(ir.DictAttr, ir.ArrayAttr(attributes))):
-        if _GLOBAL_CONSTANT in entry:
-            name = ir.StringAttr(entry[_GLOBAL_CONSTANT]).value
-            positions += [position] if name == _PLATFORM_INDEX else []
-    return positions
-
-
-def _drop_first_argument(function: ir.Operation) -> None:
-    block = function.regions[0].blocks[0]
-    block.erase_argument(0)
-    attributes = list(ir.ArrayAttr(function.attributes["arg_attrs"]))[1:]
-    function.attributes["arg_attrs"] = ir.ArrayAttr.get(attributes, function.context)
-    type_ = ir.FunctionType(ir.TypeAttr(function.attributes["function_type"]).value)
-    with function.context:
-        dropped = ir.FunctionType.get(list(type_.inputs)[1:], list(type_.results))
-        function.attributes["function_type"] = ir.TypeAttr.get(dropped)
 
 
 def _make_manual(module: ir.Module, partitions: int) -> None:

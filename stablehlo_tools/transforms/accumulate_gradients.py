@@ -63,6 +63,7 @@ from stablehlo_tools.ir.cleanup import erase_unused, fold_reshapes, link_loops
 from stablehlo_tools.ir.clone import copy_module, take_over
 from stablehlo_tools.ir.equal_branches import fold_equal_branches
 from stablehlo_tools.ir.inline import inline_all_calls
+from stablehlo_tools.ir.platform_index import own_arguments
 from stablehlo_tools.ir.token_chain import refuse_tokens
 from stablehlo_tools.ir.walk import entry_function, functions_by_name
 from stablehlo_tools.passes.base import Pass
@@ -183,7 +184,7 @@ def _spread(block: ir.Block, meshes: Meshes) -> Spread:
 
 def _places(main: ir.Operation, entries: Sequence[ir.Value], arguments: Sequence[int]) -> list[int]:
     """Where the block takes arguments of `main`."""
-    taken = list(main.regions[0].blocks[0].arguments)
+    taken = own_arguments(main)
     places: list[int] = []
     for number in arguments:
         if not 0 <= number < len(taken):

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
+from operator import or_
 
 from stablehlo_tools.analysis.effects import unknown_calls_counted
 from stablehlo_tools.analysis.issued import Issued
@@ -17,6 +19,7 @@ from stablehlo_tools.artifacts.program_set import Job
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Diagnostic, Diagnostics, Severity, naming, to_place
 from stablehlo_tools.ir.values import key_of
+from stablehlo_tools.ir.walk import FUNCTION
 from stablehlo_tools.order.agreement import (
     find_disagreement,
     find_divergence,
@@ -26,12 +29,15 @@ from stablehlo_tools.order.agreement import (
 )
 from stablehlo_tools.order.alignment import align
 from stablehlo_tools.order.findings import Finding
-from stablehlo_tools.order.program import Block, Program, blocks_of
+from stablehlo_tools.order.program import Block, Program, bit_positions, blocks_of
 from stablehlo_tools.order.simulation import Choice, Simulator
 from stablehlo_tools.order.verdict import decide
 from stablehlo_tools.transforms.keep_alive import keep_alive
 from stablehlo_tools.transforms.strip_tokens import strip_module
 from stablehlo_tools.transforms.thread_tokens import ThreadTokensPass
+
+_STAYS = "is computed from, or kept by the region around one of the two behind,"
+type _Placed = tuple[int, Block, Sequence[ir.Operation]]  # a program, a block of it, its sites
 
 
 @dataclass(frozen=True)
@@ -71,7 +77,7 @@ def align_order(job: Job, threading: ThreadTokensPass) -> Aligned:
         with naming(loaded.name), loaded.module.context, counted:
             threading.run(loaded.module, diagnostics)
         warnings += [(loaded.name, told) for told in diagnostics.collected]
-    copies = tuple(loaded.copy() for loaded in job.artifacts)  # reading inlines composites
+    copies = tuple(loaded.copy() for loaded in job.artifacts)  # reading changes them
     decided = decide([part.program for part in replace(job, artifacts=copies).read()])
     return Aligned(decided.programs, decided.finding, tuple(warnings))
 
@@ -81,7 +87,7 @@ def _agreeing(
 ) -> tuple[list[Issued], Finding | None]:
     """The programs once every participant issues every collective; or why that cannot be."""
     while True:
-        issued = job.read()
+        issued = job.read(keeps_platforms=True)
         programs, finding = pair_transfers([part.program for part in issued])
         finding = (
             finding
@@ -108,12 +114,18 @@ def _common_order(programs: Sequence[Program], issued: Sequence[Issued]) -> Choi
     simulator = Simulator(programs)
     if simulator.run().ended:
         return {}
-    constraints = {
-        block: _constraints(ops)
-        for program, part in zip(programs, issued, strict=True)
+    blocks = [
+        (number, block, ops)
+        for number, (program, part) in enumerate(zip(programs, issued, strict=True))
         for block, ops in zip(blocks_of(program.block), part.sites, strict=True)
-    }
-    choice = align(programs, constraints)
+    ]
+    free = {block: _constraints(ops) for _, block, ops in blocks}
+    choice = align(programs, free)
+    if not _can_be_written(choice, blocks):
+        choice = align(programs, free, first_leads=True)
+    if not _can_be_written(choice, blocks):
+        bound = {block: _constraints(ops, stays=True) for _, block, ops in blocks}
+        choice = align(programs, bound, _STAYS)
     if isinstance(choice, Finding):
         return choice
     outcome = simulator.run(choice)
@@ -128,36 +140,77 @@ def _unmatched(programs: Sequence[Program]) -> Finding:
     return finding
 
 
-def _constraints(ops: Sequence[ir.Operation]) -> list[int]:
-    """For each op of a block's nodes the earlier ones that the text does not let it pass.
+type _Anchored = dict[ir.Value | ir.Operation, tuple[ir.Operation, list[int]]]
 
-    Those that it is computed from; and those of other blocks of the module: a node of one manual
-    computation stays before the nodes of the next.
+
+def _anchors(ops: Sequence[ir.Operation]) -> list[tuple[ir.Block, _Anchored]]:
+    """What of each block moves with the ops of a level: an op itself, or what it stands in.
+
+    A level's ops may stand in regions of others: manual computations, and branches that are surely
+    taken, as those of a platform are. By its key, each anchor comes with the positions of the ops
+    that it holds, in text order; blocks in which nothing passes anything are left out.
     """
-    computed = _computed_from(ops)
-    return [
-        computed[later] | sum(1 << i for i in range(later) if ops[i].block != op.block)
-        for later, op in enumerate(ops)
-    ]
+    found: dict[ir.Block, _Anchored] = {}
+    for position, op in enumerate(ops):
+        anchor = op
+        while anchor.name != FUNCTION:
+            held = found.setdefault(anchor.block, {})
+            held.setdefault(key_of(anchor), (anchor, []))[1].append(position)
+            anchor = anchor.block.owner.operation
+    return [(block, held) for block, held in found.items() if len(held) > 1]
 
 
-def _computed_from(ops: Sequence[ir.Operation]) -> list[int]:
-    """For each op which of the others it is computed from, within its block, as bits."""
+def _can_be_written(choice: Choice | Finding, blocks: Sequence[_Placed]) -> bool:
+    """Whether nothing comes between ops that one anchor holds; there may be no order at all."""
+    if isinstance(choice, Finding):
+        return True
+    return all(
+        positions[-1] - positions[0] + 1 == len(positions)
+        for number, block, ops in blocks
+        for _, held in _anchors([ops[p] for p in choice.get((number, block), ())])
+        for _, positions in held.values()
+    )
+
+
+def _constraints(ops: Sequence[ir.Operation], *, stays: bool = False) -> list[int]:
+    """For each op of a block's nodes the earlier ones that it cannot be moved before, as bits.
+
+    Where two stand in different regions, what moves is what they stand in: it comes after what it
+    is computed from. What holds several nodes `stays` where it is among the others, if asked to,
+    so that none of them comes between.
+    """
+    bound = [0] * len(ops)
+    for block, held in _anchors(ops):
+        computed = _computed_from(block, [anchor for anchor, _ in held.values()])
+        inside = [positions for _, positions in held.values()]
+        bits = [sum(1 << position for position in positions) for positions in inside]
+        several = [stays and len(positions) > 1 for positions in inside]
+        fixed = sum(1 << i for i, is_held in enumerate(several) if is_held)
+        for later, positions in enumerate(inside):
+            earlier = (1 << later) - 1
+            behind = computed[later] | (earlier if several[later] else fixed & earlier)
+            before = reduce(or_, (bits[i] for i in bit_positions(behind)), 0)
+            for position in positions:
+                bound[position] |= before
+    return bound
+
+
+def _computed_from(block: ir.Block, ops: Sequence[ir.Operation]) -> list[int]:
+    """For each of some ops of a block which of the others it is computed from, as bits."""
     positions = {key_of(op): i for i, op in enumerate(ops)}
     sources = [0] * len(ops)
-    for block in dict.fromkeys(op.block for op in ops):
-        known: dict[ir.Value, int] = {}
-        for view in block.operations:
-            op = view.operation
-            bits = 0
-            for value in read_by(op):
-                bits |= known.get(value, 0)
-            position = positions.get(key_of(op))
-            if position is not None:
-                sources[position] = bits
-                bits |= 1 << position
-            if bits:
-                known.update((result, bits) for result in op.results)
+    known: dict[ir.Value, int] = {}
+    for view in block.operations:
+        op = view.operation
+        bits = 0
+        for value in read_by(op):
+            bits |= known.get(value, 0)
+        position = positions.get(key_of(op))
+        if position is not None:
+            sources[position] = bits
+            bits |= 1 << position
+        if bits:
+            known.update((result, bits) for result in op.results)
     return sources
 
 
@@ -174,11 +227,9 @@ def read_by(op: ir.Operation) -> list[ir.Value]:
 def _reorder(issued: Issued, program: Program, orders: Mapping[Block, Sequence[int]]) -> None:
     """Moves ops so that the text has the nodes in the orders given."""
     for block, sites in zip(blocks_of(program.block), issued.sites, strict=True):
-        wanted: dict[ir.Block, list[ir.Operation]] = {}
-        for position in orders.get(block, ()):
-            wanted.setdefault(sites[position].block, []).append(sites[position])
-        for where, ops in wanted.items():
-            _rearrange(where, ops)
+        wanted = [sites[position] for position in orders.get(block, ())]
+        for where, held in _anchors(wanted):
+            _rearrange(where, [anchor for anchor, _ in held.values()])
 
 
 def _rearrange(block: ir.Block, wanted: Sequence[ir.Operation]) -> None:

@@ -16,14 +16,13 @@ from stablehlo_tools.analysis.argument_ranges import Sign
 from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError, to_place
+from stablehlo_tools.ir.platform_index import argument_number, is_platform_index
 from stablehlo_tools.ir.walk import entry_function
 from stablehlo_tools.verify.element_types import element_type, from_dtype
 
 # data: random values. key: words of a PRNG key. platform: the index of the platform to run as.
 # nothing: a float0 array, which has a shape and no values.
 Role = Literal["data", "key", "platform", "nothing"]
-
-_PLATFORM_ARGUMENT = "_platform_index"
 
 
 @dataclass(frozen=True)
@@ -98,13 +97,12 @@ def module_signature(module: ir.Module) -> Signature:
     arguments = _attributes(entry, "arg_attrs", len(type_.inputs))
     results = _attributes(entry, "res_attrs", len(type_.results))
     inputs: list[Value] = []
-    for i, (argument, attributes) in enumerate(
-        zip(entry.regions[0].blocks[0].arguments, arguments, strict=True)
-    ):
+    for argument, attributes in zip(entry.regions[0].blocks[0].arguments, arguments, strict=True):
+        what = f"input {argument_number(argument)}"
         value = _module_value(
-            argument.type, to_place(argument.location).name, f"input {i}", argument.location
+            argument.type, to_place(argument.location).name, what, argument.location
         )
-        if _text(attributes, "jax.global_constant") == _PLATFORM_ARGUMENT:
+        if is_platform_index(attributes):
             value = Value(value.element, value.shape, value.name, "platform")
         inputs.append(value)
     outputs = [
@@ -112,6 +110,11 @@ def module_signature(module: ir.Module) -> Signature:
         for i, (result, attributes) in enumerate(zip(type_.results, results, strict=True))
     ]
     return Signature(tuple(inputs), tuple(outputs))
+
+
+def uncounted(inputs: Sequence[Value]) -> int:
+    """How many inputs no caller gives, in front of the others: the index of a platform."""
+    return sum(value.role == "platform" for value in inputs)
 
 
 def check_agreement(before: Signature, after: Signature, names: tuple[str, str]) -> None:
@@ -123,6 +126,7 @@ def check_agreement(before: Signature, after: Signature, names: tuple[str, str])
                 f"the signatures differ: {_count(len(ours), what)} in {names[0]}, "
                 f"{_count(len(theirs), what)} in {names[1]}"
             )
+        first = uncounted(ours)
         for i, (one, other) in enumerate(zip(ours, theirs, strict=True)):
             if (one.element, one.shape, one.role, one.key) != (
                 other.element,
@@ -132,7 +136,7 @@ def check_agreement(before: Signature, after: Signature, names: tuple[str, str])
             ):
                 name = one.name or other.name
                 raise ToolError(
-                    f"the signatures differ: {what} {i}{f' ({name})' if name else ''} is "
+                    f"the signatures differ: {what} {i - first}{f' ({name})' if name else ''} is "
                     f"{one} in {names[0]}, {other} in {names[1]}"
                 )
 

@@ -19,7 +19,7 @@ from stablehlo_tools.diagnostics import ToolError, note
 from stablehlo_tools.verify.comparison import BITWISE, Difference, OutputComparison, Rule
 from stablehlo_tools.verify.job import Request, Run, RunAnswer, Side, run_child
 from stablehlo_tools.verify.plan import Plan, make_plan
-from stablehlo_tools.verify.signatures import Value
+from stablehlo_tools.verify.signatures import Value, uncounted
 
 Backend = Literal["cpu", "interpreter", "both"]
 
@@ -136,7 +136,8 @@ def verify_artifacts(
         artifact.check_values_known()
     backends = ("cpu", "interpreter") if options.backend == "both" else (options.backend,)
     plans = [make_plan(artifacts, backend, options.ranges) for backend in backends]
-    count = min(len(plan.run.inputs) for plan in plans)
+    first = uncounted(plans[0].run.inputs)
+    count = min(len(plan.run.inputs) for plan in plans) - first
     for index in options.fixed:
         if index >= count:
             raise ToolError(f"there is no input {index} to set: there are {count}, from 0 on")
@@ -146,7 +147,7 @@ def verify_artifacts(
         options.trials,
         options.seed,
         options.specials,
-        {str(index): value for index, value in options.fixed.items()},
+        {str(first + index): value for index, value in options.fixed.items()},
         options.as_deployed,
         options.conditioned,
     )
@@ -170,12 +171,14 @@ def verify_artifacts(
 
 def _steering(plan: Plan, fixed: Mapping[int, float]) -> tuple[str, ...]:
     """A hint for each input that decides how often a loop runs, and was drawn at random."""
+    inputs = plan.run.inputs
+    first = uncounted(inputs)
+    steering = [(index - first, inputs[index].name) for index in plan.steering]
     return tuple(
         f"input {index}{f' ({name})' if name else ''}, an integer, decides how often a loop runs "
         f"or which branch does: --set {index}=VALUE gives it a value that it has in use"
-        for index in plan.steering
+        for index, name in steering
         if index not in fixed
-        for name in [plan.run.inputs[index].name]
     )
 
 

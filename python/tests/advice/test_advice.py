@@ -7,6 +7,8 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import pytest
 from advice_programs import (
     LAYERS,
@@ -23,6 +25,7 @@ from advice_programs import (
     two_networks,
     weights_gathered,
 )
+from jax import export
 from jax.sharding import PartitionSpec as P
 
 from stablehlo_tools.advice.advise import DETECTORS, Detector, advise
@@ -48,7 +51,7 @@ from stablehlo_tools.advice.updates import (
     replicated_optimizer,
 )
 from stablehlo_tools.analysis.collectives import ModuleFacts
-from stablehlo_tools.artifacts.artifact import Artifact
+from stablehlo_tools.artifacts.artifact import Artifact, from_exported
 from stablehlo_tools.cost.clock import Clock
 from stablehlo_tools.cost.hardware import load_hardware
 from stablehlo_tools.report.document import Advice
@@ -175,6 +178,25 @@ def found(detect: Detector, given: Artifact, hardware: str) -> dict[str, Advice]
     explicit, _ = explicit_collectives(given)
     clock = Clock(load_hardware(hardware), ModuleFacts.of(explicit.module).grid.size)
     return {item.id: item for item in detect(Program(given, explicit, clock))}
+
+
+@pytest.mark.parametrize("platforms", [("cuda",), ("cpu", "cuda", "tpu")])
+def test_arguments_to_donate_count_as_the_caller_gives_them(platforms: tuple[str, ...]):
+    """The index of a platform, which an export for several begins with, is none of them."""
+
+    def step(
+        weights: jax.Array, momentum: jax.Array, rows: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        gradient = jax.grad(lambda w: jnp.sum(jnp.tanh(rows @ w)))(weights)
+        momentum = 0.9 * momentum + gradient
+        return weights - 0.1 * momentum, momentum
+
+    size = 16384
+    shapes = [jax.ShapeDtypeStruct((rows, size), jnp.float32) for rows in (size, size, 64)]
+    exported = export.export(jax.jit(step), platforms=platforms)(*shapes)
+    item = found(missing_donations, from_exported(exported), "h100")["not-donated"]
+    assert "2 of 3 arguments (weights, momentum)" in item.cause
+    assert item.remedy.endswith("flat arguments 0, 1")
 
 
 # Each partitions programs with a loop several times.

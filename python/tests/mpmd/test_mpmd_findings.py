@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,8 +15,11 @@ from proof_sets import SCHEDULES, by_hand, files, findings
 from stablehlo_tools.cli import main as command_line
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.mpmd.manifest import Manifest, Piece
-from stablehlo_tools.mpmd.proof.findings import Rule
-from stablehlo_tools.mpmd.proof.proving import prove
+from stablehlo_tools.mpmd.proof import proving
+from stablehlo_tools.mpmd.proof.findings import Findings, Rule
+from stablehlo_tools.mpmd.proof.proving import judged, prove, read_set, sound
+from stablehlo_tools.mpmd.rank_set import RankSet
+from stablehlo_tools.mpmd.reading import Reading
 
 NO_OP = "%extra = stablehlo.add %w0, %w0 : tensor<1x4x4xf32>"
 
@@ -251,3 +255,47 @@ def test_check_mpmd_says_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFix
 
 def test_check_mpmd_refuses_what_is_no_set(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert printed(capsys, "check-mpmd", str(tmp_path))[0] == 2
+
+
+DIVIDED = ("1f1b", 8, 3, None)  # enough ranks for a fork to judge some
+
+
+def unknown_channel(text: str) -> str:
+    return re.sub(r"handle = \d+", "handle = 4000", text, count=1)
+
+
+@pytest.mark.parametrize(
+    ("rank", "change", "said"),
+    [
+        (0, replaced("dense<1> : tensor<i32>", "dense<2> : tensor<i32>"), "0F1"),
+        (7, replaced("dense<1> : tensor<i32>", "dense<2> : tensor<i32>"), "7F1"),
+        (7, inserted("%v3 = ", NO_OP), "stablehlo.add stands in @main"),
+        (3, unknown_channel, "the manifest has no such channel"),
+    ],
+    ids=["constant", "constant of the fork", "op of the fork", "message"],
+)
+def test_ranks_that_a_fork_judges_are_told_like_others(
+    rank: int, change: Callable[[str], str], said: str
+):
+    ranks = by_hand(DIVIDED, 1, change, rank)
+    proof = prove(ranks)
+    assert not proof.is_proven
+    assert any(said in str(finding) for finding in proof.findings), proof.findings
+
+
+def test_two_processes_prove_what_one_does():
+    ranks = by_hand(DIVIDED)
+    readings = read_set(ranks)
+    shared, alone = sound(ranks, readings), judged(ranks, readings)
+    assert shared == alone
+    assert len(alone.memory) == len(readings)
+
+
+def test_an_order_that_may_deadlock_is_found_beside_the_ranks(monkeypatch: pytest.MonkeyPatch):
+    def broken(_: RankSet, __: Sequence[Reading], found: Findings) -> None:
+        found.add(Rule.ORDER, "they wait for each other")
+
+    monkeypatch.setattr(proving, "_check_order", broken)
+    proof = prove(by_hand(DIVIDED))
+    assert [finding.rule for finding in proof.findings] == [Rule.ORDER]
+    assert not proof.memory

@@ -16,8 +16,10 @@ from proof_sets import SCHEDULES, files
 
 from stablehlo_tools.cli import main as command_line
 from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.mpmd import rank_set
 from stablehlo_tools.mpmd.manifest import NAME, decode_manifest, refusal_of_name
 from stablehlo_tools.mpmd.rank_set import load, write
+from stablehlo_tools.processes import activity
 
 SET = SCHEDULES[0]
 Change = Callable[[Any], object]
@@ -253,3 +255,35 @@ def test_many_mutated_manifests_are_judged_or_refused(
     seed: int, room: Path, capsys: pytest.CaptureFixture[str]
 ):
     check_mutants(room, 250, seed, capsys)
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new"),
+    [
+        ("", "", ""),
+        (NAME, '"devices": 1', '"devices": 0'),
+        (NAME, '"rank_1.mlir"', '"rank_9.mlir"'),
+        ("rank_1.mlir", "stablehlo.after_all", "stablehlo.after_some"),
+    ],
+    ids=["sound", "manifest", "missing", "program"],
+)
+def test_a_fork_checks_a_manifest_to_the_same_end(
+    name: str, old: str, new: str, room: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Of a command, whose manifest is large; here it is taken to be."""
+    if name:
+        text = (room / name).read_text()
+        assert old in text
+        (room / name).write_text(text.replace(old, new, 1))
+
+    def outcome() -> object:
+        try:
+            return load(room).manifest
+        except ToolError as error:
+            return error.diagnostic.render(error.input_name or "")
+
+    usual = outcome()
+    monkeypatch.setattr(rank_set, "_WORTH_A_FORK", 0)
+    monkeypatch.setattr(activity, "may_end", lambda: True)
+    assert outcome() == usual
+    assert isinstance(usual, str) == bool(name)

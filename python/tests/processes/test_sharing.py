@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stablehlo_tools.processes.sharing import shared
+from stablehlo_tools.processes.sharing import beside, shared
 
 
 def test_what_both_make_comes_in_order(tmp_path: Path):
@@ -59,3 +59,29 @@ def test_work_that_nobody_asks_for_is_ended():
     with shared(time.sleep, range(60, 80)):
         pass
     assert time.monotonic() - started < 30
+
+
+def test_one_thing_is_made_by_a_fork():
+    with beside(os.getpid) as made:
+        assert made() != os.getpid()
+
+
+def test_what_is_raised_by_the_fork_is_raised_here(capfd: pytest.CaptureFixture[str]):
+    def work() -> None:
+        raise ValueError("wrong")
+
+    with pytest.raises(ValueError, match="wrong"), beside(work) as made:
+        made()
+    assert capfd.readouterr().err == ""
+
+
+def test_what_a_fork_died_of_is_done_here():
+    mine = os.getpid()
+
+    def work() -> int:
+        if os.getpid() != mine:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return 1
+
+    with beside(work) as made:
+        assert made() == 1

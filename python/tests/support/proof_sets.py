@@ -52,14 +52,17 @@ def files(case: Case, devices: int = 1) -> dict[str, str]:
         return {path.name: path.read_text() for path in sorted(Path(room).iterdir())}
 
 
-def by_hand(case: Case, devices: int = 1, change: Callable[[str], str] | None = None) -> RankSet:
-    """Such a set, the program of its rank 0 changed."""
+def by_hand(
+    case: Case, devices: int = 1, change: Callable[[str], str] | None = None, rank: int = 0
+) -> RankSet:
+    """Such a set, the program of a rank changed."""
     texts = dict(files(case, devices))
     manifest = decode_manifest(texts.pop(NAME))
     if change is not None:
-        changed = change(texts["rank_0.mlir"])
-        assert changed != texts["rank_0.mlir"]
-        texts["rank_0.mlir"] = changed
+        name = f"rank_{rank}.mlir"
+        changed = change(texts[name])
+        assert changed != texts[name]
+        texts[name] = changed
     programs = [artifact.parse(text.encode(), name) for name, text in texts.items()]
     return RankSet("by hand", manifest, tuple(programs))
 

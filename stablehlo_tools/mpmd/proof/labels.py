@@ -27,6 +27,9 @@ _SENT_BY = {
 }
 
 
+type Pairs = tuple[tuple[int, ...], ...]  # of devices
+
+
 @dataclass(frozen=True)
 class Label:
     """What a message is: an end of a transfer, None behind the schedule, and which tensor of it."""
@@ -54,6 +57,7 @@ def label_messages(manifest: Manifest, readings: Sequence[Reading], findings: Fi
     transfers = manifest.of_channel()
     ends: defaultdict[tuple[int, bool], list[tuple[Reading, Message]]] = defaultdict(list)
     labels: dict[tuple[int, int], Label] = {}
+    pairs_of: dict[tuple[int, int], Pairs] = {}
     for reading in readings:
         for message in reading.messages:
             transfer = transfers.get(message.channel)
@@ -62,7 +66,10 @@ def label_messages(manifest: Manifest, readings: Sequence[Reading], findings: Fi
                 findings.add(Rule.MESSAGES, said, reading, message.op)
                 continue
             ends[message.channel, message.is_send].append((reading, message))
-            _check_message(manifest, transfer, reading, message, findings)
+            ranks = transfer.source, transfer.target
+            if ranks not in pairs_of:
+                pairs_of[ranks] = _pairs(*ranks, manifest.devices)
+            _check_message(transfer, pairs_of[ranks], reading, message, findings)
             send = sends[transfer.action]
             action = send if send is None or message.is_send else other_end(send)
             labels[reading.rank, message.index] = Label(action, transfer.tensor, transfer)
@@ -116,15 +123,13 @@ def _send(action: str) -> Action | None:
 
 
 def _check_message(
-    manifest: Manifest,
     transfer: Transfer,
+    pairs: Pairs,
     reading: Reading,
     message: Message,
     findings: Findings,
 ) -> None:
-    """One end of a transfer: rank, type, devices."""
-    size = manifest.devices
-    pairs = tuple((transfer.source * size + d, transfer.target * size + d) for d in range(size))
+    """One end of a transfer: rank, type, devices, of which `pairs` are those of its two ranks."""
     rank = transfer.source if message.is_send else transfer.target
     is_host, channel_type = message.is_host_transfer, message.channel_type
     found = (reading.rank, message.type, message.pairs, is_host, channel_type)
@@ -256,5 +261,10 @@ def _check_fifo(readings: Sequence[Reading], findings: Findings, labels: Labels)
                 break
 
 
-def _text(pairs: tuple[tuple[int, ...], ...]) -> str:
+def _pairs(source: int, target: int, size: int) -> Pairs:
+    """The devices of two ranks, of so many each, that a transfer between them links."""
+    return tuple((source * size + device, target * size + device) for device in range(size))
+
+
+def _text(pairs: Pairs) -> str:
     return str([list(pair) for pair in pairs])

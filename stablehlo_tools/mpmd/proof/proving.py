@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from stablehlo_tools.analysis.tasks.op_work import bytes_of
 from stablehlo_tools.diagnostics import ToolError, naming
 from stablehlo_tools.mpmd.manifest import Manifest
 from stablehlo_tools.mpmd.proof.ends import check_ends, check_outside, check_parts
 from stablehlo_tools.mpmd.proof.findings import Finding, Findings, Rule, numbers
-from stablehlo_tools.mpmd.proof.flow import check_flow
+from stablehlo_tools.mpmd.proof.flow import InSums, check_flow
 from stablehlo_tools.mpmd.proof.labels import Labels, label_messages
 from stablehlo_tools.mpmd.proof.memory import RankMemory, rank_memory
 from stablehlo_tools.mpmd.proof.order import issued
 from stablehlo_tools.mpmd.proof.structure import check_devices, check_rows, check_structure
 from stablehlo_tools.mpmd.rank_set import RankSet
-from stablehlo_tools.mpmd.reading import Call, Message, Reading, read_rank
+from stablehlo_tools.mpmd.reading import Call, Reading, read_rank
 from stablehlo_tools.mpmd.set_report import Level, Link, RankRow, SetReport
 from stablehlo_tools.order.report import finding_text
 from stablehlo_tools.order.simulation import UndecidedError
@@ -66,7 +68,64 @@ def prove(ranks: RankSet) -> Proof:
     Raises ToolError where the set is of another form, or a program cannot be read at all.
     """
     _check_form(ranks)
-    manifest, readings, findings = ranks.manifest, read_set(ranks), Findings()
+    readings = read_set(ranks)
+    return sound(ranks, readings) or judged(ranks, readings)
+
+
+class _Sound(NamedTuple):
+    """What there is of a rank that breaks no rule by itself: its sums, and its memory."""
+
+    sums: InSums
+    memory: RankMemory
+
+
+def sound(ranks: RankSet, readings: tuple[Reading, ...]) -> Proof | None:
+    """The proof of a set that breaks no rule, its ranks judged by this process and a fork of it.
+
+    None where some rule is broken, or cannot be judged: rule by rule it is told what is wrong.
+    """
+    manifest, findings = ranks.manifest, Findings()
+    labels = label_messages(manifest, readings, findings)
+    if findings.count:
+        return None
+
+    def work(number: int) -> _Sound | bool:
+        """A rank; by the number behind the last, whether all are ordered. False: not sound."""
+        own = Findings()
+        with contextlib.suppress(Exception):  # of programs of another form, which is told
+            if number == len(readings):
+                _check_order(ranks, readings, own)
+                return not own.count
+            one = readings[number]
+            check_structure(one, manifest.ranks[one.rank].stages, own)
+            check_devices(manifest, [one], own)
+            sums = check_flow(one, labels, own)
+            if not own.count:
+                return _Sound(sums, rank_memory(one, labels, sums, manifest))
+        return False
+
+    with shared(work, range(len(readings) + 1)) as together:
+        _check_stages(manifest, findings)
+        check_ends(manifest, readings, findings)
+        check_outside(manifest, readings, findings)
+        table = check_rows(manifest, readings, labels, findings)
+        if findings.count:
+            return None
+        *of_ranks, is_ordered = together()
+    unbroken = [one for one in of_ranks if isinstance(one, _Sound)]
+    if not is_ordered or len(unbroken) < len(readings):
+        return None
+    sums = {reading.rank: one.sums for reading, one in zip(readings, unbroken, strict=True)}
+    check_parts(readings, labels, sums, findings)
+    memory = tuple(one.memory for one in unbroken)
+    for held in memory:
+        _check_memory(readings[held.rank], held, findings)
+    return None if findings.count else Proof(manifest, readings, labels, table, (), 0, memory)
+
+
+def judged(ranks: RankSet, readings: tuple[Reading, ...]) -> Proof:
+    """What there is to say of a set, rule by rule."""
+    manifest, findings = ranks.manifest, Findings()
     _check_stages(manifest, findings)
     for one in readings:
         check_structure(one, manifest.ranks[one.rank].stages, findings)
@@ -77,15 +136,11 @@ def prove(ranks: RankSet) -> Proof:
     check_parts(readings, labels, sums, findings)
     check_outside(manifest, readings, findings)
     table = check_rows(manifest, readings, labels, findings)
-
-    def memory_of(rank: int) -> RankMemory:
-        return rank_memory(readings[rank], labels, sums[rank], manifest)
-
     memory: tuple[RankMemory, ...] = ()
     if not findings.count:
-        with shared(memory_of, range(len(readings))) as measured:
-            _check_order(ranks, readings, findings)
-            memory = () if findings.count else tuple(measured())
+        _check_order(ranks, readings, findings)
+    if not findings.count:
+        memory = tuple(rank_memory(one, labels, sums[one.rank], manifest) for one in readings)
     for held in memory:
         _check_memory(readings[held.rank], held, findings)
     listed = tuple(findings.listed)
@@ -253,18 +308,17 @@ def _levels(reading: Reading, memory: RankMemory, timeline: Timeline) -> tuple[L
 def _links(proof: Proof) -> tuple[Link, ...]:
     """The messages by the ranks that they go between."""
     moments: defaultdict[tuple[int, int], list[tuple[bool, float]]] = defaultdict(list)
+    sizes: dict[str, float] = {}  # of the types that are sent
     for reading in proof.readings:
         for message in reading.messages:
             label = proof.labels.of(reading, message.index)
             if label is None or not message.is_send:
                 continue
+            if message.type not in sizes:
+                sizes[message.type] = bytes_of(message.op.operands[0])
             ranks = (label.transfer.source, label.transfer.target)
-            moments[ranks].append((label.action is not None, _bytes(message)))
+            moments[ranks].append((label.action is not None, sizes[message.type]))
     return tuple(_link(ranks, each) for ranks, each in sorted(moments.items()))
-
-
-def _bytes(message: Message) -> float:
-    return bytes_of(message.op.operands[0])
 
 
 def _link(ranks: tuple[int, int], sent: list[tuple[bool, float]]) -> Link:

@@ -199,11 +199,13 @@ def make_inputs(
             _check("output", plan.run.outputs, list(manifest.outputs))
             _check_paths("input", argument_paths(original), manifest.inputs)
             _check_paths("output", result_paths(original), manifest.outputs)
-    wrong = next((index for index in fixed if index >= len(values)), None)
+    first = 0 if original is not None else _platforms(manifest)  # which nobody counts
+    count = len(values) - first
+    wrong = next((index for index in fixed if index >= count), None)
     if wrong is not None:
-        raise ToolError(f"there is no input {wrong} to set: there are {len(values)}, from 0 on")
-    made = [_input(value, (seed, 0, i, 0), fixed.get(i)) for i, value in enumerate(values)]
-    for number in range(0 if original is not None else _platforms(manifest)):
+        raise ToolError(f"there is no input {wrong} to set: there are {count}, from 0 on")
+    made = [_input(value, (seed, 0, i, 0), fixed.get(i - first)) for i, value in enumerate(values)]
+    for number in range(first):
         made[number] = np.zeros_like(made[number])
     return made, plan
 
@@ -300,8 +302,11 @@ def _check(what: str, values: Sequence[Value], entries: Sequence[Entry | None]) 
 
 
 def _check_paths(what: str, paths: Sequence[str], entries: Sequence[Entry]) -> None:
-    """Holds the names against each other where both programs have some of pytrees."""
-    for number, (path, entry) in enumerate(zip(paths, entries, strict=False)):
+    """Holds the names against each other where both programs have some of pytrees; the index of a
+    platform, in front, has none and is not counted."""
+    named = [path for path in paths if path]
+    listed = [entry for entry in entries if entry.path]
+    for number, (path, entry) in enumerate(zip(named, listed, strict=False)):
         if path != entry.path and path.startswith("[") and entry.path.startswith("["):
             raise ToolError(
                 f"{what} {number} is {path}, and the manifest has {entry.path}: is this the "

@@ -8,6 +8,7 @@ from typing import Any
 from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.artifacts.exported import argument_leaves
 from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.ir.platform_index import platform_arguments
 from stablehlo_tools.ir.walk import entry_function
 from stablehlo_tools.passes.pipeline import Pipeline, run_pipeline
 from stablehlo_tools.verify.comparison import Rule
@@ -84,13 +85,15 @@ def _check_trusted(before: Artifact, options: Options, bytes_limit: int) -> None
 
 
 def _by_argument(artifact: Artifact, options: Options) -> dict[int, float]:
-    """The fixed values by the number of the module's argument; a caller's input that the program
-    does not use is none."""
+    """The fixed values by the number of the module's argument, the index of a platform not counted;
+    a caller's input that the program does not use is none."""
     if artifact.exported is None:
         return dict(options.fixed)
-    leaves = argument_leaves(artifact.exported, entry_function(artifact.module))
+    main = entry_function(artifact.module)
+    leaves, first = argument_leaves(artifact.exported, main), len(platform_arguments(main))
     absent = [leaf for leaf in options.fixed if leaf >= len(artifact.exported.in_avals)]
     if absent:
         count = len(artifact.exported.in_avals)
         raise ToolError(f"there is no input {absent[0]} to set: there are {count}, from 0 on")
-    return {place: options.fixed[leaf] for place, leaf in leaves.items() if leaf in options.fixed}
+    fixed = options.fixed
+    return {place - first: fixed[leaf] for place, leaf in leaves.items() if leaf in fixed}

@@ -12,6 +12,7 @@ from math import gcd
 from stablehlo_tools import bindings
 from stablehlo_tools.analysis.dataflow import Node, inputs_of, nested
 from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling, part_shape
+from stablehlo_tools.analysis.entry import counted_name
 from stablehlo_tools.analysis.replica_groups import DeviceMesh
 from stablehlo_tools.analysis.shardings import (
     Axes,
@@ -73,9 +74,9 @@ def uneven_arguments(division: Division, meshes: Meshes) -> Iterator[Diagnostic]
         if samples % devices:
             yield Diagnostic(
                 Severity.WARNING,
-                f"accumulate-gradients: argument {place} is divided over {devices} devices along "
-                f"the batch, and a microbatch has {samples} samples: several devices will compute "
-                "the same; take fewer microbatches",
+                f"accumulate-gradients: {counted_name(graph.values[number])} is divided over "
+                f"{devices} devices along the batch, and a microbatch has {samples} samples: "
+                "several devices will compute the same; take fewer microbatches",
                 to_place(block.owner.operation.location),
             )
 

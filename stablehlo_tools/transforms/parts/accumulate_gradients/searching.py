@@ -20,6 +20,7 @@ from stablehlo_tools.analysis.dimension_propagation.seeds import (
     work_of,
 )
 from stablehlo_tools.analysis.dimension_propagation.tilings import CONTRACTIONS, DimTiling
+from stablehlo_tools.analysis.entry import counted_name
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Diagnostic, ToolError, note
 from stablehlo_tools.ir.values import is_float
@@ -57,18 +58,20 @@ def given_division(
     """The division by a dimension of arguments of the block. Raises a located ToolError where they
     have no such dimension, or cannot be cut by it."""
     seeds: Seeds = {}
+    names: list[str] = []
     for place in places:
         number = graph.root.arguments[place]
-        shape = graph.shape(number)
+        shape, named = graph.shape(number), counted_name(graph.values[number])
+        names.append(named)
         if shape is None or not 0 <= dimension < len(shape):
             raise ToolError(
-                f"accumulate-gradients: argument {place}, {graph.values[number].type}, has no "
+                f"accumulate-gradients: {named}, {graph.values[number].type}, has no "
                 f"dimension {dimension} of a static size (P3)",
                 location,
             )
         if not DimTiling(dimension).fits(shape, parts):
             raise ToolError(
-                f"accumulate-gradients: dimension {dimension} of argument {place} has "
+                f"accumulate-gradients: dimension {dimension} of {named} has "
                 f"{shape[dimension]} elements, which {parts} microbatches do not divide (P3)",
                 location,
             )
@@ -76,8 +79,8 @@ def given_division(
     division = divide(try_seeds(graph, strided(graph, seeds, parts), parts, regroups=True))
     if not division.inside:
         raise ToolError(
-            "accumulate-gradients: nothing but what is known beforehand hangs on the arguments "
-            f"{', '.join(map(str, places))} (P3)",
+            "accumulate-gradients: nothing but what is known beforehand hangs on "
+            f"{', '.join(names)} (P3)",
             location,
         )
     return division

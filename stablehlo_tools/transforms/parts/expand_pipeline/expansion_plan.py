@@ -24,12 +24,14 @@ from stablehlo_tools.analysis.dimension_propagation.propagation import Graph
 from stablehlo_tools.analysis.dimension_propagation.seeds import Seeds
 from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling
 from stablehlo_tools.analysis.effects import Effects
+from stablehlo_tools.analysis.entry import counted_name
 from stablehlo_tools.analysis.loop_carries import LayerLoop, layer_loops
 from stablehlo_tools.analysis.shardings import MeshAxes, ValueShardings
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Diagnostic, Severity, ToolError, nearest, note, to_place
 from stablehlo_tools.dialect.names import MANUAL_COMPUTATION
 from stablehlo_tools.ir.builder import element_of, shape_of
+from stablehlo_tools.ir.platform_index import platform_arguments
 from stablehlo_tools.ir.walk import entry_function, functions_by_name
 from stablehlo_tools.schedules.lockstep import (
     Lockstep,
@@ -333,14 +335,15 @@ def _check_types(phase: Phase) -> None:
 def _given(graph: Graph, main: ir.Operation, options: Options, parts: int) -> Seeds | None:
     """The arguments that carry the batch, where the user names them."""
     seeds: Seeds = {}
+    taken = graph.root.arguments[len(platform_arguments(main)) :]  # the platform's index is first
     for number in options.arguments:
-        if not 0 <= number < len(graph.root.arguments):
+        if not 0 <= number < len(taken):
             raise ToolError(
                 f"expand-pipeline: there is no argument {number}: the program takes "
-                f"{len(graph.root.arguments)} (P3)",
+                f"{len(taken)} (P3)",
                 main.location,
             )
-        argument = graph.root.arguments[number]
+        argument = taken[number]
         shape = graph.shape(argument) or ()
         if not 0 <= options.dimension < len(shape) or shape[options.dimension] % parts:
             raise ToolError(
@@ -363,9 +366,8 @@ def _warnings(plan: Plan) -> Iterator[Diagnostic]:
         devices = axes.size(shardings.of(value)[layout.dim])
         samples = shape_of(value)[layout.dim] // plan.microbatches
         if samples % devices:
-            place = trial.dims.graph.root.arguments.index(number)
             yield _warning(
-                f"argument {place} is divided over {devices} devices along the batch, and a "
+                f"{counted_name(value)} is divided over {devices} devices along the batch, and a "
                 f"microbatch has {samples} samples: they will hold all of it; take fewer "
                 "microbatches",
                 plan.pipelines[0],

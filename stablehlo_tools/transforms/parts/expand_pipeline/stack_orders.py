@@ -19,6 +19,7 @@ from stablehlo_tools import bindings
 from stablehlo_tools.analysis.dataflow import Node
 from stablehlo_tools.analysis.dimension_propagation.propagation import BatchDims, Graph
 from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling, reshaped
+from stablehlo_tools.analysis.entry import counted_name
 from stablehlo_tools.analysis.loop_carries import Rows
 from stablehlo_tools.analysis.shardings import SHARDING, axes_in, axis_text
 from stablehlo_tools.bindings import ir
@@ -85,11 +86,11 @@ class Follower:
     def arguments(self) -> dict[int, int]:
         """The program's arguments that are stacks, and the dimension that the layers lie along.
         Raises ToolError where they lie in no one dimension."""
-        return self._dimensions(self._graph.root.arguments, "argument")
+        return self._dimensions(self._graph.root.arguments)
 
     def results(self) -> dict[int, int]:
         """The results; as `arguments`."""
-        return self._dimensions(self._graph.root.returned, "result")
+        return self._dimensions(self._graph.root.returned)
 
     def rows(self) -> Iterable[Rows]:
         """What the loops access of stacks that were found."""
@@ -102,16 +103,19 @@ class Follower:
                     if numbers[carry] in self.layouts:
                         yield rows
 
-    def _dimensions(self, numbers: Sequence[int], what: str) -> dict[int, int]:
+    def _dimensions(self, numbers: Sequence[int]) -> dict[int, int]:
         dimensions: dict[int, int] = {}
         for place, number in enumerate(numbers):
             layout = self.layouts.get(number)
             if layout is None:
                 continue
             if layout.outer != 1:
+                is_taken = number in self._graph.root.arguments
+                value = self._graph.values[number]
+                named = counted_name(value) if is_taken else f"result {place}"
                 raise ToolError(
-                    f"expand-pipeline: layout=pipeline cannot order {what} {place}, "
-                    f"{self._graph.values[number].type}: its dimension {layout.dim} holds the "
+                    f"expand-pipeline: layout=pipeline cannot order {named}, "
+                    f"{value.type}: its dimension {layout.dim} holds the "
                     f"layers {layout.outer} times (P8); stack them apart, or use layout=layers",
                     next(iter(self._phases)).op.location,
                 )

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stablehlo_tools import bindings
+from stablehlo_tools.analysis.entry import counted_name
 from stablehlo_tools.analysis.shardings import (
     SHARDING,
     Axes,
@@ -287,8 +288,9 @@ def warn_of_uneven(main: ir.Operation, shardings: ValueShardings, diagnostics: D
                 size, parts = shape_of(value)[dim], shardings.axes.size(axes)
                 if size % parts:
                     kept = shardings.axes.size(shardings.even(size, axes))
+                    named = counted_name(value) if what == "argument" else f"{what} {number}"
                     diagnostics.warn(
-                        f"{what} {number} of @main has a dimension of {size} that is divided by "
+                        f"{named} of @main has a dimension of {size} that is divided by "
                         f"{parts}, which leaves uneven parts: it is "
                         + (f"divided by {kept}" if kept > 1 else "whole on each device")
                         + " instead, as XLA keeps it",

@@ -30,6 +30,7 @@ from stablehlo_tools.diagnostics import ToolError, from_mlir_error, note, to_pla
 from stablehlo_tools.dialect.names import MANUAL_COMPUTATION, NAMED_COMPUTATION, SHARDING_CONSTRAINT
 from stablehlo_tools.dialect.traits import CALLS
 from stablehlo_tools.ir.gspmd_import import import_gspmd
+from stablehlo_tools.ir.platform_index import platform_arguments
 from stablehlo_tools.ir.shardy_round_trip import restore_shardy
 from stablehlo_tools.ir.walk import (
     callee_name,
@@ -218,7 +219,6 @@ def _constrained(
     ).results[0]
 
 
-_PLATFORM_INDEX = '"_platform_index"'  # what jax marks the argument with
 _ASKS = frozenset({"stablehlo.partition_id", "stablehlo.replica_id", "stablehlo.rng"})
 
 
@@ -312,7 +312,7 @@ def check(module: ir.Module, main: ir.Operation, shardings: ValueShardings) -> N
             "partition needs a program of one replica, of several partitions (P4)", main.location
         )
     communicating = {collective.op for collective in find_collectives(module)}
-    several = _PLATFORM_INDEX in str(main.attributes.get("arg_attrs", ""))
+    several = bool(platform_arguments(main))
     for argument in main.regions[0].blocks[0].arguments:
         _check_static(argument, main)
         if bindings.TokenType.isinstance(argument.type):

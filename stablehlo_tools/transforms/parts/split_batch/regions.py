@@ -19,6 +19,7 @@ from stablehlo_tools.analysis.shardings import sharding_per_value
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.dialect.names import MANUAL_COMPUTATION
+from stablehlo_tools.ir.platform_index import own_arguments
 from stablehlo_tools.ir.values import producer
 from stablehlo_tools.ir.walk import entry_function
 
@@ -90,7 +91,7 @@ def choose(
 
 def _given(module: ir.Module, arguments: Sequence[int]) -> dict[ir.Value, int]:
     main = entry_function(module)
-    taken = list(main.regions[0].blocks[0].arguments)
+    taken = own_arguments(main)
     for number in arguments:
         if not 0 <= number < len(taken):
             raise ToolError(

@@ -1,0 +1,148 @@
+"""The index of the platform, by which an export for several platforms chooses what it does.
+
+The `main` of such an artifact takes the index first, in front of the arguments of the function that
+was exported, hands it on to functions and manual computations, and picks lowerings by it:
+
+    func @main(%i: tensor<i32> {jax.global_constant = "_platform_index"}, %x) {
+      %y = "stablehlo.case"(%i) ({ … all_gather … }, { … all_gather … })
+    ==>
+    func @main(%x) { %y = … all_gather … }
+
+Only what jax.export writes is resolved: indices passed on to functions and manual computations,
+cases over them, and cases over the constants that such cases return.
+"""
+
+from __future__ import annotations
+
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.names import CASE, CONSTANT, MANUAL_COMPUTATION
+from stablehlo_tools.ir.walk import FUNCTION, terminator
+
+_GLOBAL_CONSTANT = "jax.global_constant"
+_PLATFORM_INDEX = "_platform_index"
+
+
+def is_platform_index(attributes: ir.DictAttr | None) -> bool:
+    """Whether an argument is the platform's index, by the attributes that its function gives it."""
+    if attributes is None or _GLOBAL_CONSTANT not in attributes:
+        return False
+    return ir.StringAttr(attributes[_GLOBAL_CONSTANT]).value == _PLATFORM_INDEX
+
+
+def platform_arguments(function: ir.Operation) -> list[int]:
+    """The positions of the arguments that carry the platform's index."""
+    listed = function.attributes.get("arg_attrs")
+    if listed is None:
+        return []
+    entries = map(ir.DictAttr, ir.ArrayAttr(listed))
+    return [position for position, entry in enumerate(entries) if is_platform_index(entry)]
+
+
+def own_arguments(function: ir.Operation) -> list[ir.Value]:
+    """The arguments of what was exported: all but the platform's index. People count these."""
+    added = platform_arguments(function)
+    arguments = function.regions[0].blocks[0].arguments
+    return [argument for position, argument in enumerate(arguments) if position not in added]
+
+
+def argument_number(argument: ir.Value) -> int:
+    """Which of its block's arguments one is; of `main`'s, of those that its caller gives."""
+    taken = ir.BlockArgument(argument)
+    number, owner = taken.arg_number, taken.owner.owner.operation
+    if owner.name != FUNCTION:
+        return number
+    return number - sum(position < number for position in platform_arguments(owner))
+
+
+def fix_platform(module: ir.Module, index: int) -> None:
+    """Makes the platform's index a constant, and a case that it decides what it decides for.
+
+    In place; no signature changes.
+    """
+    for op in module.body.operations:
+        if op.operation.name == FUNCTION:
+            _resolve_function(op.operation, index)
+
+
+def drop_platform_argument(function: ir.Operation) -> None:
+    """Takes the argument for an index that is fixed out of a function that nothing calls."""
+    if platform_arguments(function)[:1] != [0]:
+        return
+    block = function.regions[0].blocks[0]
+    block.erase_argument(0)
+    attributes = list(ir.ArrayAttr(function.attributes["arg_attrs"]))[1:]
+    function.attributes["arg_attrs"] = ir.ArrayAttr.get(attributes, function.context)
+    type_ = ir.FunctionType(ir.TypeAttr(function.attributes["function_type"]).value)
+    with function.context:
+        dropped = ir.FunctionType.get(list(type_.inputs)[1:], list(type_.results))
+        function.attributes["function_type"] = ir.TypeAttr.get(dropped)
+
+
+def _resolve_function(function: ir.Operation, index: int) -> None:
+    arguments = platform_arguments(function)
+    if not arguments or not function.regions[0].blocks:
+        return
+    block = function.regions[0].blocks[0]
+    for position in arguments:
+        _replace_by_constant(block, block.arguments[position], index)
+    _resolve_ops([op.operation for op in block.operations])
+
+
+def _resolve_ops(ops: list[ir.Operation]) -> None:
+    for op in ops:
+        if op.name == CASE:
+            chosen = _constant_value(op.operands[0])
+            if chosen is not None:
+                _resolve_ops(_splice(op, chosen))
+                continue
+        if op.name == MANUAL_COMPUTATION:
+            block = op.regions[0].blocks[0]
+            for position, operand in enumerate(op.operands):
+                value = _constant_value(operand)
+                if value is not None:
+                    _replace_by_constant(block, block.arguments[position], value)
+        for region in op.regions:
+            for block in region.blocks:
+                _resolve_ops([inner.operation for inner in block.operations])
+
+
+def _splice(case: ir.Operation, chosen: int) -> list[ir.Operation]:
+    """Replaces a case by one of its branches (the last, for an index that is out of range)."""
+    count = len(case.regions)
+    block = case.regions[chosen if 0 <= chosen < count else count - 1].blocks[0]
+    end = terminator(block)
+    returned = list(end.operands)
+    moved = [op.operation for op in block.operations][:-1]
+    for op in moved:
+        op.move_before(case)
+    for result, value in zip(case.results, returned, strict=True):
+        result.replace_all_uses_with(value)
+    case.erase()
+    return moved
+
+
+def _constant_value(value: ir.Value) -> int | None:
+    """The value of a scalar integer constant."""
+    owner = value.owner
+    if isinstance(owner, ir.Block) or owner.operation.name != CONSTANT:
+        return None
+    attribute = owner.operation.attributes["value"]
+    if not isinstance(attribute, ir.DenseIntElementsAttr) or len(attribute) != 1:
+        return None
+    return int(attribute[0])
+
+
+def _replace_by_constant(block: ir.Block, argument: ir.Value, value: int) -> None:
+    type_ = ir.RankedTensorType(argument.type)
+    constant = ir.Operation.create(
+        CONSTANT,
+        results=[type_],
+        attributes={
+            "value": ir.DenseElementsAttr.get_splat(
+                type_, ir.IntegerAttr.get(type_.element_type, value)
+            )
+        },
+        loc=block.owner.location,
+        ip=ir.InsertionPoint.at_block_begin(block),
+    )
+    argument.replace_all_uses_with(constant.results[0])
