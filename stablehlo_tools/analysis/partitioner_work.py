@@ -22,6 +22,7 @@ from stablehlo_tools.analysis.collectives import ModuleFacts, meshes_of
 from stablehlo_tools.analysis.entry import is_per_device
 from stablehlo_tools.analysis.shardings import SHARDING, manual_axes, sharding_per_value
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.dialect.frontend_attributes import FRONTEND_ATTRIBUTES
 from stablehlo_tools.dialect.gspmd import is_gspmd, is_round_trip, may_be_sharded
 from stablehlo_tools.dialect.names import BARRIER, CONSTANT, MANUAL_COMPUTATION, PARTITION_ID
@@ -35,6 +36,7 @@ from stablehlo_tools.dialect.traits import (
 )
 from stablehlo_tools.ir.walk import FUNCTION, entry_function, terminator, walk
 
+EXPLICIT = "partition,create-reduce-scatter"  # the passes that write collectives into a program
 _NO_WORK = frozenset({"func.return", "stablehlo.constant", "stablehlo.optimization_barrier"})
 _CARRIED_MESHES, _SIZES = re.compile(r"#sdy\.mesh<\[(.*?)\]"), re.compile(r"=(\d+)")
 _TILES = re.compile(r"devices=\[([\d,]+)\]")
@@ -62,7 +64,15 @@ class LeftToCompiler:
     @property
     def advice(self) -> str:
         """How to get the collectives into the program."""
-        return "run partition,create-reduce-scatter first"
+        return f"run {EXPLICIT} first"
+
+    def refusal(self, name: str, rule: str, place: ir.Location) -> ToolError:
+        """The error of a pass that is for explicit collectives."""
+        return ToolError(
+            f"{name}: the program leaves its collectives to the compiler: {self.advice} ({rule})",
+            place,
+            instead=(name, f"{EXPLICIT},{name}"),
+        )
 
 
 def leaves_work_to_the_partitioner(module: ir.Module) -> bool:

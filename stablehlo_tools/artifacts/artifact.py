@@ -113,7 +113,8 @@ class Artifact:
         if self.exported is None:
             raise ToolError(
                 f"only an artifact of jax.export can become one, and this is {self.form.value}: "
-                "write .mlir, .mlirbc or .bc, or start from the .jax_export file"
+                "write .mlir, .mlirbc or .bc, or start from the .jax_export file",
+                hint="the program in another form: -o out.mlirbc",
             )
         return replace(
             self.exported,

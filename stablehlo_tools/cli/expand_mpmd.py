@@ -13,7 +13,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from stablehlo_tools.cli.shared_arguments import gib
+from stablehlo_tools.cli.shared_arguments import gib, positive
 from stablehlo_tools.cli.usage_errors import typed
 from stablehlo_tools.processes import activity
 
@@ -33,11 +33,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="as `stablehlo-tools schedule` names them, or a file: text, JSON, PyTorch's CSV",
     )
     parser.add_argument(
-        "--ranks", metavar="P", type=int, help="ranks of the pipeline; a file says it itself"
+        "--ranks", metavar="P", type=positive, help="ranks of the pipeline; a file says it itself"
     )
-    parser.add_argument("--chunks", metavar="V", type=int, help="stages on each rank")
+    parser.add_argument("--chunks", metavar="V", type=positive, help="stages on each rank")
     parser.add_argument(
-        "--microbatches", metavar="M", type=int, help="for a step without a loop over them"
+        "--microbatches", metavar="M", type=positive, help="for a step without a loop over them"
     )
     parser.add_argument(
         "--hardware", metavar="NAME", help="what stages are timed and balanced for (default: h100)"
@@ -72,6 +72,8 @@ def run(arguments: argparse.Namespace) -> int:
             "give --schedule NAME, or --compare to see which there are",
             hint=typed([*words, "--schedule", "1f1b"]),
         )
+    if arguments.memory_limit is not None and not arguments.compare:
+        raise ToolError("--memory-limit is for --compare", hint=typed([*words, "--compare"]))
     if arguments.schedule and not arguments.schedule.lower().endswith(SUFFIXES):
         entry_named(arguments.schedule)  # a word that is no schedule is told before all else
     given = _given(arguments.schedule) if arguments.schedule else None

@@ -12,6 +12,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stablehlo_tools.diagnostics import ToolError, rendered
@@ -120,7 +121,11 @@ def run(arguments: argparse.Namespace) -> int:
     )
     if arguments.split_input_file or arguments.verify_diagnostics:
         if form is not artifact.Form.TEXT:
-            raise ToolError("split input and checked diagnostics write text only: use -o NAME.mlir")
+            text = str(Path(arguments.output).with_suffix(artifact.Form.TEXT.value))
+            raise ToolError(
+                "split input and checked diagnostics write text only: use -o NAME.mlir",
+                instead=(arguments.output, text),
+            )
         data = job.test_text(
             arguments.input, arguments.split_input_file, arguments.verify_diagnostics
         )

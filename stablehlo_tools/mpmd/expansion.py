@@ -87,7 +87,7 @@ from stablehlo_tools.schedules.catalogue import (
 )
 from stablehlo_tools.schedules.explicit_tables import with_communication
 from stablehlo_tools.schedules.generators.named import MOST_CHUNKS, buildable
-from stablehlo_tools.schedules.setting import Costs, Setting, unit_costs
+from stablehlo_tools.schedules.setting import Costs, Setting, check_counts, unit_costs
 from stablehlo_tools.schedules.simulator import peak_bytes, simulate
 from stablehlo_tools.schedules.table import Table, compacted
 from stablehlo_tools.schedules.validator import check
@@ -99,7 +99,8 @@ from stablehlo_tools.transforms.parts.pipeline_collectives.pipelining import Opt
 class Request:
     """What is asked for: a schedule of the catalogue over `ranks`, with `chunks` stages on each
     where it leaves that free; `microbatches` of a step that has no loop over them. `given`: a
-    schedule from elsewhere, in place of the catalogue's."""
+    schedule from elsewhere, in place of the catalogue's. Raises ToolError for counts of which no
+    schedule is written."""
 
     schedule: str
     ranks: int
@@ -107,6 +108,9 @@ class Request:
     chunks: int | None = None
     microbatches: int | None = None
     given: Table | None = None
+
+    def __post_init__(self) -> None:
+        check_counts(self.ranks, self.microbatches or 1, self.chunks)
 
 
 @dataclass(frozen=True)
@@ -239,6 +243,7 @@ def _has_own_loop(module: ir.Module, request: Request) -> bool:
             f"expand-mpmd: the step has a loop over {own.trips} microbatches of its own, and "
             f"--microbatches {request.microbatches} is for a step that has none (P1)",
             own.op.location,
+            instead=(f"microbatches={request.microbatches}", f"microbatches={own.trips}"),
         )
     return own is not None
 
@@ -319,7 +324,8 @@ def _check_whole(request: Request, location: ir.Location) -> None:
     else:
         why = refusal(given.name, sliced=given.sequence_slices > 1, offloads=given.offloads)
     if why is not None:
-        raise ToolError(f"expand-mpmd: {why} (P9)", location)
+        instead = (request.schedule, "1f1b") if given is None else None
+        raise ToolError(f"expand-mpmd: {why} (P9)", location, instead=instead)
 
 
 def _table(request: Request, microbatches: int, costs: Costs) -> Table:
@@ -344,7 +350,8 @@ def _checked(table: Table, request: Request, microbatches: int) -> Table:
         if count not in (None, own[what]):
             who = "the step has" if what == "microbatches" else f"--{what} is"
             raise ToolError(
-                f"expand-mpmd: {table.name} is for {own[what]} {what}, and {who} {count}"
+                f"expand-mpmd: {table.name} is for {own[what]} {what}, and {who} {count}",
+                instead=(f"{what}={count}", f"{what}={own[what]}"),
             )
     return table
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from stablehlo_tools.diagnostics import ToolError
 
 _NAME = re.compile(r"[A-Za-z_][\w.-]*")
+_SEPARATED = re.compile(r"\s*[:=]\s*")  # a name and its value, in other languages
 _OPENING = {"{": "}", "(": ")", "[": "]"}
 
 
@@ -78,9 +79,11 @@ def _parse_options(text: str, name_of_pass: str, pipeline: str) -> list[tuple[st
             continue
         name, equals, value = part.strip().partition("=")
         if not _NAME.fullmatch(name) or (equals and not value):
+            meant = _SEPARATED.sub("=", text)
             raise ToolError(
-                f"pipeline {pipeline!r}: {part.strip()!r} is no option",
+                f"pipeline {pipeline!r}: {part.strip()!r} is no option, NAME=VALUE",
                 hint=f"stablehlo-tools opt --help {name_of_pass}",
+                instead=(pipeline, pipeline.replace(text, meant)) if meant != text else None,
             )
         options.append((name, value if equals else None))
     return options

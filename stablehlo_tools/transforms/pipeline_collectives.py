@@ -125,11 +125,7 @@ class PipelineCollectivesPass(Pass):
             )
         left = None if find_collectives(module) else left_to_the_partitioner(module)
         if left is not None:
-            raise ToolError(
-                f"pipeline-collectives: the program leaves its collectives to the compiler: "
-                f"{left.advice} (P1)",
-                location,
-            )
+            raise left.refusal("pipeline-collectives", "P1", location)
         refuse_tokens(module, "pipeline-collectives", "P3")
 
 

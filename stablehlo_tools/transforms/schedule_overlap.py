@@ -196,11 +196,7 @@ class ScheduleOverlapPass(Pass):
             )
         left = left_to_the_partitioner(module)
         if left is not None:
-            raise ToolError(
-                f"schedule-overlap: the program leaves its collectives to the compiler: "
-                f"{left.advice} (P1)",
-                location,
-            )
+            raise left.refusal("schedule-overlap", "P1", location)
         refuse_tokens(module, "schedule-overlap", "P3")
 
     def _headroom(self, work: _Work) -> float:

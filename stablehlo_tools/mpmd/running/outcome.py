@@ -45,7 +45,7 @@ from stablehlo_tools.mpmd.running.sequential import Played, Run, run_sequentiall
 from stablehlo_tools.verify.comparison import BITWISE, OutputComparison, Rule, Shard, compare_output
 from stablehlo_tools.verify.element_types import Array, ElementType, Kind, element_type, real_part
 from stablehlo_tools.verify.job import Request
-from stablehlo_tools.verify.plan import Plan, cpu_index, make_plan
+from stablehlo_tools.verify.plan import Plan, cpu_index, make_plan, no_input
 from stablehlo_tools.verify.random_inputs import put_in_range, random_array, random_words
 from stablehlo_tools.verify.signatures import Value
 
@@ -201,7 +201,7 @@ def make_inputs(
             _check_paths("output", result_paths(original), manifest.outputs)
     wrong = next((index for index in fixed if index >= len(values)), None)
     if wrong is not None:
-        raise ToolError(f"there is no input {wrong} to set: there are {len(values)}, from 0 on")
+        raise no_input(wrong, fixed[wrong], len(values))
     made = [_input(value, (seed, 0, i, 0), fixed.get(i)) for i, value in enumerate(values)]
     for number in range(0 if original is not None else _platforms(manifest)):
         made[number] = np.zeros_like(made[number])

@@ -12,6 +12,7 @@ from stablehlo_tools.ir.walk import entry_function
 from stablehlo_tools.passes.pipeline import Pipeline, run_pipeline
 from stablehlo_tools.verify.comparison import Rule
 from stablehlo_tools.verify.device_grid import is_partitioned
+from stablehlo_tools.verify.plan import no_input
 from stablehlo_tools.verify.twin.twin import Twin, twins
 from stablehlo_tools.verify.verification import Options, Verification, verify_artifacts
 
@@ -92,5 +93,5 @@ def _by_argument(artifact: Artifact, options: Options) -> dict[int, float]:
     absent = [leaf for leaf in options.fixed if leaf >= len(artifact.exported.in_avals)]
     if absent:
         count = len(artifact.exported.in_avals)
-        raise ToolError(f"there is no input {absent[0]} to set: there are {count}, from 0 on")
+        raise no_input(absent[0], options.fixed[absent[0]], count)
     return {place: options.fixed[leaf] for place, leaf in leaves.items() if leaf in options.fixed}

@@ -14,6 +14,7 @@ from stablehlo_tools.analysis.dimension_propagation.seeds import (
     candidates,
     fewer_parts,
     has_integers,
+    no_dimension,
     sizes_undivided,
     try_seeds,
     undivided,
@@ -46,8 +47,8 @@ def find_division(
     if best is None:
         raise _undivided(search, spread, location) or _told(search, location)
     said = undivided(graph, best.trial.seeds, parts, "microbatches", spread)
-    if said:
-        raise ToolError(f"accumulate-gradients: {said} (P3)", location)
+    if said is not None:
+        raise said.refusal("accumulate-gradients", "P3", location)
     return best
 
 
@@ -59,13 +60,10 @@ def given_division(
     seeds: Seeds = {}
     for place in places:
         number = graph.root.arguments[place]
-        shape = graph.shape(number)
-        if shape is None or not 0 <= dimension < len(shape):
-            raise ToolError(
-                f"accumulate-gradients: argument {place}, {graph.values[number].type}, has no "
-                f"dimension {dimension} of a static size (P3)",
-                location,
-            )
+        missing = no_dimension(graph, number, place, dimension)
+        if missing:
+            raise ToolError(f"accumulate-gradients: {missing} (P3)", location)
+        shape = graph.shape(number) or ()
         if not DimTiling(dimension).fits(shape, parts):
             raise ToolError(
                 f"accumulate-gradients: dimension {dimension} of argument {place} has "
@@ -255,8 +253,8 @@ def _undivided(search: _Search, spread: Spread | None, location: ir.Location) ->
         else:
             continue
         said = undivided(graph, seeds, parts, "microbatches", spread)
-        if said and (not is_refused or has_integers(graph, seeds)):
-            return ToolError(f"accumulate-gradients: {said} (P3)", location, notes)
+        if said is not None and (not is_refused or has_integers(graph, seeds)):
+            return said.refusal("accumulate-gradients", "P3", location, notes)
     return None
 
 
