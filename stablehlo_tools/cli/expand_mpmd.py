@@ -22,6 +22,12 @@ if TYPE_CHECKING:
     from stablehlo_tools.mpmd.expansion import Request
     from stablehlo_tools.schedules.table import Table
 
+_TERMS = """
+makespan: a step on {}, by the cost model; messages: between ranks, in a step
+by END, by SPAN: how much of it ranks idle, to its end or to the last step of each rank
+alive: the most activations on a rank, of its share of the model for a microbatch; memory: its most
+bytes, with weights"""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `expand-mpmd`."""
@@ -40,7 +46,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--microbatches", metavar="M", type=positive, help="for a step without a loop over them"
     )
     parser.add_argument(
-        "--hardware", metavar="NAME", help="what stages are timed and balanced for (default: h100)"
+        "--hardware",
+        metavar="NAME",
+        help="what stages are timed and balanced for (default: tpu-v5e for an export to TPU and no "
+        "GPU, else h100)",
     )
     parser.add_argument(
         "--memory-limit", metavar="GIB", type=gib, help="with --compare: what a rank may hold"
@@ -129,9 +138,14 @@ def _write(arguments: argparse.Namespace, loaded: Artifact, request: Request) ->
 def _compare(arguments: argparse.Namespace, loaded: Artifact, request: Request) -> int:
     from stablehlo_tools.mpmd.expansion import compare_schedules
     from stablehlo_tools.report.schedule_table import comparison_json, comparison_text
+    from stablehlo_tools.report.units import OF_SECONDS
 
     limit = None if arguments.memory_limit is None else arguments.memory_limit * 2**30
     activity.show(f"comparing schedules of {loaded.name}")
     compared = compare_schedules(loaded, request, limit)
-    print((comparison_json if arguments.json else comparison_text)(compared), end="")
+    if arguments.json:
+        print(comparison_json(compared), end="")
+        return 0
+    print(comparison_text(compared, OF_SECONDS), end="")
+    print(_TERMS.format(request.hardware.name))
     return 0

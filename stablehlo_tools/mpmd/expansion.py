@@ -60,7 +60,7 @@ from stablehlo_tools.mpmd.manifest import (
     is_reserved,
     refusal,
 )
-from stablehlo_tools.mpmd.rank_set import argument_paths, result_paths
+from stablehlo_tools.mpmd.rank_set import argument_paths, digest_of, result_paths
 from stablehlo_tools.mpmd.reading import read_rank, wiring
 from stablehlo_tools.mpmd.staging.cutting import (
     Staged,
@@ -386,6 +386,7 @@ def _written(
         inputs=_entries(argument_paths(artifact), main_type.inputs, inputs),
         outputs=_entries(result_paths(artifact), main_type.results, outputs),
         transfers=tuple(plan.transfers),
+        digest=digest_of(artifact),
     )
     makespan = simulate(plan.table, manifest.costs).makespan
     slow = useless_cut(timed.staged, makespan, alone, request.ranks, request.hardware)

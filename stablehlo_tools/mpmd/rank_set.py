@@ -11,6 +11,7 @@ manifest that comes from elsewhere leads to no other file, read or written.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 from collections.abc import Generator, Sequence
@@ -277,6 +278,12 @@ def _check_pieces(loaded: RankSet, rank: int) -> None:
 def _in_file(error: ToolError, name: str) -> ToolError:
     error.input_name = name
     return error
+
+
+def digest_of(program: Artifact) -> str:
+    """What a manifest says of the program that a set was made of: the same in all of its forms."""
+    text = artifact.to_text(program.module, locations=False)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def argument_paths(artifact: Artifact) -> list[str]:

@@ -44,9 +44,9 @@ def verify_twins(
     """Runs the twin of two programs on random inputs and compares what the two compute.
 
     Where rounding may differ (a rule with a tolerance), both compute in f64 and are held to
-    `WIDE`: a mistake that a clipped gradient makes small still shows. What a deep model makes of
-    random weights can be so sensitive that rounding in f64 moves it further: see
-    `Options.conditioned`.
+    `WIDE`, or to what was given where that is less: a mistake that a clipped gradient makes small
+    still shows. What a deep model makes of random weights can be so sensitive that rounding in f64
+    moves it further: see `Options.conditioned`.
 
     Raises ToolError as `twins` and `verify_artifacts` do. Where they differ in f64, too, BEFORE is
     also compared with what `partition` makes of it: if that differs as well, the twin may be at
@@ -56,11 +56,20 @@ def verify_twins(
     twin = twins(before, after, bytes_limit, wide=wide)
     options = replace(options, fixed=_by_argument(before, options))
     if wide:
-        options = replace(options, rule=WIDE, as_deployed=True, conditioned=True)
+        options = replace(options, rule=in_f64(options.rule), as_deployed=True, conditioned=True)
     answer = TwinVerification(twin, _compared(twin, options))
     if wide and not answer.verification.same:  # else it may be no more than rounding
         _check_trusted(before, options, bytes_limit)
     return answer
+
+
+def in_f64(given: Rule) -> Rule:
+    """The tolerances of programs in f64: the lesser ones of what was given and of `WIDE`."""
+    rtol, atol = (
+        usual if asked is None else min(usual, asked)
+        for asked, usual in ((given.rtol, WIDE.rtol or 0), (given.atol, WIDE.atol or 0))
+    )
+    return Rule(rtol, atol, given.any_nan)
 
 
 def _compared(twin: Twin, options: Options) -> Verification:
