@@ -46,6 +46,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--microbatches", metavar="M", type=positive, help="for a step without a loop over them"
     )
     parser.add_argument(
+        "--pipeline-axis",
+        metavar="AXIS",
+        help="a mesh axis that the ranks are laid along, each with the devices of the others; "
+        "without, each rank is the whole mesh",
+    )
+    parser.add_argument(
         "--hardware",
         metavar="NAME",
         help="what stages are timed and balanced for (default: tpu-v5e for an export to TPU and no "
@@ -63,8 +69,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Writes the set, or compares. Raises ToolError on bad input."""
     from stablehlo_tools.artifacts import artifact
-    from stablehlo_tools.diagnostics import ToolError
+    from stablehlo_tools.diagnostics import ToolError, naming
     from stablehlo_tools.mpmd.expansion import Request
+    from stablehlo_tools.mpmd.staging.pipeline_axis import ranks_along
     from stablehlo_tools.report.exposure import hardware_for
     from stablehlo_tools.schedules.catalogue import entry_named
     from stablehlo_tools.schedules.forms import SUFFIXES
@@ -89,11 +96,15 @@ def run(arguments: argparse.Namespace) -> int:
     ranks = arguments.ranks
     if ranks is None and given is not None:
         ranks = given.ranks
-    if ranks is None:
+    axis = arguments.pipeline_axis
+    if ranks is None and axis is None:
         raise ToolError(
             "give --ranks P: how many ranks the pipeline has", hint=typed([*words, "--ranks", "4"])
         )
     loaded = artifact.load(arguments.input)
+    if ranks is None:
+        with naming(loaded.name):
+            ranks = ranks_along(loaded.module, axis)
     request = Request(
         arguments.schedule or "",
         ranks,
@@ -101,6 +112,7 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.chunks,
         arguments.microbatches,
         given,
+        axis,
     )
     return (
         _compare(arguments, loaded, request)
