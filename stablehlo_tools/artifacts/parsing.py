@@ -208,7 +208,7 @@ def _check_names(module: ir.Module) -> None:
         try:
             _ESCAPED_BYTE.sub(lambda byte: bytes.fromhex(byte[1].decode()), string).decode()
         except UnicodeDecodeError:
-            raise ToolError(f"damaged: a name that is not UTF-8: {string.decode()!r}") from None
+            raise _damaged(f"a name that is not UTF-8: {string.decode()!r}") from None
 
 
 def check_sections(data: bytes) -> None:

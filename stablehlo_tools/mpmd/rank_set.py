@@ -100,7 +100,10 @@ def _check_directory(root: Path) -> None:
     else:
         sets = _sets_in(root)
         meant = os.fspath(sets[0]) if len(sets) == 1 else ""
-        said = f"this is no directory of rank programs: there is no {NAME} in it"
+        said = (
+            f"this is no directory of rank programs: there is no {NAME} in it, which expand-mpmd "
+            "writes"
+        )
     name = os.fspath(root)
     refusal = ToolError(
         said, hint="" if meant else _WRITE, instead=(name, meant) if meant else None

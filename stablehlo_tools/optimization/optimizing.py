@@ -78,11 +78,25 @@ class Request:
     options: CompilerOptions = NO_OPTIONS
     try_options: bool = True
 
-    def machine(self) -> tuple[Machine, Hardware]:
-        """The machine. Raises ToolError for one that nothing is known of, or not installed."""
+    def __post_init__(self) -> None:
         if self.target not in DEFAULT_HARDWARE:
             known = " or ".join(DEFAULT_HARDWARE)
-            raise ToolError(f"target {self.target!r}: a program is optimized for {known}")
+            raise ToolError(
+                f"target {self.target!r}: a program is optimized for {known}",
+                hint=" or ".join(f'target="{name}"' for name in DEFAULT_HARDWARE),
+            )
+        for what, given in (
+            ("memory_limit", self.memory_limit),
+            ("budget", self.budget),
+            ("candidates", self.candidates),
+        ):
+            if given is not None and not given > 0:
+                raise ToolError(
+                    f"{what}={given}: it is more than 0", hint=f"without {what}, or {what}=60"
+                )
+
+    def machine(self) -> tuple[Machine, Hardware]:
+        """The machine. Raises ToolError for one that nothing is known of, or not installed."""
         target = Target(self.target)
         check_installed(target)
         name = self.hardware or DEFAULT_HARDWARE[self.target]

@@ -171,6 +171,15 @@ class Question:
     with_timeline: bool = True
     by_default: bool = False
 
+    def __post_init__(self) -> None:
+        known = (AS_WRITTEN, *DEFAULT_HARDWARE)
+        for target in self.targets:
+            if target not in known:
+                raise ToolError(
+                    f"target {target!r}: a schedule is of {', '.join(known)}",
+                    hint=" or ".join(f'target="{name}"' for name in known),
+                )
+
     def of_target(self, target: str) -> Question:
         """The same question of one compiler's schedule."""
         usual = load_hardware(DEFAULT_HARDWARE[target])
