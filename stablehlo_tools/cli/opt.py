@@ -11,7 +11,7 @@ import argparse
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -98,7 +98,9 @@ class _Help(argparse.Action):
         try:
             print(described(str(values)))
         except ToolError as error:
-            print(error.diagnostic.render("stablehlo-tools"), file=sys.stderr)
+            told = error.diagnostic
+            near = f"stablehlo-tools opt --help {told.instead[1]}" if told.instead else told.hint
+            print(replace(told, hint=near).render("stablehlo-tools"), file=sys.stderr)
             sys.exit(2)
         sys.exit(0)
 
@@ -178,7 +180,8 @@ class _Job:
         from stablehlo_tools.testing.expected_diagnostics import join_parts, mismatches, split_input
 
         data, name = read_input(path)
-        parts = split_input(data.decode(errors="replace")) if split else [data.decode()]
+        text = data.decode(errors="replace")  # of no text, whatever reads it says so
+        parts = split_input(text) if split else [text]
         outputs: list[str] = []
         problems: list[str] = []
         for part in parts:

@@ -160,7 +160,10 @@ def _read(arguments: argparse.Namespace) -> tuple[Table, Costs]:
         for option, count in own.items():
             asked = getattr(arguments, option)
             if asked not in (None, count):
-                raise ToolError(f"--{option} {asked}: the schedule in the file has {count}")
+                raise ToolError(
+                    f"--{option} {asked}: the schedule in the file has {count}",
+                    instead=(f"{option}={asked}", f"{option}={count}"),
+                )
     slices = slice_costs(arguments, ranks, table.stages)
     return table, Setting(ranks, table.sequences, slices).costs_of(table)
 

@@ -47,6 +47,9 @@ _OTHER_NAMES = {
     "-hw": ("--hardware",),
     "--hw": ("--hardware",),
     "--out": ("--output",),
+    "--axis": ("--pipeline-axis",),
+    "--stages": ("--ranks",),
+    "--ranks": ("--stages",),
 }
 # By the name that stands for a value in --help.
 _EXAMPLES = {
@@ -101,8 +104,8 @@ def explained(message: str, line: CommandLine) -> tuple[str, str]:
     missing, ambiguous = _MISSING.match(message), _AMBIGUOUS.match(message)
     if missing:
         names = missing["names"].split(", ")
-        stray = next((word for word in line.words if _meant_of(word, line) in names), None)
-        return unknown_words([stray], line) if stray else _missing(names, line)
+        stray = next((word for word in line.words if _meant_of(word, line, names)), None)
+        return _unknown(stray, line, names) if stray else _missing(names, line)
     if ambiguous:
         options = ambiguous["options"].split(", ")
         return f"{ambiguous['word']} may be {' or '.join(options)}", line.help
@@ -116,6 +119,8 @@ def explained(message: str, line: CommandLine) -> tuple[str, str]:
 def unknown_command(words: Sequence[str]) -> tuple[str, str]:
     """What is said where the first word is no command."""
     behind = [word for word in words if word in COMMANDS]
+    if words[0] == "help":
+        return "no command is called 'help'", " ".join([PROGRAM, *behind[:1], "--help"])
     if words[0].startswith("-"):
         rest = [word for word in words if word not in behind[:1]]
         tried = typed([behind[0], *rest]) if behind else f"{PROGRAM} --help"
@@ -131,7 +136,13 @@ def unknown_words(words: Sequence[str], line: CommandLine) -> tuple[str, str]:
         wanted = [_title(each) for each in line.arguments if not each.option_strings]
         taken = " ".join(wanted) or "no words beside its options"
         return f"{' '.join(words)} is too much: {line.command} takes {taken}", line.example
-    meant = _meant(option, line.options)
+    return _unknown(option, line, line.options)
+
+
+def _unknown(word: str, line: CommandLine, options: Iterable[str]) -> tuple[str, str]:
+    """What is said of an option that there is not, and may be one of others."""
+    option = word.partition("=")[0]
+    meant = _meant(option, options)
     hint = f"; did you mean {meant!r}?" if meant else ""
     words = _choosing(line.words, option, line.named(meant)) if meant else []
     return f"no option is called {option!r}{hint}", retyped(words, option, meant) or line.help
@@ -228,17 +239,20 @@ def _meant(word: str, known: Iterable[str]) -> str:
     if word in _TARGETS:
         return ""
     others = [each for each in _OTHER_NAMES.get(word.lower(), ()) if each in known]
-    if re.fullmatch(r"-\w", word):
-        return next(iter(others), "")  # one letter is near every option
-    dashed = f"-{word}" if word.startswith("-") and not word.startswith("--") else word
-    return next(iter(others), "") or nearest(dashed.lower(), known)
+    if re.fullmatch(r"-\w", word):  # one letter is near every option
+        alike = [each for each in known if each.startswith(f"-{word}")]
+        others += alike if len(alike) == 1 else []
+        return next(iter(others), "")
+    bare = {each.lstrip("-"): each for each in known}  # dashes are alike in all of them
+    return next(iter(others), "") or bare.get(nearest(word.lower().lstrip("-"), bare), "")
 
 
-def _meant_of(word: str, line: CommandLine) -> str:
-    """The option that was meant by a word that is none, with or without a value in it."""
+def _meant_of(word: str, line: CommandLine, options: Iterable[str] | None = None) -> str:
+    """The option that was meant by a word that is none, with or without a value in it: one of all,
+    or of some."""
     name = word.partition("=")[0]
     is_none = name.startswith("-") and not any(each.startswith(name) for each in line.options)
-    return _meant(name, line.options) if is_none else ""
+    return _meant(name, line.options if options is None else options) if is_none else ""
 
 
 def _choosing(words: Sequence[str], option: str, meant: argparse.Action | None) -> list[str]:

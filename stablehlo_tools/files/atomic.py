@@ -59,6 +59,8 @@ def unreadable(name: str, error: OSError) -> ToolError:
 def _nearby(path: Path) -> tuple[str, str]:
     """What to try for a path that leads nowhere, and the path that may have been meant."""
     folder = path.parent
+    if ":/" in os.fspath(path):
+        return "curl -LO and the address, then the name of the file: nothing is fetched here", ""
     if not folder.is_dir():
         return f"another path: there is no directory {os.path.realpath(folder)!r}", ""
     # Other programs have their suffix in common: the names alone have to be alike.

@@ -96,7 +96,9 @@ def _check_directory(root: Path) -> None:
         meant = os.fspath(root.parent / near) if near else ""
         said = "there is no such directory"
     elif not root.is_dir():
-        meant, said = "", "this is no directory of rank programs"
+        is_beside = (root.parent / NAME).exists()
+        meant = os.fspath(root.parent) if is_beside and root.parent.name else ""
+        said = "this is no directory of rank programs"
     else:
         sets = _sets_in(root)
         meant = os.fspath(sets[0]) if len(sets) == 1 else ""

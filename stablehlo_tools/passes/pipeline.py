@@ -285,19 +285,37 @@ def _wrong_value(
     if "," in text and typing.get_origin(hint) is not tuple:
         spaced = text.replace(",", " ").strip()
         return ToolError(f"{said}; spaces separate options, not commas", instead=(text, spaced))
-    flags = _FLAGS if hint is bool else {}
-    near = flags.get(text.lower(), "") or nearest(text.lower(), _choices(hint))
+    near = _value_near(text, ["true", "false"] if hint is bool else _choices(hint))
+    near = near or _number_in(text, hint)
     if not near:
         return ToolError(said, hint=_help_of(pass_class.name))
     meant = f"{option}={near}"
     return ToolError(f"{said}; did you mean {near!r}?", instead=(f"{option}={text}", meant))
 
 
-# What others write for a flag, and what it takes.
-_FLAGS = {
+# What others write for a value.
+_OTHER_VALUES = {
     **dict.fromkeys(("1", "yes", "on", "y", "t"), "true"),
     **dict.fromkeys(("0", "no", "off", "n", "f"), "false"),
+    **dict.fromkeys(("cuda", "nvidia", "rocm"), "gpu"),
+    "gspmd": "xla",
 }
+
+
+def _value_near(text: str, choices: Sequence[str]) -> str:
+    """The choice that was probably meant; empty where none is near."""
+    other = _OTHER_VALUES.get(text.lower(), "")
+    return other if other in choices else nearest(text.lower(), choices)
+
+
+def _number_in(text: str, hint: Any) -> str:
+    """The number that was meant by `4.0`, `"4"` or `80GiB`; empty where none is, or none wanted."""
+    kinds = set(typing.get_args(hint) or (hint,)) - {type(None)}
+    digits = re.fullmatch(r"\W*(\d+(?:\.\d+)?(?:e\d+)?)\s*(?:[GTM]i?B|GiB)?\W*", text)
+    if digits is None or not kinds <= {int, float}:
+        return ""
+    number = float(digits[1])
+    return f"{int(number)}" if number == int(number) else digits[1] if float in kinds else ""
 
 
 def _no_option(pass_name: str, option: str, known: list[str]) -> ToolError:

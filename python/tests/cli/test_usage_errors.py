@@ -41,6 +41,17 @@ WRONG = (
     "schedule megatron --stages 4 --microbatches 4",
     "schedule 1f1b --stages 4 --microbatches 4 --chunks 3",
     "schedule seq1f1b --stages 4 --microbatches 4",
+    "opt x.mlir -p 'partition;thread-tokens'",
+    "opt x.mlir -p 'partition -> thread-tokens -> cse'",
+    "opt x.mlir -p 'expand-pipeline{microbatches=4}{axis=stage}'",
+    "opt x.mlir -p 'expand-pipeline{microbatches=4.0}'",
+    "opt x.mlir -p 'rematerialize{memory-limit=80GiB}'",
+    "opt x.mlir -p 'rematerialize{compiler=cuda}'",
+    "opt x.mlir -p 'expand-pipeline{skip=yes}'",
+    "compile x.mlir -t gpu",
+    "schedule 1f1b --ranks 4 --microbatches 8",
+    "expand-mpmd x.mlir -o out --schedule 1f1b --axis stage",
+    "make-test x.mlir",
     "optimise x.mlir --target gpu",
     "--hardware h100 inspect x.mlir",
     "inspect x.mlir -hardware h100",
@@ -133,6 +144,8 @@ def test_a_number_in_other_units_is_converted(
         "opt x.mlir --fast",
         "optimize x.mlir --target cpu",
         "inspect x.mlir --platform metal",
+        "run-mpmd ranks --schedule 1f1b",
+        "help opt",
         "compile x.mlir --target gpu -o y",
     ],
 )
@@ -140,6 +153,11 @@ def test_where_nothing_is_near_the_help_says_what_there_is(
     words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert told(shlex.split(words), capsys)[1].endswith(" --help")
+
+
+def test_of_a_mistyped_pass_the_help_is_tried(capsys: pytest.CaptureFixture[str]) -> None:
+    tried = told(["opt", "--help", "expand_pipeline"], capsys)[1]
+    assert tried == "try: stablehlo-tools opt --help expand-pipeline"
 
 
 def test_directories_are_told_with_what_to_do(
