@@ -78,7 +78,7 @@ class Request:
     options: CompilerOptions = NO_OPTIONS
     try_options: bool = True
 
-    def __post_init__(self) -> None:
+    def _check(self) -> None:
         if self.target not in DEFAULT_HARDWARE:
             known = " or ".join(DEFAULT_HARDWARE)
             raise ToolError(
@@ -96,7 +96,9 @@ class Request:
                 )
 
     def machine(self) -> tuple[Machine, Hardware]:
-        """The machine. Raises ToolError for one that nothing is known of, or not installed."""
+        """The machine. Raises ToolError for one that nothing is known of, or not installed, and
+        for limits that are none."""
+        self._check()
         target = Target(self.target)
         check_installed(target)
         name = self.hardware or DEFAULT_HARDWARE[self.target]
