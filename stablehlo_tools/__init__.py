@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from stablehlo_tools.api.transforming import transform
     from stablehlo_tools.artifacts.artifact import Artifact, load, save
     from stablehlo_tools.diagnostics import ToolError
+    from stablehlo_tools.passes.describing import describe
     from stablehlo_tools.passes.pipeline import Pipeline
 
 _HOMES = {
@@ -35,6 +36,7 @@ _HOMES = {
     "ToolError": "diagnostics",
     "assert_collectives": "api.assertions",
     "assert_exposed_below": "api.assertions",
+    "describe": "passes.describing",
     "find_layer_order": "api.layer_order",
     "inspect": "api.inspecting",
     "jit": "api.jitted",
@@ -53,6 +55,7 @@ __all__ = [
     "ToolError",
     "assert_collectives",
     "assert_exposed_below",
+    "describe",
     "find_layer_order",
     "inspect",
     "jit",

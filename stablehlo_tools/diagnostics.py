@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import enum
 import importlib
+import re
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -28,6 +29,17 @@ _STEERING = {
         *range(0x2066, 0x206A),
     )
 }
+_INSTEAD = "{1!r} instead of {0!r}"
+# What commands do, by functions of the package.
+_IN_PYTHON = (
+    (re.compile(r"^stablehlo-tools opt --help (\S+)"), r'print(stablehlo_tools.describe("\1"))'),
+    (re.compile(r"^stablehlo-tools opt --list-passes"), "print(stablehlo_tools.describe())"),
+    (
+        re.compile(r"^stablehlo-tools opt INPUT -p (\S+)( -o \S+)?"),
+        r'stablehlo_tools.transform(program, "\1")',
+    ),
+    (re.compile(r"^the program in another form: -o (\S+)"), r'stablehlo_tools.save(program, "\1")'),
+)
 _TEXT_BUFFER = "-"  # the file name MLIR gives to text parsed from memory
 
 
@@ -119,7 +131,7 @@ class ToolError(Exception):
         super().__init__(message)
         place = to_place(location)
         if instead is not None and not hint:
-            hint = f"{instead[1]!r} instead of {instead[0]!r}"
+            hint = _INSTEAD.format(*instead)
         self.diagnostic = Diagnostic(
             Severity.ERROR, message, place, notes, hint=hint, instead=instead
         )
@@ -127,7 +139,12 @@ class ToolError(Exception):
         self.by_chance = False
 
     def __str__(self) -> str:
-        return self.diagnostic.render(self.input_name or "<module>")
+        """As Python prints it, where what to try is a line of Python."""
+        told = self.diagnostic
+        hint = told.hint if told.instead is None else _INSTEAD.format(*told.instead)
+        for command, call in _IN_PYTHON:
+            hint = command.sub(call, hint)
+        return replace(told, hint=hint).render(self.input_name or "<module>")
 
 
 @dataclass
@@ -219,17 +236,24 @@ def first_line(text: str) -> str:
     return next((line.strip() for line in text.splitlines() if line.strip()), "unknown error")
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
-    """The known word that was probably meant; "" where none is much like this one.
+def nearest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+    """The known word that was probably meant; "" where none is much like this one: the `cutoff`
+    is difflib's, up to 1 for the word itself.
 
     Of four letters two that change places (1b1f) are half the word to difflib, and a slip to us.
     """
     import difflib  # only for an error
 
     words = list(known)
-    close = difflib.get_close_matches(word, words, n=1)
+    close = difflib.get_close_matches(word, words, 1, cutoff)
     swapped = (each for each in words if sorted(each) == sorted(word))
     return next(iter(close), "") or next(swapped, "")
+
+
+def put_right(text: str, wrong: str, meant: str) -> str:
+    """The text with the word that was meant for the wrong one, which may stand among others."""
+    found = re.compile(rf"(\A|[^\w-]){re.escape(wrong)}(?![\w-])")
+    return found.sub(lambda each: each[1] + meant, text)
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -10,7 +10,7 @@
 // UNNAMED: error: accumulate-gradients: dimension 1 is of arguments that `arguments` names, and it names none (P1)
 // P3: the arguments have the dimension, and the microbatches divide it.
 // THIRD: error: accumulate-gradients: there is no argument 2: the program takes 2 (P3)
-// RANK: error: accumulate-gradients: argument 0, tensor<4x6xf32>, has no dimension 2 of a static size (P3)
+// RANK: error: accumulate-gradients: argument 0, tensor<4x6xf32>, has no dimension 2 of a static size: it has 2, from 0 on (P3)
 // THREE: error: accumulate-gradients: dimension 0 of argument 0 has 4 elements, which 3 microbatches do not divide (P3)
 func.func @options_p1(%x: tensor<4x6xf32>, %w: tensor<6x3xf32>) -> tensor<4x3xf32> {
   %0 = stablehlo.dot_general %x, %w, contracting_dims = [1] x [0] : (tensor<4x6xf32>, tensor<6x3xf32>) -> tensor<4x3xf32>

@@ -11,7 +11,7 @@ func.func @local_p1(%w: tensor<4x4xf32>, %m: tensor<4x4xf32>) -> (tensor<4x4xf32
 
 // P2: the axis is one of the mesh.
 sdy.mesh @mesh = <["model"=4]>
-// expected-error@+1 {{shard-optimizer: 'data' is no axis of at least two devices of the mesh (model=4) (P2)}}
+// expected-error@+1 {{shard-optimizer: no mesh of the program has an axis 'data' of at least two ranks (P2): there are model of 4}}
 func.func @axis_p2(%m: tensor<4x4xf32>, %x: tensor<4x4xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"model"}, {}]>}) -> tensor<4x4xf32> {
   %m1 = stablehlo.add %m, %x : tensor<4x4xf32>
   return %m1 : tensor<4x4xf32>

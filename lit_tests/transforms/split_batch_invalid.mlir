@@ -9,7 +9,7 @@
 // ONE: error: split-batch: 1 parts are no split, there must be at least 2 (P1)
 // P4: the arguments have the dimension, and the parts divide it.
 // FIFTH: error: there is no argument 4: the program takes 2 (P4)
-// THIRD: error: argument 0, tensor<4x6xf32> on a device, has no dimension 2 of a static size (P4)
+// THIRD: error: on a device argument 0, tensor<4x6xf32>, has no dimension 2 of a static size: it has 2, from 0 on (P4)
 // UNNAMED: error: split-batch: dimension 1 is of arguments that `arguments` names, and it names none (P4)
 // THREE: error: dimension 0 of argument 0 has 4 elements on a device, which 3 parts do not divide (P4)
 module attributes {mhlo.num_partitions = 2 : i32, mhlo.num_replicas = 1 : i32} {

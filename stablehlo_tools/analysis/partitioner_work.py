@@ -36,6 +36,7 @@ from stablehlo_tools.dialect.traits import (
 )
 from stablehlo_tools.ir.walk import FUNCTION, entry_function, terminator, walk
 
+EXPLICIT = "partition,create-reduce-scatter"  # the passes that write collectives into a program
 _NO_WORK = frozenset({"func.return", "stablehlo.constant", "stablehlo.optimization_barrier"})
 _CARRIED_MESHES, _SIZES = re.compile(r"#sdy\.mesh<\[(.*?)\]"), re.compile(r"=(\d+)")
 _TILES = re.compile(r"devices=\[([\d,]+)\]")
@@ -63,7 +64,7 @@ class LeftToCompiler:
     @property
     def advice(self) -> str:
         """How to get the collectives into the program."""
-        return "run partition,create-reduce-scatter first"
+        return f"run {EXPLICIT} first"
 
 
 def leaves_work_to_the_partitioner(module: ir.Module) -> bool:
@@ -79,6 +80,7 @@ def refuse_unpartitioned(module: ir.Module, name: str, precondition: str) -> Non
             f"{name}: the program leaves its collectives to the compiler: {left.advice} "
             f"({precondition})",
             module.operation.location,
+            instead=(name, f"{EXPLICIT},{name}"),
         )
 
 

@@ -11,10 +11,16 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
+
+from stablehlo_tools.diagnostics import ToolError, nearest
+
+if TYPE_CHECKING:
+    from stablehlo_tools.bindings import ir
 
 ProcessGroups = tuple[tuple[int, ...], ...]
 
@@ -61,6 +67,31 @@ class DeviceMesh:
     def size(self) -> int:
         """The number of devices."""
         return math.prod(size for _, size in self.axes)
+
+
+def mesh_with(
+    axis: str, meshes: Mapping[str, DeviceMesh], named_by: str, rule: str, place: ir.Location | None
+) -> str:
+    """The name of the first mesh that has an axis of at least two devices.
+
+    `named_by`: who asks, and the option that names the axis, `expand-pipeline: axis`. Raises
+    ToolError where there is none, with the axes that there are and the one that may be meant.
+    """
+    found = next((name for name, mesh in meshes.items() if dict(mesh.axes).get(axis, 1) > 1), None)
+    if found is not None:
+        return found
+    sizes = {name: size for mesh in meshes.values() for name, size in mesh.axes}
+    listed = ", ".join(f"{name} of {size}" for name, size in sizes.items())
+    large = [name for name, size in sizes.items() if size > 1]
+    near = nearest(axis.lower(), large) or (large[0] if len(large) == 1 else "")
+    who, _, option = named_by.rpartition(": ")
+    raise ToolError(
+        f"{who}: no mesh of the program has an axis {axis!r} of at least two ranks{rule}: "
+        + (f"there are {listed}" if listed else "it has no mesh; export with one"),
+        place,
+        hint=" or ".join(f"{option}={name}" for name in large),
+        instead=(f"{option}={axis}", f"{option}={near}") if near else None,
+    )
 
 
 def reduction_group_mode(channel_id: int, use_global_device_ids: bool) -> GroupMode:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, overload
 
 from stablehlo_tools.artifacts import artifact as artifacts
 from stablehlo_tools.artifacts.artifact import Artifact
-from stablehlo_tools.diagnostics import Severity, rendered
+from stablehlo_tools.diagnostics import Severity, ToolError, put_right, rendered
 from stablehlo_tools.passes.pipeline import Pipeline, run_pipeline
 
 if TYPE_CHECKING:
@@ -27,7 +30,8 @@ def transform(program: Exported | Artifact, pipeline: str | Pipeline) -> Exporte
     """
     given_artifact = isinstance(program, Artifact)
     artifact = program.copy() if given_artifact else artifacts.from_exported(program)
-    reported = run_pipeline(artifact, parsed(pipeline))
+    with _saying_what_to_try(pipeline):
+        reported = run_pipeline(artifact, parsed(pipeline))
     for text in rendered(reported.collected, artifact.name, Severity.WARNING):
         warnings.warn(text, stacklevel=2)
     return artifact if given_artifact else artifact.to_exported()
@@ -35,4 +39,21 @@ def transform(program: Exported | Artifact, pipeline: str | Pipeline) -> Exporte
 
 def parsed(pipeline: str | Pipeline) -> Pipeline:
     """A pipeline that is given as text or as such. Raises ToolError on the first mistake."""
-    return pipeline if isinstance(pipeline, Pipeline) else Pipeline.parse(pipeline)
+    if isinstance(pipeline, Pipeline):
+        return pipeline
+    with _saying_what_to_try(pipeline):
+        return Pipeline.parse(pipeline)
+
+
+@contextmanager
+def _saying_what_to_try(pipeline: str | Pipeline) -> Generator[None]:
+    """Gives a refusal that knows what was meant the call with the whole pipeline."""
+    try:
+        yield
+    except ToolError as error:
+        told = error.diagnostic
+        meant = put_right(str(pipeline), *told.instead) if told.instead else ""
+        if meant and meant != str(pipeline):
+            hint = f"stablehlo_tools.transform(program, {meant!r})"
+            error.diagnostic = replace(told, hint=hint, instead=None)
+        raise

@@ -113,7 +113,8 @@ class Artifact:
         if self.exported is None:
             raise ToolError(
                 f"only an artifact of jax.export can become one, and this is {self.form.value}: "
-                "write .mlir, .mlirbc or .bc, or start from the .jax_export file"
+                "write .mlir, .mlirbc or .bc, or start from the .jax_export file",
+                hint="the program in another form: -o out.mlirbc",
             )
         return replace(
             self.exported,
@@ -147,7 +148,14 @@ def parse(data: bytes, name: str = "<bytes>", *, module_only: bool = False) -> A
 
 
 def from_exported(exported: Exported, name: str | None = None) -> Artifact:
-    """An artifact around an `Exported` in memory, named after its function."""
+    """An artifact around an `Exported` in memory, named after its function. Raises ToolError for
+    what is none."""
+    if not hasattr(exported, "mlir_module_serialized"):
+        raise ToolError(
+            f"a {type(exported).__name__} is no program: what jax.export.export gives is one, and "
+            "what load reads from a file",
+            hint='stablehlo_tools.load("step.jax_export")',
+        )
     name = name or exported.fun_name
     module = read_module(exported.mlir_module_serialized, Form.PORTABLE, name)
     with naming(name):

@@ -143,11 +143,17 @@ def _parse_plain(data: bytes | str, context: ir.Context) -> ir.Module:
         return bindings.parse_module(data, context)
     except ir.MLIRError as error:
         failure = from_mlir_error(error)
-        if isinstance(data, str) and not _OF_VERIFIER.match(failure.diagnostic.message):
-            failure = _syntax_error(failure.diagnostic, data)
-        raise failure from None
+        if _OF_VERIFIER.match(failure.diagnostic.message):
+            raise failure from None
+        if isinstance(data, bytes):
+            raise _damaged(failure.diagnostic.message) from None
+        raise _syntax_error(failure.diagnostic, data) from None
     except (ValueError, RuntimeError) as error:  # of the C++ library: too long, out of range
-        raise ToolError(f"damaged: {first_line(str(error))}") from None
+        raise _damaged(str(error)) from None
+
+
+def _damaged(said: str) -> ToolError:
+    return ToolError(f"damaged: {first_line(said)}", hint=AGAIN)
 
 
 def _syntax_error(told: Diagnostic, text: str) -> ToolError:
@@ -170,7 +176,8 @@ def _parse_portable(data: bytes, context: ir.Context) -> ir.Module:
         except Exception as error:  # jaxlib raises several types here, none of them public
             detail = reported[0].message if reported else first_line(str(error))
             why = too_new(data) or "not a readable StableHLO portable artifact"
-            raise ToolError(f"{why}: {detail}") from None
+            hint = "" if why == too_new(data) else AGAIN
+            raise ToolError(f"{why}: {detail}", hint=hint) from None
 
 
 def _check_depth(module: ir.Module) -> None:
@@ -201,7 +208,7 @@ def _check_names(module: ir.Module) -> None:
         try:
             _ESCAPED_BYTE.sub(lambda byte: bytes.fromhex(byte[1].decode()), string).decode()
         except UnicodeDecodeError:
-            raise ToolError(f"damaged: a name that is not UTF-8: {string.decode()!r}") from None
+            raise _damaged(f"a name that is not UTF-8: {string.decode()!r}") from None
 
 
 def check_sections(data: bytes) -> None:

@@ -13,7 +13,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from stablehlo_tools.cli.shared_arguments import gib
+from stablehlo_tools.cli.shared_arguments import gib, positive
 from stablehlo_tools.cli.usage_errors import typed
 from stablehlo_tools.processes import activity
 
@@ -21,6 +21,12 @@ if TYPE_CHECKING:
     from stablehlo_tools.artifacts.artifact import Artifact
     from stablehlo_tools.mpmd.expansion import Request
     from stablehlo_tools.schedules.table import Table
+
+_TERMS = """
+makespan: a step on {}, by the cost model; messages: between ranks, in a step
+by END, by SPAN: how much of it ranks idle, to its end or to the last step of each rank
+alive: the most activations on a rank, of its share of the model for a microbatch; memory: its most
+bytes, with weights"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,14 +39,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="as `stablehlo-tools schedule` names them, or a file: text, JSON, PyTorch's CSV",
     )
     parser.add_argument(
-        "--ranks", metavar="P", type=int, help="ranks of the pipeline; a file says it itself"
+        "--ranks", metavar="P", type=positive, help="ranks of the pipeline; a file says it itself"
     )
-    parser.add_argument("--chunks", metavar="V", type=int, help="stages on each rank")
+    parser.add_argument("--chunks", metavar="V", type=positive, help="stages on each rank")
     parser.add_argument(
-        "--microbatches", metavar="M", type=int, help="for a step without a loop over them"
+        "--microbatches", metavar="M", type=positive, help="for a step without a loop over them"
     )
     parser.add_argument(
-        "--hardware", metavar="NAME", help="what stages are timed and balanced for (default: h100)"
+        "--pipeline-axis",
+        metavar="AXIS",
+        help="a mesh axis that the ranks are laid along, each with the devices of the others; "
+        "without, each rank is the whole mesh",
+    )
+    parser.add_argument(
+        "--hardware",
+        metavar="NAME",
+        help="what stages are timed and balanced for (default: tpu-v5e for an export to TPU and no "
+        "GPU, else h100)",
     )
     parser.add_argument(
         "--memory-limit", metavar="GIB", type=gib, help="with --compare: what a rank may hold"
@@ -54,8 +69,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Writes the set, or compares. Raises ToolError on bad input."""
     from stablehlo_tools.artifacts import artifact
-    from stablehlo_tools.diagnostics import ToolError
+    from stablehlo_tools.diagnostics import ToolError, naming
     from stablehlo_tools.mpmd.expansion import Request
+    from stablehlo_tools.mpmd.staging.pipeline_axis import ranks_along
     from stablehlo_tools.report.exposure import hardware_for
     from stablehlo_tools.schedules.catalogue import entry_named
     from stablehlo_tools.schedules.forms import SUFFIXES
@@ -72,17 +88,23 @@ def run(arguments: argparse.Namespace) -> int:
             "give --schedule NAME, or --compare to see which there are",
             hint=typed([*words, "--schedule", "1f1b"]),
         )
+    if arguments.memory_limit is not None and not arguments.compare:
+        raise ToolError("--memory-limit is for --compare", hint=typed([*words, "--compare"]))
     if arguments.schedule and not arguments.schedule.lower().endswith(SUFFIXES):
         entry_named(arguments.schedule)  # a word that is no schedule is told before all else
     given = _given(arguments.schedule) if arguments.schedule else None
     ranks = arguments.ranks
     if ranks is None and given is not None:
         ranks = given.ranks
-    if ranks is None:
+    axis = arguments.pipeline_axis
+    if ranks is None and axis is None:
         raise ToolError(
             "give --ranks P: how many ranks the pipeline has", hint=typed([*words, "--ranks", "4"])
         )
     loaded = artifact.load(arguments.input)
+    if ranks is None:
+        with naming(loaded.name):
+            ranks = ranks_along(loaded.module, axis)
     request = Request(
         arguments.schedule or "",
         ranks,
@@ -90,6 +112,7 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.chunks,
         arguments.microbatches,
         given,
+        axis,
     )
     return (
         _compare(arguments, loaded, request)
@@ -127,9 +150,14 @@ def _write(arguments: argparse.Namespace, loaded: Artifact, request: Request) ->
 def _compare(arguments: argparse.Namespace, loaded: Artifact, request: Request) -> int:
     from stablehlo_tools.mpmd.expansion import compare_schedules
     from stablehlo_tools.report.schedule_table import comparison_json, comparison_text
+    from stablehlo_tools.report.units import OF_SECONDS
 
     limit = None if arguments.memory_limit is None else arguments.memory_limit * 2**30
     activity.show(f"comparing schedules of {loaded.name}")
     compared = compare_schedules(loaded, request, limit)
-    print((comparison_json if arguments.json else comparison_text)(compared), end="")
+    if arguments.json:
+        print(comparison_json(compared), end="")
+        return 0
+    print(comparison_text(compared, OF_SECONDS), end="")
+    print(_TERMS.format(request.hardware.name))
     return 0

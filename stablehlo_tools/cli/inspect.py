@@ -83,7 +83,8 @@ def run(arguments: argparse.Namespace) -> int:
 
     percent = _percent(arguments)
     loaded = artifact.load(arguments.input)
-    asked = (arguments.hardware, arguments.target, arguments.measured, arguments.check)
+    options = arguments.compiler_option or None  # refused where no compiler is asked
+    asked = (arguments.hardware, arguments.target, arguments.measured, arguments.check, options)
     if arguments.at_most or any(argument is not None for argument in asked):
         return _timed(arguments, loaded, percent)
     try:

@@ -22,9 +22,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Writes the set; always 0. Raises ToolError."""
-    from stablehlo_tools.mpmd.rank_set import load, write
+    from stablehlo_tools.mpmd.rank_set import check_writable, load, write
     from stablehlo_tools.mpmd.transfers import with_both_ends, with_permutes
 
+    check_writable(arguments.output)
     ranks = load(arguments.directory)
     lower = with_both_ends if arguments.transfers == "both-ends" else with_permutes
     written = lower(ranks)

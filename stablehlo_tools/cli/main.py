@@ -21,7 +21,7 @@ from stablehlo_tools.cli import streams
 from stablehlo_tools.cli.commands import COMMANDS
 from stablehlo_tools.cli.parsers import parser_of
 from stablehlo_tools.cli.supervisor import BAD_INPUT, INTERRUPTED, supervised
-from stablehlo_tools.cli.usage_errors import retyped, unknown_command
+from stablehlo_tools.cli.usage_errors import PROGRAM, retyped, unknown_command
 
 if TYPE_CHECKING:
     from sys import UnraisableHookArgs
@@ -66,7 +66,7 @@ def _run(words: list[str]) -> int:
     parser, commands = parser_of([name] if name in COMMANDS else ())
     for each in (parser, *commands.values()):
         each.words = words
-    commands.get(name, parser).refuse_one_dash()
+    commands.get(name, parser).check_words()
     parsed, rest = parser.parse_known_args(words)
     if rest:
         commands.get(name, parser).refuse_rest(rest)
@@ -84,8 +84,11 @@ def _run(words: list[str]) -> int:
     except ToolError as error:
         told = error.diagnostic
         again = retyped(words, *told.instead) if told.instead else ""
-        told = replace(told, hint=again or _of_input(told.hint, parsed))
-        print(told.render(error.input_name or "stablehlo-tools"), file=sys.stderr)
+        hint = again or _of_input(told.hint, parsed)
+        said = replace(told, hint=hint).render(error.input_name or PROGRAM)
+        if not hint and said.startswith(f"{PROGRAM}: "):  # of the words, not of a file
+            said += f"\ntry: {PROGRAM} {name} --help"
+        print(said, file=sys.stderr)
         return BAD_INPUT
     except ImportError as error:
         if os.environ.get(TRACEBACK):

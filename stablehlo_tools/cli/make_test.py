@@ -81,7 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.full and arguments.brief:
         raise ToolError("--full and --brief exclude each other")
     if arguments.pipeline is None or arguments.output is None:
-        added = [] if arguments.pipeline is not None else ["-p", "PIPELINE"]
+        added = [] if arguments.pipeline is not None else ["-p", "thread-tokens"]
         added += [] if arguments.output is not None else ["-o", "test.mlir"]
         raise ToolError(
             "a test needs a pipeline and an output: -p PIPELINE -o TEST.mlir",

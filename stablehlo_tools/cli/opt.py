@@ -11,7 +11,8 @@ import argparse
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stablehlo_tools.diagnostics import ToolError, rendered
@@ -97,7 +98,9 @@ class _Help(argparse.Action):
         try:
             print(described(str(values)))
         except ToolError as error:
-            print(error.diagnostic.render("stablehlo-tools"), file=sys.stderr)
+            told = error.diagnostic
+            near = f"stablehlo-tools opt --help {told.instead[1]}" if told.instead else told.hint
+            print(replace(told, hint=near).render("stablehlo-tools"), file=sys.stderr)
             sys.exit(2)
         sys.exit(0)
 
@@ -120,7 +123,11 @@ def run(arguments: argparse.Namespace) -> int:
     )
     if arguments.split_input_file or arguments.verify_diagnostics:
         if form is not artifact.Form.TEXT:
-            raise ToolError("split input and checked diagnostics write text only: use -o NAME.mlir")
+            text = str(Path(arguments.output).with_suffix(artifact.Form.TEXT.value))
+            raise ToolError(
+                "split input and checked diagnostics write text only: use -o NAME.mlir",
+                instead=(arguments.output, text),
+            )
         data = job.test_text(
             arguments.input, arguments.split_input_file, arguments.verify_diagnostics
         )
@@ -173,7 +180,8 @@ class _Job:
         from stablehlo_tools.testing.expected_diagnostics import join_parts, mismatches, split_input
 
         data, name = read_input(path)
-        parts = split_input(data.decode(errors="replace")) if split else [data.decode()]
+        text = data.decode(errors="replace")  # of no text, whatever reads it says so
+        parts = split_input(text) if split else [text]
         outputs: list[str] = []
         problems: list[str] = []
         for part in parts:

@@ -115,12 +115,19 @@ def _checked_outputs(arguments: argparse.Namespace) -> Form | None:
 
     if arguments.report is not None:
         if PurePath(arguments.report).suffix != ".html":
-            raise ToolError(f"{arguments.report}: the report is a page: name it PAGE.html")
+            page_name = str(PurePath(arguments.report).with_suffix(".html"))
+            raise ToolError(
+                f"{arguments.report}: the report is a page: name it PAGE.html",
+                instead=(arguments.report, page_name),
+            )
         atomic.check_writable(arguments.report)
     if arguments.output is None:
         return None
     if arguments.output == atomic.STDIN:
-        raise ToolError("standard output has the answer: give the program a file, -o OUTPUT")
+        raise ToolError(
+            "standard output has the answer: give the program a file, -o OUTPUT",
+            instead=(atomic.STDIN, "fast.mlirbc"),
+        )
     atomic.check_writable(arguments.output)
     return artifact.output_form(arguments.output)
 

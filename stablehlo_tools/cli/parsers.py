@@ -18,6 +18,7 @@ from stablehlo_tools.cli.usage_errors import (
     PROGRAM,
     CommandLine,
     explained,
+    taken_apart,
     unknown_words,
     with_one_dash,
 )
@@ -37,8 +38,12 @@ class CommandParser(argparse.ArgumentParser):
         """The error for words that nothing takes: perhaps another option was meant."""
         self._refuse(*unknown_words(rest, self._line))
 
-    def refuse_one_dash(self) -> None:
-        """The error for `-hardware`, which is no `-h`."""
+    def check_words(self) -> None:
+        """The errors for words that argparse would take for others: those of a pipeline that a
+        shell took apart, and `-hardware`, which is no `-h`."""
+        apart = taken_apart(self._line)
+        if apart:
+            self._refuse(*apart)
         word = with_one_dash(self._line)
         if word:
             self.refuse_rest([word])

@@ -71,7 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Prints what came of it. Raises ToolError for what cannot be run."""
-    from stablehlo_tools.mpmd.rank_set import load
+    from stablehlo_tools.mpmd.rank_set import digest_of, load
 
     ranks = load(arguments.directory)
     if arguments.train is not None:
@@ -103,6 +103,12 @@ def run(arguments: argparse.Namespace) -> int:
     except MemoryError:
         raise ToolError("this machine has too little memory for the arrays of this set") from None
     print(json.dumps(outcome.to_json()) if arguments.json else _outcome(outcome))
+    if original is not None and ranks.manifest.digest not in ("", digest_of(original)):
+        print(
+            f"warning: {original.name} is not the program that the set was made of, "
+            f"{ranks.manifest.source}: their texts differ",
+            file=sys.stderr,
+        )
     vacuous = [o.path for o in outcome.outputs if o.comparison and o.comparison.shows_nothing]
     if vacuous:
         print(

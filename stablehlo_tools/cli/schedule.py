@@ -26,7 +26,7 @@ from stablehlo_tools.cli.schedule_options import (
     slice_costs,
     to_file,
 )
-from stablehlo_tools.diagnostics import ToolError, naming, nearest
+from stablehlo_tools.diagnostics import ToolError, naming
 
 if TYPE_CHECKING:
     from stablehlo_tools.schedules.constraints import Violation
@@ -160,7 +160,10 @@ def _read(arguments: argparse.Namespace) -> tuple[Table, Costs]:
         for option, count in own.items():
             asked = getattr(arguments, option)
             if asked not in (None, count):
-                raise ToolError(f"--{option} {asked}: the schedule in the file has {count}")
+                raise ToolError(
+                    f"--{option} {asked}: the schedule in the file has {count}",
+                    instead=(f"{option}={asked}", f"{option}={count}"),
+                )
     slices = slice_costs(arguments, ranks, table.stages)
     return table, Setting(ranks, table.sequences, slices).costs_of(table)
 
@@ -252,7 +255,9 @@ def _check_options(arguments: argparse.Namespace, known: list[str], sliced: list
 def _check_is_file(name: str, known: list[str]) -> None:
     if name == "-" or name.lower().endswith(_FILES) or Path(name).exists():
         return
-    near = nearest(name.lower(), [*known, _COMPARE])
+    from stablehlo_tools.schedules.catalogue import meant_by
+
+    near = meant_by(name, _COMPARE)
     meant = f"did you mean {near!r}? " if near else ""
     raise ToolError(
         f"no schedule is called {name!r}, and there is no such file; {meant}known are: "

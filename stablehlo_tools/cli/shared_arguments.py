@@ -6,6 +6,8 @@ import argparse
 import math
 from typing import TYPE_CHECKING
 
+from stablehlo_tools.cli.usage_errors import typed
+
 if TYPE_CHECKING:
     from stablehlo_tools.artifacts.artifact import Artifact
     from stablehlo_tools.report.exposure import Question
@@ -71,7 +73,10 @@ def question(arguments: argparse.Namespace, artifact: Artifact, *, timeline: boo
 
     options = compiler_options(arguments)
     if options.values and set(arguments.target or [AS_WRITTEN]) == {AS_WRITTEN}:
-        raise ToolError("--compiler-option needs a compiler: --target gpu or tpu")
+        raise ToolError(
+            "--compiler-option needs a compiler: --target gpu or tpu",
+            hint=typed([*arguments.words, "--target", "gpu"]),
+        )
     return Question(
         hardware=hardware_for(artifact, arguments.hardware, arguments.target or ()),
         targets=tuple(dict.fromkeys(arguments.target or (AS_WRITTEN,))),

@@ -7,6 +7,7 @@ is wanted, and, where that can be told, the same command line with the word that
 from __future__ import annotations
 
 import argparse
+import itertools
 import math
 import re
 import shlex
@@ -14,7 +15,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from stablehlo_tools.cli.commands import COMMANDS, unknown
-from stablehlo_tools.diagnostics import nearest
+from stablehlo_tools.diagnostics import nearest, put_right
+from stablehlo_tools.passes.registry import NAMED, PASSES
 
 PROGRAM = "stablehlo-tools"
 _OF_ARGUMENT = re.compile(r"argument (?P<name>[^:]+): (?P<said>.*)", re.DOTALL)
@@ -45,6 +47,9 @@ _OTHER_NAMES = {
     "-hw": ("--hardware",),
     "--hw": ("--hardware",),
     "--out": ("--output",),
+    "--axis": ("--pipeline-axis",),
+    "--stages": ("--ranks",),
+    "--ranks": ("--stages",),
 }
 # By the name that stands for a value in --help.
 _EXAMPLES = {
@@ -58,6 +63,12 @@ _EXAMPLES = {
 }
 _NUMBERS = ("4", "60", "0.5")
 _TOLERANCES = {"RTOL": "1e-4", "ATOL": "1e-6"}  # as `verify` suggests them itself
+_ALIKE = 0.8  # of a word that an option with a value behind it, as `-oFILE`, could be as well
+# A word that a shell makes of `pass{option=value,option=value},pass`: it has one of the options.
+_EXPANDED = re.compile(
+    rf"(?P<front>(?:.*,)?)(?P<name>{'|'.join(sorted([*PASSES, *NAMED], key=len, reverse=True))})"
+    r"(?P<option>[a-z][a-z-]*=[^,{}]+)(?P<behind>(?:,.*)?)"
+)
 
 
 @dataclass(frozen=True)
@@ -92,7 +103,9 @@ def explained(message: str, line: CommandLine) -> tuple[str, str]:
     """What argparse says, in words of this tool, and what to try."""
     missing, ambiguous = _MISSING.match(message), _AMBIGUOUS.match(message)
     if missing:
-        return _missing(missing["names"].split(", "), line)
+        names = missing["names"].split(", ")
+        stray = next((word for word in line.words if _meant_of(word, line, names)), None)
+        return _unknown(stray, line, names) if stray else _missing(names, line)
     if ambiguous:
         options = ambiguous["options"].split(", ")
         return f"{ambiguous['word']} may be {' or '.join(options)}", line.help
@@ -106,6 +119,8 @@ def explained(message: str, line: CommandLine) -> tuple[str, str]:
 def unknown_command(words: Sequence[str]) -> tuple[str, str]:
     """What is said where the first word is no command."""
     behind = [word for word in words if word in COMMANDS]
+    if words[0] == "help":
+        return "no command is called 'help'", " ".join([PROGRAM, *behind[:1], "--help"])
     if words[0].startswith("-"):
         rest = [word for word in words if word not in behind[:1]]
         tried = typed([behind[0], *rest]) if behind else f"{PROGRAM} --help"
@@ -121,10 +136,56 @@ def unknown_words(words: Sequence[str], line: CommandLine) -> tuple[str, str]:
         wanted = [_title(each) for each in line.arguments if not each.option_strings]
         taken = " ".join(wanted) or "no words beside its options"
         return f"{' '.join(words)} is too much: {line.command} takes {taken}", line.example
-    meant = _meant(option, line.options)
+    return _unknown(option, line, line.options)
+
+
+def _unknown(word: str, line: CommandLine, options: Iterable[str]) -> tuple[str, str]:
+    """What is said of an option that there is not, and may be one of others."""
+    option = word.partition("=")[0]
+    meant = _meant(option, options)
     hint = f"; did you mean {meant!r}?" if meant else ""
-    tried = retyped(line.words, option, meant) if meant else ""
-    return f"no option is called {option!r}{hint}", tried or line.help
+    words = _choosing(line.words, option, line.named(meant)) if meant else []
+    return f"no option is called {option!r}{hint}", retyped(words, option, meant) or line.help
+
+
+def taken_apart(line: CommandLine) -> tuple[str, str] | None:
+    """What is said of a pipeline without quotes, which a shell took apart: at its spaces, or in a
+    word for each of the options that stand with commas in braces."""
+    words, named = line.words, line.named("--pipeline")
+    for at, option in enumerate(words):
+        if named is None or option not in named.option_strings:
+            continue
+        behind = list(itertools.takewhile(lambda w: not w.startswith("-"), words[at + 1 :]))
+        for count in range(2, len(behind) + 1):
+            pipeline = _put_together(behind[:count])
+            if pipeline:
+                tried = typed([*words[: at + 1], pipeline, *words[at + 1 + count :]])
+                apart = " and ".join(behind[:count])
+                return f"a shell made {apart} of the pipeline: put it in quotes", tried
+    return None
+
+
+def _put_together(words: Sequence[str]) -> str:
+    """The pipeline that a shell made these words of; empty where there is none."""
+    expanded = [_EXPANDED.fullmatch(word) for word in words]
+    if all(expanded):
+        of_each = [each.groupdict() for each in expanded if each]
+        options = " ".join(each.pop("option") for each in of_each)
+        first = of_each[0]
+        alike = all(each == first for each in of_each)
+        return f"{first['front']}{first['name']}{{{options}}}{first['behind']}" if alike else ""
+    opened = [word.count("{") - word.count("}") for word in words]
+    if opened[0] > 0 and not sum(opened):
+        return " ".join(words)
+    *before, last = words
+    is_behind_commas = all(word.endswith(",") for word in before) and _begins_with_pass(last)
+    is_behind_name = len(words) == 2 and last.startswith("{") and not any(opened)
+    return "".join(words) if is_behind_commas or is_behind_name else ""
+
+
+def _begins_with_pass(word: str) -> bool:
+    name = re.match(r"[\w-]*", word)
+    return name is not None and name[0] in {*PASSES, *NAMED} and not word.endswith(",")
 
 
 def with_one_dash(line: CommandLine) -> str:
@@ -137,7 +198,8 @@ def with_one_dash(line: CommandLine) -> str:
             continue
         letter = line.named(name[:2])
         takes_rest = letter is not None and letter.nargs is None  # -oFILE
-        if f"-{name}" in line.options or (not takes_rest and _meant(name, line.options)):
+        meant = nearest(f"-{name}", line.options, _ALIKE) if takes_rest else _meant_of(name, line)
+        if f"-{name}" in line.options or meant:
             return name
     return ""
 
@@ -147,16 +209,22 @@ def retyped(words: Sequence[str], wrong: str, meant: str) -> str:
     other is: nobody means one file twice, but numbers may be alike.
 
     Only where no word, and no value behind `=`, is the wrong one, is it looked for within words, as
-    in a pipeline.
+    in a pipeline; `ranks=4` may be `--ranks 4` as well.
     """
     if meant in words and not meant.isdigit():
         return ""
-    escaped = re.escape(wrong)
-    for where in (rf"(\A|\A--[\w-]+=){escaped}\Z", rf"(\A|[^\w-]){escaped}(?![\w-])"):
-        changed = [re.sub(where, lambda found: found[1] + meant, word) for word in words]
-        if changed != list(words):
-            return typed(changed)
-    return ""
+    whole = re.compile(rf"(\A|\A--[\w-]+=){re.escape(wrong)}\Z")
+    changed = [whole.sub(lambda found: found[1] + meant, word) for word in words]
+    if changed == list(words):
+        changed = [put_right(word, wrong, meant) for word in words]
+    if changed != list(words):
+        return typed(changed)
+    (name, _, value), other = wrong.partition("="), meant.partition("=")[2]
+    changed = [
+        other if value and (before, word) == (f"--{name}", value) else word
+        for before, word in itertools.pairwise(["", *words])
+    ]
+    return typed(changed) if changed != list(words) else ""
 
 
 def typed(words: Sequence[str]) -> str:
@@ -171,10 +239,37 @@ def _meant(word: str, known: Iterable[str]) -> str:
     if word in _TARGETS:
         return ""
     others = [each for each in _OTHER_NAMES.get(word.lower(), ()) if each in known]
-    if re.fullmatch(r"-\w", word):
-        return next(iter(others), "")  # one letter is near every option
-    dashed = f"-{word}" if word.startswith("-") and not word.startswith("--") else word
-    return next(iter(others), "") or nearest(dashed.lower(), known)
+    if re.fullmatch(r"-\w", word):  # one letter is near every option
+        alike = [each for each in known if each.startswith(f"-{word}")]
+        others += alike if len(alike) == 1 else []
+        return next(iter(others), "")
+    bare = {each.lstrip("-"): each for each in known}  # dashes are alike in all of them
+    return next(iter(others), "") or bare.get(nearest(word.lower().lstrip("-"), bare), "")
+
+
+def _meant_of(word: str, line: CommandLine, options: Iterable[str] | None = None) -> str:
+    """The option that was meant by a word that is none, with or without a value in it: one of all,
+    or of some."""
+    name = word.partition("=")[0]
+    is_none = name.startswith("-") and not any(each.startswith(name) for each in line.options)
+    return _meant(name, line.options if options is None else options) if is_none else ""
+
+
+def _choosing(words: Sequence[str], option: str, meant: argparse.Action | None) -> list[str]:
+    """The words with the choice that was meant behind an option, which is called otherwise; none
+    where no choice is like the one that was given."""
+    choices = [str(each) for each in (meant.choices if meant else None) or ()]
+    changed = list(words)
+    for at, word in enumerate(words):
+        name, equals, given = word.partition("=")
+        value = given if equals else "".join(words[at + 1 : at + 2])
+        if name != option or not choices or value in choices:
+            continue
+        near = _meant(value, choices)
+        if not near:
+            return []
+        changed[at if equals else at + 1] = f"{name}={near}" if equals else near
+    return changed
 
 
 def _missing(names: Sequence[str], line: CommandLine) -> tuple[str, str]:

@@ -32,7 +32,7 @@ from stablehlo_tools.processes import activity
 
 if TYPE_CHECKING:
     from stablehlo_tools.artifacts.artifact import Artifact
-    from stablehlo_tools.verify import Verification
+    from stablehlo_tools.verify import Rule, Verification
     from stablehlo_tools.verify.twin import Twin, TwinVerification
     from stablehlo_tools.verify.verification import Output
 
@@ -136,7 +136,7 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         print_answer(render(verification), holds=verification.same)
         if twin is not None:
-            print("\n".join(_of_twin(twin)))
+            print("\n".join(_of_twin(twin, verification.rule, options.rule)))
         if _may_be_rounding(verification):
             print("floats that are added up in another order differ like this: tolerances allow it")
             print(f"try: {typed([*arguments.words, '--rtol', '1e-4', '--atol', '1e-6'])}")
@@ -216,11 +216,13 @@ def _is_large(before: Artifact, after: Artifact, limit: int) -> bool:
         return False
 
 
-def _of_twin(twin: Twin) -> list[str]:
+def _of_twin(twin: Twin, rule: Rule, given: Rule) -> list[str]:
     factors = [f"{full} → {_sizes(reduced)}" for full, reduced in twin.factors.items()]
     if len(factors) > SHOWN_FACTORS:
         factors[SHOWN_FACTORS:] = [f"{len(factors) - SHOWN_FACTORS} more"]
+    stricter = f"compared {rule}, not {given}: a twin computes in f64, which rounds less"
     return [
+        *([stricter] if rule != given else []),
         f"on a twin of about {_amount(twin.bytes)}, for the programs take about "
         f"{_amount(twin.full_bytes)}; dimensions: {', '.join(factors) or 'as they are'}",
         f"not shown by a twin: {'; '.join(twin.notes)}",

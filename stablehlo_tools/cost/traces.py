@@ -26,6 +26,7 @@ from stablehlo_tools.cost.clock import measured_document
 from stablehlo_tools.diagnostics import ToolError, naming
 from stablehlo_tools.files.json_text import read_json
 
+_HOW = "jax.profiler.trace('DIR') around the step writes DIR/…/*.trace.json.gz"
 _TRACE = ".trace.json.gz"
 _XPLANE = ".xplane.pb"
 
@@ -68,7 +69,7 @@ def _files(path: Path) -> list[Path]:
             raise ToolError(f"this is an XPlane; the {_TRACE} beside it is read instead")
         return [path]
     if not path.exists():
-        raise ToolError("no such file or directory")
+        raise ToolError("no such file or directory", hint=_HOW)
     traces = sorted(path.rglob(f"*{_TRACE}"))
     if not traces:
         raise ToolError(
@@ -107,11 +108,11 @@ def _events(file: Path) -> list[_Json]:
     except ToolError as error:
         raise ToolError(
             f"{file.name} is no trace: {error.diagnostic.message}",
-            hint="jax.profiler.trace('DIR') around the step writes DIR/…/*.trace.json.gz",
+            hint=_HOW,
         ) from None
     events = cast("_Json", document).get("traceEvents") if isinstance(document, dict) else None
     if not isinstance(events, list):
-        raise ToolError(f"{file.name} has no 'traceEvents', which a Chrome trace has")
+        raise ToolError(f"{file.name} has no 'traceEvents', which a Chrome trace has", hint=_HOW)
     return [
         cast("_Json", event) for event in cast("list[object]", events) if isinstance(event, dict)
     ]

@@ -4,16 +4,31 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shlex
 import sys
 import tempfile
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from stablehlo_tools.diagnostics import ToolError, nearest
 
 STDIN = "-"
 _MOST_NAMED = 4  # files of a directory
+_ALIKE = 0.75  # names of files of which one may be the other, mistyped
+# What to try where a system call fails, by its error.
+_REMEDIES = {
+    errno.ENAMETOOLONG: "a shorter name",
+    errno.EACCES: "ls -ld, which says who may read and write it, or another path",
+    errno.EPERM: "ls -ld, which says who may read and write it, or another path",
+    errno.EROFS: "another path: this file system is read-only",
+    errno.ENOSPC: "df -h, or another path: this disk is full",
+    errno.EBADF: "a file: standard input or output is closed",
+    errno.ENOTDIR: "another path: a part of this one is a file",
+    errno.ENOENT: "another path: nothing can be written to this one",
+}
+_DIGITS = re.compile(r"\d")
 _NAME_BYTES = 200  # of a file's name, of which a file system takes 255
 
 
@@ -32,7 +47,7 @@ def read_input(path: str | os.PathLike[str]) -> tuple[bytes, str]:
 
 def unreadable(name: str, error: OSError) -> ToolError:
     """What is said of a file that cannot be read, with the one that may have been meant."""
-    hint, near = "", ""
+    hint, near = _REMEDIES.get(error.errno or 0, ""), ""
     if isinstance(error, FileNotFoundError):
         hint, near = _nearby(Path(name))
     elif isinstance(error, IsADirectoryError):
@@ -44,12 +59,22 @@ def unreadable(name: str, error: OSError) -> ToolError:
 def _nearby(path: Path) -> tuple[str, str]:
     """What to try for a path that leads nowhere, and the path that may have been meant."""
     folder = path.parent
+    if ":/" in os.fspath(path):
+        return "curl -LO and the address, then the name of the file: nothing is fetched here", ""
     if not folder.is_dir():
         return f"another path: there is no directory {os.path.realpath(folder)!r}", ""
-    names = sorted(each.name for each in folder.iterdir() if each.is_file())
+    # Other programs have their suffix in common: the names alone have to be alike.
+    stems = {each.stem for each in folder.iterdir() if each.is_file()}
+    stem = nearest(path.stem, sorted(filter(partial(_may_be, path.stem), stems)), _ALIKE)
+    names = sorted(each.name for each in folder.iterdir() if each.stem == stem)
     close = nearest(path.name, names)
     hint = f"another path: it was looked for in {os.path.realpath(folder)!r}"
     return hint, os.fspath(folder / close) if close else ""
+
+
+def _may_be(mistyped: str, name: str) -> bool:
+    """Whether names differ in more than their numbers, as step1 and step2 do not."""
+    return mistyped == name or _DIGITS.sub("", mistyped) != _DIGITS.sub("", name)
 
 
 def _inside(folder: Path) -> tuple[str, str]:
@@ -62,6 +87,12 @@ def _inside(folder: Path) -> tuple[str, str]:
     return hint, os.fspath(folder / names[0]) if len(names) == 1 else ""
 
 
+def unwritable(path: str | os.PathLike[str], error: OSError) -> ToolError:
+    """What is said of a path that cannot be written."""
+    said = f"cannot write {os.fspath(path)!r}: {error.strerror}"
+    return ToolError(said, hint=_REMEDIES.get(error.errno or 0, ""))
+
+
 def check_writable(path: str | os.PathLike[str]) -> None:
     """Raises early where `write_atomically` would fail later, before minutes of work."""
     target = Path(os.path.realpath(path))
@@ -69,7 +100,7 @@ def check_writable(path: str | os.PathLike[str]) -> None:
         target.lstat()
     except OSError as error:
         if error.errno not in (errno.ENOENT, errno.ENOTDIR):  # a name that is too long, say
-            raise ToolError(f"cannot write {os.fspath(path)!r}: {error.strerror}") from None
+            raise unwritable(path, error) from None
     if target.is_dir():
         raise ToolError(
             f"cannot write {os.fspath(path)!r}: it is a directory",
@@ -81,7 +112,7 @@ def check_writable(path: str | os.PathLike[str]) -> None:
             hint=f"mkdir -p {shlex.quote(str(Path(path).parent))}",
         )
     if not os.access(target if target.exists() else target.parent, os.W_OK):
-        raise ToolError(f"cannot write {os.fspath(path)!r}: permission denied")
+        raise unwritable(path, PermissionError(errno.EACCES, "permission denied"))
 
 
 def write_atomically(path: str | os.PathLike[str], data: bytes) -> None:
@@ -111,7 +142,7 @@ def write_all_atomically(files: Sequence[tuple[str | os.PathLike[str], bytes]]) 
         for temporary, target in staged:
             temporary.replace(target)
     except OSError as error:
-        raise ToolError(f"cannot write {os.fspath(path)!r}: {error.strerror}") from None
+        raise unwritable(path, error) from None
     finally:
         for temporary, _ in staged:
             temporary.unlink(missing_ok=True)

@@ -15,14 +15,15 @@ Preconditions:
   P6  What is added to a sum by several stages can be added up apart.
   P7  No stage needs what a later one makes.
   P8  A program for several devices is one that `partition` takes; what its devices divide is not
-      cut by layers.
+      cut by layers. An axis that ranks are laid along has as many devices as there are ranks, and
+      nothing is written for single devices.
   P9  The schedule is of whole microbatches, whose activations stay on their devices.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import PurePath
@@ -60,7 +61,7 @@ from stablehlo_tools.mpmd.manifest import (
     is_reserved,
     refusal,
 )
-from stablehlo_tools.mpmd.rank_set import argument_paths, result_paths
+from stablehlo_tools.mpmd.rank_set import argument_paths, digest_of, result_paths
 from stablehlo_tools.mpmd.reading import read_rank, wiring
 from stablehlo_tools.mpmd.staging.cutting import (
     Staged,
@@ -72,6 +73,7 @@ from stablehlo_tools.mpmd.staging.cutting import (
 from stablehlo_tools.mpmd.staging.forward import dissolve_named, forget_marks
 from stablehlo_tools.mpmd.staging.loop_forms import carry_stacks, stack_recurrences, use_plain_forms
 from stablehlo_tools.mpmd.staging.op_times import Weigher, total_ns
+from stablehlo_tools.mpmd.staging.pipeline_axis import lay_along, usual_axis
 from stablehlo_tools.mpmd.writing.on_devices import Devices, OnDevices, take_off_devices
 from stablehlo_tools.mpmd.writing.phases import hop, stage_costs
 from stablehlo_tools.mpmd.writing.plan import Plan
@@ -87,7 +89,7 @@ from stablehlo_tools.schedules.catalogue import (
 )
 from stablehlo_tools.schedules.explicit_tables import with_communication
 from stablehlo_tools.schedules.generators.named import MOST_CHUNKS, buildable
-from stablehlo_tools.schedules.setting import Costs, Setting, unit_costs
+from stablehlo_tools.schedules.setting import Costs, Setting, check_counts, unit_costs
 from stablehlo_tools.schedules.simulator import peak_bytes, simulate
 from stablehlo_tools.schedules.table import Table, compacted
 from stablehlo_tools.schedules.validator import check
@@ -99,7 +101,11 @@ from stablehlo_tools.transforms.parts.pipeline_collectives.pipelining import Opt
 class Request:
     """What is asked for: a schedule of the catalogue over `ranks`, with `chunks` stages on each
     where it leaves that free; `microbatches` of a step that has no loop over them. `given`: a
-    schedule from elsewhere, in place of the catalogue's."""
+    schedule from elsewhere, in place of the catalogue's. `axis`: that of a mesh which the ranks are
+    laid along, so that each is a mesh of the others; without, each is the whole mesh.
+
+    Raises ToolError for counts of which no schedule is written.
+    """
 
     schedule: str
     ranks: int
@@ -107,6 +113,10 @@ class Request:
     chunks: int | None = None
     microbatches: int | None = None
     given: Table | None = None
+    axis: str | None = None
+
+    def __post_init__(self) -> None:
+        check_counts(self.ranks, self.microbatches or 1, self.chunks)
 
 
 @dataclass(frozen=True)
@@ -164,6 +174,9 @@ def expand_mpmd(artifact: Artifact, request: Request) -> Expansion:
     with naming(artifact.name):
         prepared = prepare(artifact, request)
         expansion = _expanded(artifact, request, prepared)
+        expansion = replace(
+            expansion, warnings=(*_whole_mesh(artifact, request), *expansion.warnings)
+        )
         needed = max(peak_bytes(expansion.manifest.table, expansion.manifest.costs))
         room = request.hardware.memory_bytes
         if not prepared.once or needed <= room:
@@ -174,6 +187,16 @@ def expand_mpmd(artifact: Artifact, request: Request) -> Expansion:
             f"for all of them, a rank would need {size(needed)} of {size(room)}"
         )
         return replace(again, warnings=(*again.warnings, said))
+
+
+def _whole_mesh(artifact: Artifact, request: Request) -> Iterator[Diagnostic]:
+    """That each rank is a whole mesh, an axis for stages in it."""
+    axis = "" if request.axis is not None else usual_axis(artifact.module, request.ranks)
+    if axis:
+        yield warning(
+            f"expand-mpmd: each of the {request.ranks} ranks has all devices of the mesh, those "
+            f"along {axis!r}, too: --pipeline-axis {axis} lays the ranks along it"
+        )
 
 
 def _expanded(artifact: Artifact, request: Request, prepared: Prepared) -> Expansion:
@@ -208,6 +231,8 @@ def prepare(artifact: Artifact, request: Request, *, once: bool = True) -> Prepa
         inline_all_calls(module)
         _free_reserved_names(module)
         dissolve_named(module)
+        if request.axis is not None:
+            lay_along(module, request.axis, request.ranks)
         whole = copy_module(module) if wanted is not None else None
         devices = take_off_devices(module)
         alone = _alone(module, request.hardware, devices)
@@ -239,6 +264,7 @@ def _has_own_loop(module: ir.Module, request: Request) -> bool:
             f"expand-mpmd: the step has a loop over {own.trips} microbatches of its own, and "
             f"--microbatches {request.microbatches} is for a step that has none (P1)",
             own.op.location,
+            instead=(f"microbatches={request.microbatches}", f"microbatches={own.trips}"),
         )
     return own is not None
 
@@ -319,7 +345,8 @@ def _check_whole(request: Request, location: ir.Location) -> None:
     else:
         why = refusal(given.name, sliced=given.sequence_slices > 1, offloads=given.offloads)
     if why is not None:
-        raise ToolError(f"expand-mpmd: {why} (P9)", location)
+        instead = (request.schedule, "1f1b") if given is None else None
+        raise ToolError(f"expand-mpmd: {why} (P9)", location, instead=instead)
 
 
 def _table(request: Request, microbatches: int, costs: Costs) -> Table:
@@ -344,7 +371,8 @@ def _checked(table: Table, request: Request, microbatches: int) -> Table:
         if count not in (None, own[what]):
             who = "the step has" if what == "microbatches" else f"--{what} is"
             raise ToolError(
-                f"expand-mpmd: {table.name} is for {own[what]} {what}, and {who} {count}"
+                f"expand-mpmd: {table.name} is for {own[what]} {what}, and {who} {count}",
+                instead=(f"{what}={count}", f"{what}={own[what]}"),
             )
     return table
 
@@ -379,6 +407,7 @@ def _written(
         inputs=_entries(argument_paths(artifact), main_type.inputs, inputs),
         outputs=_entries(result_paths(artifact), main_type.results, outputs),
         transfers=tuple(plan.transfers),
+        digest=digest_of(artifact),
     )
     makespan = simulate(plan.table, manifest.costs).makespan
     slow = useless_cut(timed.staged, makespan, alone, request.ranks, request.hardware)

@@ -1,6 +1,6 @@
 """What belongs to a set of rank programs, `manifest.json`, and how functions of a rank are called.
 
-{"version": 1, "source": "step.jax_export", "devices": 1, "form": "pairs",
+{"version": 1, "source": "step.jax_export", "digest": "5f…", "devices": 1, "form": "pairs",
  "schedule": {"name": "1f1b", …},               // a table, as `schedule --format json` writes it
  "ranks": [{"program": "rank_0.mlir", "stages": [0], "wiring": {"@finish_0": […], …}}, …],
  "stages": [{"stage": 0, "what": "…", "forward": 1e-3, …}, …],
@@ -178,6 +178,7 @@ class Manifest:
     inputs: tuple[Entry, ...]
     outputs: tuple[Entry, ...]
     transfers: tuple[Transfer, ...]
+    digest: str = ""  # of the text of the program that it was made of; "" where that is not known
 
     @property
     def costs(self) -> Costs:
@@ -212,7 +213,7 @@ def encode_manifest(manifest: Manifest) -> str:
         "version": str(VERSION),
         **{
             name: json.dumps(getattr(manifest, name))
-            for name in ("source", "devices", "form", "hardware", "hop")
+            for name in ("source", "digest", "devices", "form", "hardware", "hop")
         },
         "ranks": _lines(manifest.ranks),
         "stages": _lines(manifest.stages),
@@ -273,7 +274,7 @@ def decode_manifest(data: bytes | str) -> Manifest:
         version = document.entries().get("version")
         if version is None or version.content != VERSION:
             raise _of_another_version(version)
-        return _manifest(document.fields(_FIELDS))
+        return _manifest(document.fields(_FIELDS, ("digest",)))
     except ToolError as error:
         if error.diagnostic.message.startswith("this is no manifest"):
             raise
@@ -310,6 +311,7 @@ def _manifest(fields: dict[str, JsonValue]) -> Manifest:
         inputs=_entries(fields["inputs"], len(ranks)),
         outputs=_entries(fields["outputs"], len(ranks)),
         transfers=_transfers(fields["transfers"], len(ranks)),
+        digest=fields["digest"].string() if "digest" in fields else "",
     )
 
 

@@ -11,6 +11,7 @@ manifest that comes from elsewhere leads to no other file, read or written.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 from collections.abc import Callable, Generator, Sequence
@@ -106,11 +107,16 @@ def _check_directory(root: Path) -> None:
         meant = os.fspath(root.parent / near) if near else ""
         said = "there is no such directory"
     elif not root.is_dir():
-        meant, said = "", "this is no directory of rank programs"
+        is_beside = (root.parent / NAME).exists()
+        meant = os.fspath(root.parent) if is_beside and root.parent.name else ""
+        said = "this is no directory of rank programs"
     else:
         sets = _sets_in(root)
         meant = os.fspath(sets[0]) if len(sets) == 1 else ""
-        said = f"this is no directory of rank programs: there is no {NAME} in it"
+        said = (
+            f"this is no directory of rank programs: there is no {NAME} in it, which expand-mpmd "
+            "writes"
+        )
     name = os.fspath(root)
     refusal = ToolError(
         said, hint="" if meant else _WRITE, instead=(name, meant) if meant else None
@@ -307,6 +313,12 @@ def _check_pieces(loaded: RankSet, rank: int) -> None:
 def _in_file(error: ToolError, name: str) -> ToolError:
     error.input_name = name
     return error
+
+
+def digest_of(program: Artifact) -> str:
+    """What a manifest says of the program that a set was made of: the same in all of its forms."""
+    text = artifact.to_text(program.module, locations=False)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def argument_paths(artifact: Artifact) -> list[str]:

@@ -20,10 +20,12 @@ from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 
 from stablehlo_tools import bindings
+from stablehlo_tools.analysis.collectives import meshes_of
+from stablehlo_tools.analysis.replica_groups import mesh_with
 from stablehlo_tools.artifacts import artifact as artifacts
 from stablehlo_tools.artifacts.artifact import Artifact, Form
 from stablehlo_tools.cost.hardware import Hardware, load_hardware
-from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.diagnostics import ToolError, naming
 from stablehlo_tools.optimization.crew import Crew, Machine, OutOfTimeError, Program
 from stablehlo_tools.optimization.figures import Figures
 from stablehlo_tools.optimization.option_trials import OptionTrial, deadline, try_options
@@ -82,11 +84,27 @@ class Request:
     options: CompilerOptions = NO_OPTIONS
     try_options: bool = True
 
-    def machine(self) -> tuple[Machine, Hardware]:
-        """The machine. Raises ToolError for one that nothing is known of, or not installed."""
+    def _check(self) -> None:
         if self.target not in DEFAULT_HARDWARE:
             known = " or ".join(DEFAULT_HARDWARE)
-            raise ToolError(f"target {self.target!r}: a program is optimized for {known}")
+            raise ToolError(
+                f"target {self.target!r}: a program is optimized for {known}",
+                hint=" or ".join(f'target="{name}"' for name in DEFAULT_HARDWARE),
+            )
+        for what, given in (
+            ("memory_limit", self.memory_limit),
+            ("budget", self.budget),
+            ("candidates", self.candidates),
+        ):
+            if given is not None and not given > 0:
+                raise ToolError(
+                    f"{what}={given}: it is more than 0", hint=f"without {what}, or {what}=60"
+                )
+
+    def machine(self) -> tuple[Machine, Hardware]:
+        """The machine. Raises ToolError for one that nothing is known of, or not installed, and
+        for limits that are none."""
+        self._check()
         target = Target(self.target)
         check_installed(target)
         name = self.hardware or DEFAULT_HARDWARE[self.target]
@@ -161,8 +179,17 @@ def optimize(
     what is best so far is taken. Raises ToolError where the compiler refuses the export itself.
     """
     request = request or Request()
+    _check_axis(artifact, request.pipeline_axis)
     with _store(request) as store:
         return _Optimizer(artifact, request, store, watch, stop or threading.Event()).run()
+
+
+def _check_axis(artifact: Artifact, axis: str | None) -> None:
+    """Raises ToolError where no mesh that the program names has the axis for a pipeline."""
+    meshes = meshes_of(artifact.module)
+    if axis is not None and meshes:
+        with naming(artifact.name):
+            mesh_with(axis, meshes, "optimize: pipeline-axis", "", None)
 
 
 class _Optimizer:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -18,6 +19,8 @@ class Pass(ABC):
 
     name: ClassVar[str]
     milestone: ClassVar[Milestone | None] = None  # where `optimize` tries it
+    # What others call a value of an option, and the options that give it here.
+    other_names: ClassVar[Mapping[str, str]] = {}
 
     @abstractmethod
     def run(self, module: ir.Module, diagnostics: Diagnostics) -> None:

@@ -71,6 +71,19 @@ def _taken(hint: Any) -> tuple[tuple[str, ...], bool]:
     return (_TYPES[hint],), False
 
 
+def describe(name: str = "") -> str:
+    """A pass as text: what it does, its preconditions, and its options; without a name, a line for
+    each pass and each named pipeline. Raises ToolError for an unknown name."""
+    if name:
+        return described(name)
+    return "\n".join(
+        [
+            *(f"{each}: {entry.summary}" for each, entry in PASSES.items()),
+            *(f"{each}: {','.join(step.text for step in steps)}" for each, steps in NAMED.items()),
+        ]
+    )
+
+
 def described(name: str) -> str:
     """A pass as text: what it does, its preconditions, and its options with type and default.
 

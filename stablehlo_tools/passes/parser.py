@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from stablehlo_tools.diagnostics import ToolError
 
 _NAME = re.compile(r"[A-Za-z_][\w.-]*")
+_SEPARATED = re.compile(r"\s*[:=]\s*")  # a name and its value, in other languages
+_ARROW = re.compile(r"\s*(?:;|\||-?>|\+|&+)\s*")  # between passes, elsewhere
 _OPENING = {"{": "}", "(": ")", "[": "]"}
 
 
@@ -44,6 +46,11 @@ def _parse_pass(part: str, pipeline: str) -> PassText:
     rest = part[name.end() :].strip()
     if not rest:
         return PassText(name.group())
+    if "}{" in rest:
+        raise ToolError(
+            f"pipeline {pipeline!r}: the options of {name.group()} stand in one pair of braces",
+            instead=(pipeline, pipeline.replace("}{", " ")),
+        )
     if not (rest.startswith("{") and rest.endswith("}")):
         meant = _with_braces(name.group(), rest)
         raise ToolError(
@@ -65,6 +72,8 @@ def _no_name(part: str, pipeline: str) -> ToolError:
 def _with_braces(name: str, rest: str) -> str:
     """What was probably meant by what stands behind a name: its options, passes that MLIR would
     nest in it, or the next pass."""
+    if _ARROW.match(rest):
+        return _ARROW.sub(",", name + rest)
     inside = rest[1:-1] if rest[0] in _OPENING else rest
     if "=" in inside:
         return f"{name}{{{inside}}}"
@@ -78,9 +87,11 @@ def _parse_options(text: str, name_of_pass: str, pipeline: str) -> list[tuple[st
             continue
         name, equals, value = part.strip().partition("=")
         if not _NAME.fullmatch(name) or (equals and not value):
+            meant = _SEPARATED.sub("=", text)
             raise ToolError(
-                f"pipeline {pipeline!r}: {part.strip()!r} is no option",
+                f"pipeline {pipeline!r}: {part.strip()!r} is no option, NAME=VALUE",
                 hint=f"stablehlo-tools opt --help {name_of_pass}",
+                instead=(pipeline, pipeline.replace(text, meant)) if meant != text else None,
             )
         options.append((name, value if equals else None))
     return options

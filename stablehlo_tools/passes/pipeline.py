@@ -7,11 +7,13 @@ name that no Python pass answers to is looked up among MLIR's registered C++ pas
 from __future__ import annotations
 
 import dataclasses
+import re
 import sys
 import time
 import types
 import typing
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TextIO
 
@@ -73,19 +75,23 @@ class RegisteredPass(Pass):
         told = next((text for text in failures if "no such option" in text), failures[0])
         if "does not refer to a registered pass" in told:
             raise unknown_pass(self.pass_name)
-        raise ToolError(f"pass {self}: {_cleaned(told)}")
+        raise ToolError(
+            f"pass {self}: {_cleaned(told)}",
+            instead=(str(self), self.pass_name) if self.options else None,
+        )
 
 
 @dataclass(frozen=True)
 class Pipeline:
-    """Passes in order."""
+    """Passes in order; `text` is what they were read from."""
 
     passes: tuple[Pass, ...]
+    text: str = field(default="", compare=False)
 
     @staticmethod
     def parse(text: str) -> Pipeline:
         """Reads pipeline text, named pipelines expanded. Raises ToolError on the first mistake."""
-        return Pipeline(tuple(_build(part) for part in _expanded(parse_pipeline_text(text))))
+        return Pipeline(tuple(_build(part) for part in _expanded(parse_pipeline_text(text))), text)
 
     def __str__(self) -> str:
         return ",".join(str(step) for step in self.passes)
@@ -104,10 +110,30 @@ class Pipeline:
                 busy("the pipeline", f"running {step.name}"),
                 observer.around(step, module),
                 module.context,
+                self._saying_what_to_try(step),
             ):
                 step.run(module, diagnostics)
             diagnostics.settle(step.name)
             _verify(module, f"after {step.name} the module does not verify (a bug in it): ")
+
+    @contextmanager
+    def _saying_what_to_try(self, step: Pass) -> Generator[None]:
+        """Gives a refusal that says nothing of what to try the same pipeline with the option that
+        it names at its default, or else what the pass takes."""
+        try:
+            yield
+        except ToolError as error:
+            told = error.diagnostic
+            if told.hint or isinstance(step, RegisteredPass):
+                raise
+            usual = _with_usual_option(step, told.message)
+            passes = tuple(usual if each is step and usual else each for each in self.passes)
+            error.diagnostic = replace(
+                told,
+                hint=_help_of(step.name),
+                instead=(self.text, str(Pipeline(passes))) if self.text and usual else None,
+            )
+            raise
 
 
 @dataclass
@@ -183,11 +209,17 @@ def _expanded(parts: Sequence[PassText]) -> Iterator[PassText]:
         taken = list(dict.fromkeys(name for step in named for name in step.takes))
         for name, _ in part.options:
             if not taken:
-                raise ToolError(f"pipeline {part.name!r} takes no options; list its passes instead")
+                raise ToolError(
+                    f"pipeline {part.name!r} takes no options; list its passes instead",
+                    hint=_help_of(part.name),
+                )
             if name not in taken:
+                near = nearest(name, taken)
                 raise ToolError(
                     f"pipeline {part.name!r} has no option {name!r}; it has: {', '.join(taken)}; "
-                    "for others list its passes instead"
+                    "for others list its passes instead",
+                    hint=_help_of(part.name),
+                    instead=(name, near) if near else None,
                 )
         for step in named:
             given = tuple(option for option in part.options if option[0] in step.takes)
@@ -223,7 +255,7 @@ def _parsed_options(pass_class: type[Pass], part: PassText) -> dict[str, Any]:
             values[known[name]] = _parse_value(text, hints[known[name]])
         except ValueError as error:
             said = f"pass {part.name!r}: option {name!r} {error}"
-            raise _wrong_value(pass_class, name, text or "", said, hints[known[name]]) from None
+            raise _wrong_value(pass_class, part, name, said, hints[known[name]]) from None
     missing = [
         name
         for name, attribute in known.items()
@@ -236,18 +268,54 @@ def _parsed_options(pass_class: type[Pass], part: PassText) -> dict[str, Any]:
     return values
 
 
-def _wrong_value(pass_class: type[Pass], option: str, text: str, said: str, hint: Any) -> ToolError:
+def _wrong_value(
+    pass_class: type[Pass], part: PassText, option: str, said: str, hint: Any
+) -> ToolError:
     """What is said of a value that an option does not take: whose it is, or what was meant."""
+    given = dict(part.options)
+    text = given[option] or ""
+    here = pass_class.other_names.get(f"{option}={text.lower()}")
+    if here is not None:
+        others = {*given} - {option}
+        meant = " ".join(each for each in here.split() if each.partition("=")[0] not in others)
+        return ToolError(f"{said}; here that is {here}", instead=(f"{option}={text}", meant))
     elsewhere = pass_class.done_elsewhere(option, text)
     if elsewhere is not None:
         return ToolError(f"{said}; {elsewhere[0]}", hint=elsewhere[1])
     if "," in text and typing.get_origin(hint) is not tuple:
         spaced = text.replace(",", " ").strip()
         return ToolError(f"{said}; spaces separate options, not commas", instead=(text, spaced))
-    near = nearest(text.lower(), _choices(hint))
+    near = _value_near(text, ["true", "false"] if hint is bool else _choices(hint))
+    near = near or _number_in(text, hint)
     if not near:
         return ToolError(said, hint=_help_of(pass_class.name))
-    return ToolError(f"{said}; did you mean {near!r}?", instead=(text, near))
+    meant = f"{option}={near}"
+    return ToolError(f"{said}; did you mean {near!r}?", instead=(f"{option}={text}", meant))
+
+
+# What others write for a value.
+_OTHER_VALUES = {
+    **dict.fromkeys(("1", "yes", "on", "y", "t"), "true"),
+    **dict.fromkeys(("0", "no", "off", "n", "f"), "false"),
+    **dict.fromkeys(("cuda", "nvidia", "rocm"), "gpu"),
+    "gspmd": "xla",
+}
+
+
+def _value_near(text: str, choices: Sequence[str]) -> str:
+    """The choice that was probably meant; empty where none is near."""
+    other = _OTHER_VALUES.get(text.lower(), "")
+    return other if other in choices else nearest(text.lower(), choices)
+
+
+def _number_in(text: str, hint: Any) -> str:
+    """The number that was meant by `4.0`, `"4"` or `80GiB`; empty where none is, or none wanted."""
+    kinds = set(typing.get_args(hint) or (hint,)) - {type(None)}
+    digits = re.fullmatch(r"\W*(\d+(?:\.\d+)?(?:e\d+)?)\s*(?:[GTM]i?B|GiB)?\W*", text)
+    if digits is None or not kinds <= {int, float}:
+        return ""
+    number = float(digits[1])
+    return f"{int(number)}" if number == int(number) else digits[1] if float in kinds else ""
 
 
 def _no_option(pass_name: str, option: str, known: list[str]) -> ToolError:
@@ -262,6 +330,21 @@ def _no_option(pass_name: str, option: str, known: list[str]) -> ToolError:
 
 def _help_of(pass_name: str) -> str:
     return f"stablehlo-tools opt --help {pass_name}"
+
+
+def _with_usual_option(step: Pass, refusal: str) -> Pass | None:
+    """The pass with the default of the one option that a refusal names and that was given; None
+    where there is none, or more than one."""
+    named = [
+        option
+        for option in dataclasses.fields(step)
+        if not _is_required(type(step), option.name)
+        and getattr(step, option.name) != option.default
+        and re.search(rf"(?<![\w-]){option.name.replace('_', '-')}(?![\w-])", refusal)
+    ]
+    if len(named) != 1:
+        return None
+    return dataclasses.replace(step, **{named[0].name: named[0].default})
 
 
 def _is_required(pass_class: type[Pass], attribute: str) -> bool:

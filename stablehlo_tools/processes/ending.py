@@ -17,6 +17,7 @@ from stablehlo_tools.diagnostics import Diagnostic, ToolError, first_line, note
 from stablehlo_tools.processes.activity import READER, Activity
 
 _STDERR = 2
+_CRASHES = {-signal.SIGSEGV, -signal.SIGABRT, -signal.SIGBUS, -signal.SIGILL, -signal.SIGFPE}
 _LONGEST_MESSAGE = 500  # characters
 _KEPT_OUTPUT = 1 << 16  # bytes from the end of standard error in which the last words are
 
@@ -71,7 +72,9 @@ def explained(present: Activity, code: int, overdue: bool, errors: int | None) -
     if present.reason:
         message = f"{present.reason} ({how})"
     elif present.actor == READER:
-        message = f"damaged, or nested too deeply: {how}"
+        crashed = code in _CRASHES and not overdue
+        why = f"MLIR's parser crashed on it ({how})" if crashed else how
+        message = f"damaged, or nested too deeply: {why}"
         hint = "copy the file again, or write it again"
     else:
         message = f"{how}; no file was written"

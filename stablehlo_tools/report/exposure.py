@@ -171,6 +171,15 @@ class Question:
     with_timeline: bool = True
     by_default: bool = False
 
+    def __post_init__(self) -> None:
+        known = (AS_WRITTEN, *DEFAULT_HARDWARE)
+        for target in self.targets:
+            if target not in known:
+                raise ToolError(
+                    f"target {target!r}: a schedule is of {', '.join(known)}",
+                    hint=" or ".join(f'target="{name}"' for name in known),
+                )
+
     def of_target(self, target: str) -> Question:
         """The same question of one compiler's schedule."""
         usual = load_hardware(DEFAULT_HARDWARE[target])
@@ -178,9 +187,12 @@ class Question:
         return replace(self, hardware=usual) if strange else self
 
 
+_GPUS = frozenset({"cuda", "rocm", "gpu"})  # as jax.export calls platforms
+
+
 def hardware_for(artifact: Artifact, name: str | None, targets: Sequence[str] = ()) -> Hardware:
     """The named hardware; else that of the one compiler among the targets; else what the program
-    was exported for: a TPU v5e or an H100."""
+    was exported for: a TPU v5e where that is TPUs and no GPU, and else an H100."""
     if name is not None:
         return load_hardware(name)
     compilers = [target for target in targets if target in DEFAULT_HARDWARE]
@@ -189,7 +201,8 @@ def hardware_for(artifact: Artifact, name: str | None, targets: Sequence[str] = 
     platforms = artifact.exported.platforms if artifact.exported is not None else ()
     if artifact.hlo is not None and artifact.hlo.is_of_tpu:
         platforms = ("tpu",)
-    return load_hardware(DEFAULT_HARDWARE["tpu" if "tpu" in platforms else "gpu"])
+    of_tpu = "tpu" in platforms and not _GPUS.intersection(platforms)
+    return load_hardware(DEFAULT_HARDWARE["tpu" if of_tpu else "gpu"])
 
 
 # Says what to do about a program: as it came, with its collectives in it, and what a compiler made

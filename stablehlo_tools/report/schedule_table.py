@@ -178,9 +178,9 @@ def counted(count: int, noun: str, ending: str = "s") -> str:
     return f"{count} {noun}" + ("" if count == 1 else ending)
 
 
-def comparison_text(comparison: Comparison) -> str:
+def comparison_text(comparison: Comparison, units: Units = OF_A_MODEL) -> str:
     """Best first; under the table what there is not and why, and which to use."""
-    return "\n".join(_comparison_lines(comparison)) + "\n"
+    return "\n".join(_comparison_lines(comparison, units)) + "\n"
 
 
 def comparison_json(comparison: Comparison) -> str:
@@ -211,29 +211,30 @@ def _csv_value(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _comparison_lines(comparison: Comparison) -> Iterator[str]:
+def _comparison_lines(comparison: Comparison, units: Units) -> Iterator[str]:
     limited = comparison.setting.limit is not None
     headings = _COMPARISON_HEADINGS if limited else _COMPARISON_HEADINGS[:-1]
-    rows = [_comparison_row(candidate)[: len(headings)] for candidate in comparison.candidates]
+    rows = [_comparison_row(each, units)[: len(headings)] for each in comparison.candidates]
     yield from _comparison_table(headings, rows)
     if comparison.refusals:
         yield ""
         yield from (f"{refusal.name}: {refusal.why}" for refusal in comparison.refusals)
     yield ""
     if comparison.bound is not None:
-        yield f"no schedule on the placements searched takes less than {figure(comparison.bound)}"
+        bound = units.time(comparison.bound)
+        yield f"no schedule on the placements searched takes less than {bound}"
     yield comparison.advice
 
 
-def _comparison_row(candidate: Candidate) -> tuple[str, ...]:
+def _comparison_row(candidate: Candidate, units: Units) -> tuple[str, ...]:
     return (
         candidate.name,
         str(candidate.chunks),
-        figure(candidate.makespan),
+        units.time(candidate.makespan),
         percent(candidate.bubble),
         percent(candidate.bubble_of_span),
         figure(candidate.activations),
-        figure(candidate.memory),
+        units.amount(candidate.memory),
         f"{candidate.messages:,}",
         "yes" if candidate.fits else "no",
     )

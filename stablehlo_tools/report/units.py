@@ -7,7 +7,7 @@ was timed for a device, are in units that are known, and are shown in the words 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from stablehlo_tools.diagnostics import duration, size
 
@@ -24,6 +24,11 @@ def figure(value: float) -> str:
 def microseconds(value: float) -> str:
     """`6.53 ms` of microseconds."""
     return duration(value * _NS)
+
+
+def _of_seconds(value: float) -> str:
+    """`6.53 ms` of seconds."""
+    return duration(value * 1e9)
 
 
 def _moment(value: float) -> str:
@@ -47,3 +52,4 @@ OF_A_MODEL = Units(
     figure, figure, lambda value: f"{figure(value)} time units", lambda value: f"{value:.10g}", 40
 )
 OF_A_PROGRAM = Units(microseconds, size, microseconds, _moment, 12)
+OF_SECONDS = replace(OF_A_PROGRAM, time=_of_seconds, said=_of_seconds)

@@ -20,6 +20,20 @@ from stablehlo_tools.schedules.validator import check
 _SAME = 5e-4  # makespans that differ by no more than this share of one count as equal
 
 
+# What others call a schedule.
+OTHER_NAMES = {
+    **dict.fromkeys(("dapple", "pipedream-flush", "one-f-one-b"), "1f1b"),
+    **dict.fromkeys(("interleaved", "vpp", "virtual-pipeline", "megatron"), "interleaved-1f1b"),
+    **dict.fromkeys(("zb", "zero-bubble", "zerobubble"), "zb-h1"),
+}
+
+
+def meant_by(name: str, *others: str) -> str:
+    """The schedule, or the other word, that was probably meant; empty where none was."""
+    known = [*(entry.name for entry in _ENTRIES), *others]
+    return OTHER_NAMES.get(name.lower(), "") or nearest(name.lower(), known)
+
+
 def entries() -> tuple[Entry, ...]:
     """Every named schedule, in the order in which `compare` breaks ties."""
     return _ENTRIES
@@ -35,7 +49,7 @@ def entry_named(name: str) -> Entry:
     entry = {entry.name: entry for entry in _ENTRIES}.get(name)
     if entry is None:
         known = [entry.name for entry in _ENTRIES]
-        near = nearest(name.lower(), known)
+        near = meant_by(name)
         meant = f"did you mean {near!r}? " if near else ""
         raise ToolError(
             f"no schedule is called {name!r}; {meant}there are: {', '.join(known)}",

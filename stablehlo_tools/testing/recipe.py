@@ -94,7 +94,10 @@ def check_replaceable(path: str, recipe: Recipe) -> None:
     """Raises ToolError where a test cannot be written, or would replace what is no such test."""
     suffixes = (".mlir",) if recipe.producer is None else (".mlir", ".test")
     if Path(path).suffix not in suffixes:
-        raise ToolError(f"output {path!r}: a test of this kind is called {' or '.join(suffixes)}")
+        raise ToolError(
+            f"output {path!r}: a test of this kind is called {' or '.join(suffixes)}",
+            instead=(path, str(Path(path).with_suffix(suffixes[0]))),
+        )
     check_writable(path)
     if Path(path).exists() and MADE_BY not in read_input(path)[0].decode(errors="replace"):
         raise ToolError(f"cannot replace {path!r}: it was not made by make-test")

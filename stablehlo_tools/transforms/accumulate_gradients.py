@@ -136,16 +136,19 @@ class AccumulateGradientsPass(Pass):
         take_over(module, copy)
 
     def _check(self, module: ir.Module) -> None:
-        wrong: str | None = None
+        wrong, instead = "", None
+        given = f"microbatches={self.microbatches}"
         if self.microbatches < 2:
-            wrong = f"microbatches={self.microbatches}: there must be at least two"
+            wrong, instead = f"{given}: there must be at least two", (given, "microbatches=2")
         elif self.dimension and not self.arguments:
             wrong = (
                 f"dimension {self.dimension} is of arguments that `arguments` names, and it names "
                 "none"
             )
-        if wrong is not None:
-            raise ToolError(f"accumulate-gradients: {wrong} (P1)", module.operation.location)
+        if wrong:
+            raise ToolError(
+                f"accumulate-gradients: {wrong} (P1)", module.operation.location, instead=instead
+            )
         refuse_tokens(module, "accumulate-gradients", "P2")
 
     def _division(self, module: ir.Module, meshes: Meshes | None) -> Division:

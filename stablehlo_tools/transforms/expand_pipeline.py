@@ -69,6 +69,7 @@ weights among them, are sums over microbatches, in at least float32.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -80,7 +81,7 @@ from stablehlo_tools.ir.inline import inline_all_calls
 from stablehlo_tools.ir.token_chain import refuse_tokens
 from stablehlo_tools.passes.base import Pass
 from stablehlo_tools.passes.road import Milestone, Stage, When
-from stablehlo_tools.schedules.catalogue import entries
+from stablehlo_tools.schedules.catalogue import OTHER_NAMES, entries
 from stablehlo_tools.transforms.parts.expand_pipeline.emit import PlanWriter
 from stablehlo_tools.transforms.parts.expand_pipeline.expansion_plan import (
     TRAINING,
@@ -118,6 +119,10 @@ class ExpandPipelinePass(Pass):
         ),
         When.ASKED,
     )
+    other_names: ClassVar[Mapping[str, str]] = {
+        "schedule=interleaved": "schedule=circular repeats=2",
+        "schedule=fill-drain": "schedule=gpipe",
+    }
     axis: str = "stage"
     microbatches: int = 0
     repeats: int = 1
@@ -132,10 +137,11 @@ class ExpandPipelinePass(Pass):
     def done_elsewhere(cls, option: str, value: str) -> tuple[str, str] | None:
         """Of schedules that take a program for each rank."""
         named = {each.name: each for each in entries() if each.training and not each.sliced}
-        if option != "schedule" or value not in named:
+        name = OTHER_NAMES.get(value.lower(), value)
+        if option != "schedule" or name not in named:
             return None
-        words = f"expand-mpmd INPUT -o ranks --schedule {value} --ranks 4 --microbatches 8"
-        return f"expand-mpmd runs {value}, by a program for each rank", f"stablehlo-tools {words}"
+        words = f"expand-mpmd INPUT -o ranks --schedule {name} --ranks 4 --microbatches 8"
+        return f"expand-mpmd runs {name}, by a program for each rank", f"stablehlo-tools {words}"
 
     def run(self, module: ir.Module, diagnostics: Diagnostics) -> None:
         """Rewrites the module in place."""

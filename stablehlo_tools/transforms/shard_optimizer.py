@@ -48,7 +48,7 @@ from typing import ClassVar
 from stablehlo_tools.analysis.entry import aliased_results
 from stablehlo_tools.analysis.optimizer_state import OptimizerState
 from stablehlo_tools.analysis.partitioner_work import left_to_the_partitioner
-from stablehlo_tools.analysis.replica_groups import AxisRef
+from stablehlo_tools.analysis.replica_groups import AxisRef, mesh_with
 from stablehlo_tools.analysis.shardings import Axes, MeshAxes, ValueShardings
 from stablehlo_tools.analysis.tasks.op_work import bytes_of
 from stablehlo_tools.bindings import ir
@@ -133,15 +133,9 @@ class _Step:
 
     def axis_named(self, name: str) -> str:
         """The axis to divide over."""
-        sizes = dict(self._mesh.axes)
         if name:
-            if sizes.get(name, 1) < 2:
-                listed = ", ".join(f"{axis}={size}" for axis, size in sizes.items())
-                raise ToolError(
-                    f"shard-optimizer: {name!r} is no axis of at least two devices of the mesh "
-                    f"({listed}) (P2)",
-                    self._main.location,
-                )
+            meshes = {"": self._mesh}
+            mesh_with(name, meshes, "shard-optimizer: axis", " (P2)", self._main.location)
             return name
         found: dict[str, float] = {}
         for number, value in enumerate(self._arguments):

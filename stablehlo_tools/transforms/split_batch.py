@@ -194,7 +194,8 @@ class SplitBatchPass(Pass):
             if trial is None or not trial.independent or not trial.collectives:
                 continue
             said = undivided(graph, trial.seeds, self.parts, "parts")
-            return ToolError(f"split-batch: {said} (P4)", region.op.location) if said else None
+            place = region.op.location
+            return None if said is None else said.refusal("split-batch", "P4", place)
         return None
 
     def _refusal(self, chosen: Chosen) -> ToolError:

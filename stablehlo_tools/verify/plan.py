@@ -57,6 +57,12 @@ class Plan:
     steering: tuple[int, ...] = ()
 
 
+def no_input(number: int, value: float, count: int) -> ToolError:
+    """The error for a value of an input that there is not."""
+    said = f"there is no input {number} to set: there are {count}, from 0 on"
+    return ToolError(said, instead=(f"{number}={value:g}", f"{count - 1}={value:g}"))
+
+
 def make_plan(
     artifacts: Mapping[Side, Artifact], backend: str, ranges: Sequence[Range] = ()
 ) -> Plan:

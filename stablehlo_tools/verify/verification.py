@@ -18,7 +18,7 @@ from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.diagnostics import ToolError, note
 from stablehlo_tools.verify.comparison import BITWISE, Difference, OutputComparison, Rule
 from stablehlo_tools.verify.job import Request, Run, RunAnswer, Side, run_child
-from stablehlo_tools.verify.plan import Plan, make_plan
+from stablehlo_tools.verify.plan import Plan, make_plan, no_input
 from stablehlo_tools.verify.signatures import Value, uncounted
 
 Backend = Literal["cpu", "interpreter", "both"]
@@ -140,7 +140,7 @@ def verify_artifacts(
     count = min(len(plan.run.inputs) for plan in plans) - first
     for index in options.fixed:
         if index >= count:
-            raise ToolError(f"there is no input {index} to set: there are {count}, from 0 on")
+            raise no_input(index, options.fixed[index], count)
     request = Request(
         tuple(plan.run for plan in plans),
         options.rule,

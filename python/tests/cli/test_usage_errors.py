@@ -10,6 +10,48 @@ from stablehlo_tools.cli.parsers import parser_of
 from stablehlo_tools.cli.usage_errors import retyped
 
 WRONG = (
+    "opt x.mlir -p partition,expand-pipelineaxis=stage partition,expand-pipelinemicrobatches=8",
+    "opt x.mlir -p expand-pipelineaxis=s,partition expand-pipelinerepeats=2,partition -o y.mlir",
+    "opt x.mlir -p 'expand-pipeline{axis=stage' 'microbatches=8}'",
+    "opt -p 'expand-pipeline{axis=stage' 'microbatches=8}' x.mlir",
+    "opt x.mlir -p expand-pipeline '{axis=stage microbatches=8}'",
+    "opt x.mlir -p partition, thread-tokens",
+    "layer-order x.mlir -p expand-pipelinerepeats=2 expand-pipelinelayout=pipeline",
+    "opt x.mlir -pipline cse",
+    "opt x.mlir -p cse -outptu y.mlir",
+    "inspect x.mlir --platform rocm",
+    "inspect x.mlir --platform=cuda",
+    "compile x.mlir --platform rocm",
+    "compile x.mlir --traget gpu",
+    "opt x.mlir -p 'expand-pipeline{microbatches:4}'",
+    "opt x.mlir -p 'expand-pipeline{microbatches = 4 axis=stage}'",
+    "opt x.mlir -p 'expand-pipeline{schedule=interleaved}'",
+    "opt x.mlir -p 'expand-pipeline{repeats=2 schedule=interleaved}'",
+    "opt x.mlir -p 'expand-pipeline{schedule=zero-bubble}'",
+    "opt x.mlir -p 'thread-tokens{minimal=yes}'",
+    "opt x.mlir -p 'canonicalize{fast}'",
+    "opt x.mlir -p 'fsdp{hardwar=h100}'",
+    "opt x.mlir --split-input-file -o y.mlirbc",
+    "optimize x.mlir --target gpu -o -",
+    "optimize x.mlir --target gpu --report why.pdf",
+    "expand-mpmd x.mlir -o out --schedule 1f1b --ranks 0",
+    "expand-mpmd x.mlir -o out --schedule 1f1b --ranks 2 --microbatches=-8",
+    "expand-mpmd x.mlir -o out --schedule 1f1b --ranks 2 --memory-limit 3",
+    "expand-mpmd x.mlir -o out --schedule zero-bubble --ranks 2",
+    "schedule megatron --stages 4 --microbatches 4",
+    "schedule 1f1b --stages 4 --microbatches 4 --chunks 3",
+    "schedule seq1f1b --stages 4 --microbatches 4",
+    "opt x.mlir -p 'partition;thread-tokens'",
+    "opt x.mlir -p 'partition -> thread-tokens -> cse'",
+    "opt x.mlir -p 'expand-pipeline{microbatches=4}{axis=stage}'",
+    "opt x.mlir -p 'expand-pipeline{microbatches=4.0}'",
+    "opt x.mlir -p 'rematerialize{memory-limit=80GiB}'",
+    "opt x.mlir -p 'rematerialize{compiler=cuda}'",
+    "opt x.mlir -p 'expand-pipeline{skip=yes}'",
+    "compile x.mlir -t gpu",
+    "schedule 1f1b --ranks 4 --microbatches 8",
+    "expand-mpmd x.mlir -o out --schedule 1f1b --axis stage",
+    "make-test x.mlir",
     "optimise x.mlir --target gpu",
     "--hardware h100 inspect x.mlir",
     "inspect x.mlir -hardware h100",
@@ -101,6 +143,9 @@ def test_a_number_in_other_units_is_converted(
         "zzz",
         "opt x.mlir --fast",
         "optimize x.mlir --target cpu",
+        "inspect x.mlir --platform metal",
+        "run-mpmd ranks --schedule 1f1b",
+        "help opt",
         "compile x.mlir --target gpu -o y",
     ],
 )
@@ -108,6 +153,11 @@ def test_where_nothing_is_near_the_help_says_what_there_is(
     words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert told(shlex.split(words), capsys)[1].endswith(" --help")
+
+
+def test_of_a_mistyped_pass_the_help_is_tried(capsys: pytest.CaptureFixture[str]) -> None:
+    tried = told(["opt", "--help", "expand_pipeline"], capsys)[1]
+    assert tried == "try: stablehlo-tools opt --help expand-pipeline"
 
 
 def test_directories_are_told_with_what_to_do(

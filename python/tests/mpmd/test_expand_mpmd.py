@@ -220,7 +220,7 @@ def test_a_batch_of_another_size_is_told_in_numbers_of_all_devices(samples: int,
     step = Step(accumulate="whole", microbatches=2, samples=samples, devices=2)
     with pytest.raises(ToolError) as refused:
         expand_mpmd(artifact.from_exported(step.export()), Request("1f1b", 2, HARDWARE, None, 4))
-    assert str(refused.value).endswith(
+    assert refused.value.diagnostic.message.endswith(
         f"4 microbatches do not divide the batch: batch (argument 10) has {told} (P3)"
     )
 

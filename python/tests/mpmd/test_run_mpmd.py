@@ -23,7 +23,7 @@ from stablehlo_tools.cost.hardware import load_hardware
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.mpmd.expansion import Request, expand_mpmd
 from stablehlo_tools.mpmd.manifest import NAME, decode_manifest, encode_manifest
-from stablehlo_tools.mpmd.rank_set import load, write
+from stablehlo_tools.mpmd.rank_set import digest_of, load, write
 from stablehlo_tools.mpmd.running import sequential_process
 from stablehlo_tools.mpmd.running.child import cut_pieces, join_pieces
 from stablehlo_tools.mpmd.running.outcome import Options, Outcome, make_inputs, run_set
@@ -268,9 +268,17 @@ def test_the_command_prints_a_table(tmp_path: Path, capsys: pytest.CaptureFixtur
     written(tmp_path, SMALL, step=True)
     words = ["run-mpmd", str(tmp_path), str(tmp_path / "step.jax_export")]
     assert command_line.main(words) == 0
-    printed = capsys.readouterr().out
+    printed, warned = capsys.readouterr()
+    assert not warned, "the set does not say what it was made of"
     assert re.search(r"^2 ranks, sequential, \d+ functions compiled, [\d.]+ s$", printed, re.M)
     assert "\nsame: 3 outputs, within rounding\n" in printed
+    step = artifact.load(tmp_path / "step.jax_export")
+    found = decode_manifest((tmp_path / NAME).read_text())
+    for digest, warning in ((digest_of(step), ""), ("5f", "is not the program that the set was")):
+        (tmp_path / NAME).write_text(encode_manifest(replace(found, digest=digest)))
+        assert command_line.main(words) == 0
+        warned = capsys.readouterr().err
+        assert (warning in warned) if warning else not warned
     words = ["run-mpmd", str(tmp_path), "--json", "--set", "1=0.5"]
     assert command_line.main(words) == 0
     found = json.loads(capsys.readouterr().out)

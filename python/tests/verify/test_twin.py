@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from stablehlo_tools.artifacts import artifact as artifacts
 from stablehlo_tools.artifacts.artifact import Artifact
+from stablehlo_tools.cli.main import main
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.verify import Options, Rule
 from stablehlo_tools.verify.twin import estimated_bytes, twins, verify_twins
 from stablehlo_tools.verify.twin.extents import Extent, Extents, divide, keep, unite
+from stablehlo_tools.verify.twin.verification import in_f64
 
 GIB = 2**30
 ONCE = Options(rule=Rule(1e-4, 1e-5), trials=1)
@@ -245,3 +249,22 @@ def test_of_an_output_that_is_all_rounding_nothing_is_shown():
     answer = verify_twins(chaotic(64), chaotic(64, order="a(bc)"), ONCE, 2**16).verification
     assert answer.same
     assert answer.vacuous == (1,)
+
+
+def test_tolerances_that_are_given_hold_where_they_are_less() -> None:
+    assert in_f64(Rule(1e-2, 1e-4)) == Rule(1e-6, 1e-9)
+    assert in_f64(Rule(1e-12, None)) == Rule(1e-12, 1e-9)
+    assert in_f64(Rule(None, 0.0, any_nan=True)) == Rule(1e-6, 0.0, any_nan=True)
+
+
+def test_other_tolerances_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    step = tmp_path / "step.mlir"
+    step.write_text(
+        "func.func @main(%x: tensor<8xf32>) -> tensor<8xf32> { return %x : tensor<8xf32> }"
+    )
+    words = ["verify", str(step), str(step), "--twin", "always", "--trials", "1", "--rtol"]
+    told = "compared within rtol=1e-06 atol=1e-09, not within rtol=0.01 atol=0: "
+    assert main([*words, "1e-2"]) == 0
+    assert told in capsys.readouterr().out
+    assert main([*words, "1e-6", "--atol", "1e-9"]) == 0
+    assert "not within" not in capsys.readouterr().out

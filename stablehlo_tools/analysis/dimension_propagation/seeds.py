@@ -18,8 +18,9 @@ from math import prod
 from stablehlo_tools.analysis.dataflow import Node, dependences, solve
 from stablehlo_tools.analysis.dimension_propagation.propagation import BatchDims, Graph, propagate
 from stablehlo_tools.analysis.dimension_propagation.tilings import CONTRACTIONS, DimTiling
-from stablehlo_tools.analysis.entry import argument_name, outside_of
+from stablehlo_tools.analysis.entry import argument_name, counted_name, outside_of
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.diagnostics import Diagnostic, ToolError
 from stablehlo_tools.dialect.factors import Shape
 from stablehlo_tools.dialect.traits import COLLECTIVES
 from stablehlo_tools.ir.builder import shape_of
@@ -210,18 +211,33 @@ def has_integers(graph: Graph, seeds: Seeds) -> bool:
     return any(not is_float(graph.values[number].type) for number in seeds)
 
 
+@dataclass(frozen=True)
+class Undivided:
+    """Why so many parts cannot be made of a batch; the option that says so, and one that can."""
+
+    why: str
+    instead: tuple[str, str] | None
+
+    def refusal(
+        self, name: str, rule: str, location: ir.Location, notes: tuple[Diagnostic, ...] = ()
+    ) -> ToolError:
+        """The error of a pass."""
+        said = f"{name}: {self.why} ({rule})"
+        return ToolError(said, location, notes, instead=self.instead)
+
+
 def undivided(
     graph: Graph, seeds: Seeds, parts: int, what: str, spread: Spread | None = None
-) -> str:
+) -> Undivided | None:
     """Why so many parts (`what`: `microbatches`) cannot be made of the batch that `seeds` are, and
-    what could: in the numbers of all devices. Empty where they divide it; with `spread`, what each
+    what could: in the numbers of all devices. None where they divide it; with `spread`, what each
     device has of it."""
     sizes = {
         number: _on_each(graph, number, tiling.dim, spread) for number, tiling in seeds.items()
     }
     size = next((sizes[number] for number in sorted(sizes) if sizes[number] % parts), None)
     if size is None:
-        return ""
+        return None
     alike = [number for number in sorted(sizes) if sizes[number] == size]
     first, dim = alike[0], seeds[alike[0]].dim
     place = graph.root.arguments.index(first)
@@ -230,11 +246,26 @@ def undivided(
     shared = f", {size} on each of {devices} devices" if devices > 1 else ""
     along = "rows" if not dim else f"elements in dimension {dim}"
     has = "has" if len(alike) == 1 else "have"
-    dividing = [str(n) for n in range(2, size + 1) if size % n == 0][:_MOST_NUMBERS]
-    others = f"take {' or '.join(dividing)} {what}, or " if dividing else "take "
-    return (
+    dividing = [n for n in range(2, size + 1) if size % n == 0]
+    listed = " or ".join(map(str, dividing[:_MOST_NUMBERS]))
+    others = f"take {listed} {what}, or " if dividing else "take "
+    near = max((n for n in dividing if n <= parts), default=next(iter(dividing), 0))
+    return Undivided(
         f"{parts} {what} do not divide the batch: {_named(graph, alike)} {has} {rows} {along}"
-        f"{shared}; {others}a batch of a multiple of {parts * devices}"
+        f"{shared}; {others}a batch of a multiple of {parts * devices}",
+        (f"{what}={parts}", f"{what}={near}") if near else None,
+    )
+
+
+def no_dimension(graph: Graph, number: int, dimension: int) -> str:
+    """That an argument has no such dimension; empty where it has it, of a static size."""
+    shape = graph.shape(number)
+    if shape is not None and 0 <= dimension < len(shape):
+        return ""
+    has = "" if shape is None else f": it has {len(shape)}, from 0 on"
+    return (
+        f"{counted_name(graph.values[number])}, {graph.values[number].type}, has no dimension "
+        f"{dimension} of a static size{has}"
     )
 
 

@@ -45,7 +45,7 @@ from stablehlo_tools.mpmd.running.sequential import Played, Run, run_sequentiall
 from stablehlo_tools.verify.comparison import BITWISE, OutputComparison, Rule, Shard, compare_output
 from stablehlo_tools.verify.element_types import Array, ElementType, Kind, element_type, real_part
 from stablehlo_tools.verify.job import Request
-from stablehlo_tools.verify.plan import Plan, cpu_index, make_plan
+from stablehlo_tools.verify.plan import Plan, cpu_index, make_plan, no_input
 from stablehlo_tools.verify.random_inputs import put_in_range, random_array, random_words
 from stablehlo_tools.verify.signatures import Value
 
@@ -203,7 +203,7 @@ def make_inputs(
     count = len(values) - first
     wrong = next((index for index in fixed if index >= count), None)
     if wrong is not None:
-        raise ToolError(f"there is no input {wrong} to set: there are {count}, from 0 on")
+        raise no_input(wrong, fixed[wrong], count)
     made = [_input(value, (seed, 0, i, 0), fixed.get(i - first)) for i, value in enumerate(values)]
     for number in range(first):
         made[number] = np.zeros_like(made[number])

@@ -29,7 +29,7 @@ from stablehlo_tools.cost.clock import Clock
 from stablehlo_tools.cost.collectives import transfer_time
 from stablehlo_tools.cost.hardware import Hardware
 from stablehlo_tools.cost.transfers import Transfer
-from stablehlo_tools.diagnostics import Diagnostic, Diagnostics, Severity, ToolError, note, to_place
+from stablehlo_tools.diagnostics import Diagnostic, Diagnostics, Severity, ToolError, note
 from stablehlo_tools.dialect.names import WHILE
 from stablehlo_tools.ir.values import key_of
 from stablehlo_tools.ir.walk import entry_function, functions_by_name, walk
@@ -215,8 +215,7 @@ def useless_cut(
         f"expand-mpmd: this set is slower than one rank: {makespan * _MILLI:.3f} ms a step "
         f"predicted on {ranks} ranks, and {alone * _MILLI:.3f} ms for the step as it is on one; "
         "--compare times other schedules, fewer microbatches keep more work in each",
-        to_place(staged.step.loop.op.location),
-        notes,
+        notes=notes,  # it is of the whole step, which has no place
     )
 
 

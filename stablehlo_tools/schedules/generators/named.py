@@ -52,11 +52,14 @@ class Entry:
         if self.chunks is not None and setting.chunks not in (None, self.chunks):
             plural = "s" * (self.chunks != 1)
             raise ToolError(
-                f"{self.name} has {self.chunks} chunk{plural} a rank, not {setting.chunks}"
+                f"{self.name} has {self.chunks} chunk{plural} a rank, not {setting.chunks}",
+                instead=(f"chunks={setting.chunks}", f"chunks={self.chunks}"),
             )
         if self.sliced and setting.sequence_slices is None:
             raise ToolError(
-                f"{self.name}: it cuts sequences and takes --slices K, how many a microbatch has"
+                f"{self.name}: it cuts sequences and takes --slices K, how many a microbatch has",
+                hint=f"stablehlo-tools schedule {self.name} --stages {setting.ranks} "
+                f"--microbatches {setting.microbatches} --slices {setting.ranks}",
             )
         return self.build(setting)
 

@@ -13,6 +13,7 @@ from stablehlo_tools.ir.walk import entry_function
 from stablehlo_tools.passes.pipeline import Pipeline, run_pipeline
 from stablehlo_tools.verify.comparison import Rule
 from stablehlo_tools.verify.device_grid import is_partitioned
+from stablehlo_tools.verify.plan import no_input
 from stablehlo_tools.verify.twin.twin import Twin, twins
 from stablehlo_tools.verify.verification import Options, Verification, verify_artifacts
 
@@ -44,9 +45,9 @@ def verify_twins(
     """Runs the twin of two programs on random inputs and compares what the two compute.
 
     Where rounding may differ (a rule with a tolerance), both compute in f64 and are held to
-    `WIDE`: a mistake that a clipped gradient makes small still shows. What a deep model makes of
-    random weights can be so sensitive that rounding in f64 moves it further: see
-    `Options.conditioned`.
+    `WIDE`, or to what was given where that is less: a mistake that a clipped gradient makes small
+    still shows. What a deep model makes of random weights can be so sensitive that rounding in f64
+    moves it further: see `Options.conditioned`.
 
     Raises ToolError as `twins` and `verify_artifacts` do. Where they differ in f64, too, BEFORE is
     also compared with what `partition` makes of it: if that differs as well, the twin may be at
@@ -56,11 +57,20 @@ def verify_twins(
     twin = twins(before, after, bytes_limit, wide=wide)
     options = replace(options, fixed=_by_argument(before, options))
     if wide:
-        options = replace(options, rule=WIDE, as_deployed=True, conditioned=True)
+        options = replace(options, rule=in_f64(options.rule), as_deployed=True, conditioned=True)
     answer = TwinVerification(twin, _compared(twin, options))
     if wide and not answer.verification.same:  # else it may be no more than rounding
         _check_trusted(before, options, bytes_limit)
     return answer
+
+
+def in_f64(given: Rule) -> Rule:
+    """The tolerances of programs in f64: the lesser ones of what was given and of `WIDE`."""
+    rtol, atol = (
+        usual if asked is None else min(usual, asked)
+        for asked, usual in ((given.rtol, WIDE.rtol or 0), (given.atol, WIDE.atol or 0))
+    )
+    return Rule(rtol, atol, given.any_nan)
 
 
 def _compared(twin: Twin, options: Options) -> Verification:
@@ -94,6 +104,6 @@ def _by_argument(artifact: Artifact, options: Options) -> dict[int, float]:
     absent = [leaf for leaf in options.fixed if leaf >= len(artifact.exported.in_avals)]
     if absent:
         count = len(artifact.exported.in_avals)
-        raise ToolError(f"there is no input {absent[0]} to set: there are {count}, from 0 on")
+        raise no_input(absent[0], options.fixed[absent[0]], count)
     fixed = options.fixed
     return {place - first: fixed[leaf] for place, leaf in leaves.items() if leaf in fixed}

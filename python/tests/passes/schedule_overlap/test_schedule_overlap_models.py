@@ -161,7 +161,8 @@ def test_an_impossible_limit_names_what_is_enough():
         stablehlo_tools.transform(
             program, f"schedule-overlap{{hardware={PROFILE} memory-limit=1e-9}}"
         )
-    enough = str(refused.value).split(": ")[-1].split(" GiB is enough")[0]
+    said = refused.value.diagnostic.message
+    enough = said.split(": ")[-1].split(" GiB is enough")[0]
     stablehlo_tools.transform(
         program, f"schedule-overlap{{hardware={PROFILE} memory-limit={enough}}}"
     )

@@ -14,6 +14,7 @@ from stablehlo_tools.analysis.dimension_propagation.seeds import (
     candidates,
     fewer_parts,
     has_integers,
+    no_dimension,
     sizes_undivided,
     try_seeds,
     undivided,
@@ -47,8 +48,8 @@ def find_division(
     if best is None:
         raise _undivided(search, spread, location) or _told(search, location)
     said = undivided(graph, best.trial.seeds, parts, "microbatches", spread)
-    if said:
-        raise ToolError(f"accumulate-gradients: {said} (P3)", location)
+    if said is not None:
+        raise said.refusal("accumulate-gradients", "P3", location)
     return best
 
 
@@ -61,14 +62,11 @@ def given_division(
     names: list[str] = []
     for place in places:
         number = graph.root.arguments[place]
-        shape, named = graph.shape(number), counted_name(graph.values[number])
+        missing = no_dimension(graph, number, dimension)
+        if missing:
+            raise ToolError(f"accumulate-gradients: {missing} (P3)", location)
+        shape, named = graph.shape(number) or (), counted_name(graph.values[number])
         names.append(named)
-        if shape is None or not 0 <= dimension < len(shape):
-            raise ToolError(
-                f"accumulate-gradients: {named}, {graph.values[number].type}, has no "
-                f"dimension {dimension} of a static size (P3)",
-                location,
-            )
         if not DimTiling(dimension).fits(shape, parts):
             raise ToolError(
                 f"accumulate-gradients: dimension {dimension} of {named} has "
@@ -258,8 +256,8 @@ def _undivided(search: _Search, spread: Spread | None, location: ir.Location) ->
         else:
             continue
         said = undivided(graph, seeds, parts, "microbatches", spread)
-        if said and (not is_refused or has_integers(graph, seeds)):
-            return ToolError(f"accumulate-gradients: {said} (P3)", location, notes)
+        if said is not None and (not is_refused or has_integers(graph, seeds)):
+            return said.refusal("accumulate-gradients", "P3", location, notes)
     return None
 
 

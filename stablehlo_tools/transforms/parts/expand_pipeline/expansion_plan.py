@@ -21,14 +21,15 @@ import numpy as np
 from stablehlo_tools.analysis.collectives import ModuleFacts, tensor_bytes
 from stablehlo_tools.analysis.dataflow import Body
 from stablehlo_tools.analysis.dimension_propagation.propagation import Graph
-from stablehlo_tools.analysis.dimension_propagation.seeds import Seeds
+from stablehlo_tools.analysis.dimension_propagation.seeds import Seeds, no_dimension
 from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling
 from stablehlo_tools.analysis.effects import Effects
 from stablehlo_tools.analysis.entry import counted_name
 from stablehlo_tools.analysis.loop_carries import LayerLoop, layer_loops
+from stablehlo_tools.analysis.replica_groups import mesh_with
 from stablehlo_tools.analysis.shardings import MeshAxes, ValueShardings
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.diagnostics import Diagnostic, Severity, ToolError, nearest, note, to_place
+from stablehlo_tools.diagnostics import Diagnostic, Severity, ToolError, note, to_place
 from stablehlo_tools.dialect.names import MANUAL_COMPUTATION
 from stablehlo_tools.ir.builder import element_of, shape_of
 from stablehlo_tools.ir.platform_index import platform_arguments
@@ -254,21 +255,9 @@ def _bodies(body: Body) -> Iterator[Body]:
 
 
 def _axis(module: ir.Module, name: str) -> Axis:
-    facts = ModuleFacts.of(module)
-    for mesh_name, mesh in facts.meshes.items():
-        size = dict(mesh.axes).get(name)
-        if size is not None and size > 1:
-            return Axis(name, mesh_name, mesh)
-    texts = [f"{axis} of {size}" for mesh in facts.meshes.values() for axis, size in mesh.axes]
-    listed = ", ".join(dict.fromkeys(texts))
-    large = [axis for mesh in facts.meshes.values() for axis, size in mesh.axes if size > 1]
-    near = nearest(name, large)
-    raise ToolError(
-        f"expand-pipeline: no mesh of the program has an axis {name!r} of at least two ranks (P1): "
-        + (f"there are {listed}" if listed else "it has no mesh; export with one"),
-        module.operation.location,
-        instead=(f"axis={name}", f"axis={near}") if near else None,
-    )
+    meshes = ModuleFacts.of(module).meshes
+    mesh = mesh_with(name, meshes, "expand-pipeline: axis", " (P1)", module.operation.location)
+    return Axis(name, mesh, meshes[mesh])
 
 
 def _loops(main: ir.Operation, effects: Effects) -> list[LayerLoop]:
@@ -344,8 +333,10 @@ def _given(graph: Graph, main: ir.Operation, options: Options, parts: int) -> Se
                 main.location,
             )
         argument = taken[number]
-        shape = graph.shape(argument) or ()
-        if not 0 <= options.dimension < len(shape) or shape[options.dimension] % parts:
+        missing = no_dimension(graph, argument, options.dimension)
+        if missing:
+            raise ToolError(f"expand-pipeline: {missing} (P3)", main.location)
+        if (graph.shape(argument) or ())[options.dimension] % parts:
             raise ToolError(
                 f"expand-pipeline: {parts} microbatches do not divide dimension "
                 f"{options.dimension} of argument {number}, {graph.values[argument].type} (P3)",

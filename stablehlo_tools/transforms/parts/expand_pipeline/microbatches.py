@@ -84,8 +84,13 @@ def _undivided(
         for trial in chain.from_iterable(likely):
             said = undivided(graph, trial.seeds, parts, "microbatches")
             is_sure = not are_refused or has_integers(graph, trial.seeds)
-            if said and is_sure and trial.independent and not _cuts_features(loops, trial):
-                return ToolError(f"expand-pipeline: {said} (P3)", loops[0].op.location)
+            if (
+                said is not None
+                and is_sure
+                and trial.independent
+                and not _cuts_features(loops, trial)
+            ):
+                return said.refusal("expand-pipeline", "P3", loops[0].op.location)
     return None
 
 

@@ -11,6 +11,7 @@ from stablehlo_tools.analysis.dimension_propagation.seeds import (
     Trial,
     extended,
     find_seeds,
+    no_dimension,
     try_seeds,
 )
 from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling
@@ -104,13 +105,10 @@ def _given(module: ir.Module, arguments: Sequence[int]) -> dict[ir.Value, int]:
 def _checked(
     graph: Graph, number: int, argument: int, dimension: int, parts: int, region: Region
 ) -> DimTiling:
-    shape = graph.shape(number)
-    if shape is None or not 0 <= dimension < len(shape):
-        raise ToolError(
-            f"argument {argument}, {graph.values[number].type} on a device, has no dimension "
-            f"{dimension} of a static size (P4)",
-            region.op.location,
-        )
+    missing = no_dimension(graph, number, dimension)
+    if missing:
+        raise ToolError(f"on a device {missing} (P4)", region.op.location)
+    shape = graph.shape(number) or ()
     if not DimTiling(dimension).fits(shape, parts):
         raise ToolError(
             f"dimension {dimension} of argument {argument} has {shape[dimension]} elements on a "

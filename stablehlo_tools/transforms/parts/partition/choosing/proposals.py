@@ -27,7 +27,7 @@ from stablehlo_tools.transforms.parts.partition.choosing.problem import Link, No
 _MOST_SWEEPS = 4
 _RANKS = 64  # more than a value has dimensions
 _MOST_ALIKE = 4  # nodes that want a value alike and are tried one by one
-_HOPED = 0.99  # of the cost: what counts on more to be hidden is taken from here on
+_HOPED = 0.98  # of the cost: what counts on more to be hidden is taken from here on
 _WORTH_ANOTHER = 1e-4  # of the cost, that the last proposals have to gain, as many as a sweep has
 
 

@@ -1,0 +1,122 @@
+"""The axis of a mesh that ranks are laid along: each rank is then a mesh of the other axes.
+
+    sdy.mesh @mesh = <["stage"=4, "data"=2]>
+    %w {sdy.sharding = #sdy.sharding<@mesh, [{"stage"}, {"data"}]>}
+==> for each of four ranks
+    sdy.mesh @mesh = <["data"=2]>
+    %w {sdy.sharding = #sdy.sharding<@mesh, [{}, {"data"}]>}
+
+A program that says how values are divided, and no more, computes the same however that is. One that
+says what single devices do, by collectives or in a manual computation, is refused.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+
+from stablehlo_tools.analysis.collectives import find_collectives, meshes_of
+from stablehlo_tools.analysis.replica_groups import mesh_with
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.dialect.names import MANUAL_COMPUTATION, PARTITION_ID
+from stablehlo_tools.ir.shardy_round_trip import set_entry
+from stablehlo_tools.ir.walk import MESH, entry_function, ops_named, ops_where, symbol_name
+from stablehlo_tools.transforms.parts.partition.preparation import import_shardings
+
+# What an axis for stages is called where nothing else says that one is.
+_USUAL = frozenset({"stage", "stages", "pipe", "pipeline", "pp"})
+_PARTITIONS = "mhlo.num_partitions"
+# What taking an axis away leaves behind: a comma at the end, a priority of nothing, empty lists.
+_LEFT = (
+    (re.compile(r", \}"), "}"),
+    (re.compile(r"\{\}p\d+"), "{}"),
+    (re.compile(r", (?:replicated|unreduced)=\{\}"), ""),
+)
+
+
+def ranks_along(module: ir.Module, axis: str) -> int:
+    """How many ranks lie along an axis. Raises ToolError where no mesh has it."""
+    meshes = meshes_of(module)
+    place = entry_function(module).location
+    named = mesh_with(axis, meshes, "expand-mpmd: pipeline-axis", " (P8)", place)
+    return dict(meshes[named].axes)[axis]
+
+
+def usual_axis(module: ir.Module, ranks: int) -> str:
+    """The axis, of as many devices as there are ranks, whose name says that it is for stages; empty
+    where there is none."""
+    axes = [axis for mesh in meshes_of(module).values() for axis in mesh.axes]
+    return next((name for name, size in axes if size == ranks and name.lower() in _USUAL), "")
+
+
+def lay_along(module: ir.Module, axis: str, ranks: int) -> None:
+    """Takes the axis out of the meshes and shardings of a program, in place.
+
+    Raises a located ToolError where the program has another number of devices along it than there
+    are ranks, or says what single devices do.
+    """
+    import_shardings(module)
+    size = ranks_along(module, axis)
+    place = entry_function(module).location
+    if size != ranks:
+        raise ToolError(
+            f"expand-mpmd: the mesh has {size} devices along {axis!r}, and there are {ranks} ranks "
+            "(P8)",
+            place,
+            instead=(f"ranks={ranks}", f"ranks={size}"),
+        )
+    single = next(_of_single_devices(module), None)
+    if single is not None:
+        raise ToolError(
+            f"expand-mpmd: {single.name} is written for the devices of the whole mesh, so that "
+            f"{axis!r} cannot be taken out of it (P8): take the program before it is partitioned, "
+            "run fold-pipeline first where it is a pipeline by hand",
+            single.location,
+        )
+    _take_out(module, axis, size)
+
+
+def _of_single_devices(module: ir.Module) -> Iterator[ir.Operation]:
+    yield from (collective.op for collective in find_collectives(module))
+    yield from ops_named(module.operation, {MANUAL_COMPUTATION, PARTITION_ID})
+
+
+def _take_out(module: ir.Module, axis: str, size: int) -> None:
+    for op in ops_named(module.operation, {MESH}):
+        mesh = meshes_of(module)[symbol_name(op)]
+        if math.prod(count for _, count in mesh.axes) % size or axis not in dict(mesh.axes):
+            continue
+        others = ", ".join(f'"{name}"={count}' for name, count in mesh.axes if name != axis)
+        for name in [name for name in op.attributes if name != "sym_name"]:
+            del op.attributes[name]
+        op.attributes["mesh"] = ir.Attribute.parse(f"#sdy.mesh<[{others}]>", op.context)
+    for op in ops_where(module.operation, lambda op: op.name != MESH):
+        for name in list(op.attributes):
+            if name in ("arg_attrs", "res_attrs"):
+                _take_out_of_entries(op, name, axis)
+            elif _names(op.attributes[name], axis):
+                op.attributes[name] = _without(op.attributes[name], axis)
+    count = ir.IntegerAttr(module.operation.attributes[_PARTITIONS])
+    module.operation.attributes[_PARTITIONS] = ir.IntegerAttr.get(count.type, count.value // size)
+
+
+def _take_out_of_entries(function: ir.Operation, side: str, axis: str) -> None:
+    for number, entry in enumerate(list(ir.ArrayAttr(function.attributes[side]))):
+        for named in ir.DictAttr(entry):
+            if _names(named.attr, axis):
+                set_entry(function, side, number, named.name, _without(named.attr, axis))
+
+
+def _names(attribute: ir.Attribute, axis: str) -> bool:
+    text = str(attribute)
+    return text.startswith("#sdy.") and f'"{axis}"' in text
+
+
+def _without(attribute: ir.Attribute, axis: str) -> ir.Attribute:
+    """A sharding, of one value or several, without the axis and its parts."""
+    text = re.sub(rf'"{re.escape(axis)}"(?::\(\d+\)\d+)?(?:, )?', "", str(attribute))
+    for left, meant in _LEFT:
+        text = left.sub(meant, text)
+    return ir.Attribute.parse(text, attribute.context)
