@@ -85,6 +85,9 @@ from stablehlo_tools.ir.walk import entry_function
 from stablehlo_tools.passes.base import Pass
 from stablehlo_tools.passes.road import Milestone, Stage
 from stablehlo_tools.transforms.parts.fold_pipeline.chains import SameStageError
+from stablehlo_tools.transforms.parts.fold_pipeline.copying_loops import (
+    write_copying_loops_as_moves,
+)
 from stablehlo_tools.transforms.parts.fold_pipeline.folding import fold
 from stablehlo_tools.transforms.parts.fold_pipeline.global_moves import (
     permutes_inside,
@@ -127,6 +130,8 @@ class FoldPipelinePass(Pass):
         refuse_tokens(module, "fold-pipeline", "P1")
         current = copy_module(module)
         inline_all_calls(current)
+        with ir.Location.unknown(module.context):
+            write_copying_loops_as_moves(current, entry_function(current).regions[0].blocks[0])
         number, folded = 0, list[Diagnostic]()
         while number < len(loops := _loops(current)):
             loop = loops[number]

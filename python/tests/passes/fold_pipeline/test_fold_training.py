@@ -37,11 +37,17 @@ recomputed: Any = jax.checkpoint(scanned, static_argnums=(0,))  # a stage
 CASES: dict[str, tuple[Callable[[], Case], str]] = {
     "shifted": (partial(step, shifted), "8 8"),
     "shifted-checkpointed": (partial(step, shifted, layer="checkpointed"), "8 8"),
+    "shifted-packed": (partial(step, shifted, layer="packed"), "8 8"),
     "rolled-permuted": (partial(step, rolled, shift="permute"), "8 8"),
     "streamed": (partial(trained, streamed), "8 8"),
 }
 MORE: dict[str, tuple[Callable[[], Case], str]] = {
     "rolled-attention": (partial(step, rolled, layer="attention"), "2 8 8"),
+    "shifted-packed-checkpointed": (partial(step, shifted, layer="packed-checkpointed"), "8 8"),
+    "rolled-packed": (partial(step, rolled, layer="packed"), "8 8"),
+    "rolled-packed-checkpointed": (partial(step, rolled, layer="packed-checkpointed"), "8 8"),
+    "shifted-normalised": (partial(step, shifted, layer="normalised"), "2 2 2 2 8 8"),
+    "rolled-normalised": (partial(step, rolled, layer="normalised"), "2 8 8"),
     "shifted-single": (partial(step, shifted, SINGLE, stage=single), "4 4"),
     "shifted-stage-checkpointed": (partial(step, shifted, stage=recomputed), "4[2] 4[2 2]"),
     "shifted-shards": (partial(step, shifted, leave="shards"), "8 8"),
@@ -116,6 +122,16 @@ def test_a_step_of_any_size_folds():
     case = trained(streamed, Sizes(4, 1, 8, 2100))
     assert 4 * 2100 * 8 > 1 << 16
     assert loops_of(folded(case)).strip() == "4 4"
+
+
+@pytest.mark.parametrize("layer", first(1, ["packed", "normalised"]))
+@pytest.mark.parametrize("schedule", first(1, ["1f1b", "eager-1f1b", "gpipe"]))
+def test_what_is_done_with_weights_alone_is_no_loop_over_layers(schedule: str, layer: str):
+    case = step(shifted, Sizes(4, 2, 4, 2), layer=layer)
+    expand = f"expand-pipeline{{microbatches=4 schedule={schedule}}}"
+    again = stablehlo_tools.transform(case.exported, f"fold-pipeline,{expand}")
+    assert "stablehlo.collective_permute" in names_of(again)
+    _compare(case, run(case.exported, case.arguments), run(again, case.arguments))
 
 
 @pytest.mark.parametrize("schedule", first(1, ["eager-1f1b repeats=2", "1f1b", "gpipe"]))

@@ -270,7 +270,10 @@ def _axis(module: ir.Module, name: str) -> Axis:
 
 
 def _loops(main: ir.Operation, effects: Effects) -> list[LayerLoop]:
+    """The loops over layers, each of which takes what the one before it hands on: a loop that
+    computes something of each row of the weights alone has no stages."""
     loops = layer_loops(main.regions[0].blocks[0], effects)
+    loops = [loop for loop in loops if loop.flows]
     inside = [loop for loop in loops if _in_manual(loop.op)]
     if inside:
         raise ToolError(

@@ -72,11 +72,11 @@ def follow_batch(
 def _refuse_mixing(dims: BatchDims) -> None:
     """Raises NotScaledError for an op that makes one result of several samples: a sum over the
     batch would be another number for a larger one."""
+    untiled = _untiled(dims)
     for node in dims.graph.nodes:
         op_tiling = dims.op_tilings.get(node)
-        carries = any(number in dims.tilings for number in node.inputs)
         mixes = op_tiling is not None and (op_tiling.combine is not None or op_tiling.chained)
-        if mixes or (carries and op_tiling is None and not node.bodies):
+        if mixes or node in untiled:
             raise NotScaledError(node.op)
     if dims.meetings:
         raise NotScaledError(dims.meetings[0].used.op)
@@ -96,6 +96,17 @@ def _refuse_but_sums(dims: BatchDims, sums: Collection[int]) -> None:
             raise NotScaledError(_owner(dims.graph.values[number]))
 
 
+def _untiled(dims: BatchDims) -> set[Node]:
+    """The ops that take samples and cannot take them in parts."""
+    return {
+        node
+        for node in dims.graph.nodes
+        if dims.op_tilings.get(node) is None
+        and not node.bodies
+        and any(number in dims.tilings for number in node.inputs)
+    }
+
+
 def _missing(dims: BatchDims) -> int:
     """How many operands should carry the batch, and do not."""
     return sum(
@@ -108,7 +119,7 @@ def _missing(dims: BatchDims) -> int:
 def _added(dims: BatchDims, missing: int, seeds: Tilings) -> Tilings | None:
     """The seeds and one more, with which more operands carry the batch: what travels with the
     activations, such as the positions of tokens, meets them in some op."""
-    graph = dims.graph
+    graph, untiled = dims.graph, _untiled(dims)
     for argument, number in enumerate(graph.root.arguments):
         shape = graph.shape(number) or ()
         if argument in seeds:
@@ -120,7 +131,9 @@ def _added(dims: BatchDims, missing: int, seeds: Tilings) -> Tilings | None:
             tried = propagate(
                 graph, {graph.root.arguments[i]: s for i, s in more.items()}, dims.parts
             )
-            if not tried.meetings and _missing(tried) < missing:
+            if tried.meetings or _missing(tried) >= missing:
+                continue
+            if _untiled(tried) <= untiled:  # one along features ends where these meet samples
                 return more
     return _added_together(dims, seeds)
 
