@@ -24,10 +24,12 @@ from stablehlo_tools.diagnostics import (
     first_line,
     from_mlir_error,
     nearest,
+    note,
 )
 from stablehlo_tools.passes.base import Pass
 from stablehlo_tools.passes.parser import PassText, parse_pipeline_text
 from stablehlo_tools.passes.registry import NAMED, find_pass, unknown_pass
+from stablehlo_tools.passes.road import Stage
 from stablehlo_tools.processes.activity import busy
 from stablehlo_tools.processes.ending import native_stderr
 
@@ -78,14 +80,15 @@ class RegisteredPass(Pass):
 
 @dataclass(frozen=True)
 class Pipeline:
-    """Passes in order."""
+    """Passes in order; `text` as it was given."""
 
     passes: tuple[Pass, ...]
+    text: str = field(default="", compare=False, repr=False)
 
     @staticmethod
     def parse(text: str) -> Pipeline:
         """Reads pipeline text, named pipelines expanded. Raises ToolError on the first mistake."""
-        return Pipeline(tuple(_build(part) for part in _expanded(parse_pipeline_text(text))))
+        return Pipeline(tuple(_build(part) for part in _expanded(parse_pipeline_text(text))), text)
 
     def __str__(self) -> str:
         return ",".join(str(step) for step in self.passes)
@@ -99,15 +102,41 @@ class Pipeline:
         """
         observer = instrumentation or Instrumentation()
         _verify(module, "the input does not verify: ")
-        for step in self.passes:
+        for place, step in enumerate(self.passes):
             with (
                 busy("the pipeline", f"running {step.name}"),
                 observer.around(step, module),
                 module.context,
             ):
-                step.run(module, diagnostics)
+                try:
+                    step.run(module, diagnostics)
+                except ToolError as error:
+                    raise self._too_late(place, error) or error from None
             diagnostics.settle(step.name)
             _verify(module, f"after {step.name} the module does not verify (a bug in it): ")
+
+    def _too_late(self, place: int, refusal: ToolError) -> ToolError | None:
+        """What is said of a pass that was refused as it takes the whole program, and stands behind
+        the one that writes the program of one device; None for any other."""
+        step, told = self.passes[place], refusal.diagnostic
+        behind = [
+            number
+            for number, earlier in enumerate(self.passes[:place])
+            if earlier.milestone is not None and earlier.milestone.stage is Stage.PARTITION
+        ]
+        is_global = step.milestone is not None and step.milestone.stage < Stage.PARTITION
+        if not behind or not is_global or told.instead is not None:
+            return None
+        first = self.passes[behind[0]].name
+        others = [*self.passes[:place], *self.passes[place + 1 :]]
+        ordered = Pipeline((*others[: behind[0]], step, *others[behind[0] :]))
+        return ToolError(
+            f"{step.name}: {first} in front of it wrote the program of one device, and "
+            f"{step.name} takes the whole program: {step.name} goes first, then {first}",
+            told.place,
+            (note(told.message, told.place), *told.notes),
+            instead=(self.text or str(self), str(ordered)),
+        )
 
 
 @dataclass

@@ -40,6 +40,8 @@ CASES: dict[str, tuple[Callable[[], Case], str]] = {
     "shifted-packed": (partial(step, shifted, layer="packed"), "8 8"),
     "rolled-permuted": (partial(step, rolled, shift="permute"), "8 8"),
     "streamed": (partial(trained, streamed), "8 8"),
+    "rolled-unrolled": (partial(step, rolled, stage=unrolled), "4 4"),
+    "rolled-stage-checkpointed": (partial(step, rolled, stage=recomputed), "4[2] 4[2 2]"),
 }
 MORE: dict[str, tuple[Callable[[], Case], str]] = {
     "rolled-attention": (partial(step, rolled, layer="attention"), "2 8 8"),
@@ -49,6 +51,11 @@ MORE: dict[str, tuple[Callable[[], Case], str]] = {
     "shifted-normalised": (partial(step, shifted, layer="normalised"), "2 2 2 2 8 8"),
     "rolled-normalised": (partial(step, rolled, layer="normalised"), "2 8 8"),
     "shifted-single": (partial(step, shifted, SINGLE, stage=single), "4 4"),
+    "shifted-unrolled": (partial(step, shifted, stage=unrolled), "4 4"),
+    "rolled-single-checkpointed": (
+        partial(step, rolled, SINGLE, stage=jax.checkpoint(single, static_argnums=(0,))),
+        "4 4",
+    ),
     "shifted-stage-checkpointed": (partial(step, shifted, stage=recomputed), "4[2] 4[2 2]"),
     "shifted-shards": (partial(step, shifted, leave="shards"), "8 8"),
     "shifted-stacked": (partial(step, shifted, collect="stacked"), "8 8"),
@@ -153,9 +160,8 @@ def test_microbatches_in_slots_of_stages_come_into_another_schedule(sizes: Sizes
             partial(step, shifted, Sizes(samples=4), axes="full"),
             r"another axis of the mesh is manual, too \(P6\)",
         ),
-        (partial(step, rolled, stage=unrolled), r"not that of one stage \(P3\)"),
     ],
-    ids=["garbage", "product", "two-manual-axes", "unrolled"],
+    ids=["garbage", "product", "two-manual-axes"],
 )
 def test_a_step_that_is_not_understood_is_refused(build: Callable[[], Case], message: str):
     with pytest.raises(ToolError, match=message) as caught:

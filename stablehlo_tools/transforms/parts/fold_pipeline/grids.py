@@ -32,6 +32,7 @@ from stablehlo_tools.transforms.parts.fold_pipeline.segments import (
     Segments,
     StageRows,
     all_stages,
+    joined,
     rows_along,
 )
 from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import (
@@ -159,9 +160,7 @@ class GridFinder:
             raise UnresolvedError(
                 "no stage takes what another one computed", maker_of(segment.outputs[0]), 6
             )
-        raise UnresolvedError(
-            f"{failed.name} computes several stages together, not each by itself", failed, 3
-        )
+        raise joined(failed)
 
     def _rotated(self, segment: Segment) -> Iterable[tuple[int, int, int]]:
         """Inputs, dimensions and numbers of stages where a tick takes parts of what an earlier one
@@ -360,8 +359,20 @@ class _Alike:
             if not before:
                 first.append(instance)
                 continue
-            if len(before) > 1 or (cell := before.pop()) in after:
-                raise UnresolvedError("stages hand on to several others at once", self._op, 5)
+            if len(before) > 1:
+                raise UnresolvedError(
+                    f"a stage takes activations or gradients of {len(before)} others, where one "
+                    "of a pipeline takes those of the stage before it",
+                    self._op,
+                    5,
+                )
+            if (cell := before.pop()) in after:
+                raise UnresolvedError(
+                    "two stages take what one computes here, where one of a pipeline sends its "
+                    "activations or gradients to the next",
+                    self._op,
+                    5,
+                )
             after[cell] = instance
         cells: list[list[Instance]] = []
         for instance in first:

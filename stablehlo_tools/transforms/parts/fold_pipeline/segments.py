@@ -25,7 +25,7 @@ from stablehlo_tools.dialect.names import ADD, BROADCAST, GATHER, IOTA, PARTITIO
 from stablehlo_tools.dialect.traits import ELEMENTWISE
 from stablehlo_tools.ir.builder import shape_of
 from stablehlo_tools.ir.inline import copy_with
-from stablehlo_tools.ir.values import CONSTANTS, is_float, key_of, producer
+from stablehlo_tools.ir.values import CONSTANTS, is_float, key_of, maker_of, producer
 from stablehlo_tools.ir.walk import walk
 from stablehlo_tools.transforms.parts.fold_pipeline.loop_region import LoopRegion
 from stablehlo_tools.transforms.parts.fold_pipeline.moves import (
@@ -304,7 +304,7 @@ def row_of_stages(segment: Segment, dim: int, count: int, scratch: Scratch) -> S
     The stages' dimension of the inputs is not known: it is the one from which the dimension of the
     outputs follows. Raises UnresolvedError where a stage depends on another one within a tick.
     """
-    graph, failed = Graph.of(segment.block), segment.outputs[0].owner
+    graph, failed = Graph.of(segment.block), maker_of(segment.outputs[0])
     mixing: ir.Operation | None = None
     for number, value in enumerate(segment.inputs):
         if not is_float(value.type) or not isinstance(value.type, ir.RankedTensorType):
@@ -318,8 +318,18 @@ def row_of_stages(segment: Segment, dim: int, count: int, scratch: Scratch) -> S
                     return rows
             except NotScaledError as error:
                 mixing = mixing or error.op
-    op = mixing or (failed.operation if not isinstance(failed, ir.Block) else segment.function)
-    raise UnresolvedError(f"{op.name} computes several stages together, not each by itself", op, 3)
+    op = mixing or failed
+    raise joined(op)
+
+
+def joined(op: ir.Operation) -> UnresolvedError:
+    """That an op computes with several stages at once."""
+    return UnresolvedError(
+        f"{op.name} takes the states of several stages together, where each stage of a pipeline "
+        "computes with its own, as under jax.vmap",
+        op,
+        3,
+    )
 
 
 def rows_along(graph: Graph, number: int, dim: int, count: int, scratch: Scratch) -> StageRows:
@@ -330,7 +340,7 @@ def rows_along(graph: Graph, number: int, dim: int, count: int, scratch: Scratch
     dims = follow_batch(graph, {number: DimTiling(dim)}, count)
     ends = [dims.tilings.get(n) for n in (*graph.root.arguments, *graph.root.returned)]
     if any(tiling is not None and tiling.outer != 1 for tiling in ends):
-        raise NotScaledError(graph.root.block.owner.operation)
+        raise NotScaledError(maker_of(graph.values[graph.root.returned[0]]))
     scaling = Scaling(dims, 1)
     function = scratch.function(
         [scaling.type_of(graph.values[n]) for n in graph.root.arguments],
