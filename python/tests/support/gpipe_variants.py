@@ -306,3 +306,66 @@ def streamed(sizes: Sizes = SLOTS) -> Case:
 
     case = exported(whole, on, (weights, x), (P(STAGE), P()))
     return Case(case, partial(scanned, dense), (weights, x))
+
+
+STORED, AT_ONCE = Sizes(4, 2, 8, 2, 2), Sizes(4, 2, 4, 2, 2)
+
+
+def rotated(sizes: Sizes = STORED) -> Case:
+    """Microbatches lie with the stages, and go around several times, as MaxText's do: each stage
+    gathers its chunk of the weights by the tick. What leaves the last stage enters the first one at
+    once, or waits in a storage of its own, one tick later, where there are more microbatches than
+    stages."""
+    weights, x = dense_weights(sizes.layers), batch(sizes)
+    stages, count = sizes.stages, sizes.microbatches
+    slots, waits = count // stages, count > stages
+    on, staged = mesh(stage=stages), partial(P, STAGE)
+
+    def on_stages(function: Any, *specs: Any) -> Any:
+        return jax.shard_map(function, mesh=on, in_specs=specs, out_specs=staged())
+
+    def around(state: Array) -> Array:
+        return lax.ppermute(state, STAGE, ring(stages))
+
+    def onwards(state: Array) -> Array:
+        moved = around(state)
+        return jnp.where(lax.axis_index(STAGE) == 0, jnp.zeros_like(moved), moved)
+
+    def streamed_on(buffer: Array, taken: Array, state: Array, slot: Array) -> Array:
+        nearer = lax.ppermute(taken, STAGE, [(b, a) for a, b in ring(stages)])
+        kept = jnp.where(lax.axis_index(STAGE) == stages - 1, state, nearer)
+        return lax.dynamic_update_slice_in_dim(buffer, kept[:, None], slot, axis=1)
+
+    rotate, shift = on_stages(around, staged()), on_stages(onwards, staged())
+    stream = on_stages(streamed_on, staged(), staged(), staged(), P())
+
+    def whole(weights: Any, x: Array) -> Array:
+        weights = weights.reshape(sizes.chunks, stages, sizes.each, WIDTH, WIDTH)
+        buffer = x.reshape(stages, slots, sizes.samples, WIDTH)
+        number = lax.broadcasted_iota(jnp.int32, (stages, sizes.samples, WIDTH), 0)
+
+        def tick(carry: Any, t: Array) -> Any:
+            buffer, state, storage, mover = carry
+            taken = buffer[:, t % slots]
+            back = storage[:, t % count] if waits else state
+            state = jnp.where(number == 0, jnp.where(t < count, taken, back), state)
+            chunks = jnp.maximum(t - jnp.arange(stages), 0) // count
+            own = jax.vmap(
+                lambda w, chunk: lax.dynamic_slice_in_dim(w, chunk, 1, 0)[0], in_axes=(1, 0)
+            )(weights, chunks)
+            done = jax.vmap(partial(scanned, dense))(own, state)
+            buffer = stream(buffer, taken, done, t % slots)
+            if waits:
+                place = (t - stages) % count
+                storage = lax.dynamic_update_slice_in_dim(storage, rotate(mover)[:, None], place, 1)
+            return (buffer, (shift if waits else rotate)(done), storage, done), None
+
+        first = jnp.zeros((stages, sizes.samples, WIDTH), x.dtype)
+        storage = jnp.zeros((stages, count if waits else 1, sizes.samples, WIDTH), x.dtype)
+        ticks = jnp.arange(count * sizes.chunks + stages - 1)
+        (buffer, *_), _ = lax.scan(tick, (buffer, first, storage, first), ticks)
+        order = (np.arange(slots) + count * (sizes.chunks - 1) + stages - 1) % slots
+        return buffer[:, order].reshape(x.shape)
+
+    case = exported(whole, on, (weights, x), (P(), P()))
+    return Case(case, partial(scanned, dense), (weights, x))

@@ -17,7 +17,7 @@ from gpipe_programs import (  # first: sets up the devices
     single,
     unrolled,
 )
-from gpipe_variants import SLOTS, centred, streamed
+from gpipe_variants import AT_ONCE, SLOTS, centred, rotated, streamed
 from kept_values import run
 from soaking import first
 from test_fold_pipeline import folded, loops_of, names_of
@@ -40,17 +40,20 @@ CASES: dict[str, tuple[Callable[[], Case], str]] = {
     "shifted-packed": (partial(step, shifted, layer="packed"), "8 8"),
     "rolled-permuted": (partial(step, rolled, shift="permute"), "8 8"),
     "streamed": (partial(trained, streamed), "8 8"),
+    "rotated": (partial(trained, rotated, AT_ONCE), "16 16"),
     "rolled-unrolled": (partial(step, rolled, stage=unrolled), "4 4"),
     "rolled-stage-checkpointed": (partial(step, rolled, stage=recomputed), "4[2] 4[2 2]"),
 }
 MORE: dict[str, tuple[Callable[[], Case], str]] = {
-    "rolled-attention": (partial(step, rolled, layer="attention"), "2 8 8"),
+    "rolled-attention": (partial(step, rolled, layer="attention"), "8 8"),
     "shifted-packed-checkpointed": (partial(step, shifted, layer="packed-checkpointed"), "8 8"),
     "rolled-packed": (partial(step, rolled, layer="packed"), "8 8"),
     "rolled-packed-checkpointed": (partial(step, rolled, layer="packed-checkpointed"), "8 8"),
     "shifted-normalised": (partial(step, shifted, layer="normalised"), "2 2 2 2 8 8"),
     "rolled-normalised": (partial(step, rolled, layer="normalised"), "2 8 8"),
     "shifted-single": (partial(step, shifted, SINGLE, stage=single), "4 4"),
+    "rotated-stored": (partial(trained, rotated), "16 16"),
+    "rotated-three-times": (partial(trained, rotated, Sizes(2, 1, 4, 2, 3)), "6 6"),
     "shifted-unrolled": (partial(step, shifted, stage=unrolled), "4 4"),
     "rolled-single-checkpointed": (
         partial(step, rolled, SINGLE, stage=jax.checkpoint(single, static_argnums=(0,))),
@@ -111,14 +114,16 @@ SCHEDULES = {
     "interleaved": (shifted, "circular repeats=2"),
     "1f1b": (rolled, "1f1b"),
     "interleaved-1f1b": (rolled, "1f1b repeats=2"),
+    "circular": (rotated, "eager-1f1b repeats=2"),
 }
 
 
 @pytest.mark.parametrize("name", first(1, SCHEDULES))
 def test_a_gpipe_step_becomes_one_of_another_schedule(name: str):
     build, schedule = SCHEDULES[name]
-    case = step(build, Sizes(4, 2, 4, 2))
-    expand = f"expand-pipeline{{microbatches=4 schedule={schedule}}}"
+    case = trained(build) if build is rotated else step(build, Sizes(4, 2, 4, 2))
+    microbatches = len(case.arguments[1]) // 2
+    expand = f"expand-pipeline{{microbatches={microbatches} schedule={schedule}}}"
     again = stablehlo_tools.transform(case.exported, f"fold-pipeline,{expand}")
     assert "stablehlo.collective_permute" in names_of(again)
     _compare(case, run(case.exported, case.arguments), run(again, case.arguments))

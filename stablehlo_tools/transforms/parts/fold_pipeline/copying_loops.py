@@ -33,6 +33,7 @@ from stablehlo_tools.transforms.parts.fold_pipeline.segments import erase_unused
 from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import (
     Box,
     Computed,
+    Known,
     Outside,
     Piece,
     Source,
@@ -93,6 +94,6 @@ class _MoveTracer(Tracer):
     """Follows what a loop moves, up to the first thing that it computes."""
 
     def _beyond(self, piece: Piece) -> list[Piece]:
-        if isinstance(piece.source, Computed):
+        if isinstance(piece.source, Computed | Known):
             raise UnresolvedError("the loop computes it", self.region.loop, 4)
         return super()._beyond(piece)

@@ -22,7 +22,7 @@ from math import gcd
 from stablehlo_tools.analysis.dimension_propagation.propagation import Graph, propagate
 from stablehlo_tools.analysis.partial_sums import PartialSums
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.ir.builder import shape_of
+from stablehlo_tools.ir.builder import element_of, shape_of
 from stablehlo_tools.ir.values import is_float, maker_of
 from stablehlo_tools.transforms.parts.fold_pipeline.chains import Handoff, Instance, Pieces
 from stablehlo_tools.transforms.parts.fold_pipeline.scaling import NotScaledError
@@ -41,7 +41,6 @@ from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import (
     Piece,
     Summed,
     UnresolvedError,
-    zeros,
 )
 from stablehlo_tools.transforms.parts.fold_pipeline.tracing import Tracer
 
@@ -86,11 +85,7 @@ class Grid:
 
     def box(self, output: int, row: int) -> Box:
         """What of an output a stage computes."""
-        whole, dim = Box.whole(shape_of(self.segment.outputs[output])), self.rows.outputs[output]
-        if dim is None:
-            return whole
-        size = whole.sizes[dim] // self.rows.count
-        return whole.along(dim, row * size, size)
+        return _box(self.segment, self.rows, output, row)
 
     def place_of(self, source: Computed, box: Box) -> tuple[int, int, int] | None:
         """The output, the microbatch and the application of a part of what a stage computed."""
@@ -103,14 +98,24 @@ class Grid:
 
     def application_of(self, summed: Summed, row: int) -> int:
         """The one application of which the terms of a sum over ticks are, one a microbatch."""
-        own = {n for cell, (_, n) in self.places.items() if cell.stage == (summed.rank, row)}
+        ticks = {
+            place: cell.tick
+            for cell, place in self.places.items()
+            if cell.stage == (summed.rank, row)
+        }
+        own = {n for (_, n), tick in ticks.items() if tick in summed.ticks}
         if len(own) != 1:
             raise UnresolvedError(
-                f"a stage adds up in one sum what {len(own)} of its applications compute",
+                f"a stage adds up in one sum what {len(own)} of its layers compute in turn",
                 maker_of(summed.value),
                 6,
             )
-        return own.pop()
+        application = own.pop()
+        if any(n == application and tick not in summed.ticks for (_, n), tick in ticks.items()):
+            raise UnresolvedError(
+                "a sum takes only some of the microbatches", maker_of(summed.value), 6
+            )
+        return application
 
 
 class GridFinder:
@@ -121,6 +126,8 @@ class GridFinder:
         self._segments = segments
         self._scratch = scratch
         self._inputs: dict[Instance, tuple[Pieces, ...]] = {}
+        # What stages computed that is zero, as what it is linear in is.
+        self.zeros: dict[Computed, list[Box]] = {}
 
     def grid(self, ends: Sequence[End], sums: Sequence[Summed] = ()) -> Grid:
         """The grid that computes some values, and terms of sums. Raises UnresolvedError."""
@@ -137,6 +144,11 @@ class GridFinder:
                 break
             outputs += more
         zero = _Zeros(segment, rows, self._inputs).of(instances) if sums else {}
+        for instance, numbers in zero.items():
+            for number in numbers:
+                source = Computed(segment.outputs[number], instance.rank, instance.tick)
+                box = _box(segment, rows, number, instance.row)
+                self.zeros.setdefault(source, []).append(box)
         live = [i for i in instances if len(zero.get(i, ())) < len(outputs)]
         return _Alike(segment, rows, self._inputs, zero).grid(live)
 
@@ -195,7 +207,7 @@ class GridFinder:
                 )
             wanted[instance] = None
         for summed in sums:
-            for tick in range(self._tracer.region.ticks):
+            for tick in summed.ticks:
                 for row in range(rows.count):
                     wanted[Instance(summed.rank, tick, row)] = None
         return list(wanted)
@@ -251,6 +263,15 @@ def _in_loop(tracer: Tracer, inputs: Iterable[Pieces]) -> list[Piece]:
         and source.tick >= 0
         and tracer.region.is_inside(maker_of(source.value))
     ]
+
+
+def _box(segment: Segment, rows: StageRows, output: int, row: int) -> Box:
+    """What of an output a stage computes."""
+    whole, dim = Box.whole(shape_of(segment.outputs[output])), rows.outputs[output]
+    if dim is None:
+        return whole
+    size = whole.sizes[dim] // rows.count
+    return whole.along(dim, row * size, size)
 
 
 def _instance(rows: StageRows, output: int, source: Computed, box: Box) -> Instance | None:
@@ -402,10 +423,7 @@ class _Alike:
         if piece.is_zero or not is_zero(piece, self._segment, self._rows, self._zero):
             return piece
         assert isinstance(piece.source, Computed)
-        element = ir.RankedTensorType(piece.source.value.type).element_type
-        sizes = piece.view.target.sizes
-        view = replace(piece.view, ops=())
-        return Piece(zeros(element), Box.whole(sizes), view)
+        return piece.zeroed(element_of(piece.source.value))
 
     def _own(self, pieces: Pieces) -> list[tuple[Instance, Piece]]:
         """The pieces that other instances computed, with these."""

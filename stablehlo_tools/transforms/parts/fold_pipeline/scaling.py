@@ -242,7 +242,7 @@ class Scaling:
         self, value: ir.Value, tiling: DimTiling, point: ir.InsertionPoint, user: ir.Operation
     ) -> ir.Value:
         """A value that is the same for all samples, for more or fewer of them; `user` takes it."""
-        op, type_ = producer(value), self._type(value, tiling)
+        op, type_ = producer(_entering(value)), self._type(value, tiling)
         if op is None:
             raise NotScaledError(user)
         if op.name in CONSTANTS and is_splat(op):
@@ -297,6 +297,18 @@ class Scaling:
             for value, tiling in zip(end.operands, [None] if is_condition else tilings, strict=True)
         ]
         ir.Operation.create(end.name, operands=returned, loc=end.location, ip=point)
+
+
+def _entering(value: ir.Value) -> ir.Value:
+    """What a value is outside of the loops that only hand it on."""
+    while producer(value) is None:
+        argument = ir.BlockArgument(value)
+        loop = argument.owner.owner.operation
+        is_body = loop.name == WHILE and argument.owner == loop.regions[1].blocks[0]
+        if not is_body or terminator(argument.owner).operands[argument.arg_number] != value:
+            break
+        value = loop.operands[argument.arg_number]
+    return value
 
 
 def _owner(value: ir.Value) -> ir.Operation:
