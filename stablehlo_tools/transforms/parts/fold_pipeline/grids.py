@@ -22,9 +22,11 @@ from math import gcd
 from stablehlo_tools.analysis.dimension_propagation.propagation import Graph, propagate
 from stablehlo_tools.analysis.partial_sums import PartialSums
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.names import ADD
 from stablehlo_tools.ir.builder import element_of, shape_of
-from stablehlo_tools.ir.values import is_float, maker_of
+from stablehlo_tools.ir.values import is_float, maker_of, producer
 from stablehlo_tools.transforms.parts.fold_pipeline.chains import Handoff, Instance, Pieces
+from stablehlo_tools.transforms.parts.fold_pipeline.moves import RELAYOUTS
 from stablehlo_tools.transforms.parts.fold_pipeline.scaling import NotScaledError
 from stablehlo_tools.transforms.parts.fold_pipeline.segments import (
     Scratch,
@@ -118,19 +120,64 @@ class Grid:
         return application
 
 
+Zero = dict[Instance, frozenset[int]]
+
+
+@dataclass(frozen=True)
+class Cells:
+    """All instances of a segment that some values are computed from, with what each takes, and
+    which of its outputs are zero, as what they are linear in is."""
+
+    segment: Segment
+    rows: StageRows
+    instances: Sequence[Instance]
+    inputs: dict[Instance, tuple[Pieces, ...]]
+    zero: Zero
+
+    def grid(self) -> Grid:
+        """The grid of those that compute what is not zero. Raises UnresolvedError."""
+        count = len(self.segment.outputs)
+        live = [i for i in self.instances if len(self.zero.get(i, ())) < count]
+        return _Alike(self.segment, self.rows, self.inputs, self.zero).grid(live)
+
+    @property
+    def zeros(self) -> dict[Computed, list[Box]]:
+        """The boxes of what was computed that are zero."""
+        boxes: dict[Computed, list[Box]] = {}
+        for instance, numbers in self.zero.items():
+            for number in numbers:
+                value = self.segment.outputs[number]
+                source = Computed(value, instance.rank, instance.tick)
+                box = _box(self.segment, self.rows, number, instance.row)
+                boxes.setdefault(source, []).append(box)
+        return boxes
+
+    def adds_inputs(self) -> bool:
+        """Whether a stage adds what it takes before it computes anything of it."""
+        return any(
+            view.operation.name == ADD and all(map(_is_input, view.operation.operands))
+            for view in self.segment.block.operations
+        )
+
+
+def _is_input(value: ir.Value) -> bool:
+    op = producer(value)
+    while op is not None and op.name in RELAYOUTS:
+        op = producer(op.operands[0])
+    return op is None
+
+
 class GridFinder:
-    """Finds the grid that computes given values."""
+    """Finds the cells that compute given values."""
 
     def __init__(self, tracer: Tracer, segments: Segments, scratch: Scratch) -> None:
         self._tracer = tracer
         self._segments = segments
         self._scratch = scratch
         self._inputs: dict[Instance, tuple[Pieces, ...]] = {}
-        # What stages computed that is zero, as what it is linear in is.
-        self.zeros: dict[Computed, list[Box]] = {}
 
-    def grid(self, ends: Sequence[End], sums: Sequence[Summed] = ()) -> Grid:
-        """The grid that computes some values, and terms of sums. Raises UnresolvedError."""
+    def cells(self, ends: Sequence[End], sums: Sequence[Summed] = ()) -> Cells:
+        """The cells that compute some values, and terms of sums. Raises UnresolvedError."""
         outputs = list(
             dict.fromkeys([*(source.value for source, _ in ends), *(s.value for s in sums)])
         )
@@ -144,13 +191,7 @@ class GridFinder:
                 break
             outputs += more
         zero = _Zeros(segment, rows, self._inputs).of(instances) if sums else {}
-        for instance, numbers in zero.items():
-            for number in numbers:
-                source = Computed(segment.outputs[number], instance.rank, instance.tick)
-                box = _box(segment, rows, number, instance.row)
-                self.zeros.setdefault(source, []).append(box)
-        live = [i for i in instances if len(zero.get(i, ())) < len(outputs)]
-        return _Alike(segment, rows, self._inputs, zero).grid(live)
+        return Cells(segment, rows, instances, self._inputs, zero)
 
     def _rows(self, segment: Segment) -> StageRows:
         """One stage of a segment. Where all of them lie along a dimension, it is the one of an
@@ -283,9 +324,6 @@ def _instance(rows: StageRows, output: int, source: Computed, box: Box) -> Insta
     if box.sizes != tuple(shape):
         return None
     return Instance(source.rank, source.tick, box.starts[dim] // shape[dim])
-
-
-Zero = dict[Instance, frozenset[int]]
 
 
 class _Zeros:

@@ -21,7 +21,15 @@ from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling
 from stablehlo_tools.analysis.loops import FORMATTING
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.dimensions import integers
-from stablehlo_tools.dialect.names import ADD, BROADCAST, GATHER, IOTA, PARTITION_ID, SELECT
+from stablehlo_tools.dialect.names import (
+    ADD,
+    BROADCAST,
+    CONCATENATE,
+    GATHER,
+    IOTA,
+    PARTITION_ID,
+    SELECT,
+)
 from stablehlo_tools.dialect.traits import ELEMENTWISE
 from stablehlo_tools.ir.builder import shape_of
 from stablehlo_tools.ir.inline import copy_with
@@ -256,6 +264,8 @@ class Segments:
             value = op.operands[ir.OpResult(value).result_number]
             op = producer(value)
         if op is not None and op.name in CONSTANTS:
+            return True
+        if op is not None and op.name == CONCATENATE and all(map(self._is_plain, op.operands)):
             return True
         return self._region.has_known_integers(value) or self._is_moved(value)
 

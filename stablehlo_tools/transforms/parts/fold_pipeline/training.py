@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from math import isfinite, prod
 
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.dialect.names import ADD, RESHAPE
+from stablehlo_tools.dialect.names import RESHAPE
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.ir.cleanup import fold_reshapes
 from stablehlo_tools.ir.inline import copy_body
@@ -40,7 +40,6 @@ from stablehlo_tools.transforms.parts.fold_pipeline.layer_scans import LayerBloc
 from stablehlo_tools.transforms.parts.fold_pipeline.loop_region import LoopRegion
 from stablehlo_tools.transforms.parts.fold_pipeline.moves import (
     MOVING,
-    RELAYOUTS,
     repeated_number,
 )
 from stablehlo_tools.transforms.parts.fold_pipeline.segments import (
@@ -88,7 +87,7 @@ def fold_training(forward: LoopRegion, backward: LoopRegion, module: ir.Module) 
     inputs = [list(taken) for row in second.inputs for cell in row for taken in cell]
     reached += _reached(after, [*of_forward, *inputs])
     ends = [end for end in _ends(reached) if after.owner_of(end[0]) is writer]
-    first = GridFinder(before, segments, scratch).grid(ends)
+    first = GridFinder(before, segments, scratch).cells(ends).grid()
     second = second.reordered(_order(first, second, after))
     plans = _Planner(first, second, scratch, sums).plans(
         _ends(p for pieces in [*of_forward, *of_backward] for p in _reached(after, [pieces])),
@@ -148,27 +147,11 @@ def _find_backward(
         reached = list(_reached(writer, pieces))
         ends = [end for end in _ends(reached) if writer.owner_of(end[0]) is writer]
         sums = [p.source for p in reached if isinstance(p.source, Summed)]
-        finder = GridFinder(tracer, segments, scratch)
-        grid = finder.grid(ends, sums)
-        informed = tracer.with_zeros(finder.zeros) if _adds_inputs(grid) else None
+        cells = GridFinder(tracer, segments, scratch).cells(ends, sums)
+        informed = tracer.with_zeros(cells.zeros) if cells.adds_inputs() else None
         if informed is None:
-            return _Backward(pieces, writer, grid, sums)
+            return _Backward(pieces, writer, cells.grid(), sums)
         tracer = informed
-
-
-def _adds_inputs(grid: Grid) -> bool:
-    """Whether a stage adds what it takes before it computes anything of it."""
-    return any(
-        view.operation.name == ADD and all(map(_is_input, view.operation.operands))
-        for view in grid.segment.block.operations
-    )
-
-
-def _is_input(value: ir.Value) -> bool:
-    op = producer(value)
-    while op is not None and op.name in RELAYOUTS:
-        op = producer(op.operands[0])
-    return op is None
 
 
 def settle_integers(forward: LoopRegion, anchor: ir.Operation) -> None:
