@@ -55,8 +55,8 @@ Preconditions:
       input from one other stage. What else it takes depends on the stage or on the microbatch.
   P6  Where the pipeline is differentiated, one second loop, its backward, takes what the ticks of
       it leave: a cell of it from the cell of the same microbatch and stage. The gradients of
-      weights are sums over its ticks that start from zero, one a stage. No other axis of the mesh
-      is manual. No carry starts from infinity or no number.
+      weights are sums over its ticks that start from zero: one for each layer that a stage runs in
+      turn. No other axis of the mesh is manual. No carry starts from infinity or no number.
 
 Guarantees: the signature as it was; other axes of the mesh stay manual or automatic. Values are
 computed by the same ops on more samples: bitwise as before where the backend computes a row of a

@@ -32,10 +32,11 @@ from jax.sharding import PartitionSpec as P
 TWICE, TWICE_ON_FOUR = Sizes(2, 2, 4, 2, 2), Sizes(4, 2, 4, 2, 2)
 
 
-def circular(sizes: Sizes = TWICE) -> Case:
+def circular(sizes: Sizes = TWICE, *, start: float = np.nan) -> Case:
     """Several chunks of layers on each stage: microbatches go around the ring as many times.
 
-    What comes back to the first stage waits in a buffer until its turn.
+    What comes back to the first stage waits in a buffer until its turn. `start`: what ramp-up
+    computes with.
     """
     weights, x = dense_weights(sizes.layers), batch(sizes)
     stages, count = sizes.stages, sizes.microbatches
@@ -60,8 +61,8 @@ def circular(sizes: Sizes = TWICE) -> Case:
             return (lax.ppermute(y, STAGE, ring(stages)), waiting, outputs), None
 
         vary = partial(lax.pcast, axis_name=(STAGE,), to="varying")
-        first = vary(jnp.full_like(x[0], jnp.nan))
-        waiting, outputs = vary(jnp.full_like(x, jnp.nan)), vary(jnp.zeros_like(x))
+        first = vary(jnp.full_like(x[0], start))
+        waiting, outputs = vary(jnp.full_like(x, start)), vary(jnp.zeros_like(x))
         outputs = lax.scan(tick, (first, waiting, outputs), jnp.arange(ticks))[0][2]
         return lax.psum(jnp.where(rank == stages - 1, outputs, 0), STAGE)
 
@@ -75,7 +76,7 @@ def circular(sizes: Sizes = TWICE) -> Case:
     return Case(case, partial(scanned, dense), (weights, x))
 
 
-def gathered(sizes: Sizes = TWICE_ON_FOUR) -> Case:
+def gathered(sizes: Sizes = TWICE_ON_FOUR, *, start: float = np.nan) -> Case:
     """The same as one program: each stage picks its chunk of the weights by the tick."""
     weights, x = dense_weights(sizes.layers), batch(sizes)
     stages, count = sizes.stages, sizes.microbatches
@@ -102,8 +103,8 @@ def gathered(sizes: Sizes = TWICE_ON_FOUR) -> Case:
             outputs = lax.dynamic_update_index_in_dim(outputs, state[-1], place, 0)
             return (state, waiting, outputs), None
 
-        first = jnp.full((stages, *x.shape[1:]), jnp.nan, x.dtype)
-        carry = (first, jnp.full_like(x, jnp.nan), jnp.zeros_like(x))
+        first = jnp.full((stages, *x.shape[1:]), start, x.dtype)
+        carry = (first, jnp.full_like(x, start), jnp.zeros_like(x))
         return lax.scan(tick, carry, jnp.arange(ticks))[0][2].reshape(-1, WIDTH)
 
     case = exported(whole, mesh(stage=stages), (weights, x), (P(), P()))

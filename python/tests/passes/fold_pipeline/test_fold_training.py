@@ -17,7 +17,7 @@ from gpipe_programs import (  # first: sets up the devices
     single,
     unrolled,
 )
-from gpipe_variants import AT_ONCE, SLOTS, centred, rotated, streamed
+from gpipe_variants import AT_ONCE, SLOTS, centred, circular, gathered, rotated, streamed
 from kept_values import run
 from soaking import first
 from test_fold_pipeline import folded, loops_of, names_of
@@ -41,6 +41,7 @@ CASES: dict[str, tuple[Callable[[], Case], str]] = {
     "rolled-permuted": (partial(step, rolled, shift="permute"), "8 8"),
     "streamed": (partial(trained, streamed), "8 8"),
     "rotated": (partial(trained, rotated, AT_ONCE), "16 16"),
+    "circular": (partial(step, circular), "8 8"),
     "rolled-unrolled": (partial(step, rolled, stage=unrolled), "4 4"),
     "rolled-stage-checkpointed": (partial(step, rolled, stage=recomputed), "4[2] 4[2 2]"),
 }
@@ -52,6 +53,7 @@ MORE: dict[str, tuple[Callable[[], Case], str]] = {
     "shifted-normalised": (partial(step, shifted, layer="normalised"), "2 2 2 2 8 8"),
     "rolled-normalised": (partial(step, rolled, layer="normalised"), "2 8 8"),
     "shifted-single": (partial(step, shifted, SINGLE, stage=single), "4 4"),
+    "gathered": (partial(step, gathered), "16 16"),
     "rotated-stored": (partial(trained, rotated), "16 16"),
     "rotated-three-times": (partial(trained, rotated, Sizes(2, 1, 4, 2, 3)), "6 6"),
     "shifted-unrolled": (partial(step, shifted, stage=unrolled), "4 4"),

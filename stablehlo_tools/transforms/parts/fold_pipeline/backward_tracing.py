@@ -24,6 +24,7 @@ from stablehlo_tools.transforms.parts.fold_pipeline.loop_region import LoopRegio
 from stablehlo_tools.transforms.parts.fold_pipeline.moves import (
     MOVING,
     follow_move,
+    is_reshaping_sum,
     repeated_number,
 )
 from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import (
@@ -243,7 +244,8 @@ def _is_only_handed_on(op: ir.Operation) -> bool:
     while pending:
         for use in pending.pop().results[0].uses:
             user = use.owner.operation
-            if user.name in MOVING | {ADD} and len(user.results) == 1:
+            moves = user.name in MOVING | {ADD} or is_reshaping_sum(user)
+            if moves and len(user.results) == 1:
                 pending.append(user)
             elif user.name != "stablehlo.return":
                 return False
