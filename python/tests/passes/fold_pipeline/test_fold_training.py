@@ -48,6 +48,7 @@ CASES: dict[str, tuple[Callable[[], Case], str]] = {
 MORE: dict[str, tuple[Callable[[], Case], str]] = {
     "rolled-attention": (partial(step, rolled, layer="attention"), "8 8"),
     "shifted-packed-checkpointed": (partial(step, shifted, layer="packed-checkpointed"), "8 8"),
+    "shifted-packed-unrolled": (partial(step, shifted, stage=unrolled, layer="packed"), "4 4"),
     "rolled-packed": (partial(step, rolled, layer="packed"), "8 8"),
     "rolled-packed-checkpointed": (partial(step, rolled, layer="packed-checkpointed"), "8 8"),
     "shifted-normalised": (partial(step, shifted, layer="normalised"), "2 2 2 2 8 8"),

@@ -108,11 +108,26 @@ class BackwardTracer(Tracer):
         for operand in op.operands:
             pieces = [p for p in self.pieces(operand, rank, tick, box) if not p.is_zero]
             own = any(isinstance(p.source, Computed) and p.source.tick == tick for p in pieces)
-            if own and not _is_only_handed_on(op):
+            if own and not self._is_only_handed_on(op):
                 return False
             held.append([piece.view.target for piece in pieces])
         first, second = held
         return not any(one.overlaps(other) for one in first for other in second)
+
+    def _is_only_handed_on(self, op: ir.Operation) -> bool:
+        """Whether nothing computes with a result in the same tick, nor adds it up. Other additions
+        may take it: one that is no merge stands in a stage, which is refused then."""
+        sums = [self.region.ends[number] for number in self._added]
+        pending = [op]
+        while pending:
+            for use in pending.pop().results[0].uses:
+                user = use.owner.operation
+                moves = user.name in MOVING | {ADD} or is_reshaping_sum(user)
+                if moves and len(user.results) == 1 and user.results[0] not in sums:
+                    pending.append(user)
+                elif user.name != "stablehlo.return":
+                    return False
+        return True
 
     def _moved(self, op: ir.Operation, query: BoxQuery) -> Answer | None:
         if op.name != ADD or not self.is_merge(op):
@@ -235,21 +250,6 @@ class BackwardTracer(Tracer):
             pending += [v for v in op.operands if v not in self._reaches or self._reaches[v]]
         self._reaches.update(dict.fromkeys(seen, False))
         return False
-
-
-def _is_only_handed_on(op: ir.Operation) -> bool:
-    """Whether nothing computes with a result in the same tick. Other additions may take it: one
-    that is no merge stands in a stage, which is refused then."""
-    pending = [op]
-    while pending:
-        for use in pending.pop().results[0].uses:
-            user = use.owner.operation
-            moves = user.name in MOVING | {ADD} or is_reshaping_sum(user)
-            if moves and len(user.results) == 1:
-                pending.append(user)
-            elif user.name != "stablehlo.return":
-                return False
-    return True
 
 
 def _sums(loop: ir.Operation) -> dict[int, ir.Value]:
