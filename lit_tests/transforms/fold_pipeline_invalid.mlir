@@ -188,7 +188,7 @@ func.func @summed_p3(%w: tensor<2x4x4xf32>, %x: tensor<3x2x4xf32>) -> tensor<3x2
     %entered = stablehlo.concatenate %fed, %before, dim = 0 : (tensor<1x2x4xf32>, tensor<1x2x4xf32>) -> tensor<2x2x4xf32>
     %h = stablehlo.dot_general %entered, %w, batching_dims = [0] x [0], contracting_dims = [2] x [1] : (tensor<2x2x4xf32>, tensor<2x4x4xf32>) -> tensor<2x2x4xf32>
     %nought = stablehlo.constant dense<0.0> : tensor<f32>
-    // expected-error@+1 {{fold-pipeline: stablehlo.reduce computes several stages together, not each by itself (P3)}}
+    // expected-error@+1 {{fold-pipeline: stablehlo.reduce takes the states of several stages together, where each stage of a pipeline computes with its own, as under jax.vmap (P3)}}
     %total = stablehlo.reduce(%h init: %nought) applies stablehlo.add across dimensions = [0] : (tensor<2x2x4xf32>, tensor<f32>) -> tensor<2x4xf32>
     %all = stablehlo.broadcast_in_dim %total, dims = [1, 2] : (tensor<2x4xf32>) -> tensor<2x2x4xf32>
     %y = stablehlo.add %h, %all : tensor<2x2x4xf32>

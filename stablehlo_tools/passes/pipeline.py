@@ -26,10 +26,12 @@ from stablehlo_tools.diagnostics import (
     first_line,
     from_mlir_error,
     nearest,
+    note,
 )
 from stablehlo_tools.passes.base import Pass
 from stablehlo_tools.passes.parser import PassText, parse_pipeline_text
 from stablehlo_tools.passes.registry import NAMED, find_pass, unknown_pass
+from stablehlo_tools.passes.road import Stage
 from stablehlo_tools.processes.activity import busy
 from stablehlo_tools.processes.ending import native_stderr
 
@@ -86,7 +88,7 @@ class Pipeline:
     """Passes in order; `text` is what they were read from."""
 
     passes: tuple[Pass, ...]
-    text: str = field(default="", compare=False)
+    text: str = field(default="", compare=False, repr=False)
 
     @staticmethod
     def parse(text: str) -> Pipeline:
@@ -105,25 +107,28 @@ class Pipeline:
         """
         observer = instrumentation or Instrumentation()
         _verify(module, "the input does not verify: ")
-        for step in self.passes:
+        for place, step in enumerate(self.passes):
             with (
                 busy("the pipeline", f"running {step.name}"),
                 observer.around(step, module),
                 module.context,
-                self._saying_what_to_try(step),
+                self._saying_what_to_try(place),
             ):
                 step.run(module, diagnostics)
             diagnostics.settle(step.name)
             _verify(module, f"after {step.name} the module does not verify (a bug in it): ")
 
     @contextmanager
-    def _saying_what_to_try(self, step: Pass) -> Generator[None]:
-        """Gives a refusal that says nothing of what to try the same pipeline with the option that
-        it names at its default, or else what the pass takes."""
+    def _saying_what_to_try(self, place: int) -> Generator[None]:
+        """Gives a refusal that says nothing of what to try the passes in another order, or the same
+        pipeline with the option that it names at its default, or else what the pass takes."""
         try:
             yield
         except ToolError as error:
-            told = error.diagnostic
+            step, told = self.passes[place], error.diagnostic
+            late = self._too_late(place, error)
+            if late is not None:
+                raise late from None
             if told.hint or isinstance(step, RegisteredPass):
                 raise
             usual = _with_usual_option(step, told.message)
@@ -134,6 +139,29 @@ class Pipeline:
                 instead=(self.text, str(Pipeline(passes))) if self.text and usual else None,
             )
             raise
+
+    def _too_late(self, place: int, refusal: ToolError) -> ToolError | None:
+        """What is said of a pass that was refused as it takes the whole program, and stands behind
+        the one that writes the program of one device; None for any other."""
+        step, told = self.passes[place], refusal.diagnostic
+        behind = [
+            number
+            for number, earlier in enumerate(self.passes[:place])
+            if earlier.milestone is not None and earlier.milestone.stage is Stage.PARTITION
+        ]
+        is_global = step.milestone is not None and step.milestone.stage < Stage.PARTITION
+        if not behind or not is_global or told.instead is not None:
+            return None
+        first = self.passes[behind[0]].name
+        others = [*self.passes[:place], *self.passes[place + 1 :]]
+        ordered = Pipeline((*others[: behind[0]], step, *others[behind[0] :]))
+        return ToolError(
+            f"{step.name}: {first} in front of it wrote the program of one device, and "
+            f"{step.name} takes the whole program: {step.name} goes first, then {first}",
+            told.place,
+            (note(told.message, told.place), *told.notes),
+            instead=(self.text or str(self), str(ordered)),
+        )
 
 
 @dataclass

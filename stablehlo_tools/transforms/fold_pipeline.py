@@ -55,14 +55,14 @@ Preconditions:
       input from one other stage. What else it takes depends on the stage or on the microbatch.
   P6  Where the pipeline is differentiated, one second loop, its backward, takes what the ticks of
       it leave: a cell of it from the cell of the same microbatch and stage. The gradients of
-      weights are sums over its ticks that start from zero, one a stage. No other axis of the mesh
-      is manual. No carry starts from infinity or no number.
+      weights are sums over its ticks that start from zero: one for each layer that a stage runs in
+      turn. No other axis of the mesh is manual. No carry starts from infinity or no number.
 
 Guarantees: the signature as it was; other axes of the mesh stay manual or automatic. Values are
 computed by the same ops on more samples: bitwise as before where the backend computes a row of a
 dot alike however many there are; only that a masked sum may have turned -0.0 into 0.0. Gradients,
 sums over the microbatches, are sums over the whole batch, added up in another order; where the
-microbatches stay apart, in the same one.
+microbatches stay apart, in the same one, but that a tick's terms for one weight are added up first.
 Weights keep the order of their storage where that is the order of the layers. Calls are inlined
 where something is folded. A program without a pipeline stays as it is, with a warning.
 """
@@ -85,6 +85,9 @@ from stablehlo_tools.ir.walk import entry_function
 from stablehlo_tools.passes.base import Pass
 from stablehlo_tools.passes.road import Milestone, Stage
 from stablehlo_tools.transforms.parts.fold_pipeline.chains import SameStageError
+from stablehlo_tools.transforms.parts.fold_pipeline.copying_loops import (
+    write_copying_loops_as_moves,
+)
 from stablehlo_tools.transforms.parts.fold_pipeline.folding import fold
 from stablehlo_tools.transforms.parts.fold_pipeline.global_moves import (
     permutes_inside,
@@ -96,6 +99,7 @@ from stablehlo_tools.transforms.parts.fold_pipeline.loop_region import (
     manual_around,
 )
 from stablehlo_tools.transforms.parts.fold_pipeline.recognition import (
+    add_terms_first,
     axis_of,
     backward_of,
     erase_open_constraints,
@@ -127,6 +131,8 @@ class FoldPipelinePass(Pass):
         refuse_tokens(module, "fold-pipeline", "P1")
         current = copy_module(module)
         inline_all_calls(current)
+        with ir.Location.unknown(module.context):
+            write_copying_loops_as_moves(current, entry_function(current).regions[0].blocks[0])
         number, folded = 0, list[Diagnostic]()
         while number < len(loops := _loops(current)):
             loop = loops[number]
@@ -142,7 +148,9 @@ class FoldPipelinePass(Pass):
             current = tried
         if not folded:
             diagnostics.warn(
-                "fold-pipeline: no loop hands values from stage to stage, so nothing is folded",
+                "fold-pipeline: nothing is folded: no loop sends what it computes on to the next "
+                "device by collective_permute, or moves it along a dimension of its state as "
+                "jnp.roll does; stages that are written one after the other are not looked for",
                 entry_function(module).location,
             )
             return
@@ -227,6 +235,7 @@ def _folded(module: ir.Module, number: int, between: bool) -> tuple[ir.Module, i
 def _fold_training(forward: LoopRegion, loop: ir.Operation, module: ir.Module) -> int:
     """Folds a pipeline and the loop that is its backward. Raises UnresolvedError."""
     settle_integers(forward, manual_around(loop) or loop)
+    add_terms_first(loop)
     backward = _region(loop, module)
     if backward is None:
         raise UnresolvedError("the backward moves nothing along the axis of the stages", loop, 6)

@@ -89,10 +89,24 @@ def _rotated(x: Array) -> Array:
     return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
 
 
+def packed(h: Array, w: dict[str, Array]) -> Array:
+    """A layer of two matrices that one array holds, as another one holds their biases."""
+    return h + jnp.tanh(h @ w["w"][0] + w["b"][0]) @ w["w"][1] + w["b"][1]
+
+
+def normalised(h: Array, w: Array) -> Array:
+    """A layer that scales its matrix: what it does with its weights alone, jax does in front of a
+    pipeline that it differentiates."""
+    return dense(h, w * lax.rsqrt((w * w).sum(0, keepdims=True) + 1e-6))
+
+
 LAYERS: dict[str, Layer] = {
     "dense": dense,
     "attention": attention,
+    "packed": packed,
+    "normalised": normalised,
     "checkpointed": jax.checkpoint(dense),
+    "packed-checkpointed": jax.checkpoint(packed),
 }
 
 
@@ -109,6 +123,20 @@ def attention_weights(layers: int) -> Any:
     shapes = dict.fromkeys(square, (layers, WIDTH, WIDTH))
     shapes |= dict.fromkeys(("norm1", "norm2", "bias"), (layers, WIDTH))
     return {name: random.normal(size=s).astype(np.float32) / 3 for name, s in shapes.items()}
+
+
+def packed_weights(layers: int) -> Any:
+    """Random weights of `packed`, stacked."""
+    random = np.random.default_rng(6)
+    shapes = {"w": (layers, 2, WIDTH, WIDTH), "b": (layers, 2, WIDTH)}
+    return {name: random.normal(size=s).astype(np.float32) / 3 for name, s in shapes.items()}
+
+
+def weights_of(layer: str, layers: int) -> Any:
+    """Random weights of a layer of `LAYERS`, stacked."""
+    if layer.startswith("packed"):
+        return packed_weights(layers)
+    return (attention_weights if layer == "attention" else dense_weights)(layers)
 
 
 def batch(sizes: Sizes, *, sequences: bool = False) -> Any:
@@ -178,7 +206,7 @@ def shifted(
     with.
     """
     run = run or LAYERS[layer]
-    weights: Any = (attention_weights if layer == "attention" else dense_weights)(sizes.layers)
+    weights: Any = weights_of(layer, sizes.layers)
     x = batch(sizes, sequences=layer == "attention")
     on = mesh(stage=sizes.stages) if axes == "stage" else mesh(data=2, stage=sizes.stages)
     last, ticks = sizes.stages - 1, sizes.microbatches + sizes.stages - 1
@@ -277,7 +305,7 @@ def rolled(
     what ramp-up computes with.
     """
     run = LAYERS[layer]
-    weights: Any = (attention_weights if layer == "attention" else dense_weights)(sizes.layers)
+    weights: Any = weights_of(layer, sizes.layers)
     x = batch(sizes, sequences=layer == "attention")
     on = mesh(stage=sizes.stages)
     last, ticks = sizes.stages - 1, sizes.microbatches + sizes.stages - 1

@@ -32,10 +32,11 @@ from jax.sharding import PartitionSpec as P
 TWICE, TWICE_ON_FOUR = Sizes(2, 2, 4, 2, 2), Sizes(4, 2, 4, 2, 2)
 
 
-def circular(sizes: Sizes = TWICE) -> Case:
+def circular(sizes: Sizes = TWICE, *, start: float = np.nan) -> Case:
     """Several chunks of layers on each stage: microbatches go around the ring as many times.
 
-    What comes back to the first stage waits in a buffer until its turn.
+    What comes back to the first stage waits in a buffer until its turn. `start`: what ramp-up
+    computes with.
     """
     weights, x = dense_weights(sizes.layers), batch(sizes)
     stages, count = sizes.stages, sizes.microbatches
@@ -60,8 +61,8 @@ def circular(sizes: Sizes = TWICE) -> Case:
             return (lax.ppermute(y, STAGE, ring(stages)), waiting, outputs), None
 
         vary = partial(lax.pcast, axis_name=(STAGE,), to="varying")
-        first = vary(jnp.full_like(x[0], jnp.nan))
-        waiting, outputs = vary(jnp.full_like(x, jnp.nan)), vary(jnp.zeros_like(x))
+        first = vary(jnp.full_like(x[0], start))
+        waiting, outputs = vary(jnp.full_like(x, start)), vary(jnp.zeros_like(x))
         outputs = lax.scan(tick, (first, waiting, outputs), jnp.arange(ticks))[0][2]
         return lax.psum(jnp.where(rank == stages - 1, outputs, 0), STAGE)
 
@@ -75,7 +76,7 @@ def circular(sizes: Sizes = TWICE) -> Case:
     return Case(case, partial(scanned, dense), (weights, x))
 
 
-def gathered(sizes: Sizes = TWICE_ON_FOUR) -> Case:
+def gathered(sizes: Sizes = TWICE_ON_FOUR, *, start: float = np.nan) -> Case:
     """The same as one program: each stage picks its chunk of the weights by the tick."""
     weights, x = dense_weights(sizes.layers), batch(sizes)
     stages, count = sizes.stages, sizes.microbatches
@@ -102,8 +103,8 @@ def gathered(sizes: Sizes = TWICE_ON_FOUR) -> Case:
             outputs = lax.dynamic_update_index_in_dim(outputs, state[-1], place, 0)
             return (state, waiting, outputs), None
 
-        first = jnp.full((stages, *x.shape[1:]), jnp.nan, x.dtype)
-        carry = (first, jnp.full_like(x, jnp.nan), jnp.zeros_like(x))
+        first = jnp.full((stages, *x.shape[1:]), start, x.dtype)
+        carry = (first, jnp.full_like(x, start), jnp.zeros_like(x))
         return lax.scan(tick, carry, jnp.arange(ticks))[0][2].reshape(-1, WIDTH)
 
     case = exported(whole, mesh(stage=stages), (weights, x), (P(), P()))
@@ -305,4 +306,67 @@ def streamed(sizes: Sizes = SLOTS) -> Case:
         return buffer[:, order].reshape(x.shape)
 
     case = exported(whole, on, (weights, x), (P(STAGE), P()))
+    return Case(case, partial(scanned, dense), (weights, x))
+
+
+STORED, AT_ONCE = Sizes(4, 2, 8, 2, 2), Sizes(4, 2, 4, 2, 2)
+
+
+def rotated(sizes: Sizes = STORED) -> Case:
+    """Microbatches lie with the stages, and go around several times, as MaxText's do: each stage
+    gathers its chunk of the weights by the tick. What leaves the last stage enters the first one at
+    once, or waits in a storage of its own, one tick later, where there are more microbatches than
+    stages."""
+    weights, x = dense_weights(sizes.layers), batch(sizes)
+    stages, count = sizes.stages, sizes.microbatches
+    slots, waits = count // stages, count > stages
+    on, staged = mesh(stage=stages), partial(P, STAGE)
+
+    def on_stages(function: Any, *specs: Any) -> Any:
+        return jax.shard_map(function, mesh=on, in_specs=specs, out_specs=staged())
+
+    def around(state: Array) -> Array:
+        return lax.ppermute(state, STAGE, ring(stages))
+
+    def onwards(state: Array) -> Array:
+        moved = around(state)
+        return jnp.where(lax.axis_index(STAGE) == 0, jnp.zeros_like(moved), moved)
+
+    def streamed_on(buffer: Array, taken: Array, state: Array, slot: Array) -> Array:
+        nearer = lax.ppermute(taken, STAGE, [(b, a) for a, b in ring(stages)])
+        kept = jnp.where(lax.axis_index(STAGE) == stages - 1, state, nearer)
+        return lax.dynamic_update_slice_in_dim(buffer, kept[:, None], slot, axis=1)
+
+    rotate, shift = on_stages(around, staged()), on_stages(onwards, staged())
+    stream = on_stages(streamed_on, staged(), staged(), staged(), P())
+
+    def whole(weights: Any, x: Array) -> Array:
+        weights = weights.reshape(sizes.chunks, stages, sizes.each, WIDTH, WIDTH)
+        buffer = x.reshape(stages, slots, sizes.samples, WIDTH)
+        number = lax.broadcasted_iota(jnp.int32, (stages, sizes.samples, WIDTH), 0)
+
+        def tick(carry: Any, t: Array) -> Any:
+            buffer, state, storage, mover = carry
+            taken = buffer[:, t % slots]
+            back = storage[:, t % count] if waits else state
+            state = jnp.where(number == 0, jnp.where(t < count, taken, back), state)
+            chunks = jnp.maximum(t - jnp.arange(stages), 0) // count
+            own = jax.vmap(
+                lambda w, chunk: lax.dynamic_slice_in_dim(w, chunk, 1, 0)[0], in_axes=(1, 0)
+            )(weights, chunks)
+            done = jax.vmap(partial(scanned, dense))(own, state)
+            buffer = stream(buffer, taken, done, t % slots)
+            if waits:
+                place = (t - stages) % count
+                storage = lax.dynamic_update_slice_in_dim(storage, rotate(mover)[:, None], place, 1)
+            return (buffer, (shift if waits else rotate)(done), storage, done), None
+
+        first = jnp.zeros((stages, sizes.samples, WIDTH), x.dtype)
+        storage = jnp.zeros((stages, count if waits else 1, sizes.samples, WIDTH), x.dtype)
+        ticks = jnp.arange(count * sizes.chunks + stages - 1)
+        (buffer, *_), _ = lax.scan(tick, (buffer, first, storage, first), ticks)
+        order = (np.arange(slots) + count * (sizes.chunks - 1) + stages - 1) % slots
+        return buffer[:, order].reshape(x.shape)
+
+    case = exported(whole, on, (weights, x), (P(), P()))
     return Case(case, partial(scanned, dense), (weights, x))

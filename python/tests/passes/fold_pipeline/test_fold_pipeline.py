@@ -17,12 +17,14 @@ from gpipe_programs import (  # first: sets up the devices
     unrolled,
 )
 from gpipe_variants import (
+    AT_ONCE,
     accompanied,
     centred,
     circular,
     gathered,
     language,
     multiplied,
+    rotated,
     streamed,
     switched,
 )
@@ -59,6 +61,7 @@ CASES: dict[str, tuple[Callable[[], Case], str]] = {
     "circular": (circular, "8"),
     "streamed": (streamed, "8"),
     "gathered": (gathered, "16"),
+    "rotated": (rotated, "16"),
     "language-loss": (partial(language, loss=True), "8"),
     "centred": (centred, "6[8]"),
 }
@@ -90,6 +93,7 @@ MORE: dict[str, tuple[Callable[[], Case], str]] = {
     "rolled-unrolled": (partial(rolled, stage=unrolled, constrained=False), "4"),
     "rolled-one-microbatch": (partial(rolled, Sizes(microbatches=1, samples=3)), "8"),
     "rolled-one-sample": (partial(rolled, Sizes(samples=1), layer="attention"), "6[8]"),
+    "rotated-at-once": (partial(rotated, AT_ONCE), "16"),
     "circular-four-stages": (partial(circular, Sizes(4, 1, 5, 2, 3)), "12"),
     "gathered-two-stages": (partial(gathered, Sizes(2, 1, 5, 2, 3)), "6"),
     "looked-up": (partial(accompanied, travels=False), "8"),

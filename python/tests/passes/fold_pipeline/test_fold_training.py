@@ -17,7 +17,7 @@ from gpipe_programs import (  # first: sets up the devices
     single,
     unrolled,
 )
-from gpipe_variants import SLOTS, centred, streamed
+from gpipe_variants import AT_ONCE, SLOTS, centred, circular, gathered, rotated, streamed
 from kept_values import run
 from soaking import first
 from test_fold_pipeline import folded, loops_of, names_of
@@ -37,12 +37,31 @@ recomputed: Any = jax.checkpoint(scanned, static_argnums=(0,))  # a stage
 CASES: dict[str, tuple[Callable[[], Case], str]] = {
     "shifted": (partial(step, shifted), "8 8"),
     "shifted-checkpointed": (partial(step, shifted, layer="checkpointed"), "8 8"),
+    "shifted-packed": (partial(step, shifted, layer="packed"), "8 8"),
     "rolled-permuted": (partial(step, rolled, shift="permute"), "8 8"),
     "streamed": (partial(trained, streamed), "8 8"),
+    "rotated": (partial(trained, rotated, AT_ONCE), "16 16"),
+    "circular": (partial(step, circular), "8 8"),
+    "rolled-unrolled": (partial(step, rolled, stage=unrolled), "4 4"),
+    "rolled-stage-checkpointed": (partial(step, rolled, stage=recomputed), "4[2] 4[2 2]"),
 }
 MORE: dict[str, tuple[Callable[[], Case], str]] = {
-    "rolled-attention": (partial(step, rolled, layer="attention"), "2 8 8"),
+    "rolled-attention": (partial(step, rolled, layer="attention"), "8 8"),
+    "shifted-packed-checkpointed": (partial(step, shifted, layer="packed-checkpointed"), "8 8"),
+    "shifted-packed-unrolled": (partial(step, shifted, stage=unrolled, layer="packed"), "4 4"),
+    "rolled-packed": (partial(step, rolled, layer="packed"), "8 8"),
+    "rolled-packed-checkpointed": (partial(step, rolled, layer="packed-checkpointed"), "8 8"),
+    "shifted-normalised": (partial(step, shifted, layer="normalised"), "2 2 2 2 8 8"),
+    "rolled-normalised": (partial(step, rolled, layer="normalised"), "2 8 8"),
     "shifted-single": (partial(step, shifted, SINGLE, stage=single), "4 4"),
+    "gathered": (partial(step, gathered), "16 16"),
+    "rotated-stored": (partial(trained, rotated), "16 16"),
+    "rotated-three-times": (partial(trained, rotated, Sizes(2, 1, 4, 2, 3)), "6 6"),
+    "shifted-unrolled": (partial(step, shifted, stage=unrolled), "4 4"),
+    "rolled-single-checkpointed": (
+        partial(step, rolled, SINGLE, stage=jax.checkpoint(single, static_argnums=(0,))),
+        "4 4",
+    ),
     "shifted-stage-checkpointed": (partial(step, shifted, stage=recomputed), "4[2] 4[2 2]"),
     "shifted-shards": (partial(step, shifted, leave="shards"), "8 8"),
     "shifted-stacked": (partial(step, shifted, collect="stacked"), "8 8"),
@@ -98,14 +117,16 @@ SCHEDULES = {
     "interleaved": (shifted, "circular repeats=2"),
     "1f1b": (rolled, "1f1b"),
     "interleaved-1f1b": (rolled, "1f1b repeats=2"),
+    "circular": (rotated, "eager-1f1b repeats=2"),
 }
 
 
 @pytest.mark.parametrize("name", first(1, SCHEDULES))
 def test_a_gpipe_step_becomes_one_of_another_schedule(name: str):
     build, schedule = SCHEDULES[name]
-    case = step(build, Sizes(4, 2, 4, 2))
-    expand = f"expand-pipeline{{microbatches=4 schedule={schedule}}}"
+    case = trained(build) if build is rotated else step(build, Sizes(4, 2, 4, 2))
+    microbatches = len(case.arguments[1]) // 2
+    expand = f"expand-pipeline{{microbatches={microbatches} schedule={schedule}}}"
     again = stablehlo_tools.transform(case.exported, f"fold-pipeline,{expand}")
     assert "stablehlo.collective_permute" in names_of(again)
     _compare(case, run(case.exported, case.arguments), run(again, case.arguments))
@@ -116,6 +137,16 @@ def test_a_step_of_any_size_folds():
     case = trained(streamed, Sizes(4, 1, 8, 2100))
     assert 4 * 2100 * 8 > 1 << 16
     assert loops_of(folded(case)).strip() == "4 4"
+
+
+@pytest.mark.parametrize("layer", first(1, ["packed", "normalised"]))
+@pytest.mark.parametrize("schedule", first(1, ["1f1b", "eager-1f1b", "gpipe"]))
+def test_what_is_done_with_weights_alone_is_no_loop_over_layers(schedule: str, layer: str):
+    case = step(shifted, Sizes(4, 2, 4, 2), layer=layer)
+    expand = f"expand-pipeline{{microbatches=4 schedule={schedule}}}"
+    again = stablehlo_tools.transform(case.exported, f"fold-pipeline,{expand}")
+    assert "stablehlo.collective_permute" in names_of(again)
+    _compare(case, run(case.exported, case.arguments), run(again, case.arguments))
 
 
 @pytest.mark.parametrize("schedule", first(1, ["eager-1f1b repeats=2", "1f1b", "gpipe"]))
@@ -137,9 +168,8 @@ def test_microbatches_in_slots_of_stages_come_into_another_schedule(sizes: Sizes
             partial(step, shifted, Sizes(samples=4), axes="full"),
             r"another axis of the mesh is manual, too \(P6\)",
         ),
-        (partial(step, rolled, stage=unrolled), r"not that of one stage \(P3\)"),
     ],
-    ids=["garbage", "product", "two-manual-axes", "unrolled"],
+    ids=["garbage", "product", "two-manual-axes"],
 )
 def test_a_step_that_is_not_understood_is_refused(build: Callable[[], Case], message: str):
     with pytest.raises(ToolError, match=message) as caught:

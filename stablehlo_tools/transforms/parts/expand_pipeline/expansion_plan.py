@@ -261,13 +261,16 @@ def _axis(module: ir.Module, name: str) -> Axis:
 
 
 def _loops(main: ir.Operation, effects: Effects) -> list[LayerLoop]:
+    """The loops over layers, each of which takes what the one before it hands on: a loop that
+    computes something of each row of the weights alone has no stages."""
     loops = layer_loops(main.regions[0].blocks[0], effects)
+    loops = [loop for loop in loops if loop.flows]
     inside = [loop for loop in loops if _in_manual(loop.op)]
     if inside:
         raise ToolError(
             "expand-pipeline: this loop over layers stands in a manual computation, which has the "
-            "program of one device (P2): expand a plain jit, or fold-pipeline first where it is a "
-            "pipeline already",
+            "program of one device (P2): expand the program before it is partitioned, or "
+            "fold-pipeline first where it is a pipeline already",
             inside[0].op.location,
         )
     if not loops:

@@ -12,7 +12,7 @@ A *sum over ticks* is a carry that every tick adds something to, as the gradient
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from stablehlo_tools.analysis.device_values import Values
@@ -24,6 +24,7 @@ from stablehlo_tools.transforms.parts.fold_pipeline.loop_region import LoopRegio
 from stablehlo_tools.transforms.parts.fold_pipeline.moves import (
     MOVING,
     follow_move,
+    is_reshaping_sum,
     repeated_number,
 )
 from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import (
@@ -34,36 +35,67 @@ from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import (
     Piece,
     Summed,
     UnresolvedError,
-    zeros,
 )
-from stablehlo_tools.transforms.parts.fold_pipeline.tracing import Answer, Tracer
+from stablehlo_tools.transforms.parts.fold_pipeline.tracing import Answer, Tracer, cut_around
 
 
 class BackwardTracer(Tracer):
-    """Follows values of a backward, and into the pipeline `before` that it belongs to."""
+    """Follows values of a backward, and into the pipeline `before` that it belongs to. `zeros` are
+    boxes of what ticks compute that are known to be zero."""
 
-    def __init__(self, region: LoopRegion, before: Tracer) -> None:
+    def __init__(
+        self,
+        region: LoopRegion,
+        before: Tracer,
+        zeros: Mapping[Computed, Sequence[Box]] | None = None,
+    ) -> None:
         super().__init__(region)
         self.before = before
+        self._zeros = zeros or {}
         self._anchor = before.region.manual or before.region.loop
-        self._merges: dict[ir.Value, bool] = {}
+        self._merges: set[ir.Value] | None = None
         self._added = _sums(region.loop)
         self._reaches: dict[ir.Value, bool] = {}
 
     def is_merge(self, op: ir.Operation) -> bool:
         """Whether an addition in the loop adds zero to whatever is not zero, on all ranks in all
         ticks. What the same tick computes is only merged to be handed on, not in a stage."""
-        result = op.results[0]
-        if result not in self._merges:
-            self._merges[result] = False  # for what asks for it again, in an earlier tick
-            self._merges[result] = self._merges_always(op)
-            self._found.clear()  # what was found in the meantime took it for none
-        return self._merges[result]
+        return op.results[0] in self.merges
+
+    def with_zeros(self, zeros: Mapping[Computed, Sequence[Box]]) -> BackwardTracer | None:
+        """A tracer that knows these boxes to be zero; None where it finds no other merges."""
+        other = BackwardTracer(self.region, self.before, zeros)
+        return other if other.merges > self.merges else None
+
+    @property
+    def merges(self) -> set[ir.Value]:
+        """What the merges give."""
+        if self._merges is None:
+            self._merges = set()
+            self._find_merges()
+        return self._merges
+
+    def _find_merges(self) -> None:
+        """Takes all additions for merges, and out again whichever is none if the others are.
+
+        What an addition takes was made by those in front of it in the same tick, and in earlier
+        ticks: where all that are left are merges if those are, they are.
+        """
+        body = (view.operation for view in self.region.body.operations)
+        merges = {
+            op.results[0]: op for op in body if op.name == ADD and is_float(op.results[0].type)
+        }
+        self._merges = set(merges)
+        failed = True
+        while failed:
+            failed = [value for value, op in merges.items() if not self._merges_always(op)]
+            for value in failed:
+                del merges[value]
+            self._merges = set(merges)
+            self._found.clear()  # what was found in the meantime took them for some
 
     def _merges_always(self, op: ir.Operation) -> bool:
         region = self.region
-        if not is_float(op.results[0].type) or op.block != region.body:
-            return False
         box = Box.whole(shape_of(op.results[0]))
         cells = ((rank, tick) for tick in range(region.ticks) for rank in range(region.ranks.count))
         try:
@@ -76,11 +108,26 @@ class BackwardTracer(Tracer):
         for operand in op.operands:
             pieces = [p for p in self.pieces(operand, rank, tick, box) if not p.is_zero]
             own = any(isinstance(p.source, Computed) and p.source.tick == tick for p in pieces)
-            if own and not _is_only_handed_on(op):
+            if own and not self._is_only_handed_on(op):
                 return False
             held.append([piece.view.target for piece in pieces])
         first, second = held
         return not any(one.overlaps(other) for one in first for other in second)
+
+    def _is_only_handed_on(self, op: ir.Operation) -> bool:
+        """Whether nothing computes with a result in the same tick, nor adds it up. Other additions
+        may take it: one that is no merge stands in a stage, which is refused then."""
+        sums = [self.region.ends[number] for number in self._added]
+        pending = [op]
+        while pending:
+            for use in pending.pop().results[0].uses:
+                user = use.owner.operation
+                moves = user.name in MOVING | {ADD} or is_reshaping_sum(user)
+                if moves and len(user.results) == 1 and user.results[0] not in sums:
+                    pending.append(user)
+                elif user.name != "stablehlo.return":
+                    return False
+        return True
 
     def _moved(self, op: ir.Operation, query: BoxQuery) -> Answer | None:
         if op.name != ADD or not self.is_merge(op):
@@ -107,11 +154,26 @@ class BackwardTracer(Tracer):
             raise UnresolvedError(
                 "the backward uses a sum over some of its ticks only", region.loop, 6
             )
-        return self._summed(terms)
+        return self._summed(query, terms)
 
-    def _summed(self, terms: Sequence[BoxQuery]) -> Piece:
+    def _summed(self, query: BoxQuery, terms: Sequence[BoxQuery]) -> Answer:
         """The sum of what each tick has for a query: of what it has computed, where all have moved
-        that alike."""
+        that alike. Where ticks add to different boxes, as a stage does to the gradients of the
+        layers that it runs in turn, each box by itself."""
+        held = {
+            term.tick: tuple(
+                piece.view.target.moved(query.box.starts)
+                for piece in self.pieces(term.value, term.rank, term.tick, term.box)
+                if not piece.is_zero
+            )
+            for term in terms
+        }
+        adding = tuple(tick for tick, boxes in held.items() if boxes)
+        if len({held[tick] for tick in adding}) > 1:
+            edges = dict.fromkeys(box for boxes in held.values() for box in boxes)
+            parts = cut_around([query.box], edges)
+            if len(parts) > 1:
+                return [query.part(self.region.loop, part) for part in parts]
         first = terms[0]
         moved = {
             (source.value, piece.box, piece.view, source.rank, source.tick == term.tick)
@@ -122,8 +184,8 @@ class BackwardTracer(Tracer):
         if len(moved) == 1:
             value, box, view, rank, is_own = moved.pop()
             if is_own and view.target == first.view.target and rank == first.rank:
-                return Piece(Summed(value, rank), box, view)
-        return Piece(Summed(first.value, first.rank), first.box, first.view)
+                return Piece(Summed(value, rank, adding), box, view)
+        return Piece(Summed(first.value, first.rank, tuple(held)), first.box, first.view)
 
     def _sum(self, query: BoxQuery) -> tuple[int | None, int]:
         """The sum over ticks that a value is, and over how many."""
@@ -136,10 +198,14 @@ class BackwardTracer(Tracer):
 
     def _beyond(self, piece: Piece) -> list[Piece]:
         """What a piece consists of in the pipeline, where it comes from there."""
-        if not isinstance(piece.source, Outside):
+        if isinstance(source := piece.source, Computed):
+            if any(box.contains(piece.box) for box in self._zeros.get(source, ())):
+                piece = piece.zeroed(element_of(source.value))
+            return super()._beyond(piece)
+        if not isinstance(source, Outside):
             return super()._beyond(piece)
         done: list[Piece] = []
-        pending = [BoxQuery(self._outer(piece.source.value), 0, -1, piece.box, piece.view)]
+        pending = [BoxQuery(self._outer(source.value), 0, -1, piece.box, piece.view)]
         while pending:
             query = pending.pop()
             op = producer(query.value)
@@ -151,9 +217,8 @@ class BackwardTracer(Tracer):
             if op is not None and self._reaches_pipeline(query.value):
                 more = follow_move(op, query, self._known_outside)
             if more is None and repeated_number(query.value) == 0:
-                whole = Box.whole(query.view.target.sizes)
-                view = replace(query.view, ops=())
-                done.append(Piece(zeros(element_of(query.value)), whole, view))
+                piece = Piece(Outside(query.value), query.box, query.view)
+                done.append(piece.zeroed(element_of(query.value)))
             elif more is None:
                 done += super()._beyond(Piece(Outside(query.value), query.box, query.view))
             else:
@@ -185,19 +250,6 @@ class BackwardTracer(Tracer):
             pending += [v for v in op.operands if v not in self._reaches or self._reaches[v]]
         self._reaches.update(dict.fromkeys(seen, False))
         return False
-
-
-def _is_only_handed_on(op: ir.Operation) -> bool:
-    """Whether nothing computes with a result in the same tick."""
-    pending = [op]
-    while pending:
-        for use in pending.pop().results[0].uses:
-            user = use.owner.operation
-            if user.name in MOVING and len(user.results) == 1:
-                pending.append(user)
-            elif user.name != "stablehlo.return":
-                return False
-    return True
 
 
 def _sums(loop: ir.Operation) -> dict[int, ir.Value]:

@@ -281,7 +281,12 @@ class ChainFinder:
             if not before:
                 return chain[::-1]
             if len(before) > 1:
-                raise UnresolvedError("a stage takes what several others computed", stage.op, 5)
+                raise UnresolvedError(
+                    f"a stage takes activations of {len(before)} others, where one of a pipeline "
+                    "takes those of the stage before it",
+                    stage.op,
+                    5,
+                )
             chain.append(before.pop())
             if chain[-1].tick >= chain[-2].tick:
                 raise UnresolvedError("a stage takes what it computes itself", stage.op, 5)

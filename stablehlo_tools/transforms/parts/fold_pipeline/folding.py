@@ -17,9 +17,10 @@ from stablehlo_tools import bindings
 from stablehlo_tools.analysis.shardings import manual_axes, sharding_per_value
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.dimensions import integers
-from stablehlo_tools.dialect.names import MANUAL_COMPUTATION, SLICE
+from stablehlo_tools.dialect.names import MANUAL_COMPUTATION, SLICE, WHILE
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.ir.inline import copy_body
+from stablehlo_tools.ir.values import maker_of
 from stablehlo_tools.ir.walk import terminator
 from stablehlo_tools.transforms.parts.fold_pipeline.batch_layout import (
     BatchLayout,
@@ -259,7 +260,7 @@ class PipelineWriter:
         self._composer = Composer(self._build, self._located)
         # What is computed outside of the loop: by rank, and once for ranks that compute the same.
         self._around: dict[Computed, ir.Value] = {}
-        self._alike: dict[tuple[ir.Value, tuple[Pieces, ...]], ir.Value] = {}
+        self._alike: dict[tuple[Segment, tuple[Pieces, ...]], Sequence[ir.Value]] = {}
         self._in_loop: dict[tuple[Computed, Box], Located] = {}
         self.finder = ChainFinder(tracer, self._segments, scratch)
 
@@ -301,18 +302,20 @@ class PipelineWriter:
         if source in self._around:
             return
         segment, inputs = self.around(source)
-        key = source.value, inputs
+        key = segment, inputs
         if key not in self._alike:
             values = [
                 self.value(pieces, value.type)
                 for pieces, value in zip(inputs, segment.inputs, strict=True)
             ]
-            _, (self._alike[key],) = copy_body(segment.block, values, self._build.point)
-        self._around[source] = self._alike[key]
+            _, self._alike[key] = copy_body(segment.block, values, self._build.point)
+        self._around[source] = self._alike[key][segment.outputs.index(source.value)]
 
     def around(self, source: Computed) -> tuple[Segment, tuple[Pieces, ...]]:
         """What computes a value outside of the loop, and what its inputs consist of."""
-        segment = self._segments.of([source.value])
+        maker = maker_of(source.value)
+        together = list(maker.results) if maker.name == WHILE else [source.value]
+        segment = self._segments.of(together)
         return segment, tuple(
             tuple(self._tracer.pieces(value, source.rank, -1, Box.whole(shape_of(value))))
             for value in segment.inputs

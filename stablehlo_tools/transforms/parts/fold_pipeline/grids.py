@@ -22,9 +22,11 @@ from math import gcd
 from stablehlo_tools.analysis.dimension_propagation.propagation import Graph, propagate
 from stablehlo_tools.analysis.partial_sums import PartialSums
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.ir.builder import shape_of
-from stablehlo_tools.ir.values import is_float, maker_of
+from stablehlo_tools.dialect.names import ADD
+from stablehlo_tools.ir.builder import element_of, shape_of
+from stablehlo_tools.ir.values import is_float, maker_of, producer
 from stablehlo_tools.transforms.parts.fold_pipeline.chains import Handoff, Instance, Pieces
+from stablehlo_tools.transforms.parts.fold_pipeline.moves import RELAYOUTS
 from stablehlo_tools.transforms.parts.fold_pipeline.scaling import NotScaledError
 from stablehlo_tools.transforms.parts.fold_pipeline.segments import (
     Scratch,
@@ -32,6 +34,7 @@ from stablehlo_tools.transforms.parts.fold_pipeline.segments import (
     Segments,
     StageRows,
     all_stages,
+    joined,
     rows_along,
 )
 from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import (
@@ -40,7 +43,6 @@ from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import (
     Piece,
     Summed,
     UnresolvedError,
-    zeros,
 )
 from stablehlo_tools.transforms.parts.fold_pipeline.tracing import Tracer
 
@@ -85,11 +87,7 @@ class Grid:
 
     def box(self, output: int, row: int) -> Box:
         """What of an output a stage computes."""
-        whole, dim = Box.whole(shape_of(self.segment.outputs[output])), self.rows.outputs[output]
-        if dim is None:
-            return whole
-        size = whole.sizes[dim] // self.rows.count
-        return whole.along(dim, row * size, size)
+        return _box(self.segment, self.rows, output, row)
 
     def place_of(self, source: Computed, box: Box) -> tuple[int, int, int] | None:
         """The output, the microbatch and the application of a part of what a stage computed."""
@@ -102,18 +100,75 @@ class Grid:
 
     def application_of(self, summed: Summed, row: int) -> int:
         """The one application of which the terms of a sum over ticks are, one a microbatch."""
-        own = {n for cell, (_, n) in self.places.items() if cell.stage == (summed.rank, row)}
+        ticks = {
+            place: cell.tick
+            for cell, place in self.places.items()
+            if cell.stage == (summed.rank, row)
+        }
+        own = {n for (_, n), tick in ticks.items() if tick in summed.ticks}
         if len(own) != 1:
             raise UnresolvedError(
-                f"a stage adds up in one sum what {len(own)} of its applications compute",
+                f"a stage adds up in one sum what {len(own)} of its layers compute in turn",
                 maker_of(summed.value),
                 6,
             )
-        return own.pop()
+        application = own.pop()
+        if any(n == application and tick not in summed.ticks for (_, n), tick in ticks.items()):
+            raise UnresolvedError(
+                "a sum takes only some of the microbatches", maker_of(summed.value), 6
+            )
+        return application
+
+
+Zero = dict[Instance, frozenset[int]]
+
+
+@dataclass(frozen=True)
+class Cells:
+    """All instances of a segment that some values are computed from, with what each takes, and
+    which of its outputs are zero, as what they are linear in is."""
+
+    segment: Segment
+    rows: StageRows
+    instances: Sequence[Instance]
+    inputs: dict[Instance, tuple[Pieces, ...]]
+    zero: Zero
+
+    def grid(self) -> Grid:
+        """The grid of those that compute what is not zero. Raises UnresolvedError."""
+        count = len(self.segment.outputs)
+        live = [i for i in self.instances if len(self.zero.get(i, ())) < count]
+        return _Alike(self.segment, self.rows, self.inputs, self.zero).grid(live)
+
+    @property
+    def zeros(self) -> dict[Computed, list[Box]]:
+        """The boxes of what was computed that are zero."""
+        boxes: dict[Computed, list[Box]] = {}
+        for instance, numbers in self.zero.items():
+            for number in numbers:
+                value = self.segment.outputs[number]
+                source = Computed(value, instance.rank, instance.tick)
+                box = _box(self.segment, self.rows, number, instance.row)
+                boxes.setdefault(source, []).append(box)
+        return boxes
+
+    def adds_inputs(self) -> bool:
+        """Whether a stage adds what it takes before it computes anything of it."""
+        return any(
+            view.operation.name == ADD and all(map(_is_input, view.operation.operands))
+            for view in self.segment.block.operations
+        )
+
+
+def _is_input(value: ir.Value) -> bool:
+    op = producer(value)
+    while op is not None and op.name in RELAYOUTS:
+        op = producer(op.operands[0])
+    return op is None
 
 
 class GridFinder:
-    """Finds the grid that computes given values."""
+    """Finds the cells that compute given values."""
 
     def __init__(self, tracer: Tracer, segments: Segments, scratch: Scratch) -> None:
         self._tracer = tracer
@@ -121,8 +176,8 @@ class GridFinder:
         self._scratch = scratch
         self._inputs: dict[Instance, tuple[Pieces, ...]] = {}
 
-    def grid(self, ends: Sequence[End], sums: Sequence[Summed] = ()) -> Grid:
-        """The grid that computes some values, and terms of sums. Raises UnresolvedError."""
+    def cells(self, ends: Sequence[End], sums: Sequence[Summed] = ()) -> Cells:
+        """The cells that compute some values, and terms of sums. Raises UnresolvedError."""
         outputs = list(
             dict.fromkeys([*(source.value for source, _ in ends), *(s.value for s in sums)])
         )
@@ -136,8 +191,7 @@ class GridFinder:
                 break
             outputs += more
         zero = _Zeros(segment, rows, self._inputs).of(instances) if sums else {}
-        live = [i for i in instances if len(zero.get(i, ())) < len(outputs)]
-        return _Alike(segment, rows, self._inputs, zero).grid(live)
+        return Cells(segment, rows, instances, self._inputs, zero)
 
     def _rows(self, segment: Segment) -> StageRows:
         """One stage of a segment. Where all of them lie along a dimension, it is the one of an
@@ -159,9 +213,7 @@ class GridFinder:
             raise UnresolvedError(
                 "no stage takes what another one computed", maker_of(segment.outputs[0]), 6
             )
-        raise UnresolvedError(
-            f"{failed.name} computes several stages together, not each by itself", failed, 3
-        )
+        raise joined(failed)
 
     def _rotated(self, segment: Segment) -> Iterable[tuple[int, int, int]]:
         """Inputs, dimensions and numbers of stages where a tick takes parts of what an earlier one
@@ -196,7 +248,7 @@ class GridFinder:
                 )
             wanted[instance] = None
         for summed in sums:
-            for tick in range(self._tracer.region.ticks):
+            for tick in summed.ticks:
                 for row in range(rows.count):
                     wanted[Instance(summed.rank, tick, row)] = None
         return list(wanted)
@@ -254,6 +306,15 @@ def _in_loop(tracer: Tracer, inputs: Iterable[Pieces]) -> list[Piece]:
     ]
 
 
+def _box(segment: Segment, rows: StageRows, output: int, row: int) -> Box:
+    """What of an output a stage computes."""
+    whole, dim = Box.whole(shape_of(segment.outputs[output])), rows.outputs[output]
+    if dim is None:
+        return whole
+    size = whole.sizes[dim] // rows.count
+    return whole.along(dim, row * size, size)
+
+
 def _instance(rows: StageRows, output: int, source: Computed, box: Box) -> Instance | None:
     """Where a box of an output was computed; None where it is not what one stage computes."""
     shape, dim = shape_of(source.value), rows.outputs[output]
@@ -263,9 +324,6 @@ def _instance(rows: StageRows, output: int, source: Computed, box: Box) -> Insta
     if box.sizes != tuple(shape):
         return None
     return Instance(source.rank, source.tick, box.starts[dim] // shape[dim])
-
-
-Zero = dict[Instance, frozenset[int]]
 
 
 class _Zeros:
@@ -360,8 +418,20 @@ class _Alike:
             if not before:
                 first.append(instance)
                 continue
-            if len(before) > 1 or (cell := before.pop()) in after:
-                raise UnresolvedError("stages hand on to several others at once", self._op, 5)
+            if len(before) > 1:
+                raise UnresolvedError(
+                    f"a stage takes activations or gradients of {len(before)} others, where one "
+                    "of a pipeline takes those of the stage before it",
+                    self._op,
+                    5,
+                )
+            if (cell := before.pop()) in after:
+                raise UnresolvedError(
+                    "two stages take what one computes here, where one of a pipeline sends its "
+                    "activations or gradients to the next",
+                    self._op,
+                    5,
+                )
             after[cell] = instance
         cells: list[list[Instance]] = []
         for instance in first:
@@ -391,10 +461,7 @@ class _Alike:
         if piece.is_zero or not is_zero(piece, self._segment, self._rows, self._zero):
             return piece
         assert isinstance(piece.source, Computed)
-        element = ir.RankedTensorType(piece.source.value.type).element_type
-        sizes = piece.view.target.sizes
-        view = replace(piece.view, ops=())
-        return Piece(zeros(element), Box.whole(sizes), view)
+        return piece.zeroed(element_of(piece.source.value))
 
     def _own(self, pieces: Pieces) -> list[tuple[Instance, Piece]]:
         """The pieces that other instances computed, with these."""

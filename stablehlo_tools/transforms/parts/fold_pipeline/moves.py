@@ -447,12 +447,21 @@ def _indexed(op: ir.Operation, known: Integers) -> _Windows | None:
             start[dim] = number[component]
         return start
 
-    if op.name == SCATTER and not _replaces(op):
-        rows_apart = {tuple(row) for row in rows.reshape(-1, rows.shape[-1]).tolist()}
-        if len(rows_apart) < prod(rows.shape[:-1]) or any(sizes[d] > 1 for d in numbers.index_map):
-            return None
+    counts = rows.shape[:-1]
+    adds = op.name == SCATTER and not _replaces(op)
+    if adds and not _are_apart([starts(number) for number in np.ndindex(*counts)], sizes):
+        return None
     numbered = numbers.batch_dims(len(other))
-    return _Windows(shape, sizes, rows.shape[:-1], numbered, inner, kept, starts)
+    return _Windows(shape, sizes, counts, numbered, inner, kept, starts)
+
+
+def _are_apart(starts: Sequence[Sequence[int]], sizes: Sequence[int]) -> bool:
+    """Whether windows that begin there have no element in common; not, where they are many."""
+    if len(starts) > _MOST_WINDOWS:
+        return False
+    first = np.array(starts).reshape(-1, len(sizes))
+    apart = (np.abs(first[:, None] - first[None]) >= np.array(sizes)).any(axis=-1)
+    return bool((apart | np.eye(len(first), dtype=bool)).all())
 
 
 def _replaces(scatter: ir.Operation) -> bool:

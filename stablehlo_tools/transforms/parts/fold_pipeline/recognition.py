@@ -11,10 +11,13 @@ from collections.abc import Iterator
 from stablehlo_tools import bindings
 from stablehlo_tools.analysis.collectives import Collective, ModuleFacts
 from stablehlo_tools.analysis.device_values import DeviceValues
-from stablehlo_tools.analysis.loops import FORMATTING
+from stablehlo_tools.analysis.effects import Effects
+from stablehlo_tools.analysis.loop_carries import Trees
+from stablehlo_tools.analysis.loops import FORMATTING, LoopBody
 from stablehlo_tools.analysis.shardings import manual_axes
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import (
+    ADD,
     COLLECTIVE_PERMUTE,
     DYNAMIC_SLICE,
     MANUAL_COMPUTATION,
@@ -26,7 +29,7 @@ from stablehlo_tools.dialect.names import (
 )
 from stablehlo_tools.dialect.traits import Trait, ops_with
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
-from stablehlo_tools.ir.values import CONSTANTS, has_uses, producer, unconstrained
+from stablehlo_tools.ir.values import CONSTANTS, has_uses, is_float, producer, unconstrained
 from stablehlo_tools.ir.walk import terminator, values_used, walk
 from stablehlo_tools.transforms.parts.fold_pipeline.loop_region import (
     LoopRegion,
@@ -167,6 +170,29 @@ def take_from_outside(loop: ir.Operation) -> None:
         for use in list(argument.uses):
             if use.owner.operation != end:
                 use.owner.operation.operands[use.operand_number] = operand
+
+
+def add_terms_first(loop: ir.Operation) -> None:
+    """Lets each iteration add up what it has for a sum before it adds that to the sum: gradients
+    of weights that a stage uses several times are one term of each tick then."""
+    body = LoopBody(loop, Effects({}))
+    trees = Trees(body)
+    for carry, end in enumerate(body.ends):
+        root = producer(end)
+        if root is None or root.name != ADD or root.block != body.block or not is_float(end.type):
+            continue
+        tree = trees.over(root)
+        if isinstance(tree, str) or tree.carry != carry or len(tree.leaves) < 2:
+            continue
+        if any(leaf.negative for leaf in tree.leaves):
+            continue
+        build = Builder(ir.InsertionPoint(root), root.location)
+        first, *others = (leaf.value for leaf in tree.leaves)
+        for term in others:
+            first = build.same("add", first, term)
+        end.replace_all_uses_with(build.same("add", body.arguments[carry], first))
+        for node in tree.nodes:
+            node.erase()
 
 
 def part_integers(loop: ir.Operation) -> None:

@@ -59,7 +59,7 @@ def follow_batch(
         dims = propagate(graph, {graph.root.arguments[i]: s for i, s in seeds.items()}, parts)
         if not sums:
             _refuse_mixing(dims)
-        missing = _missing(dims)
+        missing = len(_wanted(dims))
         added = _added(dims, missing, seeds) if missing else None
         if added is None:
             break
@@ -72,11 +72,11 @@ def follow_batch(
 def _refuse_mixing(dims: BatchDims) -> None:
     """Raises NotScaledError for an op that makes one result of several samples: a sum over the
     batch would be another number for a larger one."""
+    untiled = _untiled(dims)
     for node in dims.graph.nodes:
         op_tiling = dims.op_tilings.get(node)
-        carries = any(number in dims.tilings for number in node.inputs)
         mixes = op_tiling is not None and (op_tiling.combine is not None or op_tiling.chained)
-        if mixes or (carries and op_tiling is None and not node.bodies):
+        if mixes or node in untiled:
             raise NotScaledError(node.op)
     if dims.meetings:
         raise NotScaledError(dims.meetings[0].used.op)
@@ -96,19 +96,42 @@ def _refuse_but_sums(dims: BatchDims, sums: Collection[int]) -> None:
             raise NotScaledError(_owner(dims.graph.values[number]))
 
 
-def _missing(dims: BatchDims) -> int:
-    """How many operands should carry the batch, and do not."""
-    return sum(
-        tiling is not None and number not in dims.tilings
+def _untiled(dims: BatchDims) -> set[Node]:
+    """The ops that take samples and cannot take them in parts."""
+    return {
+        node
+        for node in dims.graph.nodes
+        if dims.op_tilings.get(node) is None
+        and not node.bodies
+        and any(number in dims.tilings for number in node.inputs)
+    }
+
+
+def _wanted(dims: BatchDims) -> list[tuple[int, DimTiling]]:
+    """The operands that should carry the batch and do not, in the tilings that they should have: of
+    ops, and of loops whose iterations hand on samples."""
+    needed = [
+        (number, tiling)
         for node, op_tiling in dims.op_tilings.items()
         for number, tiling in zip(node.operands, op_tiling.operands, strict=True)
-    )
+    ]
+    needed += [
+        (number, dims.tilings.get(result))
+        for node in dims.graph.nodes
+        if node.name == WHILE
+        for number, result in zip(node.operands, node.results, strict=True)
+    ]
+    return [
+        (number, tiling)
+        for number, tiling in needed
+        if tiling is not None and number not in dims.tilings
+    ]
 
 
 def _added(dims: BatchDims, missing: int, seeds: Tilings) -> Tilings | None:
     """The seeds and one more, with which more operands carry the batch: what travels with the
     activations, such as the positions of tokens, meets them in some op."""
-    graph = dims.graph
+    graph, untiled = dims.graph, _untiled(dims)
     for argument, number in enumerate(graph.root.arguments):
         shape = graph.shape(number) or ()
         if argument in seeds:
@@ -120,7 +143,9 @@ def _added(dims: BatchDims, missing: int, seeds: Tilings) -> Tilings | None:
             tried = propagate(
                 graph, {graph.root.arguments[i]: s for i, s in more.items()}, dims.parts
             )
-            if not tried.meetings and _missing(tried) < missing:
+            if tried.meetings or len(_wanted(tried)) >= missing:
+                continue
+            if _untiled(tried) <= untiled:  # one along features ends where these meet samples
                 return more
     return _added_together(dims, seeds)
 
@@ -129,13 +154,7 @@ def _added_together(dims: BatchDims, seeds: Tilings) -> Tilings | None:
     """The seeds and all other arguments that the operands are made of which should carry the batch:
     two that only meet each other must both carry it."""
     graph = dims.graph
-    wanted = [
-        (number, tiling)
-        for node, op_tiling in dims.op_tilings.items()
-        for number, tiling in zip(node.operands, op_tiling.operands, strict=True)
-        if tiling is not None and number not in dims.tilings
-    ]
-    origins = Origins(graph, dims.parts).of(wanted)
+    origins = Origins(graph, dims.parts).of(_wanted(dims))
     places = {number: argument for argument, number in enumerate(graph.root.arguments)}
     more = {places[n]: tiling for n, tiling in origins.items() if n in places} | seeds
     if more.keys() == seeds.keys():
@@ -194,7 +213,7 @@ class Scaling:
 
     def _scaled(self, op: ir.Operation, op_tiling: OpTiling, point: ir.InsertionPoint) -> None:
         operands = [
-            self._taken(value, tiling, point)
+            self._taken(value, tiling, point, op)
             for value, tiling in zip(op.operands, op_tiling.operands, strict=True)
         ]
         types = [
@@ -205,28 +224,34 @@ class Scaling:
         self._values.update(zip(op.results, copy.results, strict=True))
 
     def _taken(
-        self, value: ir.Value, tiling: DimTiling | None, point: ir.InsertionPoint
+        self,
+        value: ir.Value,
+        tiling: DimTiling | None,
+        point: ir.InsertionPoint,
+        user: ir.Operation,
     ) -> ir.Value:
-        """What stands for an operand that is taken in a tiling."""
+        """What stands for an operand that an op takes in a tiling."""
         known = self._dims.tilings.get(self._dims.graph.number(value))
         if known == tiling:
             return self._values[value]
         if tiling is None or known is not None:
-            raise NotScaledError(_owner(value))
-        return self._repeated(value, tiling, point)
+            raise NotScaledError(user)
+        return self._repeated(value, tiling, point, user)
 
-    def _repeated(self, value: ir.Value, tiling: DimTiling, point: ir.InsertionPoint) -> ir.Value:
-        """A value that is the same for all samples, for more or fewer of them."""
-        op, type_ = producer(value), self._type(value, tiling)
+    def _repeated(
+        self, value: ir.Value, tiling: DimTiling, point: ir.InsertionPoint, user: ir.Operation
+    ) -> ir.Value:
+        """A value that is the same for all samples, for more or fewer of them; `user` takes it."""
+        op, type_ = producer(_entering(value)), self._type(value, tiling)
         if op is None:
-            raise NotScaledError(_owner(value))
+            raise NotScaledError(user)
         if op.name in CONSTANTS and is_splat(op):
             return copy_constant(op, type_, point)
         tilings = _operand_tilings(op, tiling, self._dims.parts)
         if tilings is None:
             raise NotScaledError(op)
         operands = [
-            self._values[value] if inner is None else self._repeated(value, inner, point)
+            self._values[value] if inner is None else self._repeated(value, inner, point, op)
             for value, inner in zip(op.operands, tilings, strict=True)
         ]
         return reshaped_clone(op, operands, [type_], point, self._resize(tiling)).results[0]
@@ -240,7 +265,8 @@ class Scaling:
         operands = list(op.operands)
         if node.name == WHILE:
             taken = [
-                self._taken(v, tiling, point) for v, tiling in zip(operands, tilings, strict=True)
+                self._taken(v, tiling, point, op)
+                for v, tiling in zip(operands, tilings, strict=True)
             ]
         else:
             taken = [self._values[value] for value in operands]
@@ -267,10 +293,22 @@ class Scaling:
         end = terminator(body.block)
         is_condition = len(end.operands) != len(tilings)  # of a while: it returns one boolean
         returned = [
-            self._taken(value, tiling, point)
+            self._taken(value, tiling, point, end)
             for value, tiling in zip(end.operands, [None] if is_condition else tilings, strict=True)
         ]
         ir.Operation.create(end.name, operands=returned, loc=end.location, ip=point)
+
+
+def _entering(value: ir.Value) -> ir.Value:
+    """What a value is outside of the loops that only hand it on."""
+    while producer(value) is None:
+        argument = ir.BlockArgument(value)
+        loop = argument.owner.owner.operation
+        is_body = loop.name == WHILE and argument.owner == loop.regions[1].blocks[0]
+        if not is_body or terminator(argument.owner).operands[argument.arg_number] != value:
+            break
+        value = loop.operands[argument.arg_number]
+    return value
 
 
 def _owner(value: ir.Value) -> ir.Operation:

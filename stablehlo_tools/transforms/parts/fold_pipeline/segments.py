@@ -21,11 +21,19 @@ from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling
 from stablehlo_tools.analysis.loops import FORMATTING
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.dimensions import integers
-from stablehlo_tools.dialect.names import ADD, BROADCAST, GATHER, IOTA, PARTITION_ID, SELECT
+from stablehlo_tools.dialect.names import (
+    ADD,
+    BROADCAST,
+    CONCATENATE,
+    GATHER,
+    IOTA,
+    PARTITION_ID,
+    SELECT,
+)
 from stablehlo_tools.dialect.traits import ELEMENTWISE
 from stablehlo_tools.ir.builder import shape_of
 from stablehlo_tools.ir.inline import copy_with
-from stablehlo_tools.ir.values import CONSTANTS, is_float, key_of, producer
+from stablehlo_tools.ir.values import CONSTANTS, is_float, key_of, maker_of, producer
 from stablehlo_tools.ir.walk import walk
 from stablehlo_tools.transforms.parts.fold_pipeline.loop_region import LoopRegion
 from stablehlo_tools.transforms.parts.fold_pipeline.moves import (
@@ -257,6 +265,8 @@ class Segments:
             op = producer(value)
         if op is not None and op.name in CONSTANTS:
             return True
+        if op is not None and op.name == CONCATENATE and all(map(self._is_plain, op.operands)):
+            return True
         return self._region.has_known_integers(value) or self._is_moved(value)
 
 
@@ -304,7 +314,7 @@ def row_of_stages(segment: Segment, dim: int, count: int, scratch: Scratch) -> S
     The stages' dimension of the inputs is not known: it is the one from which the dimension of the
     outputs follows. Raises UnresolvedError where a stage depends on another one within a tick.
     """
-    graph, failed = Graph.of(segment.block), segment.outputs[0].owner
+    graph, failed = Graph.of(segment.block), maker_of(segment.outputs[0])
     mixing: ir.Operation | None = None
     for number, value in enumerate(segment.inputs):
         if not is_float(value.type) or not isinstance(value.type, ir.RankedTensorType):
@@ -318,8 +328,18 @@ def row_of_stages(segment: Segment, dim: int, count: int, scratch: Scratch) -> S
                     return rows
             except NotScaledError as error:
                 mixing = mixing or error.op
-    op = mixing or (failed.operation if not isinstance(failed, ir.Block) else segment.function)
-    raise UnresolvedError(f"{op.name} computes several stages together, not each by itself", op, 3)
+    op = mixing or failed
+    raise joined(op)
+
+
+def joined(op: ir.Operation) -> UnresolvedError:
+    """That an op computes with several stages at once."""
+    return UnresolvedError(
+        f"{op.name} takes the states of several stages together, where each stage of a pipeline "
+        "computes with its own, as under jax.vmap",
+        op,
+        3,
+    )
 
 
 def rows_along(graph: Graph, number: int, dim: int, count: int, scratch: Scratch) -> StageRows:
@@ -330,7 +350,7 @@ def rows_along(graph: Graph, number: int, dim: int, count: int, scratch: Scratch
     dims = follow_batch(graph, {number: DimTiling(dim)}, count)
     ends = [dims.tilings.get(n) for n in (*graph.root.arguments, *graph.root.returned)]
     if any(tiling is not None and tiling.outer != 1 for tiling in ends):
-        raise NotScaledError(graph.root.block.owner.operation)
+        raise NotScaledError(maker_of(graph.values[graph.root.returned[0]]))
     scaling = Scaling(dims, 1)
     function = scratch.function(
         [scaling.type_of(graph.values[n]) for n in graph.root.arguments],

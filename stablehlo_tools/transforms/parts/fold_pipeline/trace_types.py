@@ -75,6 +75,11 @@ class Box:
             for d in range(len(self.sizes))
         )
 
+    def contains(self, other: Box) -> bool:
+        """Whether another box lies in this one."""
+        dims = range(len(self.sizes))
+        return all(self.starts[d] <= other.starts[d] and other.end(d) <= self.end(d) for d in dims)
+
     def slices(self) -> tuple[slice, ...]:
         """The box as an index of a NumPy array."""
         return tuple(slice(s, s + n) for s, n in zip(self.starts, self.sizes, strict=True))
@@ -258,10 +263,11 @@ class Computed:
 
 @dataclass(frozen=True)
 class Summed:
-    """What a value of the loop's body is on a rank, added up over all ticks."""
+    """What a value of the loop's body is on a rank, added up over some ticks."""
 
     value: ir.Value
     rank: int
+    ticks: Shape
 
 
 Source = Outside | Splat | Known | Computed | Summed
@@ -281,6 +287,11 @@ class Piece:
         if isinstance(self.source, Known):
             return not any(self.source.data)
         return isinstance(self.source, Splat) and self.source.zero
+
+    def zeroed(self, element: ir.Type) -> Piece:
+        """Zeros in its place; `element` is the type of what it is a box of."""
+        view = replace(self.view, ops=())
+        return Piece(zeros(element), Box.whole(self.view.target.sizes), view)
 
 
 @dataclass(frozen=True)

@@ -216,8 +216,7 @@ def only_nonzero(
     whole = terms[0].box
     parts = [whole]
     for number in holding[1:]:
-        for box in nonzero[number]:
-            parts = _cut_around(parts, box.moved(whole.starts))
+        parts = cut_around(parts, (box.moved(whole.starts) for box in nonzero[number]))
     queries: list[BoxQuery] = []
     for part in parts:
         inner = part.relative_to(whole)
@@ -265,9 +264,10 @@ def _adds(reducer: ir.Block) -> bool:
     return set(ops[0].operands) == set(reducer.arguments)
 
 
-def _cut_around(boxes: Sequence[Box], by: Box) -> list[Box]:
+def cut_around(boxes: Sequence[Box], others: Iterable[Box]) -> list[Box]:
     """Boxes cut so that none reaches over an edge of another one."""
     pieces = list(boxes)
-    for dim in range(len(by.sizes)):
-        pieces = [p for box in pieces for p in box.cut(dim, [by.starts[dim], by.end(dim)])]
+    for by in others:
+        for dim in range(len(by.sizes)):
+            pieces = [p for box in pieces for p in box.cut(dim, [by.starts[dim], by.end(dim)])]
     return pieces

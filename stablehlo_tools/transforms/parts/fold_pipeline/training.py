@@ -38,7 +38,10 @@ from stablehlo_tools.transforms.parts.fold_pipeline.grid_writing import GridPlan
 from stablehlo_tools.transforms.parts.fold_pipeline.grids import End, Grid, GridFinder
 from stablehlo_tools.transforms.parts.fold_pipeline.layer_scans import LayerBlock, layer_of
 from stablehlo_tools.transforms.parts.fold_pipeline.loop_region import LoopRegion
-from stablehlo_tools.transforms.parts.fold_pipeline.moves import MOVING, repeated_number
+from stablehlo_tools.transforms.parts.fold_pipeline.moves import (
+    MOVING,
+    repeated_number,
+)
 from stablehlo_tools.transforms.parts.fold_pipeline.segments import (
     Scratch,
     Segments,
@@ -68,7 +71,6 @@ def fold_training(forward: LoopRegion, backward: LoopRegion, module: ir.Module) 
     _refuse_infinite(forward)
     scratch = Scratch(module)
     before = Tracer(forward)
-    tracer = BackwardTracer(backward, before)
     sites = FoldSite(forward), FoldSite(backward)
     for site in sites:
         if site.inner is not None:
@@ -76,19 +78,16 @@ def fold_training(forward: LoopRegion, backward: LoopRegion, module: ir.Module) 
     left = list(outputs_of(sites[0].anchor, forward, slices=True, but=_leads_to(sites[1].anchor)))
     made = list(outputs_of(sites[1].anchor, backward, slices=True))
     of_forward = [before.left(output.result, output.box) for output in left]
-    of_backward = [tracer.left(output.result, output.box) for output in made]
-    segments = Segments(forward, scratch), Segments(backward, scratch, tracer.is_merge)
-    writer = GridWriter(before, scratch, sites[0], segments[0])
-    after = GridWriter(tracer, scratch, sites[1], segments[1], writer)
+    segments = Segments(forward, scratch)
+    writer = GridWriter(before, scratch, sites[0], segments)
+    found = _find_backward(BackwardTracer(backward, before), made, writer, sites[1], scratch)
+    of_backward, after, second, sums = found.pieces, found.writer, found.grid, found.sums
 
     reached = list(_reached(after, of_backward))
-    ends = [end for end in _ends(reached) if after.owner_of(end[0]) is after]
-    sums = [p.source for p in reached if isinstance(p.source, Summed)]
-    second = GridFinder(tracer, segments[1], scratch).grid(ends, sums)
     inputs = [list(taken) for row in second.inputs for cell in row for taken in cell]
     reached += _reached(after, [*of_forward, *inputs])
     ends = [end for end in _ends(reached) if after.owner_of(end[0]) is writer]
-    first = GridFinder(before, segments[0], scratch).grid(ends)
+    first = GridFinder(before, segments, scratch).cells(ends).grid()
     second = second.reordered(_order(first, second, after))
     plans = _Planner(first, second, scratch, sums).plans(
         _ends(p for pieces in [*of_forward, *of_backward] for p in _reached(after, [pieces])),
@@ -116,6 +115,43 @@ def fold_training(forward: LoopRegion, backward: LoopRegion, module: ir.Module) 
     fold_reshapes(module)
     erase_unused(block)
     return first.stages
+
+
+@dataclass(frozen=True)
+class _Backward:
+    """The grid of a backward, its writer, and what its outputs consist of, sums among that."""
+
+    pieces: list[list[Piece]]
+    writer: GridWriter
+    grid: Grid
+    sums: list[Summed]
+
+
+def _find_backward(
+    tracer: BackwardTracer,
+    outputs: Sequence[Output],
+    before: GridWriter,
+    site: FoldSite,
+    scratch: Scratch,
+) -> _Backward:
+    """The grid of a backward, which `tracer` follows.
+
+    In a circular pipeline, the first stage takes what leaves the last one once more in the ticks of
+    ramp-down, and does not hand it on. Only the grid tells that the cotangent of that is zero; what
+    is added to it is moved then, and it is looked at anew.
+    """
+    while True:
+        pieces = [tracer.left(output.result, output.box) for output in outputs]
+        segments = Segments(tracer.region, scratch, tracer.is_merge)
+        writer = GridWriter(tracer, scratch, site, segments, before)
+        reached = list(_reached(writer, pieces))
+        ends = [end for end in _ends(reached) if writer.owner_of(end[0]) is writer]
+        sums = [p.source for p in reached if isinstance(p.source, Summed)]
+        cells = GridFinder(tracer, segments, scratch).cells(ends, sums)
+        informed = tracer.with_zeros(cells.zeros) if cells.adds_inputs() else None
+        if informed is None:
+            return _Backward(pieces, writer, cells.grid(), sums)
+        tracer = informed
 
 
 def settle_integers(forward: LoopRegion, anchor: ir.Operation) -> None:
