@@ -2,12 +2,35 @@
 
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
+from stablehlo_tools.processes import sharing
 from stablehlo_tools.processes.sharing import beside, shared
+
+PATIENCE = 60.0  # seconds for a fork to begin
+
+
+@pytest.fixture(autouse=True)
+def forking(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forks whatever threads tests before have left in this process, and on one core."""
+    monkeypatch.setattr(sharing, "_may_fork", lambda: True)
+
+
+def test_beside_another_thread_all_is_done_here(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.undo()  # the fixture's
+    done = threading.Event()
+    other = threading.Thread(target=done.wait)
+    other.start()
+    try:
+        with shared(lambda _: os.getpid(), range(20)) as made, beside(os.getpid) as one:
+            assert {*made(), one()} == {os.getpid()}
+    finally:
+        done.set()
+        other.join()
 
 
 def test_what_both_make_comes_in_order(tmp_path: Path):
@@ -18,7 +41,8 @@ def test_what_both_make_comes_in_order(tmp_path: Path):
         return number * number, os.getpid()
 
     with shared(work, range(5, 25)) as made:
-        while not (tmp_path / "24").exists():
+        until = time.monotonic() + PATIENCE
+        while not (tmp_path / "24").exists() and time.monotonic() < until:
             time.sleep(0.01)
         results = made()
     assert [square for square, _ in results] == [number * number for number in range(5, 25)]
