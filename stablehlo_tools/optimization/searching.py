@@ -111,7 +111,7 @@ class Search:
         self._watch = watch
         self._stop = stop
         self._modules: dict[Candidate, Module | None] = {}
-        self._digests: set[str] = set()  # of all that was compiled, or is waiting
+        self._known: set[object] = set()  # by what all that was compiled, or is waiting, is known
         self._waiting: list[Trial] = []
         self._expanded: set[Candidate] = set()
         self._in_vain = 0
@@ -129,7 +129,7 @@ class Search:
             self._all([root, compiled])
         module, figures = root.result(), compiled.result()
         self._modules[Candidate()] = module
-        self._digests.add(module.digest)
+        self._is_new(module)
         trial = Trial(Candidate(), module, figures)
         self.outcome.trials.append(trial)
         return trial
@@ -305,9 +305,8 @@ class Search:
         for (trial, candidate), future in zip(pairs, self._all(futures), strict=True):
             module = future.result()
             self._modules[candidate] = module
-            if module is None or module.digest in self._digests:
+            if module is None or not self._is_new(module):
                 continue
-            self._digests.add(module.digest)
             change = change_between(trial.candidate, candidate)
             self._waiting.append(
                 Trial(
@@ -318,6 +317,17 @@ class Search:
                     change=change,
                 )
             )
+
+    def _is_new(self, module: Module) -> bool:
+        """Whether nothing came out like a module before, in its bytes, or of programs for all
+        devices in what the model says of them partitioned; it is known from now on."""
+        told = (module.predicted_ns, module.predicted_bytes)
+        alike: set[object] = {module.digest}
+        if module.whole and None not in told:
+            alike.add(told)
+        is_new = self._known.isdisjoint(alike)
+        self._known |= alike
+        return is_new
 
     def _module(self, candidate: Candidate) -> Module | None:
         """The module of a candidate; None where a pass refuses."""
