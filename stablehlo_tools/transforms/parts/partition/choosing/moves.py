@@ -43,6 +43,7 @@ class Moves:
         self._compute: dict[tuple[Node, Choice], float] = {}
         kernels = sum(self._kernels(node, node.choice) for node in problem.nodes)
         share = min(1.0, kernels / _LARGE) if machine.is_any else 1.0
+        self.stands_for_itself = share == 1.0
         self.prices = Prices(problem.atoms, machine.hardware, share)
         held = float(problem.held().max())
         self._byte_price = _HOLDING * kernels / held if held else 0.0

@@ -27,7 +27,7 @@ from stablehlo_tools.transforms.parts.partition.choosing.problem import Link, No
 _MOST_SWEEPS = 4
 _RANKS = 64  # more than a value has dimensions
 _MOST_ALIKE = 4  # nodes that want a value alike and are tried one by one
-_HOPED = 0.98  # of the cost: what counts on more to be hidden is taken from here on
+_HOPED = 0.9  # of the cost: what hides is known to a tenth; what counts on more has to gain that
 _WORTH_ANOTHER = 1e-4  # of the cost, that the last proposals have to gain, as many as a sweep has
 
 
@@ -36,12 +36,13 @@ def improve(moves: Moves) -> None:
 
     Of three, the one that costs least once compilers hide what they can: what was propagated, what
     costs least as it stands, and what does if little of what kernels can hide counts. The last
-    takes longer where compilers hide less than is hoped, and so has to gain something.
+    takes longer where compilers hide less than is hoped, and so has to gain something; of a small
+    program that stands for a large one nobody knows what it hides.
     """
     nodes = moves.problem.nodes
     hiding = Hiding(moves)
     propagated = (hiding.cost(), [node.choice for node in nodes])
-    shares = hiding.shares()
+    shares = hiding.shares() if moves.stands_for_itself else {}
 
     def found(searching: Moves) -> tuple[float, list[Choice]]:
         _choose(nodes, propagated[1])
