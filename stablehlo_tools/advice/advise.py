@@ -82,7 +82,7 @@ def advise(
         for entry in DETECTORS
         for item in _detected(entry, program)
     ]
-    above = [item for item in items if item.share >= least]
+    above = [item for item in items if item.share >= least and _is_taken(item, program)]
     above.sort(key=lambda item: (-item.gain_ns, -item.gain_bytes, item.id, item.place))
     return Advised(total, least, tuple(above), program.total_ns, _search(given, clock))
 
@@ -95,6 +95,10 @@ def _search(given: Artifact, clock: Clock) -> str:
     name = given.name if Path(given.name).is_file() else "INPUT"
     words = [name, "--target", target.value, "--hardware", clock.hardware.name]
     return f"stablehlo-tools optimize {shlex.join(words)}"
+
+
+def _is_taken(item: Advice, program: Program) -> bool:
+    return item.pipeline is None or program.takes(item.pipeline)
 
 
 def _detected(entry: Entry, program: Program) -> list[Advice]:

@@ -144,6 +144,27 @@ class Program:
         except ToolError:
             return None
 
+    def takes(self, pipeline: str) -> bool:
+        """Whether the artifact as it came takes an advised pipeline.
+
+        What is advised is found on a program as a compiler divides it; `partition` may divide it
+        otherwise, and a pass behind it then refuse it.
+        """
+        steps = pipeline.removeprefix(f"{self._partitioning},")
+        if not self._partitioning or steps == pipeline:
+            return True
+        try:
+            run_pipeline(self._partitioned.copy(), Pipeline.parse(steps))
+        except ToolError:
+            return False
+        return True
+
+    @cached_property
+    def _partitioned(self) -> Artifact:
+        copy = self.given.copy()
+        run_pipeline(copy, Pipeline.parse(self._partitioning))
+        return copy
+
     def donating(self, arguments: Sequence[int]) -> Program:
         """The program with these arguments donated."""
         copy = self.explicit.copy()

@@ -98,7 +98,8 @@ def _lines(optimum: Optimum) -> Iterator[str]:
     ranked = _ranked(optimum)
     for trial in ranked[:_MOST_TRIALS]:
         time, ratio, peak, expected = _columns(trial, optimum)
-        yield f"  {time:>10} {ratio:>6} {peak:>9} {expected:>10}  {trial.candidate or EXPORT}"
+        passes = f"{trial.candidate or EXPORT}{_why_not(trial, optimum)}"
+        yield f"  {time:>10} {ratio:>6} {peak:>9} {expected:>10}  {passes}"
     if len(ranked) > _MOST_TRIALS:
         yield f"  and {len(ranked) - _MOST_TRIALS} that were slower, or failed: --json lists them"
     ways = _ways_to_fit(optimum)
@@ -178,6 +179,17 @@ def _columns(trial: Trial, optimum: Optimum) -> tuple[str, str, str, str]:
     ratio = figures.ratio_to(optimum.before)
     shown = "" if ratio is None else f"{ratio:.3f}"
     return duration(figures.total_ns), shown, size(figures.peak_bytes), expected
+
+
+def _why_not(trial: Trial, optimum: Optimum) -> str:
+    """What decided against a candidate that is faster than the answer."""
+    figures, taken = trial.figures, optimum.after
+    if figures is None or figures.total_ns >= taken.total_ns or not optimum.fits(figures):
+        return ""
+    if figures.contended_ns < taken.contended_ns:
+        return ""  # the note of what could not be proven says it
+    told, other = duration(figures.contended_ns), duration(taken.contended_ns)
+    return f": contended {told}, and the answer {other}"
 
 
 _TO_FIT = {

@@ -220,6 +220,15 @@ def test_a_cause_is_found_with_its_gain_and_its_near_miss_is_not(cause: str, tmp
     assert cause not in found(detect, near_miss(), hardware)
 
 
+def test_what_partition_makes_decides_whether_a_pipeline_is_advised():
+    given = product(rows=32768, spec=P(("data", "model")))
+    explicit, _ = explicit_collectives(given)
+    program = Program(given, explicit, Clock(load_hardware("h100"), 8))
+    assert program.takes("partition,create-reduce-scatter,hold-collectives")
+    assert not program.takes("partition,create-reduce-scatter,split-batch{parts=1}")
+    assert program.takes("constrain-batch,partition,create-reduce-scatter")  # found with all of it
+
+
 def test_what_no_item_counts_is_told_with_the_command_that_compiles():
     given = product(rows=32768, spec=P(("data", "model")))
     clock = Clock(load_hardware("h100"), 8)

@@ -164,6 +164,18 @@ def test_what_makes_a_program_fit_is_compared(target: Target, kept: Path):
 
 
 @ON_GPU
+def test_what_is_faster_and_was_not_taken_says_what_decided(target: Target, kept: Path):
+    optimum = optimized(kept)
+    held_up = trial(optimum, 1.0, 0.1, "partition")
+    assert held_up.figures is not None
+    slower = replace(held_up.figures, contended_ns=2 * optimum.after.contended_ns)
+    told = to_text(replace(optimum, trials=(*optimum.trials, replace(held_up, figures=slower))))
+    assert "  partition: contended " in told
+    assert ", and the answer " in told
+    assert ", and the answer " not in to_text(optimum)
+
+
+@ON_GPU
 def test_compiler_options_are_tried_beside_the_answer_and_no_part_of_it(
     target: Target, kept: Path, monkeypatch: pytest.MonkeyPatch
 ):
