@@ -91,6 +91,7 @@ class Diagnostic:
     hint: str = ""  # what to try
     # The word that was given and the one that was meant: the same command with that, to try first.
     instead: tuple[str, str] | None = None
+    added: tuple[str, ...] = ()  # words that the same command wants behind it, to try
 
     def render(self, input_name: str, unsaid: Severity | None = None) -> str:
         """`PLACE: error: MESSAGE`, one line, a line for each note, and one with what to try; a
@@ -115,7 +116,8 @@ class ToolError(Exception):
     """What every refusal raises: says what, where, against which rule, and what to do.
 
     `hint` is what to try, where that can be said: a command, or what to do in a few words.
-    `instead`: the word that was given, and the one that was probably meant.
+    `instead`: the word that was given, and the one that was probably meant. `added`: the words that
+    a command line lacks, an option and its value.
 
     `by_chance`: the machine was short of memory or time, and another try may succeed.
     """
@@ -127,13 +129,16 @@ class ToolError(Exception):
         notes: tuple[Diagnostic, ...] = (),
         hint: str = "",
         instead: tuple[str, str] | None = None,
+        added: tuple[str, ...] = (),
     ) -> None:
         super().__init__(message)
         place = to_place(location)
         if instead is not None and not hint:
             hint = _INSTEAD.format(*instead)
+        if added and not hint:
+            hint = " ".join(added)
         self.diagnostic = Diagnostic(
-            Severity.ERROR, message, place, notes, hint=hint, instead=instead
+            Severity.ERROR, message, place, notes, hint=hint, instead=instead, added=added
         )
         self.input_name: str | None = None
         self.by_chance = False

@@ -209,7 +209,7 @@ def retyped(words: Sequence[str], wrong: str, meant: str) -> str:
     other is: nobody means one file twice, but numbers may be alike.
 
     Only where no word, and no value behind `=`, is the wrong one, is it looked for within words, as
-    in a pipeline; `ranks=4` may be `--ranks 4` as well.
+    in a pipeline; `ranks=4` may be `--ranks 4` or `--ranks=4` as well.
     """
     if meant in words and not meant.isdigit():
         return ""
@@ -220,6 +220,9 @@ def retyped(words: Sequence[str], wrong: str, meant: str) -> str:
     if changed != list(words):
         return typed(changed)
     (name, _, value), other = wrong.partition("="), meant.partition("=")[2]
+    changed = [f"--{meant}" if value and word == f"--{wrong}" else word for word in words]
+    if changed != list(words):
+        return typed(changed)
     changed = [
         other if value and (before, word) == (f"--{name}", value) else word
         for before, word in itertools.pairwise(["", *words])

@@ -307,7 +307,7 @@ def _wrong_value(
         others = {*given} - {option}
         meant = " ".join(each for each in here.split() if each.partition("=")[0] not in others)
         return ToolError(f"{said}; here that is {here}", instead=(f"{option}={text}", meant))
-    elsewhere = pass_class.done_elsewhere(option, text)
+    elsewhere = pass_class.done_elsewhere(option, text, given)
     if elsewhere is not None:
         return ToolError(f"{said}; {elsewhere[0]}", hint=elsewhere[1])
     if "," in text and typing.get_origin(hint) is not tuple:

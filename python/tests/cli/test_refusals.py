@@ -60,13 +60,25 @@ def test_the_pipeline_that_is_tried_runs(
 @pytest.mark.parametrize(
     ("words", "tried"),
     [
-        ("opt STEP -p expand-pipeline{axis=floor}", "axis=stage or axis=data"),
+        ("opt STEP -p expand-pipeline{axis=floor}", "expand-pipeline{axis=stage}"),
+        ("opt STEP -p shard-optimizer{axis=floor}", "axis=stage or axis=data"),
+        (
+            "opt STEP -p 'expand-pipeline{microbatches=4 schedule=zb-v}'",
+            "expand-mpmd STEP -o ranks --schedule zb-v --pipeline-axis stage --microbatches 4",
+        ),
         ("opt STEP -p shard-optimizer{axis=dta}", "shard-optimizer{axis=data}"),
-        ("optimize STEP --target gpu --pipeline-axis nope", "pipeline-axis=stage or"),
+        ("optimize STEP --target gpu --pipeline-axis nope", "--target gpu --pipeline-axis stage"),
         ("optimize STEP --target gpu --pipeline-axis stag", "--pipeline-axis stage"),
         ("opt STEP -p expand-pipeline{arguments=9}", "opt --help expand-pipeline"),
         ("inspect STEP --compiler-option xla_a=2", "--compiler-option xla_a=2 --target gpu"),
-        ("expand-mpmd STEP -o OUT --schedule 1f1b --ranks 2", "expand-mpmd STEP -o ranks"),
+        (
+            "expand-mpmd STEP -o OUT --schedule 1f1b --ranks 2 --pipeline-axis stage",
+            "STEP -o OUT --schedule 1f1b --ranks 2 --pipeline-axis stage --microbatches 4",
+        ),
+        (
+            "expand-mpmd STEP -o OUT --schedule 1f1b --ranks 2 --pipeline-axis=pp",
+            "STEP -o OUT --schedule 1f1b --ranks 2 --pipeline-axis=stage",
+        ),
         (
             "expand-mpmd STEP -o OUT --schedule 1f1b --ranks 2 --microbatches 5",
             "--microbatches 2",
@@ -80,8 +92,9 @@ def test_words_that_a_program_does_not_take(
 ) -> None:
     output = step.with_name("ranks")
     named = {"STEP": str(step), "OUT": str(output)}
-    assert main([named.get(word, word) for word in words.split()]) == 2
-    assert tried.replace("STEP", str(step)) in capsys.readouterr().err.splitlines()[-1]
+    assert main([named.get(word, word) for word in shlex.split(words)]) == 2
+    wanted = tried.replace("STEP", str(step)).replace("OUT", str(output))
+    assert wanted in capsys.readouterr().err.splitlines()[-1]
     assert not output.exists()
 
 
