@@ -88,6 +88,7 @@ class Diagnostic:
     place: Place = Place()
     notes: tuple[Diagnostic, ...] = ()
     settled_by: str = ""  # the pass that it asks for: no word of it where that runs later
+    in_vain_before: str = ""  # the pass that it has to stand behind: refused where that runs later
     hint: str = ""  # what to try
     # The word that was given and the one that was meant: the same command with that, to try first.
     instead: tuple[str, str] | None = None

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from models.zoo import SMALL
 from tree import ROOT
 
 import stablehlo_tools
@@ -29,6 +30,8 @@ PIPELINES = (
     ("expand-pipeline{axis=stag}", "expand-pipeline{axis=stage}"),
     # What has to run before.
     ("schedule-overlap", "partition,create-reduce-scatter,schedule-overlap"),
+    # What has to run behind.
+    ("thread-tokens{minimal},partition", "partition,thread-tokens{minimal}"),
 )
 
 
@@ -104,3 +107,18 @@ def test_a_file_with_another_number_is_another_file(
     for name, tried in (("stpe", str(step)), ("step2", "another path"), ("model", "another path")):
         assert main(["inspect", str(step.with_stem(name))]) == 2
         assert tried in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_of_several_platforms_one_that_there_is_is_tried(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    built = SMALL["two-platforms"].build()
+    assert not isinstance(built, str)
+    file = tmp_path / "both.jax_export"
+    file.write_bytes(built.serialize())
+    words = ["check-order", str(file), str(file)]
+    for added in ([], ["--platform", "rocm"], ["--platform=rocm"]):
+        assert main([*words, *added]) == 2
+        tried = shlex.split(capsys.readouterr().err.splitlines()[-1])
+        assert tried[:5] == ["try:", "stablehlo-tools", *words]
+        assert " ".join(tried[5:]).replace("=", " ") == "--platform cpu"
