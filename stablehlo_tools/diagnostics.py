@@ -40,6 +40,7 @@ _IN_PYTHON = (
     ),
     (re.compile(r"^the program in another form: -o (\S+)"), r'stablehlo_tools.save(program, "\1")'),
 )
+_UNNAMED = "<module>"  # stands in front of a line and column, where the input has no name
 _TEXT_BUFFER = "-"  # the file name MLIR gives to text parsed from memory
 
 
@@ -95,11 +96,13 @@ class Diagnostic:
     added: tuple[str, ...] = ()  # words that the same command wants behind it, to try
 
     def render(self, input_name: str, unsaid: Severity | None = None) -> str:
-        """`PLACE: error: MESSAGE`, one line, a line for each note, and one with what to try; a
-        severity that is `unsaid`, whoever shows it says itself."""
-        place = self.place.render(input_name)
+        """`PLACE: error: MESSAGE`, one line, a line for each note, and one with what to try. PLACE
+        is left out where nothing is known of it; a severity that is `unsaid`, whoever shows it says
+        itself."""
+        has_place = input_name != _UNNAMED or self.place != Place()
+        place = f"{self.place.render(input_name)}: " if has_place else ""
         severity = "" if self.severity is unsaid else f"{self.severity.value}: "
-        lines = [f"{place}: {severity}{self.message}"]
+        lines = [f"{place}{severity}{self.message}"]
         lines += [note.render(input_name) for note in self.notes]
         lines += [f"try: {self.hint}"] if self.hint else []
         return printable("\n".join(lines))
@@ -150,7 +153,7 @@ class ToolError(Exception):
         hint = told.hint if told.instead is None else _INSTEAD.format(*told.instead)
         for command, call in _IN_PYTHON:
             hint = command.sub(call, hint)
-        return replace(told, hint=hint).render(self.input_name or "<module>")
+        return replace(told, hint=hint).render(self.input_name or _UNNAMED)
 
 
 @dataclass

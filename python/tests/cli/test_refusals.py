@@ -122,3 +122,9 @@ def test_of_several_platforms_one_that_there_is_is_tried(
         tried = shlex.split(capsys.readouterr().err.splitlines()[-1])
         assert tried[:5] == ["try:", "stablehlo-tools", *words]
         assert " ".join(tried[5:]).replace("=", " ") == "--platform cpu"
+
+
+@pytest.mark.parametrize("wrong", ["partition,thread-token", "", "partition{hardwar=h100}"])
+def test_words_stand_nowhere_in_python(wrong: str) -> None:
+    with pytest.raises(stablehlo_tools.ToolError, match=r"\Aerror: .*\ntry: "):
+        stablehlo_tools.Pipeline.parse(wrong)
