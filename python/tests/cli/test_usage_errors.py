@@ -138,6 +138,27 @@ def test_a_number_in_other_units_is_converted(
 
 
 @pytest.mark.parametrize(
+    ("words", "tried"),
+    [
+        ("verify a.mlir", "verify a.mlir out.jax_export"),
+        ("verify a.mlir --rtol 1e-3", "verify a.mlir --rtol 1e-3 out.jax_export"),
+        ("align-order a.mlir b.mlir", "align-order a.mlir b.mlir -o aligned"),
+        ("lower-mpmd set", "lower-mpmd set -o gpu --transfers both-ends"),
+        ("check-mpmd set x.mlir", "check-mpmd set"),
+        ("opt x.mlir y.mlir -o y.mlir", "-p partition,thread-tokens -o out.jax_export"),
+        ("compile x.mlir --target h100 --hardware a100", "compile --help"),
+        (
+            "optimize x.mlir --target h100 -o y.mlir",
+            "x.mlir --target gpu -o y.mlir --hardware h100",
+        ),
+        ("compile x.mlir --target=tpu-v5p", "compile x.mlir --target=tpu --hardware tpu-v5p"),
+    ],
+)
+def test_what_was_typed_is_kept(words: str, tried: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert told(shlex.split(words), capsys)[1].endswith(f" {tried}")
+
+
+@pytest.mark.parametrize(
     "words",
     [
         "zzz",
