@@ -305,6 +305,11 @@ def captured(context: ir.Context) -> Generator[list[Diagnostic]]:
         handler.detach()
 
 
+def installing(extra: str) -> str:
+    """The command that installs an extra: the package is on no index, so it runs in a clone."""
+    return f"pip install '.[{extra}]'  # in a clone of stablehlo-tools"
+
+
 def solver_module(name: str) -> ModuleType:
     """A module that imports OR-Tools, the extra `solver`, loaded only where it is asked for.
 
@@ -315,7 +320,7 @@ def solver_module(name: str) -> ModuleType:
     except ImportError as error:
         raise ToolError(
             f"an exact schedule needs OR-Tools, the extra `solver` ({error})",
-            hint="pip install 'stablehlo-tools[solver]'",
+            hint=installing("solver"),
         ) from None
 
 
