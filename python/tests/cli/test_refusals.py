@@ -88,6 +88,7 @@ def test_the_pipeline_that_is_tried_runs(
         ),
         ("expand-mpmd STEP -o OUT --schedule 1f1b --ranks 999999999", "expand-mpmd --help"),
         ("verify STEP STEP --set 9=1", "--set 3=1"),
+        ("check-mpmd STEP", "expand-mpmd STEP -o ranks --schedule 1f1b --ranks 2"),
     ],
 )
 def test_words_that_a_program_does_not_take(
