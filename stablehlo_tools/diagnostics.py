@@ -40,6 +40,7 @@ _IN_PYTHON = (
     ),
     (re.compile(r"^the program in another form: -o (\S+)"), r'stablehlo_tools.save(program, "\1")'),
 )
+_UNNAMED = "<module>"  # stands in front of a line and column, where the input has no name
 _TEXT_BUFFER = "-"  # the file name MLIR gives to text parsed from memory
 
 
@@ -88,16 +89,20 @@ class Diagnostic:
     place: Place = Place()
     notes: tuple[Diagnostic, ...] = ()
     settled_by: str = ""  # the pass that it asks for: no word of it where that runs later
+    in_vain_before: str = ""  # the pass that it has to stand behind: refused where that runs later
     hint: str = ""  # what to try
     # The word that was given and the one that was meant: the same command with that, to try first.
     instead: tuple[str, str] | None = None
+    added: tuple[str, ...] = ()  # words that the same command wants behind it, to try
 
     def render(self, input_name: str, unsaid: Severity | None = None) -> str:
-        """`PLACE: error: MESSAGE`, one line, a line for each note, and one with what to try; a
-        severity that is `unsaid`, whoever shows it says itself."""
-        place = self.place.render(input_name)
+        """`PLACE: error: MESSAGE`, one line, a line for each note, and one with what to try. PLACE
+        is left out where nothing is known of it; a severity that is `unsaid`, whoever shows it says
+        itself."""
+        has_place = input_name != _UNNAMED or self.place != Place()
+        place = f"{self.place.render(input_name)}: " if has_place else ""
         severity = "" if self.severity is unsaid else f"{self.severity.value}: "
-        lines = [f"{place}: {severity}{self.message}"]
+        lines = [f"{place}{severity}{self.message}"]
         lines += [note.render(input_name) for note in self.notes]
         lines += [f"try: {self.hint}"] if self.hint else []
         return printable("\n".join(lines))
@@ -115,7 +120,8 @@ class ToolError(Exception):
     """What every refusal raises: says what, where, against which rule, and what to do.
 
     `hint` is what to try, where that can be said: a command, or what to do in a few words.
-    `instead`: the word that was given, and the one that was probably meant.
+    `instead`: the word that was given, and the one that was probably meant. `added`: the words that
+    a command line lacks, an option and its value.
 
     `by_chance`: the machine was short of memory or time, and another try may succeed.
     """
@@ -127,13 +133,16 @@ class ToolError(Exception):
         notes: tuple[Diagnostic, ...] = (),
         hint: str = "",
         instead: tuple[str, str] | None = None,
+        added: tuple[str, ...] = (),
     ) -> None:
         super().__init__(message)
         place = to_place(location)
         if instead is not None and not hint:
             hint = _INSTEAD.format(*instead)
+        if added and not hint:
+            hint = " ".join(added)
         self.diagnostic = Diagnostic(
-            Severity.ERROR, message, place, notes, hint=hint, instead=instead
+            Severity.ERROR, message, place, notes, hint=hint, instead=instead, added=added
         )
         self.input_name: str | None = None
         self.by_chance = False
@@ -144,7 +153,7 @@ class ToolError(Exception):
         hint = told.hint if told.instead is None else _INSTEAD.format(*told.instead)
         for command, call in _IN_PYTHON:
             hint = command.sub(call, hint)
-        return replace(told, hint=hint).render(self.input_name or "<module>")
+        return replace(told, hint=hint).render(self.input_name or _UNNAMED)
 
 
 @dataclass
@@ -296,6 +305,11 @@ def captured(context: ir.Context) -> Generator[list[Diagnostic]]:
         handler.detach()
 
 
+def installing(extra: str) -> str:
+    """The command that installs an extra: the package is on no index, so it runs in a clone."""
+    return f"pip install '.[{extra}]'  # in a clone of stablehlo-tools"
+
+
 def solver_module(name: str) -> ModuleType:
     """A module that imports OR-Tools, the extra `solver`, loaded only where it is asked for.
 
@@ -306,7 +320,7 @@ def solver_module(name: str) -> ModuleType:
     except ImportError as error:
         raise ToolError(
             f"an exact schedule needs OR-Tools, the extra `solver` ({error})",
-            hint="pip install 'stablehlo-tools[solver]'",
+            hint=installing("solver"),
         ) from None
 
 

@@ -27,7 +27,7 @@
 // A schedule that takes a program for each rank.
 // RUN: %{refused} 'expand-pipeline{schedule=zb-h1}' | filecheck %s --check-prefix=SCHEDULE
 // SCHEDULE: error: pass 'expand-pipeline': option 'schedule' takes gpipe or circular or 1f1b or eager-1f1b, not 'zb-h1'; expand-mpmd runs zb-h1, by a program for each rank
-// SCHEDULE-NEXT: try: stablehlo-tools expand-mpmd /nonexistent -o ranks --schedule zb-h1 --ranks 4 --microbatches 8
+// SCHEDULE-NEXT: try: stablehlo-tools expand-mpmd /nonexistent -o ranks --schedule zb-h1 --pipeline-axis stage --microbatches 8
 
 // RUN: %{refused} 'expand-pipeline{schedule=1F1B}' | filecheck %s --check-prefix=CAPITALS
 // CAPITALS: error: {{.*}}, not '1F1B'; did you mean '1f1b'?

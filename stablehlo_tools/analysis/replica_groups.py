@@ -56,6 +56,10 @@ class AxisRef:
     size: int | None = None
 
 
+# What an axis for stages is called where nothing else says that one is.
+STAGE_AXES = frozenset({"stage", "stages", "pipe", "pipeline", "pp"})
+
+
 @dataclass(frozen=True)
 class DeviceMesh:
     """Named axes, major to minor, over device ids (row-major, iota where none are given)."""
@@ -70,11 +74,18 @@ class DeviceMesh:
 
 
 def mesh_with(
-    axis: str, meshes: Mapping[str, DeviceMesh], named_by: str, rule: str, place: ir.Location | None
+    axis: str,
+    meshes: Mapping[str, DeviceMesh],
+    named_by: str,
+    rule: str,
+    place: ir.Location | None,
+    *,
+    for_stages: bool = False,
 ) -> str:
     """The name of the first mesh that has an axis of at least two devices.
 
-    `named_by`: who asks, and the option that names the axis, `expand-pipeline: axis`. Raises
+    `named_by`: who asks, and the option that names the axis, `expand-pipeline: axis`; `for_stages`:
+    whether a pipeline is laid along it, so that its name tells where no other is near. Raises
     ToolError where there is none, with the axes that there are and the one that may be meant.
     """
     found = next((name for name, mesh in meshes.items() if dict(mesh.axes).get(axis, 1) > 1), None)
@@ -84,6 +95,8 @@ def mesh_with(
     listed = ", ".join(f"{name} of {size}" for name, size in sizes.items())
     large = [name for name, size in sizes.items() if size > 1]
     near = nearest(axis.lower(), large) or (large[0] if len(large) == 1 else "")
+    if for_stages and not near:
+        near = next((name for name in large if name.lower() in STAGE_AXES), next(iter(large), ""))
     who, _, option = named_by.rpartition(": ")
     raise ToolError(
         f"{who}: no mesh of the program has an axis {axis!r} of at least two ranks{rule}: "

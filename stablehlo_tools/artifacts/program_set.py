@@ -232,12 +232,18 @@ def _platform(loaded: Artifact, part: _Part) -> int | None:
         return None
     if part.options.platform is None and part.count == 1:
         return None  # one program: whichever it is, it is the same on all devices
-    if part.options.platform not in platforms:
+    listed, given = ", ".join(platforms), part.options.platform
+    if given is None:
         raise ToolError(
-            f"the artifact was exported for {', '.join(platforms)}: say with --platform which of "
-            "them to check"
+            f"the artifact was exported for {listed}: say with --platform which of them to check",
+            added=("--platform", platforms[0]),
         )
-    return platforms.index(part.options.platform)
+    if given not in platforms:
+        raise ToolError(
+            f"the artifact was not exported for {given}: there are {listed}",
+            instead=(f"platform={given}", f"platform={platforms[0]}"),
+        )
+    return platforms.index(given)
 
 
 def _may_run_on_gpu(loaded: Artifact, options: Options) -> bool:
@@ -320,7 +326,9 @@ def _begin() -> None:
 class _Failure:
     """A ToolError on its way from one process to another."""
 
-    arguments: tuple[str, Place, tuple[Diagnostic, ...], str, tuple[str, str] | None]
+    arguments: tuple[
+        str, Place, tuple[Diagnostic, ...], str, tuple[str, str] | None, tuple[str, ...]
+    ]
     input_name: str | None
 
 
@@ -331,7 +339,7 @@ def _read_file(path: str, part: _Part) -> _Read[Program] | _Failure:
         read = _read(artifact.load(path), part)
     except ToolError as error:
         told = error.diagnostic
-        arguments = (told.message, told.place, told.notes, told.hint, told.instead)
+        arguments = (told.message, told.place, told.notes, told.hint, told.instead, told.added)
         return _Failure(arguments, error.input_name)
     return _Read(read.read.program, read.size, read.is_stated)
 

@@ -94,6 +94,8 @@ def _compilers() -> dict[str, dict[str, Any]]:
 
 
 def _text(found: dict[str, Any]) -> str:
+    from stablehlo_tools.diagnostics import installing
+
     packages = ", ".join(f"{n} {v or 'missing'}" for n, v in found["packages"].items())
     lines = [
         f"{packages}",
@@ -106,5 +108,5 @@ def _text(found: dict[str, Any]) -> str:
         lines.append(f"  {target:4} {answer:8} {each['said']}")
     for name, (package, use) in _EXTRAS.items():
         if found["extras"][name] is None:
-            lines.append(f"  without {package}: no {use}; pip install 'stablehlo-tools[{name}]'")
+            lines.append(f"  without {package}: no {use}; {installing(name)}")
     return "\n".join(lines)

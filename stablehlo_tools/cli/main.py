@@ -21,7 +21,7 @@ from stablehlo_tools.cli import streams
 from stablehlo_tools.cli.commands import COMMANDS
 from stablehlo_tools.cli.parsers import parser_of
 from stablehlo_tools.cli.supervisor import BAD_INPUT, INTERRUPTED, supervised
-from stablehlo_tools.cli.usage_errors import PROGRAM, retyped, unknown_command
+from stablehlo_tools.cli.usage_errors import PROGRAM, retyped, typed, unknown_command
 
 if TYPE_CHECKING:
     from sys import UnraisableHookArgs
@@ -84,6 +84,7 @@ def _run(words: list[str]) -> int:
     except ToolError as error:
         told = error.diagnostic
         again = retyped(words, *told.instead) if told.instead else ""
+        again = typed([*words, *told.added]) if told.added else again
         hint = again or _of_input(told.hint, parsed)
         said = replace(told, hint=hint).render(error.input_name or PROGRAM)
         if not hint and said.startswith(f"{PROGRAM}: "):  # of the words, not of a file

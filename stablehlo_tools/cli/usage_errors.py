@@ -135,7 +135,10 @@ def unknown_words(words: Sequence[str], line: CommandLine) -> tuple[str, str]:
     if not option:
         wanted = [_title(each) for each in line.arguments if not each.option_strings]
         taken = " ".join(wanted) or "no words beside its options"
-        return f"{' '.join(words)} is too much: {line.command} takes {taken}", line.example
+        is_once = all(line.words.count(word) == 1 for word in words)
+        kept = [word for word in line.words if word not in words]
+        tried = typed(kept) if is_once else line.example
+        return f"{' '.join(words)} is too much: {line.command} takes {taken}", tried
     return _unknown(option, line, line.options)
 
 
@@ -209,7 +212,7 @@ def retyped(words: Sequence[str], wrong: str, meant: str) -> str:
     other is: nobody means one file twice, but numbers may be alike.
 
     Only where no word, and no value behind `=`, is the wrong one, is it looked for within words, as
-    in a pipeline; `ranks=4` may be `--ranks 4` as well.
+    in a pipeline; `ranks=4` may be `--ranks 4` or `--ranks=4` as well.
     """
     if meant in words and not meant.isdigit():
         return ""
@@ -220,6 +223,9 @@ def retyped(words: Sequence[str], wrong: str, meant: str) -> str:
     if changed != list(words):
         return typed(changed)
     (name, _, value), other = wrong.partition("="), meant.partition("=")[2]
+    changed = [f"--{meant}" if value and word == f"--{wrong}" else word for word in words]
+    if changed != list(words):
+        return typed(changed)
     changed = [
         other if value and (before, word) == (f"--{name}", value) else word
         for before, word in itertools.pairwise(["", *words])
@@ -273,15 +279,31 @@ def _choosing(words: Sequence[str], option: str, meant: argparse.Action | None) 
 
 
 def _missing(names: Sequence[str], line: CommandLine) -> tuple[str, str]:
-    """Arguments that must be there; options that have choices can be added to what was typed."""
+    """Arguments that must be there, added to what was typed: a choice, or the word that the example
+    of the command has there."""
     found = [line.named(name) for name in names]
     told = [name if each is None else _title(each) for name, each in zip(names, found, strict=True)]
     added: list[str] = []
     for each in found:
-        if each is None or not each.option_strings or not each.choices:
+        words = [] if each is None else _as_in_example(each, line)
+        if not words:
             return f"needs {', '.join(told)}", line.example or line.help
-        added += [each.option_strings[-1], str(next(iter(each.choices)))]
+        added += words
     return f"needs {', '.join(told)}", typed([*line.words, *added])
+
+
+def _as_in_example(argument: argparse.Action, line: CommandLine) -> list[str]:
+    """What gives an argument: its first choice, or the words of it in the example; none where that
+    has none, or where it is the first word that the command takes."""
+    if argument.option_strings and argument.choices:
+        return [argument.option_strings[-1], str(next(iter(argument.choices)))]
+    words = shlex.split(line.example)[len(line.command.split()) :]
+    if argument.option_strings:
+        pairs = itertools.pairwise(words)
+        return next(([n, value] for n, value in pairs if n in argument.option_strings), [])
+    in_front = list(itertools.takewhile(lambda word: not word.startswith("-"), words))
+    place = [each for each in line.arguments if not each.option_strings].index(argument)
+    return in_front[place : place + 1] if place else []
 
 
 def _of_argument(argument: argparse.Action, said: str, line: CommandLine) -> tuple[str, str]:
@@ -303,11 +325,26 @@ def _no_choice(
     title: str, word: str, argument: argparse.Action, line: CommandLine
 ) -> tuple[str, str]:
     choices = [str(each) for each in argument.choices or ()]
-    meant = _meant(word, choices)
-    hint = f"; did you mean {meant!r}?" if meant else ""
-    tried = retyped(line.words, word, meant) if meant else ""
     listed = ", ".join(choices)
+    target = _target_of(word.lower()) if title == "--target" else ""
+    is_given = any(each.startswith("--hardware") for each in line.words)
+    if target in choices and "--hardware" in line.options and not is_given:
+        hint, tried = f"; {word} is hardware", retyped(line.words, word, target)
+        tried = f"{tried} --hardware {word.lower()}" if tried else ""
+    else:
+        meant = _meant(word, choices)
+        hint = f"; did you mean {meant!r}?" if meant else ""
+        tried = retyped(line.words, word, meant) if meant else ""
     return f"{title} is one of {listed}, not {word!r}{hint}", tried or line.help
+
+
+def _target_of(word: str) -> str:
+    """The target that compiles for the hardware of this name; empty where there is none."""
+    from stablehlo_tools.cost.hardware import known_hardware, load_hardware  # only for an error
+    from stablehlo_tools.targets.chips import target_of
+
+    target = target_of(load_hardware(word)) if word in known_hardware() else None
+    return target.value if target else ""
 
 
 def _with_value_that_fits(argument: argparse.Action, line: CommandLine) -> str:

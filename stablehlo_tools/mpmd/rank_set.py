@@ -14,6 +14,7 @@ import contextlib
 import hashlib
 import json
 import os
+import shlex
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -42,7 +43,7 @@ from stablehlo_tools.mpmd.manifest import (
 from stablehlo_tools.processes import activity
 from stablehlo_tools.processes.sharing import beside
 
-_WRITE = "stablehlo-tools expand-mpmd step.jax_export -o ranks --schedule 1f1b --ranks 2"
+_WRITE = "stablehlo-tools expand-mpmd {} -o ranks --schedule 1f1b --ranks 2"
 _WORTH_A_FORK = 1 << 20  # bytes of a manifest
 _AGAIN = "copy the set again, or write it again with expand-mpmd"
 
@@ -118,9 +119,8 @@ def _check_directory(root: Path) -> None:
             "writes"
         )
     name = os.fspath(root)
-    refusal = ToolError(
-        said, hint="" if meant else _WRITE, instead=(name, meant) if meant else None
-    )
+    write = _WRITE.format(shlex.quote(name) if root.is_file() else "step.jax_export")
+    refusal = ToolError(said, hint="" if meant else write, instead=(name, meant) if meant else None)
     raise _in_file(refusal, name)
 
 

@@ -189,7 +189,7 @@ def _check_axis(artifact: Artifact, axis: str | None) -> None:
     meshes = meshes_of(artifact.module)
     if axis is not None and meshes:
         with naming(artifact.name):
-            mesh_with(axis, meshes, "optimize: pipeline-axis", "", None)
+            mesh_with(axis, meshes, "optimize: pipeline-axis", "", None, for_stages=True)
 
 
 class _Optimizer:

@@ -27,10 +27,12 @@ class Pass(ABC):
         """Rewrites the module in place. Raises ToolError, and may then leave it half-rewritten."""
 
     @classmethod
-    def done_elsewhere(cls, option: str, value: str) -> tuple[str, str] | None:
+    def done_elsewhere(
+        cls, option: str, value: str, given: Mapping[str, str | None]
+    ) -> tuple[str, str] | None:
         """For a value that an option does not take, and something else does: what is said of that,
-        and what to try."""
-        del option, value
+        and what to try, with the other options as they are `given`."""
+        del option, value, given
         return None
 
     def __str__(self) -> str:

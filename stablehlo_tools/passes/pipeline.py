@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TextIO
 from stablehlo_tools import bindings
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import (
+    Diagnostic,
     Diagnostics,
     ToolError,
     captured,
@@ -108,6 +109,7 @@ class Pipeline:
         observer = instrumentation or Instrumentation()
         _verify(module, "the input does not verify: ")
         for place, step in enumerate(self.passes):
+            said = len(diagnostics.collected)
             with (
                 busy("the pipeline", f"running {step.name}"),
                 observer.around(step, module),
@@ -115,6 +117,8 @@ class Pipeline:
                 self._saying_what_to_try(place),
             ):
                 step.run(module, diagnostics)
+            for told in diagnostics.collected[said:]:
+                self._refuse_in_vain(place, told)
             diagnostics.settle(step.name)
             _verify(module, f"after {step.name} the module does not verify (a bug in it): ")
 
@@ -160,6 +164,22 @@ class Pipeline:
             f"{step.name} takes the whole program: {step.name} goes first, then {first}",
             told.place,
             (note(told.message, told.place), *told.notes),
+            instead=(self.text or str(self), str(ordered)),
+        )
+
+    def _refuse_in_vain(self, place: int, told: Diagnostic) -> None:
+        """Raises ToolError where a pass found nothing, as what would make it runs behind it, and it
+        does not run again after that."""
+        step, later = self.passes[place], [each.name for each in self.passes[place + 1 :]]
+        if not told.in_vain_before or told.in_vain_before not in later:
+            return
+        if step.name in later[later.index(told.in_vain_before) :]:
+            return
+        ordered = Pipeline((*self.passes[:place], *self.passes[place + 1 :], step))
+        raise ToolError(
+            f"{step.name} stands before {told.in_vain_before}, and changes nothing there: "
+            f"{told.message}: {step.name} goes last",
+            told.place,
             instead=(self.text or str(self), str(ordered)),
         )
 
@@ -307,7 +327,7 @@ def _wrong_value(
         others = {*given} - {option}
         meant = " ".join(each for each in here.split() if each.partition("=")[0] not in others)
         return ToolError(f"{said}; here that is {here}", instead=(f"{option}={text}", meant))
-    elsewhere = pass_class.done_elsewhere(option, text)
+    elsewhere = pass_class.done_elsewhere(option, text, given)
     if elsewhere is not None:
         return ToolError(f"{said}; {elsewhere[0]}", hint=elsewhere[1])
     if "," in text and typing.get_origin(hint) is not tuple:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from stablehlo_tools.cost.switches import even_share
 from stablehlo_tools.cost.tori import slice_shape
-from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.diagnostics import ToolError, installing
 from stablehlo_tools.targets.chips import DEFAULTS, Chip, Gpu, Target, Tpu, gpu_config
 
 _MOST_DEVICES = 4096
@@ -130,7 +130,7 @@ def check_installed(target: Target) -> None:
     if missing is not None:
         raise ToolError(
             f"{target.title} is not installed here: package {missing} is missing",
-            hint="pip install 'stablehlo-tools[aot]'",
+            hint=installing("aot"),
         )
 
 

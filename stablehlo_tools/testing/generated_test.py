@@ -22,7 +22,7 @@ from pathlib import Path
 
 from stablehlo_tools.artifacts.artifact import parse
 from stablehlo_tools.cost.hardware import load_hardware
-from stablehlo_tools.diagnostics import Diagnostic, ToolError, first_line
+from stablehlo_tools.diagnostics import Diagnostic, ToolError, first_line, installing
 from stablehlo_tools.passes.pipeline import Pipeline
 from stablehlo_tools.report.exposure import Question, exposure
 from stablehlo_tools.testing.brief_lines import LINK, link_count
@@ -281,7 +281,7 @@ def mismatch(checks: str, text: str) -> str | None:
     except ImportError:
         raise ToolError(
             "the tests are checked with the package filecheck, which is not installed",
-            hint="pip install 'stablehlo-tools[tests]'",
+            hint=installing("tests"),
         ) from None
     options = Options("test")
     said = io.StringIO()

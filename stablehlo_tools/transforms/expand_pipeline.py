@@ -69,6 +69,7 @@ weights among them, are sums over microbatches, in at least float32.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -134,14 +135,23 @@ class ExpandPipelinePass(Pass):
     explain: bool = False
 
     @classmethod
-    def done_elsewhere(cls, option: str, value: str) -> tuple[str, str] | None:
+    def done_elsewhere(
+        cls, option: str, value: str, given: Mapping[str, str | None]
+    ) -> tuple[str, str] | None:
         """Of schedules that take a program for each rank."""
         named = {each.name: each for each in entries() if each.training and not each.sliced}
         name = OTHER_NAMES.get(value.lower(), value)
         if option != "schedule" or name not in named:
             return None
-        words = f"expand-mpmd INPUT -o ranks --schedule {name} --ranks 4 --microbatches 8"
-        return f"expand-mpmd runs {name}, by a program for each rank", f"stablehlo-tools {words}"
+        count = given.get("microbatches") or ""
+        options = {
+            "--schedule": name,
+            "--pipeline-axis": given.get("axis") or cls.axis,
+            "--microbatches": count if count.isdigit() and int(count) else "8",
+        }
+        words = shlex.join(word for option in options.items() for word in option)
+        tried = f"stablehlo-tools expand-mpmd INPUT -o ranks {words}"
+        return f"expand-mpmd runs {name}, by a program for each rank", tried
 
     def run(self, module: ir.Module, diagnostics: Diagnostics) -> None:
         """Rewrites the module in place."""

@@ -46,13 +46,13 @@ a collective whose results nobody uses is warned about, because compilers delete
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 from stablehlo_tools.analysis.collectives import Collective
 from stablehlo_tools.analysis.liveness import dead_collectives
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.diagnostics import Diagnostics, ToolError
+from stablehlo_tools.diagnostics import Diagnostics, ToolError, warning
 from stablehlo_tools.dialect.custom_calls import label
 from stablehlo_tools.dialect.names import MANUAL_COMPUTATION
 from stablehlo_tools.ir.walk import walk
@@ -133,11 +133,12 @@ def _warn_of_unpartitioned(module: ir.Module, communicates: bool, diagnostics: D
         return
     meshes = [op for op in module.body.operations if op.operation.name == "sdy.mesh"]
     if meshes and not _is_manual(module):
-        diagnostics.warn(
+        told = warning(
             "the module is sharded but has no collective to order: they appear only when it is "
             "partitioned",
             meshes[0].location,
         )
+        diagnostics.collected.append(replace(told, in_vain_before="partition"))
 
 
 def _is_manual(module: ir.Module) -> bool:

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from models.zoo import SMALL
 from tree import ROOT
 
 import stablehlo_tools
@@ -29,6 +30,8 @@ PIPELINES = (
     ("expand-pipeline{axis=stag}", "expand-pipeline{axis=stage}"),
     # What has to run before.
     ("schedule-overlap", "partition,create-reduce-scatter,schedule-overlap"),
+    # What has to run behind.
+    ("thread-tokens{minimal},partition", "partition,thread-tokens{minimal}"),
 )
 
 
@@ -60,19 +63,32 @@ def test_the_pipeline_that_is_tried_runs(
 @pytest.mark.parametrize(
     ("words", "tried"),
     [
-        ("opt STEP -p expand-pipeline{axis=floor}", "axis=stage or axis=data"),
+        ("opt STEP -p expand-pipeline{axis=floor}", "expand-pipeline{axis=stage}"),
+        ("opt STEP -p shard-optimizer{axis=floor}", "axis=stage or axis=data"),
+        (
+            "opt STEP -p 'expand-pipeline{microbatches=4 schedule=zb-v}'",
+            "expand-mpmd STEP -o ranks --schedule zb-v --pipeline-axis stage --microbatches 4",
+        ),
         ("opt STEP -p shard-optimizer{axis=dta}", "shard-optimizer{axis=data}"),
-        ("optimize STEP --target gpu --pipeline-axis nope", "pipeline-axis=stage or"),
+        ("optimize STEP --target gpu --pipeline-axis nope", "--target gpu --pipeline-axis stage"),
         ("optimize STEP --target gpu --pipeline-axis stag", "--pipeline-axis stage"),
         ("opt STEP -p expand-pipeline{arguments=9}", "opt --help expand-pipeline"),
         ("inspect STEP --compiler-option xla_a=2", "--compiler-option xla_a=2 --target gpu"),
-        ("expand-mpmd STEP -o OUT --schedule 1f1b --ranks 2", "expand-mpmd STEP -o ranks"),
+        (
+            "expand-mpmd STEP -o OUT --schedule 1f1b --ranks 2 --pipeline-axis stage",
+            "STEP -o OUT --schedule 1f1b --ranks 2 --pipeline-axis stage --microbatches 4",
+        ),
+        (
+            "expand-mpmd STEP -o OUT --schedule 1f1b --ranks 2 --pipeline-axis=pp",
+            "STEP -o OUT --schedule 1f1b --ranks 2 --pipeline-axis=stage",
+        ),
         (
             "expand-mpmd STEP -o OUT --schedule 1f1b --ranks 2 --microbatches 5",
             "--microbatches 2",
         ),
         ("expand-mpmd STEP -o OUT --schedule 1f1b --ranks 999999999", "expand-mpmd --help"),
         ("verify STEP STEP --set 9=1", "--set 3=1"),
+        ("check-mpmd STEP", "expand-mpmd STEP -o ranks --schedule 1f1b --ranks 2"),
     ],
 )
 def test_words_that_a_program_does_not_take(
@@ -80,8 +96,9 @@ def test_words_that_a_program_does_not_take(
 ) -> None:
     output = step.with_name("ranks")
     named = {"STEP": str(step), "OUT": str(output)}
-    assert main([named.get(word, word) for word in words.split()]) == 2
-    assert tried.replace("STEP", str(step)) in capsys.readouterr().err.splitlines()[-1]
+    assert main([named.get(word, word) for word in shlex.split(words)]) == 2
+    wanted = tried.replace("STEP", str(step)).replace("OUT", str(output))
+    assert wanted in capsys.readouterr().err.splitlines()[-1]
     assert not output.exists()
 
 
@@ -91,3 +108,24 @@ def test_a_file_with_another_number_is_another_file(
     for name, tried in (("stpe", str(step)), ("step2", "another path"), ("model", "another path")):
         assert main(["inspect", str(step.with_stem(name))]) == 2
         assert tried in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_of_several_platforms_one_that_there_is_is_tried(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    built = SMALL["two-platforms"].build()
+    assert not isinstance(built, str)
+    file = tmp_path / "both.jax_export"
+    file.write_bytes(built.serialize())
+    words = ["check-order", str(file), str(file)]
+    for added in ([], ["--platform", "rocm"], ["--platform=rocm"]):
+        assert main([*words, *added]) == 2
+        tried = shlex.split(capsys.readouterr().err.splitlines()[-1])
+        assert tried[:5] == ["try:", "stablehlo-tools", *words]
+        assert " ".join(tried[5:]).replace("=", " ") == "--platform cpu"
+
+
+@pytest.mark.parametrize("wrong", ["partition,thread-token", "", "partition{hardwar=h100}"])
+def test_words_stand_nowhere_in_python(wrong: str) -> None:
+    with pytest.raises(stablehlo_tools.ToolError, match=r"\Aerror: .*\ntry: "):
+        stablehlo_tools.Pipeline.parse(wrong)

@@ -1,6 +1,7 @@
 """What is tried where a command line cannot be taken is a command that can be."""
 
 import shlex
+import sys
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from stablehlo_tools.cli.main import main
 from stablehlo_tools.cli.parsers import parser_of
 from stablehlo_tools.cli.usage_errors import retyped
+from stablehlo_tools.diagnostics import ToolError, solver_module
 
 WRONG = (
     "opt x.mlir -p partition,expand-pipelineaxis=stage partition,expand-pipelinemicrobatches=8",
@@ -138,6 +140,27 @@ def test_a_number_in_other_units_is_converted(
 
 
 @pytest.mark.parametrize(
+    ("words", "tried"),
+    [
+        ("verify a.mlir", "verify a.mlir out.jax_export"),
+        ("verify a.mlir --rtol 1e-3", "verify a.mlir --rtol 1e-3 out.jax_export"),
+        ("align-order a.mlir b.mlir", "align-order a.mlir b.mlir -o aligned"),
+        ("lower-mpmd set", "lower-mpmd set -o gpu --transfers both-ends"),
+        ("check-mpmd set x.mlir", "check-mpmd set"),
+        ("opt x.mlir y.mlir -o y.mlir", "-p partition,thread-tokens -o out.jax_export"),
+        ("compile x.mlir --target h100 --hardware a100", "compile --help"),
+        (
+            "optimize x.mlir --target h100 -o y.mlir",
+            "x.mlir --target gpu -o y.mlir --hardware h100",
+        ),
+        ("compile x.mlir --target=tpu-v5p", "compile x.mlir --target=tpu --hardware tpu-v5p"),
+    ],
+)
+def test_what_was_typed_is_kept(words: str, tried: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert told(shlex.split(words), capsys)[1].endswith(f" {tried}")
+
+
+@pytest.mark.parametrize(
     "words",
     [
         "zzz",
@@ -188,3 +211,9 @@ def test_a_word_is_replaced_whole_before_it_is_within_others() -> None:
     assert retyped(["opt", "-p", "a,b{c=d}"], "b", "e") == "stablehlo-tools opt -p 'a,e{c=d}'"
     assert not retyped(["opt", "x-b"], "b", "e")
     assert not retyped(["verify", "a.mlir", "b.mlir"], "b.mlir", "a.mlir")
+
+
+def test_extras_are_installed_from_a_clone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "no_such_solver", None)
+    with pytest.raises(ToolError, match=r"try: pip install '\.\[solver\]'  # in a clone"):
+        solver_module("no_such_solver")

@@ -152,7 +152,7 @@ def test_without_the_solver(
     monkeypatch.setitem(sys.modules, "ortools.sat.python", None)
     output = tmp_path / "schedule.json"
     assert _run(_small(tmp_path / "graph.json"), "-o", output, "--exact") == 2
-    assert "stablehlo-tools[solver]" in capsys.readouterr().err
+    assert "try: pip install '.[solver]'" in capsys.readouterr().err
     assert not output.exists()
 
 

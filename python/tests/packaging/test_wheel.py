@@ -23,7 +23,7 @@ STEP = str(CLI / "two_layers.mlir")
 WORKER = str(CLI / "align_order_base.mlir")
 TURNED = (str(CLI.parent / "align_order.mlir"), str(CLI / "align_order_turned.mlir"))
 GRAPH = str(CLI / "overlap_graph.json")
-EXTRA = "try: pip install 'stablehlo-tools[{}]'"
+EXTRA = "try: pip install '.[{}]'  # in a clone of stablehlo-tools"
 
 
 class Bare(NamedTuple):

@@ -51,8 +51,7 @@ def test_a_death_is_an_error_with_its_last_words(asked: Callable[..., Outcome]) 
     outcome = asked("import os; os.write(2, b'out of luck\\n'); os.abort()")
     assert (outcome.code, outcome.answer) == (-signal.SIGABRT, None)
     assert str(outcome.death("it", "running")) == (
-        "<module>: error: it was ended by SIGABRT while running\n"
-        "<module>: note: it said: out of luck"
+        "error: it was ended by SIGABRT while running\nnote: it said: out of luck"
     )
 
 

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.diagnostics import ToolError, installing
 
 
 def save(directory: str | os.PathLike[str], tree: Any) -> None:
@@ -46,6 +46,6 @@ def _checkpointer() -> Any:
     except ImportError:
         raise ToolError(
             "checkpoints are Orbax's, which the extra `train` installs",
-            hint="pip install 'stablehlo-tools[train]'",
+            hint=installing("train"),
         ) from None
     return orbax.PyTreeCheckpointer()

@@ -17,7 +17,7 @@ import re
 from collections.abc import Iterator
 
 from stablehlo_tools.analysis.collectives import find_collectives, meshes_of
-from stablehlo_tools.analysis.replica_groups import mesh_with
+from stablehlo_tools.analysis.replica_groups import STAGE_AXES, mesh_with
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.dialect.names import MANUAL_COMPUTATION, PARTITION_ID
@@ -25,8 +25,6 @@ from stablehlo_tools.ir.shardy_round_trip import set_entry
 from stablehlo_tools.ir.walk import MESH, entry_function, ops_named, ops_where, symbol_name
 from stablehlo_tools.transforms.parts.partition.preparation import import_shardings
 
-# What an axis for stages is called where nothing else says that one is.
-_USUAL = frozenset({"stage", "stages", "pipe", "pipeline", "pp"})
 _PARTITIONS = "mhlo.num_partitions"
 # What taking an axis away leaves behind: a comma at the end, a priority of nothing, empty lists.
 _LEFT = (
@@ -40,7 +38,8 @@ def ranks_along(module: ir.Module, axis: str) -> int:
     """How many ranks lie along an axis. Raises ToolError where no mesh has it."""
     meshes = meshes_of(module)
     place = entry_function(module).location
-    named = mesh_with(axis, meshes, "expand-mpmd: pipeline-axis", " (P8)", place)
+    asks = "expand-mpmd: pipeline-axis"
+    named = mesh_with(axis, meshes, asks, " (P8)", place, for_stages=True)
     return dict(meshes[named].axes)[axis]
 
 
@@ -48,7 +47,7 @@ def usual_axis(module: ir.Module, ranks: int) -> str:
     """The axis, of as many devices as there are ranks, whose name says that it is for stages; empty
     where there is none."""
     axes = [axis for mesh in meshes_of(module).values() for axis in mesh.axes]
-    return next((name for name, size in axes if size == ranks and name.lower() in _USUAL), "")
+    return next((name for name, size in axes if size == ranks and name.lower() in STAGE_AXES), "")
 
 
 def lay_along(module: ir.Module, axis: str, ranks: int) -> None:

@@ -242,8 +242,7 @@ def find_microbatch_loop(block: ir.Block, effects: Effects) -> MicrobatchLoop:
     raise ToolError(
         "expand-mpmd: the program has no loop over microbatches (P1); --microbatches M makes one",
         block.owner.location,
-        hint="stablehlo-tools expand-mpmd INPUT -o ranks --schedule 1f1b --ranks 2 "
-        "--microbatches 4",
+        added=("--microbatches", "4"),
     )
 
 

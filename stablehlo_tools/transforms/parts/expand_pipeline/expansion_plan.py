@@ -256,7 +256,8 @@ def _bodies(body: Body) -> Iterator[Body]:
 
 def _axis(module: ir.Module, name: str) -> Axis:
     meshes = ModuleFacts.of(module).meshes
-    mesh = mesh_with(name, meshes, "expand-pipeline: axis", " (P1)", module.operation.location)
+    place = module.operation.location
+    mesh = mesh_with(name, meshes, "expand-pipeline: axis", " (P1)", place, for_stages=True)
     return Axis(name, mesh, meshes[mesh])
 
 
