@@ -8,6 +8,8 @@ func.func public @main(%x: tensor<4xf32> {sdy.sharding = #sdy.sharding<@mesh, [{
   %y = stablehlo.cosine %x : tensor<4xf32>
   return %y : tensor<4xf32>
 }
+// The function that the error above stands for.
+func.func private @unpartitioned_p1()
 }
 
 // -----
@@ -42,4 +44,6 @@ func.func @main(%x: tensor<4xf32>, %n: tensor<i32>) -> (tensor<4xf32>) {
   }
   return %out : tensor<4xf32>
 }
+// The function that the error above stands for.
+func.func private @threaded_p3()
 }

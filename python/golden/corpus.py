@@ -216,8 +216,8 @@ def vocabulary(tree: Tree) -> tuple[list[str], list[str], list[str]]:
     own, _, rest = text.partition("\npasses:\n")[2].partition("\n  and every C++ pass")
     pipelines = rest.partition("\nnamed pipelines:\n")[2]
     names = [re.findall(r"^  ([a-z][\w-]*) ", part, re.MULTILINE) for part in (own, pipelines)]
-    known = _said(tree, "schedule", "no such schedule").rpartition("known are: ")[2].strip()
-    schedules = [name for name in known.split(", ") if name]
+    known = _said(tree, "schedule", "no such schedule").rpartition("known are: ")[2]
+    schedules = [name for name in known.partition("\n")[0].strip().split(", ") if name]
     if not all((*names, schedules)):
         raise ValueError(f"no passes, pipelines or schedules in what {tree.name} says of itself")
     return names[0], names[1], schedules
