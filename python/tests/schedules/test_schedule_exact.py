@@ -324,5 +324,5 @@ def test_without_the_solver_the_error_names_the_extra(monkeypatch: pytest.Monkey
     monkeypatch.delitem(sys.modules, exact_model.__name__)
     monkeypatch.delattr(searches, "exact_model")
     monkeypatch.setitem(sys.modules, "ortools.sat.python", None)
-    with pytest.raises(ToolError, match=r"stablehlo-tools\[solver\]"):
+    with pytest.raises(ToolError, match=r"pip install '\.\[solver\]'"):
         exact(Setting(2, 2, costs(2), 1))
