@@ -22,7 +22,7 @@ from stablehlo_tools.advice.collective_uses import (
     narrower_before,
 )
 from stablehlo_tools.analysis.collectives import ModuleFacts
-from stablehlo_tools.analysis.partitioner_work import left_to_the_partitioner
+from stablehlo_tools.analysis.partitioner_work import EXPLICIT, left_to_the_partitioner
 from stablehlo_tools.analysis.tasks.graph import TracedGraph, traced_task_graph
 from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.bindings import ir
@@ -37,7 +37,7 @@ from stablehlo_tools.overlap.simulator import Simulation
 from stablehlo_tools.overlap.task_graph import Communication, TaskGraph
 from stablehlo_tools.passes.pipeline import Pipeline, run_pipeline
 from stablehlo_tools.report.document import Advice
-from stablehlo_tools.report.exposure import PARTITIONING, explicit_collectives
+from stablehlo_tools.report.exposure import explicit_collectives
 
 LEAST_SHARE = 0.01  # of the total, or of the device's memory
 
@@ -128,7 +128,7 @@ class Program:
     @cached_property
     def _partitioning(self) -> str:
         """What makes the collectives explicit; empty where they are."""
-        return "" if left_to_the_partitioner(self.given.module) is None else PARTITIONING
+        return "" if left_to_the_partitioner(self.given.module) is None else EXPLICIT
 
     def pipeline(self, steps: str, *, before_partition: bool = False) -> str:
         """The pipeline for the artifact as it came that ends, or begins, with these steps."""

@@ -13,7 +13,7 @@ from math import prod
 
 from stablehlo_tools.advice.collective_uses import argument_behind
 from stablehlo_tools.advice.program import Program
-from stablehlo_tools.analysis.partitioner_work import left_to_the_partitioner
+from stablehlo_tools.analysis.partitioner_work import EXPLICIT, left_to_the_partitioner
 from stablehlo_tools.analysis.shardings import Axes
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Place, ToolError, duration, frames_of, size
@@ -74,7 +74,7 @@ def batch_gathered_in_loops(program: Program) -> Iterator[Advice]:
         f"exposed; {duration(now.compute_ns)} and {duration(now.exposed_ns)} if it is",
         largest.line.render(program.given.name),
         largest.remedy,
-        pipeline="constrain-batch,partition,create-reduce-scatter",
+        pipeline=f"constrain-batch,{EXPLICIT}",
         gain_bytes=max(0.0, program.peak_bytes - after.peak_bytes),
     )
 

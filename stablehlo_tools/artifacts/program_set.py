@@ -22,6 +22,7 @@ from stablehlo_tools.analysis.effects import unknown_calls_counted
 from stablehlo_tools.analysis.entry import is_per_device
 from stablehlo_tools.analysis.issued import Inlined, Issued, inline_module, read_issued
 from stablehlo_tools.analysis.partitioner_work import (
+    EXPLICIT,
     Annotation,
     left_to_the_partitioner,
     op_that_may_add,
@@ -29,7 +30,7 @@ from stablehlo_tools.analysis.partitioner_work import (
 from stablehlo_tools.analysis.replica_groups import ProcessGrid
 from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.artifacts.artifact import Artifact, Form
-from stablehlo_tools.diagnostics import Diagnostic, Place, ToolError, naming
+from stablehlo_tools.diagnostics import Diagnostic, ToolError, naming
 from stablehlo_tools.dialect.names import MANUAL_COMPUTATION
 from stablehlo_tools.ir.platform_index import fix_platform
 from stablehlo_tools.ir.walk import terminator
@@ -294,7 +295,7 @@ def _check_apart(
 def _partitioned_first(loaded: Artifact) -> str:
     """The command that makes the collectives of a program explicit."""
     suffix = Form.TEXT.value if loaded.exported is None else Form.JAX_EXPORT.value
-    words = [loaded.name, "-p", "partition,create-reduce-scatter", "-o", f"explicit{suffix}"]
+    words = [loaded.name, "-p", EXPLICIT, "-o", f"explicit{suffix}"]
     return f"stablehlo-tools opt {shlex.join(words)}"
 
 
@@ -312,7 +313,7 @@ def _read_files(paths: Sequence[str], parts: Sequence[_Part], workers: int) -> l
     for outcome in outcomes:
         if isinstance(outcome, _Failure):
             with naming(outcome.input_name or "<stdin>"):
-                raise ToolError(*outcome.arguments)
+                raise outcome.error()
         read.append(outcome)
     return read
 
@@ -326,10 +327,14 @@ def _begin() -> None:
 class _Failure:
     """A ToolError on its way from one process to another."""
 
-    arguments: tuple[
-        str, Place, tuple[Diagnostic, ...], str, tuple[str, str] | None, tuple[str, ...]
-    ]
+    diagnostic: Diagnostic
     input_name: str | None
+
+    def error(self) -> ToolError:
+        """The ToolError."""
+        error = ToolError(self.diagnostic.message)
+        error.diagnostic, error.input_name = self.diagnostic, self.input_name
+        return error
 
 
 def _read_file(path: str, part: _Part) -> _Read[Program] | _Failure:
@@ -338,9 +343,7 @@ def _read_file(path: str, part: _Part) -> _Read[Program] | _Failure:
     try:
         read = _read(artifact.load(path), part)
     except ToolError as error:
-        told = error.diagnostic
-        arguments = (told.message, told.place, told.notes, told.hint, told.instead, told.added)
-        return _Failure(arguments, error.input_name)
+        return _Failure(error.diagnostic, error.input_name)
     return _Read(read.read.program, read.size, read.is_stated)
 
 

@@ -7,9 +7,22 @@ from collections.abc import Sequence
 import numpy as np
 
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.dialect.names import SHARDING_CONSTRAINT
+from stablehlo_tools.dialect.names import BARRIER, SHARDING_CONSTRAINT
 
 _WITH_REDUCER = frozenset({"all_reduce", "reduce", "reduce_scatter"})
+
+
+def barrier(
+    values: Sequence[ir.Value], point: ir.InsertionPoint, location: ir.Location
+) -> ir.Operation:
+    """An optimization barrier, which has a result for each value: it is there once all are."""
+    return ir.Operation.create(
+        BARRIER,
+        results=[value.type for value in values],
+        operands=list(values),
+        loc=location,
+        ip=point,
+    )
 
 
 class Builder:

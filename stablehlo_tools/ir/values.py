@@ -12,6 +12,7 @@ from functools import cmp_to_key
 
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import to_place
+from stablehlo_tools.dialect.names import RESHAPE, SHARDING_CONSTRAINT
 from stablehlo_tools.dialect.reducers import complex_identity, identity_of
 from stablehlo_tools.ir.builder import element_of
 
@@ -29,17 +30,18 @@ def producer(value: ir.Value) -> ir.Operation | None:
 
 def unconstrained(value: ir.Value) -> ir.Value:
     """A value before sharding constraints were put on it, which leave it as it is."""
-    op = producer(value)
-    while op is not None and op.name == "sdy.sharding_constraint":
-        value = op.operands[0]
-        op = producer(value)
-    return value
+    return _before(SHARDING_CONSTRAINT, value)
 
 
 def before_reshapes(value: ir.Value) -> ir.Value:
     """The tensor that a value is after any number of reshapes in a row."""
+    return _before(RESHAPE, value)
+
+
+def _before(name: str, value: ir.Value) -> ir.Value:
+    """What ops of one kind, in a row, have made a value of."""
     op = producer(value)
-    while op is not None and op.name == "stablehlo.reshape":
+    while op is not None and op.name == name:
         value = op.operands[0]
         op = producer(value)
     return value

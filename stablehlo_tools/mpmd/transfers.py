@@ -63,7 +63,6 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError, naming, note
 from stablehlo_tools.dialect.names import (
     AFTER_ALL,
-    BARRIER,
     CALL,
     COLLECTIVE_PERMUTE,
     CONSTANT,
@@ -71,6 +70,7 @@ from stablehlo_tools.dialect.names import (
     RECV,
     SEND,
 )
+from stablehlo_tools.ir.builder import barrier
 from stablehlo_tools.ir.carriers import append, append_to_terminator, resize_function
 from stablehlo_tools.ir.walk import functions_by_name, terminator
 from stablehlo_tools.mpmd.manifest import Transfer
@@ -178,17 +178,6 @@ def zeros_of(type_: ir.Type) -> str:
     elif str(element) == "i1":
         text = "false"
     return f"dense<{text}> : {type_}"
-
-
-def barrier(
-    values: Sequence[ir.Value], point: ir.InsertionPoint, location: ir.Location
-) -> list[ir.Value]:
-    """The values behind an optimization barrier."""
-    types = [value.type for value in values]
-    made = ir.Operation.create(
-        BARRIER, results=types, operands=list(values), loc=location, ip=point
-    )
-    return list(made.results)
 
 
 _NAME, _PLACE = "permuted", "@NAME("
@@ -380,7 +369,7 @@ class _PermuteWriter:
             given = end.op.operands[0]
         else:
             given = self._zeros(transfers[0].type)
-        given, token = barrier([given, token], point, location)
+        given, token = barrier([given, token], point, location).results
         size = self.ranks.manifest.devices
         pairs = [[t.source * size + d, t.target * size + d] for t in transfers for d in range(size)]
         permuted = ir.Operation.create(
@@ -394,7 +383,7 @@ class _PermuteWriter:
             loc=location,
             ip=point,
         ).results[0]
-        tensor, token = barrier([permuted, token], point, location)
+        tensor, token = barrier([permuted, token], point, location).results
         self.kept = ir.Operation.create(
             CALL,
             results=[self.kept.type],

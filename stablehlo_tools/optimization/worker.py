@@ -69,12 +69,10 @@ def _predicted(artifact: Artifact, hardware: Hardware) -> dict[str, Any]:
     none; and whether it leaves its collectives to the compiler, and so is of all devices."""
     from stablehlo_tools.analysis.partitioner_work import left_to_the_partitioner
     from stablehlo_tools.analysis.tasks.expected import expected_run
-    from stablehlo_tools.report.exposure import partitioned
 
     whole = left_to_the_partitioner(artifact.module) is not None
     try:
-        explicit = partitioned(artifact)[0] if whole else artifact
-        told = expected_run(explicit.module, hardware)
+        told = expected_run(_explicit(artifact).module, hardware)
     except ToolError:
         return {"whole": whole, "predicted_ns": None, "predicted_bytes": None}
     return {
@@ -84,18 +82,23 @@ def _predicted(artifact: Artifact, hardware: Hardware) -> dict[str, Any]:
     }
 
 
+def _explicit(artifact: Artifact) -> Artifact:
+    """The program with its collectives in it. Raises ToolError where `partition` refuses it."""
+    from stablehlo_tools.analysis.partitioner_work import left_to_the_partitioner
+    from stablehlo_tools.report.exposure import partitioned
+
+    whole = left_to_the_partitioner(artifact.module) is not None
+    return partitioned(artifact)[0] if whole else artifact
+
+
 def _advise(head: dict[str, Any]) -> Answer:
     """The pipelines that `inspect` advises, what gains most first."""
     from stablehlo_tools.advice.advise import advise
     from stablehlo_tools.analysis.collectives import ModuleFacts
-    from stablehlo_tools.analysis.partitioner_work import left_to_the_partitioner
     from stablehlo_tools.cost.clock import Clock
-    from stablehlo_tools.report.exposure import partitioned
 
     artifact = _load(head)
-    explicit = artifact
-    if left_to_the_partitioner(artifact.module) is not None:
-        explicit, _ = partitioned(artifact)
+    explicit = _explicit(artifact)
     devices = ModuleFacts.of(explicit.module).grid.size
     advised = advise(artifact, explicit, Clock(_hardware(head), devices))
     return {"pipelines": [item.pipeline for item in advised.items if item.pipeline]}, b""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
-from stablehlo_tools.analysis.partitioner_work import left_to_the_partitioner
+from stablehlo_tools.analysis.partitioner_work import EXPLICIT, left_to_the_partitioner
 from stablehlo_tools.artifacts.artifact import Artifact, parse
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.files.atomic import write_all_atomically
@@ -131,7 +131,7 @@ def _stem(name: str) -> str:
 
 def _pipeline_for(loaded: Artifact) -> str:
     left = left_to_the_partitioner(loaded.module)
-    return "thread-tokens" if left is None else "partition,create-reduce-scatter"
+    return "thread-tokens" if left is None else EXPLICIT
 
 
 def _first_test(loaded: Artifact, text: str, path: str, *, full: bool, cost: str | None) -> str:

@@ -42,6 +42,7 @@ from stablehlo_tools.analysis.partitioner_work import refuse_unpartitioned
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Diagnostics
 from stablehlo_tools.dialect.names import BARRIER, MANUAL_COMPUTATION, WHILE
+from stablehlo_tools.ir.builder import barrier
 from stablehlo_tools.ir.token_chain import refuse_tokens
 from stablehlo_tools.ir.values import key_of
 from stablehlo_tools.passes.base import Pass
@@ -96,20 +97,13 @@ def _is_held(op: ir.Operation) -> bool:
 def _wait(op: ir.Operation, before: ir.Operation) -> None:
     """Lets an op begin when another one is over."""
     waiting = [op.operands[0], before.results[0]]
-    op.operands[0] = _barrier(ir.InsertionPoint(op), op.location, waiting).results[0]
+    op.operands[0] = barrier(waiting, ir.InsertionPoint(op), op.location).results[0]
 
 
 def _keep(op: ir.Operation) -> None:
     """Hides from a compiler what becomes of an op's results."""
     users = [use.owner.operation for result in op.results for use in result.uses]
     waiting = [user for user in users if user.name == BARRIER]
-    held = _barrier(ir.InsertionPoint.after(op), op.location, list(op.results))
+    held = barrier(op.results, ir.InsertionPoint.after(op), op.location)
     for result, kept in zip(op.results, held.results, strict=True):
         result.replace_all_uses_except(kept, [held, *waiting])
-
-
-def _barrier(
-    point: ir.InsertionPoint, location: ir.Location, values: list[ir.Value]
-) -> ir.Operation:
-    types = [value.type for value in values]
-    return ir.Operation.create(BARRIER, results=types, operands=values, loc=location, ip=point)

@@ -29,7 +29,7 @@ from stablehlo_tools.dialect.names import (
 )
 from stablehlo_tools.dialect.traits import LAYOUT, Trait, ops_with, short_names
 from stablehlo_tools.ir.builder import shape_of
-from stablehlo_tools.ir.values import key_of, producer
+from stablehlo_tools.ir.values import before_reshapes, key_of, producer
 from stablehlo_tools.ir.walk import is_inside, terminator, walk
 
 Entry = tuple[int, Column]  # a table of the loop and a column of it
@@ -125,7 +125,7 @@ class Entries:
         if op is None or len(op.regions) or op.name == DYNAMIC_SLICE or not _is_small(value):
             return frozenset()
         if op.name == "stablehlo.slice":
-            table = self._rows.get(_unreshaped(op.operands[0]))
+            table = self._rows.get(before_reshapes(op.operands[0]))
             start = list(ir.DenseI64ArrayAttr(op.attributes["start_indices"]))[-1]
             if table is not None and shape_of(op.results[0])[-1] == 1:
                 return frozenset({(table, Column(start))})
@@ -136,14 +136,6 @@ def _is_small(value: ir.Value) -> bool:
     """Whether a value can be a part of a row: a handful of integers or flags."""
     type_ = ir.RankedTensorType(value.type)
     return isinstance(type_.element_type, ir.IntegerType) and prod(type_.shape) <= len(Column)
-
-
-def _unreshaped(value: ir.Value) -> ir.Value:
-    op = producer(value)
-    while op is not None and op.name == "stablehlo.reshape":
-        value = op.operands[0]
-        op = producer(value)
-    return value
 
 
 @dataclass(frozen=True)

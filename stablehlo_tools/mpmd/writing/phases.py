@@ -21,8 +21,8 @@ from stablehlo_tools.cost.clock import Clock
 from stablehlo_tools.cost.collectives import transfer_time
 from stablehlo_tools.cost.hardware import Hardware
 from stablehlo_tools.cost.transfers import Transfer
-from stablehlo_tools.dialect.names import BARRIER, CONVERT
-from stablehlo_tools.ir.builder import Builder, element_of
+from stablehlo_tools.dialect.names import CONVERT
+from stablehlo_tools.ir.builder import Builder, barrier, element_of
 from stablehlo_tools.ir.inline import copy_with
 from stablehlo_tools.ir.values import producer
 from stablehlo_tools.ir.walk import copy_referenced_symbols
@@ -236,13 +236,7 @@ def _is_converted(value: ir.Value) -> bool:
 
 def barred(value: ir.Value, point: ir.InsertionPoint) -> ir.Value:
     """A value behind a barrier: what is received is not converted by its sender."""
-    return ir.Operation.create(
-        BARRIER,
-        results=[value.type],
-        operands=[value],
-        loc=value.location,
-        ip=point,
-    ).results[0]
+    return barrier([value], point, value.location).results[0]
 
 
 def private_function(

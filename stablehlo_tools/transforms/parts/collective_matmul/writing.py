@@ -27,8 +27,8 @@ from stablehlo_tools.analysis.dimension_propagation.tilings import (
 )
 from stablehlo_tools.analysis.replica_groups import ProcessGroups
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.dialect.names import ALL_TO_ALL, BARRIER, DOT_GENERAL
-from stablehlo_tools.ir.builder import Builder, element_of, shape_of
+from stablehlo_tools.dialect.names import ALL_TO_ALL, DOT_GENERAL
+from stablehlo_tools.ir.builder import Builder, barrier, element_of, shape_of
 from stablehlo_tools.ir.clone import alike_clone, reshaped_clone
 from stablehlo_tools.ir.values import maker_of
 from stablehlo_tools.transforms.parts.collective_matmul.regions import Region, integer_of
@@ -385,14 +385,7 @@ class RegionWriter:
         if not self._hold:
             return values
         operands = [*values, *(held[key] for held, key in awaited)]
-        barrier = ir.Operation.create(
-            BARRIER,
-            results=[value.type for value in operands],
-            operands=operands,
-            loc=self._build.location,
-            ip=self._build.point,
-        )
-        results = [*barrier.results]
+        results = [*barrier(operands, self._build.point, self._build.location).results]
         for (held, key), result in zip(awaited, results[len(values) :], strict=True):
             held[key] = result
         return results[: len(values)]

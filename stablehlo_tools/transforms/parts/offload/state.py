@@ -36,9 +36,9 @@ from stablehlo_tools.dialect.device_placement import (
     lies_in_host,
     placed,
 )
-from stablehlo_tools.dialect.names import BARRIER, MANUAL_COMPUTATION
+from stablehlo_tools.dialect.names import MANUAL_COMPUTATION
 from stablehlo_tools.ir.block_order import restore_order
-from stablehlo_tools.ir.builder import shape_of
+from stablehlo_tools.ir.builder import barrier, shape_of
 from stablehlo_tools.ir.cleanup import erase_unused
 from stablehlo_tools.ir.shardy_round_trip import set_entry
 from stablehlo_tools.ir.values import maker_of, producer
@@ -205,33 +205,27 @@ def _hold(
     end = terminator(block)
     held = [*arguments, *group.gradients, *(end.operands[result] for _, result in behind)]
     last = maker_of(group.gradients[-1])
-    barrier = ir.Operation.create(
-        BARRIER,
-        results=[value.type for value in held],
-        operands=held,
-        loc=last.location,
-        ip=ir.InsertionPoint.after(last),
-    )
-    results: list[ir.Value] = list(barrier.results)
+    behind_all = barrier(held, ir.InsertionPoint.after(last), last.location)
+    results: list[ir.Value] = list(behind_all.results)
     images = dict(zip(group.gradients, results[len(arguments) :], strict=False))
     for argument, result in zip(arguments, results, strict=False):
-        point = ir.InsertionPoint.after(barrier)
+        point = ir.InsertionPoint.after(behind_all)
         argument.replace_all_uses_except(
-            placed(result, DEVICE, argument.location, point), [barrier]
+            placed(result, DEVICE, argument.location, point), [behind_all]
         )
     for (_, result), value in zip(behind, results[len(arguments) + len(images) :], strict=True):
         end.operands[result] = value
-    _read_images(barrier, images)
+    _read_images(behind_all, images)
 
 
-def _read_images(barrier: ir.Operation, images: dict[ir.Value, ir.Value]) -> None:
+def _read_images(behind: ir.Operation, images: dict[ir.Value, ir.Value]) -> None:
     """Has the op that first combines a state with its gradients read these from the barrier.
 
     No compiler then finds that it has them for nothing. What else reads them, as their norm, comes
     earlier.
     """
-    of_state = {barrier.results[0]}
-    pending = [barrier.results[0]]
+    of_state = {behind.results[0]}
+    pending = [behind.results[0]]
     for value in pending:
         for use in value.uses:
             op = use.owner.operation

@@ -18,6 +18,7 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.cost.clock import Clock
 from stablehlo_tools.cost.hardware import Hardware
 from stablehlo_tools.dialect.custom_calls import is_future
+from stablehlo_tools.ir.builder import barrier
 from stablehlo_tools.ir.values import in_block_order, key_of, maker_of, producer, stand_in
 from stablehlo_tools.ir.walk import functions_by_name
 from stablehlo_tools.overlap.memory import memory_profile
@@ -79,21 +80,14 @@ def keep_back(ends: Sequence[ir.Value]) -> None:
 
 
 def _barrier(anchor: ir.Operation, values: Sequence[ir.Value]) -> None:
-    following = ir.InsertionPoint.after(anchor)
-    barrier = ir.Operation.create(
-        "stablehlo.optimization_barrier",
-        results=[value.type for value in values],
-        operands=list(values),
-        loc=anchor.location,
-        ip=following,
-    )
-    first, *others = zip(values, barrier.results, strict=True)
+    held_back = barrier(values, ir.InsertionPoint.after(anchor), anchor.location)
+    first, *others = zip(values, held_back.results, strict=True)
     stand_in(*first)
     for value, held in others:
         for use in list(value.uses):
             user = use.owner.operation
-            is_behind = user.block == anchor.block and barrier.is_before_in_block(user)
-            if is_behind and key_of(user) != key_of(barrier):
+            is_behind = user.block == anchor.block and held_back.is_before_in_block(user)
+            if is_behind and key_of(user) != key_of(held_back):
                 user.operands[use.operand_number] = held
 
 

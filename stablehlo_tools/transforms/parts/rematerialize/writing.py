@@ -23,8 +23,7 @@ from collections.abc import Collection, Sequence
 from heapq import heappop, heappush
 
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.dialect.names import BARRIER
-from stablehlo_tools.ir.builder import Builder, element_of, shape_of
+from stablehlo_tools.ir.builder import Builder, barrier, element_of, shape_of
 from stablehlo_tools.ir.carriers import append, append_arguments, append_to_terminator
 from stablehlo_tools.ir.inline import copy_with, rename
 from stablehlo_tools.ir.values import key_of, producer
@@ -146,17 +145,11 @@ class _BlockWriter(_Writer):
             return
         late = self._met_by(user, read)
         values = [*leaves, *([late[1]] if late else [])]
-        barrier = ir.Operation.create(
-            BARRIER,
-            results=[value.type for value in values],
-            operands=values,
-            loc=user.location,
-            ip=ir.InsertionPoint(user),
-        )
-        for value, result in zip(leaves, barrier.results, strict=False):
+        tied = barrier(values, ir.InsertionPoint(user), user.location)
+        for value, result in zip(leaves, tied.results, strict=False):
             self._there[self._block.same[value]] = result
         if late:
-            rename(late[0], {late[1]: barrier.results[len(leaves)]})
+            rename(late[0], {late[1]: tied.results[len(leaves)]})
 
     def _met_by(
         self, user: ir.Operation, read: set[ir.Value]

@@ -30,7 +30,8 @@ from stablehlo_tools.analysis.tasks.graph import TracedGraph
 from stablehlo_tools.analysis.tasks.op_work import bytes_of
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.custom_calls import is_future
-from stablehlo_tools.dialect.names import BARRIER, CONVOLUTION, CUSTOM_CALL, WHILE
+from stablehlo_tools.dialect.names import CONVOLUTION, CUSTOM_CALL, WHILE
+from stablehlo_tools.ir.builder import barrier
 from stablehlo_tools.ir.values import key_of, maker_of, producer
 from stablehlo_tools.ir.walk import FUNCTION, terminator, walk
 from stablehlo_tools.overlap.scheduling.forward import Moments
@@ -557,17 +558,11 @@ class _BlockWriter:
             return False
         behind = not anchor.operands
         point = ir.InsertionPoint.after(anchor.op) if behind else ir.InsertionPoint(anchor.op)
-        barrier = ir.Operation.create(
-            BARRIER,
-            results=[value.type for value in values],
-            operands=values,
-            loc=anchor.op.location,
-            ip=point,
-        )
-        for value, result in zip(values, barrier.results, strict=True):
+        written = barrier(values, point, anchor.op.location)
+        for value, result in zip(values, written.results, strict=True):
             self._now[value] = result
             self._hand_over(value, result, [takes for other, takes in through if other == value])
-        last = barrier
+        last = written
         for op in fence.begins:
             op.move_after(last)
             self._places[key_of(op)] = anchor.served_from

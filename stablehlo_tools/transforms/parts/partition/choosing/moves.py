@@ -9,6 +9,7 @@ connected regions, and each region is taken if its exact cost falls.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from copy import copy
 
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.transforms.parts.partition.choosing.cutting import Cutter, Proposal
@@ -30,15 +31,12 @@ class Moves:
     """Takes proposals for one problem; the nodes' choices change in place.
 
     Where the machine stands for any, the program may be a small one that stands for a large one:
-    latencies count as they would in that, where its kernels took `_LARGE` ns. `shares`: how much of
-    a value's collectives counts in what is taken, where that is not all.
+    latencies count as they would in that, where its kernels took `_LARGE` ns.
     """
 
-    def __init__(
-        self, problem: Problem, machine: Machine, shares: Mapping[Link, float] | None = None
-    ) -> None:
+    def __init__(self, problem: Problem, machine: Machine) -> None:
         self.problem = problem
-        self._shares = shares or {}
+        self._shares: Mapping[Link, float] = {}  # of values' collectives, where not all count
         self._machine = machine
         self._compute: dict[tuple[Node, Choice], float] = {}
         kernels = sum(self._kernels(node, node.choice) for node in problem.nodes)
@@ -51,7 +49,10 @@ class Moves:
 
     def counting(self, shares: Mapping[Link, float]) -> Moves:
         """Moves of the same problem that count only these shares of values' collectives."""
-        return Moves(self.problem, self._machine, shares)
+        other = copy(self)
+        other._shares = shares
+        other._cutter = Cutter(self.problem, self.prices, self._byte_price, shares)
+        return other
 
     def cost(self) -> float:
         """ns of all that the choices decide."""
