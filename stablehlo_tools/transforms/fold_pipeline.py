@@ -36,12 +36,14 @@ whole batch. Where a stage takes the samples of a microbatch together, the micro
 a loop over them goes around the one over layers.
 
 A pipeline that is differentiated, as in a training step, folds together with its backward: to a
-loop over the layers that leaves for each what the backward takes, and one in reverse that gives
-the gradients of each. Additions of which one operand is zero wherever the other is not count as
-moves. A sum over all ticks is one over the microbatches, as the cotangents that ramp-up and
-ramp-down start from are zero, and what a stage computes linearly of them is: zero times what the
-pipeline computed in ticks whose results nobody uses. That is taken to be finite. Where it is not,
-the gradients of the pipeline are no numbers, and those of the loop are right.
+loop over the layers that leaves for each what the backward takes, and one in reverse that gives the
+gradients of each. Both may stand in one manual computation, as where gradients are taken inside of
+`shard_map`, and other axes of the mesh may be manual around them. Additions of which one operand is
+zero wherever the other is not count as moves. A sum over all ticks is one over the microbatches, as
+the cotangents that ramp-up and ramp-down start from are zero, and what a stage computes linearly of
+them is: zero times what the pipeline computed in ticks whose results nobody uses, in a stage or in
+the loss of a rank that is not the last. That is taken to be finite. Where it is not, the gradients
+of the pipeline are no numbers, and those of the loop are right.
 
 Preconditions:
   P1  No op of the pipeline has a token or does more than compute.
@@ -56,7 +58,7 @@ Preconditions:
   P6  Where the pipeline is differentiated, one second loop, its backward, takes what the ticks of
       it leave: a cell of it from the cell of the same microbatch and stage. The gradients of
       weights are sums over its ticks that start from zero: one for each layer that a stage runs in
-      turn. No other axis of the mesh is manual. No carry starts from infinity or no number.
+      turn. No carry starts from infinity or no number.
 
 Guarantees: the signature as it was; other axes of the mesh stay manual or automatic. Values are
 computed by the same ops on more samples: bitwise as before where the backend computes a row of a
@@ -106,11 +108,13 @@ from stablehlo_tools.transforms.parts.fold_pipeline.recognition import (
     hoist_slices,
     loops_of,
     may_be_pipeline,
+    multiply_instead_of_adding_alike,
     part_integers,
     region_of,
     take_from_outside,
 )
 from stablehlo_tools.transforms.parts.fold_pipeline.rejoining import rejoin
+from stablehlo_tools.transforms.parts.fold_pipeline.separating import separate_backward
 from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import UnresolvedError
 from stablehlo_tools.transforms.parts.fold_pipeline.training import fold_training, settle_integers
 
@@ -199,6 +203,10 @@ def _folded(module: ir.Module, number: int, between: bool) -> tuple[ir.Module, i
     region = _region(loop, tried)
     if region is None or not region.ticks:  # a loop that never runs hands nothing on
         return tried, 0
+    if separate_backward(region):
+        loop = _loops(tried)[number]
+        region = _region(loop, tried)
+        assert region is not None
     anchor = region.manual or loop
     effect = _effect(anchor)
     backward, refusal = backward_of(anchor, region.ticks), None
@@ -239,6 +247,9 @@ def _fold_training(forward: LoopRegion, loop: ir.Operation, module: ir.Module) -
     backward = _region(loop, module)
     if backward is None:
         raise UnresolvedError("the backward moves nothing along the axis of the stages", loop, 6)
+    multiply_instead_of_adding_alike(backward)
+    backward = _region(loop, module)
+    assert backward is not None
     return fold_training(forward, backward, module)
 
 

@@ -17,9 +17,9 @@ from dataclasses import replace
 
 from stablehlo_tools.analysis.device_values import Values
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.dialect.names import ADD
+from stablehlo_tools.dialect.names import ADD, DIVIDE, MULTIPLY
 from stablehlo_tools.ir.builder import element_of, shape_of
-from stablehlo_tools.ir.values import is_float, producer
+from stablehlo_tools.ir.values import is_float, producer, unconstrained
 from stablehlo_tools.transforms.parts.fold_pipeline.loop_region import LoopRegion
 from stablehlo_tools.transforms.parts.fold_pipeline.moves import (
     MOVING,
@@ -35,6 +35,8 @@ from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import (
     Piece,
     Summed,
     UnresolvedError,
+    View,
+    zeros,
 )
 from stablehlo_tools.transforms.parts.fold_pipeline.tracing import Answer, Tracer, cut_around
 
@@ -79,12 +81,15 @@ class BackwardTracer(Tracer):
         """Takes all additions for merges, and out again whichever is none if the others are.
 
         What an addition takes was made by those in front of it in the same tick, and in earlier
-        ticks: where all that are left are merges if those are, they are.
+        ticks: where all that are left are merges if those are, they are. One that is taken out with
+        another may still be one, as what the other gives is known to be zero: each is tried once
+        more.
         """
         body = (view.operation for view in self.region.body.operations)
         merges = {
             op.results[0]: op for op in body if op.name == ADD and is_float(op.results[0].type)
         }
+        candidates = dict(merges)
         self._merges = set(merges)
         failed = True
         while failed:
@@ -93,6 +98,14 @@ class BackwardTracer(Tracer):
                 del merges[value]
             self._merges = set(merges)
             self._found.clear()  # what was found in the meantime took them for some
+        for value, op in candidates.items() if self._zeros else ():
+            if value in merges:
+                continue
+            self._merges = {*merges, value}
+            if all(map(self._merges_always, [op, *merges.values()])):
+                merges[value] = op
+            self._merges = set(merges)
+            self._found.clear()
 
     def _merges_always(self, op: ir.Operation) -> bool:
         region = self.region
@@ -130,9 +143,29 @@ class BackwardTracer(Tracer):
         return True
 
     def _moved(self, op: ir.Operation, query: BoxQuery) -> Answer | None:
+        if query.tick < 0 and self._vanishes(op, query):
+            return Piece(zeros(element_of(query.value)), Box.whole(query.box.sizes), query.view)
         if op.name != ADD or not self.is_merge(op):
             return super()._moved(op, query)
         return self.only_nonzero(op, [query.at(operand, query.box) for operand in op.operands])
+
+    def _vanishes(self, op: ir.Operation, query: BoxQuery) -> bool:
+        """Whether a product around the loop has a factor that is zero on a rank, as cotangents are
+        on all but the last: the other one is taken to be finite, as in a stage."""
+        factors: list[ir.Value] = []
+        if op.name == MULTIPLY:
+            factors = list(op.operands)
+        elif op.name == DIVIDE:
+            divisor = repeated_number(op.operands[1])
+            if isinstance(divisor, int | float) and divisor > 0:
+                factors = [op.operands[0]]
+        try:
+            return any(
+                all(p.is_zero for p in self.pieces(value, query.rank, -1, query.box))
+                for value in factors
+            )
+        except UnresolvedError:
+            return False
 
     def _followed(self, query: BoxQuery) -> Answer:
         number, ticks = self._sum(query)
@@ -204,6 +237,8 @@ class BackwardTracer(Tracer):
             return super()._beyond(piece)
         if not isinstance(source, Outside):
             return super()._beyond(piece)
+        if self.region.has_other_axes():
+            return self._beyond_shards(piece, source)
         done: list[Piece] = []
         pending = [BoxQuery(self._outer(source.value), 0, -1, piece.box, piece.view)]
         while pending:
@@ -224,6 +259,70 @@ class BackwardTracer(Tracer):
             else:
                 pending += more
         return done
+
+    def _beyond_shards(self, piece: Piece, source: Outside) -> list[Piece]:
+        """`_beyond` where other axes of the mesh are manual, too, and divide what is outside: what
+        the pipeline leaves, if it enters the backward as it left, and zeros."""
+        region = self.region
+        outer = unconstrained(self._outer(source.value))
+        op = producer(outer)
+        if op is None or op != self._anchor:
+            return self._zeros_apart(piece, source, outer)
+        number = ir.OpResult(outer).result_number
+        entering = region.sharding("in_shardings", ir.BlockArgument(source.value).arg_number)
+        if entering != self.before.region.sharding("out_shardings", number):
+            raise UnresolvedError(
+                "what the pipeline leaves is sharded in another way in its backward", region.loop, 6
+            )
+        return self.before.followed(self.before.leaving(number, piece.box, piece.view))
+
+    def _zeros_apart(self, piece: Piece, source: Outside, outer: ir.Value) -> list[Piece]:
+        """A piece of an argument; parts of it that are zero outside, as the cotangents of all
+        stages but the last, by themselves."""
+        if outer == source.value:
+            return super()._beyond(piece)
+        local = Box.whole(self.region.entering_shape(source.value))
+        parts: list[Piece] = []
+        zero = self._zero_outside(outer, piece.box, local)
+        for box in cut_around([piece.box], zero):
+            view = piece.view.restricted(box.relative_to(piece.box))
+            if view is None:
+                return super()._beyond(piece)
+            part = Piece(source, box, view)
+            if any(own.contains(box) for own in zero):
+                parts.append(part.zeroed(element_of(outer)))
+            else:
+                parts += super()._beyond(part)
+        return parts
+
+    def _zero_outside(self, outer: ir.Value, box: Box, local: Box) -> list[Box]:
+        """The parts of a box of an argument, of which a device has `local`, that are zero. Where
+        other axes divide a dimension, the box has to have all of it."""
+        whole = Box.whole(shape_of(outer))
+        divided = [d for d in range(len(whole.sizes)) if whole.sizes[d] != local.sizes[d]]
+        if any(box.sizes[d] != local.sizes[d] for d in divided):
+            return []
+        asked = box
+        for dim in divided:
+            asked = asked.along(dim, 0, whole.sizes[dim])
+        zero: list[Box] = []
+        pending = [BoxQuery(outer, 0, -1, asked, View(asked))]
+        while pending:
+            query = pending.pop()
+            if repeated_number(query.value) == 0:
+                zero.append(query.view.target)
+                continue
+            op = producer(query.value)
+            try:
+                more = None if op is None else follow_move(op, query, self._known_outside)
+            except UnresolvedError:
+                more = None
+            pending += more or []
+        if any(own.sizes[d] != whole.sizes[d] for own in zero for d in divided):
+            return []
+        for dim in divided:
+            zero = [own.along(dim, 0, local.sizes[dim]) for own in zero]
+        return zero
 
     def _known_outside(self, value: ir.Value) -> Values | None:
         return self.before.region.integers_at(value, 0, -1)

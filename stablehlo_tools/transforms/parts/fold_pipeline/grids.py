@@ -348,7 +348,8 @@ class _Zeros:
                 if is_float(self._segment.inputs[number].type)
                 and all(is_zero(piece, self._segment, self._rows, zero) for piece in pieces)
             )
-            zero[instance] = self._outputs(inputs & self._cotangents) | self._outputs(inputs)
+            kept = self._outputs(inputs - self._left)
+            zero[instance] = self._outputs(inputs & self._cotangents) | self._outputs(inputs) | kept
         return zero
 
     @cached_property
@@ -361,6 +362,20 @@ class _Zeros:
             for number, pieces in enumerate(taken)
             for piece in pieces
             if isinstance(piece.source, Computed) and piece.source.value in self._segment.outputs
+        )
+
+    @cached_property
+    def _left(self) -> frozenset[int]:
+        """The inputs that ticks of the pipeline have left for its backward, which may be zero where
+        cotangents are, too: a product of both is linear in one of them alone."""
+        return frozenset(
+            number
+            for taken in self._inputs.values()
+            for number, pieces in enumerate(taken)
+            for piece in pieces
+            if isinstance(source := piece.source, Computed)
+            and source.tick >= 0
+            and source.value not in self._segment.outputs
         )
 
     def _outputs(self, inputs: frozenset[int]) -> frozenset[int]:

@@ -16,7 +16,7 @@ from stablehlo_tools.analysis.device_values import DeviceValues, Values
 from stablehlo_tools.analysis.loop_values import ControlValues
 from stablehlo_tools.analysis.loops import counted, is_integer_scalar
 from stablehlo_tools.analysis.replica_groups import AxisRef, mesh_axes_groups
-from stablehlo_tools.analysis.shardings import sharding_axes, sharding_per_value
+from stablehlo_tools.analysis.shardings import manual_axes, sharding_axes, sharding_per_value
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import MANUAL_COMPUTATION
 from stablehlo_tools.dialect.traits import Trait, full_names, ops_with
@@ -99,6 +99,10 @@ class Ranks:
     def moves(self, groups: Sequence[Sequence[int]]) -> bool:
         """Whether groups of devices reach from one rank to another."""
         return any(len({self.rank_of[device] for device in group}) > 1 for group in groups)
+
+    def is_whole(self, group: Sequence[int]) -> bool:
+        """Whether a group of devices has one of every rank."""
+        return sorted(self.rank_of[device] for device in group) == list(range(self.count))
 
 
 class LoopRegion:
@@ -218,6 +222,19 @@ class LoopRegion:
         size = shape_of(value)[dim]
         return box.along(dim, box.starts[dim] + rank * size, box.sizes[dim])
 
+    def mesh_reference(self) -> ir.Attribute:
+        """The mesh of the manual computation, as its shardings name it."""
+        assert self.manual is not None
+        names = ("in_shardings", "out_shardings")
+        stated = [s for name in names for s in sharding_per_value(self.manual.attributes[name])]
+        return bindings.TensorShardingAttr(stated[0]).mesh_or_ref
+
+    def mesh_axes(self) -> Sequence[tuple[str, int]]:
+        """The axes of that mesh and their sizes."""
+        reference = self.mesh_reference()
+        assert isinstance(reference, ir.FlatSymbolRefAttr)
+        return self.facts.meshes[reference.value].axes
+
     def entering_dim(self, value: ir.Value) -> int | None:
         """The dimension of an argument of the manual computation that the axis divides."""
         if self.manual is None or producer(value) is not None:
@@ -226,6 +243,13 @@ class LoopRegion:
             return None
         number = ir.BlockArgument(value).arg_number
         return self._sharded_dim("in_shardings", number)
+
+    def entering_shape(self, argument: ir.Value) -> list[int]:
+        """The shape of an argument, of which only the axis of the stages has been undone."""
+        dim, shape = self.entering_dim(argument), shape_of(argument)
+        if dim is not None:
+            shape[dim] *= self.ranks.count
+        return shape
 
     def leaving_dim(self, result: int) -> int | None:
         """The dimension of a result of the manual computation that the axis divides."""
@@ -245,18 +269,29 @@ class LoopRegion:
             shape[dim] *= self.ranks.count
         return shape
 
-    def _sharded_dim(self, name: str, number: int) -> int | None:
+    def sharding(self, name: str, number: int) -> ir.Attribute:
+        """That of an operand or a result of the manual computation."""
         assert self.manual is not None
-        sharding = sharding_per_value(self.manual.attributes[name])[number]
-        dims = bindings.TensorShardingAttr(sharding).dimension_shardings
-        for dim, attribute in enumerate(dims):
-            axes = [
+        return sharding_per_value(self.manual.attributes[name])[number]
+
+    def has_other_axes(self) -> bool:
+        """Whether the manual computation is divided along other axes than that of the stages."""
+        return self.manual is not None and len(manual_axes(self.manual)) > 1
+
+    def axes_of(self, name: str, number: int) -> list[list[str]]:
+        """The axes that divide each dimension of an operand or a result, major to minor."""
+        dims = bindings.TensorShardingAttr(self.sharding(name, number)).dimension_shardings
+        return [
+            [
                 bindings.SdyAxisRefAttr(axis).name
                 for axis in bindings.SdyDimensionShardingAttr(attribute).axes
             ]
-            if self.ranks.axis in axes:
-                return dim
-        return None
+            for attribute in dims
+        ]
+
+    def _sharded_dim(self, name: str, number: int) -> int | None:
+        axes = self.axes_of(name, number)
+        return next((dim for dim, own in enumerate(axes) if self.ranks.axis in own), None)
 
 
 def _varying(body: ir.Block, ends: Sequence[ir.Value]) -> set[ir.Value]:

@@ -18,6 +18,7 @@ from stablehlo_tools.analysis.shardings import manual_axes
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import (
     ADD,
+    ALL_REDUCE,
     COLLECTIVE_PERMUTE,
     DYNAMIC_SLICE,
     MANUAL_COMPUTATION,
@@ -37,6 +38,7 @@ from stablehlo_tools.transforms.parts.fold_pipeline.loop_region import (
     manual_around,
     ticks_of,
 )
+from stablehlo_tools.transforms.parts.fold_pipeline.tracing import adds
 
 # Concatenations, pads and updates: with slices, all ways to shift a tensor along a dimension.
 _PUTTING = ops_with(Trait.JOIN) | {SCATTER}
@@ -193,6 +195,27 @@ def add_terms_first(loop: ir.Operation) -> None:
         end.replace_all_uses_with(build.same("add", body.arguments[carry], first))
         for node in tree.nodes:
             node.erase()
+
+
+def multiply_instead_of_adding_alike(region: LoopRegion) -> None:
+    """Lets a product stand around a region's loop for the sum over all ranks of what each of them
+    holds alike: jax writes such a sum for the cotangents of what a sum has given to all ranks."""
+    if region.manual is None:
+        return
+    for view in list(region.manual.regions[0].blocks[0].operations):
+        op = view.operation
+        if op.name != ALL_REDUCE or not adds(op.regions[0].blocks[0]):
+            continue
+        groups = region.groups(op)
+        if groups is None or not all(map(region.ranks.is_whole, groups)):
+            continue
+        build = Builder(ir.InsertionPoint(op), op.location)
+        for operand, result in zip(op.operands, op.results, strict=True):
+            if not region.differs(operand):
+                count = build.splat_like(region.ranks.count, operand)
+                result.replace_all_uses_with(build.same("multiply", operand, count))
+        if not any(map(has_uses, op.results)):
+            op.erase()
 
 
 def part_integers(loop: ir.Operation) -> None:

@@ -43,7 +43,7 @@ class NotScaledError(Exception):
     """The op that cannot be written for another number of samples."""
 
     def __init__(self, op: ir.Operation) -> None:
-        super().__init__(str(op))
+        super().__init__(op.name)
         self.op = op
 
 

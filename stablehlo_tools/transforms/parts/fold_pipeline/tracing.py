@@ -183,7 +183,7 @@ class Tracer:
     def _reduced(self, op: ir.Operation, query: BoxQuery, members: Sequence[int]) -> Answer:
         """A sum in which each element is zero on all ranks but one: a pipeline hands its outputs
         from the last rank to all so."""
-        if not _adds(op.regions[0].blocks[0]):
+        if not adds(op.regions[0].blocks[0]):
             raise UnresolvedError(
                 "it combines what several ranks hold in another way than by a sum", op, 3
             )
@@ -255,7 +255,7 @@ def _gathered(op: ir.Operation, query: BoxQuery, members: Sequence[int]) -> list
     return queries
 
 
-def _adds(reducer: ir.Block) -> bool:
+def adds(reducer: ir.Block) -> bool:
     """Whether a reducer adds its arguments, with sharding constraints or without."""
     ops = [view.operation for view in reducer.operations]
     ops = [op for op in ops if op.name != SHARDING_CONSTRAINT]

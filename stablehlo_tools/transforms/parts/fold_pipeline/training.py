@@ -18,11 +18,11 @@ from dataclasses import dataclass, replace
 from math import isfinite, prod
 
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.dialect.names import RESHAPE
+from stablehlo_tools.dialect.names import RESHAPE, SHARDING_CONSTRAINT
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.ir.cleanup import fold_reshapes
 from stablehlo_tools.ir.inline import copy_body
-from stablehlo_tools.ir.values import is_float, maker_of, producer
+from stablehlo_tools.ir.values import has_uses, is_float, maker_of, producer, unconstrained
 from stablehlo_tools.transforms.parts.fold_pipeline.backward_tracing import (
     BackwardTracer,
 )
@@ -72,11 +72,10 @@ def fold_training(forward: LoopRegion, backward: LoopRegion, module: ir.Module) 
     scratch = Scratch(module)
     before = Tracer(forward)
     sites = FoldSite(forward), FoldSite(backward)
-    for site in sites:
-        if site.inner is not None:
-            raise UnresolvedError("another axis of the mesh is manual, too", site.anchor, 6)
-    left = list(outputs_of(sites[0].anchor, forward, slices=True, but=_leads_to(sites[1].anchor)))
-    made = list(outputs_of(sites[1].anchor, backward, slices=True))
+    if (sites[0].inner is None) != (sites[1].inner is None):
+        raise UnresolvedError("other axes of the mesh are manual in the backward", backward.loop, 6)
+    left = list(outputs_of(sites[0].anchor, forward, but=_leads_to(sites[1].anchor)))
+    made = list(outputs_of(sites[1].anchor, backward))
     of_forward = [before.left(output.result, output.box) for output in left]
     segments = Segments(forward, scratch)
     writer = GridWriter(before, scratch, sites[0], segments)
@@ -101,9 +100,13 @@ def fold_training(forward: LoopRegion, backward: LoopRegion, module: ir.Module) 
         for number, table in plans.backward.inputs.cells.items()
     }
     after.write_grid(plans.backward, cells)
-    _replace(made, of_backward, after, sites[1])
+    gradients = _written(made, of_backward, after, sites[1])
+    results = _written(left, of_forward, writer, sites[0])
+    _replace(left, sites[0].leaving(left, results, sites[1]))
+    _replace(made, sites[1].leaving(made, gradients))
+    for site in sites:
+        site.clear()
     erase_unused(sites[1].anchor.block, sites[1].anchor)
-    _replace(left, of_forward, writer, sites[0])
     erase_unused(sites[0].anchor.block)
     if any(next(iter(result.uses), None) for result in sites[0].anchor.results):
         raise UnresolvedError(
@@ -158,20 +161,54 @@ def settle_integers(forward: LoopRegion, anchor: ir.Operation) -> None:
     """Writes integers that a pipeline leaves for its backward, and that are known, as constants:
     they may decide there what is moved, as the predicates of selects do."""
     tracer, pipeline = Tracer(forward), forward.manual or forward.loop
-    for number, value in enumerate(anchor.operands):
+    for number, operand in enumerate(anchor.operands):
+        value = unconstrained(operand)
         maker = producer(value)
         if maker is None or maker != pipeline:
             continue
-        shape = shape_of(value)
-        if not isinstance(element_of(value), ir.IntegerType) or prod(shape) > _MOST_INTEGERS:
+        result, element = ir.OpResult(value).result_number, element_of(value)
+        shape = forward.leaving_shape(result)
+        if not isinstance(element, ir.IntegerType) or prod(shape) > _MOST_INTEGERS:
             continue
         try:
-            pieces = tracer.left(ir.OpResult(value).result_number, Box.whole(shape))
+            pieces = tracer.left(result, Box.whole(shape))
         except UnresolvedError:
             continue
         if all(isinstance(piece.source, Known | Splat) for piece in pieces):
             build = Builder(ir.InsertionPoint(anchor), anchor.location)
-            anchor.operands[number] = Composer(build, no_sources).compose(pieces, value.type)
+            known = Composer(build, no_sources).compose(pieces, build.tensor(shape, element))
+            whole = _of_other_axes(known, forward, result, build)
+            if whole.type == value.type:
+                anchor.operands[number] = whole
+                _erase_constraints(operand)
+
+
+def _erase_constraints(value: ir.Value) -> None:
+    """Erases the constraints on a value that nobody uses any more."""
+    op = producer(value)
+    while op is not None and op.name == SHARDING_CONSTRAINT and not has_uses(op.results[0]):
+        before = producer(op.operands[0])
+        op.erase()
+        op = before
+
+
+def _of_other_axes(value: ir.Value, region: LoopRegion, result: int, build: Builder) -> ir.Value:
+    """A result of a pipeline that is the same along the other manual axes which divide the
+    dimension that the stages divide, as it leaves the manual computation."""
+    dim = None if region.manual is None else region.leaving_dim(result)
+    if dim is None:
+        return value
+    axes = region.axes_of("out_shardings", result)[dim]
+    if len(axes) < 2:
+        return value
+    sizes, shape = dict(region.mesh_axes()), shape_of(value)
+    split = [sizes[name] for name in axes]
+    before, own, behind = shape[:dim], shape[dim] // region.ranks.count, shape[dim + 1 :]
+    parts = build.reshape(value, [*before, region.ranks.count, own, *behind])
+    stage, last = dim + axes.index(region.ranks.axis), dim + len(axes)
+    dims = [*range(dim), stage, last, *range(last + 1, last + 1 + len(behind))]
+    spread = build.broadcast(parts, [*before, *split, own, *behind], dims)
+    return build.reshape(spread, [*before, prod(split) * own, *behind])
 
 
 def _refuse_infinite(forward: LoopRegion) -> None:
@@ -480,14 +517,18 @@ def _stacked(plan: GridPlan, ends: Sequence[End], kept: Iterable[int]) -> tuple[
     return tuple(sorted(stacked))
 
 
-def _replace(
+def _written(
     outputs: Sequence[Output], pieces: Sequence[list[Piece]], writer: GridWriter, site: FoldSite
-) -> None:
-    """Puts what was written in the place of a region's outputs."""
-    values = [
+) -> list[ir.Value]:
+    """What a region's outputs are, written at its site."""
+    return [
         writer.output(consists_of, site.type_of(output))
         for output, consists_of in zip(outputs, pieces, strict=True)
     ]
+
+
+def _replace(outputs: Sequence[Output], values: Sequence[ir.Value]) -> None:
+    """Puts values in the place of a region's outputs."""
     for output, value in zip(outputs, values, strict=True):
         output.value.replace_all_uses_with(value)
         _skip_reshape(value)
