@@ -63,6 +63,11 @@ def share_common(module: ir.Module) -> None:
         manager.run(op)
 
 
+def share_all(module: ir.Module) -> None:
+    """Runs MLIR's common subexpression elimination; handles of ops must not be used afterwards."""
+    bindings.parse_pass_pipeline("builtin.module(cse)", module.context).run(module.operation)
+
+
 def erase_unused(block: ir.Block) -> None:
     """Erases the ops of a block, and of blocks in it, whose results nothing uses; those with
     an effect, or that may have one in a region, stay."""

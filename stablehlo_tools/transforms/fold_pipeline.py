@@ -79,7 +79,7 @@ from stablehlo_tools.analysis.device_values import DeviceValues
 from stablehlo_tools.analysis.effects import Effects
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Diagnostic, Diagnostics, ToolError, note
-from stablehlo_tools.ir.cleanup import drop_unused_carries
+from stablehlo_tools.ir.cleanup import drop_unused_carries, share_all
 from stablehlo_tools.ir.clone import copy_module, take_over
 from stablehlo_tools.ir.inline import inline_all_calls
 from stablehlo_tools.ir.token_chain import refuse_tokens
@@ -162,6 +162,7 @@ class FoldPipelinePass(Pass):
             diagnostics.collected += folded
         values = DeviceValues(current, ModuleFacts.of(current))
         rejoin(entry_function(current).regions[0].blocks[0], values)
+        share_all(current)
         take_over(module, current)
 
 

@@ -6,18 +6,23 @@ from __future__ import annotations
 from typing import Any
 
 from gpipe_programs import (  # first: sets up the devices
+    LENGTH,
     STAGE,
+    WIDTH,
     Array,
     Case,
     Sizes,
+    attention,
     batch,
     dense,
     ring,
+    scanned,
     weights_of,
 )
 
 import jax  # isort: skip
 import jax.numpy as jnp
+import numpy as np
 from jax import export, lax
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -114,3 +119,81 @@ def by_hand(
     ]
     made = export.export(jax.jit(mapped if inside else step))(*kinds)
     return Case(made, plain, (weights, x))
+
+
+def decoder_by_hand(*, inside: bool) -> Case:
+    """A small language model, with its embedding and its head around the pipeline, that takes
+    microbatches of tokens. `inside`: all of it stands in the shard_map, gradients too."""
+    stages, each, samples, vocabulary = 4, 2, 6, 12
+    on = jax.make_mesh((stages,), (STAGE,), axis_types=(AxisType.Auto,))
+    random = np.random.default_rng(3)
+    tokens = random.integers(0, vocabulary, (samples, 2, LENGTH)).astype(np.int32)
+    parameters = {
+        "layers": weights_of("attention", stages * each),
+        "embedding": random.normal(size=(vocabulary, WIDTH)).astype(np.float32),
+        "head": random.normal(size=(WIDTH, vocabulary)).astype(np.float32),
+    }
+    specs = {"layers": P(STAGE), "embedding": P(), "head": P()}
+    layer = jax.checkpoint(attention)
+
+    def entropy(h: Array, head: Array, tokens: Array) -> Array:
+        logits = jax.nn.log_softmax(h @ head)
+        return -jnp.take_along_axis(logits, tokens[..., None], -1).mean()
+
+    def pipeline(w: Any, x: Array) -> Array:
+        rank = lax.axis_index(STAGE)
+
+        def tick(arriving: Array, t: Array) -> tuple[Array, Array]:
+            fed = x[jnp.clip(t, 0, samples - 1)]
+            y = scanned(layer, w, jnp.where(rank == 0, fed, arriving))
+            return lax.ppermute(y, STAGE, ring(stages, closed=False)), y
+
+        ticks = jnp.arange(samples + stages - 1)
+        return lax.scan(tick, jnp.zeros_like(x[0]), ticks)[1][stages - 1 :]
+
+    def is_last() -> Array:
+        return lax.axis_index(STAGE) == stages - 1
+
+    def outputs(w: Any, x: Array) -> Array:
+        return lax.psum(jnp.where(is_last(), pipeline(w, x), 0.0), STAGE)
+
+    def local_step(p: dict[str, Any], tokens: Array) -> Any:
+        def loss(p: dict[str, Any]) -> Array:
+            h = pipeline(p["layers"], p["embedding"][tokens])
+            return jnp.where(is_last(), entropy(h, p["head"], tokens), 0.0)
+
+        value, gradient = jax.value_and_grad(loss)(p)
+        for name in ("embedding", "head"):
+            gradient[name] = lax.psum(gradient[name], STAGE)
+        return lax.psum(value, STAGE), _descended(p, gradient)
+
+    mapped: Any = jax.shard_map(
+        local_step if inside else outputs,
+        mesh=on,
+        in_specs=(specs, P()) if inside else (P(STAGE), P()),
+        out_specs=(P(), specs) if inside else P(),
+        check_vma=False,
+    )
+
+    def stepping(forward: Any) -> Any:
+        def step(p: dict[str, Any], tokens: Array) -> Any:
+            def loss(p: dict[str, Any]) -> Array:
+                h = forward(p["layers"], p["embedding"][tokens])
+                return entropy(h, p["head"], tokens)
+
+            value, gradient = jax.value_and_grad(loss)(p)
+            return value, _descended(p, gradient)
+
+        return step
+
+    def placed(value: Any, spec: Any) -> Any:
+        return jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=NamedSharding(on, spec))
+
+    kinds = {n: jax.tree.map(lambda v, n=n: placed(v, specs[n]), parameters[n]) for n in specs}
+    step = jax.jit(mapped if inside else stepping(mapped))
+    made = export.export(step)(kinds, placed(tokens, P()))
+    return Case(made, stepping(lambda w, x: scanned(layer, w, x)), (parameters, tokens))
+
+
+def _descended(parameters: Any, gradient: Any) -> Any:
+    return jax.tree.map(lambda p, g: p - RATE * g, parameters, gradient)

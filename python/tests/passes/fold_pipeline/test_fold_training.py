@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gpipe_by_hand import by_hand
+from gpipe_by_hand import by_hand, decoder_by_hand
 from gpipe_programs import (  # first: sets up the devices
     Case,
     Sizes,
@@ -138,10 +138,18 @@ DIVIDED: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", BY_HAND)
+@pytest.mark.parametrize("name", first(2, BY_HAND))
 def test_a_step_that_is_written_by_hand_becomes_one_of_another_schedule(name: str):
     case = by_hand(Sizes(4, 1, 6, 2), **BY_HAND[name])
     check(case, "4 4")
+    expand = "fold-pipeline,expand-pipeline{microbatches=6 schedule=1f1b}"
+    again = stablehlo_tools.transform(case.exported, expand)
+    _compare(case, run(case.exported, case.arguments), run(again, case.arguments))
+
+
+@pytest.mark.parametrize("inside", first(1, [True, False]), ids=["inside", "around"])
+def test_a_decoder_that_is_written_by_hand_becomes_one_of_another_schedule(inside: bool):
+    case = decoder_by_hand(inside=inside)
     expand = "fold-pipeline,expand-pipeline{microbatches=6 schedule=1f1b}"
     again = stablehlo_tools.transform(case.exported, expand)
     _compare(case, run(case.exported, case.arguments), run(again, case.arguments))

@@ -18,7 +18,8 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import MANUAL_COMPUTATION
 from stablehlo_tools.ir.builder import Builder, element_of
 from stablehlo_tools.ir.clone import alike_clone
-from stablehlo_tools.ir.values import is_spread_constant, maker_of
+from stablehlo_tools.ir.values import is_spread_constant, maker_of, producer
+from stablehlo_tools.ir.walk import values_used
 from stablehlo_tools.transforms.parts.one_part import cut, part_type
 
 
@@ -106,11 +107,21 @@ class Region:
         """A value of the outside, whole, or each rank's part along a dimension."""
         key = value, dimension
         if key not in self._inside:
+            self._make_before(value)
             self._taken.append(key)
             self._inside[key] = self.block.add_argument(
                 self._local(value.type, dimension), self.location
             )
         return self._inside[key]
+
+    def _make_before(self, value: ir.Value) -> None:
+        """Moves what makes a value, behind the computation, in front of it."""
+        op = producer(value)
+        if op is None or op.block != self._holder.block or op.is_before_in_block(self._holder):
+            return
+        for used in values_used(op):
+            self._make_before(used)
+        op.move_before(self._holder)
 
     def whole(self, value: ir.Value) -> ir.Value:
         """A value of the outside: constants are written again, others brought in."""

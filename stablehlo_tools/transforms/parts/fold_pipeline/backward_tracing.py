@@ -17,7 +17,9 @@ from dataclasses import replace
 
 from stablehlo_tools.analysis.device_values import Values
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.dialect.names import ADD, DIVIDE, MULTIPLY
+from stablehlo_tools.dialect.names import ADD, DIVIDE, REDUCE, SCATTER
+from stablehlo_tools.dialect.reducers import reducer_kind
+from stablehlo_tools.dialect.traits import Trait, ops_with, ops_with_any
 from stablehlo_tools.ir.builder import element_of, shape_of
 from stablehlo_tools.ir.values import is_float, producer, unconstrained
 from stablehlo_tools.transforms.parts.fold_pipeline.loop_region import LoopRegion
@@ -40,6 +42,8 @@ from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import (
 )
 from stablehlo_tools.transforms.parts.fold_pipeline.tracing import Answer, Tracer, cut_around
 
+_DEEPEST = 64  # ops in a row that are followed for zeros
+
 
 class BackwardTracer(Tracer):
     """Follows values of a backward, and into the pipeline `before` that it belongs to. `zeros` are
@@ -58,6 +62,7 @@ class BackwardTracer(Tracer):
         self._merges: set[ir.Value] | None = None
         self._added = _sums(region.loop)
         self._reaches: dict[ir.Value, bool] = {}
+        self._depth = 0
 
     def is_merge(self, op: ir.Operation) -> bool:
         """Whether an addition in the loop adds zero to whatever is not zero, on all ranks in all
@@ -65,9 +70,10 @@ class BackwardTracer(Tracer):
         return op.results[0] in self.merges
 
     def with_zeros(self, zeros: Mapping[Computed, Sequence[Box]]) -> BackwardTracer | None:
-        """A tracer that knows these boxes to be zero; None where it finds no other merges."""
+        """A tracer that knows these boxes to be zero; None where that tells no more."""
         other = BackwardTracer(self.region, self.before, zeros)
-        return other if other.merges > self.merges else None
+        more = zeros and not self._zeros
+        return other if more or other.merges > self.merges else None
 
     @property
     def merges(self) -> set[ir.Value]:
@@ -143,29 +149,36 @@ class BackwardTracer(Tracer):
         return True
 
     def _moved(self, op: ir.Operation, query: BoxQuery) -> Answer | None:
-        if query.tick < 0 and self._vanishes(op, query):
+        if op.name == ADD and self.is_merge(op):
+            return self.only_nonzero(op, [query.at(operand, query.box) for operand in op.operands])
+        moved = super()._moved(op, query)
+        if moved is None and query.tick < 0 and self._vanishes(op, query):
             return Piece(zeros(element_of(query.value)), Box.whole(query.box.sizes), query.view)
-        if op.name != ADD or not self.is_merge(op):
-            return super()._moved(op, query)
-        return self.only_nonzero(op, [query.at(operand, query.box) for operand in op.operands])
+        return moved
 
     def _vanishes(self, op: ir.Operation, query: BoxQuery) -> bool:
-        """Whether a product around the loop has a factor that is zero on a rank, as cotangents are
-        on all but the last: the other one is taken to be finite, as in a stage."""
-        factors: list[ir.Value] = []
-        if op.name == MULTIPLY:
-            factors = list(op.operands)
-        elif op.name == DIVIDE:
-            divisor = repeated_number(op.operands[1])
-            if isinstance(divisor, int | float) and divisor > 0:
-                factors = [op.operands[0]]
+        """Whether what an op around the loop computes is zero on a rank, as cotangents are on all
+        but the last, and what is linear in them: other factors are taken to be finite, as in a
+        stage."""
+        if self._depth == _DEEPEST or not is_float(query.value.type):
+            return False
+        self._depth += 1
         try:
             return any(
-                all(p.is_zero for p in self.pieces(value, query.rank, -1, query.box))
-                for value in factors
+                bool(factors) and all(self._is_zero(value, query) for value in factors)
+                for factors in _vanishing(op)
             )
         except UnresolvedError:
             return False
+        finally:
+            self._depth -= 1
+
+    def _is_zero(self, value: ir.Value, query: BoxQuery) -> bool:
+        """Whether a value around the loop is zero, where it has the elements of a query in their
+        places in these, else everywhere."""
+        shape = shape_of(value)
+        box = query.box if shape == shape_of(query.value) else Box.whole(shape)
+        return all(piece.is_zero for piece in self.pieces(value, query.rank, -1, box))
 
     def _followed(self, query: BoxQuery) -> Answer:
         number, ticks = self._sum(query)
@@ -349,6 +362,23 @@ class BackwardTracer(Tracer):
             pending += [v for v in op.operands if v not in self._reaches or self._reaches[v]]
         self._reaches.update(dict.fromkeys(seen, False))
         return False
+
+
+def _vanishing(op: ir.Operation) -> list[list[ir.Value]]:
+    """Groups of operands of an op, where all of one group are zero, its result is."""
+    operands = list(op.operands)
+    if op.name in ops_with(Trait.LINEAR_IN_EACH):
+        return [[operand] for operand in operands]
+    if op.name in ops_with(Trait.LINEAR_IN_FIRST):
+        return [operands[:1]]
+    if op.name == DIVIDE:
+        return [] if repeated_number(operands[1]) == 0 else [operands[:1]]
+    if op.name in ops_with_any(Trait.LINEAR_IN_ALL | Trait.ZERO_OF_ZERO | Trait.ZERO_OF_ZEROS):
+        return [[operand for operand in operands if is_float(operand.type)]]
+    sums = op.name in (REDUCE, SCATTER) and len(op.results) == 1
+    if sums and reducer_kind(op.regions[0].blocks[0]) == "add":
+        return [[operand for operand in operands if is_float(operand.type)]]
+    return []
 
 
 def _sums(loop: ir.Operation) -> dict[int, ir.Value]:

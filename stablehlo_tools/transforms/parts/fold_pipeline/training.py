@@ -141,7 +141,8 @@ def _find_backward(
 
     In a circular pipeline, the first stage takes what leaves the last one once more in the ticks of
     ramp-down, and does not hand it on. Only the grid tells that the cotangent of that is zero; what
-    is added to it is moved then, and it is looked at anew.
+    is added to it is moved then, and it is looked at anew. So is a sum over some of the ticks, as
+    that of the cotangents of the last microbatch, which ramp-down takes again.
     """
     while True:
         pieces = [tracer.left(output.result, output.box) for output in outputs]
@@ -151,7 +152,9 @@ def _find_backward(
         ends = [end for end in _ends(reached) if writer.owner_of(end[0]) is writer]
         sums = [p.source for p in reached if isinstance(p.source, Summed)]
         cells = GridFinder(tracer, segments, scratch).cells(ends, sums)
-        informed = tracer.with_zeros(cells.zeros) if cells.adds_inputs() else None
+        partial = any(len(summed.ticks) < tracer.region.ticks for summed in sums)
+        asked = partial or cells.adds_inputs()
+        informed = tracer.with_zeros(cells.zeros) if asked else None
         if informed is None:
             return _Backward(pieces, writer, cells.grid(), sums)
         tracer = informed
