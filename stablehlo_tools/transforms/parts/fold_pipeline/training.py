@@ -33,7 +33,7 @@ from stablehlo_tools.transforms.parts.fold_pipeline.batch_layout import (
 )
 from stablehlo_tools.transforms.parts.fold_pipeline.chains import Pieces, StageInputs
 from stablehlo_tools.transforms.parts.fold_pipeline.composing import Composer, no_sources
-from stablehlo_tools.transforms.parts.fold_pipeline.folding import FoldSite, Output, outputs_of
+from stablehlo_tools.transforms.parts.fold_pipeline.fold_site import FoldSite, Output, outputs_of
 from stablehlo_tools.transforms.parts.fold_pipeline.grid_writing import GridPlan, GridWriter
 from stablehlo_tools.transforms.parts.fold_pipeline.grids import End, Grid, GridFinder
 from stablehlo_tools.transforms.parts.fold_pipeline.layer_scans import LayerBlock, layer_of
