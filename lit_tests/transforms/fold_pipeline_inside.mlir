@@ -2,7 +2,7 @@
 // RUN: filecheck %s < %t.after.mlir
 // RUN: stablehlo-tools inspect %t.after.mlir | filecheck %s --check-prefix=COUNT
 // Made by: stablehlo-tools make-test step.jax_export -p fold-pipeline
-// After a wanted change: stablehlo-tools make-test --update fold_pipeline_inside.mlir
+// After a wanted change: stablehlo-tools make-test --update lit_tests/transforms/fold_pipeline_inside.mlir
 
 // COUNT: : 3 communicating ops on 1 x 4
 // CHECK: mhlo.num_partitions = 4 : i32
@@ -24,12 +24,12 @@
 // CHECK: stablehlo.return %[[ITER_ARG]], {{.+}} :
 // CHECK: sdy.return %{{[^ ,)]+}}, %{{[^ ,)]+}}, %{{[^ ,)]+}} :
 // CHECK-NEXT: } : (tensor<2x8x8xf32>, tensor<2x2x8xf32>) -> (tensor<2x2x8xf32>, tensor<2x2x2x8xf32>, tensor<2x2x2x8xf32>)
-// CHECK-NEXT: %[[MANUAL_COMPUTATION_1:[^ ,)]+]]:2 = sdy.manual_computation(%[[ARG]], %[[ARG]], %[[MANUAL_COMPUTATION]]#0,
+// CHECK-NEXT: %[[MANUAL_COMPUTATION_1:[^ ,)]+]]:2 = sdy.manual_computation(%[[ARG]], %[[MANUAL_COMPUTATION]]#0,
 // CHECK-SAME: %[[MANUAL_COMPUTATION]]#1, %[[MANUAL_COMPUTATION]]#2) in_shardings=[<@{{[^ ,)]+}}, [{}, {}, {}]>,
-// CHECK-SAME: <@{{[^ ,)]+}}, [{}, {}, {}]>, <@{{[^ ,)]+}}, [{"data"}, {}, {}]>, <@{{[^ ,)]+}}, [{"data"}, {}, {}, {}]>,
+// CHECK-SAME: <@{{[^ ,)]+}}, [{"data"}, {}, {}]>, <@{{[^ ,)]+}}, [{"data"}, {}, {}, {}]>,
 // CHECK-SAME: <@{{[^ ,)]+}}, [{"data"}, {}, {}, {}]>] out_shardings=[<@{{[^ ,)]+}}, []>, <@{{[^ ,)]+}}, [{}, {}, {}]>]
-// CHECK-SAME: manual_axes={"data"} (%{{[^ ,)]+}}: tensor<2x8x8xf32>, %[[ARG_3:[^ ,)]+]]: tensor<2x8x8xf32>,
-// CHECK-SAME: %{{[^ ,)]+}}: tensor<1x2x8xf32>, %{{[^ ,)]+}}: tensor<1x2x2x8xf32>, %{{[^ ,)]+}}: tensor<1x2x2x8xf32>) {
+// CHECK-SAME: manual_axes={"data"} (%[[ARG_3:[^ ,)]+]]: tensor<2x8x8xf32>, %{{[^ ,)]+}}: tensor<1x2x8xf32>,
+// CHECK-SAME: %{{[^ ,)]+}}: tensor<1x2x2x8xf32>, %{{[^ ,)]+}}: tensor<1x2x2x8xf32>) {
 // CHECK: %{{[^ ,)]+}}:6 = stablehlo.while(%[[ITER_ARG_1:[^ ,)]+]] = %{{[^ ,)]+}}, %[[ITER_ARG_2:[^ ,)]+]] = %{{[^ ,)]+}},
 // CHECK-SAME: %[[ITER_ARG_3:[^ ,)]+]] = %[[ARG_3]], %{{[^ ,)]+}} = %{{[^ ,)]+}}, %{{[^ ,)]+}} = %{{[^ ,)]+}},
 // CHECK-SAME: %{{[^ ,)]+}} = %{{[^ ,)]+}}) : tensor<2x2x8xf32>, tensor<2x2x8xf32>, tensor<2x8x8xf32>, tensor<i32>,
@@ -54,8 +54,7 @@
 // CHECK: stablehlo.add
 // CHECK: }) : (tensor<1x8x8xf32>) -> tensor<1x8x8xf32>
 // CHECK: sdy.return %{{[^ ,)]+}}, %{{[^ ,)]+}} :
-// CHECK-NEXT: } : (tensor<2x8x8xf32>, tensor<2x8x8xf32>, tensor<2x2x8xf32>, tensor<2x2x2x8xf32>, tensor<2x2x2x8xf32>)
-// CHECK-SAME: -> (tensor<f32>, tensor<2x8x8xf32>)
+// CHECK-NEXT: } : (tensor<2x8x8xf32>, tensor<2x2x8xf32>, tensor<2x2x2x8xf32>, tensor<2x2x2x8xf32>) -> (tensor<f32>, tensor<2x8x8xf32>)
 // CHECK-NEXT: return %[[MANUAL_COMPUTATION_1]]#0, %[[MANUAL_COMPUTATION_1]]#1 :
 
 module @jit_local_step attributes {mhlo.num_partitions = 4 : i32, mhlo.num_replicas = 1 : i32} {

@@ -209,6 +209,7 @@ class _Optimizer:
         self._store = store
         self._watch = watch
         self._stop = stop
+        self._unadvised = ""  # why nothing is known of what `inspect` advises
         self._machine, self._hardware = request.machine()
         self._memory = (
             self._hardware.memory_bytes
@@ -263,10 +264,11 @@ class _Optimizer:
             return
 
         def advised() -> list[Candidate]:
-            """What `inspect` says to do; nothing where it has no figure."""
+            """What `inspect` says to do; nothing where it has no figure, and a remark."""
             try:
                 return on_the_road(crew.advise(), choices, circumstances)
-            except ToolError:
+            except ToolError as error:
+                self._unadvised = f"what inspect advises was not tried: {error.diagnostic.message}"
                 return []
 
         search.run(choices, slow_choices(circumstances), advised)
@@ -285,7 +287,7 @@ class _Optimizer:
         """The best candidate that is proven; the export where none is."""
         assert base.figures is not None
         memory = memory_finding(base.figures, self._memory)
-        remarks: list[str] = []
+        remarks = [self._unadvised] if self._unadvised else []
         while (best := search.best) is not base:
             self._watch(Progress(f"proving {best.candidate}", len(search.outcome.trials) - 1, best))
             crew = self._crew(1, time.monotonic() + _TO_FINISH)

@@ -484,6 +484,14 @@ def test_the_command_says_yes_and_no(tmp_path: Path, capsys: pytest.CaptureFixtu
         "floats that are added up in another order differ like this: tolerances allow it\n"
         f"try: stablehlo-tools verify {a} {b} --rtol 1e-4 --atol 1e-6\n"
     )
+    assert main(["verify", a, b, "--rtol", "0.1"]) == 1
+    assert capsys.readouterr().out == (
+        "differs: output 0, f32[2]: 1 of 2 elements, largest absolute difference 0.5\n"
+        "  first at [1]: 2.0 before, 2.5 after\n"
+        "compared within rtol=0.1 atol=0, in trial 0\n"
+        "a step may move what it rounds this far: a twin in f64 tells the two apart\n"
+        f"try: stablehlo-tools verify {a} {b} --rtol 0.1 --twin always\n"
+    )
     assert main(["verify", a, b, "--json", "--rtol", "0.2"]) == 1
     answer = json.loads(capsys.readouterr().out)
     assert answer["outputs"][0]["first"] == {

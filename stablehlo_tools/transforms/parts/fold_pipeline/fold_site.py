@@ -165,12 +165,30 @@ class FoldSite:
         """Lets what is written here use a value of another site, which enters as a shard of a whole
         one: as it is, or in a row of each device's."""
         assert self.inner is not None
+        if (entered := self._argument_for(whole, type_, sharding)) is not None:
+            replace_in(self.inner, {value: entered})
+            return
         own: ir.Value = self.inner.add_argument(type_, self.anchor.location)
         if type_ != value.type:
             start = ir.InsertionPoint.at_block_begin(self.inner)
             own = Builder(start, self.anchor.location).reshape(own, shape_of(value))
         replace_in(self.inner, {value: own})
         self._received.append((whole, sharding))
+
+    def _argument_for(
+        self, whole: ir.Value, type_: ir.Type, sharding: ir.Attribute
+    ) -> ir.Value | None:
+        """The argument as which a value enters already, with a sharding."""
+        region = self._region
+        assert region.manual is not None
+        assert self.inner is not None
+        for number, operand in enumerate(region.manual.operands):
+            argument = self.inner.arguments[number]
+            if operand == whole and argument.type == type_:
+                own = self._without_axis(region.sharding("in_shardings", number))
+                if own == sharding:
+                    return argument
+        return None
 
     def clear(self) -> None:
         """Erases what held the block of a new manual computation."""
