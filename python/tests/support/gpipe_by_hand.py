@@ -36,14 +36,15 @@ def by_hand(
     inside: bool = False,
     data: str = "",
     explicit: bool = False,
-    masked: bool = True,
+    leave: str = "psum",
     sharded: bool = False,
 ) -> Case:
     """One layer a stage, and the weights after a step of gradient descent.
 
     `inside`: `jax.value_and_grad` stands in the shard_map. `data`: a manual axis for the samples
     stands "outer" or "inner" to that of the stages. `explicit`: the axes of the mesh are explicit.
-    `masked`: the last rank's outputs go to all ranks, or a slice of what all have left is taken.
+    `leave`: the last rank's outputs go to all ranks by a masked "psum" or an "all_gather" of which
+    they are taken, or they are a "slice" of what all ranks leave.
     `sharded`: there are two layers a stage, one with each device along the axis for the samples.
     """
     count, samples = sizes.stages, sizes.microbatches
@@ -71,8 +72,10 @@ def by_hand(
 
     def outputs(w: Array, x: Array) -> Array:
         y = pipeline(w, x)
-        if not masked:
+        if leave == "slice":
             return y[None]
+        if leave == "all_gather":
+            return lax.all_gather(y, STAGE)[count - 1]
         return lax.psum(jnp.where(lax.axis_index(STAGE) == count - 1, y, 0.0), STAGE)
 
     def local_step(w: Array, x: Array) -> Any:
@@ -88,7 +91,7 @@ def by_hand(
 
     inner = P(None, "data") if data else P()
     layers = P((STAGE, "data")) if sharded else P(STAGE)
-    outer = inner if masked else P(STAGE, *inner)
+    outer = P(STAGE, *inner) if leave == "slice" else inner
     leaving: Any = (P(), P(STAGE)) if inside else outer
     mapped = jax.shard_map(
         local_step if inside else outputs,
@@ -101,7 +104,7 @@ def by_hand(
     def step(w: Array, x: Array) -> Any:
         def loss(w: Array) -> Array:
             y = mapped(w, x)
-            return jnp.square(y if masked else y[-1]).mean()
+            return jnp.square(y[-1] if leave == "slice" else y).mean()
 
         value, gradient = jax.value_and_grad(loss)(w)
         return value, w - RATE * gradient

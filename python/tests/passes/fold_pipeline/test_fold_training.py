@@ -126,7 +126,8 @@ BY_HAND: dict[str, dict[str, Any]] = {
     "outputs-to-all-ranks": {},
     "inside": {"inside": True},
     "explicit": {"explicit": True},
-    "slice": {"masked": False},
+    "slice": {"leave": "slice"},
+    "all-gather": {"leave": "all_gather"},
 }
 DIVIDED: dict[str, dict[str, Any]] = {
     "sharded-weights": {"data": "outer", "sharded": True},
@@ -134,7 +135,7 @@ DIVIDED: dict[str, dict[str, Any]] = {
     "inside": {"data": "inner", "inside": True},
     "inner": {"data": "inner"},
     "outer-inside": {"data": "outer", "inside": True},
-    "outer-slice": {"data": "outer", "masked": False},
+    "outer-slice": {"data": "outer", "leave": "slice"},
 }
 
 

@@ -104,6 +104,10 @@ class Ranks:
         """Whether a group of devices has one of every rank."""
         return sorted(self.rank_of[device] for device in group) == list(range(self.count))
 
+    def is_in_order(self, group: Sequence[int]) -> bool:
+        """Whether a group of devices lists the ranks in their order."""
+        return [self.rank_of[device] for device in group] == list(range(self.count))
+
 
 class LoopRegion:
     """A loop that runs a known number of times, and the manual computation that it stands in.

@@ -16,12 +16,14 @@ from stablehlo_tools.analysis.loop_carries import Trees
 from stablehlo_tools.analysis.loops import FORMATTING, LoopBody
 from stablehlo_tools.analysis.shardings import manual_axes
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.dimensions import integer
 from stablehlo_tools.dialect.names import (
     ADD,
     ALL_REDUCE,
     COLLECTIVE_PERMUTE,
     DYNAMIC_SLICE,
     MANUAL_COMPUTATION,
+    REDUCE_SCATTER,
     SCATTER,
     SELECT,
     SHARDING_CONSTRAINT,
@@ -199,23 +201,43 @@ def add_terms_first(loop: ir.Operation) -> None:
 
 def multiply_instead_of_adding_alike(region: LoopRegion) -> None:
     """Lets a product stand around a region's loop for the sum over all ranks of what each of them
-    holds alike: jax writes such a sum for the cotangents of what a sum has given to all ranks."""
+    holds alike: jax writes such a sum for the cotangents of what has gone to all ranks; and a slice
+    of a product where each rank takes its part of the sum."""
     if region.manual is None:
         return
     for view in list(region.manual.regions[0].blocks[0].operations):
         op = view.operation
-        if op.name != ALL_REDUCE or not adds(op.regions[0].blocks[0]):
+        if op.name not in (ALL_REDUCE, REDUCE_SCATTER) or not adds(op.regions[0].blocks[0]):
             continue
         groups = region.groups(op)
         if groups is None or not all(map(region.ranks.is_whole, groups)):
             continue
+        if op.name == REDUCE_SCATTER and not all(map(region.ranks.is_in_order, groups)):
+            continue
         build = Builder(ir.InsertionPoint(op), op.location)
         for operand, result in zip(op.operands, op.results, strict=True):
-            if not region.differs(operand):
-                count = build.splat_like(region.ranks.count, operand)
-                result.replace_all_uses_with(build.same("multiply", operand, count))
+            if region.differs(operand):
+                continue
+            product = build.same("multiply", operand, build.splat_like(region.ranks.count, operand))
+            if op.name == REDUCE_SCATTER:
+                product = _own_part(build, product, op, region)
+            result.replace_all_uses_with(product)
         if not any(map(has_uses, op.results)):
             op.erase()
+
+
+def _own_part(
+    build: Builder, value: ir.Value, scatter: ir.Operation, region: LoopRegion
+) -> ir.Value:
+    """The part of a value that a rank keeps of a reduce_scatter."""
+    dim, sizes = integer(scatter, "scatter_dimension"), shape_of(scatter.results[0])
+    table = build.table([rank * sizes[dim] for rank in region.ranks.rank_of])
+    unsigned = ir.IntegerType.get_unsigned(32, build.context)
+    device = build.op("partition_id", [], build.tensor([], unsigned))
+    start = build.reshape(build.dynamic_slice(table, [device], [1]), [])
+    zero = build.i32(0)
+    starts = [start if place == dim else zero for place in range(len(sizes))]
+    return build.dynamic_slice(value, starts, sizes)
 
 
 def part_integers(loop: ir.Operation) -> None:
