@@ -191,7 +191,11 @@ class Tracer:
         terms = [replace(query, value=operand, rank=rank) for rank in members]
         queries = self.only_nonzero(op, terms)
         if queries is None:
-            raise UnresolvedError("it adds up what several ranks hold", op, 4)
+            raise UnresolvedError(
+                "it adds up what several ranks hold; jnp.where masks, a product with zero keeps NaN",
+                op,
+                4,
+            )
         return queries
 
     def only_nonzero(self, op: ir.Operation, terms: Sequence[BoxQuery]) -> list[BoxQuery] | None:
