@@ -241,7 +241,7 @@ func.func @unmasked_p4(%w: tensor<2x4x4xf32>, %x: tensor<3x2x4xf32>) -> tensor<3
       stablehlo.return %own_, %next, %sent, %written : tensor<1x4x4xf32>, tensor<i32>, tensor<2x4xf32>, tensor<3x2x4xf32>
     }
     %kept = stablehlo.reshape %ran#3 : (tensor<3x2x4xf32>) -> tensor<3x2x4xf32>
-    // expected-error@+1 {{fold-pipeline: it adds up what several ranks hold; jnp.where masks, a product with zero keeps NaN (P4)}}
+    // expected-error@+1 {{fold-pipeline: it adds up what several ranks hold; jnp.where masks, zero times NaN does not (P4)}}
     %whole = "stablehlo.all_reduce"(%kept) ({
     ^bb0(%a: tensor<f32>, %b: tensor<f32>):
       %c = stablehlo.add %a, %b : tensor<f32>

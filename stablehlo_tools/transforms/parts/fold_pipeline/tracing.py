@@ -192,7 +192,7 @@ class Tracer:
         queries = self.only_nonzero(op, terms)
         if queries is None:
             raise UnresolvedError(
-                "it adds up what several ranks hold; jnp.where masks, a product with zero keeps NaN",
+                "it adds up what several ranks hold; jnp.where masks, zero times NaN does not",
                 op,
                 4,
             )
