@@ -199,7 +199,7 @@ def _may_be_unstable(verification: Verification) -> bool:
 
 def _only_floats_differ(verification: Verification) -> bool:
     differing = [output for output in verification.outputs if output.differing]
-    return bool(differing) and all(_is_rounded(output.dtype) for output in differing)
+    return not verification.same and all(_is_rounded(output.dtype) for output in differing)
 
 
 def _is_rounded(dtype: str) -> bool:

@@ -248,9 +248,9 @@ def _fold_training(forward: LoopRegion, loop: ir.Operation, module: ir.Module) -
     backward = _region(loop, module)
     if backward is None:
         raise UnresolvedError("the backward moves nothing along the axis of the stages", loop, 6)
-    multiply_instead_of_adding_alike(backward)
-    backward = _region(loop, module)
-    assert backward is not None
+    if multiply_instead_of_adding_alike(backward):
+        backward = _region(loop, module)
+        assert backward is not None
     return fold_training(forward, backward, module)
 
 

@@ -18,7 +18,7 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import MANUAL_COMPUTATION
 from stablehlo_tools.ir.builder import Builder, element_of
 from stablehlo_tools.ir.clone import alike_clone
-from stablehlo_tools.ir.values import is_spread_constant, maker_of, producer
+from stablehlo_tools.ir.values import in_block_order, is_spread_constant, maker_of, producer
 from stablehlo_tools.ir.walk import values_used
 from stablehlo_tools.transforms.parts.one_part import cut, part_type
 
@@ -116,12 +116,16 @@ class Region:
 
     def _make_before(self, value: ir.Value) -> None:
         """Moves what makes a value, behind the computation, in front of it."""
-        op = producer(value)
-        if op is None or op.block != self._holder.block or op.is_before_in_block(self._holder):
-            return
-        for used in values_used(op):
-            self._make_before(used)
-        op.move_before(self._holder)
+        pending, behind = [value], set[ir.Operation]()
+        while pending:
+            op = producer(pending.pop())
+            if op is None or op in behind or op.block != self._holder.block:
+                continue
+            if not op.is_before_in_block(self._holder):
+                behind.add(op)
+                pending += values_used(op)
+        for op in in_block_order(list(behind)):
+            op.move_before(self._holder)
 
     def whole(self, value: ir.Value) -> ir.Value:
         """A value of the outside: constants are written again, others brought in."""

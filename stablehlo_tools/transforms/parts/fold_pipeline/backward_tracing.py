@@ -373,12 +373,10 @@ def _vanishing(op: ir.Operation) -> list[list[ir.Value]]:
         return [operands[:1]]
     if op.name == DIVIDE:
         return [] if repeated_number(operands[1]) == 0 else [operands[:1]]
-    if op.name in ops_with_any(Trait.LINEAR_IN_ALL | Trait.ZERO_OF_ZERO | Trait.ZERO_OF_ZEROS):
-        return [[operand for operand in operands if is_float(operand.type)]]
-    sums = op.name in (REDUCE, SCATTER) and len(op.results) == 1
-    if sums and reducer_kind(op.regions[0].blocks[0]) == "add":
-        return [[operand for operand in operands if is_float(operand.type)]]
-    return []
+    of_all = op.name in ops_with_any(Trait.LINEAR_IN_ALL | Trait.ZERO_OF_ZERO | Trait.ZERO_OF_ZEROS)
+    if op.name in (REDUCE, SCATTER) and len(op.results) == 1:
+        of_all = reducer_kind(op.regions[0].blocks[0]) == "add"
+    return [[operand for operand in operands if is_float(operand.type)]] if of_all else []
 
 
 def _sums(loop: ir.Operation) -> dict[int, ir.Value]:

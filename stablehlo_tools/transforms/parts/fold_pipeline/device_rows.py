@@ -8,13 +8,15 @@ Each device's is a row of the whole value, whose first dimension all of the axes
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 
 from stablehlo_tools import bindings
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
+from stablehlo_tools.ir.inline import rename
 from stablehlo_tools.ir.values import producer
+from stablehlo_tools.ir.walk import values_used
 
 Axes = Sequence[tuple[str, int]]  # names and sizes, in the order of the mesh
 
@@ -41,26 +43,16 @@ def rows_sharding(row: ir.Value, axes: Axes, mesh: ir.Attribute) -> ir.Attribute
 
 def made_in(block: ir.Block, ops: Iterable[ir.Operation]) -> list[ir.Value]:
     """The values of a block, its arguments among them, that ops and those inside of them use."""
-    used = (value for op in _within(ops) for value in op.operands)
+    used = (value for op in ops for value in values_used(op))
     return list(dict.fromkeys(value for value in used if _block_of(value) == block))
 
 
 def replace_in(block: ir.Block, replacing: Mapping[ir.Value, ir.Value]) -> None:
     """Lets the ops of a block, and those inside of them, use other values."""
-    for op in _within(view.operation for view in block.operations):
-        for number, operand in enumerate(op.operands):
-            if (other := replacing.get(operand)) is not None:
-                op.operands[number] = other
+    for view in block.operations:
+        rename(view.operation, replacing)
 
 
 def _block_of(value: ir.Value) -> ir.Block:
     op = producer(value)
     return ir.BlockArgument(value).owner if op is None else op.block
-
-
-def _within(ops: Iterable[ir.Operation]) -> Iterator[ir.Operation]:
-    for op in ops:
-        yield op
-        for region in op.regions:
-            for block in region.blocks:
-                yield from _within(view.operation for view in block.operations)

@@ -14,7 +14,7 @@ from math import prod
 from typing import NamedTuple
 
 from stablehlo_tools import bindings
-from stablehlo_tools.analysis.shardings import manual_axes, sharding_per_value
+from stablehlo_tools.analysis.shardings import sharding_per_value
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.dimensions import integers
 from stablehlo_tools.dialect.names import MANUAL_COMPUTATION, SLICE
@@ -130,7 +130,7 @@ class FoldSite:
         erase_unused(self.inner)
         listed = sharding_per_value(manual.attributes["out_shardings"])
         shardings = [self._without_axis(listed[output.result]) for output in outputs]
-        mesh, axes = self._region.mesh_reference(), self._others(manual)
+        mesh, axes = self._region.mesh_reference(), self._others()
         by_device = [rows_sharding(row, axes, mesh) for row in rows]
         shardings += by_device
         types = [output.value.type for output in outputs]
@@ -198,7 +198,7 @@ class FoldSite:
     def _enter(self, manual: ir.Operation) -> None:
         """Starts the new manual computation, where axes other than that of the stages are left."""
         arguments = list(manual.regions[0].blocks[0].arguments)
-        if manual_axes(manual) == frozenset({self._region.ranks.axis}):
+        if not self._region.has_other_axes():
             self._entering = dict(zip(arguments, manual.operands, strict=True))
             return
         types = [self._whole(argument) for argument in arguments]
@@ -234,7 +234,7 @@ class FoldSite:
         for number in reversed(range(len(used))):
             if not used[number]:
                 inner.erase_argument(number)
-        named = ", ".join(f'"{axis}"' for axis, _ in self._others(manual))
+        named = ", ".join(f'"{axis}"' for axis, _ in self._others())
         per_value = bindings.TensorShardingPerValueAttr
         return ir.Operation.create(
             MANUAL_COMPUTATION,
@@ -276,10 +276,9 @@ class FoldSite:
         moved = build.transpose(moved, [*places, *range(len(places), len(split))])
         return build.reshape(moved, shape)
 
-    def _others(self, manual: ir.Operation) -> list[tuple[str, int]]:
+    def _others(self) -> list[tuple[str, int]]:
         """The manual axes but that of the stages, with their sizes, in the order of the mesh."""
-        axes = manual_axes(manual) - {self._region.ranks.axis}
-        return [(name, size) for name, size in self._region.mesh_axes() if name in axes]
+        return [each for each in self._region.manual_axes() if each[0] != self._region.ranks.axis]
 
     def _whole(self, argument: ir.Value) -> ir.Type:
         """The type of an argument with the shards of all ranks put together."""

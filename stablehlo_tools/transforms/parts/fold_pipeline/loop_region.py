@@ -76,12 +76,8 @@ class Ranks:
     def groups(axis: str, manual: ir.Operation, facts: ModuleFacts) -> Sequence[Sequence[int]]:
         """The devices that differ only along an axis of a manual computation's mesh; none for a
         mesh of others than the program's devices."""
-        stated = [
-            sharding_axes(sharding)[0]
-            for name in ("in_shardings", "out_shardings")
-            for sharding in sharding_per_value(manual.attributes[name])
-        ]
-        mesh = facts.meshes.get(stated[0]) if stated else None
+        stated = _shardings(manual)
+        mesh = facts.meshes.get(sharding_axes(stated[0])[0]) if stated else None
         if mesh is None or mesh.size != facts.grid.size:
             return ()
         return mesh_axes_groups(mesh, [AxisRef(axis)])
@@ -229,15 +225,19 @@ class LoopRegion:
     def mesh_reference(self) -> ir.Attribute:
         """The mesh of the manual computation, as its shardings name it."""
         assert self.manual is not None
-        names = ("in_shardings", "out_shardings")
-        stated = [s for name in names for s in sharding_per_value(self.manual.attributes[name])]
-        return bindings.TensorShardingAttr(stated[0]).mesh_or_ref
+        return bindings.TensorShardingAttr(_shardings(self.manual)[0]).mesh_or_ref
 
     def mesh_axes(self) -> Sequence[tuple[str, int]]:
         """The axes of that mesh and their sizes."""
         reference = self.mesh_reference()
         assert isinstance(reference, ir.FlatSymbolRefAttr)
         return self.facts.meshes[reference.value].axes
+
+    def manual_axes(self) -> list[tuple[str, int]]:
+        """Those that are manual here, in the order of the mesh."""
+        assert self.manual is not None
+        names = manual_axes(self.manual)
+        return [(name, size) for name, size in self.mesh_axes() if name in names]
 
     def entering_dim(self, value: ir.Value) -> int | None:
         """The dimension of an argument of the manual computation that the axis divides."""
@@ -296,6 +296,12 @@ class LoopRegion:
     def _sharded_dim(self, name: str, number: int) -> int | None:
         axes = self.axes_of(name, number)
         return next((dim for dim, own in enumerate(axes) if self.ranks.axis in own), None)
+
+
+def _shardings(manual: ir.Operation) -> list[ir.Attribute]:
+    """Those of the operands of a manual computation, and of its results."""
+    names = ("in_shardings", "out_shardings")
+    return [each for name in names for each in sharding_per_value(manual.attributes[name])]
 
 
 def _varying(body: ir.Block, ends: Sequence[ir.Value]) -> set[ir.Value]:

@@ -199,31 +199,35 @@ def add_terms_first(loop: ir.Operation) -> None:
             node.erase()
 
 
-def multiply_instead_of_adding_alike(region: LoopRegion) -> None:
+def multiply_instead_of_adding_alike(region: LoopRegion) -> bool:
     """Lets a product stand around a region's loop for the sum over all ranks of what each of them
     holds alike: jax writes such a sum for the cotangents of what has gone to all ranks; and a slice
-    of a product where each rank takes its part of the sum."""
+    of a product where each rank takes its part of the sum. Returns whether there was one, and the
+    region is then not to be used."""
+    changed = False
     if region.manual is None:
-        return
+        return changed
     for view in list(region.manual.regions[0].blocks[0].operations):
         op = view.operation
         if op.name not in (ALL_REDUCE, REDUCE_SCATTER) or not adds(op.regions[0].blocks[0]):
             continue
         groups = region.groups(op)
-        if groups is None or not all(map(region.ranks.is_whole, groups)):
-            continue
-        if op.name == REDUCE_SCATTER and not all(map(region.ranks.is_in_order, groups)):
+        ranks, scatters = region.ranks, op.name == REDUCE_SCATTER
+        joins_all = ranks.is_in_order if scatters else ranks.is_whole
+        if groups is None or not all(map(joins_all, groups)):
             continue
         build = Builder(ir.InsertionPoint(op), op.location)
         for operand, result in zip(op.operands, op.results, strict=True):
             if region.differs(operand):
                 continue
-            product = build.same("multiply", operand, build.splat_like(region.ranks.count, operand))
-            if op.name == REDUCE_SCATTER:
+            product = build.same("multiply", operand, build.splat_like(ranks.count, operand))
+            if scatters:
                 product = _own_part(build, product, op, region)
             result.replace_all_uses_with(product)
+            changed = True
         if not any(map(has_uses, op.results)):
             op.erase()
+    return changed
 
 
 def _own_part(

@@ -12,11 +12,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from stablehlo_tools import bindings
-from stablehlo_tools.analysis.shardings import manual_axes, sharding_per_value
+from stablehlo_tools.analysis.shardings import sharding_per_value
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import MANUAL_COMPUTATION, WHILE
 from stablehlo_tools.dialect.traits import Trait, ops_with
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
+from stablehlo_tools.ir.inline import copy_with
 from stablehlo_tools.ir.values import CONSTANTS, producer
 from stablehlo_tools.transforms.parts.fold_pipeline.device_rows import (
     made_in,
@@ -93,21 +94,15 @@ class _Cut:
         return _Cut(region, manual, later, again, arguments, handed, rows)
 
     @property
-    def axes(self) -> list[tuple[str, int]]:
-        """The manual axes, in the order of the mesh."""
-        names = manual_axes(self.manual)
-        return [(name, size) for name, size in self.region.mesh_axes() if name in names]
-
-    @property
     def shardings(self) -> list[ir.Attribute]:
         """How the rows of all devices are sharded."""
-        mesh = self.region.mesh_reference()
-        return [rows_sharding(row, self.axes, mesh) for row in self.rows]
+        mesh, axes = self.region.mesh_reference(), self.region.manual_axes()
+        return [rows_sharding(row, axes, mesh) for row in self.rows]
 
     def write_first(self) -> ir.Operation:
         """The manual computation of the earlier ops, without its block."""
         return self._manual(
-            [rows_type(row, self.axes) for row in self.rows],
+            [rows_type(row, self.region.manual_axes()) for row in self.rows],
             list(self.manual.operands),
             "out_shardings",
             self.shardings,
@@ -181,16 +176,11 @@ def _is_made_again(value: ir.Value) -> bool:
     return is_integer and all(map(_is_made_again, op.operands))
 
 
-def _make_again(
-    value: ir.Value, made: dict[ir.Value, ir.Value], point: ir.InsertionPoint
-) -> ir.Value:
-    """The same value, made at a point."""
+def _make_again(value: ir.Value, made: dict[ir.Value, ir.Value], point: ir.InsertionPoint) -> None:
+    """Makes a value at a point, too."""
     if value not in made:
         op = producer(value)
         assert op is not None
-        operands = [_make_again(operand, made, point) for operand in op.operands]
-        copy = op.clone(ip=point)
-        for number, operand in enumerate(operands):
-            copy.operands[number] = operand
-        made[value] = copy.results[0]
-    return made[value]
+        for operand in op.operands:
+            _make_again(operand, made, point)
+        made[value] = copy_with(op, made, point).results[0]

@@ -18,11 +18,11 @@ from dataclasses import dataclass, replace
 from math import isfinite, prod
 
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.dialect.names import RESHAPE, SHARDING_CONSTRAINT
+from stablehlo_tools.dialect.names import RESHAPE
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.ir.cleanup import fold_reshapes
 from stablehlo_tools.ir.inline import copy_body
-from stablehlo_tools.ir.values import has_uses, is_float, maker_of, producer, unconstrained
+from stablehlo_tools.ir.values import is_float, maker_of, producer, unconstrained
 from stablehlo_tools.transforms.parts.fold_pipeline.backward_tracing import (
     BackwardTracer,
 )
@@ -183,16 +183,7 @@ def settle_integers(forward: LoopRegion, anchor: ir.Operation) -> None:
             whole = _of_other_axes(known, forward, result, build)
             if whole.type == value.type:
                 anchor.operands[number] = whole
-                _erase_constraints(operand)
-
-
-def _erase_constraints(value: ir.Value) -> None:
-    """Erases the constraints on a value that nobody uses any more."""
-    op = producer(value)
-    while op is not None and op.name == SHARDING_CONSTRAINT and not has_uses(op.results[0]):
-        before = producer(op.operands[0])
-        op.erase()
-        op = before
+    erase_unused(anchor.block)  # constraints on what they were
 
 
 def _of_other_axes(value: ir.Value, region: LoopRegion, result: int, build: Builder) -> ir.Value:
