@@ -59,6 +59,17 @@ def manual_axes(computation: ir.Operation) -> frozenset[str]:
     return frozenset(re.findall(r'"([^"]*)"', str(computation.attributes["manual_axes"])))
 
 
+def without_axis(attribute: ir.Attribute, axis: str) -> ir.Attribute:
+    """A tensor's sharding of which an axis is no part."""
+    sharding, context = bindings.TensorShardingAttr(attribute), attribute.context
+    dims: list[ir.Attribute] = []
+    for dimension in sharding.dimension_shardings:
+        held = bindings.SdyDimensionShardingAttr(dimension)
+        kept = [each for each in held.axes if bindings.SdyAxisRefAttr(each).name != axis]
+        dims.append(bindings.SdyDimensionShardingAttr.get(kept, held.is_closed, context=context))
+    return bindings.TensorShardingAttr.get(sharding.mesh_or_ref, dims, context=context)
+
+
 class FreeAxes:
     """Tells of an op whether axes are free around it."""
 

@@ -21,13 +21,13 @@ from stablehlo_tools.transforms.parts.fold_pipeline.composing import (
     split_samples,
     stacked,
 )
-from stablehlo_tools.transforms.parts.fold_pipeline.scaling import (
+from stablehlo_tools.transforms.parts.fold_pipeline.segments import Scratch
+from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import Box, Convert, Piece, Reshape
+from stablehlo_tools.transforms.parts.scaling import (
     NotScaledError,
     Scaling,
     follow_batch,
 )
-from stablehlo_tools.transforms.parts.fold_pipeline.segments import Scratch
-from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import Box, Convert, Piece, Reshape
 
 
 @dataclass(frozen=True)

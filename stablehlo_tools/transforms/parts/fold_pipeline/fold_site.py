@@ -14,7 +14,7 @@ from math import prod
 from typing import NamedTuple
 
 from stablehlo_tools import bindings
-from stablehlo_tools.analysis.shardings import sharding_per_value
+from stablehlo_tools.analysis.shardings import sharding_per_value, without_axis
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.dimensions import integers
 from stablehlo_tools.dialect.names import MANUAL_COMPUTATION, SLICE
@@ -129,7 +129,9 @@ class FoldSite:
         )
         erase_unused(self.inner)
         listed = sharding_per_value(manual.attributes["out_shardings"])
-        shardings = [self._without_axis(listed[output.result]) for output in outputs]
+        shardings = [
+            without_axis(listed[output.result], self._region.ranks.axis) for output in outputs
+        ]
         mesh, axes = self._region.mesh_reference(), self._others()
         by_device = [rows_sharding(row, axes, mesh) for row in rows]
         shardings += by_device
@@ -185,7 +187,7 @@ class FoldSite:
         for number, operand in enumerate(region.manual.operands):
             argument = self.inner.arguments[number]
             if operand == whole and argument.type == type_:
-                own = self._without_axis(region.sharding("in_shardings", number))
+                own = without_axis(region.sharding("in_shardings", number), region.ranks.axis)
                 if own == sharding:
                     return argument
         return None
@@ -256,7 +258,7 @@ class FoldSite:
         assert manual is not None
         sharding = self._region.sharding("in_shardings", number)
         value = self._ordered(manual.operands[number], "in_shardings", number, leaving=False)
-        return value, self._without_axis(sharding)
+        return value, without_axis(sharding, self._region.ranks.axis)
 
     def _ordered(self, value: ir.Value, name: str, number: int, *, leaving: bool) -> ir.Value:
         """A value that enters or leaves, where the axis of the stages divides a dimension before
@@ -284,16 +286,3 @@ class FoldSite:
         """The type of an argument with the shards of all ranks put together."""
         shape = self._region.entering_shape(argument)
         return ir.RankedTensorType.get(shape, element_of(argument), loc=self.anchor.location)
-
-    def _without_axis(self, attribute: ir.Attribute) -> ir.Attribute:
-        """A sharding of which the axis of the stages is no part."""
-        sharding = bindings.TensorShardingAttr(attribute)
-        context, axis = attribute.context, self._region.ranks.axis
-        dims: list[ir.Attribute] = []
-        for dimension in sharding.dimension_shardings:
-            held = bindings.SdyDimensionShardingAttr(dimension)
-            kept = [a for a in held.axes if bindings.SdyAxisRefAttr(a).name != axis]
-            dims.append(
-                bindings.SdyDimensionShardingAttr.get(kept, held.is_closed, context=context)
-            )
-        return bindings.TensorShardingAttr.get(sharding.mesh_or_ref, dims, context=context)

@@ -25,7 +25,7 @@ from stablehlo_tools.transforms.parts.fold_pipeline.layers import (
     put_row,
     write_scan,
 )
-from stablehlo_tools.transforms.parts.fold_pipeline.scaling import Scaling
+from stablehlo_tools.transforms.parts.scaling import Scaling
 
 
 @dataclass(frozen=True)

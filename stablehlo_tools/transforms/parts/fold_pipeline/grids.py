@@ -27,7 +27,6 @@ from stablehlo_tools.ir.builder import element_of, shape_of
 from stablehlo_tools.ir.values import is_float, maker_of, producer
 from stablehlo_tools.transforms.parts.fold_pipeline.chains import Handoff, Instance, Pieces
 from stablehlo_tools.transforms.parts.fold_pipeline.moves import RELAYOUTS
-from stablehlo_tools.transforms.parts.fold_pipeline.scaling import NotScaledError
 from stablehlo_tools.transforms.parts.fold_pipeline.segments import (
     Scratch,
     Segment,
@@ -45,6 +44,7 @@ from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import (
     UnresolvedError,
 )
 from stablehlo_tools.transforms.parts.fold_pipeline.tracing import Tracer
+from stablehlo_tools.transforms.parts.scaling import NotScaledError
 
 # The elements of a value that one stage computed.
 End = tuple[Computed, Box]

@@ -22,8 +22,8 @@ from stablehlo_tools.ir.values import CONSTANTS
 from stablehlo_tools.ir.walk import terminator
 from stablehlo_tools.transforms.parts.fold_pipeline.chains import Chains, Handoff, StageInputs
 from stablehlo_tools.transforms.parts.fold_pipeline.composing import Composer, no_sources
-from stablehlo_tools.transforms.parts.fold_pipeline.scaling import Scaling
 from stablehlo_tools.transforms.parts.fold_pipeline.segments import Scratch
+from stablehlo_tools.transforms.parts.scaling import Scaling
 
 # What is the body of the loop: the stage, or the body of the scan that a stage is.
 

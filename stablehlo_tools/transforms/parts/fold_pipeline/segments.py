@@ -45,12 +45,12 @@ from stablehlo_tools.transforms.parts.fold_pipeline.moves import (
     is_reshaping_sum,
     numbers_along,
 )
-from stablehlo_tools.transforms.parts.fold_pipeline.scaling import (
+from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import Box, UnresolvedError
+from stablehlo_tools.transforms.parts.scaling import (
     NotScaledError,
     Scaling,
     follow_batch,
 )
-from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import Box, UnresolvedError
 
 # What is erased where nothing uses it: what segments leave of the moves around them. `ir/dce` would
 # also take out dots and the like of the program around a pipeline, which are not this pass's.
