@@ -49,6 +49,7 @@ from stablehlo_tools.dialect.custom_calls import (
     target_of,
 )
 from stablehlo_tools.dialect.names import ASYNC_START, BARRIER, CUSTOM_CALL
+from stablehlo_tools.dialect.reducers import combining_ops
 from stablehlo_tools.dialect.traits import CARRIERS, Trait, ops_with_any
 from stablehlo_tools.ir.async_calls import detached_collective
 from stablehlo_tools.ir.values import producer
@@ -154,8 +155,8 @@ class Collective:
             return "add"
         if not len(self.inner.regions) or not len(self.inner.regions[0].blocks):
             return None
-        body = [op.operation.name for op in self.inner.regions[0].blocks[0].operations]
-        return body[0].removeprefix("stablehlo.") if len(body) == 2 else "custom"
+        body = combining_ops(self.inner.regions[0].blocks[0])
+        return body[0].name.removeprefix("stablehlo.") if len(body) == 2 else "custom"
 
 
 @dataclass(frozen=True)

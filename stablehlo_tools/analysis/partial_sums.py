@@ -22,6 +22,7 @@ from stablehlo_tools.analysis.dimension_propagation.tilings import OpTiling
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import (
     BARRIER,
+    BROADCAST,
     CONVERT,
     DIVIDE,
     DYNAMIC_SLICE,
@@ -29,6 +30,7 @@ from stablehlo_tools.dialect.names import (
     GATHER,
     PAD,
     REDUCE,
+    RESHAPE,
     SCATTER,
     SELECT,
     SHARDING_CONSTRAINT,
@@ -42,7 +44,7 @@ from stablehlo_tools.ir.values import is_identity_of, producer, splat_of
 
 _SHAPE = LAYOUT | {SLICE, SHARDING_CONSTRAINT}
 _UNARY = ops_with(Trait.UNARY | Trait.LINEAR_IN_FIRST)
-_KEEPS_ZERO = frozenset(f"stablehlo.{name}" for name in ("broadcast_in_dim", "convert", "reshape"))
+_KEEPS_ZERO = frozenset({BROADCAST, CONVERT, RESHAPE, SHARDING_CONSTRAINT})
 _EXACT_COUNT = 32  # bits of an integer that counts do not wrap around in
 _ALL_TERMS = ops_with(Trait.LINEAR_IN_ALL)
 

@@ -7,6 +7,7 @@ identity is where a reduction starts from; an absorbing element decides the resu
 from __future__ import annotations
 
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.names import SHARDING_CONSTRAINT
 from stablehlo_tools.dialect.traits import Trait, ops_with, short_names
 
 REDUCERS = short_names(ops_with(Trait.COMMUTATIVE | Trait.ASSOCIATIVE))
@@ -21,17 +22,31 @@ _OF_FLOATS = {
 _OF_COMPLEX = {"add": 0j, "multiply": 1 + 0j}
 
 
+def combining_ops(block: ir.Block) -> list[ir.Operation]:
+    """The ops of a reducer but for sharding constraints, which jax puts on its scalars, too, where
+    some axes of a mesh are manual."""
+    ops = [op.operation for op in block.operations]
+    return [op for op in ops if op.name != SHARDING_CONSTRAINT]
+
+
+def unconstrained_scalar(value: ir.Value) -> ir.Value:
+    """A value of a reducer as it is before sharding constraints."""
+    owner = value.owner
+    if isinstance(owner, ir.Block) or owner.name != SHARDING_CONSTRAINT:
+        return value
+    return unconstrained_scalar(owner.operation.operands[0])
+
+
 def reducer_kind(block: ir.Block) -> str | None:
     """The one op of REDUCERS that combines a block's two arguments; None for any other region."""
-    ops = [op.operation for op in block.operations]
+    ops = combining_ops(block)
     if len(ops) != 2 or len(block.arguments) != 2:
         return None
     combine, end = ops
     reducer = combine.name.removeprefix("stablehlo.")
-    both = set(combine.operands) == set(block.arguments)
-    if reducer not in REDUCERS or not both or list(end.operands) != list(combine.results):
-        return None
-    return reducer
+    both = set(map(unconstrained_scalar, combine.operands)) == set(block.arguments)
+    handed_on = list(map(unconstrained_scalar, end.operands)) == list(combine.results)
+    return reducer if reducer in REDUCERS and both and handed_on else None
 
 
 def identity_of(reducer: str, element_type: ir.Type) -> float | int | None:

@@ -84,16 +84,36 @@ Tilings = tuple[DimTiling | None, ...]
 
 
 def reshaped(tiling: DimTiling, before: Shape, after: Shape, parts: int) -> DimTiling | None:
-    """The tiling behind a reshape; None where the parts are no such pieces of one dimension."""
+    """The tiling behind a reshape; None where the parts are no such pieces of one dimension.
+
+    A single part is such pieces of several dimensions. It is then of one of as many elements as
+    before, if any, which has the same dimensions in front of it, or behind it.
+    """
     inner = before[tiling.dim] // (tiling.outer * parts)
     ahead = prod(before[: tiling.dim]) * tiling.outer
     behind = inner * prod(before[tiling.dim + 1 :])
+    found: list[DimTiling] = []
     for dim in range(len(after)):
         major, minor = prod(after[:dim]), prod(after[dim + 1 :])
         if after[dim] < parts or ahead % major or behind % minor:
             continue
-        return DimTiling(dim, ahead // major)
-    return None
+        found.append(DimTiling(dim, ahead // major))
+        if parts > 1:
+            break
+
+    def rank(each: DimTiling) -> tuple[bool, int, int]:
+        changes = after[each.dim] != inner * each.outer * parts
+        return changes, each.outer, -_aligned(before, tiling.dim, after, each.dim)
+
+    return min(found, key=rank, default=None)
+
+
+def _aligned(before: Shape, dim: int, after: Shape, other: int) -> int:
+    """How many dimensions up to one, or from it on, are the same as up to another, or from it."""
+    front, back = before[: dim + 1], before[dim:]
+    same_front = len(front) if after[: other + 1] == front else 0
+    same_back = len(back) if after[other:] == back else 0
+    return max(same_front, same_back)
 
 
 def part_shape(shape: Shape, tiling: DimTiling | None, parts: int, count: int = 1) -> Shape:
