@@ -4,58 +4,27 @@
 // Made by: stablehlo-tools make-test step.jax_export -p fold-pipeline
 // After a wanted change: stablehlo-tools make-test --update lit_tests/transforms/fold_pipeline_inside.mlir
 
-// COUNT: : 3 communicating ops on 1 x 4
+// COUNT: : 0 communicating ops on 1 x 4
 // CHECK: mhlo.num_partitions = 4 : i32
 // CHECK-SAME: mhlo.num_replicas = 1 : i32
 // CHECK-NEXT: sdy.mesh @{{[^ ,)]+}} = <["data"=2, "stage"=2]>
 // CHECK-LABEL: func.func public @main(
-// CHECK-SAME: %[[ARG:[^ ,)]+]]: tensor<2x8x8xf32> {sdy.sharding = #sdy.sharding<@{{[^ ,)]+}}, [{"stage"}, {}, {}]>}, %[[ARG_1:[^ ,)]+]]: tensor<2x2x8xf32> {sdy.sharding = #sdy.sharding<@{{[^ ,)]+}}, [{}, {"data"}, {}]>})
+// CHECK-SAME: %{{[^ ,)]+}}: tensor<2x8x8xf32> {sdy.sharding = #sdy.sharding<@{{[^ ,)]+}}, [{"stage"}, {}, {}]>}, %{{[^ ,)]+}}: tensor<2x2x8xf32> {sdy.sharding = #sdy.sharding<@{{[^ ,)]+}}, [{}, {"data"}, {}]>})
 // CHECK-SAME: -> (tensor<f32>, tensor<2x8x8xf32>)
-// CHECK-NEXT: %[[MANUAL_COMPUTATION:[^ ,)]+]]:3 = sdy.manual_computation(%[[ARG]], %[[ARG_1]])
-// CHECK-SAME: in_shardings=[<@{{[^ ,)]+}}, [{}, {}, {}]>, <@{{[^ ,)]+}}, [{}, {"data"}, {}]>]
-// CHECK-SAME: out_shardings=[<@{{[^ ,)]+}}, [{"data"}, {}, {}]>, <@{{[^ ,)]+}}, [{"data"}, {}, {}, {}]>,
-// CHECK-SAME: <@{{[^ ,)]+}}, [{"data"}, {}, {}, {}]>] manual_axes={"data"} (%[[ARG_2:[^ ,)]+]]: tensor<2x8x8xf32>,
-// CHECK-SAME: %{{[^ ,)]+}}: tensor<2x1x8xf32>) {
-// CHECK: %{{[^ ,)]+}}:5 = stablehlo.while(%[[ITER_ARG:[^ ,)]+]] = %[[ARG_2]], {{.+}}) : tensor<2x8x8xf32>, tensor<i32>,
-// CHECK-SAME: tensor<2x8xf32>, tensor<2x2x8xf32>, tensor<2x2x8xf32>
+// CHECK: %[[WHILE:[^ ,)]+]]:5 = stablehlo.while(%[[ITER_ARG:[^ ,)]+]] = {{.+}}) : tensor<2x8x8xf32>, tensor<i32>,
+// CHECK-SAME: tensor<4x8xf32>, tensor<2x4x8xf32>, tensor<2x4x8xf32>
 // CHECK-NEXT: cond {
 // CHECK: stablehlo.return %{{[^ ,)]+}} :
 // CHECK-NEXT: } do {
 // CHECK: stablehlo.return %[[ITER_ARG]], {{.+}} :
-// CHECK: sdy.return %{{[^ ,)]+}}, %{{[^ ,)]+}}, %{{[^ ,)]+}} :
-// CHECK-NEXT: } : (tensor<2x8x8xf32>, tensor<2x2x8xf32>) -> (tensor<2x2x8xf32>, tensor<2x2x2x8xf32>, tensor<2x2x2x8xf32>)
-// CHECK-NEXT: %[[MANUAL_COMPUTATION_1:[^ ,)]+]]:2 = sdy.manual_computation(%[[ARG]], %[[MANUAL_COMPUTATION]]#0,
-// CHECK-SAME: %[[MANUAL_COMPUTATION]]#1, %[[MANUAL_COMPUTATION]]#2) in_shardings=[<@{{[^ ,)]+}}, [{}, {}, {}]>,
-// CHECK-SAME: <@{{[^ ,)]+}}, [{"data"}, {}, {}]>, <@{{[^ ,)]+}}, [{"data"}, {}, {}, {}]>,
-// CHECK-SAME: <@{{[^ ,)]+}}, [{"data"}, {}, {}, {}]>] out_shardings=[<@{{[^ ,)]+}}, []>, <@{{[^ ,)]+}}, [{}, {}, {}]>]
-// CHECK-SAME: manual_axes={"data"} (%[[ARG_3:[^ ,)]+]]: tensor<2x8x8xf32>, %{{[^ ,)]+}}: tensor<1x2x8xf32>,
-// CHECK-SAME: %{{[^ ,)]+}}: tensor<1x2x2x8xf32>, %{{[^ ,)]+}}: tensor<1x2x2x8xf32>) {
-// CHECK: %{{[^ ,)]+}}:6 = stablehlo.while(%[[ITER_ARG_1:[^ ,)]+]] = %{{[^ ,)]+}}, %[[ITER_ARG_2:[^ ,)]+]] = %{{[^ ,)]+}},
-// CHECK-SAME: %[[ITER_ARG_3:[^ ,)]+]] = %[[ARG_3]], %{{[^ ,)]+}} = %{{[^ ,)]+}}, %{{[^ ,)]+}} = %{{[^ ,)]+}},
-// CHECK-SAME: %{{[^ ,)]+}} = %{{[^ ,)]+}}) : tensor<2x2x8xf32>, tensor<2x2x8xf32>, tensor<2x8x8xf32>, tensor<i32>,
-// CHECK-SAME: tensor<2x8xf32>, tensor<2x8x8xf32>
+// CHECK: %{{[^ ,)]+}}:6 = stablehlo.while(%[[ITER_ARG_1:[^ ,)]+]] = %[[WHILE]]#3, %[[ITER_ARG_2:[^ ,)]+]] = %[[WHILE]]#4,
+// CHECK-SAME: %[[ITER_ARG_3:[^ ,)]+]] = {{.+}}) : tensor<2x4x8xf32>, tensor<2x4x8xf32>, tensor<2x8x8xf32>, tensor<i32>,
+// CHECK-SAME: tensor<4x8xf32>, tensor<2x8x8xf32>
 // CHECK-NEXT: cond {
 // CHECK: stablehlo.return %{{[^ ,)]+}} :
 // CHECK-NEXT: } do {
 // CHECK: stablehlo.return %[[ITER_ARG_1]], %[[ITER_ARG_2]], %[[ITER_ARG_3]], %{{[^ ,)]+}}, %{{[^ ,)]+}}, %{{[^ ,)]+}} :
-// CHECK: %{{[^ ,)]+}} = "stablehlo.all_reduce"(%{{[^ ,)]+}}) <{channel_handle{{.+}}type = 0>,
-// CHECK-SAME: replica_groups = #stablehlo.replica_group_mesh_axes<mesh = @{{[^ ,)]+}},
-// CHECK-SAME: axes = [#stablehlo.axis_ref<name = "data">]>, use_global_device_ids}> ({
-// CHECK: stablehlo.add
-// CHECK: }) : (tensor<f32>) -> tensor<f32>
-// CHECK: %{{[^ ,)]+}} = "stablehlo.all_reduce"(%{{[^ ,)]+}}) <{channel_handle{{.+}}type = 0>,
-// CHECK-SAME: replica_groups = #stablehlo.replica_group_mesh_axes<mesh = @{{[^ ,)]+}},
-// CHECK-SAME: axes = [#stablehlo.axis_ref<name = "data">]>, use_global_device_ids}> ({
-// CHECK: stablehlo.add
-// CHECK: }) : (tensor<1x8x8xf32>) -> tensor<1x8x8xf32>
-// CHECK: %{{[^ ,)]+}} = "stablehlo.all_reduce"(%{{[^ ,)]+}}) <{channel_handle{{.+}}type = 0>,
-// CHECK-SAME: replica_groups = #stablehlo.replica_group_mesh_axes<mesh = @{{[^ ,)]+}},
-// CHECK-SAME: axes = [#stablehlo.axis_ref<name = "data">]>, use_global_device_ids}> ({
-// CHECK: stablehlo.add
-// CHECK: }) : (tensor<1x8x8xf32>) -> tensor<1x8x8xf32>
-// CHECK: sdy.return %{{[^ ,)]+}}, %{{[^ ,)]+}} :
-// CHECK-NEXT: } : (tensor<2x8x8xf32>, tensor<2x2x8xf32>, tensor<2x2x2x8xf32>, tensor<2x2x2x8xf32>) -> (tensor<f32>, tensor<2x8x8xf32>)
-// CHECK-NEXT: return %[[MANUAL_COMPUTATION_1]]#0, %[[MANUAL_COMPUTATION_1]]#1 :
+// CHECK: return %{{[^ ,)]+}}, %{{[^ ,)]+}} :
 
 module @jit_local_step attributes {mhlo.num_partitions = 4 : i32, mhlo.num_replicas = 1 : i32} {
   sdy.mesh @mesh = <["data"=2, "stage"=2]>

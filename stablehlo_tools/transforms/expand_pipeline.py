@@ -35,6 +35,10 @@ the activations of its decoder, and waits on each rank for the backward.
 Sample k of every `microbatches` goes into microbatch k, so that a batch that is divided over
 another axis is cut where it lies. Values without a batch go along whole.
 
+Layers may stand in a manual computation (`jax.shard_map`) over other axes, for data or tensor
+parallelism by hand. These are left to the partitioner, and what each device has a part or a term of
+is written for all.
+
 With `layout=layers`, weights and gradients come and go in the order of the layers, divided over the
 ranks or whole. With several chunks on a rank that is another order than the ranks run them in:
 chunks are then exchanged by collective_permutes, never gathered, if they are all as long. With
@@ -45,8 +49,11 @@ them moves; `layer-order` writes which layer lies where.
 Preconditions:
   P1  A mesh of the program has `axis`, of at least two ranks; the program runs as one replica.
   P2  The program has a loop that takes one row of stacked weights, or a fixed number of rows, an
-      iteration, in order or in reverse; outside of manual computations; with static shapes, without
-      side effects, and at least one iteration for each chunk. No tokens: thread-tokens comes last.
+      iteration, in order or in reverse; with static shapes, without side effects, and at least one
+      iteration for each chunk. In a manual computation over other axes than that of the stages, one
+      program can compute what all its devices do: sums are joined by an all_reduce before anything
+      but what is linear takes them, no value depends on where a device is. No tokens: thread-tokens
+      comes last.
   P3  An argument has a dimension that `microbatches` divide, and all such loops carry it in what
       an iteration hands on to the next; `arguments` and `dimension` may name it.
   P4  No layer mixes samples: batch-norm, tokens that compete for an expert's room across the batch,
@@ -74,12 +81,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from stablehlo_tools.analysis.collectives import meshes_of
+from stablehlo_tools.analysis.effects import Effects
+from stablehlo_tools.analysis.loop_carries import layer_loops
+from stablehlo_tools.analysis.shardings import manual_axes
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Diagnostics, ToolError
+from stablehlo_tools.dialect.names import MANUAL_COMPUTATION
 from stablehlo_tools.ir.cleanup import erase_unused, fold_reshapes, link_loops, share_common
 from stablehlo_tools.ir.clone import copy_module, take_over
 from stablehlo_tools.ir.inline import inline_all_calls
 from stablehlo_tools.ir.token_chain import refuse_tokens
+from stablehlo_tools.ir.walk import entry_function, functions_by_name
 from stablehlo_tools.passes.base import Pass
 from stablehlo_tools.passes.road import Milestone, Stage, When
 from stablehlo_tools.schedules.catalogue import OTHER_NAMES, entries
@@ -92,6 +105,7 @@ from stablehlo_tools.transforms.parts.expand_pipeline.expansion_plan import (
     plan_expansion,
 )
 from stablehlo_tools.transforms.parts.expand_pipeline.stack_orders import StackOrders, orders_of
+from stablehlo_tools.transforms.parts.free_axes import NotFreeError, free_axes
 from stablehlo_tools.transforms.parts.partition.preparation import import_shardings
 
 
@@ -184,6 +198,8 @@ class ExpandPipelinePass(Pass):
         copy = copy_module(module)
         import_shardings(copy)
         inline_all_calls(copy)
+        with ir.Location.unknown(module.context):
+            _free_axes(copy, self.axis)
         link_loops(copy)
         fold_reshapes(copy)
         erase_unused(copy.body)
@@ -220,3 +236,32 @@ class ExpandPipelinePass(Pass):
         if wrong is not None:
             raise ToolError(f"expand-pipeline: {wrong} (P5)", module.operation.location)
         refuse_tokens(module, "expand-pipeline", "P2")
+
+
+def _free_axes(module: ir.Module, stages: str) -> None:
+    """Leaves the axes of manual computations with a loop over layers to the partitioner, in place;
+    but of those over the axis `stages`, which is a pipeline already."""
+    if all(stages not in dict(mesh.axes) for mesh in meshes_of(module).values()):
+        return  # which is told by the plan
+    effects = Effects(functions_by_name(module))
+    loops = layer_loops(entry_function(module).regions[0].blocks[0], effects)
+    around = [_manual_around(loop.op) for loop in loops if loop.flows]
+    starts = [op for op in around if op is not None and stages not in manual_axes(op)]
+    try:
+        free_axes(module, starts)
+    except NotFreeError as error:
+        raise ToolError(
+            "expand-pipeline: this loop over layers stands in a manual computation, whose axis "
+            f'"{error.axis}" cannot be left to the partitioner (P2): {error.op.name}: {error}; '
+            "leave axes of the mesh but that of the stages to the partitioner (axis_names of "
+            "jax.shard_map)",
+            error.op.location,
+        ) from None
+
+
+def _manual_around(op: ir.Operation) -> ir.Operation | None:
+    """The manual computation that an op is in, at whatever depth."""
+    parent = op.parent
+    while parent is not None and parent.operation.name != MANUAL_COMPUTATION:
+        parent = parent.operation.parent
+    return None if parent is None else parent.operation

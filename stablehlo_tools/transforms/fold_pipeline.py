@@ -38,19 +38,23 @@ a loop over them goes around the one over layers.
 A pipeline that is differentiated, as in a training step, folds together with its backward: to a
 loop over the layers that leaves for each what the backward takes, and one in reverse that gives the
 gradients of each. Both may stand in one manual computation, as where gradients are taken inside of
-`shard_map`, and other axes of the mesh may be manual around them. Additions of which one operand is
-zero wherever the other is not count as moves. A sum over all ticks is one over the microbatches, as
-the cotangents that ramp-up and ramp-down start from are zero, and what a stage computes linearly of
-them is: zero times what the pipeline computed in ticks whose results nobody uses, in a stage or in
-the loss of a rank that is not the last. That is taken to be finite. Where it is not, the gradients
-of the pipeline are no numbers, and those of the loop are right.
+`shard_map`. Other axes of the mesh that are manual around them, for data or tensor parallelism, are
+left to the partitioner: what devices have parts of becomes whole, and collectives over these axes
+go. Additions of which one operand is zero wherever the other is not count as moves. A sum over all
+ticks is one over the microbatches, as the cotangents that ramp-up and ramp-down start from are
+zero, and what a stage computes linearly of them is: zero times what the pipeline computed in ticks
+whose results nobody uses, in a stage or in the loss of a rank that is not the last. That is taken
+to be finite. Where it is not, the gradients of the pipeline are no numbers, and those of the loop
+are right.
 
 Preconditions:
   P1  No op of the pipeline has a token or does more than compute.
   P2  It is known how often the loop runs.
   P3  Between ranks, along one axis of the mesh, values are only moved. No stage computes with what
-      another one computes in the same tick; where the stages lie along a dimension, each
-      computes its own part.
+      another one computes in the same tick; where the stages lie along a dimension, each computes
+      its own part. What is manual along other axes can be written for all of their devices: sums
+      are joined by an all_reduce before anything but what is linear takes them, no value depends on
+      where along them a device is. A loop for which it cannot stays, with a warning.
   P4  What leaves the pipeline is what stages computed, each element on one rank: nothing that all
       ranks add up, nothing that a product with zero masks (garbage may be no number).
   P5  All microbatches go through equally many stages, with the same weights, and a stage takes its
@@ -60,13 +64,13 @@ Preconditions:
       weights are sums over its ticks that start from zero: one for each layer that a stage runs in
       turn. No carry starts from infinity or no number.
 
-Guarantees: the signature as it was; other axes of the mesh stay manual or automatic. Values are
-computed by the same ops on more samples: bitwise as before where the backend computes a row of a
-dot alike however many there are; only that a masked sum may have turned -0.0 into 0.0. Gradients,
-sums over the microbatches, are sums over the whole batch, added up in another order; where the
-microbatches stay apart, in the same one, but that a tick's terms for one weight are added up first.
-Weights keep the order of their storage where that is the order of the layers. Calls are inlined
-where something is folded. A program without a pipeline stays as it is, with a warning.
+Guarantees: the signature as it was. Values are computed by the same ops on more samples: bitwise as
+before where the backend computes a row of a dot alike however many there are; only that a masked
+sum may have turned -0.0 into 0.0. Gradients, sums over the microbatches, are sums over the whole
+batch, added up in another order; where the microbatches stay apart, in the same one, but that a
+tick's terms for one weight are added up first. Weights keep the order of their storage where that
+is the order of the layers. Calls are inlined where something is folded. A program without a
+pipeline stays as it is, with a warning.
 """
 
 from __future__ import annotations
@@ -77,6 +81,7 @@ from typing import ClassVar
 from stablehlo_tools.analysis.collectives import ModuleFacts
 from stablehlo_tools.analysis.device_values import DeviceValues
 from stablehlo_tools.analysis.effects import Effects
+from stablehlo_tools.analysis.shardings import manual_axes
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Diagnostic, Diagnostics, ToolError, note
 from stablehlo_tools.ir.cleanup import drop_unused_carries, share_all
@@ -117,6 +122,7 @@ from stablehlo_tools.transforms.parts.fold_pipeline.rejoining import rejoin
 from stablehlo_tools.transforms.parts.fold_pipeline.separating import separate_backward
 from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import UnresolvedError
 from stablehlo_tools.transforms.parts.fold_pipeline.training import fold_training, settle_integers
+from stablehlo_tools.transforms.parts.free_axes import NotFreeError, free_axes
 
 
 @dataclass(frozen=True)
@@ -141,10 +147,16 @@ class FoldPipelinePass(Pass):
         while number < len(loops := _loops(current)):
             loop = loops[number]
             with ir.Location.unknown(module.context):
-                between = permutes_inside(loop)
-                source = _shifting(current, number) if between else current
-                maybe = may_be_pipeline(_loops(source)[number])
-                tried, stages = _folded(source, number, between) if maybe else (current, 0)
+                tried, stages = current, 0
+                try:
+                    tried, stages = _tried(current, number)
+                except NotFreeError as error:
+                    diagnostics.warn(
+                        f"fold-pipeline: a loop that permutes stays, for the axis "
+                        f'"{error.axis}", which is manual around it, cannot be left to the '
+                        f"partitioner: {error.op.name}: {error} (P3)",
+                        error.op.location,
+                    )
             if stages < 2:
                 number += 1
                 continue
@@ -180,6 +192,37 @@ def _shifting(module: ir.Module, number: int) -> ir.Module:
     write_moves_globally(copied, block)
     part_integers(_loops(copied)[number])
     drop_unused_carries(block)
+    return copied
+
+
+def _tried(module: ir.Module, number: int) -> tuple[ir.Module, int]:
+    """A copy of a module in which a loop is folded, and how many stages it has; fewer than two are
+    no pipeline. Raises ToolError, or NotFreeError where other axes are manual around it."""
+    loop = _loops(module)[number]
+    between = permutes_inside(loop)
+    if between:
+        module = _shifting(module, number)
+    elif may_be_pipeline(loop):
+        module = _alone(module, number)
+    if not may_be_pipeline(_loops(module)[number]):
+        return module, 0
+    return _folded(module, number, between)
+
+
+def _alone(module: ir.Module, number: int) -> ir.Module:
+    """A module in which the manual computation of a loop, and what takes what it leaves, is over
+    the axis of the stages alone: a copy where it is over others. Raises NotFreeError."""
+    loop = _loops(module)[number]
+    manual = manual_around(loop)
+    if manual is None or len(manual_axes(manual)) == 1:
+        return module
+    ranks = axis_of(loop, manual, ModuleFacts.of(module))
+    if ranks is None:
+        return module
+    copied = copy_module(module)
+    around = manual_around(_loops(copied)[number])
+    assert around is not None
+    free_axes(copied, [around], ranks.axis)
     return copied
 
 

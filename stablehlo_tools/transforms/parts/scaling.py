@@ -24,7 +24,14 @@ from stablehlo_tools.analysis.partial_sums import PartialSums
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.dimensions import dimensions_of
 from stablehlo_tools.dialect.factors import FactorRole
-from stablehlo_tools.dialect.names import CONCATENATE, IOTA, RESHAPE, SLICE, WHILE
+from stablehlo_tools.dialect.names import (
+    CONCATENATE,
+    IOTA,
+    RESHAPE,
+    SHARDING_CONSTRAINT,
+    SLICE,
+    WHILE,
+)
 from stablehlo_tools.dialect.traits import ELEMENTWISE, LAYOUT
 from stablehlo_tools.ir.builder import element_of, shape_of
 from stablehlo_tools.ir.clone import Resize, emptied_clone, reshaped_clone
@@ -34,7 +41,9 @@ from stablehlo_tools.ir.walk import terminator
 
 # What is written again where a value that is the same for all samples is needed for more of them:
 # ops that exporters make such values by. A reverse has never been among them.
-_FOLLOWED_BACK = ELEMENTWISE | LAYOUT - {"stablehlo.reverse"} | {CONCATENATE, IOTA, SLICE}
+_FOLLOWED_BACK = (
+    ELEMENTWISE | LAYOUT - {"stablehlo.reverse"} | {CONCATENATE, IOTA, SHARDING_CONSTRAINT, SLICE}
+)
 
 Tilings = dict[int, DimTiling]
 
@@ -59,7 +68,7 @@ def follow_batch(
         dims = propagate(graph, {graph.root.arguments[i]: s for i, s in seeds.items()}, parts)
         if not sums:
             _refuse_mixing(dims)
-        missing = len(_wanted(dims))
+        missing = len(wanted(dims))
         added = _added(dims, missing, seeds) if missing else None
         if added is None:
             break
@@ -107,7 +116,7 @@ def _untiled(dims: BatchDims) -> set[Node]:
     }
 
 
-def _wanted(dims: BatchDims) -> list[tuple[int, DimTiling]]:
+def wanted(dims: BatchDims) -> list[tuple[int, DimTiling]]:
     """The operands that should carry the batch and do not, in the tilings that they should have: of
     ops, and of loops whose iterations hand on samples."""
     needed = [
@@ -143,7 +152,7 @@ def _added(dims: BatchDims, missing: int, seeds: Tilings) -> Tilings | None:
             tried = propagate(
                 graph, {graph.root.arguments[i]: s for i, s in more.items()}, dims.parts
             )
-            if tried.meetings or len(_wanted(tried)) >= missing:
+            if tried.meetings or len(wanted(tried)) >= missing:
                 continue
             if _untiled(tried) <= untiled:  # one along features ends where these meet samples
                 return more
@@ -154,7 +163,7 @@ def _added_together(dims: BatchDims, seeds: Tilings) -> Tilings | None:
     """The seeds and all other arguments that the operands are made of which should carry the batch:
     two that only meet each other must both carry it."""
     graph = dims.graph
-    origins = Origins(graph, dims.parts).of(_wanted(dims))
+    origins = Origins(graph, dims.parts).of(wanted(dims))
     places = {number: argument for argument, number in enumerate(graph.root.arguments)}
     more = {places[n]: tiling for n, tiling in origins.items() if n in places} | seeds
     if more.keys() == seeds.keys():
@@ -260,29 +269,38 @@ class Scaling:
         return None if tiling is None else Resize(tiling.dim, self._dims.parts, self._samples)
 
     def _control_flow(self, node: Node, point: ir.InsertionPoint) -> None:
-        op = node.op
-        tilings = [self._dims.tilings.get(number) for number in node.results]
+        op, is_loop = node.op, node.name == WHILE
         operands = list(op.operands)
-        if node.name == WHILE:
+        if is_loop:
             taken = [
-                self._taken(v, tiling, point, op)
-                for v, tiling in zip(operands, tilings, strict=True)
+                self._handed_on(value, result, point, op)
+                for value, result in zip(operands, node.results, strict=True)
             ]
         else:
             taken = [self._values[value] for value in operands]
-        types = [self._type(r, tiling) for r, tiling in zip(op.results, tilings, strict=True)]
+        types = [self.type_of(result) for result in op.results]
         new = emptied_clone(op, taken, types, point)
-        for body, region in zip(node.bodies, new.regions, strict=True):
-            self._body(body, region, types, tilings)
+        for number, (body, region) in enumerate(zip(node.bodies, new.regions, strict=True)):
+            inner = self._opened(body, region, types)
+            end = terminator(body.block)
+            if is_loop and number == 0:  # the condition returns no results
+                returned = [self._taken(value, None, inner, end) for value in end.operands]
+            else:
+                returned = [
+                    self._handed_on(value, result, inner, end)
+                    for value, result in zip(end.operands, node.results, strict=True)
+                ]
+            ir.Operation.create(end.name, operands=returned, loc=end.location, ip=inner)
         self._values.update(zip(op.results, new.results, strict=True))
 
-    def _body(
-        self,
-        body: Body,
-        region: ir.Region,
-        types: Sequence[ir.Type],
-        tilings: Sequence[DimTiling | None],
-    ) -> None:
+    def _handed_on(
+        self, value: ir.Value, result: int, point: ir.InsertionPoint, user: ir.Operation
+    ) -> ir.Value:
+        """What stands for a value that control flow hands on to a result of its own."""
+        return self._taken(value, self._dims.tilings.get(result), point, user)
+
+    def _opened(self, body: Body, region: ir.Region, types: Sequence[ir.Type]) -> ir.InsertionPoint:
+        """Writes the ops of a body; returns where its terminator goes."""
         types = types if len(body.block.arguments) else []
         locations = [argument.location for argument in body.block.arguments]
         block = region.blocks.append(*types, arg_locs=locations)
@@ -290,13 +308,7 @@ class Scaling:
         point = ir.InsertionPoint(block)
         for node in body.nodes:
             self._node(node, point)
-        end = terminator(body.block)
-        is_condition = len(end.operands) != len(tilings)  # of a while: it returns one boolean
-        returned = [
-            self._taken(value, tiling, point, end)
-            for value, tiling in zip(end.operands, [None] if is_condition else tilings, strict=True)
-        ]
-        ir.Operation.create(end.name, operands=returned, loc=end.location, ip=point)
+        return point
 
 
 def _entering(value: ir.Value) -> ir.Value:

@@ -30,7 +30,7 @@ from stablehlo_tools.analysis.replica_groups import mesh_with
 from stablehlo_tools.analysis.shardings import MeshAxes, ValueShardings
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Diagnostic, Severity, ToolError, note, to_place
-from stablehlo_tools.dialect.names import MANUAL_COMPUTATION
+from stablehlo_tools.dialect.names import MANUAL_COMPUTATION, SHARDING_CONSTRAINT
 from stablehlo_tools.ir.builder import element_of, shape_of
 from stablehlo_tools.ir.platform_index import platform_arguments
 from stablehlo_tools.ir.walk import entry_function, functions_by_name
@@ -368,6 +368,15 @@ def _warnings(plan: Plan) -> Iterator[Diagnostic]:
                 "microbatches",
                 plan.pipelines[0],
             )
+    divided = _divided_within_layers(plan, shardings) if plan.options.skip else None
+    if divided is not None:
+        told = _warning(
+            f'"{divided}" divides what layers compute, and XLA\'s own partitioner may put an '
+            "exchange between all devices into the branch that a rank without work skips, a "
+            "deadlock: run partition after this pass, or take skip=false",
+            plan.pipelines[-1],
+        )
+        yield replace(told, settled_by="partition")
     links = [
         link
         for each in plan.pipelines
@@ -381,6 +390,20 @@ def _warnings(plan: Plan) -> Iterator[Diagnostic]:
             plan.pipelines[-1],
         )
         yield replace(told, settled_by="partition")
+
+
+def _divided_within_layers(plan: Plan, shardings: ValueShardings) -> str | None:
+    """An axis, other than that of the stages, that divides an argument or a constrained value along
+    another dimension than that of the batch; None where there is none."""
+    dims, sizes = plan.cut.trial.dims, dict(plan.axis.mesh.axes)
+    nodes = (node for node in dims.graph.nodes if node.name == SHARDING_CONSTRAINT)
+    for number in (*dims.graph.root.arguments, *(n for node in nodes for n in node.results)):
+        batch = dims.tilings.get(number)
+        for dim, axes in enumerate(shardings.of(dims.graph.values[number])):
+            names = {axis.name for axis in axes if sizes[axis.name] > 1} - {plan.axis.name}
+            if names and (batch is None or batch.dim != dim):
+                return min(names)
+    return None
 
 
 def _warning(text: str, each: Pipelined) -> Diagnostic:

@@ -21,7 +21,7 @@ from stablehlo_tools.dialect.names import ADD, DIVIDE, REDUCE, SCATTER
 from stablehlo_tools.dialect.reducers import reducer_kind
 from stablehlo_tools.dialect.traits import Trait, ops_with, ops_with_any
 from stablehlo_tools.ir.builder import element_of, shape_of
-from stablehlo_tools.ir.values import is_float, producer, unconstrained
+from stablehlo_tools.ir.values import is_float, producer
 from stablehlo_tools.transforms.parts.fold_pipeline.loop_region import LoopRegion
 from stablehlo_tools.transforms.parts.fold_pipeline.moves import (
     MOVING,
@@ -37,7 +37,6 @@ from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import (
     Piece,
     Summed,
     UnresolvedError,
-    View,
     zeros,
 )
 from stablehlo_tools.transforms.parts.fold_pipeline.tracing import Answer, Tracer, cut_around
@@ -250,8 +249,6 @@ class BackwardTracer(Tracer):
             return super()._beyond(piece)
         if not isinstance(source, Outside):
             return super()._beyond(piece)
-        if self.region.has_other_axes():
-            return self._beyond_shards(piece, source)
         done: list[Piece] = []
         pending = [BoxQuery(self._outer(source.value), 0, -1, piece.box, piece.view)]
         while pending:
@@ -272,70 +269,6 @@ class BackwardTracer(Tracer):
             else:
                 pending += more
         return done
-
-    def _beyond_shards(self, piece: Piece, source: Outside) -> list[Piece]:
-        """`_beyond` where other axes of the mesh are manual, too, and divide what is outside: what
-        the pipeline leaves, if it enters the backward as it left, and zeros."""
-        region = self.region
-        outer = unconstrained(self._outer(source.value))
-        op = producer(outer)
-        if op is None or op != self._anchor:
-            return self._zeros_apart(piece, source, outer)
-        number = ir.OpResult(outer).result_number
-        entering = region.sharding("in_shardings", ir.BlockArgument(source.value).arg_number)
-        if entering != self.before.region.sharding("out_shardings", number):
-            raise UnresolvedError(
-                "what the pipeline leaves is sharded in another way in its backward", region.loop, 6
-            )
-        return self.before.followed(self.before.leaving(number, piece.box, piece.view))
-
-    def _zeros_apart(self, piece: Piece, source: Outside, outer: ir.Value) -> list[Piece]:
-        """A piece of an argument; parts of it that are zero outside, as the cotangents of all
-        stages but the last, by themselves."""
-        if outer == source.value:
-            return super()._beyond(piece)
-        local = Box.whole(self.region.entering_shape(source.value))
-        parts: list[Piece] = []
-        zero = self._zero_outside(outer, piece.box, local)
-        for box in cut_around([piece.box], zero):
-            view = piece.view.restricted(box.relative_to(piece.box))
-            if view is None:
-                return super()._beyond(piece)
-            part = Piece(source, box, view)
-            if any(own.contains(box) for own in zero):
-                parts.append(part.zeroed(element_of(outer)))
-            else:
-                parts += super()._beyond(part)
-        return parts
-
-    def _zero_outside(self, outer: ir.Value, box: Box, local: Box) -> list[Box]:
-        """The parts of a box of an argument, of which a device has `local`, that are zero. Where
-        other axes divide a dimension, the box has to have all of it."""
-        whole = Box.whole(shape_of(outer))
-        divided = [d for d in range(len(whole.sizes)) if whole.sizes[d] != local.sizes[d]]
-        if any(box.sizes[d] != local.sizes[d] for d in divided):
-            return []
-        asked = box
-        for dim in divided:
-            asked = asked.along(dim, 0, whole.sizes[dim])
-        zero: list[Box] = []
-        pending = [BoxQuery(outer, 0, -1, asked, View(asked))]
-        while pending:
-            query = pending.pop()
-            if repeated_number(query.value) == 0:
-                zero.append(query.view.target)
-                continue
-            op = producer(query.value)
-            try:
-                more = None if op is None else follow_move(op, query, self._known_outside)
-            except UnresolvedError:
-                more = None
-            pending += more or []
-        if any(own.sizes[d] != whole.sizes[d] for own in zero for d in divided):
-            return []
-        for dim in divided:
-            zero = [own.along(dim, 0, local.sizes[dim]) for own in zero]
-        return zero
 
     def _known_outside(self, value: ir.Value) -> Values | None:
         return self.before.region.integers_at(value, 0, -1)

@@ -1,8 +1,8 @@
 """Puts one loop over the layers, for all microbatches, in the place of a pipeline.
 
-    %r = sdy.manual_computation(%x) manual_axes={"stage", "data"} { ... the pipeline ... }
+    %r = sdy.manual_computation(%x) manual_axes={"stage"} { ... the pipeline ... }
   ==>
-    %r = sdy.manual_computation(%x) manual_axes={"data"} { ... the loop over layers ... }
+    %r = ... the loop over layers ...
 
 What the rest of the program uses of the pipeline is traced to what segments computed; for these,
 the chains of stages are written as one loop, as are other segments that they start from.
@@ -66,16 +66,15 @@ def fold(region: LoopRegion, module: ir.Module) -> int:
     """
     scratch = Scratch(module)
     tracer, site = Tracer(region), FoldSite(region)
-    outputs = list(outputs_of(site.anchor, region))
+    outputs = list(outputs_of(site.anchor))
     pieces = [tracer.left(output.result, output.box) for output in outputs]
     writer = PipelineWriter(tracer, scratch, site.point, site.entering)
     values = [
         writer.value(consists_of, site.type_of(output))
         for output, consists_of in zip(outputs, pieces, strict=True)
     ]
-    for output, value in zip(outputs, site.leaving(outputs, values), strict=True):
+    for output, value in zip(outputs, values, strict=True):
         output.value.replace_all_uses_with(value)
-    site.clear()
     erase_unused(site.anchor.block, site.anchor)
     scratch.clear()
     return writer.finder.most_stages

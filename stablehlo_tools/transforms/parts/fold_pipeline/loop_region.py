@@ -248,13 +248,6 @@ class LoopRegion:
         number = ir.BlockArgument(value).arg_number
         return self._sharded_dim("in_shardings", number)
 
-    def entering_shape(self, argument: ir.Value) -> list[int]:
-        """The shape of an argument, of which only the axis of the stages has been undone."""
-        dim, shape = self.entering_dim(argument), shape_of(argument)
-        if dim is not None:
-            shape[dim] *= self.ranks.count
-        return shape
-
     def leaving_dim(self, result: int) -> int | None:
         """The dimension of a result of the manual computation that the axis divides."""
         return self._sharded_dim("out_shardings", result)
@@ -277,10 +270,6 @@ class LoopRegion:
         """That of an operand or a result of the manual computation."""
         assert self.manual is not None
         return sharding_per_value(self.manual.attributes[name])[number]
-
-    def has_other_axes(self) -> bool:
-        """Whether the manual computation is divided along other axes than that of the stages."""
-        return self.manual is not None and len(manual_axes(self.manual)) > 1
 
     def axes_of(self, name: str, number: int) -> list[list[str]]:
         """The axes that divide each dimension of an operand or a result, major to minor."""

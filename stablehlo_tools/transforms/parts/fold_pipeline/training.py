@@ -72,10 +72,8 @@ def fold_training(forward: LoopRegion, backward: LoopRegion, module: ir.Module) 
     scratch = Scratch(module)
     before = Tracer(forward)
     sites = FoldSite(forward), FoldSite(backward)
-    if (sites[0].inner is None) != (sites[1].inner is None):
-        raise UnresolvedError("other axes of the mesh are manual in the backward", backward.loop, 6)
-    left = list(outputs_of(sites[0].anchor, forward, but=_leads_to(sites[1].anchor)))
-    made = list(outputs_of(sites[1].anchor, backward))
+    left = list(outputs_of(sites[0].anchor, but=_leads_to(sites[1].anchor)))
+    made = list(outputs_of(sites[1].anchor))
     of_forward = [before.left(output.result, output.box) for output in left]
     segments = Segments(forward, scratch)
     writer = GridWriter(before, scratch, sites[0], segments)
@@ -102,10 +100,8 @@ def fold_training(forward: LoopRegion, backward: LoopRegion, module: ir.Module) 
     after.write_grid(plans.backward, cells)
     gradients = _written(made, of_backward, after, sites[1])
     results = _written(left, of_forward, writer, sites[0])
-    _replace(left, sites[0].leaving(left, results, sites[1]))
-    _replace(made, sites[1].leaving(made, gradients))
-    for site in sites:
-        site.clear()
+    _replace(left, results)
+    _replace(made, gradients)
     erase_unused(sites[1].anchor.block, sites[1].anchor)
     erase_unused(sites[0].anchor.block)
     if any(next(iter(result.uses), None) for result in sites[0].anchor.results):
@@ -180,29 +176,8 @@ def settle_integers(forward: LoopRegion, anchor: ir.Operation) -> None:
         if all(isinstance(piece.source, Known | Splat) for piece in pieces):
             build = Builder(ir.InsertionPoint(anchor), anchor.location)
             known = Composer(build, no_sources).compose(pieces, build.tensor(shape, element))
-            whole = _of_other_axes(known, forward, result, build)
-            if whole.type == value.type:
-                anchor.operands[number] = whole
+            anchor.operands[number] = known
     erase_unused(anchor.block)  # constraints on what they were
-
-
-def _of_other_axes(value: ir.Value, region: LoopRegion, result: int, build: Builder) -> ir.Value:
-    """A result of a pipeline that is the same along the other manual axes which divide the
-    dimension that the stages divide, as it leaves the manual computation."""
-    dim = None if region.manual is None else region.leaving_dim(result)
-    if dim is None:
-        return value
-    axes = region.axes_of("out_shardings", result)[dim]
-    if len(axes) < 2:
-        return value
-    sizes, shape = dict(region.mesh_axes()), shape_of(value)
-    split = [sizes[name] for name in axes]
-    before, own, behind = shape[:dim], shape[dim] // region.ranks.count, shape[dim + 1 :]
-    parts = build.reshape(value, [*before, region.ranks.count, own, *behind])
-    stage, last = dim + axes.index(region.ranks.axis), dim + len(axes)
-    dims = [*range(dim), stage, last, *range(last + 1, last + 1 + len(behind))]
-    spread = build.broadcast(parts, [*before, *split, own, *behind], dims)
-    return build.reshape(spread, [*before, prod(split) * own, *behind])
 
 
 def _refuse_infinite(forward: LoopRegion) -> None:

@@ -1,0 +1,311 @@
+"""What the ops of a manual computation do across the devices of one of its axes.
+
+    value        on the devices of the axis              without the axis
+    shard        each has its part along a dimension     the whole
+    term         each has a term of a sum                the sum
+    (no entry)   all have the same                       the same
+
+What all have, among terms, is a term of as many times itself as there are devices.
+A collective over the axis that makes one of another is nothing without the axis: an all_reduce of
+terms, an all_gather of shards, a reduce_scatter of terms, an all_to_all of shards. An all_reduce of
+what all have is a product. Shards are followed as a batch is, of which a device has one part
+(`DimTiling`), terms as `PartialSums` does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from stablehlo_tools.analysis.collectives import ModuleFacts, classify_communication
+from stablehlo_tools.analysis.dataflow import Node
+from stablehlo_tools.analysis.device_values import Values
+from stablehlo_tools.analysis.dimension_propagation.propagation import (
+    BatchDims,
+    Graph,
+    Propagation,
+)
+from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling
+from stablehlo_tools.analysis.partial_sums import PartialSums
+from stablehlo_tools.analysis.replica_groups import (
+    AxisRef,
+    DeviceMesh,
+    GroupMode,
+    ProcessGroups,
+    mesh_axes_groups,
+)
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.dimensions import integer
+from stablehlo_tools.dialect.reducers import reducer_kind
+from stablehlo_tools.dialect.traits import DEVICE_IDS
+from stablehlo_tools.ir.walk import ops_named, ops_where
+
+ALL_REDUCE, ALL_GATHER = "stablehlo.all_reduce", "stablehlo.all_gather"
+REDUCE_SCATTER, ALL_TO_ALL = "stablehlo.reduce_scatter", "stablehlo.all_to_all"
+_UNDONE = frozenset({ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL})
+_IDEMPOTENT = frozenset({"maximum", "minimum", "and", "or"})
+_ONE_SHARD = 1  # what a device has is one part of the whole
+
+
+class CrossingError(Exception):
+    """The op that cannot be written without the axis, and why."""
+
+    def __init__(self, op: ir.Operation, why: str) -> None:
+        super().__init__(why)
+        self.op = op
+        self.why = why
+
+
+class MeshAxis:
+    """An axis of a mesh, and where along it each device is."""
+
+    def __init__(self, name: str, mesh: DeviceMesh) -> None:
+        self.name = name
+        self.size = dict(mesh.axes)[name]
+        groups = mesh_axes_groups(mesh, [AxisRef(name)])
+        self._place = {device: n for group in groups for n, device in enumerate(group)}
+        self._others = {device: group[0] for group in groups for device in group}
+
+    def is_same(self, values: Values | None) -> bool:
+        """Whether devices along the axis have the same values; `values` has a row for each device,
+        or one for all."""
+        if values is None:
+            return False
+        return len(values) == 1 or all(
+            np.array_equal(values[device], values[first]) for device, first in self._others.items()
+        )
+
+    def is_crossed(self, groups: ProcessGroups) -> bool:
+        """Whether devices of a group are at different places along the axis; of an axis of one
+        device, whether each group is one."""
+        if self.size == 1:
+            return all(len(group) == 1 for group in groups)
+        return any(len({self._place[device] for device in group}) > 1 for group in groups)
+
+    def is_all_of(self, groups: ProcessGroups) -> bool:
+        """Whether each group is the devices along the axis, in order."""
+        return all(
+            [self._place[device] for device in group] == list(range(self.size))
+            and len({self._others[device] for device in group}) == 1
+            for group in groups
+        )
+
+    def apart(self, groups: ProcessGroups) -> ProcessGroups | None:
+        """The groups of devices at one place along the axis, where each group has the same others
+        at every place."""
+        divided: list[tuple[int, ...]] = []
+        for group in groups:
+            places = [[d for d in group if self._place[d] == n] for n in range(self.size)]
+            if len({tuple(self._others[d] for d in place) for place in places}) > 1:
+                return None
+            divided += map(tuple, places)
+        return tuple(divided)
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """A collective over an axis; `others` are the groups that it has without it, if any."""
+
+    op: ir.Operation
+    others: ProcessGroups | None
+
+    @cached_property
+    def reducer(self) -> str | None:
+        """What its terms are joined by."""
+        regions = self.op.regions
+        return reducer_kind(regions[0].blocks[0]) if len(regions) else None
+
+    def result(self) -> DimTiling | None:
+        """The dimension along which the devices have shards of what it makes."""
+        match self.op.name:
+            case "stablehlo.reduce_scatter":
+                return DimTiling(integer(self.op, "scatter_dimension"))
+            case "stablehlo.all_to_all":
+                return DimTiling(integer(self.op, "split_dimension"))
+            case _:
+                return None
+
+    def takes(self) -> DimTiling | None:
+        """The dimension along which it takes shards."""
+        match self.op.name:
+            case "stablehlo.all_gather":
+                return DimTiling(integer(self.op, "all_gather_dim"))
+            case "stablehlo.all_to_all":
+                return DimTiling(integer(self.op, "concat_dimension"))
+            case _:
+                return None
+
+
+Crossings = Mapping[ir.Operation, Crossing]
+
+
+def crossings_of(computation: ir.Operation, axis: MeshAxis, facts: ModuleFacts) -> Crossings:
+    """The collectives of a manual computation over an axis. Raises CrossingError for one that moves
+    values along it."""
+    classify = classify_communication(computation.context)
+    found: dict[ir.Operation, Crossing] = {}
+    for op in ops_where(computation, lambda op: classify(op) is not None):
+        collective = classify(op)
+        assert collective is not None
+        groups = facts.groups(collective)
+        if groups is None:
+            raise CrossingError(op, "which devices it joins is not known")
+        if not axis.is_crossed(groups):
+            continue
+        crossing = _crossing(op, axis, groups)
+        if crossing is None or collective.op != collective.inner:
+            raise CrossingError(op, f'it moves values along "{axis.name}"')
+        if crossing.others is not None and collective.group_mode != GroupMode.FLATTENED_IDS:
+            raise CrossingError(op, "its groups are of replicas and partitions")
+        found[op] = crossing
+    return found
+
+
+def _crossing(op: ir.Operation, axis: MeshAxis, groups: ProcessGroups) -> Crossing | None:
+    if op.name not in _UNDONE:
+        return None
+    if axis.is_all_of(groups):
+        return Crossing(op, None)
+    others = axis.apart(groups) if op.name == ALL_REDUCE else None
+    return None if others is None else Crossing(op, others)
+
+
+class AcrossAxis:
+    """What the values of a block are across an axis, from its arguments on; `is_same` tells of
+    integers that all devices of the axis are known to have the same of."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        crossings: Crossings,
+        shards: Mapping[int, DimTiling],
+        is_same: Callable[[ir.Value], bool],
+    ) -> None:
+        self.dims: BatchDims = _Shards(graph, crossings).run(shards)
+        self.sums = Terms(self.dims, crossings, is_same)
+        self.sums.visit(graph.root.nodes)
+
+    def shard(self, number: int) -> DimTiling | None:
+        """The tiling of a value of which each device has a part. Raises CrossingError for one that
+        is neither that, nor the same on all devices."""
+        stopper = self.sums.blocked.get(number)
+        if stopper is not None:
+            raise CrossingError(stopper.op, self._why(stopper))
+        if number in self.sums.terms:
+            raise CrossingError(
+                self._owner(number), "each device has a term of a sum that nothing joins"
+            )
+        return self.dims.tilings.get(number)
+
+    def _owner(self, number: int) -> ir.Operation:
+        return self.dims.graph.maker[number].op
+
+    def _why(self, node: Node) -> str:
+        if _is_of_place(node):
+            return "each device makes another value of its place"
+        if any(number in self.dims.tilings for number in node.inputs):
+            return "it is not known to work on the parts that devices have"
+        return "it takes a term of a sum over devices before an all_reduce has joined them"
+
+
+class _Shards(Propagation):
+    """Shards through collectives over the axis."""
+
+    def __init__(self, graph: Graph, crossings: Crossings) -> None:
+        super().__init__(graph, _ONE_SHARD)
+        self._crossings = crossings
+
+    def visit(self, node: Node) -> None:
+        """Follows them through one op."""
+        crossing = self._crossings.get(node.op)
+        if crossing is None:
+            super().visit(node)
+            return
+        for result in node.results:
+            self._put(result, crossing.result(), None)
+
+
+class Terms(PartialSums):
+    """Terms through collectives over the axis.
+
+    `repeated` are sums of what all devices have, `among` the operands of ops on terms that all
+    devices have.
+    """
+
+    def __init__(
+        self, dims: BatchDims, crossings: Crossings, is_same: Callable[[ir.Value], bool]
+    ) -> None:
+        super().__init__(dims)
+        self._crossings = crossings
+        self._is_same = is_same
+        self.repeated: set[int] = set()
+        self.among: dict[Node, set[int]] = {}
+        self._visited: list[Node] = []
+
+    def is_term(self, number: int, reducer: str) -> bool:
+        """Whether a value can stand among terms."""
+        if super().is_term(number, reducer):
+            return True
+        if not self.is_multiple(number, reducer):
+            return False
+        self.among[self._visited[-1]].add(number)
+        return True
+
+    def is_multiple(self, number: int, reducer: str | None) -> bool:
+        """Whether a value that all devices have is a term of a multiple of it."""
+        whole = number not in self.terms and number not in self.dims.tilings
+        is_other = reducer != "add" or number in self.blocked or self._is_identity(number, "add")
+        return whole and not is_other
+
+    def _visit(self, node: Node) -> None:
+        crossing = self._crossings.get(node.op)
+        if crossing is None:
+            self.among[node] = set()
+            self._visited.append(node)
+            super()._visit(node)
+            self._visited.pop()
+            self._tell_apart(node)
+            return
+        for operand, result in zip(node.operands, node.results, strict=True):
+            for state in (self.terms, self.blocked):
+                state.pop(result, None)
+            self.repeated.discard(result)
+            if operand in self.blocked:
+                self.blocked[result] = self.blocked[operand]
+            elif not self._joins(crossing, operand, result):
+                self.blocked[result] = node
+
+    def _tell_apart(self, node: Node) -> None:
+        """Device ids differ along the axis, unless only others' part of them is used."""
+        if _is_of_place(node):
+            self.blocked.update(dict.fromkeys(node.results, node))
+        for result in node.results:
+            of_place = result in self.blocked and _is_of_place(self.blocked[result])
+            if of_place and self._is_same(self.dims.graph.values[result]):
+                del self.blocked[result]
+
+    def _joins(self, crossing: Crossing, operand: int, result: int) -> bool:
+        """Whether a collective makes of a value what it is without the axis."""
+        shard, term = self.dims.tilings.get(operand), self.terms.get(operand)
+        if shard != crossing.takes():
+            return False
+        if crossing.reducer is None:
+            return term is None and shard != crossing.result()
+        if term is not None:
+            return term == crossing.reducer
+        if crossing.op.name != ALL_REDUCE:
+            return False
+        if crossing.reducer == "add":
+            self.repeated.add(result)
+        return crossing.reducer in {"add", *_IDEMPOTENT}
+
+
+def _is_of_place(node: Node) -> bool:
+    """Whether an op gives the id of the device, or does something with it in regions of its own."""
+    if node.name in DEVICE_IDS:
+        return True
+    opened = not len(node.op.regions) or bool(node.bodies)
+    return not opened and bool(ops_named(node.op, DEVICE_IDS))

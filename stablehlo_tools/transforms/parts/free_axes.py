@@ -1,0 +1,443 @@
+"""Leaves axes of manual computations to the partitioner.
+
+    %y = sdy.manual_computation(%x, %w) in_shardings=[[{"data"}, {}], …] manual_axes={"data"} {
+      %h = … : tensor<4x32xf32>                      // each device's samples
+      %g = stablehlo.dot_general %h, %h …            // its term of the sum over samples
+      %s = "stablehlo.all_reduce"(%g) …              // over "data"
+    }
+  ==>
+    %c = sdy.sharding_constraint %x <[{"data", ?}, {?}]>
+    %h = … : tensor<8x32xf32>                        // all samples
+    %s = stablehlo.dot_general %h, %h …              // the sum
+
+What jax.shard_map leaves of a forward for its backward goes from one manual computation into
+another one as it is on each device, so that both are written without their axes together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from typing import NamedTuple
+
+from stablehlo_tools import bindings
+from stablehlo_tools.analysis.collectives import ModuleFacts
+from stablehlo_tools.analysis.device_values import DeviceValues
+from stablehlo_tools.analysis.dimension_propagation.propagation import Graph, Origins
+from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling
+from stablehlo_tools.analysis.shardings import (
+    manual_axes,
+    sharding_axes,
+    sharding_per_value,
+    without_axis,
+)
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.names import (
+    MANUAL_COMPUTATION,
+    SHARDING_CONSTRAINT,
+)
+from stablehlo_tools.ir.builder import constrained
+from stablehlo_tools.ir.cleanup import erase_unused, reshape_units
+from stablehlo_tools.ir.values import (
+    has_uses,
+    in_block_order,
+    producer,
+    unconstrained,
+)
+from stablehlo_tools.ir.walk import ops_named, terminator, values_used_outside
+from stablehlo_tools.transforms.parts.axis_crossings import (
+    AcrossAxis,
+    CrossingError,
+    Crossings,
+    MeshAxis,
+    crossings_of,
+)
+from stablehlo_tools.transforms.parts.axis_removal import AxisRemoval
+from stablehlo_tools.transforms.parts.scaling import NotScaledError, wanted
+
+
+def free_axes(module: ir.Module, starts: Sequence[ir.Operation], kept: str = "") -> None:
+    """Leaves the axes but one of manual computations, and of those that take what they leave, to
+    the partitioner, in place. Raises NotFreeError, and the module is then not to be used."""
+    if not starts:
+        return
+    linked = _linked(starts)
+    for op in linked:
+        reshape_units(op)  # of a device's only row of a sum over rows nothing tells that it is one
+        _open_constraints(op)
+    erase_unused(module.body)
+    facts = ModuleFacts.of(module)
+    values = DeviceValues(module, facts)
+    group = [_Computation.of(op, facts, kept) for op in linked]
+    for name in reversed(group[0].axes):  # the minor ones first, as they divide dimensions
+        group = _without(group, name, facts, values)
+    erase_unused(module.body)
+
+
+def _open_constraints(computation: ir.Operation) -> None:
+    """Lets constraints in a manual computation leave open what they do not divide: they speak of
+    its free axes alone."""
+    for op in ops_named(computation, {SHARDING_CONSTRAINT}):
+        sharding = op.attributes["sharding"]
+        if any(_axes_of(sharding)):
+            op.attributes["sharding"] = _opened(sharding)
+        else:
+            op.results[0].replace_all_uses_with(op.operands[0])
+
+
+def _opened(sharding: ir.Attribute) -> ir.Attribute:
+    """A sharding that leaves every dimension open to more axes."""
+    stated, context = bindings.TensorShardingAttr(sharding), sharding.context
+    of_dim = bindings.SdyDimensionShardingAttr
+    dims = [
+        of_dim.get(list(of_dim(dim).axes), False, context=context)
+        for dim in stated.dimension_shardings
+    ]
+    return bindings.TensorShardingAttr.get(stated.mesh_or_ref, dims, context=context)
+
+
+class NotFreeError(Exception):
+    """The axis that cannot be left to the partitioner, the op for which it cannot, and why."""
+
+    def __init__(self, axis: str, op: ir.Operation, why: str) -> None:
+        super().__init__(why)
+        self.axis = axis
+        self.op = op
+
+
+def _linked(starts: Iterable[ir.Operation]) -> list[ir.Operation]:
+    """Manual computations and all over the same axes that take what they leave, or leave what they
+    take, in the order of the text."""
+    found, pending = list[ir.Operation](), list(starts)
+    while pending:
+        op = pending.pop()
+        if op in found:
+            continue
+        found.append(op)
+        next_ones = [producer(unconstrained(value)) for value in op.operands]
+        next_ones += [user for result in op.results for user in _users(result)]
+        pending += [
+            each
+            for each in next_ones
+            if each is not None
+            and each.name == MANUAL_COMPUTATION
+            and each.block == op.block
+            and manual_axes(each) == manual_axes(op)
+        ]
+    return in_block_order(found)
+
+
+def _users(value: ir.Value) -> list[ir.Operation]:
+    """The ops that use a value, constraints on it aside."""
+    users: list[ir.Operation] = []
+    for use in value.uses:
+        user = use.owner.operation
+        users += _users(user.results[0]) if user.name == SHARDING_CONSTRAINT else [user]
+    return users
+
+
+def _erase_constraints(value: ir.Value) -> None:
+    """Erases the constraints on a value, which nothing uses."""
+    for op in [use.owner.operation for use in value.uses]:
+        _erase_constraints(op.results[0])
+        op.erase()
+
+
+@dataclass(frozen=True)
+class _Computation:
+    """A manual computation, those of its axes that are still to be freed, in the order of the mesh,
+    and how its operands and results were sharded over all that it had."""
+
+    op: ir.Operation
+    axes: tuple[str, ...]
+    entering: tuple[ir.Attribute, ...]
+    leaving: tuple[ir.Attribute, ...]
+
+    @staticmethod
+    def of(op: ir.Operation, facts: ModuleFacts, kept: str) -> _Computation:
+        entering = tuple(sharding_per_value(op.attributes["in_shardings"]))
+        leaving = tuple(sharding_per_value(op.attributes["out_shardings"]))
+        mesh = facts.meshes[sharding_axes((*entering, *leaving)[0])[0]]
+        axes = tuple(name for name, _ in mesh.axes if name in manual_axes(op) - {kept})
+        return _Computation(op, axes, entering, leaving)
+
+    @property
+    def mesh_name(self) -> str:
+        """The symbol of its mesh."""
+        return sharding_axes((*self.entering, *self.leaving)[0])[0]
+
+    @property
+    def block(self) -> ir.Block:
+        """Its body."""
+        return self.op.regions[0].blocks[0]
+
+    @cached_property
+    def shardings(self) -> tuple[list[ir.Attribute], list[ir.Attribute]]:
+        """Those of its operands and results over the axes that are left."""
+        names = ("in_shardings", "out_shardings")
+        entering, leaving = (sharding_per_value(self.op.attributes[name]) for name in names)
+        return entering, leaving
+
+
+class _Divided(NamedTuple):
+    """The dimension that an axis divides, and whether it does so behind all others."""
+
+    dim: int
+    last: bool
+
+    @staticmethod
+    def of(sharding: ir.Attribute, name: str) -> _Divided | None:
+        axes = _axes_of(sharding)
+        dim = next((dim for dim, own in enumerate(axes) if name in own), None)
+        return None if dim is None else _Divided(dim, axes[dim][-1] == name)
+
+
+def _axes_of(sharding: ir.Attribute) -> list[list[str]]:
+    """The axes that divide each dimension."""
+    return [
+        [bindings.SdyAxisRefAttr(axis).name for axis in bindings.SdyDimensionShardingAttr(dim).axes]
+        for dim in bindings.TensorShardingAttr(sharding).dimension_shardings
+    ]
+
+
+def _without(
+    group: Sequence[_Computation], name: str, facts: ModuleFacts, values: DeviceValues
+) -> list[_Computation]:
+    """Manual computations without one of their axes. Raises NotFreeError."""
+    mesh = facts.meshes[group[0].mesh_name]
+    axis = MeshAxis(name, mesh)
+    freeing = _Freeing(group, axis, dict(mesh.axes), values)
+    try:
+        for computation in group:
+            freeing.look_at(computation, crossings_of(computation.op, axis, facts))
+        return freeing.write()
+    except CrossingError as error:
+        raise NotFreeError(name, error.op, error.why) from None
+    except NotScaledError as error:
+        why = "it makes more of what devices have parts of than a part for each"
+        raise NotFreeError(name, error.op, why) from None
+
+
+class _Freeing:
+    """Takes one axis out of manual computations that belong together."""
+
+    def __init__(
+        self,
+        group: Sequence[_Computation],
+        axis: MeshAxis,
+        sizes: Mapping[str, int],
+        values: DeviceValues,
+    ) -> None:
+        self._axis = axis
+        self._known = values
+        self._sizes = sizes
+        self._group = group
+        self._looked_at: list[tuple[Crossings, AcrossAxis]] = []
+        # Results that leave as each device has them, and enter others so: by shard.
+        self._handed: dict[ir.Value, DimTiling | None] = {}
+        self._whole: dict[ir.Value, ir.Value] = {}
+
+    def look_at(self, computation: _Computation, crossings: Crossings) -> None:
+        """What a manual computation does across the axis; those before it have been looked at.
+
+        Raises CrossingError, or NotScaledError.
+        """
+        op, graph = computation.op, Graph.of(computation.block)
+        nested = next((each for each in crossings if each not in {n.op for n in graph.nodes}), None)
+        if nested is not None:
+            raise CrossingError(nested, "it is in an op that is no control flow")
+        entering, leaving = (
+            [_Divided.of(sharding, self._axis.name) for sharding in side]
+            for side in computation.shardings
+        )
+        while True:
+            given = [
+                self._entering_shard(operand, stated, op)
+                for operand, stated in zip(op.operands, entering, strict=True)
+            ]
+            numbers = zip(graph.root.arguments, given, strict=True)
+            shards = {number: shard for number, shard in numbers if shard is not None}
+            across = AcrossAxis(graph, crossings, shards, self._is_same)
+            asked = self._asked(across, op)
+            if not asked:
+                break
+            self._handed.update(asked)
+        for number, stated, result in zip(graph.root.returned, leaving, op.results, strict=True):
+            if not has_uses(result):
+                continue
+            shard = across.shard(number)
+            if (None if shard is None else _Divided(shard.dim, shard.outer == 1)) == stated:
+                continue
+            if not self._is_handed_on(computation, result):
+                raise CrossingError(op, f"result {result.result_number} is divided otherwise")
+            self._handed[result] = shard
+        self._looked_at.append((crossings, across))
+
+    def _entering_shard(
+        self, operand: ir.Value, stated: _Divided | None, op: ir.Operation
+    ) -> DimTiling | None:
+        source = unconstrained(operand)
+        if source in self._handed:
+            return self._handed[source]
+        if stated is None:
+            return None
+        if not stated.last:
+            raise CrossingError(op, "another axis divides a dimension in smaller parts")
+        return DimTiling(stated.dim)
+
+    def _asked(self, across: AcrossAxis, op: ir.Operation) -> dict[ir.Value, DimTiling]:
+        """What enters as all devices have it, and is taken as a shard that is the same on each: it
+        is known better where it is made how it comes by such a dimension."""
+        graph = across.dims.graph
+        origins = Origins(graph, across.dims.parts).of(wanted(across.dims))
+        asked: dict[ir.Value, DimTiling] = {}
+        for number, operand in zip(graph.root.arguments, op.operands, strict=True):
+            source = unconstrained(operand)
+            is_whole = source in self._handed and self._handed[source] is None
+            if is_whole and number in origins and _users(source) == [op]:
+                asked[source] = origins[number]
+        return asked
+
+    def _is_same(self, value: ir.Value) -> bool:
+        return self._axis.is_same(self._known.of(value))
+
+    def _is_handed_on(self, computation: _Computation, result: ir.OpResult) -> bool:
+        """Whether a result only enters others of the group, as each device has it."""
+        sharding = computation.shardings[1][result.result_number]
+        others = {other.op: other for other in self._group}
+        return all(
+            user in others
+            and all(
+                others[user].shardings[0][number] == sharding
+                for number, operand in enumerate(user.operands)
+                if unconstrained(operand) == result
+            )
+            for user in _users(result)
+        )
+
+    def write(self) -> list[_Computation]:
+        """Writes all without the axis; returns those that have others. Raises NotScaledError."""
+        written = [
+            self._write(computation, *looked_at)
+            for computation, looked_at in zip(self._group, self._looked_at, strict=True)
+        ]
+        for computation in reversed(self._group):
+            for result in computation.op.results:
+                _erase_constraints(result)
+            computation.op.erase()
+        return [each for each in written if each is not None]
+
+    def _write(
+        self, computation: _Computation, crossings: Crossings, across: AcrossAxis
+    ) -> _Computation | None:
+        op, block = computation.op, computation.block
+        writer = AxisRemoval(crossings, across, self._axis.size)
+        writer.take(values_used_outside(op))
+        last = len(computation.axes) == 1
+        operands = [
+            self._entering(value, sharding, op, constrain=last)
+            for value, sharding in zip(op.operands, computation.entering, strict=True)
+        ]
+        if len(manual_axes(op)) == 1:
+            values = self._written(computation, writer, operands, ir.InsertionPoint(op))
+            self._leave(computation, values, constrain=True)
+            return None
+        types = [writer.type_of(argument) for argument in block.arguments]
+        new = self._narrowed(computation, operands, writer)
+        inner = new.op.regions[0].blocks.append(
+            *types, arg_locs=[argument.location for argument in block.arguments]
+        )
+        point = ir.InsertionPoint(inner)
+        values = self._written(computation, writer, list(inner.arguments), point)
+        ir.Operation.create("sdy.return", operands=values, loc=op.location, ip=point)
+        self._leave(computation, list(new.op.results), constrain=last)
+        return new
+
+    def _written(
+        self,
+        computation: _Computation,
+        writer: AxisRemoval,
+        operands: Sequence[ir.Value],
+        point: ir.InsertionPoint,
+    ) -> list[ir.Value]:
+        """Writes a body for operands; returns what it returns, in the shards in which it leaves."""
+        values, end = writer.write_all(operands, point), terminator(computation.block)
+        writer.multiply_outside()
+        returned = zip(computation.op.results, end.operands, values, strict=True)
+        return [
+            writer.shard(value, self._handed[result], end, point)
+            if result in self._handed
+            else whole
+            for result, value, whole in returned
+        ]
+
+    def _entering(
+        self, value: ir.Value, sharding: ir.Attribute, op: ir.Operation, *, constrain: bool
+    ) -> ir.Value:
+        """What a computation takes in the place of an operand."""
+        handed = self._whole.get(unconstrained(value))
+        if handed is not None:
+            return handed
+        return self._constrained(value, sharding, op) if constrain else value
+
+    def _leave(
+        self, computation: _Computation, values: Sequence[ir.Value], *, constrain: bool
+    ) -> None:
+        """Puts values in the place of the results of a computation; with `constrain`, as these were
+        sharded."""
+        for result, value, sharding in zip(
+            computation.op.results, values, computation.leaving, strict=True
+        ):
+            if result in self._handed:
+                self._whole[result] = value
+            elif constrain and has_uses(result):
+                result.replace_all_uses_with(self._constrained(value, sharding, computation.op))
+            elif has_uses(result):
+                result.replace_all_uses_with(value)
+
+    def _constrained(self, value: ir.Value, sharding: ir.Attribute, op: ir.Operation) -> ir.Value:
+        """A value that is sharded at least as it was at the border of a manual computation."""
+        if not any(_axes_of(sharding)):
+            return value
+        return constrained(value, _opened(sharding), ir.InsertionPoint(op), op.location)
+
+    def _narrowed(
+        self, computation: _Computation, operands: Sequence[ir.Value], writer: AxisRemoval
+    ) -> _Computation:
+        """A manual computation without a body, over the axes that are left."""
+        op, axes = computation.op, computation.axes[:-1]
+        manual = manual_axes(op) - {self._axis.name}
+        entering, leaving = (
+            [without_axis(each, self._axis.name) for each in side] for side in computation.shardings
+        )
+        named = ", ".join(f'"{axis}"' for axis in sorted(manual))
+        per_value = bindings.TensorShardingPerValueAttr
+        returned = terminator(computation.block).operands
+        new = ir.Operation.create(
+            MANUAL_COMPUTATION,
+            results=[
+                self._type_outside(sharding, writer.type_in(value, self._handed.get(result)))
+                for result, sharding, value in zip(op.results, leaving, returned, strict=True)
+            ],
+            operands=list(operands),
+            attributes={
+                "in_shardings": per_value.get(entering, op.context),
+                "out_shardings": per_value.get(leaving, op.context),
+                "manual_axes": ir.Attribute.parse(f"#sdy<manual_axes{{{named}}}>", op.context),
+            },
+            regions=1,
+            loc=op.location,
+            ip=ir.InsertionPoint(op),
+        )
+        return _Computation(new, axes, computation.entering, computation.leaving)
+
+    def _type_outside(self, sharding: ir.Attribute, inside: ir.Type) -> ir.Type:
+        """The type of all of what each device has of a type, over the axes that are left."""
+        tensor = ir.RankedTensorType(inside)
+        shape = [
+            size * prod(self._sizes[axis] for axis in axes)
+            for size, axes in zip(tensor.shape, _axes_of(sharding), strict=True)
+        ]
+        return ir.RankedTensorType.get(shape, tensor.element_type, loc=ir.Location.unknown())
