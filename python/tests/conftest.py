@@ -54,11 +54,16 @@ def pytest_collection() -> Generator[None, object, object]:
     finally:
         gc.enable()
         gc.freeze()
+        gc.set_threshold(_OBJECTS)
 
+
+# New objects before the garbage collector looks at them: programs are made of a great many.
+_OBJECTS = 20_000
 
 # The files that take longest, for which a worker is never found too late.
 _LONGEST = (
     "test_snippets.py",
+    "test_notebooks.py",
     "test_rematerialize.py",
     "test_optimizing.py",
     "test_processes.py",

@@ -75,6 +75,7 @@ def together(run: Simulation) -> bool:
     return any(a.end > b.begin + 1 for a, b in pairwise(flights))
 
 
+@pytest.mark.soak
 def test_collectives_of_two_links_are_in_flight_together() -> None:
     before = two_links()
     after = stablehlo_tools.transform(before, ASSIGN)

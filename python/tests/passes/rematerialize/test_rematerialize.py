@@ -85,7 +85,7 @@ def test_what_is_found_is_within_the_limit(scan: bool):
 
 
 @pytest.mark.parametrize("scan", [False, True])
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", first(1, POLICIES))
 def test_no_policy_of_jax_is_better(scan: bool, policy: str):
     """In no more memory the artifact is expected to take no longer, whoever chose before."""
     hardware = load_hardware("h100")
@@ -199,8 +199,9 @@ SMALL = (
 
 
 # Half a minute to one for each; programs that are not partitioned also run in test_random_steps.
-@pytest.mark.parametrize("partition", ["partition,", pytest.param("", marks=pytest.mark.soak)])
-@pytest.mark.parametrize("case", first(1, SMALL), ids=str)
+@pytest.mark.soak
+@pytest.mark.parametrize("partition", ["partition,", ""])
+@pytest.mark.parametrize("case", SMALL, ids=str)
 def test_values_of_models(case: tuple[str, dict[str, object]], partition: str):
     """On 8 devices, within what a compiler's fusions round otherwise."""
     name, options = case
