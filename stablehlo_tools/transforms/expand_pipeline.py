@@ -81,18 +81,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from stablehlo_tools.analysis.collectives import meshes_of
-from stablehlo_tools.analysis.effects import Effects
-from stablehlo_tools.analysis.loop_carries import layer_loops
-from stablehlo_tools.analysis.shardings import manual_axes
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Diagnostics, ToolError
-from stablehlo_tools.dialect.names import MANUAL_COMPUTATION
 from stablehlo_tools.ir.cleanup import erase_unused, fold_reshapes, link_loops, share_common
 from stablehlo_tools.ir.clone import copy_module, take_over
 from stablehlo_tools.ir.inline import inline_all_calls
 from stablehlo_tools.ir.token_chain import refuse_tokens
-from stablehlo_tools.ir.walk import entry_function, functions_by_name
 from stablehlo_tools.passes.base import Pass
 from stablehlo_tools.passes.road import Milestone, Stage, When
 from stablehlo_tools.schedules.catalogue import OTHER_NAMES, entries
@@ -105,7 +99,7 @@ from stablehlo_tools.transforms.parts.expand_pipeline.expansion_plan import (
     plan_expansion,
 )
 from stablehlo_tools.transforms.parts.expand_pipeline.stack_orders import StackOrders, orders_of
-from stablehlo_tools.transforms.parts.free_axes import NotFreeError, free_axes
+from stablehlo_tools.transforms.parts.free_axes import free_axes_of_layers
 from stablehlo_tools.transforms.parts.partition.preparation import import_shardings
 
 
@@ -199,7 +193,7 @@ class ExpandPipelinePass(Pass):
         import_shardings(copy)
         inline_all_calls(copy)
         with ir.Location.unknown(module.context):
-            _free_axes(copy, self.axis)
+            free_axes_of_layers(copy, self.axis, "expand-pipeline", "P2")
         link_loops(copy)
         fold_reshapes(copy)
         erase_unused(copy.body)
@@ -236,32 +230,3 @@ class ExpandPipelinePass(Pass):
         if wrong is not None:
             raise ToolError(f"expand-pipeline: {wrong} (P5)", module.operation.location)
         refuse_tokens(module, "expand-pipeline", "P2")
-
-
-def _free_axes(module: ir.Module, stages: str) -> None:
-    """Leaves the axes of manual computations with a loop over layers to the partitioner, in place;
-    but of those over the axis `stages`, which is a pipeline already."""
-    if all(stages not in dict(mesh.axes) for mesh in meshes_of(module).values()):
-        return  # which is told by the plan
-    effects = Effects(functions_by_name(module))
-    loops = layer_loops(entry_function(module).regions[0].blocks[0], effects)
-    around = [_manual_around(loop.op) for loop in loops if loop.flows]
-    starts = [op for op in around if op is not None and stages not in manual_axes(op)]
-    try:
-        free_axes(module, starts)
-    except NotFreeError as error:
-        raise ToolError(
-            "expand-pipeline: this loop over layers stands in a manual computation, whose axis "
-            f'"{error.axis}" cannot be left to the partitioner (P2): {error.op.name}: {error}; '
-            "leave axes of the mesh but that of the stages to the partitioner (axis_names of "
-            "jax.shard_map)",
-            error.op.location,
-        ) from None
-
-
-def _manual_around(op: ir.Operation) -> ir.Operation | None:
-    """The manual computation that an op is in, at whatever depth."""
-    parent = op.parent
-    while parent is not None and parent.operation.name != MANUAL_COMPUTATION:
-        parent = parent.operation.parent
-    return None if parent is None else parent.operation

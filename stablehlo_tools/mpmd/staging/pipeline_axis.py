@@ -23,6 +23,7 @@ from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.dialect.names import MANUAL_COMPUTATION, PARTITION_ID
 from stablehlo_tools.ir.shardy_round_trip import set_entry
 from stablehlo_tools.ir.walk import MESH, entry_function, ops_named, ops_where, symbol_name
+from stablehlo_tools.transforms.parts.free_axes import free_axes_of_layers
 from stablehlo_tools.transforms.parts.partition.preparation import import_shardings
 
 _PARTITIONS = "mhlo.num_partitions"
@@ -57,6 +58,7 @@ def lay_along(module: ir.Module, axis: str, ranks: int) -> None:
     are ranks, or says what single devices do.
     """
     import_shardings(module)
+    free_axes_of_layers(module, axis, "expand-mpmd", "P8")
     size = ranks_along(module, axis)
     place = entry_function(module).location
     if size != ranks:

@@ -23,10 +23,12 @@ from math import prod
 from typing import NamedTuple
 
 from stablehlo_tools import bindings
-from stablehlo_tools.analysis.collectives import ModuleFacts
+from stablehlo_tools.analysis.collectives import ModuleFacts, meshes_of
 from stablehlo_tools.analysis.device_values import DeviceValues
 from stablehlo_tools.analysis.dimension_propagation.propagation import Graph, Origins
 from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling
+from stablehlo_tools.analysis.effects import Effects
+from stablehlo_tools.analysis.loop_carries import layer_loops
 from stablehlo_tools.analysis.shardings import (
     manual_axes,
     sharding_axes,
@@ -34,6 +36,7 @@ from stablehlo_tools.analysis.shardings import (
     without_axis,
 )
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.dialect.names import (
     MANUAL_COMPUTATION,
     SHARDING_CONSTRAINT,
@@ -46,7 +49,13 @@ from stablehlo_tools.ir.values import (
     producer,
     unconstrained,
 )
-from stablehlo_tools.ir.walk import ops_named, terminator, values_used_outside
+from stablehlo_tools.ir.walk import (
+    entry_function,
+    functions_by_name,
+    ops_named,
+    terminator,
+    values_used_outside,
+)
 from stablehlo_tools.transforms.parts.axis_crossings import (
     AcrossAxis,
     CrossingError,
@@ -96,6 +105,38 @@ def _opened(sharding: ir.Attribute) -> ir.Attribute:
         for dim in stated.dimension_shardings
     ]
     return bindings.TensorShardingAttr.get(stated.mesh_or_ref, dims, context=context)
+
+
+def free_axes_of_layers(module: ir.Module, stages: str, asks: str, rule: str) -> None:
+    """Leaves the axes of manual computations with a loop over layers to the partitioner, in place;
+    but of those over the axis `stages`, which is a pipeline already.
+
+    Raises a located ToolError, of the pass `asks` and by its `rule`, where that cannot be done.
+    """
+    if all(stages not in dict(mesh.axes) for mesh in meshes_of(module).values()):
+        return  # which is told by whoever needs it
+    effects = Effects(functions_by_name(module))
+    loops = layer_loops(entry_function(module).regions[0].blocks[0], effects)
+    around = [_manual_around(loop.op) for loop in loops if loop.flows]
+    starts = [op for op in around if op is not None and stages not in manual_axes(op)]
+    try:
+        free_axes(module, starts)
+    except NotFreeError as error:
+        raise ToolError(
+            f"{asks}: this loop over layers stands in a manual computation, whose axis "
+            f'"{error.axis}" cannot be left to the partitioner ({rule}): {error.op.name}: {error}; '
+            "leave axes of the mesh but that of the stages to the partitioner (axis_names of "
+            "jax.shard_map)",
+            error.op.location,
+        ) from None
+
+
+def _manual_around(op: ir.Operation) -> ir.Operation | None:
+    """The manual computation that an op is in, at whatever depth."""
+    parent = op.parent
+    while parent is not None and parent.operation.name != MANUAL_COMPUTATION:
+        parent = parent.operation.parent
+    return None if parent is None else parent.operation
 
 
 class NotFreeError(Exception):
