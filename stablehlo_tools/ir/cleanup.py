@@ -19,25 +19,19 @@ import numpy as np
 
 from stablehlo_tools import bindings
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.dialect.dimensions import integers
 from stablehlo_tools.dialect.names import (
     BARRIER,
-    BROADCAST,
     DYNAMIC_UPDATE_SLICE,
     MANUAL_COMPUTATION,
-    REDUCE,
     RESHAPE,
     SHARDING_CONSTRAINT,
     WHILE,
 )
-from stablehlo_tools.dialect.reducers import reducer_kind
 from stablehlo_tools.dialect.traits import Trait, ops_with_any
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.ir.carriers import rebuild
 from stablehlo_tools.ir.values import (
     has_uses,
-    is_identity_of,
-    maker_of,
     producer,
     unconstrained,
 )
@@ -204,50 +198,6 @@ def fold_reshapes(module: ir.Module) -> None:
         return ir.WalkResult.ADVANCE
 
     walk(module.operation, visit)
-
-
-def reshape_units(root: ir.Operation) -> None:
-    """Writes as reshapes what reductions make of dimensions of one element, and broadcasts that
-    only add such; as one, where such a dimension is reduced and added again."""
-    without: set[ir.Value] = set()
-    for op in ops_where(root, lambda op: op.name in (REDUCE, BROADCAST, RESHAPE)):
-        source, result = op.operands[0], op.results[0]
-        whole = maker_of(source).operands[0] if source in without else source
-        build = Builder(ir.InsertionPoint(op), op.location)
-        if op.name == REDUCE:
-            kept = _kept_of_units(op)
-            if kept is None:
-                continue
-            value = build.reshape(whole, [shape_of(source)[dim] for dim in kept])
-            without.add(value)
-            if value.type == result.type:
-                result.replace_all_uses_with(value)
-                continue
-            op.operands[0] = value
-            dims = [kept.index(dim) for dim in integers(op, "dimensions") if dim in kept]
-            op.attributes["dimensions"] = build.integers(dims)
-        elif whole != source if op.name == RESHAPE else _adds_units(op):
-            result.replace_all_uses_with(build.reshape(whole, shape_of(result)))
-
-
-def _kept_of_units(op: ir.Operation) -> list[int] | None:
-    """The dimensions but those of one element that a reduction reduces; None where it has none."""
-    shape, reducer = shape_of(op.operands[0]), reducer_kind(op.regions[0].blocks[0])
-    units = [dim for dim in integers(op, "dimensions") if shape[dim] == 1]
-    if not units or len(op.operands) != 2 or reducer is None:
-        return None
-    if not is_identity_of(reducer, op.operands[1]):
-        return None
-    return [dim for dim in range(len(shape)) if dim not in units]
-
-
-def _adds_units(op: ir.Operation) -> bool:
-    """Whether a broadcast only adds dimensions of one element."""
-    dims = integers(op, "broadcast_dimensions")
-    before, after = shape_of(op.operands[0]), shape_of(op.results[0])
-    added = [size for dim, size in enumerate(after) if dim not in dims]
-    in_order = list(dims) == sorted(dims)
-    return in_order and added == [1] * len(added) and before == [after[dim] for dim in dims]
 
 
 def link_loops(module: ir.Module) -> None:

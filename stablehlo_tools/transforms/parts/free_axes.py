@@ -42,7 +42,8 @@ from stablehlo_tools.dialect.names import (
     SHARDING_CONSTRAINT,
 )
 from stablehlo_tools.ir.builder import constrained
-from stablehlo_tools.ir.cleanup import erase_unused, reshape_units
+from stablehlo_tools.ir.cleanup import erase_unused
+from stablehlo_tools.ir.unit_dims import batch_units, reshape_units
 from stablehlo_tools.ir.values import (
     has_uses,
     in_block_order,
@@ -74,7 +75,8 @@ def free_axes(module: ir.Module, starts: Sequence[ir.Operation], kept: str = "")
         return
     linked = _linked(starts)
     for op in linked:
-        reshape_units(op)  # of a device's only row of a sum over rows nothing tells that it is one
+        batch_units(op)  # nothing tells of a device's only row whether it is one of all rows
+        reshape_units(op)
         _open_constraints(op)
     erase_unused(module.body)
     facts = ModuleFacts.of(module)

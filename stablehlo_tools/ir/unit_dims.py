@@ -1,0 +1,156 @@
+"""Dimensions of one element, in forms that would hold of more elements, too.
+
+Exporters write what they see: a sum over a dimension of one element, an index along it that is no
+index. Where a device has one row of many, the program of all devices has no such sum.
+
+    %s = stablehlo.reduce %x applies add across dimensions = [1] : (4x1x8) -> 4x8
+    %y = stablehlo.broadcast_in_dim %s, dims = [0, 2] : 4x8 -> 4x1x8
+  ==>
+    %y = stablehlo.reshape %x : 4x1x8 -> 4x1x8
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from stablehlo_tools import bindings
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.dimension_numbers import gather_numbers, scatter_numbers
+from stablehlo_tools.dialect.dimensions import integers
+from stablehlo_tools.dialect.names import BROADCAST, GATHER, REDUCE, RESHAPE, SCATTER
+from stablehlo_tools.dialect.reducers import reducer_kind
+from stablehlo_tools.ir.builder import Builder, shape_of
+from stablehlo_tools.ir.values import is_identity_of, maker_of
+from stablehlo_tools.ir.walk import ops_where
+
+
+def reshape_units(root: ir.Operation) -> None:
+    """Writes as reshapes what reductions make of dimensions of one element, and broadcasts that
+    only add such; as one, where such a dimension is reduced and added again."""
+    without: set[ir.Value] = set()
+    for op in ops_where(root, lambda op: op.name in (REDUCE, BROADCAST, RESHAPE)):
+        source, result = op.operands[0], op.results[0]
+        whole = maker_of(source).operands[0] if source in without else source
+        build = Builder(ir.InsertionPoint(op), op.location)
+        if op.name == REDUCE:
+            kept = _kept_of_units(op)
+            if kept is None:
+                continue
+            value = build.reshape(whole, [shape_of(source)[dim] for dim in kept])
+            without.add(value)
+            if value.type == result.type:
+                result.replace_all_uses_with(value)
+                continue
+            op.operands[0] = value
+            dims = [kept.index(dim) for dim in integers(op, "dimensions") if dim in kept]
+            op.attributes["dimensions"] = build.integers(dims)
+        elif whole != source if op.name == RESHAPE else _adds_units(op):
+            result.replace_all_uses_with(build.reshape(whole, shape_of(result)))
+
+
+def _kept_of_units(op: ir.Operation) -> list[int] | None:
+    """The dimensions but those of one element that a reduction reduces; None where it has none."""
+    shape, reducer = shape_of(op.operands[0]), reducer_kind(op.regions[0].blocks[0])
+    units = [dim for dim in integers(op, "dimensions") if shape[dim] == 1]
+    if not units or len(op.operands) != 2 or reducer is None:
+        return None
+    if not is_identity_of(reducer, op.operands[1]):
+        return None
+    return [dim for dim in range(len(shape)) if dim not in units]
+
+
+def _adds_units(op: ir.Operation) -> bool:
+    """Whether a broadcast only adds dimensions of one element."""
+    dims = integers(op, "broadcast_dimensions")
+    before, after = shape_of(op.operands[0]), shape_of(op.results[0])
+    added = [size for dim, size in enumerate(after) if dim not in dims]
+    in_order = list(dims) == sorted(dims)
+    return in_order and added == [1] * len(added) and before == [after[dim] for dim in dims]
+
+
+def batch_units(root: ir.Operation) -> None:
+    """Lets gathers and scatters of rows by rows, which take a dimension of one element whole, go
+    along it, too: as `jnp.take_along_axis` does along one of more elements."""
+    for op in ops_where(root, lambda op: op.name == GATHER):
+        numbers = gather_numbers(op)
+        rows = _Rows(
+            numbers.offset_dims,
+            numbers.collapsed,
+            numbers.operand_batching,
+            numbers.indices_batching,
+            numbers.index_vector,
+        )
+        found = _batched(op, 1, rows, numbers.index_map)
+        if found is not None:
+            op.attributes["dimension_numbers"] = bindings.GatherDimensionNumbers.get(
+                list(found.windows),
+                list(found.left_out),
+                list(found.operand),
+                list(found.indices),
+                list(numbers.index_map),
+                found.vector,
+                context=op.context,
+            )
+    for op in ops_where(root, lambda op: op.name == SCATTER and len(op.operands) == 3):
+        numbers = scatter_numbers(op)
+        rows = _Rows(
+            numbers.update_window_dims,
+            numbers.inserted,
+            numbers.operand_batching,
+            numbers.indices_batching,
+            numbers.index_vector,
+        )
+        found = _batched(op, 1, rows, numbers.index_map)
+        if found is not None:
+            op.attributes["scatter_dimension_numbers"] = bindings.ScatterDimensionNumbers.get(
+                list(found.windows),
+                list(found.left_out),
+                list(found.operand),
+                list(found.indices),
+                list(numbers.index_map),
+                found.vector,
+                context=op.context,
+            )
+
+
+class _Rows(NamedTuple):
+    """Which dimensions of slices are windows, which of the operand are left out of them, which of
+    operand and indices go together, and which has the components of an index."""
+
+    windows: tuple[int, ...]
+    left_out: tuple[int, ...]
+    operand: tuple[int, ...]
+    indices: tuple[int, ...]
+    vector: int
+
+
+def _batched(
+    op: ir.Operation, position: int, rows: _Rows, index_map: Sequence[int]
+) -> _Rows | None:
+    """The dimensions with those of one element among the ones that go together; the indices, an
+    operand of the op, are reshaped. None where nothing changes."""
+    shape, first = shape_of(op.operands[0]), rows
+    if not rows.operand:
+        return None
+    build = Builder(ir.InsertionPoint(op), op.location)
+    kept = [d for d in range(len(shape)) if d not in (*rows.left_out, *rows.operand)]
+    for dim, window in zip(kept, rows.windows, strict=True):
+        if shape[dim] != 1 or dim in index_map:
+            continue
+        indices = shape_of(op.operands[position])
+        own = [d for d in range(len(indices)) if d != rows.vector]
+        before = sum(1 for at in range(window) if at not in rows.windows)
+        place = own[before] if before < len(own) else max(own, default=-1) + 1
+        indices.insert(place, 1)
+        op.operands[position] = build.reshape(op.operands[position], indices)
+        moved = [at + (at >= place) for at in rows.indices]
+        pairs = sorted([*zip(rows.operand, moved, strict=True), (dim, place)])
+        rows = _Rows(
+            tuple(at for at in rows.windows if at != window),
+            rows.left_out,
+            tuple(pair[0] for pair in pairs),
+            tuple(pair[1] for pair in pairs),
+            rows.vector + (rows.vector >= place),
+        )
+    return None if rows == first else rows
