@@ -17,11 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # for `models`
-
-import models.devices  # noqa: F401  # first: sets up the devices
-
-import jax  # isort: skip
+import jax
 import jax.numpy as jnp
 from jax import export, lax
 from jax.sharding import AbstractMesh, AxisType, NamedSharding
