@@ -164,13 +164,18 @@ class _Job:
     locations: bool
 
     def transform(self, loaded: Artifact, form: Form) -> bytes:
-        """Runs the pipeline on one artifact; what passes warn of goes to standard error."""
+        """Runs the pipeline on one artifact; what passes warn of goes to standard error, also where
+        a later one refuses: the reason may be there."""
         from stablehlo_tools.artifacts import artifact
+        from stablehlo_tools.diagnostics import Diagnostics
         from stablehlo_tools.passes.pipeline import run_pipeline
 
-        reported = run_pipeline(loaded, self.pipeline, instrumentation=self.instrumentation)
-        for text in rendered((*loaded.left_behind(), *reported.collected), loaded.name):
-            print(text, file=sys.stderr)
+        reported = Diagnostics()
+        try:
+            run_pipeline(loaded, self.pipeline, reported, self.instrumentation)
+        finally:
+            for text in rendered((*loaded.left_behind(), *reported.collected), loaded.name):
+                print(text, file=sys.stderr)
         return artifact.encode(loaded, form, locations=self.locations)
 
     def test_text(self, path: str, split: bool, verify: bool) -> bytes | None:

@@ -83,7 +83,7 @@ from stablehlo_tools.analysis.device_values import DeviceValues
 from stablehlo_tools.analysis.effects import Effects
 from stablehlo_tools.analysis.shardings import manual_axes
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.diagnostics import Diagnostic, Diagnostics, ToolError, note
+from stablehlo_tools.diagnostics import Diagnostic, Diagnostics, ToolError, note, warning
 from stablehlo_tools.ir.cleanup import drop_unused_carries, share_all
 from stablehlo_tools.ir.clone import copy_module, take_over
 from stablehlo_tools.ir.inline import inline_all_calls
@@ -143,7 +143,7 @@ class FoldPipelinePass(Pass):
         inline_all_calls(current)
         with ir.Location.unknown(module.context):
             write_copying_loops_as_moves(current, entry_function(current).regions[0].blocks[0])
-        number, folded = 0, list[Diagnostic]()
+        number, folded, stay = 0, list[Diagnostic](), list[Diagnostic]()
         while number < len(loops := _loops(current)):
             loop = loops[number]
             with ir.Location.unknown(module.context):
@@ -151,24 +151,21 @@ class FoldPipelinePass(Pass):
                 try:
                     tried, stages = _tried(current, number)
                 except NotFreeError as error:
-                    diagnostics.warn(
-                        f"fold-pipeline: a loop that permutes stays, for the axis "
-                        f'"{error.axis}", which is manual around it, cannot be left to the '
-                        f"partitioner: {error.op.name}: {error} (P3)",
-                        error.op.location,
-                    )
+                    stay.append(_stays(error))
             if stages < 2:
                 number += 1
                 continue
             folded.append(note(f"fold-pipeline: a pipeline of {stages} stages", loop.location))
             current = tried
-        if not folded:
+        diagnostics.collected += stay
+        if not folded and not stay:
             diagnostics.warn(
                 "fold-pipeline: nothing is folded: no loop sends what it computes on to the next "
                 "device by collective_permute, or moves it along a dimension of its state as "
                 "jnp.roll does; stages that are written one after the other are not looked for",
                 entry_function(module).location,
             )
+        if not folded:
             return
         if self.explain:
             diagnostics.collected += folded
@@ -176,6 +173,14 @@ class FoldPipelinePass(Pass):
         rejoin(entry_function(current).regions[0].blocks[0], values)
         share_all(current)
         take_over(module, current)
+
+
+def _stays(error: NotFreeError) -> Diagnostic:
+    return warning(
+        f'fold-pipeline: a loop that permutes stays, for the axis "{error.axis}", which is manual '
+        f"around it, cannot be left to the partitioner: {error.op.name}: {error} (P3)",
+        error.op.location,
+    )
 
 
 def _loops(module: ir.Module) -> list[ir.Operation]:

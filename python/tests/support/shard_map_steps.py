@@ -133,14 +133,19 @@ def gpipe_step(form: Form, *, inside: bool) -> Case:
         value, gradients = jax.value_and_grad(loss)(w)
         # A sum of what all have is what unchecked sums of activations are differentiated to.
         copies = lax.axis_size("model") if form.tensor else 1
-        gradients = jax.tree.map(lambda g: lax.pmean(g / copies, "data"), gradients)
-        return lax.pmean(lax.psum(value, "stage"), "data"), _descended(w, gradients)
+        gradients = jax.tree.map(lambda g: g / copies, gradients)
+        value, gradients = (form.joined or _mean)(lax.psum(value, "stage"), gradients)
+        return value, _descended(w, gradients)
 
     sizes = (MICROBATCHES, BATCH // MICROBATCHES)
     return _case(form, local_step if inside else outputs, set(_AXES), sizes, returns_step=inside)
 
 
 _AXES = ("data", "model", "stage")
+
+
+def _mean(value: Array, gradients: Weights) -> tuple[Array, Weights]:
+    return lax.pmean((value, gradients), "data")
 
 
 def _descended(w: Weights, gradients: Weights) -> Weights:

@@ -167,6 +167,7 @@ def test_other_manual_axes_are_left_to_the_partitioner(name: str):
 
 
 STAGED: dict[str, P] = {name: P("stage", *spec[1:]) for name, spec in MEGATRON.items()}
+ALONG: dict[str, P] = {name: P("stage") for name in MEGATRON}
 THREE_AXES: dict[str, tuple[Form, bool]] = {
     "megatron": (Form(P(None, "data"), tensor="model", specs=STAGED, checks=False), False),
     "megatron, inside": (Form(P(None, "data"), tensor="model", specs=STAGED, checks=False), True),
@@ -180,6 +181,16 @@ def test_a_step_on_three_manual_axes_becomes_one_of_another_schedule(name: str):
     expand = "fold-pipeline,expand-pipeline{microbatches=4 schedule=1f1b},partition"
     again = stablehlo_tools.transform(case.exported, expand)
     _compare(case, run(case.exported, case.arguments), run(again, case.arguments))
+
+
+def test_a_pipeline_whose_other_axes_cannot_be_left_to_the_partitioner_stays():
+    """Each device of them returns the gradients of its own samples."""
+    form = Form(P(None, "data"), specs=ALONG, checks=False, joined=lambda value, own: (value, own))
+    case = gpipe_step(form, inside=True)
+    why = 'for the axis "data", .+ each device has a term of a sum that nothing joins \\(P3\\)'
+    with pytest.warns(UserWarning, match=why):
+        after = folded(case)
+    assert "stablehlo.collective_permute" in names_of(after)
 
 
 @pytest.mark.parametrize("name", first(1, SCHEDULES))
