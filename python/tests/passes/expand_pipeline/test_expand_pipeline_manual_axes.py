@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -68,6 +69,18 @@ def check(case: Case, pipeline: str) -> None:
     for before, own in zip(*values, strict=True):
         scale = float(np.abs(before).max())
         np.testing.assert_allclose(own, before, rtol=1e-4, atol=1e-5 * scale)
+
+
+def test_a_schedule_that_skips_asks_for_partition_where_weights_are_divided():
+    case, asked = shard_map_step(FORMS["fully sharded"]), '"data" divides what layers compute'
+    with pytest.warns(UserWarning, match=asked):
+        stablehlo_tools.transform(case.exported, "expand-pipeline{microbatches=4 schedule=1f1b}")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        stablehlo_tools.transform(case.exported, "expand-pipeline{microbatches=4}")
+        stablehlo_tools.transform(
+            case.exported, "expand-pipeline{microbatches=4 schedule=1f1b},partition"
+        )
 
 
 def _own(value: Any, gradients: Weights) -> tuple[Any, Weights]:

@@ -393,16 +393,25 @@ def _warnings(plan: Plan) -> Iterator[Diagnostic]:
 
 
 def _divided_within_layers(plan: Plan, shardings: ValueShardings) -> str | None:
-    """An axis, other than that of the stages, that divides an argument or a constrained value along
-    another dimension than that of the batch; None where there is none."""
-    dims, sizes = plan.cut.trial.dims, dict(plan.axis.mesh.axes)
+    """An axis, other than that of the stages, that divides what layers compute with, but for their
+    samples: weights, or anything where it is none of the axes of the batch. None where there is
+    none."""
+    dims, seeds = plan.cut.trial.dims, plan.cut.trial.seeds
+    values, sizes = dims.graph.values, dict(plan.axis.mesh.axes)
+
+    def axes_of(number: int, *along: int) -> set[str]:
+        stated = shardings.of(values[number])
+        taken = [stated[dim] for dim in along] if along else stated
+        names = {axis.name for axes in taken for axis in axes}
+        return {name for name in names if sizes[name] > 1} - {plan.axis.name}
+
+    of_batch = {name for number, tiling in seeds.items() for name in axes_of(number, tiling.dim)}
+    stacks = {p.node.operands[carry] for p in plan.cut.phases for carry in p.loop.weights}
     nodes = (node for node in dims.graph.nodes if node.name == SHARDING_CONSTRAINT)
     for number in (*dims.graph.root.arguments, *(n for node in nodes for n in node.results)):
-        batch = dims.tilings.get(number)
-        for dim, axes in enumerate(shardings.of(dims.graph.values[number])):
-            names = {axis.name for axis in axes if sizes[axis.name] > 1} - {plan.axis.name}
-            if names and (batch is None or batch.dim != dim):
-                return min(names)
+        divided = axes_of(number) - (set() if number in stacks else of_batch)
+        if divided:
+            return min(divided)
     return None
 
 
