@@ -272,13 +272,13 @@ def _quotient(_: PartialSums, node: Node, terms: list[bool]) -> bool:
 
 def _convert(_: PartialSums, node: Node, terms: list[bool]) -> bool:
     """What keeps sums: between floats but for rounding, between integers where none is cut off that
-    would have carried, from counts to floats."""
+    would have carried, from counts to floats. Integers without a sign wrap around below 0."""
     before, after = element_of(node.op.operands[0]), element_of(node.op.results[0])
     if not isinstance(before, ir.IntegerType):
         return not isinstance(after, ir.IntegerType)
     if isinstance(after, ir.IntegerType):
-        return 1 < after.width <= before.width
-    return before.width >= _EXACT_COUNT
+        return 1 < after.width <= before.width and after.is_unsigned == before.is_unsigned
+    return before.width >= _EXACT_COUNT and not before.is_unsigned
 
 
 def _select(sums: PartialSums, node: Node, terms: list[bool]) -> bool:

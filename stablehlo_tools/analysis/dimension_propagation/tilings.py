@@ -84,10 +84,16 @@ Tilings = tuple[DimTiling | None, ...]
 
 
 def reshaped(tiling: DimTiling, before: Shape, after: Shape, parts: int) -> DimTiling | None:
-    """The tiling behind a reshape; None where the parts are no such pieces of one dimension.
+    """The tiling behind a reshape, the likeliest; None where the parts are no such pieces of one
+    dimension."""
+    return next(iter(reshapings(tiling, before, after, parts)), None)
 
-    A single part is such pieces of several dimensions. It is then of one of as many elements as
-    before, if any, which has the same dimensions in front of it, or behind it.
+
+def reshapings(tiling: DimTiling, before: Shape, after: Shape, parts: int) -> list[DimTiling]:
+    """The tilings that a reshape may give: one, if any, of several parts.
+
+    A single part is pieces of several dimensions. It is likeliest of one of as many elements as
+    before, which has the same dimensions in front of it, or behind it.
     """
     inner = before[tiling.dim] // (tiling.outer * parts)
     ahead = prod(before[: tiling.dim]) * tiling.outer
@@ -105,7 +111,7 @@ def reshaped(tiling: DimTiling, before: Shape, after: Shape, parts: int) -> DimT
         changes = after[each.dim] != inner * each.outer * parts
         return changes, each.outer, -_aligned(before, tiling.dim, after, each.dim)
 
-    return min(found, key=rank, default=None)
+    return sorted(found, key=rank) if len(found) > 1 else found
 
 
 def _aligned(before: Shape, dim: int, after: Shape, other: int) -> int:

@@ -14,7 +14,7 @@ what all have is a product. Shards are followed as a batch is, of which a device
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -28,7 +28,7 @@ from stablehlo_tools.analysis.dimension_propagation.propagation import (
     Graph,
     Propagation,
 )
-from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling
+from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling, OpTiling, reshapings
 from stablehlo_tools.analysis.partial_sums import PartialSums
 from stablehlo_tools.analysis.replica_groups import (
     AxisRef,
@@ -39,13 +39,17 @@ from stablehlo_tools.analysis.replica_groups import (
 )
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.dimensions import integer
+from stablehlo_tools.dialect.factors import Shape
+from stablehlo_tools.dialect.names import DYNAMIC_UPDATE_SLICE, RESHAPE, SCATTER
 from stablehlo_tools.dialect.reducers import reducer_kind
 from stablehlo_tools.dialect.traits import DEVICE_IDS
+from stablehlo_tools.ir.builder import element_of
 from stablehlo_tools.ir.walk import ops_named, ops_where
 
 ALL_REDUCE, ALL_GATHER = "stablehlo.all_reduce", "stablehlo.all_gather"
 REDUCE_SCATTER, ALL_TO_ALL = "stablehlo.reduce_scatter", "stablehlo.all_to_all"
 _UNDONE = frozenset({ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL})
+_INDEXED = frozenset({DYNAMIC_UPDATE_SLICE, SCATTER})
 _IDEMPOTENT = frozenset({"maximum", "minimum", "and", "or"})
 _ONE_SHARD = 1  # what a device has is one part of the whole
 
@@ -173,6 +177,33 @@ def _crossing(op: ir.Operation, axis: MeshAxis, groups: ProcessGroups) -> Crossi
     return None if others is None else Crossing(op, others)
 
 
+Reshaping = tuple[DimTiling, Shape, Shape]
+
+
+class Reshapings:
+    """Along which dimension reshapes of shards go on, where a device has one element of several:
+    of which heads, or which features, it is a part, only their use tells. `taken` are choices by
+    number, where they are not the likeliest."""
+
+    def __init__(self, taken: Mapping[Reshaping, int]) -> None:
+        self._taken = taken
+        self._counts: dict[Reshaping, int] = {}
+
+    def of(self, tiling: DimTiling, before: Shape, after: Shape) -> DimTiling | None:
+        """The tiling behind a reshape; None where there is none."""
+        found, asked = reshapings(tiling, before, after, _ONE_SHARD), (tiling, before, after)
+        if len(found) > 1:
+            self._counts[asked] = len(found)
+        return found[self._taken.get(asked, 0)] if found else None
+
+    def others(self) -> Iterator[dict[Reshaping, int]]:
+        """The choices with one more that is not the likeliest."""
+        for asked, count in self._counts.items():
+            if asked not in self._taken:
+                for number in range(1, count):
+                    yield {**self._taken, asked: number}
+
+
 class AcrossAxis:
     """What the values of a block are across an axis, from its arguments on; `is_same` tells of
     integers that all devices of the axis are known to have the same of."""
@@ -183,8 +214,9 @@ class AcrossAxis:
         crossings: Crossings,
         shards: Mapping[int, DimTiling],
         is_same: Callable[[ir.Value], bool],
+        reshapings: Reshapings,
     ) -> None:
-        self.dims: BatchDims = _Shards(graph, crossings).run(shards)
+        self.dims: BatchDims = _Shards(graph, crossings, reshapings).run(shards)
         self.sums = Terms(self.dims, crossings, is_same)
         self.sums.visit(graph.root.nodes)
 
@@ -214,18 +246,31 @@ class AcrossAxis:
 class _Shards(Propagation):
     """Shards through collectives over the axis."""
 
-    def __init__(self, graph: Graph, crossings: Crossings) -> None:
+    def __init__(self, graph: Graph, crossings: Crossings, reshapings: Reshapings) -> None:
         super().__init__(graph, _ONE_SHARD)
         self._crossings = crossings
+        self._reshapings = reshapings
 
     def visit(self, node: Node) -> None:
         """Follows them through one op."""
         crossing = self._crossings.get(node.op)
-        if crossing is None:
-            super().visit(node)
+        if crossing is not None:
+            for result in node.results:
+                self._put(result, crossing.result(), None)
             return
-        for result in node.results:
-            self._put(result, crossing.result(), None)
+        super().visit(node)
+        step = self.op_tilings.get(node)
+        if node.name == RESHAPE and step is not None:
+            self._reshape(node, step)
+
+    def _reshape(self, node: Node, step: OpTiling) -> None:
+        (taken,), (result,) = step.operands, node.results
+        before, after = self.graph.shape(node.operands[0]), self.graph.shape(result)
+        if taken is None or before is None or after is None:
+            return
+        given = self._reshapings.of(taken, before, after)
+        self.op_tilings[node] = OpTiling((taken,), (given,))
+        self._put(result, given, None)
 
 
 class Terms(PartialSums):
@@ -251,12 +296,17 @@ class Terms(PartialSums):
             return True
         if not self.is_multiple(number, reducer):
             return False
-        self.among[self._visited[-1]].add(number)
+        node = self._visited[-1]
+        if node.name in _INDEXED and node.operands.count(number) > 1:
+            return False  # as an index, too, it would have to be as it is
+        self.among[node].add(number)
         return True
 
     def is_multiple(self, number: int, reducer: str | None) -> bool:
         """Whether a value that all devices have is a term of a multiple of it."""
-        whole = number not in self.terms and number not in self.dims.tilings
+        element = element_of(self.dims.graph.values[number])
+        counts = isinstance(element, ir.FloatType | ir.IntegerType)
+        whole = counts and number not in self.terms and number not in self.dims.tilings
         is_other = reducer != "add" or number in self.blocked or self._is_identity(number, "add")
         return whole and not is_other
 
@@ -296,11 +346,14 @@ class Terms(PartialSums):
             return term is None and shard != crossing.result()
         if term is not None:
             return term == crossing.reducer
-        if crossing.op.name != ALL_REDUCE:
+        if crossing.op.name not in {ALL_REDUCE, REDUCE_SCATTER}:
             return False
-        if crossing.reducer == "add":
-            self.repeated.add(result)
-        return crossing.reducer in {"add", *_IDEMPOTENT}
+        if crossing.reducer != "add":
+            return crossing.reducer in _IDEMPOTENT
+        self.repeated.add(result)
+        return isinstance(
+            element_of(self.dims.graph.values[operand]), ir.FloatType | ir.IntegerType
+        )
 
 
 def _is_of_place(node: Node) -> bool:

@@ -25,13 +25,14 @@ from stablehlo_tools.dialect.names import (
 from stablehlo_tools.dialect.traits import LAYOUT
 from stablehlo_tools.ir.builder import Builder, shape_of
 from stablehlo_tools.ir.inline import copy_with
-from stablehlo_tools.ir.values import has_uses, is_float, maker_of, producer, splat_of
+from stablehlo_tools.ir.values import has_uses, maker_of, producer, splat_of
 from stablehlo_tools.ir.walk import terminator
 from stablehlo_tools.transforms.parts.axis_crossings import AcrossAxis, Crossing, Crossings
 from stablehlo_tools.transforms.parts.partition.local_body import dense_groups
 from stablehlo_tools.transforms.parts.scaling import NotScaledError, Scaling
 
 _MOVES = LAYOUT | {PAD, SELECT, SHARDING_CONSTRAINT, SLICE}
+_MOVED = {PAD: (0, 1), SELECT: (1, 2)}  # the operands that are moved, else the first
 _SLICING = frozenset({DYNAMIC_SLICE, RESHAPE, SHARDING_CONSTRAINT, SLICE})
 
 
@@ -114,9 +115,12 @@ class AxisRemoval(Scaling):
             product = build.same("multiply", value, build.splat_like(self._devices, value))
             self._products.append(maker_of(product))
             return product
-        moved = [operand for operand in op.operands if is_float(operand.type)]
-        sources = {operand: self._multiple(operand, point) for operand in moved}
-        return copy_with(op, sources, point).results[0]
+        moved = _MOVED.get(op.name, (0,))
+        sources = [self._multiple(op.operands[position], point) for position in moved]
+        copy = op.clone(ip=point)
+        for position, source in zip(moved, sources, strict=True):
+            copy.operands[position] = source
+        return copy.results[0]
 
     def multiply_outside(self) -> None:
         """Lets loops take multiples, which take slices of what is the same for all iterations."""

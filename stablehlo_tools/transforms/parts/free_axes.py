@@ -62,10 +62,15 @@ from stablehlo_tools.transforms.parts.axis_crossings import (
     CrossingError,
     Crossings,
     MeshAxis,
+    Reshaping,
+    Reshapings,
     crossings_of,
 )
 from stablehlo_tools.transforms.parts.axis_removal import AxisRemoval
 from stablehlo_tools.transforms.parts.scaling import NotScaledError, wanted
+
+_MINOR = "another axis divides a dimension in smaller parts"
+_MOST_CHOICES = 48  # of reshapes, that are tried: each is a walk through all ops
 
 
 def free_axes(module: ir.Module, starts: Sequence[ir.Operation], kept: str = "") -> None:
@@ -80,11 +85,27 @@ def free_axes(module: ir.Module, starts: Sequence[ir.Operation], kept: str = "")
         _open_constraints(op)
     erase_unused(module.body)
     facts = ModuleFacts.of(module)
-    values = DeviceValues(module, facts)
     group = [_Computation.of(op, facts, kept) for op in linked]
-    for name in reversed(group[0].axes):  # the minor ones first, as they divide dimensions
-        group = _without(group, name, facts, values)
+    while group and group[0].axes:
+        group = _without_one(group, facts, DeviceValues(module, facts))
     erase_unused(module.body)
+
+
+def _without_one(
+    group: Sequence[_Computation], facts: ModuleFacts, values: DeviceValues
+) -> list[_Computation]:
+    """Manual computations without one of their axes: one that divides dimensions in the smallest
+    parts, as the last axis of the mesh mostly does. Raises NotFreeError."""
+    first: NotFreeError | None = None
+    for name in reversed(group[0].axes):
+        try:
+            return _without(group, name, facts, values)
+        except NotFreeError as error:
+            if not error.of_order:
+                raise first or error from None
+            first = first or error
+    assert first is not None
+    raise first
 
 
 def _open_constraints(computation: ir.Operation) -> None:
@@ -148,6 +169,11 @@ class NotFreeError(Exception):
         super().__init__(why)
         self.axis = axis
         self.op = op
+
+    @property
+    def of_order(self) -> bool:
+        """Whether another axis has to be left to the partitioner before it."""
+        return str(self) == _MINOR
 
 
 def _linked(starts: Iterable[ir.Operation]) -> list[ir.Operation]:
@@ -251,16 +277,48 @@ def _without(
     """Manual computations without one of their axes. Raises NotFreeError."""
     mesh = facts.meshes[group[0].mesh_name]
     axis = MeshAxis(name, mesh)
-    freeing = _Freeing(group, axis, dict(mesh.axes), values)
     try:
-        for computation in group:
-            freeing.look_at(computation, crossings_of(computation.op, axis, facts))
-        return freeing.write()
+        looks = [
+            _Look(each, Graph.of(each.block), crossings_of(each.op, axis, facts)) for each in group
+        ]
+        return _looked_at(looks, axis, dict(mesh.axes), values).write()
     except CrossingError as error:
         raise NotFreeError(name, error.op, error.why) from None
     except NotScaledError as error:
         why = "it makes more of what devices have parts of than a part for each"
         raise NotFreeError(name, error.op, why) from None
+
+
+class _Look(NamedTuple):
+    """A manual computation, and what is asked of it."""
+
+    computation: _Computation
+    graph: Graph
+    crossings: Crossings
+
+
+def _looked_at(
+    looks: Sequence[_Look], axis: MeshAxis, sizes: Mapping[str, int], values: DeviceValues
+) -> _Freeing:
+    """What manual computations do across an axis. Raises CrossingError: for the likeliest choices
+    of reshapes, where no other ones that are tried go."""
+    first: CrossingError | None = None
+    pending: list[dict[Reshaping, int]] = [{}]
+    for tried in range(_MOST_CHOICES):
+        if tried == len(pending):
+            break
+        reshapings = Reshapings(pending[tried])
+        freeing = _Freeing([look.computation for look in looks], axis, sizes, values, reshapings)
+        try:
+            for look in looks:
+                freeing.look_at(look)
+        except CrossingError as error:
+            first = first or error
+            pending += [each for each in reshapings.others() if each not in pending]
+        else:
+            return freeing
+    assert first is not None
+    raise first
 
 
 class _Freeing:
@@ -272,8 +330,10 @@ class _Freeing:
         axis: MeshAxis,
         sizes: Mapping[str, int],
         values: DeviceValues,
+        reshapings: Reshapings,
     ) -> None:
         self._axis = axis
+        self._reshapings = reshapings
         self._known = values
         self._sizes = sizes
         self._group = group
@@ -282,12 +342,13 @@ class _Freeing:
         self._handed: dict[ir.Value, DimTiling | None] = {}
         self._whole: dict[ir.Value, ir.Value] = {}
 
-    def look_at(self, computation: _Computation, crossings: Crossings) -> None:
+    def look_at(self, look: _Look) -> None:
         """What a manual computation does across the axis; those before it have been looked at.
 
-        Raises CrossingError, or NotScaledError.
+        Raises CrossingError.
         """
-        op, graph = computation.op, Graph.of(computation.block)
+        computation, graph, crossings = look
+        op = computation.op
         nested = next((each for each in crossings if each not in {n.op for n in graph.nodes}), None)
         if nested is not None:
             raise CrossingError(nested, "it is in an op that is no control flow")
@@ -302,7 +363,7 @@ class _Freeing:
             ]
             numbers = zip(graph.root.arguments, given, strict=True)
             shards = {number: shard for number, shard in numbers if shard is not None}
-            across = AcrossAxis(graph, crossings, shards, self._is_same)
+            across = AcrossAxis(graph, crossings, shards, self._is_same, self._reshapings)
             asked = self._asked(across, op)
             if not asked:
                 break
@@ -327,7 +388,7 @@ class _Freeing:
         if stated is None:
             return None
         if not stated.last:
-            raise CrossingError(op, "another axis divides a dimension in smaller parts")
+            raise CrossingError(op, _MINOR)
         return DimTiling(stated.dim)
 
     def _asked(self, across: AcrossAxis, op: ir.Operation) -> dict[ir.Value, DimTiling]:
@@ -450,7 +511,7 @@ class _Freeing:
         self, computation: _Computation, operands: Sequence[ir.Value], writer: AxisRemoval
     ) -> _Computation:
         """A manual computation without a body, over the axes that are left."""
-        op, axes = computation.op, computation.axes[:-1]
+        op, axes = computation.op, tuple(a for a in computation.axes if a != self._axis.name)
         manual = manual_axes(op) - {self._axis.name}
         entering, leaving = (
             [without_axis(each, self._axis.name) for each in side] for side in computation.shardings

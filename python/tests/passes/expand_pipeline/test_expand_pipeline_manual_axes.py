@@ -13,6 +13,7 @@ from shard_map_steps import MEGATRON, Form, Weights, shard_map_step
 from soaking import first
 
 import jax  # isort: skip
+import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
@@ -34,6 +35,21 @@ def _clipped(value: Any, gradients: Weights) -> tuple[Any, Weights]:
     return value, jax.tree.map(lambda g: g / (1.0 + norm), gradients)
 
 
+def _counted(value: Any, gradients: Weights) -> tuple[Any, Weights]:
+    """With a sum over devices of an integer that all have, moved."""
+    value, gradients = lax.pmean((value, gradients), "data")
+    count = (gradients["up"] > 0).sum()
+    return value + 1e-3 * lax.psum(jnp.broadcast_to(count, (3,)), "data")[1], gradients
+
+
+def _wrapped(value: Any, gradients: Weights) -> tuple[Any, Weights]:
+    """With a float of a count that has wrapped around on each device."""
+    count = (gradients["up"] > 0).sum() - 1000
+    own = count.astype(jnp.uint32).astype(jnp.float32)
+    value, gradients, total = lax.pmean((value, gradients, 1e-9 * own), "data")
+    return value + total, gradients
+
+
 FORMS: dict[str, Form] = {
     "megatron, unchecked": Form(axes=BOTH, tensor="model", specs=MEGATRON, checks=False),
     "sequence-parallel": Form(
@@ -46,6 +62,7 @@ FORMS: dict[str, Form] = {
     "two axes in one dimension, inside": Form(
         P(("data", "model")), BOTH, checks=False, joined=_mean(("data", "model"))
     ),
+    "data, counted, inside": Form(checks=False, joined=_counted),
     "data, clipped, inside": Form(checks=False, joined=_clipped),
     "megatron": Form(axes=BOTH, tensor="model", specs=MEGATRON),
     "fully sharded": Form(gathers="data", specs=SHARDED),
@@ -104,6 +121,7 @@ def _largest(value: Any, gradients: Weights) -> tuple[Any, Weights]:
     ("joined", "why"),
     [
         (_own, "each device has a term of a sum that nothing joins"),
+        (_wrapped, "it takes a term of a sum over devices before an all_reduce has joined them"),
         (_by_rank, "each device makes another value of its place"),
         (_squared, "it takes a term of a sum over devices before an all_reduce has joined them"),
         (_largest, "it takes a term of a sum over devices before an all_reduce has joined them"),
