@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from shard_map_steps import MEGATRON, Form, shard_map_step  # first: sets up the devices
+from shard_map_steps import MEGATRON, Form, Weights, shard_map_step  # first: sets up the devices
 from soaking import first
+
+from jax import Array, lax  # isort: skip
 
 from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.cost.hardware import load_hardware
@@ -18,16 +21,24 @@ from stablehlo_tools.mpmd.running.outcome import Options, run_set
 
 REQUEST = Request("zb-h1", 2, load_hardware("h100"), None, 4, axis="stage")
 BOTH = frozenset({"data", "model"})
+
+
+def _mean(value: Array, gradients: Weights) -> tuple[Array, Weights]:
+    return lax.pmean((value, gradients), "data")
+
+
 FORMS = {
+    "accumulated": Form(checks=False, joined=_mean, microbatches=2),
     "megatron": Form(axes=BOTH, tensor="model", specs=MEGATRON, checks=False),
     "data": Form(),
 }
 
 
-@pytest.mark.parametrize("name", first(1, FORMS))
+@pytest.mark.parametrize("name", first(2, FORMS))
 def test_a_step_is_laid_along_the_stages(name: str, tmp_path: Path):
     given = artifact.from_exported(shard_map_step(FORMS[name]).exported)
-    found = expand_mpmd(given, REQUEST)
+    asked = REQUEST if FORMS[name].microbatches == 1 else replace(REQUEST, microbatches=None)
+    found = expand_mpmd(given, asked)
     write(tmp_path, found.manifest, found.modules)
     ranks = load(tmp_path)
     assert prove(ranks).is_proven

@@ -35,7 +35,8 @@ Weights = dict[str, Array]
 @dataclass(frozen=True)
 class Form:
     """How a step is divided: the specs of weights and of the batch, what a layer exchanges, and
-    whether gradients are taken inside of the shard_map, where `joined` reduces loss and gradients.
+    whether gradients are taken inside of the shard_map, where `joined` reduces loss and gradients,
+    over how many microbatches of a device's samples in turn.
     """
 
     batch: P = SAMPLES
@@ -46,6 +47,7 @@ class Form:
     ulysses: bool = False
     checks: bool = True
     joined: Callable[[Array, Weights], tuple[Array, Weights]] | None = None
+    microbatches: int = 1
     specs: Mapping[str, P] = field(default_factory=dict[str, P])
 
     def spec(self, name: str) -> P:
@@ -99,7 +101,17 @@ def shard_map_step(form: Form) -> Case:
 
     def inside(w: Weights, x: Array) -> Any:
         assert form.joined is not None
-        value, gradients = form.joined(*jax.value_and_grad(_loss)(w, x, form))
+        parts = x.reshape(form.microbatches, -1, *x.shape[1:])
+
+        def one(total: Any, own: Array) -> tuple[Any, None]:
+            return jax.tree.map(jnp.add, total, jax.value_and_grad(_loss)(w, own, form)), None
+
+        if len(parts) > 1:
+            total, _ = lax.scan(one, (jnp.zeros(()), jax.tree.map(jnp.zeros_like, w)), parts)
+        else:
+            total = jax.value_and_grad(_loss)(w, x, form)
+        mean = jax.tree.map(lambda each: each / len(parts), total)
+        value, gradients = form.joined(*mean)
         return value, _descended(w, gradients)
 
     return _case(form, outputs if form.joined is None else inside, set(form.axes), (BATCH,))

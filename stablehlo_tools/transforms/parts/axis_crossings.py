@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 
 import numpy as np
 
@@ -181,9 +182,10 @@ Reshaping = tuple[DimTiling, Shape, Shape]
 
 
 class Reshapings:
-    """Along which dimension reshapes of shards go on, where a device has one element of several:
-    of which heads, or which features, it is a part, only their use tells. `taken` are choices by
-    number, where they are not the likeliest."""
+    """Along which dimension reshapes of shards go on, where only their use tells: of heads or of
+    features, where a device has one element of several; of microbatches or of the samples in each,
+    where it cuts its part of a batch. `taken` are choices by number, where they are not the
+    likeliest."""
 
     def __init__(self, taken: Mapping[Reshaping, int]) -> None:
         self._taken = taken
@@ -191,7 +193,7 @@ class Reshapings:
 
     def of(self, tiling: DimTiling, before: Shape, after: Shape) -> DimTiling | None:
         """The tiling behind a reshape; None where there is none."""
-        found, asked = reshapings(tiling, before, after, _ONE_SHARD), (tiling, before, after)
+        found, asked = _all_reshapings(tiling, before, after), (tiling, before, after)
         if len(found) > 1:
             self._counts[asked] = len(found)
         return found[self._taken.get(asked, 0)] if found else None
@@ -202,6 +204,29 @@ class Reshapings:
             if asked not in self._taken:
                 for number in range(1, count):
                     yield {**self._taken, asked: number}
+
+
+def _all_reshapings(tiling: DimTiling, before: Shape, after: Shape) -> list[DimTiling]:
+    """The tilings that a reshape gives, and those that it gives where the parts are moved, too: in
+    front of any dimension that elements along the one before are in."""
+    found = reshapings(tiling, before, after, _ONE_SHARD)
+    low, high = _strides(before, tiling.dim)
+    for dim in range(len(after)):
+        own = _strides(after, dim)
+        if max(low, own[0]) < min(high, own[1]) and DimTiling(dim) not in found:
+            found.append(DimTiling(dim))
+    return found
+
+
+def _strides(shape: Shape, dim: int) -> tuple[int, int]:
+    """How far apart elements along a dimension are, and how far it reaches."""
+    minor = prod(shape[dim + 1 :])
+    return minor, minor * shape[dim]
+
+
+def is_moved(tiling: DimTiling, given: DimTiling, before: Shape, after: Shape) -> bool:
+    """Whether a reshape that gives a tiling has to move the parts."""
+    return given not in reshapings(tiling, before, after, _ONE_SHARD)
 
 
 class AcrossAxis:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from stablehlo_tools.analysis.dataflow import Node
-from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling
+from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling, OpTiling
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import (
     DYNAMIC_SLICE,
@@ -27,7 +27,12 @@ from stablehlo_tools.ir.builder import Builder, shape_of
 from stablehlo_tools.ir.inline import copy_with
 from stablehlo_tools.ir.values import has_uses, maker_of, producer, splat_of
 from stablehlo_tools.ir.walk import terminator
-from stablehlo_tools.transforms.parts.axis_crossings import AcrossAxis, Crossing, Crossings
+from stablehlo_tools.transforms.parts.axis_crossings import (
+    AcrossAxis,
+    Crossing,
+    Crossings,
+    is_moved,
+)
 from stablehlo_tools.transforms.parts.partition.local_body import dense_groups
 from stablehlo_tools.transforms.parts.scaling import NotScaledError, Scaling
 
@@ -78,6 +83,45 @@ class AxisRemoval(Scaling):
         self._values.update((v, self._multiple(each, point)) for v, each in once.items())
         super()._node(node, point)
         self._values.update(once)
+
+    def _scaled(self, op: ir.Operation, op_tiling: OpTiling, point: ir.InsertionPoint) -> None:
+        if op.name == RESHAPE and self._moves(op, op_tiling):
+            (taken,), (given,) = op_tiling.operands, op_tiling.results
+            assert taken is not None
+            assert given is not None
+            value = self._values[op.operands[0]]
+            moved = self._moved(value, taken, op.results[0], given, Builder(point, op.location))
+            self._values[op.results[0]] = moved
+            return
+        super()._scaled(op, op_tiling, point)
+
+    def _moves(self, reshape: ir.Operation, op_tiling: OpTiling) -> bool:
+        (taken,), (given,) = op_tiling.operands, op_tiling.results
+        if taken is None or given is None:
+            return False
+        shapes = (tuple(shape_of(v)) for v in (reshape.operands[0], reshape.results[0]))
+        return is_moved(taken, given, *shapes)
+
+    def _moved(
+        self,
+        value: ir.Value,
+        taken: DimTiling,
+        result: ir.Value,
+        given: DimTiling,
+        build: Builder,
+    ) -> ir.Value:
+        """What all devices have, reshaped, with the devices in front of another dimension."""
+        shape, dim = shape_of(value), taken.dim
+        inner = shape[dim] // (taken.outer * self._devices)
+        split = [*shape[:dim], taken.outer, self._devices, inner, *shape[dim + 1 :]]
+        places = [dim + 1, *(d for d in range(len(split)) if d != dim + 1)]
+        devices_first = build.transpose(build.reshape(value, split), places)
+        after = shape_of(result)
+        whole = build.reshape(devices_first, [self._devices, *after])
+        at = given.dim
+        placed = build.transpose(whole, [*range(1, at + 1), 0, *range(at + 1, len(after) + 1)])
+        after[at] *= self._devices
+        return build.reshape(placed, after)
 
     def _handed_on(
         self, value: ir.Value, result: int, point: ir.InsertionPoint, user: ir.Operation
