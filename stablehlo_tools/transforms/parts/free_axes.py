@@ -43,6 +43,7 @@ from stablehlo_tools.dialect.names import (
 )
 from stablehlo_tools.ir.builder import constrained
 from stablehlo_tools.ir.cleanup import erase_unused
+from stablehlo_tools.ir.clone import copy_module, take_over
 from stablehlo_tools.ir.unit_dims import batch_units, reshape_units
 from stablehlo_tools.ir.values import (
     has_uses,
@@ -132,26 +133,38 @@ def _opened(sharding: ir.Attribute) -> ir.Attribute:
 
 def free_axes_of_layers(module: ir.Module, stages: str, asks: str, rule: str) -> None:
     """Leaves the axes of manual computations with a loop over layers to the partitioner, in place;
-    but of those over the axis `stages`, which is a pipeline already.
+    those over the axis `stages`, which may be a pipeline already, stay where that cannot be done.
 
-    Raises a located ToolError, of the pass `asks` and by its `rule`, where that cannot be done.
+    Raises a located ToolError, of the pass `asks` and by its `rule`, where it cannot of others.
     """
     if all(stages not in dict(mesh.axes) for mesh in meshes_of(module).values()):
         return  # which is told by whoever needs it
-    effects = Effects(functions_by_name(module))
-    loops = layer_loops(entry_function(module).regions[0].blocks[0], effects)
-    around = [_manual_around(loop.op) for loop in loops if loop.flows]
-    starts = [op for op in around if op is not None and stages not in manual_axes(op)]
+    if any(stages in manual_axes(op) for op in _around_layers(module)):
+        copied = copy_module(module)
+        try:
+            free_axes(copied, [o for o in _around_layers(copied) if stages in manual_axes(o)])
+        except NotFreeError:
+            pass  # whoever needs the loop says that it stands there
+        else:
+            take_over(module, copied)
     try:
-        free_axes(module, starts)
+        free_axes(module, [o for o in _around_layers(module) if stages not in manual_axes(o)])
     except NotFreeError as error:
         raise ToolError(
             f"{asks}: this loop over layers stands in a manual computation, whose axis "
             f'"{error.axis}" cannot be left to the partitioner ({rule}): {error.op.name}: {error}; '
-            "leave axes of the mesh but that of the stages to the partitioner (axis_names of "
+            "leave that axis to the partitioner yourself (axis_names of "
             "jax.shard_map)",
             error.op.location,
         ) from None
+
+
+def _around_layers(module: ir.Module) -> list[ir.Operation]:
+    """The manual computations with a loop over layers."""
+    effects = Effects(functions_by_name(module))
+    loops = layer_loops(entry_function(module).regions[0].blocks[0], effects)
+    around = [_manual_around(loop.op) for loop in loops if loop.flows]
+    return [op for op in around if op is not None]
 
 
 def _manual_around(op: ir.Operation) -> ir.Operation | None:

@@ -270,9 +270,9 @@ def _loops(main: ir.Operation, effects: Effects) -> list[LayerLoop]:
     if inside:
         raise ToolError(
             "expand-pipeline: this loop over layers stands in a manual computation, which has the "
-            "program of one device (P2): expand the program before it is partitioned, leave axes "
-            "of the mesh but that of the stages to the partitioner (axis_names of jax.shard_map), "
-            "or fold-pipeline first where it is a pipeline already",
+            "program of one device (P2): expand the program before it is partitioned, leave the "
+            "axis of the stages out of axis_names of jax.shard_map, or fold-pipeline first where "
+            "it is a pipeline already",
             inside[0].op.location,
         )
     if not loops:
