@@ -109,6 +109,7 @@ from stablehlo_tools.transforms.parts.fold_pipeline.recognition import (
     add_terms_first,
     axis_of,
     backward_of,
+    entering_alike,
     erase_open_constraints,
     hoist_slices,
     loops_of,
@@ -296,7 +297,7 @@ def _fold_training(forward: LoopRegion, loop: ir.Operation, module: ir.Module) -
     backward = _region(loop, module)
     if backward is None:
         raise UnresolvedError("the backward moves nothing along the axis of the stages", loop, 6)
-    if multiply_instead_of_adding_alike(backward):
+    if multiply_instead_of_adding_alike(backward, entering_alike(forward, backward)):
         backward = _region(loop, module)
         assert backward is not None
     return fold_training(forward, backward, module)

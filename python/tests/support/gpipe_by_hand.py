@@ -38,6 +38,7 @@ def by_hand(
     explicit: bool = False,
     leave: str = "psum",
     sharded: bool = False,
+    scored: bool = False,
 ) -> Case:
     """One layer a stage, and the weights after a step of gradient descent.
 
@@ -45,6 +46,7 @@ def by_hand(
     stands "outer" or "inner" to that of the stages. `explicit`: the axes of the mesh are explicit.
     `leave`: the last rank's outputs go to all ranks by a masked "psum" or an "all_gather" of which
     they are taken, or they are a "slice" of what all ranks leave.
+    `scored`: the loss is taken in the shard_map, gradients around it.
     `sharded`: there are two layers a stage, one with each device along the axis for the samples.
     """
     count, samples = sizes.stages, sizes.microbatches
@@ -78,6 +80,9 @@ def by_hand(
             return lax.all_gather(y, STAGE)[count - 1]
         return lax.psum(jnp.where(lax.axis_index(STAGE) == count - 1, y, 0.0), STAGE)
 
+    def score(w: Array, x: Array) -> Array:
+        return jnp.square(outputs(w, x)).mean()
+
     def local_step(w: Array, x: Array) -> Any:
         def loss(w: Array) -> Array:
             own = jnp.square(pipeline(w, x)).mean()
@@ -92,9 +97,9 @@ def by_hand(
     inner = P(None, "data") if data else P()
     layers = P((STAGE, "data")) if sharded else P(STAGE)
     outer = P(STAGE, *inner) if leave == "slice" else inner
-    leaving: Any = (P(), P(STAGE)) if inside else outer
+    leaving: Any = (P(), P(STAGE)) if inside else P() if scored else outer
     mapped = jax.shard_map(
-        local_step if inside else outputs,
+        local_step if inside else score if scored else outputs,
         mesh=on,
         in_specs=(layers, inner),
         out_specs=leaving,
@@ -104,6 +109,8 @@ def by_hand(
     def step(w: Array, x: Array) -> Any:
         def loss(w: Array) -> Array:
             y = mapped(w, x)
+            if scored:
+                return y
             return jnp.square(y[-1] if leave == "slice" else y).mean()
 
         value, gradient = jax.value_and_grad(loss)(w)

@@ -125,6 +125,7 @@ SCHEDULES = {
 
 
 BY_HAND: dict[str, dict[str, Any]] = {
+    "scored": {"scored": True},
     "outputs-to-all-ranks": {},
     "inside": {"inside": True},
     "explicit": {"explicit": True},

@@ -7,7 +7,7 @@ a tick. These decide which select, branch or slice a value is followed through.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from stablehlo_tools import bindings
@@ -18,7 +18,7 @@ from stablehlo_tools.analysis.loops import counted, is_integer_scalar
 from stablehlo_tools.analysis.replica_groups import AxisRef, mesh_axes_groups
 from stablehlo_tools.analysis.shardings import manual_axes, sharding_axes, sharding_per_value
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.dialect.names import MANUAL_COMPUTATION
+from stablehlo_tools.dialect.names import ALL_REDUCE, MANUAL_COMPUTATION
 from stablehlo_tools.dialect.traits import Trait, full_names, ops_with
 from stablehlo_tools.ir.builder import shape_of
 from stablehlo_tools.ir.values import producer
@@ -161,6 +161,22 @@ class LoopRegion:
         _add_dependent(block, differing)
         return differing
 
+    def differing_around(self, alike: Collection[ir.Value] = ()) -> set[ir.Value]:
+        """The values of the manual computation that ranks may hold different ones of, where they
+        hold the same of some arguments: what all ranks add up is the same."""
+        assert self.manual is not None
+        block = self.manual.regions[0].blocks[0]
+        shards = (a for a in block.arguments if self.entering_dim(a) is not None)
+        differing: set[ir.Value] = {*self.loop.results, *(a for a in shards if a not in alike)}
+        _add_dependent(block, differing, self._is_joined)
+        return differing
+
+    def _is_joined(self, op: ir.Operation) -> bool:
+        if op.name != ALL_REDUCE:
+            return False
+        groups = self.groups(op)
+        return groups is not None and all(map(self.ranks.is_whole, groups))
+
     def is_in_loop(self, op: ir.Operation) -> bool:
         """Whether an op stands in the loop's body, or in a branch in it."""
         return self._depth(op.block) == 2
@@ -302,9 +318,17 @@ def _varying(body: ir.Block, ends: Sequence[ir.Value]) -> set[ir.Value]:
     return varying
 
 
-def _add_dependent(block: ir.Block, values: set[ir.Value]) -> None:
+def _never(_: ir.Operation) -> bool:
+    return False
+
+
+def _add_dependent(
+    block: ir.Block, values: set[ir.Value], is_joined: Callable[[ir.Operation], bool] = _never
+) -> None:
     """Adds what a block's ops make of values, and what differs whatever it is made of."""
     for view in block.operations:
         op = view.operation
+        if is_joined(op):
+            continue
         if not values.isdisjoint(values_used(op)) or op.name in _DIFFERING:
             values.update(op.results)

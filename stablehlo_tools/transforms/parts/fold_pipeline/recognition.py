@@ -6,7 +6,7 @@ between the devices of an axis; one program rotates them along a dimension.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from stablehlo_tools import bindings
 from stablehlo_tools.analysis.collectives import Collective, ModuleFacts
@@ -199,7 +199,30 @@ def add_terms_first(loop: ir.Operation) -> None:
             node.erase()
 
 
-def multiply_instead_of_adding_alike(region: LoopRegion) -> bool:
+def entering_alike(forward: LoopRegion, backward: LoopRegion) -> set[ir.Value]:
+    """The arguments of a backward of which ranks hold the same, as they enter as they left the
+    forward: jax hands on what it does not check in a row for each device."""
+    before, behind = forward.manual, backward.manual
+    if before is None or behind is None:
+        return set()
+    differing = forward.differing_around()
+    alike: set[ir.Value] = set()
+    for number, operand in enumerate(behind.operands):
+        source = unconstrained(operand)
+        maker = producer(source)
+        if maker is None or maker != before:
+            continue
+        result = ir.OpResult(source).result_number
+        stated = backward.sharding("in_shardings", number)
+        if (
+            stated == forward.sharding("out_shardings", result)
+            and forward.returned(result) not in differing
+        ):
+            alike.add(behind.regions[0].blocks[0].arguments[number])
+    return alike
+
+
+def multiply_instead_of_adding_alike(region: LoopRegion, alike: Collection[ir.Value]) -> bool:
     """Lets a product stand around a region's loop for the sum over all ranks of what each of them
     holds alike: jax writes such a sum for the cotangents of what has gone to all ranks; and a slice
     of a product where each rank takes its part of the sum. Returns whether there was one, and the
@@ -207,6 +230,7 @@ def multiply_instead_of_adding_alike(region: LoopRegion) -> bool:
     changed = False
     if region.manual is None:
         return changed
+    differing = region.differing_around(alike)
     for view in list(region.manual.regions[0].blocks[0].operations):
         op = view.operation
         if op.name not in (ALL_REDUCE, REDUCE_SCATTER) or not adds(op.regions[0].blocks[0]):
@@ -218,7 +242,7 @@ def multiply_instead_of_adding_alike(region: LoopRegion) -> bool:
             continue
         build = Builder(ir.InsertionPoint(op), op.location)
         for operand, result in zip(op.operands, op.results, strict=True):
-            if region.differs(operand):
+            if operand in differing:
                 continue
             product = build.same("multiply", operand, build.splat_like(ranks.count, operand))
             if scatters:
