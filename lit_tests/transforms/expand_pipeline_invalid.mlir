@@ -160,7 +160,8 @@ module attributes {mhlo.num_partitions = 2 : i32, mhlo.num_replicas = 1 : i32} {
 
 // -----
 
-// A shard_map's loop has one device's part of the batch; whoever wrote it has decided who does what.
+// A shard_map's loop that sends along the stages is a pipeline; whoever wrote it has decided who does
+// what.
 module attributes {mhlo.num_partitions = 2 : i32, mhlo.num_replicas = 1 : i32} {
   sdy.mesh @mesh = <["stage"=2]>
   func.func @manual_p2(%w: tensor<4x3x3xf32>, %x: tensor<4x3xf32>) -> tensor<4x3xf32> {
@@ -177,8 +178,9 @@ module attributes {mhlo.num_partitions = 2 : i32, mhlo.num_replicas = 1 : i32} {
         %1 = stablehlo.dynamic_slice %ws, %i, %zero, %zero, sizes = [1, 3, 3] : (tensor<4x3x3xf32>, tensor<i32>, tensor<i32>, tensor<i32>) -> tensor<1x3x3xf32>
         %2 = stablehlo.reshape %1 : (tensor<1x3x3xf32>) -> tensor<3x3xf32>
         %3 = stablehlo.dot_general %h, %2, contracting_dims = [1] x [0] : (tensor<2x3xf32>, tensor<3x3xf32>) -> tensor<2x3xf32>
+        %sent = "stablehlo.collective_permute"(%3) <{channel_handle = #stablehlo.channel_handle<handle = 1, type = 0>, source_target_pairs = dense<[[0, 1], [1, 0]]> : tensor<2x2xi64>}> : (tensor<2x3xf32>) -> tensor<2x3xf32>
         %4 = stablehlo.add %i, %one : tensor<i32>
-        stablehlo.return %4, %ws, %3 : tensor<i32>, tensor<4x3x3xf32>, tensor<2x3xf32>
+        stablehlo.return %4, %ws, %sent : tensor<i32>, tensor<4x3x3xf32>, tensor<2x3xf32>
       }
       sdy.return %loop#2 : tensor<2x3xf32>
     } : (tensor<4x3x3xf32>, tensor<4x3xf32>) -> tensor<4x3xf32>
