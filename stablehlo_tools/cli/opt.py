@@ -19,7 +19,7 @@ from stablehlo_tools.diagnostics import ToolError, rendered
 
 if TYPE_CHECKING:
     from stablehlo_tools.artifacts.artifact import Artifact, Form
-    from stablehlo_tools.diagnostics import Diagnostic
+    from stablehlo_tools.diagnostics import Diagnostic, Diagnostics
     from stablehlo_tools.passes.pipeline import Instrumentation, Pipeline
 
 
@@ -165,7 +165,7 @@ class _Job:
 
     def transform(self, loaded: Artifact, form: Form) -> bytes:
         """Runs the pipeline on one artifact; what passes warn of goes to standard error, also where
-        a later one refuses: the reason may be there."""
+        a later one refuses and knows no other pipeline to try: the reason may be there."""
         from stablehlo_tools.artifacts import artifact
         from stablehlo_tools.diagnostics import Diagnostics
         from stablehlo_tools.passes.pipeline import run_pipeline
@@ -173,10 +173,17 @@ class _Job:
         reported = Diagnostics()
         try:
             run_pipeline(loaded, self.pipeline, reported, self.instrumentation)
-        finally:
-            for text in rendered((*loaded.left_behind(), *reported.collected), loaded.name):
-                print(text, file=sys.stderr)
+        except ToolError as error:
+            if not error.diagnostic.hint:
+                self._say(loaded, reported)
+            raise
+        self._say(loaded, reported)
         return artifact.encode(loaded, form, locations=self.locations)
+
+    @staticmethod
+    def _say(loaded: Artifact, reported: Diagnostics) -> None:
+        for text in rendered((*loaded.left_behind(), *reported.collected), loaded.name):
+            print(text, file=sys.stderr)
 
     def test_text(self, path: str, split: bool, verify: bool) -> bytes | None:
         """Runs on each part of a text; None when the diagnostics are not those expected."""

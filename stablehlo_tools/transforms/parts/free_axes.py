@@ -77,9 +77,15 @@ _MOST_CHOICES = 48  # of reshapes, that are tried: each is a walk through all op
 def free_axes(module: ir.Module, starts: Sequence[ir.Operation], kept: str = "") -> None:
     """Leaves the axes but one of manual computations, and of those that take what they leave, to
     the partitioner, in place. Raises NotFreeError, and the module is then not to be used."""
-    if not starts:
-        return
-    linked = _linked(starts)
+    together: dict[frozenset[str], list[ir.Operation]] = {}
+    for op in starts:
+        together.setdefault(manual_axes(op), []).append(op)
+    for ops in together.values():
+        _free_linked(module, _linked(ops), kept)
+
+
+def _free_linked(module: ir.Module, linked: Sequence[ir.Operation], kept: str) -> None:
+    """The same for manual computations over the same axes."""
     for op in linked:
         batch_units(op)  # nothing tells of a device's only row whether it is one of all rows
         reshape_units(op)
@@ -153,8 +159,7 @@ def free_axes_of_layers(module: ir.Module, stages: str, asks: str, rule: str) ->
         raise ToolError(
             f"{asks}: this loop over layers stands in a manual computation, whose axis "
             f'"{error.axis}" cannot be left to the partitioner ({rule}): {error.op.name}: {error}; '
-            "leave that axis to the partitioner yourself (axis_names of "
-            "jax.shard_map)",
+            "leave that axis to the partitioner yourself (axis_names of jax.shard_map)",
             error.op.location,
         ) from None
 

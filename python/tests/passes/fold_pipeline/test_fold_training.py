@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
 import stablehlo_tools
+from stablehlo_tools.cli.main import main
 from stablehlo_tools.diagnostics import ToolError
 
 SINGLE = Sizes(each=1)
@@ -184,14 +186,23 @@ def test_a_step_on_three_manual_axes_becomes_one_of_another_schedule(name: str):
     _compare(case, run(case.exported, case.arguments), run(again, case.arguments))
 
 
-def test_a_pipeline_whose_other_axes_cannot_be_left_to_the_partitioner_stays():
-    """Each device of them returns the gradients of its own samples."""
+def test_a_pipeline_whose_other_axes_cannot_be_left_to_the_partitioner_stays(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    """Each device of them returns the gradients of its own samples; expand-pipeline behind it
+    refuses, and both are said."""
     form = Form(P(None, "data"), specs=ALONG, checks=False, joined=lambda value, own: (value, own))
     case = gpipe_step(form, inside=True)
     why = 'for the axis "data", .+ each device has a term of a sum that nothing joins \\(P3\\)'
     with pytest.warns(UserWarning, match=why):
         after = folded(case)
     assert "stablehlo.collective_permute" in names_of(after)
+    path = tmp_path / "step.jax_export"
+    path.write_bytes(bytes(case.exported.serialize()))
+    pipeline = "fold-pipeline,expand-pipeline{microbatches=4}"
+    assert main(["opt", str(path), "-p", pipeline, "-o", str(tmp_path / "out.mlir")]) == 2
+    said = capsys.readouterr().err
+    assert said.index("fold-pipeline: a loop that permutes stays") < said.index("error: expand-")
 
 
 @pytest.mark.parametrize("name", first(1, SCHEDULES))
