@@ -174,7 +174,8 @@ class _Job:
         try:
             run_pipeline(loaded, self.pipeline, reported, self.instrumentation)
         except ToolError as error:
-            if not error.diagnostic.hint:
+            told = error.diagnostic
+            if told.instead is None and " -p " not in told.hint:
                 self._say(loaded, reported)
             raise
         self._say(loaded, reported)
