@@ -233,8 +233,13 @@ def find_collectives(module: ir.Module) -> list[Collective]:
 
     Raises a located ToolError for an op of a dialect that is not understood.
     """
+    return collectives_in(module.operation)
+
+
+def collectives_in(root: ir.Operation) -> list[Collective]:
+    """The same of an op."""
     collectives: list[Collective] = []
-    classify = classify_communication(module.context)
+    classify = classify_communication(root.context)
 
     def visit(op: ir.Operation) -> ir.WalkResult:
         collective = classify(op)
@@ -243,7 +248,7 @@ def find_collectives(module: ir.Module) -> list[Collective]:
         collectives.append(collective)
         return ir.WalkResult.SKIP  # regions hold a reduction, or the inner op of an async pair
 
-    walk(module.operation, visit)
+    walk(root, visit)
     return collectives
 
 

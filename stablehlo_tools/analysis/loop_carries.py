@@ -40,7 +40,7 @@ from stablehlo_tools.dialect.names import (
     SUBTRACT,
     WHILE,
 )
-from stablehlo_tools.dialect.reducers import REDUCERS, combining_ops, unconstrained_scalar
+from stablehlo_tools.dialect.reducers import REDUCERS, combining_ops
 from stablehlo_tools.ir.builder import shape_of
 from stablehlo_tools.ir.values import is_float, key_of, named, producer, unconstrained
 from stablehlo_tools.ir.walk import is_inside
@@ -304,8 +304,8 @@ def _scattered_by(scatter: ir.Operation) -> str | None:
     ops = combining_ops(block)
     if len(scatter.operands) != 3 or len(ops) != 2 or ops[0].name in _ONLY_LEFT:
         return None
-    both = set(map(unconstrained_scalar, ops[0].operands)) == set(block.arguments)
-    is_whole = both and producer(unconstrained_scalar(ops[1].operands[0])) == ops[0]
+    both = set(map(unconstrained, ops[0].operands)) == set(block.arguments)
+    is_whole = both and producer(unconstrained(ops[1].operands[0])) == ops[0]
     return _reducer(ops[0]) if is_whole else None
 
 

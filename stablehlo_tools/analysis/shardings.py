@@ -41,12 +41,17 @@ def sharding_axes(attribute: ir.Attribute) -> tuple[str, tuple[str, ...]]:
     sharding = bindings.TensorShardingAttr(attribute)
     mesh = sharding.mesh_or_ref
     name = mesh.value if isinstance(mesh, ir.FlatSymbolRefAttr) else ""
-    axes = [
-        bindings.SdyAxisRefAttr(axis).name
-        for dimension in sharding.dimension_shardings
-        for axis in bindings.SdyDimensionShardingAttr(dimension).axes
-    ]
+    axes = [axis for own in axes_by_dimension(attribute) for axis in own]
     return name, tuple(dict.fromkeys(axes))
+
+
+def axes_by_dimension(attribute: ir.Attribute) -> list[list[str]]:
+    """The axes by which a tensor's sharding divides each dimension, major to minor; a sub-axis
+    counts as its axis."""
+    return [
+        [bindings.SdyAxisRefAttr(axis).name for axis in bindings.SdyDimensionShardingAttr(dim).axes]
+        for dim in bindings.TensorShardingAttr(attribute).dimension_shardings
+    ]
 
 
 def sharding_per_value(attribute: ir.Attribute) -> list[ir.Attribute]:

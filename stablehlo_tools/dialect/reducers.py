@@ -29,12 +29,12 @@ def combining_ops(block: ir.Block) -> list[ir.Operation]:
     return [op for op in ops if op.name != SHARDING_CONSTRAINT]
 
 
-def unconstrained_scalar(value: ir.Value) -> ir.Value:
+def _unconstrained(value: ir.Value) -> ir.Value:
     """A value of a reducer as it is before sharding constraints."""
     owner = value.owner
     if isinstance(owner, ir.Block) or owner.name != SHARDING_CONSTRAINT:
         return value
-    return unconstrained_scalar(owner.operation.operands[0])
+    return _unconstrained(owner.operation.operands[0])
 
 
 def reducer_kind(block: ir.Block) -> str | None:
@@ -44,8 +44,8 @@ def reducer_kind(block: ir.Block) -> str | None:
         return None
     combine, end = ops
     reducer = combine.name.removeprefix("stablehlo.")
-    both = set(map(unconstrained_scalar, combine.operands)) == set(block.arguments)
-    handed_on = list(map(unconstrained_scalar, end.operands)) == list(combine.results)
+    both = set(map(_unconstrained, combine.operands)) == set(block.arguments)
+    handed_on = list(map(_unconstrained, end.operands)) == list(combine.results)
     return reducer if reducer in REDUCERS and both and handed_on else None
 
 

@@ -30,11 +30,7 @@ from stablehlo_tools.dialect.names import (
 from stablehlo_tools.dialect.traits import Trait, ops_with_any
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.ir.carriers import rebuild
-from stablehlo_tools.ir.values import (
-    has_uses,
-    producer,
-    unconstrained,
-)
+from stablehlo_tools.ir.values import has_uses, producer, unconstrained
 from stablehlo_tools.ir.walk import ops_where, terminator, values_used, walk
 from stablehlo_tools.ir.while_loop import WhileLoop
 

@@ -11,7 +11,7 @@ index. Where a device has one row of many, the program of all devices has no suc
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import astuple
 from typing import NamedTuple
 
 from stablehlo_tools import bindings
@@ -69,88 +69,67 @@ def _adds_units(op: ir.Operation) -> bool:
     return in_order and added == [1] * len(added) and before == [after[dim] for dim in dims]
 
 
-def batch_units(root: ir.Operation) -> None:
-    """Lets gathers and scatters of rows by rows, which take a dimension of one element whole, go
-    along it, too: as `jnp.take_along_axis` does along one of more elements."""
-    for op in ops_where(root, lambda op: op.name == GATHER):
-        numbers = gather_numbers(op)
-        rows = _Rows(
-            numbers.offset_dims,
-            numbers.collapsed,
-            numbers.operand_batching,
-            numbers.indices_batching,
-            numbers.index_vector,
-        )
-        found = _batched(op, 1, rows, numbers.index_map)
-        if found is not None:
-            op.attributes["dimension_numbers"] = bindings.GatherDimensionNumbers.get(
-                list(found.windows),
-                list(found.left_out),
-                list(found.operand),
-                list(found.indices),
-                list(numbers.index_map),
-                found.vector,
-                context=op.context,
-            )
-    for op in ops_where(root, lambda op: op.name == SCATTER and len(op.operands) == 3):
-        numbers = scatter_numbers(op)
-        rows = _Rows(
-            numbers.update_window_dims,
-            numbers.inserted,
-            numbers.operand_batching,
-            numbers.indices_batching,
-            numbers.index_vector,
-        )
-        found = _batched(op, 1, rows, numbers.index_map)
-        if found is not None:
-            op.attributes["scatter_dimension_numbers"] = bindings.ScatterDimensionNumbers.get(
-                list(found.windows),
-                list(found.left_out),
-                list(found.operand),
-                list(found.indices),
-                list(numbers.index_map),
-                found.vector,
-                context=op.context,
-            )
-
-
 class _Rows(NamedTuple):
     """Which dimensions of slices are windows, which of the operand are left out of them, which of
-    operand and indices go together, and which has the components of an index."""
+    operand and indices go together, what the components of an index are for, and along which
+    dimension they are: the numbers of a gather or a scatter, in the order of both."""
 
     windows: tuple[int, ...]
     left_out: tuple[int, ...]
     operand: tuple[int, ...]
     indices: tuple[int, ...]
+    index_map: tuple[int, ...]
     vector: int
 
 
-def _batched(
-    op: ir.Operation, position: int, rows: _Rows, index_map: Sequence[int]
-) -> _Rows | None:
-    """The dimensions with those of one element among the ones that go together; the indices, an
-    operand of the op, are reshaped. None where nothing changes."""
-    shape, first = shape_of(op.operands[0]), rows
+def batch_units(root: ir.Operation) -> None:
+    """Lets gathers and scatters of rows by rows, which take a dimension of one element whole, go
+    along it, too: as `jnp.take_along_axis` does along one of more elements."""
+    for op in ops_where(root, lambda op: op.name in (GATHER, SCATTER)):
+        if op.name == GATHER:
+            name, written = "dimension_numbers", bindings.GatherDimensionNumbers
+            rows = _Rows(*astuple(gather_numbers(op)))
+        elif len(op.operands) == 3:
+            name, written = "scatter_dimension_numbers", bindings.ScatterDimensionNumbers
+            rows = _Rows(*astuple(scatter_numbers(op)))
+        else:
+            continue
+        found = _batched(op, rows)
+        if found != rows:
+            op.attributes[name] = written.get(
+                list(found.windows),
+                list(found.left_out),
+                list(found.operand),
+                list(found.indices),
+                list(found.index_map),
+                found.vector,
+                context=op.context,
+            )
+
+
+def _batched(op: ir.Operation, rows: _Rows) -> _Rows:
+    """The dimensions with those of one element among the ones that go together; the indices, the
+    second operand, are reshaped."""
+    shape = shape_of(op.operands[0])
     if not rows.operand:
-        return None
+        return rows
     build = Builder(ir.InsertionPoint(op), op.location)
     kept = [d for d in range(len(shape)) if d not in (*rows.left_out, *rows.operand)]
     for dim, window in zip(kept, rows.windows, strict=True):
-        if shape[dim] != 1 or dim in index_map:
+        if shape[dim] != 1 or dim in rows.index_map:
             continue
-        indices = shape_of(op.operands[position])
+        indices = shape_of(op.operands[1])
         own = [d for d in range(len(indices)) if d != rows.vector]
         before = sum(1 for at in range(window) if at not in rows.windows)
         place = own[before] if before < len(own) else max(own, default=-1) + 1
         indices.insert(place, 1)
-        op.operands[position] = build.reshape(op.operands[position], indices)
+        op.operands[1] = build.reshape(op.operands[1], indices)
         moved = [at + (at >= place) for at in rows.indices]
         pairs = sorted([*zip(rows.operand, moved, strict=True), (dim, place)])
-        rows = _Rows(
-            tuple(at for at in rows.windows if at != window),
-            rows.left_out,
-            tuple(pair[0] for pair in pairs),
-            tuple(pair[1] for pair in pairs),
-            rows.vector + (rows.vector >= place),
+        rows = rows._replace(
+            windows=tuple(at for at in rows.windows if at != window),
+            operand=tuple(pair[0] for pair in pairs),
+            indices=tuple(pair[1] for pair in pairs),
+            vector=rows.vector + (rows.vector >= place),
         )
-    return None if rows == first else rows
+    return rows

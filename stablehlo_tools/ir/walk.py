@@ -126,6 +126,14 @@ def is_inside(op: ir.Operation, outer: ir.Operation) -> bool:
     return False
 
 
+def enclosing(op: ir.Operation, name: str) -> ir.Operation | None:
+    """The innermost op of a name that an op stands in, at whatever depth."""
+    parent = op.parent
+    while parent is not None and parent.operation.name != name:
+        parent = parent.operation.parent
+    return None if parent is None else parent.operation
+
+
 def symbol_name(op: ir.Operation | ir.OpView) -> str:
     """The name of an op that defines a symbol."""
     return ir.StringAttr(op.attributes["sym_name"]).value

@@ -6,10 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from shard_map_steps import MEGATRON, Form, Weights, shard_map_step  # first: sets up the devices
+from shard_map_steps import (  # first: sets up the devices
+    BOTH,
+    MEGATRON,
+    Form,
+    mean_over,
+    shard_map_step,
+)
 from soaking import first
-
-from jax import Array, lax  # isort: skip
 
 from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.cost.hardware import load_hardware
@@ -20,15 +24,10 @@ from stablehlo_tools.mpmd.rank_set import load, write
 from stablehlo_tools.mpmd.running.outcome import Options, run_set
 
 REQUEST = Request("zb-h1", 2, load_hardware("h100"), None, 4, axis="stage")
-BOTH = frozenset({"data", "model"})
-
-
-def _mean(value: Array, gradients: Weights) -> tuple[Array, Weights]:
-    return lax.pmean((value, gradients), "data")
 
 
 FORMS = {
-    "accumulated": Form(checks=False, joined=_mean, microbatches=2),
+    "accumulated": Form(checks=False, joined=mean_over("data"), microbatches=2),
     "megatron": Form(axes=BOTH, tensor="model", specs=MEGATRON, checks=False),
     "data": Form(),
 }

@@ -28,6 +28,7 @@ MEGATRON: dict[str, P] = {
     "up": COLUMNS,
     "down": ROWS,
 }
+BOTH = frozenset({"data", "model"})
 MICROBATCHES, STAGES = 4, 2
 Weights = dict[str, Array]
 
@@ -146,7 +147,7 @@ def gpipe_step(form: Form, *, inside: bool) -> Case:
         # A sum of what all have is what unchecked sums of activations are differentiated to.
         copies = lax.axis_size("model") if form.tensor else 1
         gradients = jax.tree.map(lambda g: g / copies, gradients)
-        value, gradients = (form.joined or _mean)(lax.psum(value, "stage"), gradients)
+        value, gradients = (form.joined or mean_over("data"))(lax.psum(value, "stage"), gradients)
         return value, _descended(w, gradients)
 
     sizes = (MICROBATCHES, BATCH // MICROBATCHES)
@@ -156,8 +157,9 @@ def gpipe_step(form: Form, *, inside: bool) -> Case:
 _AXES = ("data", "model", "stage")
 
 
-def _mean(value: Array, gradients: Weights) -> tuple[Array, Weights]:
-    return lax.pmean((value, gradients), "data")
+def mean_over(axes: str | tuple[str, ...]) -> Callable[[Array, Weights], tuple[Array, Weights]]:
+    """Loss and gradients are means over the devices of some axes."""
+    return lambda value, gradients: lax.pmean((value, gradients), axes)
 
 
 def _descended(w: Weights, gradients: Weights) -> Weights:

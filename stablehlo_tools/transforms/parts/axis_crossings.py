@@ -21,7 +21,7 @@ from math import prod
 
 import numpy as np
 
-from stablehlo_tools.analysis.collectives import ModuleFacts, classify_communication
+from stablehlo_tools.analysis.collectives import ModuleFacts, collectives_in
 from stablehlo_tools.analysis.dataflow import Node
 from stablehlo_tools.analysis.device_values import Values
 from stablehlo_tools.analysis.dimension_propagation.propagation import (
@@ -41,14 +41,23 @@ from stablehlo_tools.analysis.replica_groups import (
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.dimensions import integer
 from stablehlo_tools.dialect.factors import Shape
-from stablehlo_tools.dialect.names import DYNAMIC_UPDATE_SLICE, RESHAPE, SCATTER
+from stablehlo_tools.dialect.names import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    ALL_TO_ALL,
+    DYNAMIC_UPDATE_SLICE,
+    REDUCE_SCATTER,
+    RESHAPE,
+    SCATTER,
+)
 from stablehlo_tools.dialect.reducers import reducer_kind
 from stablehlo_tools.dialect.traits import DEVICE_IDS
 from stablehlo_tools.ir.builder import element_of
-from stablehlo_tools.ir.walk import ops_named, ops_where
+from stablehlo_tools.ir.walk import ops_named
 
-ALL_REDUCE, ALL_GATHER = "stablehlo.all_reduce", "stablehlo.all_gather"
-REDUCE_SCATTER, ALL_TO_ALL = "stablehlo.reduce_scatter", "stablehlo.all_to_all"
+# The dimension along which a collective takes shards, or gives them.
+_TAKES = {ALL_GATHER: "all_gather_dim", ALL_TO_ALL: "concat_dimension"}
+_GIVES = {REDUCE_SCATTER: "scatter_dimension", ALL_TO_ALL: "split_dimension"}
 _UNDONE = frozenset({ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL})
 _INDEXED = frozenset({DYNAMIC_UPDATE_SLICE, SCATTER})
 _IDEMPOTENT = frozenset({"maximum", "minimum", "and", "or"})
@@ -125,23 +134,15 @@ class Crossing:
 
     def result(self) -> DimTiling | None:
         """The dimension along which the devices have shards of what it makes."""
-        match self.op.name:
-            case "stablehlo.reduce_scatter":
-                return DimTiling(integer(self.op, "scatter_dimension"))
-            case "stablehlo.all_to_all":
-                return DimTiling(integer(self.op, "split_dimension"))
-            case _:
-                return None
+        return self._along(_GIVES)
 
     def takes(self) -> DimTiling | None:
         """The dimension along which it takes shards."""
-        match self.op.name:
-            case "stablehlo.all_gather":
-                return DimTiling(integer(self.op, "all_gather_dim"))
-            case "stablehlo.all_to_all":
-                return DimTiling(integer(self.op, "concat_dimension"))
-            case _:
-                return None
+        return self._along(_TAKES)
+
+    def _along(self, names: Mapping[str, str]) -> DimTiling | None:
+        name = names.get(self.op.name)
+        return None if name is None else DimTiling(integer(self.op, name))
 
 
 Crossings = Mapping[ir.Operation, Crossing]
@@ -150,11 +151,9 @@ Crossings = Mapping[ir.Operation, Crossing]
 def crossings_of(computation: ir.Operation, axis: MeshAxis, facts: ModuleFacts) -> Crossings:
     """The collectives of a manual computation over an axis. Raises CrossingError for one that moves
     values along it."""
-    classify = classify_communication(computation.context)
     found: dict[ir.Operation, Crossing] = {}
-    for op in ops_where(computation, lambda op: classify(op) is not None):
-        collective = classify(op)
-        assert collective is not None
+    for collective in collectives_in(computation):
+        op = collective.op
         groups = facts.groups(collective)
         if groups is None:
             raise CrossingError(op, "which devices it joins is not known")

@@ -30,6 +30,7 @@ from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling
 from stablehlo_tools.analysis.effects import Effects
 from stablehlo_tools.analysis.loop_carries import layer_loops
 from stablehlo_tools.analysis.shardings import (
+    axes_by_dimension,
     manual_axes,
     sharding_axes,
     sharding_per_value,
@@ -52,6 +53,7 @@ from stablehlo_tools.ir.values import (
     unconstrained,
 )
 from stablehlo_tools.ir.walk import (
+    enclosing,
     entry_function,
     functions_by_name,
     ops_named,
@@ -120,7 +122,7 @@ def _open_constraints(computation: ir.Operation) -> None:
     its free axes alone."""
     for op in ops_named(computation, {SHARDING_CONSTRAINT}):
         sharding = op.attributes["sharding"]
-        if any(_axes_of(sharding)):
+        if any(axes_by_dimension(sharding)):
             op.attributes["sharding"] = _opened(sharding)
         else:
             op.results[0].replace_all_uses_with(op.operands[0])
@@ -145,7 +147,8 @@ def free_axes_of_layers(module: ir.Module, stages: str, asks: str, rule: str) ->
     """
     if all(stages not in dict(mesh.axes) for mesh in meshes_of(module).values()):
         return  # which is told by whoever needs it
-    if any(stages in manual_axes(op) for op in _around_layers(module)):
+    around = _around_layers(module)
+    if any(stages in manual_axes(op) for op in around):
         copied = copy_module(module)
         try:
             free_axes(copied, [o for o in _around_layers(copied) if stages in manual_axes(o)])
@@ -153,8 +156,9 @@ def free_axes_of_layers(module: ir.Module, stages: str, asks: str, rule: str) ->
             pass  # whoever needs the loop says that it stands there
         else:
             take_over(module, copied)
+            around = _around_layers(module)
     try:
-        free_axes(module, [o for o in _around_layers(module) if stages not in manual_axes(o)])
+        free_axes(module, [op for op in around if stages not in manual_axes(op)])
     except NotFreeError as error:
         raise ToolError(
             f"{asks}: this loop over layers stands in a manual computation, whose axis "
@@ -168,16 +172,8 @@ def _around_layers(module: ir.Module) -> list[ir.Operation]:
     """The manual computations with a loop over layers."""
     effects = Effects(functions_by_name(module))
     loops = layer_loops(entry_function(module).regions[0].blocks[0], effects)
-    around = [_manual_around(loop.op) for loop in loops if loop.flows]
+    around = [enclosing(loop.op, MANUAL_COMPUTATION) for loop in loops if loop.flows]
     return [op for op in around if op is not None]
-
-
-def _manual_around(op: ir.Operation) -> ir.Operation | None:
-    """The manual computation that an op is in, at whatever depth."""
-    parent = op.parent
-    while parent is not None and parent.operation.name != MANUAL_COMPUTATION:
-        parent = parent.operation.parent
-    return None if parent is None else parent.operation
 
 
 class NotFreeError(Exception):
@@ -276,17 +272,9 @@ class _Divided(NamedTuple):
 
     @staticmethod
     def of(sharding: ir.Attribute, name: str) -> _Divided | None:
-        axes = _axes_of(sharding)
+        axes = axes_by_dimension(sharding)
         dim = next((dim for dim, own in enumerate(axes) if name in own), None)
         return None if dim is None else _Divided(dim, axes[dim][-1] == name)
-
-
-def _axes_of(sharding: ir.Attribute) -> list[list[str]]:
-    """The axes that divide each dimension."""
-    return [
-        [bindings.SdyAxisRefAttr(axis).name for axis in bindings.SdyDimensionShardingAttr(dim).axes]
-        for dim in bindings.TensorShardingAttr(sharding).dimension_shardings
-    ]
 
 
 def _without(
@@ -296,9 +284,7 @@ def _without(
     mesh = facts.meshes[group[0].mesh_name]
     axis = MeshAxis(name, mesh)
     try:
-        looks = [
-            _Look(each, Graph.of(each.block), crossings_of(each.op, axis, facts)) for each in group
-        ]
+        looks = [_Look.at(each, axis, facts) for each in group]
         return _looked_at(looks, axis, dict(mesh.axes), values).write()
     except CrossingError as error:
         raise NotFreeError(name, error.op, error.why) from None
@@ -313,6 +299,16 @@ class _Look(NamedTuple):
     computation: _Computation
     graph: Graph
     crossings: Crossings
+
+    @staticmethod
+    def at(computation: _Computation, axis: MeshAxis, facts: ModuleFacts) -> _Look:
+        """Raises CrossingError."""
+        graph, crossings = Graph.of(computation.block), crossings_of(computation.op, axis, facts)
+        followed = {node.op for node in graph.nodes}
+        nested = next((op for op in crossings if op not in followed), None)
+        if nested is not None:
+            raise CrossingError(nested, "it is in an op that is no control flow")
+        return _Look(computation, graph, crossings)
 
 
 def _looked_at(
@@ -367,9 +363,6 @@ class _Freeing:
         """
         computation, graph, crossings = look
         op = computation.op
-        nested = next((each for each in crossings if each not in {n.op for n in graph.nodes}), None)
-        if nested is not None:
-            raise CrossingError(nested, "it is in an op that is no control flow")
         entering, leaving = (
             [_Divided.of(sharding, self._axis.name) for sharding in side]
             for side in computation.shardings
@@ -521,7 +514,7 @@ class _Freeing:
 
     def _constrained(self, value: ir.Value, sharding: ir.Attribute, op: ir.Operation) -> ir.Value:
         """A value that is sharded at least as it was at the border of a manual computation."""
-        if not any(_axes_of(sharding)):
+        if not any(axes_by_dimension(sharding)):
             return value
         return constrained(value, _opened(sharding), ir.InsertionPoint(op), op.location)
 
@@ -560,6 +553,6 @@ class _Freeing:
         tensor = ir.RankedTensorType(inside)
         shape = [
             size * prod(self._sizes[axis] for axis in axes)
-            for size, axes in zip(tensor.shape, _axes_of(sharding), strict=True)
+            for size, axes in zip(tensor.shape, axes_by_dimension(sharding), strict=True)
         ]
         return ir.RankedTensorType.get(shape, tensor.element_type, loc=ir.Location.unknown())

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from gpipe_programs import Case  # first: sets up the devices
 from kept_values import run
-from shard_map_steps import MEGATRON, Form, Weights, shard_map_step
+from shard_map_steps import BOTH, MEGATRON, Form, Weights, mean_over, shard_map_step
 from soaking import first
 
 import jax  # isort: skip
@@ -21,11 +21,6 @@ import stablehlo_tools
 from stablehlo_tools.diagnostics import ToolError
 
 SHARDED: dict[str, P] = {name: P(None, "data") for name in MEGATRON}
-BOTH = frozenset({"data", "model"})
-
-
-def _mean(axes: Any) -> Any:
-    return lambda value, gradients: lax.pmean((value, gradients), axes)
 
 
 def _clipped(value: Any, gradients: Weights) -> tuple[Any, Weights]:
@@ -55,12 +50,12 @@ FORMS: dict[str, Form] = {
     "sequence-parallel": Form(
         P(None, "model"), frozenset({"model"}), "model", scatters=True, specs=MEGATRON
     ),
-    "ulysses, inside": Form(P(None, "data"), ulysses=True, checks=False, joined=_mean("data")),
+    "ulysses, inside": Form(P(None, "data"), ulysses=True, checks=False, joined=mean_over("data")),
     "data": Form(),
-    "data, unchecked, inside": Form(checks=False, joined=_mean("data")),
+    "data, unchecked, inside": Form(checks=False, joined=mean_over("data")),
     "two axes in one dimension": Form(P(("data", "model")), BOTH),
     "two axes in one dimension, inside": Form(
-        P(("data", "model")), BOTH, checks=False, joined=_mean(("data", "model"))
+        P(("data", "model")), BOTH, checks=False, joined=mean_over(("data", "model"))
     ),
     "data, counted, inside": Form(checks=False, joined=_counted),
     "data, clipped, inside": Form(checks=False, joined=_clipped),

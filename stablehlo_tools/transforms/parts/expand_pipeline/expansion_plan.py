@@ -33,7 +33,7 @@ from stablehlo_tools.diagnostics import Diagnostic, Severity, ToolError, note, t
 from stablehlo_tools.dialect.names import MANUAL_COMPUTATION, SHARDING_CONSTRAINT
 from stablehlo_tools.ir.builder import element_of, shape_of
 from stablehlo_tools.ir.platform_index import platform_arguments
-from stablehlo_tools.ir.walk import entry_function, functions_by_name
+from stablehlo_tools.ir.walk import enclosing, entry_function, functions_by_name
 from stablehlo_tools.schedules.lockstep import (
     Lockstep,
     backward_lockstep,
@@ -266,7 +266,7 @@ def _loops(main: ir.Operation, effects: Effects) -> list[LayerLoop]:
     computes something of each row of the weights alone has no stages."""
     loops = layer_loops(main.regions[0].blocks[0], effects)
     loops = [loop for loop in loops if loop.flows]
-    inside = [loop for loop in loops if _in_manual(loop.op)]
+    inside = [loop for loop in loops if enclosing(loop.op, MANUAL_COMPUTATION)]
     if inside:
         raise ToolError(
             "expand-pipeline: this loop over layers stands in a manual computation, which has the "
@@ -285,15 +285,6 @@ def _loops(main: ir.Operation, effects: Effects) -> list[LayerLoop]:
             hint="stablehlo-tools opt INPUT -p roll-layers -o rolled.mlirbc",
         )
     return loops
-
-
-def _in_manual(op: ir.Operation) -> bool:
-    parent = op.parent
-    while parent is not None:
-        if parent.operation.name == MANUAL_COMPUTATION:
-            return True
-        parent = parent.operation.parent
-    return False
 
 
 def _check_loop(loop: LayerLoop, chunks: Chunks, effects: Effects) -> None:

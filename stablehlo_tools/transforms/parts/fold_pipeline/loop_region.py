@@ -16,7 +16,12 @@ from stablehlo_tools.analysis.device_values import DeviceValues, Values
 from stablehlo_tools.analysis.loop_values import ControlValues
 from stablehlo_tools.analysis.loops import counted, is_integer_scalar
 from stablehlo_tools.analysis.replica_groups import AxisRef, mesh_axes_groups
-from stablehlo_tools.analysis.shardings import manual_axes, sharding_axes, sharding_per_value
+from stablehlo_tools.analysis.shardings import (
+    axes_by_dimension,
+    manual_axes,
+    sharding_axes,
+    sharding_per_value,
+)
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import ALL_REDUCE, MANUAL_COMPUTATION
 from stablehlo_tools.dialect.traits import Trait, full_names, ops_with
@@ -287,19 +292,8 @@ class LoopRegion:
         assert self.manual is not None
         return sharding_per_value(self.manual.attributes[name])[number]
 
-    def axes_of(self, name: str, number: int) -> list[list[str]]:
-        """The axes that divide each dimension of an operand or a result, major to minor."""
-        dims = bindings.TensorShardingAttr(self.sharding(name, number)).dimension_shardings
-        return [
-            [
-                bindings.SdyAxisRefAttr(axis).name
-                for axis in bindings.SdyDimensionShardingAttr(attribute).axes
-            ]
-            for attribute in dims
-        ]
-
     def _sharded_dim(self, name: str, number: int) -> int | None:
-        axes = self.axes_of(name, number)
+        axes = axes_by_dimension(self.sharding(name, number))
         return next((dim for dim, own in enumerate(axes) if self.ranks.axis in own), None)
 
 
