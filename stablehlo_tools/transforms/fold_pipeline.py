@@ -32,8 +32,9 @@ other, such as those that bring the slots back into order, are taken out.
 
 A stage that is itself a loop over its layers gives one loop over all layers; other stages are the
 layers. What is computed from the outputs of the last stage, or for the first, is computed for the
-whole batch. Where a stage takes the samples of a microbatch together, the microbatches stay apart:
-a loop over them goes around the one over layers.
+whole batch, in which the samples lie outside of the microbatches where another axis divides them.
+Where a stage takes the samples of a microbatch together, the microbatches stay apart: a loop over
+them goes around the one over layers.
 
 A pipeline that is differentiated, as in a training step, folds together with its backward: to a
 loop over the layers that leaves for each what the backward takes, and one in reverse that gives the

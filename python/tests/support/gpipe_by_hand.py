@@ -39,6 +39,7 @@ def by_hand(
     leave: str = "psum",
     sharded: bool = False,
     scored: bool = False,
+    cut: str = "",
 ) -> Case:
     """One layer a stage, and the weights after a step of gradient descent.
 
@@ -48,6 +49,7 @@ def by_hand(
     they are taken, or they are a "slice" of what all ranks leave.
     `scored`: the loss is taken in the shard_map, gradients around it.
     `sharded`: there are two layers a stage, one with each device along the axis for the samples.
+    `cut`: a device cuts its samples itself, "in order" or "strided"; else microbatches enter.
     """
     count, samples = sizes.stages, sizes.microbatches
     names = {"": (STAGE,), "outer": ("data", STAGE), "inner": (STAGE, "data")}[data]
@@ -56,11 +58,21 @@ def by_hand(
     on = jax.make_mesh(extents, names, axis_types=(kind,) * len(names))
     weights, x = (
         weights_of("dense", count * (1 + sharded)),
-        batch(sizes).reshape(samples, sizes.samples, -1),
+        batch(sizes).reshape(*([-1] if cut else [samples, sizes.samples]), WIDTH),
     )
 
+    def parts(x: Array) -> Array:
+        if cut == "strided":
+            return x.reshape(-1, samples, WIDTH).swapaxes(0, 1)
+        return x.reshape(samples, -1, WIDTH)
+
+    def joined(y: Array) -> Array:
+        if cut == "strided":
+            y = y.swapaxes(0, 1)
+        return y.reshape(-1, WIDTH) if cut else y
+
     def pipeline(w: Array, x: Array) -> Array:
-        rank = lax.axis_index(STAGE)
+        rank, x = lax.axis_index(STAGE), parts(x)
         if sharded:
             w = lax.all_gather(w, "data", axis=0, tiled=True)
 
@@ -70,7 +82,8 @@ def by_hand(
                 y = dense(y, own)
             return lax.ppermute(y, STAGE, ring(count)), y
 
-        return lax.scan(tick, jnp.zeros_like(x[0]), jnp.arange(samples + count - 1))[1][count - 1 :]
+        ticks = jnp.arange(samples + count - 1)
+        return joined(lax.scan(tick, jnp.zeros_like(x[0]), ticks)[1][count - 1 :])
 
     def outputs(w: Array, x: Array) -> Array:
         y = pipeline(w, x)
@@ -94,7 +107,7 @@ def by_hand(
             value, gradient = lax.pmean((value, gradient), "data")
         return value, w - RATE * gradient
 
-    inner = P(None, "data") if data else P()
+    inner = P(*([] if cut else [None]), "data") if data else P()
     layers = P((STAGE, "data")) if sharded else P(STAGE)
     outer = P(STAGE, *inner) if leave == "slice" else inner
     leaving: Any = (P(), P(STAGE)) if inside else P() if scored else outer

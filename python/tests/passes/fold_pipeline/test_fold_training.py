@@ -31,8 +31,12 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
 import stablehlo_tools
+from stablehlo_tools.artifacts.artifact import from_exported
 from stablehlo_tools.cli.main import main
 from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.dialect.names import DOT_GENERAL
+from stablehlo_tools.ir.builder import shape_of
+from stablehlo_tools.ir.walk import ops_named
 
 SINGLE = Sizes(each=1)
 step = partial(trained, start=0.0)
@@ -167,6 +171,36 @@ def test_other_manual_axes_are_left_to_the_partitioner(name: str):
     plain = folded(case)
     assert not names_of(plain) & {"stablehlo.collective_permute", "sdy.manual_computation"}
     _compare(case, run(case.exported, case.arguments), run(plain, case.arguments))
+
+
+CUT: dict[str, dict[str, Any]] = {
+    "in order": {},
+    "strided, slice": {"leave": "slice"},
+    "in order, inside": {"inside": True},
+    "strided": {},
+    "strided, inside": {"inside": True},
+    "in order, slice": {"leave": "slice"},
+}
+
+
+@pytest.mark.parametrize("name", first(2, CUT))
+def test_a_device_may_cut_its_samples_itself(name: str):
+    """What is one microbatch lies apart in the whole batch."""
+    case = by_hand(Sizes(4, 1, 6, 4), data="outer", cut=name.partition(",")[0], **CUT[name])
+    expand = "fold-pipeline,expand-pipeline{microbatches=6 schedule=1f1b},partition"
+    again = stablehlo_tools.transform(case.exported, expand)
+    _compare(case, run(case.exported, case.arguments), run(again, case.arguments))
+
+
+@pytest.mark.parametrize("cut", ["", "in order", "strided"])
+def test_samples_that_are_divided_stay_so(cut: str):
+    """The devices of the axis for the samples each compute a half of every matrix product, also
+    where there are fewer microbatches than the pipeline had."""
+    case = by_hand(Sizes(4, 1, 6, 16), data="outer", cut=cut)
+    pipeline = "fold-pipeline,expand-pipeline{microbatches=4},partition{choices=shardy}"
+    module = stablehlo_tools.transform(from_exported(case.exported), pipeline).module
+    rows = {shape_of(dot.operands[0])[0] for dot in ops_named(module.operation, {DOT_GENERAL})}
+    assert rows == {6 * 16 // 4 // 2}, rows
 
 
 STAGED: dict[str, P] = {name: P("stage", *spec[1:]) for name, spec in MEGATRON.items()}

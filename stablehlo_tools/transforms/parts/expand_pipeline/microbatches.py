@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from math import prod
 
 from stablehlo_tools.analysis.dimension_propagation.propagation import Graph
 from stablehlo_tools.analysis.dimension_propagation.seeds import (
@@ -20,7 +21,11 @@ from stablehlo_tools.analysis.dimension_propagation.seeds import (
 )
 from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling
 from stablehlo_tools.analysis.loop_carries import LayerLoop
+from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError, note
+from stablehlo_tools.dialect.names import CONVERT, RESHAPE, SHARDING_CONSTRAINT
+from stablehlo_tools.dialect.reshapes import runs
+from stablehlo_tools.ir.builder import shape_of
 from stablehlo_tools.ir.values import is_float
 from stablehlo_tools.ir.walk import is_inside
 from stablehlo_tools.transforms.parts.expand_pipeline.layer_phase import Phase, plan_phase
@@ -43,9 +48,14 @@ def find_cut(graph: Graph, loops: Sequence[LayerLoop], parts: int, given: Seeds 
     tokens are samples and weights are not. Raises ToolError where there is none: the reason of the
     likeliest.
     """
-    if given is not None:
-        return _planned(try_seeds(graph, strided(graph, given, parts), parts), loops)
     refusals: list[ToolError] = []
+    if given is not None:
+        for way in cuts(graph, given, parts):
+            try:
+                return _planned(try_seeds(graph, way, parts), loops)
+            except ToolError as error:
+                refusals.append(error)
+        raise refusals[0]
     goes_over_samples = False
     for trials in _trials(graph, parts):
         goes_over_samples |= any(t.independent and not _over_layers(loops, t) for t in trials)
@@ -67,8 +77,9 @@ def _trials(graph: Graph, parts: int) -> Iterator[list[Trial]]:
     """Every dimension of an argument that can be cut, of integers and then of floats."""
     for group in _groups(graph):
         yield [
-            try_seeds(graph, strided(graph, seeds, parts), parts)
+            try_seeds(graph, cut, parts)
             for seeds in candidates(graph, group, parts)
+            for cut in cuts(graph, seeds, parts)
         ]
 
 
@@ -110,6 +121,35 @@ def _no_batch(graph: Graph, loops: Sequence[LayerLoop], parts: int) -> ToolError
         loops[0].op.location,
         tuple(note(said, loops[0].op.location) for said in sizes_undivided(graph, parts)),
     )
+
+
+def cuts(graph: Graph, seeds: Seeds, parts: int) -> list[Seeds]:
+    """Ways to cut the same dimensions: strided, and as the program does itself, which cuts the
+    samples of each device in order, where that gives so many parts."""
+    ways = [strided(graph, seeds, parts)]
+    if len(seeds) == 1:
+        ((number, layout),) = seeds.items()
+        ways += [
+            {number: DimTiling(layout.dim, outer)}
+            for outer in _cut_behind(graph.values[number], layout.dim, parts)
+        ]
+    return list({tuple(way.items()): way for way in ways}.values())
+
+
+def _cut_behind(value: ir.Value, dim: int, parts: int) -> list[int]:
+    """How much lies ahead of so many parts where a dimension of a value becomes several."""
+    outers: list[int] = []
+    for use in value.uses:
+        user = use.owner.operation
+        if user.name in (SHARDING_CONSTRAINT, CONVERT):
+            outers += _cut_behind(user.results[0], dim, parts)
+        elif user.name == RESHAPE:
+            before, after = tuple(shape_of(value)), shape_of(user.results[0])
+            for taken, given in runs(before, tuple(after)):
+                sizes = [after[d] for d in given if after[d] != 1]
+                if dim in taken and len(sizes) > 1 and parts in sizes[1:]:
+                    outers.append(prod(sizes[: sizes.index(parts, 1)]))
+    return outers
 
 
 def strided(graph: Graph, seeds: Seeds, parts: int) -> Seeds:

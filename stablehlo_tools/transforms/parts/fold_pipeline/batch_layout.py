@@ -139,7 +139,8 @@ class BatchLayout:
     computes each sample by itself.
 
     With `minor`, the first samples of all microbatches come first, then the second ones: as they
-    do in an input that had the samples outside of the microbatches.
+    do in an input that had the samples outside of the microbatches, and have to where an axis of
+    the mesh divides the samples.
     """
 
     count: int
@@ -148,11 +149,18 @@ class BatchLayout:
 
     @staticmethod
     def of(
-        count: int, batch: Mapping[int, Sequence[Pieces]], stage: BatchedStage | None
+        count: int,
+        batch: Mapping[int, Sequence[Pieces]],
+        stage: BatchedStage | None,
+        *,
+        divided: bool = False,
     ) -> BatchLayout:
-        """The layout in which the first input that is boxes of a value has the microbatches."""
+        """The layout in which the first input that is boxes of a value has the microbatches; where
+        an axis of the mesh has `divided` the samples, that with the samples outside."""
         if stage is None:
             return BatchLayout(count, stage, False)
+        if divided:
+            return BatchLayout(count, stage, True)
         minor = [
             _is_minor([pieces[0].box for pieces in microbatches])
             for microbatches in batch.values()

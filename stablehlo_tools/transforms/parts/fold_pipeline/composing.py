@@ -65,6 +65,7 @@ class Composer:
     def __init__(self, build: Builder, locate: Locate) -> None:
         self._build = build
         self._locate = locate
+        self._reshaped: dict[tuple[ir.Value, tuple[int, ...]], ir.Value] = {}
 
     def compose(self, pieces: Sequence[Piece], type_: ir.Type) -> ir.Value:
         """A tensor of a type out of the pieces that make it up."""
@@ -78,9 +79,13 @@ class Composer:
         return value
 
     def reshaped(self, value: ir.Value, shape: Sequence[int]) -> ir.Value:
-        """The same elements in another shape."""
-        value = before_reshapes(value)
-        return value if shape_of(value) == list(shape) else self._build.reshape(value, shape)
+        """The same elements in another shape: one value, so that pieces of it are of one."""
+        value, key = before_reshapes(value), tuple(shape)
+        if shape_of(value) == list(shape):
+            return value
+        if (value, key) not in self._reshaped:
+            self._reshaped[value, key] = self._build.reshape(value, shape)
+        return self._reshaped[value, key]
 
     def _located(self, piece: Piece, element: ir.Type) -> _LocatedPiece:
         target, ops = piece.view.target, piece.view.ops

@@ -34,6 +34,7 @@ from stablehlo_tools.transforms.parts.fold_pipeline.composing import (
     shifted,
     stacked,
 )
+from stablehlo_tools.transforms.parts.fold_pipeline.divided_samples import DividedSamples
 from stablehlo_tools.transforms.parts.fold_pipeline.fold_site import FoldSite, outputs_of
 from stablehlo_tools.transforms.parts.fold_pipeline.layers import (
     LayerLoop,
@@ -102,6 +103,7 @@ class PipelineWriter:
         self._around: dict[Computed, ir.Value] = {}
         self._alike: dict[tuple[Segment, tuple[Pieces, ...]], Sequence[ir.Value]] = {}
         self._in_loop: dict[tuple[Computed, Box], Located] = {}
+        self._divided = DividedSamples(tracer, self._segments)
         self.finder = ChainFinder(tracer, self._segments, scratch)
 
     def value(self, pieces: Sequence[Piece], type_: ir.Type) -> ir.Value:
@@ -166,7 +168,8 @@ class PipelineWriter:
         inputs = StageInputs.of(chains)
         layers = layers_of(chains, inputs, self._scratch)
         stage = batched(layers.block, inputs.batch, chains.handoffs, self._scratch)
-        layout = BatchLayout.of(len(chains.inputs), inputs.batch, stage)
+        divided = self._divided.are_in(inputs.batch)
+        layout = BatchLayout.of(len(chains.inputs), inputs.batch, stage, divided=divided)
         results = self._write_layers(chains, inputs, layers, layout)
         for number, output in enumerate(chains.segment.outputs):
             shape = shape_of(layers.outputs[number])

@@ -38,6 +38,7 @@ from stablehlo_tools.dialect.names import (
     TRANSPOSE,
 )
 from stablehlo_tools.dialect.reducers import reducer_kind
+from stablehlo_tools.dialect.reshapes import runs
 from stablehlo_tools.dialect.traits import ELEMENTWISE, Trait, ops_with
 from stablehlo_tools.ir.builder import element_of, shape_of
 from stablehlo_tools.ir.values import producer, splat_of
@@ -118,6 +119,16 @@ def is_reshaping_sum(op: ir.Operation) -> bool:
     if any(shape[dim] != 1 for dim in integers(op, "dimensions")):
         return False
     return reducer_kind(op.regions[0].blocks[0]) == "add"
+
+
+def merges(reshape: ir.Operation) -> bool:
+    """Whether several dimensions, but for those of size 1, become others."""
+    before, after = (tuple(shape_of(v)) for v in (reshape.operands[0], reshape.results[0]))
+    return any(
+        len(long) > 1 and long != [after[dim] for dim in given if after[dim] != 1]
+        for taken, given in runs(before, after)
+        for long in [[before[dim] for dim in taken if before[dim] != 1]]
+    )
 
 
 def deciding_operands(op: ir.Operation) -> tuple[list[ir.Value], list[ir.Value]]:

@@ -8,17 +8,28 @@ order in which it has filled them, and the program takes them out in their own:
   ==>
     %z = reshape %y
 
-A schedule is written anew for a batch that is whole, and not for one in slices.
+A schedule is written anew for a batch that is whole, and not for one in slices. Reshapes and
+transposes one behind the other, of a batch that a pipeline had cut and joined, become at most one
+transpose.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import prod
 
 from stablehlo_tools.analysis.device_values import DeviceValues, Values
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.dialect.names import CONCATENATE, CONVERT, GATHER, RESHAPE, SCATTER
+from stablehlo_tools.dialect.dimensions import integers
+from stablehlo_tools.dialect.names import (
+    CONCATENATE,
+    CONVERT,
+    GATHER,
+    RESHAPE,
+    SCATTER,
+    TRANSPOSE,
+)
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.ir.values import before_reshapes, producer
 from stablehlo_tools.transforms.parts.fold_pipeline.moves import follow_move
@@ -29,6 +40,7 @@ from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import (
     Reshape,
     UnresolvedError,
     View,
+    reshaped_box,
 )
 
 _JOINING = frozenset({CONCATENATE, GATHER, SCATTER})
@@ -44,7 +56,77 @@ def rejoin(block: ir.Block, values: DeviceValues) -> None:
             op.results[0].replace_all_uses_with(whole)
         elif op.name == RESHAPE:
             op.operands[0] = _converted_before(op, before_reshapes(op.operands[0]))
+            if op.operands[0].type == op.results[0].type:
+                op.results[0].replace_all_uses_with(op.operands[0])
+            else:
+                _straighten(op)
     erase_unused(block)
+
+
+def _straighten(op: ir.Operation) -> None:
+    """Rewrites an op where several transposes, and reshapes, lead to it."""
+    moves, value = list[ir.Operation](), op.results[0]
+    while (maker := producer(value)) is not None and maker.name in (RESHAPE, TRANSPOSE):
+        moves.append(maker)
+        value = maker.operands[0]
+    if sum(move.name == TRANSPOSE for move in moves) < 2 or 0 in shape_of(value):
+        return
+    sizes = _Sizes.of(value)
+    for move in reversed(moves):
+        if move.name == TRANSPOSE:
+            sizes.transpose(shape_of(move.operands[0]), integers(move, "permutation"))
+    if not sizes.are_known:
+        return
+    build = Builder(ir.InsertionPoint(op), op.location)
+    apart = [sizes.of_part[part] for part in sizes.first]
+    order = [sizes.first.index(part) for part in sizes.now]
+    if order != sorted(order):
+        value = build.transpose(build.reshape(value, apart), order)
+    shape = shape_of(op.results[0])
+    joined = value if shape_of(value) == shape else build.reshape(value, shape)
+    op.results[0].replace_all_uses_with(joined)
+
+
+@dataclass
+class _Sizes:
+    """What the dimensions of a tensor are made of, as they are moved: `first` has the parts as they
+    lay, `now` as they lie, each but those of size 1. Not `are_known` where a dimension begins in
+    the midst of another one, which its size does not divide."""
+
+    of_part: dict[int, int]
+    first: list[int]
+    now: list[int]
+    are_known: bool = True
+
+    @staticmethod
+    def of(value: ir.Value) -> _Sizes:
+        """Those of a tensor that has not been moved."""
+        sizes = dict(enumerate(size for size in shape_of(value) if size != 1))
+        return _Sizes(sizes, list(sizes), list(sizes))
+
+    def transpose(self, shape: Sequence[int], order: Sequence[int]) -> None:
+        """Moves the dimensions of a shape."""
+        rest, dims = list(self.now), list[list[int]]()
+        for size in shape:
+            dims.append([])
+            left = size
+            while left > 1 and self.are_known:
+                self._part(rest, left)
+                part = rest.pop(0)
+                dims[-1].append(part)
+                self.are_known = left % self.of_part[part] == 0
+                left //= self.of_part[part]
+        self.now = [part for dim in order for part in dims[dim]]
+
+    def _part(self, rest: list[int], size: int) -> None:
+        """Parts the first of some parts in two, where it is more than a size."""
+        whole = rest[0]
+        inner, more = divmod(self.of_part[whole], size)
+        if inner > 1 and not more:
+            new = len(self.of_part)
+            self.of_part |= {whole: size, new: inner}
+            for parts in (self.first, rest):
+                parts.insert(parts.index(whole) + 1, new)
 
 
 def _converted_before(op: ir.Operation, value: ir.Value) -> ir.Value:
@@ -83,21 +165,7 @@ def _stays(end: BoxQuery, shape: Sequence[int]) -> bool:
         return True
     if not all(isinstance(op, Reshape) for op in end.view.ops):
         return False
-    span = _span(target, shape)
-    return span is not None and span == _span(end.box, source)
-
-
-def _span(box: Box, shape: Sequence[int]) -> tuple[int, int] | None:
-    """Where a box begins and ends among the elements of a tensor; None where there are others in
-    between."""
-    start, stride, is_whole = 0, 1, True
-    for first, size, extent in reversed(list(zip(box.starts, box.sizes, shape, strict=True))):
-        if size > 1 and not is_whole:
-            return None
-        is_whole = is_whole and size == extent
-        start += first * stride
-        stride *= extent
-    return start, start + prod(box.sizes)
+    return reshaped_box(end.box, tuple(source), tuple(shape)) == target
 
 
 def _ends(value: ir.Value, values: DeviceValues) -> list[BoxQuery]:

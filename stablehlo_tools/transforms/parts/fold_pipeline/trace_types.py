@@ -32,6 +32,17 @@ class UnresolvedError(Exception):
         return ToolError(f"fold-pipeline: {self} (P{self.rule})", self.op.location)
 
 
+class InterleavedError(UnresolvedError):
+    """That the elements of a box lie apart in the result of a reshape, which stands outside of the
+    loop: there they can be followed to that `result`, and are computed by it."""
+
+    def __init__(self, op: ir.Operation, result: ir.Value | None) -> None:
+        super().__init__(
+            "microbatches leave this op interleaved in a way that is not understood", op, 4
+        )
+        self.result = result
+
+
 @dataclass(frozen=True, slots=True)
 class Box:
     """The elements of a tensor from `starts` on, `sizes` many along each dimension."""
@@ -298,7 +309,8 @@ class Piece:
 class BoxQuery:
     """Asks where a box of a value comes from, as it is on a rank in a tick.
 
-    `view` is how that box is put into what was asked for at first.
+    `view` is how that box is put into what was asked for at first; `reshaped` is what a reshape
+    outside of the loop gives that merges dimensions, the last on the way.
     """
 
     value: ir.Value
@@ -306,6 +318,7 @@ class BoxQuery:
     tick: int
     box: Box
     view: View
+    reshaped: ir.Value | None = None
 
     def at(self, value: ir.Value, box: Box) -> BoxQuery:
         """The same elements in another value."""
@@ -325,9 +338,7 @@ class BoxQuery:
             return self
         view = self.view.restricted(box.relative_to(self.box))
         if view is None:
-            raise UnresolvedError(
-                "microbatches leave this op interleaved in a way that is not understood", op, 4
-            )
+            raise InterleavedError(op, self.reshaped)
         return replace(self, box=box, view=view)
 
 

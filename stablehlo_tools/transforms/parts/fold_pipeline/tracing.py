@@ -20,17 +20,19 @@ from stablehlo_tools.dialect.names import (
     ALL_GATHER,
     BROADCAST,
     COLLECTIVE_PERMUTE,
+    RESHAPE,
     SHARDING_CONSTRAINT,
 )
 from stablehlo_tools.dialect.traits import Trait, ops_with
 from stablehlo_tools.ir.builder import element_of, shape_of
 from stablehlo_tools.ir.values import CONSTANTS, is_splat, producer, splat_of, value_text
 from stablehlo_tools.transforms.parts.fold_pipeline.loop_region import LoopRegion
-from stablehlo_tools.transforms.parts.fold_pipeline.moves import BETWEEN_RANKS, follow_move
+from stablehlo_tools.transforms.parts.fold_pipeline.moves import BETWEEN_RANKS, follow_move, merges
 from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import (
     Box,
     BoxQuery,
     Computed,
+    InterleavedError,
     Known,
     Outside,
     Piece,
@@ -52,6 +54,7 @@ class Tracer:
     def __init__(self, region: LoopRegion) -> None:
         self.region = region
         self._found: dict[tuple[ir.Value, int, int, Box], list[Piece]] = {}
+        self._computing: set[ir.Value] = set()  # reshapes that interleave what they move
 
     def pieces(self, value: ir.Value, rank: int, tick: int, box: Box) -> list[Piece]:
         """What a box of a value consists of, in order of the targets. Raises UnresolvedError.
@@ -65,13 +68,29 @@ class Tracer:
         return list(self._found[key])
 
     def followed(self, queries: Sequence[BoxQuery]) -> list[Piece]:
-        """What some boxes consist of, in order of the targets. Raises UnresolvedError."""
+        """What some boxes consist of, in order of the targets. Raises UnresolvedError.
+
+        A reshape outside of the loop that leaves no box of what is moved counts as computing.
+        """
+        while True:
+            try:
+                return self._all_followed(queries)
+            except InterleavedError as error:
+                if error.result is None or error.result in self._computing:
+                    raise
+                self._computing.add(error.result)
+
+    def _all_followed(self, queries: Sequence[BoxQuery]) -> list[Piece]:
         pending = list(queries)
         done: list[Piece] = []
         while pending:
-            answer = self._followed(pending.pop())
+            query = pending.pop()
+            answer = self._followed(query)
             if isinstance(answer, Piece):
-                done += self._beyond(answer)
+                try:
+                    done += self._beyond(answer)
+                except InterleavedError as error:
+                    raise InterleavedError(error.op, query.reshaped or error.result) from None
             else:
                 pending += answer
             if len(done) + len(pending) > _MOST_PIECES:
@@ -147,6 +166,11 @@ class Tracer:
 
     def _moved(self, op: ir.Operation, query: BoxQuery) -> Answer | None:
         """Where an op has moved the elements from; None where it computes them."""
+        if op.name == RESHAPE and query.tick < 0:
+            if query.value in self._computing:
+                return None
+            if merges(op):
+                query = replace(query, reshaped=query.value)
         if op.name not in BETWEEN_RANKS:
             return follow_move(op, query, lambda value: self._known(value, query))
         groups, ranks = self.region.groups(op), self.region.ranks

@@ -33,6 +33,7 @@ from stablehlo_tools.transforms.parts.fold_pipeline.batch_layout import (
 )
 from stablehlo_tools.transforms.parts.fold_pipeline.chains import Pieces, StageInputs
 from stablehlo_tools.transforms.parts.fold_pipeline.composing import Composer, no_sources
+from stablehlo_tools.transforms.parts.fold_pipeline.divided_samples import DividedSamples
 from stablehlo_tools.transforms.parts.fold_pipeline.fold_site import FoldSite, Output, outputs_of
 from stablehlo_tools.transforms.parts.fold_pipeline.grid_writing import GridPlan, GridWriter
 from stablehlo_tools.transforms.parts.fold_pipeline.grids import End, Grid, GridFinder
@@ -86,7 +87,7 @@ def fold_training(forward: LoopRegion, backward: LoopRegion, module: ir.Module) 
     ends = [end for end in _ends(reached) if after.owner_of(end[0]) is writer]
     first = GridFinder(before, segments, scratch).cells(ends).grid()
     second = second.reordered(_order(first, second, after))
-    plans = _Planner(first, second, scratch, sums).plans(
+    plans = _Planner(first, second, scratch, sums, DividedSamples(before, segments)).plans(
         _ends(p for pieces in [*of_forward, *of_backward] for p in _reached(after, [pieces])),
         after,
     )
@@ -286,7 +287,15 @@ class _Plans:
 class _Planner:
     """Decides in which layout both loops are written, and what they leave."""
 
-    def __init__(self, first: Grid, second: Grid, scratch: Scratch, sums: Sequence[Summed]) -> None:
+    def __init__(
+        self,
+        first: Grid,
+        second: Grid,
+        scratch: Scratch,
+        sums: Sequence[Summed],
+        divided: DividedSamples,
+    ) -> None:
+        self._divided = divided
         self._first = first
         self._second = second
         self._scratch = scratch
@@ -319,7 +328,8 @@ class _Planner:
             taken_once.for_each(count, stage.inputs) if stage else taken_once
             for taken_once, stage in zip((taken, given), stages, strict=True)
         )
-        layout = BatchLayout.of(count, taken.batch, stages[0])
+        divided = self._divided.are_in(taken.batch)
+        layout = BatchLayout.of(count, taken.batch, stages[0], divided=divided)
         inputs = {row.number for row in rows.values() if row.is_input}
         forward = GridPlan(
             first, taken, layout, tuple(sorted(inputs)), (), frozenset(), False, layers[0]
