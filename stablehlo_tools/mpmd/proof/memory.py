@@ -23,7 +23,7 @@ from stablehlo_tools.analysis.tasks.op_work import bytes_of
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.cost.clock import Clock
 from stablehlo_tools.cost.hardware import load_hardware
-from stablehlo_tools.ir.walk import ENTRY, FUNCTION, functions_by_name, symbol_name
+from stablehlo_tools.ir.walk import ENTRY, copy_referenced_symbols, functions_by_name
 from stablehlo_tools.mpmd.manifest import Manifest, Stage
 from stablehlo_tools.mpmd.proof.flow import InSums
 from stablehlo_tools.mpmd.proof.labels import Labels
@@ -268,7 +268,9 @@ class RankMemory:
         return self.fixed + self.bound + self.temporary
 
 
-def rank_memory(reading: Reading, labels: Labels, sums: InSums, manifest: Manifest) -> RankMemory:
+def rank_memory(
+    reading: Reading, labels: Labels, sums: InSums, manifest: Manifest, temporaries: Temporaries
+) -> RankMemory:
     """The memory of a rank whose program runs its row of the manifest's table, and has these sums.
 
     Raises a located ToolError for a tensor of unknown size, and for an op whose memory is unknown.
@@ -279,7 +281,7 @@ def rank_memory(reading: Reading, labels: Labels, sums: InSums, manifest: Manife
     of_microbatch = _of_microbatches(reading, actions, sums, sizes)
     taken, given = _changes(reading, sizes, of_microbatch)
     arguments = sum(bytes_of(argument) for argument in reading.block.arguments)
-    temporary = Temporaries(reading.module)
+    own: dict[str, float] = {}  # temporaries of functions
     peak, peak_at = arguments, -1
     fixed, longest = arguments, 0.0
     held: list[float] = []
@@ -288,8 +290,10 @@ def rank_memory(reading: Reading, labels: Labels, sums: InSums, manifest: Manife
     for event in reading.events:
         index, during = event.index, alive
         if isinstance(event, Call):
-            own = temporary.of(event.function)
-            during, longest = during + own, max(longest, own)
+            if event.function not in own:
+                own[event.function] = temporaries.of(reading.module, event.function)
+            taken_there = own[event.function]
+            during, longest = during + taken_there, max(longest, taken_there)
         alive += begun[index]
         now += taken[index]
         fixed = max(fixed, alive - now)
@@ -361,38 +365,37 @@ def _is_sum(event: Event, origin: Origin, sums: InSums) -> bool:
 
 
 class Temporaries:
-    """The most that the functions of a module take while they run, beside their arguments.
+    """The most that functions take while they run, beside their arguments. Their results are in it.
 
-    Their results are in it. Each function is read once.
+    Each is read once, and so are those of several modules that differ in their own name alone, as
+    the same phases of stages do.
     """
 
     _hardware = load_hardware(_ANY_HARDWARE)
 
-    def __init__(self, module: ir.Module) -> None:
-        self._module = module
+    def __init__(self) -> None:
         self._known: dict[str, float] = {}
 
-    def of(self, function: str) -> float:
+    def of(self, module: ir.Module, function: str) -> float:
         """Bytes of a function. Raises a located ToolError where they are not known."""
-        if function not in self._known:
-            copy = self._with_entry(function)
-            clock = Clock(self._hardware, ModuleFacts.of(copy).grid.size)
-            graph = module_task_graph(copy, clock, function)
-            self._known[function] = memory_profile(graph, in_loop=True).peak_bytes
-        return self._known[function]
+        alone = _as_entry(module, function)
+        text = str(alone)
+        if text not in self._known:
+            clock = Clock(self._hardware, ModuleFacts.of(alone).grid.size)
+            graph = module_task_graph(alone, clock, function)
+            self._known[text] = memory_profile(graph, in_loop=True).peak_bytes
+        return self._known[text]
 
-    def _with_entry(self, function: str) -> ir.Module:
-        """A copy of the module, without its entry function, in whose place this one is."""
-        attributes = self._module.operation.attributes
-        with self._module.context, ir.Location.unknown():
-            copy = ir.Module.create()
-            end = ir.InsertionPoint(copy.body)
-            for name in attributes:
-                copy.operation.attributes[name] = attributes[name]
-            for view in self._module.body.operations:
-                if view.operation.name != FUNCTION or symbol_name(view) != ENTRY:
-                    view.operation.clone(ip=end)
-            entry = functions_by_name(copy)[function]
-            entry.attributes["sym_name"] = ir.StringAttr.get(ENTRY)
-            entry.attributes["sym_visibility"] = ir.StringAttr.get("public")
-        return copy
+
+def _as_entry(module: ir.Module, function: str) -> ir.Module:
+    """A module with a function as its entry, and with what it refers to."""
+    attributes = module.operation.attributes
+    with module.context, ir.Location.unknown():
+        alone = ir.Module.create()
+        for name in attributes:
+            alone.operation.attributes[name] = attributes[name]
+        entry = functions_by_name(module)[function].clone(ip=ir.InsertionPoint(alone.body))
+        entry.attributes["sym_name"] = ir.StringAttr.get(ENTRY)
+        entry.attributes["sym_visibility"] = ir.StringAttr.get("public")
+        copy_referenced_symbols(module.operation, alone)
+    return alone

@@ -15,7 +15,7 @@ from stablehlo_tools.mpmd.proof.ends import check_ends, check_outside, check_par
 from stablehlo_tools.mpmd.proof.findings import Finding, Findings, Rule, numbers
 from stablehlo_tools.mpmd.proof.flow import InSums, check_flow
 from stablehlo_tools.mpmd.proof.labels import Labels, label_messages
-from stablehlo_tools.mpmd.proof.memory import RankMemory, rank_memory
+from stablehlo_tools.mpmd.proof.memory import RankMemory, Temporaries, rank_memory
 from stablehlo_tools.mpmd.proof.order import issued
 from stablehlo_tools.mpmd.proof.structure import check_devices, check_rows, check_structure
 from stablehlo_tools.mpmd.rank_set import RankSet
@@ -88,6 +88,7 @@ def sound(ranks: RankSet, readings: tuple[Reading, ...]) -> Proof | None:
     labels = label_messages(manifest, readings, findings)
     if findings.count:
         return None
+    temporaries = Temporaries()
 
     def work(number: int) -> _Sound | bool:
         """A rank; by the number behind the last, whether all are ordered. False: not sound."""
@@ -101,7 +102,7 @@ def sound(ranks: RankSet, readings: tuple[Reading, ...]) -> Proof | None:
             check_devices(manifest, [one], own)
             sums = check_flow(one, labels, own)
             if not own.count:
-                return _Sound(sums, rank_memory(one, labels, sums, manifest))
+                return _Sound(sums, rank_memory(one, labels, sums, manifest, temporaries))
         return False
 
     with shared(work, range(len(readings) + 1)) as together:
@@ -140,7 +141,10 @@ def judged(ranks: RankSet, readings: tuple[Reading, ...]) -> Proof:
     if not findings.count:
         _check_order(ranks, readings, findings)
     if not findings.count:
-        memory = tuple(rank_memory(one, labels, sums[one.rank], manifest) for one in readings)
+        temporaries = Temporaries()
+        memory = tuple(
+            rank_memory(one, labels, sums[one.rank], manifest, temporaries) for one in readings
+        )
     for held in memory:
         _check_memory(readings[held.rank], held, findings)
     listed = tuple(findings.listed)
