@@ -40,6 +40,7 @@ _OTHER_NAMES = {
     "xla:gpu": ("gpu",),
     "xla:tpu": ("tpu",),
     "--pass": ("--pipeline",),
+    "--pas": ("--pipeline",),
     "--passes": ("--pipeline",),
     "--device": ("--hardware", "--target"),
     "--platform": ("--target",),

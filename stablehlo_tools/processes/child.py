@@ -322,7 +322,15 @@ def encoded_error(error: ToolError) -> dict[str, Any]:
 def decoded_error(fields: Mapping[str, Any]) -> ToolError:
     """The ToolError that was encoded."""
     notes = tuple(note(part["message"], Place(**part["place"])) for part in fields["notes"])
-    error = ToolError(fields["message"], Place(**fields["place"]), notes, fields["hint"])
+    instead = fields["instead"] and tuple(fields["instead"])
+    error = ToolError(
+        fields["message"],
+        Place(**fields["place"]),
+        notes,
+        fields["hint"],
+        instead,
+        tuple(fields["added"]),
+    )
     error.input_name, error.by_chance = fields["input"], fields["chance"]
     return error
 
@@ -333,4 +341,6 @@ def _encoded(diagnostic: Diagnostic) -> dict[str, Any]:
         "place": asdict(diagnostic.place),
         "notes": [_encoded(part) for part in diagnostic.notes],
         "hint": diagnostic.hint,
+        "instead": diagnostic.instead,
+        "added": diagnostic.added,
     }

@@ -62,6 +62,7 @@ jobs:
       - uses: actions/setup-python@v5
         with:
           python-version: "3.12"
+      # From an index that has it; from a clone: pip install './stablehlo-tools[tests]'
       - run: pip install 'stablehlo-tools[tests]>={version}'
       - run: lit -v {folder}
 """

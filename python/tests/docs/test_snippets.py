@@ -32,8 +32,10 @@ def runs(snippet: Snippet) -> bool:
     return snippet.kind not in (Kind.SHOWN, Kind.SYNOPSIS)
 
 
-# Five to ten seconds of CPU each, with commands that other pages have, too.
+# Five seconds of CPU each, or more, with commands that other pages have, too.
 LONG = {
+    "docs/accumulate-gradients.md",
+    "docs/check-order.md",
     "docs/concepts/exposure.md",
     "docs/examples.md",
     "docs/expand-mpmd.md",
@@ -44,8 +46,10 @@ LONG = {
     "docs/how/one-order.md",
     "docs/how/pipeline.md",
     "docs/how/ranks.md",
+    "docs/how/same.md",
     "docs/how/test.md",
     "docs/how/where-time-goes.md",
+    "docs/loops.md",
 }
 FAST = [
     pytest.param(page, marks=pytest.mark.soak if named(page) in LONG else ())

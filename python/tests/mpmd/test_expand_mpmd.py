@@ -99,7 +99,9 @@ def test_every_schedule_is_proven(name: str, tmp_path: Path):
     assert proof.is_proven, [str(finding) for finding in proof.findings]
 
 
-@pytest.mark.parametrize("devices", [1, 2], ids=["stage", "stage-data"])
+@pytest.mark.parametrize(
+    "devices", [pytest.param(1, marks=pytest.mark.soak), 2], ids=["stage", "stage-data"]
+)
 def test_the_batch_is_found_beside_an_axis_for_stages(devices: int, tmp_path: Path):
     """The partitioner divides samples over an axis that the batch is not on."""
     step = Step(accumulate="whole", microbatches=2, samples=4, devices=devices, stages=2)

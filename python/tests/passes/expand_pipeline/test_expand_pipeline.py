@@ -80,8 +80,8 @@ CLOSE = [
     Run("decode-forward", GPIPE),
     Run("accumulate-fori-step", ONE),
     Run("mlp-gradients", ONE, {"dtype": "bfloat16"}),
-    Run("two-stacks-gradients", INTERLEAVED, {"stage": 2}),
     Run("encoder-decoder-gradients", ONE, {"stage": 2}),
+    Run("two-stacks-gradients", INTERLEAVED, {"stage": 2}),
 ]
 
 
