@@ -16,11 +16,18 @@ from stablehlo_tools.analysis.shardings import (
     result_sharding,
 )
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.names import CONVERT
 from stablehlo_tools.ir.builder import shape_of
 from stablehlo_tools.ir.values import producer
 from stablehlo_tools.transforms.parts.fold_pipeline.chains import Pieces
 from stablehlo_tools.transforms.parts.fold_pipeline.segments import Segments
-from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import Box, Computed, Outside, Piece
+from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import (
+    Box,
+    Computed,
+    Outside,
+    Piece,
+    UnresolvedError,
+)
 from stablehlo_tools.transforms.parts.fold_pipeline.tracing import Tracer
 
 
@@ -30,13 +37,19 @@ class DividedSamples:
     def __init__(self, tracer: Tracer, segments: Segments) -> None:
         self._tracer = tracer
         self._segments = segments
+        self._followed: set[tuple[Computed, Computed]] = set()
 
     def are_in(self, batch: Mapping[int, Sequence[Pieces]]) -> bool:
-        """Whether they are in what the microbatches take, by number of the input."""
+        """Whether they are in what the microbatches take, by number of the input. Not where that
+        cannot be followed: it is only laid out otherwise then."""
         region = self._tracer.region
         if region.manual is None or len(region.mesh_axes()) == 1:
             return False
-        return any(self._differ(each[0], each[-1]) for each in batch.values())
+        self._followed.clear()
+        try:
+            return any(self._differ(each[0], each[-1]) for each in batch.values())
+        except UnresolvedError:
+            return False
 
     def _differ(self, first: Pieces, last: Pieces) -> bool:
         """Whether what differs from one microbatch to another is divided."""
@@ -48,10 +61,12 @@ class DividedSamples:
             return any(first.box.sizes[dim] > 1 for dim in self._divided_dims(source.value))
         if not isinstance(source, Computed) or not isinstance(other, Computed):
             return False
-        inputs = zip(self._inputs(source), self._inputs(other), strict=False)
+        if (source, other) in self._followed:
+            return False
+        self._followed.add((source, other))
         if source == other:  # a part for each microbatch
-            return any(self._is_divided(piece, piece) for piece, _ in inputs)
-        return self._differ(*map(tuple, zip(*inputs, strict=True)))
+            return any(self._is_divided(piece, piece) for piece in self._inputs(source))
+        return self._differ(tuple(self._inputs(source)), tuple(self._inputs(other)))
 
     def _inputs(self, source: Computed) -> Iterator[Piece]:
         """What a value is computed of, on its rank in its tick."""
@@ -63,8 +78,9 @@ class DividedSamples:
 
     def _divided_dims(self, value: ir.Value) -> list[int]:
         """The dimensions of a value from outside that other axes divide."""
-        value = outside_of(value)
-        op, region = producer(value), self._tracer.region
+        value, region = outside_of(value), self._tracer.region
+        while (op := producer(value)) is not None and op.name == CONVERT:
+            value = op.operands[0]
         if op is not None:
             sharding = result_sharding(op, ir.OpResult(value).result_number)
         else:
