@@ -281,19 +281,18 @@ def rank_memory(
     of_microbatch = _of_microbatches(reading, actions, sums, sizes)
     taken, given = _changes(reading, sizes, of_microbatch)
     arguments = sum(bytes_of(argument) for argument in reading.block.arguments)
-    own: dict[str, float] = {}  # temporaries of functions
+    called = dict.fromkeys(e.function for e in reading.events if isinstance(e, Call))
+    temporary = {name: temporaries.of(reading.module, name) for name in called}
+    longest = max(temporary.values(), default=0.0)
     peak, peak_at = arguments, -1
-    fixed, longest = arguments, 0.0
+    fixed = arguments
     held: list[float] = []
     alive = arguments
     now = 0.0
     for event in reading.events:
         index, during = event.index, alive
         if isinstance(event, Call):
-            if event.function not in own:
-                own[event.function] = temporaries.of(reading.module, event.function)
-            taken_there = own[event.function]
-            during, longest = during + taken_there, max(longest, taken_there)
+            during += temporary[event.function]
         alive += begun[index]
         now += taken[index]
         fixed = max(fixed, alive - now)

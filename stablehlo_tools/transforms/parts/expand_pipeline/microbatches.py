@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from math import prod
 
 from stablehlo_tools.analysis.dimension_propagation.propagation import Graph
 from stablehlo_tools.analysis.dimension_propagation.seeds import (
@@ -24,7 +23,7 @@ from stablehlo_tools.analysis.loop_carries import LayerLoop
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError, note
 from stablehlo_tools.dialect.names import CONVERT, RESHAPE, SHARDING_CONSTRAINT
-from stablehlo_tools.dialect.reshapes import runs
+from stablehlo_tools.dialect.reshapes import reshape_factors
 from stablehlo_tools.ir.builder import shape_of
 from stablehlo_tools.ir.values import is_float
 from stablehlo_tools.ir.walk import is_inside
@@ -139,17 +138,19 @@ def cuts(graph: Graph, seeds: Seeds, parts: int) -> list[Seeds]:
 def _cut_behind(value: ir.Value, dim: int, parts: int) -> list[int]:
     """How much lies ahead of so many parts where a dimension of a value becomes several."""
     outers: list[int] = []
+    if 0 in shape_of(value):
+        return outers
     for use in value.uses:
         user = use.owner.operation
         if user.name in (SHARDING_CONSTRAINT, CONVERT):
             outers += _cut_behind(user.results[0], dim, parts)
         elif user.name == RESHAPE:
-            before, after = tuple(shape_of(value)), shape_of(user.results[0])
-            for taken, given in runs(before, tuple(after)):
-                sizes = [after[d] for d in given if after[d] != 1]
-                if dim in taken and len(sizes) > 1 and parts in sizes[1:]:
-                    outers.append(prod(sizes[: sizes.index(parts, 1)]))
-    return outers
+            before, after = (tuple(shape_of(each)) for each in (value, user.results[0]))
+            for factor in reshape_factors(before, after):
+                part = factor.before
+                if factor.size == parts and factor.after and part and part.dim == dim:
+                    outers.append(before[dim] // (parts * part.step))
+    return [outer for outer in outers if outer > 1]
 
 
 def strided(graph: Graph, seeds: Seeds, parts: int) -> Seeds:
