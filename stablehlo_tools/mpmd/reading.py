@@ -74,14 +74,15 @@ class Use(NamedTuple):
 class Call:
     """A call in `main`. `action` is what of the schedule it is, None for another function.
 
-    `operands` are those of the function. The microbatch of an action that does not take a constant
-    as its operand 0 is below 0.
+    `operands` and `results` are those of the function. The microbatch of an action that does not
+    take a constant as its operand 0 is below 0.
     """
 
     index: int
     op: ir.Operation
     function: str
     operands: tuple[Origin, ...]
+    results: tuple[Origin, ...]
     action: Action | None
 
     @property
@@ -115,6 +116,11 @@ class Message:
     def operands(self) -> tuple[Origin, ...]:
         """What is sent."""
         return () if self.operand is None else (self.operand,)
+
+    @property
+    def results(self) -> tuple[Origin, ...]:
+        """What is received."""
+        return () if self.is_send else (Origin(Source.MESSAGE, 0, self.index),)
 
 
 type Event = Call | Message
@@ -260,9 +266,9 @@ class _Reader:
         phase = phase_of(function)
         operands = tuple([self.origins.get(operand, _UNKNOWN) for operand in op.operands])
         action = None if phase is None else Action(*phase, self._number(operands))
-        self.events.append(Call(index, op, function, operands, action))
-        for number, result in enumerate(op.results):
-            self.origins[result] = Origin(Source.CALL, number, index)
+        results = [Origin(Source.CALL, number, index) for number in range(len(op.results))]
+        self.origins.update(zip(op.results, results, strict=True))
+        self.events.append(Call(index, op, function, operands, tuple(results), action))
 
     def _number(self, operands: Sequence[Origin]) -> int:
         """The constant that a call takes as operand 0; -1 where it is none."""

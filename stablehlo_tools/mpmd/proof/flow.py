@@ -73,7 +73,10 @@ def _is_even(flow: Flow, groups: Sequence[Sequence[Call]], slot: int) -> bool:
     """
     seen: set[Relative] = set()
     for group in groups:
-        taken = {flow.relative(call.operands[slot], microbatch_of(call)) for call in group}
+        origins = {call.operands[slot] for call in group}
+        is_fixed = len(origins) == 1 and flow.action_of(next(iter(origins))) is None
+        chosen = group[:1] if is_fixed else group
+        taken = {flow.relative(call.operands[slot], microbatch_of(call)) for call in chosen}
         if len(taken) > 1 or not next(iter(taken)).is_own:
             return False
         seen |= {flow.loosely(relative) for relative in taken}
@@ -142,8 +145,8 @@ def _check_uses(flow: Flow, made: Sequence[tuple[Origin, int]]) -> None:
 
 
 def _uses(flow: Flow, origin: Origin, microbatch: int) -> tuple[str, ...]:
-    uses = flow.reading.uses.get(origin, [])
-    return tuple(sorted({_use(flow, use, microbatch) for use in uses}))
+    uses = [_use(flow, use, microbatch) for use in flow.reading.uses.get(origin, ())]
+    return tuple(sorted(set(uses)) if len(uses) > 1 else uses)
 
 
 def _stages_in(uses: Sequence[str]) -> list[str]:
@@ -282,17 +285,19 @@ class Flow:
 
     def relative(self, origin: Origin, microbatch: int) -> Relative:
         """An origin as seen from a microbatch."""
-        action = self.action_of(origin)
-        if action is None:
-            return Relative("", 0, True, origin)
-        is_own = action.microbatch == microbatch
         if origin.source is Source.CALL:
             call = self.reading.events[origin.event]
             assert isinstance(call, Call)
-            return Relative(call.function, origin.number, is_own, None)
-        label = self.labels.of(self.reading, origin.event)
-        assert label is not None
-        return Relative(f"{action.stage}{action.kind.value}", label.tensor, is_own, None)
+            if call.action is not None:
+                is_own = call.action.microbatch == microbatch
+                return Relative(call.function, origin.number, is_own, None)
+        elif origin.source is Source.MESSAGE:
+            label = self.labels.of(self.reading, origin.event)
+            if label is not None and label.action is not None:
+                kind, stage, number = label.action
+                is_own = number == microbatch
+                return Relative(f"{stage}{kind.value}", label.tensor, is_own, None)
+        return Relative("", 0, True, origin)
 
     @cached_property
     def phases(self) -> dict[int, tuple[str, ...]]:

@@ -13,21 +13,24 @@ between stages, the most of it is at most what `simulate` has for the rank.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from stablehlo_tools.analysis.collectives import ModuleFacts
+from stablehlo_tools.analysis.loops import constant_trips
 from stablehlo_tools.analysis.tasks.graph import module_task_graph
 from stablehlo_tools.analysis.tasks.op_work import bytes_of
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.cost.clock import Clock
 from stablehlo_tools.cost.hardware import load_hardware
-from stablehlo_tools.ir.walk import ENTRY, copy_referenced_symbols, functions_by_name
+from stablehlo_tools.dialect.names import WHILE
+from stablehlo_tools.ir.walk import ENTRY, copy_referenced_symbols, functions_by_name, ops_named
 from stablehlo_tools.mpmd.manifest import Manifest, Stage
 from stablehlo_tools.mpmd.proof.flow import InSums
 from stablehlo_tools.mpmd.proof.labels import Labels
-from stablehlo_tools.mpmd.reading import RETURN, Call, Event, Message, Origin, Reading, Source
+from stablehlo_tools.mpmd.reading import RETURN, Call, Event, Message, Origin, Reading
 from stablehlo_tools.overlap.memory import memory_profile
 from stablehlo_tools.schedules.table import Action, Kind
 
@@ -35,13 +38,7 @@ _GRADIENTS = (Kind.BACKWARD, Kind.INPUT_GRADIENT, Kind.WEIGHT_GRADIENT)
 _RECEIVES = (Kind.RECEIVE_FORWARD, Kind.RECEIVE_BACKWARD)
 _FORWARDS = (Kind.FORWARD, Kind.SEND_FORWARD, Kind.RECEIVE_FORWARD)
 _ANY_HARDWARE = "h100"  # bytes are the same on each
-
-
-def made_by(event: Event) -> list[Origin]:
-    """The values that an event makes."""
-    if isinstance(event, Call):
-        return [Origin(Source.CALL, i, event.index) for i in range(len(event.op.results))]
-    return [] if event.is_send else [Origin(Source.MESSAGE, 0, event.index)]
+_WHOLE_NUMBER = re.compile(r"(?<=stablehlo\.constant dense<)-?[1-9]\d*(?=> : tensor<u?i\d+>)")
 
 
 def action_of(reading: Reading, labels: Labels, event: Event) -> Action | None:
@@ -140,7 +137,7 @@ def _waiting(
             return []
         return [(made, event.index, sizes[event.operand])]
     waiting: list[tuple[int, int, float]] = []
-    for origin in made_by(event):
+    for origin in event.results:
         last = _waits(reading, origin, action, actions, position)
         if isinstance(event, Message):
             last = max(last, _reader_of_received(action, position, event.index))
@@ -308,15 +305,18 @@ def rank_memory(
 
 
 def _sizes(reading: Reading) -> dict[Origin, float]:
-    """The bytes of each value of calls and messages."""
-    of_type: dict[ir.Type, float] = {}
+    """The bytes of each value of calls and messages, alike for all calls of a function."""
+    known: dict[tuple[bool, str], list[float]] = {}
     sizes: dict[Origin, float] = {}
     for event in reading.events:
-        for origin, value in zip(made_by(event), event.op.results, strict=False):  # but for tokens
-            type_ = value.type
-            if type_ not in of_type:
-                of_type[type_] = bytes_of(value)
-            sizes[origin] = of_type[type_]
+        results = event.results
+        if not results:
+            continue
+        is_call = isinstance(event, Call)
+        key = is_call, event.function if is_call else event.type
+        if key not in known:
+            known[key] = [bytes_of(event.op.results[number]) for number in range(len(results))]
+        sizes.update(zip(results, known[key], strict=True))
     return sizes
 
 
@@ -366,24 +366,33 @@ def _is_sum(event: Event, origin: Origin, sums: InSums) -> bool:
 class Temporaries:
     """The most that functions take while they run, beside their arguments. Their results are in it.
 
-    Each is read once, and so are those of several modules that differ in their own name alone, as
-    the same phases of stages do.
+    Each is read once, and so are those of several modules that differ in their own name alone, or
+    in the numbers that their loops count between, as the same phases of stages do.
     """
 
     _hardware = load_hardware(_ANY_HARDWARE)
 
     def __init__(self) -> None:
-        self._known: dict[str, float] = {}
+        self._known: dict[tuple[str, tuple[int, ...]], float] = {}
 
     def of(self, module: ir.Module, function: str) -> float:
         """Bytes of a function. Raises a located ToolError where they are not known."""
         alone = _as_entry(module, function)
-        text = str(alone)
-        if text not in self._known:
+        key = _key(alone)
+        if key not in self._known:
             clock = Clock(self._hardware, ModuleFacts.of(alone).grid.size)
             graph = module_task_graph(alone, clock, function)
-            self._known[text] = memory_profile(graph, in_loop=True).peak_bytes
-        return self._known[text]
+            self._known[key] = memory_profile(graph, in_loop=True).peak_bytes
+        return self._known[key]
+
+
+def _key(alone: ir.Module) -> tuple[str, tuple[int, ...]]:
+    """What the memory of a function follows from: its text, in which whole numbers do not count
+    where they are known to matter only by how often its loops run, which stands beside it."""
+    text = str(alone)
+    runs = [constant_trips(loop) for loop in ops_named(alone.operation, {WHILE})]
+    known = tuple(count for count in runs if count is not None)
+    return (text, ()) if len(known) < len(runs) else (_WHOLE_NUMBER.sub("#", text), known)
 
 
 def _as_entry(module: ir.Module, function: str) -> ir.Module:
