@@ -139,7 +139,9 @@ def test_a_limit_that_no_twin_keeps_names_what_is_kept():
     }"""
     with pytest.raises(ToolError, match="no twin") as raised:
         twins(program(fft), program(fft), 2**20)
-    assert "4096 is kept: cholesky" in str(raised.value.diagnostic.notes[0].message)
+    told = [note.message for note in raised.value.diagnostic.notes]
+    assert "4096 is kept: cholesky" in told[0]
+    assert "exported with fewer samples" in told[-1]
 
 
 def test_programs_of_other_shapes_have_no_twin():
@@ -268,3 +270,55 @@ def test_other_tolerances_are_told(tmp_path: Path, capsys: pytest.CaptureFixture
     assert told in capsys.readouterr().out
     assert main([*words, "1e-6", "--atol", "1e-9"]) == 0
     assert "not within" not in capsys.readouterr().out
+
+
+# What a language model reads, and what it is to say, of the same tokens, and the sequence in parts.
+TOKENS = """
+module attributes {{mhlo.num_partitions = 2 : i32, mhlo.num_replicas = 1 : i32}} {{
+  sdy.mesh @mesh = <["x"=2]>
+  func.func public @main(%tokens: tensor<8x2049xi32>, %table: tensor<512x64xf32>)
+      -> tensor<8x2048x64xf32> {{
+    %read = stablehlo.slice %tokens [0:8, {read}] : (tensor<8x2049xi32>) -> tensor<8x2048xi32>
+    %said = stablehlo.slice %tokens [0:8, {said}] : (tensor<8x2049xi32>) -> tensor<8x2048xi32>
+    %0 = stablehlo.convert %read : (tensor<8x2048xi32>) -> tensor<8x2048xf32>
+    %1 = stablehlo.convert %said : (tensor<8x2048xi32>) -> tensor<8x2048xf32>
+    %2 = stablehlo.cosine %1 : tensor<8x2048xf32>
+    %3 = stablehlo.multiply %0, %2 : tensor<8x2048xf32>
+    %4 = stablehlo.broadcast_in_dim %3, dims = [0, 1]
+      : (tensor<8x2048xf32>) -> tensor<8x2048x64xf32>
+    %5 = sdy.sharding_constraint %4 <@mesh, [{{}}, {{{axes}}}, {{}}]> : tensor<8x2048x64xf32>
+    return %5 : tensor<8x2048x64xf32>
+  }}
+}}
+"""
+
+
+def _tokens(read: str = "0:2048", said: str = "1:2049", axes: str = "") -> Artifact:
+    return program(TOKENS.format(read=read, said=said, axes=axes))
+
+
+def test_two_overlapping_parts_of_a_sequence_that_is_divided_have_a_twin():
+    answer = verify_twins(_tokens(), _tokens(axes='"x"'), ONCE, GIB)
+    assert answer.verification.same
+    assert answer.twin.factors[2049][0] == answer.twin.factors[2048][0] + 1 < 100
+
+
+@pytest.mark.parametrize("parts", [("1:2049", "0:2048"), ("0:2048", "0:2048")])
+def test_a_twin_shows_parts_that_are_taken_wrongly(parts: tuple[str, str]):
+    wrong = _tokens(*parts, axes='"x"')
+    assert not verify_twins(_tokens(), wrong, ONCE, GIB).verification.same
+
+
+def test_a_barrier_hands_on_a_value_beside_a_token():
+    text = """func.func @main(%x: tensor<4096x4096xf32>) -> tensor<4096x4096xf32> {{
+      %t = stablehlo.after_all : !stablehlo.token
+      {barrier}
+      %z = stablehlo.add %y, %y : tensor<4096x4096xf32>
+      return %z : tensor<4096x4096xf32>
+    }}"""
+    handed = "%y, %u = stablehlo.optimization_barrier %x, %t"
+    barrier = f"{handed} : tensor<4096x4096xf32>, !stablehlo.token"
+    plain = text.format(barrier="%y = stablehlo.negate %x : tensor<4096x4096xf32>")
+    one = program(text.format(barrier=barrier))
+    assert verify_twins(one, one, ONCE, GIB).twin.factors.keys() == {4096}
+    assert not verify_twins(one, program(plain), ONCE, GIB).verification.same

@@ -318,10 +318,17 @@ class Extents:
 
     def _take_apart(self, several: Sequence[Within]) -> None:
         """Makes wholes that nothing else divides the sum of a part and what is beside it; of those
-        that have an extent in common one."""
+        that have an extent in common one.
+
+        Where a whole is such a sum already, the same part of it from another position on is as
+        long.
+        """
         touched: set[Extent] = set()
         taken: list[Within] = []
         for within in several:
+            if any(_are_alike(term, within.part) for term in within.whole.root.terms):
+                taken.append(within)
+                continue
             roots = {within.part.root, within.whole.root}
             if touched & roots:
                 continue
@@ -348,6 +355,16 @@ class Extents:
             unite(wholes.setdefault(key, within.whole), within.whole)
         same = (Within(w.part.root, w.whole.root, w.start) for w in self._within)
         self._within = list(dict.fromkeys(same))
+
+
+def _are_alike(one: Extent, other: Extent) -> bool:
+    """Whether a twin has the same positions of two extents: of what may be left out of both, the
+    same."""
+    leaves = one.leaves, other.leaves
+    return len(leaves[0]) == len(leaves[1]) and all(
+        mine is theirs or bool(mine.size == theirs.size and mine.kept and theirs.kept)
+        for mine, theirs in zip(*leaves, strict=True)
+    )
 
 
 def _can_follow(within: Within, free: set[Extent], wholes: Mapping[Extent, set[Extent]]) -> bool:

@@ -20,6 +20,7 @@ from stablehlo_tools.dialect.dimension_numbers import gather_numbers, scatter_nu
 from stablehlo_tools.dialect.dimensions import dimensions_of, integer, integers, static_shape
 from stablehlo_tools.dialect.factors import Along, Factor, FactorRole, OpDimensions
 from stablehlo_tools.dialect.names import (
+    BARRIER,
     CONCATENATE,
     DYNAMIC_SLICE,
     DYNAMIC_UPDATE_SLICE,
@@ -54,7 +55,7 @@ from stablehlo_tools.verify.twin.extents import Extent, Extents, divide, keep, u
 
 Segments = tuple[Extent, ...]
 _SAME_SIZE_WHOLE = frozenset({"stablehlo.sort", "stablehlo.batch_norm_grad"})
-_HANDED_ON = ops_with(Trait.SHARDING_ONLY) | ops_with(Trait.RESHARDING)
+_HANDED_ON = ops_with(Trait.SHARDING_ONLY) | ops_with(Trait.RESHARDING) | {BARRIER}
 _WITHOUT_DIMENSIONS = TERMINATORS | CALLS | BRANCHES | COMPUTATIONS | {WHILE, FUNCTION, MESH}
 _TILES = re.compile(r"devices=\[([\d,]+)\]")
 _SMALL_TABLE = 16  # rows: of a table of so few all are kept
@@ -81,6 +82,11 @@ class Dimensions:
             extents = [Extent(size) for size in _shape(value)]
             self._of[value] = extents
         return extents
+
+    @property
+    def known(self) -> list[list[Extent]]:
+        """The dimensions of all values that were asked for."""
+        return list(self._of.values())
 
     def liken(self, value: ir.Value, other: ir.Value) -> None:
         """Gives a new value the dimensions of another one."""

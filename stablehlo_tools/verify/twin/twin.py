@@ -9,6 +9,7 @@ and splits are those that were chosen for the full size.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from stablehlo_tools.analysis.argument_ranges import Range, argument_ranges
@@ -21,6 +22,7 @@ from stablehlo_tools.ir.async_calls import lower_async_calls
 from stablehlo_tools.ir.walk import entry_function, terminator, walk
 from stablehlo_tools.verify.device_grid import inferred_grid, is_partitioned, stated_grid
 from stablehlo_tools.verify.plan import cpu_index, runnable_module
+from stablehlo_tools.verify.twin.extents import Extent
 from stablehlo_tools.verify.twin.relations import Dimensions
 from stablehlo_tools.verify.twin.resizing import resize
 
@@ -72,13 +74,7 @@ def twins(before: Artifact, after: Artifact, bytes_limit: int, *, wide: bool = F
         (tuple(e.size for e in dims.of(value)), tuple(e.reduced for e in dims.of(value))): None
         for value in ends
     }
-    kept = {
-        leaf.kept: leaf.size
-        for value in ends
-        for extent in dims.of(value)
-        for leaf in extent.leaves
-        if leaf.kept and leaf.size > 8
-    }
+    kept = _kept(map(dims.of, ends)) or _kept(dims.known)
     for artifact in small:
         resize(artifact.module, dims, wide=wide)
         try:
@@ -88,6 +84,7 @@ def twins(before: Artifact, after: Artifact, bytes_limit: int, *, wide: bool = F
     needed = max(estimated_bytes(artifact.module) for artifact in small)
     if needed > bytes_limit:
         notes = [note(f"{size} is kept: {why}") for why, size in list(kept.items())[:_SHOWN_KEPT]]
+        notes.append(note(_SMALLER))
         error = ToolError(
             f"no twin: one takes about {needed / 2**30:.1f} GiB, over the limit of "
             f"{bytes_limit / 2**30:.1f} GiB"
@@ -105,6 +102,17 @@ def twins(before: Artifact, after: Artifact, bytes_limit: int, *, wide: bool = F
     )
 
 
+def _kept(values: Iterable[Iterable[Extent]]) -> dict[str, int]:
+    """Why some values keep dimensions of more than a few positions, each with one that is kept."""
+    leaves = (leaf for extents in values for extent in extents for leaf in extent.leaves)
+    return {leaf.kept: leaf.size for leaf in leaves if leaf.kept and leaf.size > _FEW}
+
+
+_FEW = 8
+_SMALLER = (
+    "the same step exported with fewer samples, shorter sequences and less width, through the same "
+    "pipeline, can be run as it is"
+)
 _NOTES = (
     "rounding and overflow at the full sizes",
     "elements between the ends of a reduced dimension, and of each device's part of one",
