@@ -65,11 +65,10 @@ def follow_batch(
     batch, as gradients are. Raises NotScaledError where samples are mixed otherwise.
     """
     while True:
-        dims = propagate(graph, {graph.root.arguments[i]: s for i, s in seeds.items()}, parts)
+        dims = _propagated(graph, seeds, parts)
         if not sums:
             _refuse_mixing(dims)
-        missing = len(wanted(dims))
-        added = _added(dims, missing, seeds) if missing else None
+        added = _added(dims, seeds) if wanted(dims) else None
         if added is None:
             break
         seeds = added
@@ -137,26 +136,41 @@ def wanted(dims: BatchDims) -> list[tuple[int, DimTiling]]:
     ]
 
 
-def _added(dims: BatchDims, missing: int, seeds: Tilings) -> Tilings | None:
-    """The seeds and one more, with which more operands carry the batch: what travels with the
-    activations, such as the positions of tokens, meets them in some op."""
-    graph, untiled = dims.graph, _untiled(dims)
-    for argument, number in enumerate(graph.root.arguments):
-        shape = graph.shape(number) or ()
-        if argument in seeds:
-            continue
-        for dim in range(len(shape)):
-            more = {**seeds, argument: DimTiling(dim)}
-            if not DimTiling(dim).fits(shape, dims.parts) or shape[dim] == 1 != dims.parts:
-                continue
-            tried = propagate(
-                graph, {graph.root.arguments[i]: s for i, s in more.items()}, dims.parts
-            )
-            if tried.meetings or len(wanted(tried)) >= missing:
-                continue
-            if _untiled(tried) <= untiled:  # one along features ends where these meet samples
-                return more
+def _added(dims: BatchDims, seeds: Tilings) -> Tilings | None:
+    """The seeds and more, with which more operands carry the batch: what travels with the
+    activations, such as the positions of tokens, meets them in some op. First those that operands
+    ask for as they are, all in turn; where there are none, one other."""
+    graph = dims.graph
+    places = {number: argument for argument, number in enumerate(graph.root.arguments)}
+    more = seeds
+    for number, tiling in Origins(graph, dims.parts).of(wanted(dims)).items():
+        then = _with_one(dims, more, places.get(number), tiling)
+        if then is not None:
+            dims, more = then, {**more, places[number]: tiling}
+    if len(more) > len(seeds):
+        return more
+    for number, argument in places.items():
+        for dim in range(len(graph.shape(number) or ())):
+            if _with_one(dims, seeds, argument, DimTiling(dim)) is not None:
+                return {**seeds, argument: DimTiling(dim)}
     return _added_together(dims, seeds)
+
+
+def _with_one(
+    dims: BatchDims, seeds: Tilings, argument: int | None, tiling: DimTiling
+) -> BatchDims | None:
+    """The batch from one more argument on; None where no more operands carry it then."""
+    graph, parts = dims.graph, dims.parts
+    if argument is None or argument in seeds:
+        return None
+    shape = graph.shape(graph.root.arguments[argument]) or ()
+    if not tiling.fits(shape, parts) or shape[tiling.dim] == 1 != parts:
+        return None
+    then = _propagated(graph, {**seeds, argument: tiling}, parts)
+    if then.meetings or len(wanted(then)) >= len(wanted(dims)):
+        return None
+    # One along features ends where these meet samples.
+    return then if _untiled(then) <= _untiled(dims) else None
 
 
 def _added_together(dims: BatchDims, seeds: Tilings) -> Tilings | None:
@@ -168,8 +182,11 @@ def _added_together(dims: BatchDims, seeds: Tilings) -> Tilings | None:
     more = {places[n]: tiling for n, tiling in origins.items() if n in places} | seeds
     if more.keys() == seeds.keys():
         return None
-    tried = propagate(graph, {graph.root.arguments[i]: s for i, s in more.items()}, dims.parts)
-    return None if tried.meetings else more
+    return None if _propagated(graph, more, dims.parts).meetings else more
+
+
+def _propagated(graph: Graph, seeds: Tilings, parts: int) -> BatchDims:
+    return propagate(graph, {graph.root.arguments[i]: s for i, s in seeds.items()}, parts)
 
 
 class Scaling:
