@@ -22,6 +22,7 @@ from stablehlo_tools.transforms.parts.expand_pipeline.occupancy import mean_runs
 from stablehlo_tools.transforms.parts.expand_pipeline.region import Region
 from stablehlo_tools.transforms.parts.expand_pipeline.results import Results
 from stablehlo_tools.transforms.parts.expand_pipeline.ring import Ring, Sent
+from stablehlo_tools.transforms.parts.expand_pipeline.shares import Shares
 from stablehlo_tools.transforms.parts.expand_pipeline.stack_orders import StackOrder, put_in_order
 from stablehlo_tools.transforms.parts.expand_pipeline.stacks import Stacks
 from stablehlo_tools.transforms.parts.expand_pipeline.ticks import (
@@ -45,6 +46,7 @@ class PlanWriter:
         self._orders = {order.chunks.trips: order for order in orders}
         self._channel = next_channel(module) - 1
         self._stacks: dict[int, Stacks] = {}
+        self._shares = Shares(plan)
         self.exchanges: list[ir.Operation] = []
 
     def run(self) -> None:
@@ -67,7 +69,8 @@ class PlanWriter:
             for chunks in each.chunks
         ]
         if isinstance(work, Phase):
-            _write_loop(work, each.schedule.directions[0], region, contexts[0])
+            direction = each.schedule.directions[0]
+            _write_loop(work, direction, region, contexts[0], self._shares)
         else:
             write_training(work, each.schedule, region, contexts)
         self._channel = region.channel
@@ -82,7 +85,9 @@ class PlanWriter:
         return self._stacks[trips]
 
 
-def _write_loop(phase: Phase, direction: Direction, region: Region, context: EmitContext) -> None:
+def _write_loop(
+    phase: Phase, direction: Direction, region: Region, context: EmitContext, shares: Shares
+) -> None:
     """Replaces the layer loop by a loop over the ticks of a schedule of one direction."""
     finals = [c for c in phase.flows if has_uses(phase.loop.op.results[c])]
     (trips,) = mean_runs([direction], [context.chunks], [False])
@@ -103,7 +108,7 @@ def _write_loop(phase: Phase, direction: Direction, region: Region, context: Emi
     behind = {numbers[carry]: value for carry, value in out.items()}
     after = ring.hand_on(build, received, [Sent(row.runs, 0, behind)], row.delivery)
     _, state = _apart(state, loop.close([*after, *state.flat()]))
-    results = Results(phase, region, context)
+    results = Results(phase, region, context, shares)
     inside = results.inside(state)
     outer = region.close(inside)
     results.stand_in(Builder(ir.InsertionPoint(phase.loop.op), phase.loop.op.location), outer)

@@ -350,7 +350,8 @@ def _warnings(plan: Plan) -> Iterator[Diagnostic]:
     shardings = ValueShardings(axes, plan.axis.mesh_name)
     for number, layout in sorted(trial.seeds.items()):
         value = trial.dims.graph.values[number]
-        devices = axes.size(shardings.of(value)[layout.dim])
+        of_samples = shardings.of(value)[layout.dim]
+        devices = axes.size(axis for axis in of_samples if axis.name != plan.axis.name)
         samples = shape_of(value)[layout.dim] // plan.microbatches
         if samples % devices:
             yield _warning(

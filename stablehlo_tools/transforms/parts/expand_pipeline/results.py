@@ -5,19 +5,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.names import SHARDING_CONSTRAINT
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.ir.values import has_uses, splat_of
 from stablehlo_tools.transforms.parts.expand_pipeline.expansion_plan import RANK_DIMENSION
 from stablehlo_tools.transforms.parts.expand_pipeline.layer_phase import Phase
 from stablehlo_tools.transforms.parts.expand_pipeline.region import Region
+from stablehlo_tools.transforms.parts.expand_pipeline.shares import Shares
 from stablehlo_tools.transforms.parts.expand_pipeline.ticks import EmitContext, State
 
 
 class Results:
     """What stands for the results of a layer loop."""
 
-    def __init__(self, phase: Phase, region: Region, context: EmitContext) -> None:
+    def __init__(
+        self, phase: Phase, region: Region, context: EmitContext, shares: Shares | None = None
+    ) -> None:
         self._phase = phase
+        self._shares = shares
         self._region = region
         self._context = context
         self._order: list[tuple[str, int]] = []
@@ -54,7 +59,7 @@ class Results:
             before = op.operands[carry]
             if kind == "flow":
                 value = build.reshape(value, shape_of(before))
-                value = build.convert(value, element_of(before))
+                value = self._divided(carry, build.convert(value, element_of(before)), build)
             elif kind == "sum":
                 value = build.convert(value, element_of(before))
                 if splat_of(before) != 0:
@@ -66,6 +71,21 @@ class Results:
                     build, build.convert(value, element_of(before)), rows, layout, before
                 )
             self._stand_for(carry, value)
+
+    def _divided(self, carry: int, value: ir.Value, build: Builder) -> ir.Value:
+        """What a pipeline gives, as it is divided for what comes behind."""
+        sharding = None if self._shares is None else self._shares.of(self._phase, carry)
+        if sharding is None:
+            return value
+        constraint = ir.Operation.create(
+            SHARDING_CONSTRAINT,
+            results=[value.type],
+            operands=[value],
+            attributes={"sharding": sharding},
+            loc=self._phase.loop.op.location,
+            ip=build.point,
+        )
+        return constraint.results[0]
 
     def _stand_for(self, carry: int, value: ir.Value) -> None:
         op, graph = self._phase.loop.op, self._phase.dims.graph
