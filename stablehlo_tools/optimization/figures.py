@@ -36,7 +36,7 @@ class Figures:
     same_order: bool
     devices: int
     compiled_by: str  # "XLA:GPU of jax-cuda13-pjrt 0.12.0.1 for 8 H100 (1x1x8)"
-    stand_in: str  # in words, where another chip than the hardware's was compiled for
+    stand_in: str  # in words, where another chip was compiled for, or the program is for another
     schedule: str  # the digest of the scheduled HLO in the store
 
     @property

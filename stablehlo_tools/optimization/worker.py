@@ -163,7 +163,7 @@ def _figures(compiled: Compilation, hardware: Hardware) -> dict[str, Any]:
         "same_order": compiled.order.same_order,
         "devices": compiled.topology.devices,
         "compiled_by": f"{compiled.compiler} for {compiled.topology.describe()}",
-        "stand_in": compiled.stand_in,
+        "stand_in": "; ".join(compiled.remarks),
     }
 
 

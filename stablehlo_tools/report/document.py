@@ -154,6 +154,12 @@ class ProgramReport:
         )
 
     @property
+    def other_waits_ns(self) -> float:
+        """Of what is exposed, what is waited for that is no collective: copies, and kernels, of
+        streams beside the compute stream."""
+        return max(0.0, self.exposed_ns - sum(row.exposed_ns for row in self.collectives))
+
+    @property
     def bounded_figures(self) -> dict[str, float]:
         """What `inspect --at-most` bounds, by name: `bytes` are those that all collectives move
         over all their runs."""

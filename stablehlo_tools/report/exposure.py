@@ -342,6 +342,8 @@ def _compiled(
         notes.append(f"compiled with {question.options}")
     if compilation.stand_in:
         notes.append(f"{compilation.stand_in}, which the schedule is timed on")
+    if compilation.foreign:
+        notes.append(compilation.foreign)
     title = compilation.topology.target.title
     report = _report(artifact, graph, devices, title, question, notes)
     if advisor is None or artifact.is_scheduled:

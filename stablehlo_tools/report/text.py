@@ -18,6 +18,8 @@ _HEADINGS = (
 )  # fmt: skip
 _PLACE = re.compile(r"(?:.*?/)?([^/\s]+:\d+(?::\d+)?(?: in \S+)?)(?: \(.*\))?$")
 _LEFT = frozenset({"kind", "groups", "axes", "type", "hidden by", "place"})
+_TOLD = 0.01  # of the total
+_OTHERS = "copies and kernels of other streams than the collectives'"
 
 
 def to_text(document: Document) -> str:
@@ -32,9 +34,13 @@ def _program(program: ProgramReport) -> Iterator[str]:
         f"  total      {duration(program.total_ns):>9}   compute {duration(program.compute_ns)}, "
         f"communication {duration(program.communication_ns)}"
     )
+    others = program.other_waits_ns
+    of_others = (
+        f", {duration(others)} of it for {_OTHERS}" if others > _TOLD * program.total_ns else ""
+    )
     yield (
         f"  exposed    {duration(program.exposed_ns):>9}   "
-        f"{share(program.exposed_ns, program.total_ns)} of the total"
+        f"{share(program.exposed_ns, program.total_ns)} of the total{of_others}"
     )
     if program.contended_ns > _CONTENDED * program.total_ns:
         yield (

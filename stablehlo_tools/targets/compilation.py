@@ -15,7 +15,7 @@ from typing import Any
 
 from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.cost.hardware import Hardware
-from stablehlo_tools.diagnostics import Diagnostic, ToolError, note
+from stablehlo_tools.diagnostics import ToolError, note
 from stablehlo_tools.processes import activity, child
 from stablehlo_tools.processes.ending import shortened
 from stablehlo_tools.targets import compiler_process
@@ -69,6 +69,12 @@ class Compilation:
     text: str  # the scheduled HLO
     options: CompilerOptions = NO_OPTIONS
     stand_in: str = ""  # in words, where another chip than the hardware's was compiled for
+    foreign: str = ""  # in words, where the program was exported for another accelerator
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What to know of the figures."""
+        return tuple(filter(None, (self.stand_in, self.foreign)))
 
 
 def compile_artifact(
@@ -130,6 +136,7 @@ def _compile(
         text=text,
         options=options,
         stand_in=stand_in,
+        foreign="" if "cpu" in prepared.exported_for else _foreign(prepared, target),
     )
 
 
@@ -162,7 +169,8 @@ def _run_compiler(
     if outcome.error:
         _refuse_unknown(outcome.error, options, target)
         message = f"{target.title} refused the program: {shortened(outcome.error)}"
-        raise ToolError(message, notes=_foreign(prepared, target))
+        foreign = _foreign(prepared, target)
+        raise ToolError(message, notes=(note(foreign),) if foreign else ())
     return outcome.answer
 
 
@@ -189,9 +197,9 @@ def bytes_refused(error: ToolError) -> float | None:
     return None if said is None else float(said[1]) * _UNITS[said[2]]
 
 
-def _foreign(prepared: PreparedModule, target: Target) -> tuple[Diagnostic, ...]:
-    """A note on a program that was lowered for another platform, with that one's custom calls."""
+def _foreign(prepared: PreparedModule, target: Target) -> str:
+    """On a program that was lowered for another platform, with that one's custom calls."""
     platforms = prepared.exported_for
     if not platforms or target.platform in platforms:
-        return ()
-    return (note(f"it was exported for {', '.join(platforms)}, not for {target.platform}"),)
+        return ""
+    return f"it was exported for {', '.join(platforms)}, not for {target.platform}"

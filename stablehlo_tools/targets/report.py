@@ -16,7 +16,7 @@ def to_text(compilation: Compilation, input_name: str) -> str:
     """The table of the schedule, the memory, and the verdict."""
     c = compilation
     lines = [f"{c.compiler}: {c.topology.describe()}, compiled in {c.seconds:.1f} s"]
-    lines += [f"note: {c.stand_in}", ""] if c.stand_in else [""]
+    lines += [*(f"note: {remark}" for remark in c.remarks), ""]
     if c.schedule.events:
         lines += [*_table(c, input_name), ""]
     lines += [_memory_line(c.memory), *verdict(c, input_name)]
