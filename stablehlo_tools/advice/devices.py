@@ -16,8 +16,9 @@ from stablehlo_tools.analysis.uniformity import Uniformity
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.cost.kernels import Matmul, Work, WorkKind
 from stablehlo_tools.diagnostics import duration
+from stablehlo_tools.dialect.names import WHILE
 from stablehlo_tools.dialect.traits import Trait, ops_with
-from stablehlo_tools.ir.walk import entry_function
+from stablehlo_tools.ir.walk import enclosing, entry_function
 from stablehlo_tools.overlap.bounds import iterations
 from stablehlo_tools.report.document import Advice
 
@@ -93,13 +94,16 @@ def _repeated(
         f"{len(alike)} matrix products, {duration(sum(each.ns for each in alike))} in all, are "
         f"computed alike on all {devices} devices of {axis}"
     )
+    in_loop = enclosing(first.op, WHILE) is not None
+    stages = f", or make its layers stages of a pipeline: expand-pipeline{{axis={axis}}}"
     return program.advice(
         "computed-alike",
         gain,
         cause,
         program.place(first.op),
         f"divide the batch or these weights over {axis} as well (a batch of a multiple of all the "
-        "devices it is divided over), or give its devices to another axis",
+        f"devices it is divided over), or give its devices to another axis"
+        f"{stages if in_loop else ''}",
     )
 
 

@@ -35,7 +35,7 @@ WANTED = (
     "or HLO text"
 )
 AGAIN = "copy the file again, or write it again"
-_TEXT_AGAIN = "mend that line, or have the text written again: jax.jit(step).lower(…).as_text()"
+TEXT_AGAIN = "mend that line, or have the text written again: jax.jit(step).lower(…).as_text()"
 _DEEPEST = 500  # levels of regions; programs have ten, and a stack of 8 MiB room for 2,000
 
 _OF_VERIFIER = re.compile(r"'[\w.]+' op ")
@@ -164,7 +164,7 @@ def _syntax_error(told: Diagnostic, text: str) -> ToolError:
     ends = told.place.file is None and told.place.line >= len(text.rstrip().splitlines())
     cut = "; the text ends here: was it cut off?" if ends else ""
     message = f"a mistake in this MLIR text: {told.message}{cut}"
-    return ToolError(message, told.place, told.notes, AGAIN if ends else _TEXT_AGAIN)
+    return ToolError(message, told.place, told.notes, AGAIN if ends else TEXT_AGAIN)
 
 
 def _parse_portable(data: bytes, context: ir.Context) -> ir.Module:

@@ -132,8 +132,13 @@ def _train(ranks: RankSet, words: Sequence[str]) -> int:
 def _outcome(outcome: Outcome) -> str:
     functions = f", {outcome.functions} functions compiled" if outcome.functions else ""
     lines = [f"{outcome.ranks} ranks, {outcome.how}{functions}, {outcome.seconds:.1f} s", ""]
-    headings = ("output", "type", "largest difference", "allowed", "")
-    lines += _table(headings, [_row(output) for output in outcome.outputs])
+    compared = [output for output in outcome.outputs if output.comparison is not None]
+    if compared:
+        headings = ("output", "type", "largest difference", "allowed", "")
+        lines += _table(headings, [_row(output) for output in outcome.outputs])
+    else:
+        count = len(outcome.outputs)
+        lines.append(f"{count} outputs, compared with nothing: name the original, too")
     if outcome.played:
         from stablehlo_tools.diagnostics import size
 
@@ -142,7 +147,6 @@ def _outcome(outcome: Outcome) -> str:
             for rank, played in enumerate(outcome.played)
         ]
         lines += ["", *_table(("rank", "actions", "most held", "in"), rows)]
-    compared = [output for output in outcome.outputs if output.comparison is not None]
     if compared:
         differing = sum(bool(o.comparison and o.comparison.differing) for o in compared)
         word = "differ" if differing != 1 else "differs"

@@ -139,8 +139,19 @@ def unknown_words(words: Sequence[str], line: CommandLine) -> tuple[str, str]:
         is_once = all(line.words.count(word) == 1 for word in words)
         kept = [word for word in line.words if word not in words]
         tried = typed(kept) if is_once else line.example
+        if len(words) == 1 and is_once and line.named("--pipeline") and "--pipeline" not in kept:
+            tried = _as_pipeline(words[0], line) or tried
         return f"{' '.join(words)} is too much: {line.command} takes {taken}", tried
     return _unknown(option, line, line.options)
+
+
+def _as_pipeline(word: str, line: CommandLine) -> str:
+    """The command with a word as its pipeline; empty where passes are called otherwise."""
+    names = re.findall(r"[\w-]+(?=[,{]|$)", re.sub(r"\{[^}]*\}", "", word))
+    if not names or not set(names) <= set(PASSES) or "-p" in line.words:
+        return ""
+    at = line.words.index(word)
+    return typed([*line.words[:at], "-p", *line.words[at:]])
 
 
 def _unknown(word: str, line: CommandLine, options: Iterable[str]) -> tuple[str, str]:

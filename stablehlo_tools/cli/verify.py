@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 SHOWN_OUTPUTS = 20
 SHOWN_FACTORS = 8
+_FAR = 0.1  # of a value, or of the largest difference
 _DEFAULT_LIMIT = 4 * 2**30
 
 
@@ -187,8 +188,22 @@ def render(verification: Verification) -> str:
 
 
 def _may_be_rounding(verification: Verification) -> bool:
-    """Whether all that differs, and was compared bit by bit, are floats."""
-    return verification.rule.is_bitwise and _only_floats_differ(verification)
+    """Whether all that differs, and was compared bit by bit, are floats, and near each other."""
+    is_near = not any(map(_is_far, verification.outputs))
+    return verification.rule.is_bitwise and _only_floats_differ(verification) and is_near
+
+
+def _is_far(output: Output) -> bool:
+    """Whether the first element that differs shows that this is no rounding: by a good part of
+    itself, and about as much as any other."""
+    if output.first is None or output.max_abs_difference is None:
+        return False
+    try:
+        before, after = complex(output.first.before), complex(output.first.after)
+    except ValueError:  # no number
+        return False
+    apart, largest = abs(before - after), max(abs(before), abs(after))
+    return apart > _FAR * largest and apart > _FAR * output.max_abs_difference
 
 
 def _may_be_unstable(verification: Verification) -> bool:

@@ -106,6 +106,11 @@ def check_writable(path: str | os.PathLike[str]) -> None:
             f"cannot write {os.fspath(path)!r}: it is a directory",
             hint=f"the name of a file in it, such as {Path(path) / 'out.mlir'}",
         )
+    if target.parent.exists() and not target.parent.is_dir():
+        raise ToolError(
+            f"cannot write {os.fspath(path)!r}: {str(target.parent)!r} is a file, no directory",
+            instead=(os.fspath(path), f"{Path(path).parent}.{Path(path).name}"),
+        )
     if not target.parent.is_dir():
         raise ToolError(
             f"cannot write {os.fspath(path)!r}: no directory {str(target.parent)!r}",

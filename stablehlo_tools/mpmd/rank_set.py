@@ -24,7 +24,7 @@ from typing import Any
 from stablehlo_tools.analysis.entry import counted_name, path_of
 from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.artifacts.artifact import Artifact, Form
-from stablehlo_tools.artifacts.parsing import HOW_TO_EXPORT
+from stablehlo_tools.artifacts.parsing import HOW_TO_EXPORT, TEXT_AGAIN
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError, naming, nearest
 from stablehlo_tools.files.atomic import write_all_atomically
@@ -179,7 +179,7 @@ def _program(file: Path, rank: int) -> Artifact:
         if not file.exists():
             message = f"{told.message}; the manifest has it as the program of rank {rank}"
             error.diagnostic = replace(told, message=message, hint=_AGAIN, instead=None)
-        elif told.hint == HOW_TO_EXPORT:
+        elif told.hint in (HOW_TO_EXPORT, TEXT_AGAIN):
             error.diagnostic = replace(told, hint=_AGAIN)
         raise
 

@@ -102,7 +102,7 @@ class Instruction:
     def op_name(self) -> str:
         """The op_name of the metadata, without the marks of the tagging."""
         op_name = _OP_NAME.search(self.line, self.after_opcode)
-        name = _MARKED_ID.sub("", op_name.group(1)) if op_name else ""
+        name = _MARKED_ID.sub("", op_name.group(1)).replace("\\'", "'") if op_name else ""
         return name if re.search(r"\w", name) else ""
 
     def shape(self) -> str:

@@ -1,5 +1,7 @@
 """The pages that are generated from the code say what the code says."""
 
+import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -52,3 +54,21 @@ def test_every_figure_of_a_profile_is_on_the_page_with_its_source():
         rows = [line for line in section.splitlines() if line.startswith("| `")]
         assert len(rows) == values
         assert not any(row.endswith("|  |") for row in rows)
+
+
+def test_no_page_says_a_thing_twice():
+    """A heading, or a row of a table, that stands twice is a merge that went wrong."""
+    docs = generate.DOCS
+    twice = {
+        f"{page.relative_to(docs)}: {line}"
+        for page in docs.rglob("*.md")
+        if page.parent.name != "reference" and page.name != "passes.md"
+        for line, count in Counter(_headings_and_rows(page.read_text())).items()
+        if count > 1
+    }
+    assert not twice
+
+
+def _headings_and_rows(text: str) -> list[str]:
+    told = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+    return re.findall(r"^(?:##? .+|\| `.{30,})$", told, flags=re.MULTILINE)

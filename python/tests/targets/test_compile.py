@@ -6,8 +6,11 @@ import json
 import os
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import pytest
 from compile_targets import TARGETS
+from jax import export
 from models import collectives as models
 
 from stablehlo_tools.api import transforming
@@ -290,3 +293,11 @@ def _one_device() -> Artifact:
             : (tensor<64x128xf32>, tensor<64x128xf32>) -> tensor<64x64xf32>
         return %y : tensor<64x64xf32>
     }""")
+
+
+def test_a_program_for_another_accelerator_is_told():
+    step = jax.ShapeDtypeStruct((8, 8), jnp.float32)
+    for platform, said in (("tpu", "it was exported for tpu, not for cuda"), ("cpu", "")):
+        program = export.export(jax.jit(jnp.tanh), platforms=[platform])(step)
+        compilation = compile_artifact(artifact.from_exported(program), "gpu")
+        assert compilation.foreign == said

@@ -471,36 +471,45 @@ def test_what_the_compiler_refuses_is_passed_on():
 
 
 def test_the_command_says_yes_and_no(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    for name, values in (("a", "[1.0, 2.0]"), ("b", "[1.0, 2.5]")):
+    for name, values in (("a", "[1.0, 2.0]"), ("b", "[1.0, 2.125]")):
         artifacts.save(constants(values), tmp_path / f"{name}.mlir")
     a, b = (str(tmp_path / f"{name}.mlir") for name in "ab")
     assert main(["verify", a, a, "--trials", "1"]) == 0
     assert capsys.readouterr().out == "same: 1 output, 2 elements, bitwise, 1 trial, 1 device\n"
     assert main(["verify", a, b]) == 1
     assert capsys.readouterr().out == (
-        "differs: output 0, f32[2]: 1 of 2 elements, largest absolute difference 0.5\n"
-        "  first at [1]: 2.0 before, 2.5 after\n"
+        "differs: output 0, f32[2]: 1 of 2 elements, largest absolute difference 0.125\n"
+        "  first at [1]: 2.0 before, 2.125 after\n"
         "compared bitwise, in trial 0\n"
         "floats that are added up in another order differ like this: tolerances allow it\n"
         f"try: stablehlo-tools verify {a} {b} --rtol 1e-4 --atol 1e-6\n"
     )
-    assert main(["verify", a, b, "--rtol", "0.1"]) == 1
+    assert main(["verify", a, b, "--rtol", "0.01"]) == 1
     assert capsys.readouterr().out == (
-        "differs: output 0, f32[2]: 1 of 2 elements, largest absolute difference 0.5\n"
-        "  first at [1]: 2.0 before, 2.5 after\n"
-        "compared within rtol=0.1 atol=0, in trial 0\n"
+        "differs: output 0, f32[2]: 1 of 2 elements, largest absolute difference 0.125\n"
+        "  first at [1]: 2.0 before, 2.125 after\n"
+        "compared within rtol=0.01 atol=0, in trial 0\n"
         "a step may move what it rounds this far: a twin in f64 tells the two apart\n"
-        f"try: stablehlo-tools verify {a} {b} --rtol 0.1 --twin always\n"
+        f"try: stablehlo-tools verify {a} {b} --rtol 0.01 --twin always\n"
     )
-    assert main(["verify", a, b, "--json", "--rtol", "0.2"]) == 1
+    assert main(["verify", a, b, "--json", "--rtol", "0.05"]) == 1
     answer = json.loads(capsys.readouterr().out)
     assert answer["outputs"][0]["first"] == {
         "index": [1],
         "device": None,
         "before": "2.0",
-        "after": "2.5",
+        "after": "2.125",
     }
     assert (answer["same"], answer["devices"]) == (False, 1)
+
+
+def test_values_that_no_rounding_explains_have_no_such_advice(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    for name, values in (("a", "[1.0, 2.0]"), ("b", "[1.0, 2.5]")):
+        artifacts.save(constants(values), tmp_path / f"{name}.mlir")
+    assert main(["verify", *(str(tmp_path / f"{name}.mlir") for name in "ab")]) == 1
+    assert capsys.readouterr().out.splitlines()[-1] == "compared bitwise, in trial 0"
 
 
 def test_the_command_refuses_bad_input(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
