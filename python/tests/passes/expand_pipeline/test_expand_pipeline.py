@@ -79,9 +79,9 @@ CLOSE = [
     Run("mlp-gradients", ONE, {"form": "reverse"}),
     Run("decode-forward", GPIPE),
     Run("accumulate-fori-step", ONE),
-    Run("mlp-gradients", ONE, {"dtype": "bfloat16"}),
-    Run("encoder-decoder-gradients", ONE, {"stage": 2}),
     Run("two-stacks-gradients", INTERLEAVED, {"stage": 2}),
+    Run("encoder-decoder-gradients", ONE, {"stage": 2}),
+    Run("mlp-gradients", ONE, {"dtype": "bfloat16"}),
 ]
 
 
