@@ -75,6 +75,16 @@ def without_axis(attribute: ir.Attribute, axis: str) -> ir.Attribute:
     return bindings.TensorShardingAttr.get(sharding.mesh_or_ref, dims, context=context)
 
 
+def with_axis(attribute: ir.Attribute, dimension: int, axis: str) -> ir.Attribute:
+    """A tensor's sharding of which an axis divides a dimension as well, as the fastest one."""
+    sharding, context = bindings.TensorShardingAttr(attribute), attribute.context
+    dims = list(sharding.dimension_shardings)
+    held = bindings.SdyDimensionShardingAttr(dims[dimension])
+    axes = [*held.axes, bindings.SdyAxisRefAttr.get(axis, context=context)]
+    dims[dimension] = bindings.SdyDimensionShardingAttr.get(axes, held.is_closed, context=context)
+    return bindings.TensorShardingAttr.get(sharding.mesh_or_ref, dims, context=context)
+
+
 class FreeAxes:
     """Tells of an op whether axes are free around it."""
 

@@ -74,14 +74,16 @@ class Results:
 
     def _divided(self, carry: int, value: ir.Value, build: Builder) -> ir.Value:
         """What a pipeline gives, as it is divided for what comes behind."""
-        sharding = None if self._shares is None else self._shares.of(self._phase, carry)
-        if sharding is None:
+        share = None if self._shares is None else self._shares.of(self._phase, carry)
+        if share is None:
             return value
+        for op, sharding in share.behind.items():
+            op.attributes["sharding"] = sharding
         constraint = ir.Operation.create(
             SHARDING_CONSTRAINT,
             results=[value.type],
             operands=[value],
-            attributes={"sharding": sharding},
+            attributes={"sharding": share.sharding},
             loc=self._phase.loop.op.location,
             ip=build.point,
         )

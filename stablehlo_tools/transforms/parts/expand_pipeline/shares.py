@@ -5,46 +5,68 @@ lets each rank compute all of what comes behind: the head over the vocabulary, a
 the samples of a result that is multiplied behind the pipeline are divided over the ranks besides
 the axes that divide the batch already. These stay the slowest, so that nothing is sent for it.
 
-Weights behind the pipeline that its axis divides already divide that work by themselves.
+What the program itself states of these samples behind the pipeline states it then, too: with less,
+all of them would be gathered again. Weights behind the pipeline that its axis divides already
+divide that work by themselves.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
+from stablehlo_tools import bindings
 from stablehlo_tools.analysis.dataflow import Body, Node
 from stablehlo_tools.analysis.dimension_propagation.tilings import CONTRACTIONS
 from stablehlo_tools.analysis.replica_groups import AxisRef
-from stablehlo_tools.analysis.shardings import MeshAxes, ValueShardings, axis_text
+from stablehlo_tools.analysis.shardings import (
+    MeshAxes,
+    ValueShardings,
+    axis_text,
+    sharding_axes,
+    with_axis,
+)
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.names import SHARDING_CONSTRAINT
 from stablehlo_tools.transforms.parts.expand_pipeline.expansion_plan import Plan
 from stablehlo_tools.transforms.parts.expand_pipeline.layer_phase import Phase
 
 
+@dataclass(frozen=True)
+class Share:
+    """The sharding of what a pipeline gives, and those that the program states behind it, for the
+    ops that state them."""
+
+    sharding: ir.Attribute
+    behind: Mapping[ir.Operation, ir.Attribute]
+
+
 class Shares:
-    """The shardings of what the pipelines of a plan give."""
+    """How what the pipelines of a plan give is divided."""
 
     def __init__(self, plan: Plan) -> None:
         self._axis = plan.axis
         self._axes = MeshAxes(plan.axis.mesh)
         self._shardings = ValueShardings(self._axes, plan.axis.mesh_name)
         self._dims = plan.cut.trial.dims
-        self._makers = {number: node for node in self._dims.graph.nodes for number in node.results}
         self._batch = self._axes_of_batch(plan)
 
-    def of(self, phase: Phase, carry: int) -> ir.Attribute | None:
-        """The sharding of a result of a layer loop that is divided; None where it is left alone."""
+    def of(self, phase: Phase, carry: int) -> Share | None:
+        """How a result of a layer loop is divided; None where it is left alone."""
         number = phase.node.results[carry]
         value, layout = self._dims.graph.values[number], self._dims.tilings.get(number)
-        if layout is None or not self._is_multiplied(phase.node, number):
+        if layout is None:
             return None
         shape = ir.RankedTensorType(value.type).shape
         if shape[layout.dim] % self._axes.size(self._batch):
             return None
+        behind = self._stated_behind(phase.node, number)
+        if behind is None:
+            return None
         dims = ["{?}"] * len(shape)
         dims[layout.dim] = "{" + ", ".join([*map(axis_text, self._batch), "?"]) + "}"
         text = f"#sdy.sharding<@{self._axis.mesh_name}, [{', '.join(dims)}]>"
-        return ir.Attribute.parse(text, value.type.context)
+        return Share(ir.Attribute.parse(text, value.type.context), behind)
 
     def _axes_of_batch(self, plan: Plan) -> tuple[AxisRef, ...]:
         """The axes that divide the samples of an argument, and that of the ranks, the fastest."""
@@ -56,11 +78,13 @@ class Shares:
         others = ([axis for axis in axes if axis.name != rank.name] for axes in of_arguments)
         return (*max(others, key=len, default=[]), rank)
 
-    def _is_multiplied(self, loop: Node, result: int) -> bool:
-        """Whether products of a result's samples stand behind a loop, in its block, and none of
-        them is of something that the ranks have divided."""
+    def _stated_behind(self, loop: Node, result: int) -> dict[ir.Operation, ir.Attribute] | None:
+        """What the program is to state of samples behind a loop, in its block, instead of what it
+        states; None where no products of them stand there, one is of something that the ranks have
+        divided, or the samples do not divide where they are stated to."""
         tilings = self._dims.tilings
         samples, found = {result}, False
+        stated: dict[ir.Operation, ir.Attribute] = {}
         for node in self._block_of(loop).nodes:
             if node.bodies or samples.isdisjoint(node.operands):
                 continue
@@ -69,8 +93,25 @@ class Shares:
                 found = True
                 others = [number for number in node.operands if number not in tilings]
                 if self._rest_on_divided(others):
-                    return False
-        return found
+                    return None
+            elif node.name == SHARDING_CONSTRAINT and self._says_less(node):
+                dimension = tilings[node.results[0]].dim
+                sharding = with_axis(node.op.attributes["sharding"], dimension, self._axis.name)
+                size = ir.RankedTensorType(node.op.results[0].type).shape[dimension]
+                if size % self._axes.size(self._shardings.read(sharding)[dimension]):
+                    return None
+                stated[node.op] = sharding
+        return stated if found else None
+
+    def _says_less(self, constraint: Node) -> bool:
+        """Whether a constraint leaves no room for the axis of the ranks among those of samples."""
+        layout = self._dims.tilings.get(constraint.results[0])
+        sharding = constraint.op.attributes["sharding"]
+        mesh, axes = sharding_axes(sharding)
+        if layout is None or mesh != self._axis.mesh_name or self._axis.name in axes:
+            return False
+        of_dims = bindings.TensorShardingAttr(sharding).dimension_shardings
+        return bindings.SdyDimensionShardingAttr(of_dims[layout.dim]).is_closed
 
     def _block_of(self, loop: Node) -> Body:
         bodies = [self._dims.graph.root]
@@ -88,7 +129,7 @@ class Shares:
             stated = self._shardings.of(self._dims.graph.values[number])
             if any(axis.name == self._axis.name for axes in stated for axis in axes):
                 return True
-            maker = self._makers.get(number)
+            maker = self._dims.graph.maker.get(number)
             new = () if maker is None else {*maker.inputs} - seen
             seen.update(new)
             pending += new
