@@ -18,7 +18,7 @@ _HEADINGS = (
 )  # fmt: skip
 _PLACE = re.compile(r"(?:.*?/)?([^/\s]+:\d+(?::\d+)?(?: in \S+)?)(?: \(.*\))?$")
 _LEFT = frozenset({"kind", "groups", "axes", "type", "hidden by", "place"})
-_TOLD = 0.01  # of the total
+_TOLD = 0.05  # of the total
 _OTHERS = "copies and kernels of other streams than the collectives'"
 
 

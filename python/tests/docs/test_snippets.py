@@ -48,6 +48,8 @@ LONG = {
     "docs/how/ranks.md",
     "docs/how/same.md",
     "docs/how/test.md",
+    "docs/partition.md",
+    "docs/schedule-overlap.md",
     "docs/how/where-time-goes.md",
     "docs/loops.md",
 }
