@@ -94,16 +94,16 @@ def _repeated(
         f"{len(alike)} matrix products, {duration(sum(each.ns for each in alike))} in all, are "
         f"computed alike on all {devices} devices of {axis}"
     )
-    in_loop = enclosing(first.op, WHILE) is not None
-    stages = f", or make its layers stages of a pipeline: expand-pipeline{{axis={axis}}}"
+    stages = ""
+    if enclosing(first.op, WHILE) is not None:
+        stages = f", or make its layers stages of a pipeline: expand-pipeline{{axis={axis}}}"
     return program.advice(
         "computed-alike",
         gain,
         cause,
         program.place(first.op),
         f"divide the batch or these weights over {axis} as well (a batch of a multiple of all the "
-        f"devices it is divided over), or give its devices to another axis"
-        f"{stages if in_loop else ''}",
+        f"devices it is divided over), or give its devices to another axis{stages}",
     )
 
 

@@ -15,7 +15,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from stablehlo_tools.cli.commands import COMMANDS, unknown
-from stablehlo_tools.diagnostics import nearest, put_right
+from stablehlo_tools.diagnostics import ToolError, nearest, put_right
+from stablehlo_tools.passes.parser import parse_pipeline_text
 from stablehlo_tools.passes.registry import NAMED, PASSES
 
 PROGRAM = "stablehlo-tools"
@@ -139,16 +140,21 @@ def unknown_words(words: Sequence[str], line: CommandLine) -> tuple[str, str]:
         is_once = all(line.words.count(word) == 1 for word in words)
         kept = [word for word in line.words if word not in words]
         tried = typed(kept) if is_once else line.example
-        if len(words) == 1 and is_once and line.named("--pipeline") and "--pipeline" not in kept:
+        if len(words) == 1 and is_once:
             tried = _as_pipeline(words[0], line) or tried
         return f"{' '.join(words)} is too much: {line.command} takes {taken}", tried
     return _unknown(option, line, line.options)
 
 
 def _as_pipeline(word: str, line: CommandLine) -> str:
-    """The command with a word as its pipeline; empty where passes are called otherwise."""
-    names = re.findall(r"[\w-]+(?=[,{]|$)", re.sub(r"\{[^}]*\}", "", word))
-    if not names or not set(names) <= set(PASSES) or "-p" in line.words:
+    """The command with a word as its pipeline; empty where it is none, or there is one already."""
+    if line.named("--pipeline") is None or {"-p", "--pipeline"} & set(line.words):
+        return ""
+    try:
+        parts = parse_pipeline_text(word)
+    except ToolError:
+        return ""
+    if not all(part.name in PASSES for part in parts):
         return ""
     at = line.words.index(word)
     return typed([*line.words[:at], "-p", *line.words[at:]])

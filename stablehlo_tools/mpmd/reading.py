@@ -293,7 +293,7 @@ class _Reader:
         )
         self.events.append(message)
         if not is_send:
-            self.origins[carried] = Origin(Source.MESSAGE, 0, index)
+            self.origins[carried] = message.results[0]
 
     def _pairs(self, pairs: ir.Attribute | None) -> tuple[tuple[int, ...], ...]:
         if not isinstance(pairs, ir.DenseIntElementsAttr):

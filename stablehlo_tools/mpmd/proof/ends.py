@@ -203,7 +203,7 @@ def _check_added(
     dependences: Dependences,
     findings: Findings,
 ) -> None:
-    received = Origin(Source.MESSAGE, 0, message.index)
+    (received,) = message.results
     for use in reading.uses.get(received, []) if part else []:
         call = reading.events[use.event] if use.event >= 0 else None
         if not isinstance(call, Call):

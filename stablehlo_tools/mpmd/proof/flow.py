@@ -55,9 +55,9 @@ def check_flow(reading: Reading, labels: Labels, findings: Findings) -> InSums:
         else:
             _tell_deviants(flow, flow.calls[function], slot)
     for function, each in flow.calls.items():
-        for number in range(len(each[0].op.results)):
+        for number in range(len(each[0].results)):
             if (function, number) not in in_sums.results:
-                makers = [(Origin(Source.CALL, number, c.index), microbatch_of(c)) for c in each]
+                makers = [(call.results[number], microbatch_of(call)) for call in each]
                 _check_uses(flow, makers)
     _check_sends(flow)
     _check_receives(flow)
@@ -203,7 +203,7 @@ def _check_receives(flow: Flow) -> None:
         label = flow.labels.of(reading, message.index)
         if message.is_send or label is None:
             continue
-        origin = Origin(Source.MESSAGE, 0, message.index)
+        (origin,) = message.results
         if label.action is None:
             if origin not in reading.uses:
                 said = f"{reading.described(origin)} is not used"
@@ -246,8 +246,8 @@ def _check_others(flow: Flow) -> None:
     for event in reading.events:
         if not isinstance(event, Call) or event.action is not None:
             continue
-        for number in range(len(event.op.results)):
-            if Origin(Source.CALL, number, event.index) not in reading.uses:
+        for number, origin in enumerate(event.results):
+            if origin not in reading.uses:
                 said = f"result {number} of @{event.function} is not used"
                 flow.findings.add(Rule.OPERANDS, said, reading, event.op)
         counted = Counter(
@@ -439,7 +439,7 @@ def _left_by(flow: Flow, call: Call, entry: int, dependences: Dependences) -> in
     """The result that the last call leaves of a sum: of its type, and computed from it."""
     type_ = call.op.operands[entry].type
     for number, depends in enumerate(dependences.of(call.function)):
-        uses = flow.reading.uses.get(Origin(Source.CALL, number, call.index), [])
+        uses = flow.reading.uses.get(call.results[number], [])
         is_behind = all(_user(flow, use) is None for use in uses)
         if entry in depends and call.op.results[number].type == type_ and uses and is_behind:
             return number
@@ -538,7 +538,7 @@ def _check_chain(flow: Flow, links: dict[str, Link]) -> None:
                 what = f"{call.action} takes {reading.described(call.operands[entry])}"
                 finding = f"{what} as operand {entry}, {said}"
                 flow.findings.add(Rule.SUMS, finding, reading, call.op)
-        _check_taken(flow, call, Origin(Source.CALL, left, call.index), behind, links)
+        _check_taken(flow, call, call.results[left], behind, links)
         before = call
 
 
@@ -547,7 +547,7 @@ def _wrongly_taken(flow: Flow, taken: Origin, before: Call | None, links: dict[s
         is_first = flow.action_of(taken) is None
         return "" if is_first else "where the first action of the sum takes what was prepared"
     left = links[before.function].result
-    if taken == Origin(Source.CALL, left, before.index):
+    if taken == before.results[left]:
         return ""
     return f"where it is to take result {left} of {before.action}"
 

@@ -143,7 +143,8 @@ def _added(dims: BatchDims, seeds: Tilings) -> Tilings | None:
     graph = dims.graph
     places = {number: argument for argument, number in enumerate(graph.root.arguments)}
     more = seeds
-    for number, tiling in Origins(graph, dims.parts).of(wanted(dims)).items():
+    origins = Origins(graph, dims.parts).of(wanted(dims))
+    for number, tiling in origins.items():
         then = _with_one(dims, more, places.get(number), tiling)
         if then is not None:
             dims, more = then, {**more, places[number]: tiling}
@@ -153,7 +154,11 @@ def _added(dims: BatchDims, seeds: Tilings) -> Tilings | None:
         for dim in range(len(graph.shape(number) or ())):
             if _with_one(dims, seeds, argument, DimTiling(dim)) is not None:
                 return {**seeds, argument: DimTiling(dim)}
-    return _added_together(dims, seeds)
+    # All that the operands are made of: two that only meet each other must both carry it.
+    together = {places[n]: tiling for n, tiling in origins.items() if n in places} | seeds
+    if together.keys() == seeds.keys() or _propagated(graph, together, dims.parts).meetings:
+        return None
+    return together
 
 
 def _with_one(
@@ -171,18 +176,6 @@ def _with_one(
         return None
     # One along features ends where these meet samples.
     return then if _untiled(then) <= _untiled(dims) else None
-
-
-def _added_together(dims: BatchDims, seeds: Tilings) -> Tilings | None:
-    """The seeds and all other arguments that the operands are made of which should carry the batch:
-    two that only meet each other must both carry it."""
-    graph = dims.graph
-    origins = Origins(graph, dims.parts).of(wanted(dims))
-    places = {number: argument for argument, number in enumerate(graph.root.arguments)}
-    more = {places[n]: tiling for n, tiling in origins.items() if n in places} | seeds
-    if more.keys() == seeds.keys():
-        return None
-    return None if _propagated(graph, more, dims.parts).meetings else more
 
 
 def _propagated(graph: Graph, seeds: Tilings, parts: int) -> BatchDims:

@@ -74,7 +74,7 @@ def twins(before: Artifact, after: Artifact, bytes_limit: int, *, wide: bool = F
         (tuple(e.size for e in dims.of(value)), tuple(e.reduced for e in dims.of(value))): None
         for value in ends
     }
-    kept = _kept(map(dims.of, ends)) or _kept(dims.known)
+    of_ends = [dims.of(value) for value in ends]
     for artifact in small:
         resize(artifact.module, dims, wide=wide)
         try:
@@ -83,6 +83,7 @@ def twins(before: Artifact, after: Artifact, bytes_limit: int, *, wide: bool = F
             raise from_mlir_error(error, "no twin: its ops do not fit: ") from None
     needed = max(estimated_bytes(artifact.module) for artifact in small)
     if needed > bytes_limit:
+        kept = _kept(of_ends) or _kept(dims.known)
         notes = [note(f"{size} is kept: {why}") for why, size in list(kept.items())[:_SHOWN_KEPT]]
         notes.append(note(_SMALLER))
         error = ToolError(

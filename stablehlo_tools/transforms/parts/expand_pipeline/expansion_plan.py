@@ -19,7 +19,7 @@ from itertools import accumulate
 import numpy as np
 
 from stablehlo_tools.analysis.collectives import ModuleFacts, tensor_bytes
-from stablehlo_tools.analysis.dataflow import Body
+from stablehlo_tools.analysis.dataflow import Body, Node
 from stablehlo_tools.analysis.dimension_propagation.propagation import Graph
 from stablehlo_tools.analysis.dimension_propagation.seeds import Seeds, no_dimension
 from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling
@@ -221,7 +221,7 @@ def _training(graph: Graph, phases: Sequence[Phase], options: Options) -> Traini
                 options, backward.loop.op, "the two loops have different numbers of iterations"
             )
     loops = {phase.node for phase in (*forwards, *backwards)}
-    body = next(body for body in _bodies(graph.root) if forwards[0].node in body.nodes)
+    body = body_with(forwards[0].node, graph)
     if not loops <= {*body.nodes}:
         raise _no_pair(options, backwards[-1].loop.op, "the loops stand in different blocks")
     training = plan_training(body, forwards, backwards)
@@ -245,6 +245,11 @@ def _no_pair(options: Options, op: ir.Operation, why: str) -> ToolError:
         "schedule=circular run each loop by itself",
         op.location,
     )
+
+
+def body_with(node: Node, graph: Graph) -> Body:
+    """The block that an op stands in."""
+    return next(body for body in _bodies(graph.root) if node in body.nodes)
 
 
 def _bodies(body: Body) -> Iterator[Body]:

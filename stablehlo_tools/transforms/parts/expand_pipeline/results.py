@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.dialect.names import SHARDING_CONSTRAINT
-from stablehlo_tools.ir.builder import Builder, element_of, shape_of
+from stablehlo_tools.ir.builder import Builder, constrained, element_of, shape_of
 from stablehlo_tools.ir.values import has_uses, splat_of
 from stablehlo_tools.transforms.parts.expand_pipeline.expansion_plan import RANK_DIMENSION
 from stablehlo_tools.transforms.parts.expand_pipeline.layer_phase import Phase
@@ -79,15 +78,7 @@ class Results:
             return value
         for op, sharding in share.behind.items():
             op.attributes["sharding"] = sharding
-        constraint = ir.Operation.create(
-            SHARDING_CONSTRAINT,
-            results=[value.type],
-            operands=[value],
-            attributes={"sharding": share.sharding},
-            loc=self._phase.loop.op.location,
-            ip=build.point,
-        )
-        return constraint.results[0]
+        return constrained(value, share.sharding, build.point, self._phase.loop.op.location)
 
     def _stand_for(self, carry: int, value: ir.Value) -> None:
         op, graph = self._phase.loop.op, self._phase.dims.graph

@@ -12,11 +12,11 @@ divide that work by themselves.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from stablehlo_tools import bindings
-from stablehlo_tools.analysis.dataflow import Body, Node
+from stablehlo_tools.analysis.dataflow import Node, dependences, solve
 from stablehlo_tools.analysis.dimension_propagation.tilings import CONTRACTIONS
 from stablehlo_tools.analysis.replica_groups import AxisRef
 from stablehlo_tools.analysis.shardings import (
@@ -28,7 +28,7 @@ from stablehlo_tools.analysis.shardings import (
 )
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import SHARDING_CONSTRAINT
-from stablehlo_tools.transforms.parts.expand_pipeline.expansion_plan import Plan
+from stablehlo_tools.transforms.parts.expand_pipeline.expansion_plan import Plan, body_with
 from stablehlo_tools.transforms.parts.expand_pipeline.layer_phase import Phase
 
 
@@ -85,7 +85,7 @@ class Shares:
         tilings = self._dims.tilings
         samples, found = {result}, False
         stated: dict[ir.Operation, ir.Attribute] = {}
-        for node in self._block_of(loop).nodes:
+        for node in body_with(loop, self._dims.graph).nodes:
             if node.bodies or samples.isdisjoint(node.operands):
                 continue
             samples.update(number for number in node.results if number in tilings)
@@ -113,24 +113,11 @@ class Shares:
         of_dims = bindings.TensorShardingAttr(sharding).dimension_shardings
         return bindings.SdyDimensionShardingAttr(of_dims[layout.dim]).is_closed
 
-    def _block_of(self, loop: Node) -> Body:
-        bodies = [self._dims.graph.root]
-        for body in bodies:  # which grows
-            if loop in body.nodes:
-                return body
-            bodies += [inner for node in body.nodes for inner in node.bodies]
-        raise AssertionError("a loop stands in a block")
-
-    def _rest_on_divided(self, numbers: Sequence[int]) -> bool:
+    def _rest_on_divided(self, numbers: Iterable[int]) -> bool:
         """Whether values are made of something that the axis of the ranks divides."""
-        pending, seen = list(numbers), set(numbers)
-        while pending:
-            number = pending.pop()
-            stated = self._shardings.of(self._dims.graph.values[number])
-            if any(axis.name == self._axis.name for axes in stated for axis in axes):
-                return True
-            maker = self._dims.graph.maker.get(number)
-            new = () if maker is None else {*maker.inputs} - seen
-            seen.update(new)
-            pending += new
-        return False
+        graph = self._dims.graph
+        above = solve(graph, dict.fromkeys(numbers, True), dependences, backward=True)
+        stated = (self._shardings.of(graph.values[number]) for number in above)
+        return any(
+            axis.name == self._axis.name for dims in stated for axes in dims for axis in axes
+        )
