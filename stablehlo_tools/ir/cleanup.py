@@ -73,8 +73,7 @@ def erase_unused(block: ir.Block) -> None:
     an effect, or that may have one in a region, stay."""
     for view in reversed(list(block.operations)):
         op = view.operation
-        used = any(next(iter(result.uses), None) is not None for result in op.results)
-        if not used and len(op.results) and op.name.startswith(_PLAIN) and op.name not in _KEPT:
+        if _only_computes(op) and not any(map(has_uses, op.results)):
             op.erase()
             continue
         for region in op.regions:
@@ -84,58 +83,76 @@ def erase_unused(block: ir.Block) -> None:
 
 def drop_unused_carries(block: ir.Block) -> None:
     """Takes from the loops of a block, and of blocks in it, what they carry for nothing: what is
-    read by nothing but its own next value; and erases what is unused then.
+    read by nothing but its own next value, also where loops in them hand it on; and erases what is
+    unused then.
 
     Handles of these loops must not be used afterwards.
     """
     for view in reversed(list(block.operations)):
         op = view.operation
-        for region in op.regions if op.name in _AROUND_LOOPS else ():
-            for inner in region.blocks:
-                drop_unused_carries(inner)
-        if op.name == WHILE and "mhlo.sharding" not in op.attributes:
-            _drop_carries(op, _unused_carries(op))
-    erase_unused(block)
+        if _may_lose_carries(op):
+            _drop_carries(op)
+        elif _only_computes(op) and not any(map(has_uses, op.results)):
+            op.erase()
+        else:
+            for region in op.regions if op.name in _AROUND_LOOPS else ():
+                for inner in region.blocks:
+                    drop_unused_carries(inner)
 
 
-def _unused_carries(loop: ir.Operation) -> set[int]:
+def _only_computes(op: ir.Operation) -> bool:
+    return bool(len(op.results)) and op.name.startswith(_PLAIN) and op.name not in _KEPT
+
+
+def _may_lose_carries(op: ir.Operation) -> bool:
+    return op.name == WHILE and "mhlo.sharding" not in op.attributes
+
+
+def _live(loop: ir.Operation, wanted: set[int]) -> tuple[set[int], set[ir.Value]]:
+    """The carries that a loop needs for some of them, and for what it does; and the values that its
+    regions need for these."""
     body = WhileLoop(loop)
-    unused = {
-        carry
-        for carry, result in enumerate(loop.results)
-        if not has_uses(result) and not body.is_read_by_condition(carry)
-    }
-    while unused:
-        needed = _needed(body, unused)
-        still = {carry for carry in unused if body.arguments[carry] not in needed}
-        if still == unused:
+    live = wanted.union(filter(body.is_read_by_condition, range(len(loop.operands))))
+    while True:
+        needed = _needed(body.block, {body.ends[carry] for carry in live})
+        more = {c for c, argument in enumerate(body.arguments) if argument in needed} - live
+        if not more:
             break
-        unused = still
-    return unused
+        live |= more
+    for view in body.condition.operations:
+        needed.update(values_used(view.operation))
+    return live, needed
 
 
-def _needed(body: WhileLoop, without: set[int]) -> set[ir.Value]:
-    """What an iteration needs for all that it hands on, without some carries, and does."""
-    ops = [view.operation for view in body.block.operations][:-1]
-    needed = {end for carry, end in enumerate(body.ends) if carry not in without}
-    for op in reversed(ops):
-        plain = len(op.results) and op.name.startswith(_PLAIN) and op.name not in _KEPT
-        if not plain or any(result in needed for result in op.results):
+def _needed(block: ir.Block, ends: set[ir.Value]) -> set[ir.Value]:
+    """What the ops of a block need for some of what it hands on, and for what it does."""
+    needed = set(ends)
+    for view in reversed(list(block.operations)[:-1]):
+        op = view.operation
+        if _may_lose_carries(op):
+            wanted = {carry for carry, result in enumerate(op.results) if result in needed}
+            live, inside = _live(op, wanted)
+            needed.update(inside, (op.operands[carry] for carry in live))
+        elif not _only_computes(op) or any(result in needed for result in op.results):
             needed.update(values_used(op))
     return needed
 
 
-def _drop_carries(loop: ir.Operation, dropped: set[int]) -> None:
-    if not dropped:
-        return
-    kept = [carry for carry in range(len(loop.operands)) if carry not in dropped]
+def _drop_carries(loop: ir.Operation) -> None:
+    """Drops what a loop carries for nothing, and what loops in it do."""
+    wanted = {carry for carry, result in enumerate(loop.results) if has_uses(result)}
+    kept = sorted(_live(loop, wanted)[0])
     condition, body = (region.blocks[0] for region in loop.regions)
     end = terminator(body)
-    rebuild(end, [end.operands[carry] for carry in kept], [])
-    erase_unused(body)
+    if len(kept) < len(loop.operands):
+        rebuild(end, [end.operands[carry] for carry in kept], [])
+    drop_unused_carries(body)
+    if len(kept) == len(loop.operands):
+        return
     for block in (condition, body):
-        for carry in sorted(dropped, reverse=True):
-            block.erase_argument(carry)
+        for carry in reversed(range(len(loop.operands))):
+            if carry not in kept:
+                block.erase_argument(carry)
     attributes = dict(loop.attributes.items())
     if "sdy.sharding" in attributes:
         stated = list(bindings.TensorShardingPerValueAttr(attributes["sdy.sharding"]).shardings)

@@ -174,6 +174,7 @@ class FoldPipelinePass(Pass):
         values = DeviceValues(current, ModuleFacts.of(current))
         rejoin(entry_function(current).regions[0].blocks[0], values)
         share_all(current)
+        drop_unused_carries(entry_function(current).regions[0].blocks[0])
         take_over(module, current)
 
 
