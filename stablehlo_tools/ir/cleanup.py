@@ -19,8 +19,10 @@ import numpy as np
 
 from stablehlo_tools import bindings
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.dimensions import integers
 from stablehlo_tools.dialect.names import (
     BARRIER,
+    BROADCAST,
     DYNAMIC_UPDATE_SLICE,
     MANUAL_COMPUTATION,
     RESHAPE,
@@ -211,6 +213,18 @@ def fold_reshapes(module: ir.Module) -> None:
         return ir.WalkResult.ADVANCE
 
     walk(module.operation, visit)
+
+
+def fold_broadcasts(module: ir.Module) -> None:
+    """Lets a broadcast of a broadcast be one of what that repeats."""
+    for op in ops_where(module.operation, lambda op: op.name == BROADCAST):
+        inner = producer(op.operands[0])
+        if inner is None or inner.name != BROADCAST:
+            continue
+        dims = integers(op, "broadcast_dimensions")
+        taken = [dims[dim] for dim in integers(inner, "broadcast_dimensions")]
+        op.operands[0] = inner.operands[0]
+        op.attributes["broadcast_dimensions"] = ir.DenseI64ArrayAttr.get(taken, op.context)
 
 
 def link_loops(module: ir.Module) -> None:

@@ -27,6 +27,12 @@ tick, and its neighbours wait for the longer of the two; with `eager-1f1b` it ru
 that nobody waits, and keeps up to twice as much. Other mesh axes stay as they were, for a
 partitioner.
 
+The head of a microbatch, and its loss, run where its backward begins, on the last rank, and all
+others would wait for it. So each rank runs them on a part, where they can be cut along a dimension
+of what the last layer gives, tokens or samples, and the head is large enough that sending the parts
+costs little; `head=divided` asks for it, and `head=last` for the last rank. What repeats itself in
+front of the pipeline, such as a one-hot of labels, is made for a microbatch where the head is.
+
 Several stacks of layers one behind the other, each with a forward and a backward loop, are
 interleaved in one loop, too: an encoder and its decoder, dense layers and a mixture of experts
 behind them. Each rank holds `repeats` chunks of every stack; what an encoder gives goes along with
@@ -58,12 +64,14 @@ Preconditions:
       an iteration hands on to the next; `arguments` and `dimension` may name it.
   P4  No layer mixes samples: batch-norm, tokens that compete for an expert's room across the batch,
       or an auxiliary loss that is not a sum over samples are refused by name.
-  P5  `repeats` is 1 for gpipe, and no option is out of its range.
+  P5  `repeats` is 1 for gpipe, `head` is auto but for 1f1b and eager-1f1b, and no option is out of
+      its range.
   P6  What an iteration hands on is of integers, booleans or real floats.
   P7  For 1f1b and eager-1f1b: forward loops, and for each the backward loop that reads what it
       leaves, in the reverse order; and a loss that is a sum over samples, for what the backward
       loops need. A count of tokens may divide it. No loop needs what another gives for all samples
-      at once.
+      at once. With head=divided: all products of the head are cut along one dimension of what the
+      last layer gives, and the loss is a sum over that, too.
   P8  For layout=pipeline: all chunks have as many layers, and what is done to stacks of weights
       outside of the loops is done to each layer alike, or sums over all; no slices of single
       layers, no stacks made of them.
@@ -83,7 +91,13 @@ from typing import ClassVar, Literal
 
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Diagnostics, ToolError
-from stablehlo_tools.ir.cleanup import erase_unused, fold_reshapes, link_loops, share_common
+from stablehlo_tools.ir.cleanup import (
+    erase_unused,
+    fold_broadcasts,
+    fold_reshapes,
+    link_loops,
+    share_common,
+)
 from stablehlo_tools.ir.clone import copy_module, take_over
 from stablehlo_tools.ir.inline import inline_all_calls
 from stablehlo_tools.ir.token_chain import refuse_tokens
@@ -113,8 +127,10 @@ class ExpandPipelinePass(Pass):
     that has no work in a tick; auto does so for 1f1b and eager-1f1b alone. `arguments`: the numbers
     of the arguments that carry the batch, as `main` counts them from 0; without, they are found.
     `dimension`: which dimension of theirs it is. `layout`: how stacks of layers lie in arguments
-    and results, in the order of the layers or in that of the ranks. `explain`: say where the layers
-    lie, and what the bubble, the memory and the traffic are.
+    and results, in the order of the layers or in that of the ranks. `head`: whether each rank runs
+    a part of the head in 1f1b and eager-1f1b, or the last rank all of it; with auto, where it is
+    worth what is sent for it. `explain`: say where the layers lie, and what the bubble, the memory
+    and the traffic are.
     """
 
     name: ClassVar[str] = "expand-pipeline"
@@ -140,6 +156,7 @@ class ExpandPipelinePass(Pass):
     arguments: tuple[int, ...] = ()
     dimension: int = 0
     layout: Literal["layers", "pipeline"] = "layers"
+    head: Literal["auto", "divided", "last"] = "auto"
     explain: bool = False
 
     @classmethod
@@ -196,6 +213,7 @@ class ExpandPipelinePass(Pass):
             free_axes_of_layers(copy, self.axis, "expand-pipeline", "P2")
         link_loops(copy)
         fold_reshapes(copy)
+        fold_broadcasts(copy)
         erase_unused(copy.body)
         return copy
 
@@ -209,6 +227,7 @@ class ExpandPipelinePass(Pass):
             skip,
             self.arguments,
             self.dimension,
+            self.head,
         )
 
     def _check(self, module: ir.Module) -> None:
@@ -221,6 +240,11 @@ class ExpandPipelinePass(Pass):
             wrong = (
                 f"repeats={self.repeats} with schedule=gpipe, which has one chunk on each rank: "
                 "schedule=circular interleaves"
+            )
+        elif self.head != "auto" and self.schedule not in TRAINING:
+            wrong = (
+                f"head={self.head} with schedule={self.schedule}, which runs the head behind the "
+                "pipeline: it is of schedule=1f1b and schedule=eager-1f1b"
             )
         elif self.dimension and not self.arguments:
             wrong = (

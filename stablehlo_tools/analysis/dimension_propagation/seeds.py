@@ -16,7 +16,12 @@ from dataclasses import dataclass
 from math import prod
 
 from stablehlo_tools.analysis.dataflow import Node, dependences, solve
-from stablehlo_tools.analysis.dimension_propagation.propagation import BatchDims, Graph, propagate
+from stablehlo_tools.analysis.dimension_propagation.propagation import (
+    BatchDims,
+    Graph,
+    Origins,
+    propagate,
+)
 from stablehlo_tools.analysis.dimension_propagation.tilings import CONTRACTIONS, DimTiling
 from stablehlo_tools.analysis.entry import argument_name, counted_name, outside_of
 from stablehlo_tools.bindings import ir
@@ -169,15 +174,37 @@ def extended(trial: Trial) -> Trial:
 
 def needed_arguments(trial: Trial) -> list[int]:
     """The arguments from which whole values are computed that the parts take pieces of."""
-    graph, tilings = trial.dims.graph, trial.dims.tilings
-    whole = [
-        operand
-        for node, op_tiling in trial.dims.op_tilings.items()
-        for operand, tiling in zip(node.operands, op_tiling.operands, strict=True)
-        if tiling is not None and operand not in tilings
-    ]
+    graph, whole = trial.dims.graph, [number for number, _ in _taken_in_pieces(trial)]
     sources = solve(graph, dict.fromkeys(whole, True), dependences, backward=True)
     return [number for number in graph.root.arguments if number in sources]
+
+
+def with_needed(trial: Trial) -> Trial:
+    """The trial with all arguments in parts of which whole values are made that the parts take
+    pieces of, such as labels beside tokens; as it was where the batch is not independent then."""
+    graph, parts = trial.dims.graph, trial.dims.parts
+    arguments, longer = set(graph.root.arguments), trial
+    while True:
+        needed = Origins(graph, parts).of(_taken_in_pieces(longer))
+        new = {n: tiling for n, tiling in needed.items() if n in arguments - longer.seeds.keys()}
+        if not new:
+            return longer
+        longer = try_seeds(graph, {**longer.seeds, **new}, parts, to_the_end=False)
+        if (
+            not longer.independent
+            or not longer.dims.op_tilings.keys() >= trial.dims.op_tilings.keys()
+        ):
+            return trial
+
+
+def _taken_in_pieces(trial: Trial) -> list[tuple[int, DimTiling]]:
+    """The whole values that the parts take pieces of, and which pieces."""
+    return [
+        (operand, tiling)
+        for node, op_tiling in trial.dims.op_tilings.items()
+        for operand, tiling in zip(node.operands, op_tiling.operands, strict=True)
+        if tiling is not None and operand not in trial.dims.tilings
+    ]
 
 
 def _elements(graph: Graph, number: int) -> int:

@@ -72,7 +72,7 @@ class PlanWriter:
             direction = each.schedule.directions[0]
             _write_loop(work, direction, region, contexts[0], self._shares)
         else:
-            write_training(work, each.schedule, region, contexts)
+            write_training(work, each.schedule, region, contexts, each.head)
         self._channel = region.channel
 
     def _stacks_for(self, chunks: Chunks) -> Stacks:

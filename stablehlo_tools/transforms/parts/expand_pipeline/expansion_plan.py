@@ -41,6 +41,10 @@ from stablehlo_tools.schedules.lockstep import (
     training_lockstep,
     turns_of,
 )
+from stablehlo_tools.transforms.parts.expand_pipeline.head_division import (
+    HeadDivision,
+    divide_head,
+)
 from stablehlo_tools.transforms.parts.expand_pipeline.layer_phase import Phase
 from stablehlo_tools.transforms.parts.expand_pipeline.microbatches import Cut, find_cut
 from stablehlo_tools.transforms.parts.expand_pipeline.region import Axis
@@ -109,6 +113,7 @@ class Options:
     skip: bool
     arguments: tuple[int, ...] = ()
     dimension: int = 0
+    head: str = "auto"
 
     @property
     def is_training(self) -> bool:
@@ -118,12 +123,13 @@ class Options:
 
 @dataclass(frozen=True)
 class Pipelined:
-    """A layer loop, or forward and backward ones with what stands between, its schedule, and how
-    each stack of layers is cut."""
+    """A layer loop, or forward and backward ones with what stands between, its schedule, how each
+    stack of layers is cut, and how the head is divided over the ranks, where it is."""
 
     work: Phase | Training
     schedule: Lockstep
     chunks: tuple[Chunks, ...]
+    head: HeadDivision | None = None
 
     @property
     def last(self) -> Phase:
@@ -182,7 +188,8 @@ def _pipelines(graph: Graph, cut: Cut, axis: Axis, options: Options) -> Iterator
                 chunks = [_chunks(each, axis, options) for each in loops[: training.stacks]]
                 count = options.repeats * training.stacks
                 schedule = training_lockstep(axis.size, microbatches, count, together)
-                yield Pipelined(training, schedule, tuple(chunks))
+                head = divide_head(training, axis, options.head)
+                yield Pipelined(training, schedule, tuple(chunks), head)
             continue
         make = backward_lockstep if phase.loop.reverse else forward_lockstep
         schedule = make(axis.size, microbatches, options.repeats)
@@ -462,6 +469,8 @@ def _account(each: Pipelined, plan: Plan) -> Diagnostic:
     if isinstance(work, Training):
         kept = " and ".join(str(turn.kept_slots) for turn in turns_of(schedule, work.stacks))
         text += f"; {kept} chunks' activations kept on a rank"
+    if each.head is not None:
+        text += f"; {each.head.account}"
     return note(text, op.location)
 
 

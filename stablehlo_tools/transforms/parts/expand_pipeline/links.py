@@ -8,11 +8,15 @@ from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.frontend_attributes import set_mean_runs
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
-from stablehlo_tools.transforms.parts.expand_pipeline.region import Region
+from stablehlo_tools.transforms.parts.expand_pipeline.link_results import (
+    LinkResults,
+    Values,
+    results_of_link,
+)
+from stablehlo_tools.transforms.parts.expand_pipeline.region import Region, sum_identity
 from stablehlo_tools.transforms.parts.expand_pipeline.ticks import (
     EmitContext,
     Row,
-    sum_identity,
     wide,
 )
 from stablehlo_tools.transforms.parts.expand_pipeline.training import Training
@@ -23,7 +27,6 @@ from stablehlo_tools.transforms.parts.one_part import (
     window,
 )
 
-Values = dict[int, ir.Value]  # of one microbatch, by number
 Taken = Callable[[Builder, int], ir.Value]
 
 
@@ -31,15 +34,13 @@ class LinkWriter:
     """Writes the link behind a loop.
 
     It carries the sums of its terms, and what the program needs of all samples, in this order.
-    `given` are the values that it hands on; `ticks` are those in which it is due for one microbatch
-    or for none.
+    `ticks` are those in which it is due for one microbatch or for none.
     """
 
     def __init__(
         self,
         plan: Training,
         link: int,
-        given: Sequence[int],
         region: Region,
         context: EmitContext,
         ticks: int,
@@ -49,9 +50,13 @@ class LinkWriter:
         self._region = region
         self._context = context
         self._runs = plan.dims.parts / ticks
-        own = {number for node in self._link.nodes for number in node.results}
-        self._made = tuple(number for number in given if number in own)
-        self._passed = tuple(number for number in given if number not in own)
+        self._made = plan.made(link)
+        self._passed = tuple(number for number in plan.given(link) if number not in self._made)
+
+    def row(self, build: Builder, tick: ir.Value, own: Row) -> Row:
+        """When it runs, and on which microbatch: in its `own` rank's row."""
+        del build, tick
+        return own
 
     def initial(self) -> list[ir.Value]:
         """What is carried before the first tick."""
@@ -133,6 +138,10 @@ class LinkWriter:
         self, build: Builder, row: Row, held: Sequence[ir.Value], taken: Taken
     ) -> tuple[Values, list[ir.Value]]:
         """The link on the row's microbatch, and what is carried then."""
+        results = self._results(build, row, taken)
+        return results.made, self._after(build, row, held, results)
+
+    def _results(self, build: Builder, row: Row, taken: Taken) -> LinkResults:
         link = self._link
         writing = OnePartWriter(
             self._dims, row.microbatch, self._outside(build, row), self._context.finish
@@ -140,21 +149,25 @@ class LinkWriter:
         for number in link.takes:
             writing.values[number] = taken(build, number)
         writing.write(link.nodes, build.point)
-        made = {n: writing.get(n, self._dims.tilings.get(n), build) for n in self._made}
+        return results_of_link(link, self._dims, self._made, writing, build)
+
+    def _after(
+        self, build: Builder, row: Row, held: Sequence[ir.Value], results: LinkResults
+    ) -> list[ir.Value]:
+        """What is carried when the link has run."""
         after: list[ir.Value] = []
-        for number, before in zip(link.sums, held, strict=False):
-            term = build.convert(writing.get(number, None, build), element_of(before))
-            after.append(build.same("add", before, term))
-        for number, before, (_, layout) in zip(
-            link.finals, held[len(link.sums) :], self._finals(), strict=True
+        for term, before in zip(results.terms, held, strict=False):
+            after.append(build.same("add", before, build.convert(term, element_of(before))))
+        of_samples = held[len(results.terms) :]
+        for part, before, (_, layout) in zip(
+            results.finals, of_samples, self._finals(), strict=True
         ):
-            part = writing.get(number, layout, build)
             if layout is None:
                 after.append(part)
                 continue
             at, sizes = window(shape_of(before), layout, row.microbatch, build.i32(0))
             after.append(build.update(before, build.reshape(part, sizes), at))
-        return made, after
+        return after
 
     def _outside(self, build: Builder, row: Row) -> Callable[[int, DimTiling | None], ir.Value]:
         def outside(number: int, layout: DimTiling | None) -> ir.Value:

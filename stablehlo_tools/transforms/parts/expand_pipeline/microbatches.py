@@ -17,6 +17,7 @@ from stablehlo_tools.analysis.dimension_propagation.seeds import (
     sizes_undivided,
     try_seeds,
     undivided,
+    with_needed,
 )
 from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling
 from stablehlo_tools.analysis.loop_carries import LayerLoop
@@ -164,6 +165,19 @@ def strided(graph: Graph, seeds: Seeds, parts: int) -> Seeds:
 
 
 def _planned(trial: Trial, loops: Sequence[LayerLoop]) -> Cut:
+    """The cut by a trial, and of what it takes pieces of besides, such as labels, where that can be
+    cut, too."""
+    cut = _planned_alone(trial, loops)
+    longer = with_needed(trial)
+    if longer is trial:
+        return cut
+    try:
+        return _planned_alone(longer, loops)
+    except ToolError:
+        return cut
+
+
+def _planned_alone(trial: Trial, loops: Sequence[LayerLoop]) -> Cut:
     chosen = _over_layers(loops, trial)
     return Cut(trial, tuple(plan_phase(loop, trial.dims) for loop in chosen))
 

@@ -16,11 +16,11 @@ from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling
 from stablehlo_tools.analysis.replica_groups import AxisRef, DeviceMesh, mesh_axes_groups
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import MANUAL_COMPUTATION
-from stablehlo_tools.ir.builder import Builder, element_of
+from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.ir.clone import alike_clone
 from stablehlo_tools.ir.values import in_block_order, is_spread_constant, maker_of, producer
 from stablehlo_tools.ir.walk import values_used
-from stablehlo_tools.transforms.parts.one_part import cut, part_type
+from stablehlo_tools.transforms.parts.one_part import apart, cut, part_type, window
 
 
 def without_axis(op: ir.Operation, axis: str) -> None:
@@ -39,6 +39,14 @@ def _without(text: str, axis: str) -> str:
     text = re.sub(rf"{reference}, ", "", text)
     text = re.sub(rf", {reference}", "", text)
     return re.sub(reference, "", text)
+
+
+def sum_identity(build: Builder, shape: Sequence[int], element: ir.Type) -> ir.Value:
+    """What changes no number that it is added to: -0.0 for floats.
+
+    Ranks that have no results of their own hold it, so that a sum over all gives the others' bits.
+    """
+    return build.splat(-0.0 if isinstance(element, ir.FloatType) else 0, shape, element)
 
 
 class Axis:
@@ -194,6 +202,27 @@ class Region:
         name = "or" if _is_boolean(element) else "add"
         inner.end_region([inner.same(name, *block.arguments)])
         return reduce.results[0]
+
+    def from_one(self, build: Builder, value: ir.Value, is_one: ir.Value) -> ir.Value:
+        """What the one rank has for which `is_one` is set."""
+        none = sum_identity(build, shape_of(value), element_of(value))
+        return self.total(build, build.same("select", is_one, value, none))
+
+    def joined(
+        self,
+        build: Builder,
+        part: ir.Value,
+        layout: DimTiling,
+        shape: Sequence[int],
+        rank: ir.Value,
+    ) -> ir.Value:
+        """A value of some shape, of which each rank has a part. It is added up, as XLA's own
+        partitioner would first bring what other axes divide together for an all_gather."""
+        rows = apart(shape, layout, self.axis.size)
+        at, sizes = window(rows, layout, rank, build.i32(0))
+        room = sum_identity(build, rows, element_of(part))
+        own = build.update(room, build.reshape(part, sizes), at)
+        return build.reshape(self.total(build, own), shape)
 
     def close(self, results: Sequence[tuple[ir.Value, int | None]]) -> list[ir.Value]:
         """Ends the region; the results outside, joined along their dimensions."""

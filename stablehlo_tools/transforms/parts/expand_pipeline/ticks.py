@@ -24,7 +24,11 @@ from stablehlo_tools.ir.while_loop import CountedLoop
 from stablehlo_tools.schedules.lockstep import Direction
 from stablehlo_tools.transforms.parts.expand_pipeline.expansion_plan import RANK_DIMENSION, Chunks
 from stablehlo_tools.transforms.parts.expand_pipeline.layer_phase import Phase, RowRead, RowWrite
-from stablehlo_tools.transforms.parts.expand_pipeline.region import Region, without_axis
+from stablehlo_tools.transforms.parts.expand_pipeline.region import (
+    Region,
+    sum_identity,
+    without_axis,
+)
 from stablehlo_tools.transforms.parts.expand_pipeline.stacks import Stacks, row_shape
 from stablehlo_tools.transforms.parts.one_part import (
     OnePartWriter,
@@ -33,14 +37,6 @@ from stablehlo_tools.transforms.parts.one_part import (
     part_type_of,
     window,
 )
-
-
-def sum_identity(build: Builder, shape: Sequence[int], element: ir.Type) -> ir.Value:
-    """What changes no number that it is added to: -0.0 for floats.
-
-    Ranks that have no results of their own hold it, so that a sum over all gives the others' bits.
-    """
-    return build.splat(-0.0 if isinstance(element, ir.FloatType) else 0, shape, element)
 
 
 def wide(element: ir.Type) -> ir.Type:

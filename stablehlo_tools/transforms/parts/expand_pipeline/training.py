@@ -16,15 +16,20 @@ the decoder. Backward loops find it where the forward loops left it on the same 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from math import prod
 
 from stablehlo_tools.analysis.dataflow import Body, Node, inputs_of, needed
 from stablehlo_tools.analysis.dimension_propagation.propagation import BatchDims
 from stablehlo_tools.analysis.partial_sums import PartialSums, source_of
 from stablehlo_tools.diagnostics import ToolError, note
-from stablehlo_tools.ir.values import has_uses
+from stablehlo_tools.dialect.names import BROADCAST
+from stablehlo_tools.dialect.traits import ELEMENTWISE, LAYOUT
+from stablehlo_tools.ir.values import has_uses, is_spread_constant
 from stablehlo_tools.transforms.parts.expand_pipeline.layer_phase import Phase
+
+_CHEAP = ELEMENTWISE | LAYOUT
 
 
 @dataclass(frozen=True)
@@ -99,6 +104,23 @@ class Training:
     def dims(self) -> BatchDims:
         """How the batch lies in the values."""
         return self.forward.dims
+
+    def mirror(self, i: int) -> int:
+        """The backward loop of a forward one, and the reverse."""
+        return len(self.passes) - 1 - i
+
+    def given(self, i: int) -> tuple[int, ...]:
+        """What a link hands on: to the next loop, and to the link behind that one's backward."""
+        following = self.passes[i + 1]
+        given = [*self.links[i].starts.values(), *following.along]
+        if i + 1 < self.stacks:
+            given += self.links[self.mirror(i + 1)].held
+        return tuple(dict.fromkeys(given))
+
+    def made(self, i: int) -> tuple[int, ...]:
+        """What a link makes of that; the rest it passes on."""
+        own = {number for node in self.links[i].nodes for number in node.results}
+        return tuple(number for number in self.given(i) if number in own)
 
 
 def plan_training(body: Body, forwards: Sequence[Phase], backwards: Sequence[Phase]) -> Training:
@@ -180,13 +202,33 @@ class _Planner:
         results = {n for node in own for n in node.results}
         ends = [n for n in wanted if n in results]
         return Link(
-            own,
+            (*self._made_again(own), *own),
             tuple(sorted(self._ways.taken[i] - results)),
             tuple(sorted(self._ways.held[i])),
             starts,
             tuple(n for n in ends if n in self._terms.terms),
             tuple(n for n in ends if n not in self._terms.terms),
         )
+
+    def _made_again(self, own: Sequence[Node]) -> Iterator[Node]:
+        """The ops in front of the pipeline that make much of little for the ops of a link, such as
+        a one-hot of labels: of one microbatch it is made where that is at the link."""
+        dims, body = self._last.dims, self._body
+        made = {n: node for node in body.nodes for n in node.results if node in dims.op_tilings}
+        again: set[Node] = set()
+        for number in {n for node in own for n in inputs_of(node)} - self._place.keys():
+            ops, read, pending = set[Node](), set[int](), [number]
+            while pending:
+                each = pending.pop()
+                node = made.get(each)
+                if node is not None and node.name in _CHEAP and not len(node.op.regions):
+                    ops.add(node)
+                    pending += node.operands
+                elif not is_spread_constant(dims.graph.values[each]):
+                    read.add(_repeated(dims, each))
+            if _elements(dims, [number]) > 2 * _elements(dims, read):
+                again |= ops
+        return (node for node in body.nodes if node in again)
 
     def _mirror(self, i: int) -> int:
         """The backward loop of a forward one, and the reverse."""
@@ -395,6 +437,17 @@ class _Planner:
         for loop in range(made + 1, until + 1):
             self._ways.along[loop].add(number)
             self._ways.taken[loop - 1].add(number)
+
+
+def _repeated(dims: BatchDims, number: int) -> int:
+    """What is stored for a value: of a whole one that repeats another, that one."""
+    node = dims.graph.maker.get(number)
+    repeats = node is not None and node.name == BROADCAST and number not in dims.tilings
+    return node.operands[0] if node is not None and repeats else number
+
+
+def _elements(dims: BatchDims, numbers: Iterable[int]) -> int:
+    return sum(prod(dims.graph.shape(number) or ()) for number in numbers)
 
 
 def activations(phase: Phase) -> set[int]:

@@ -18,7 +18,10 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.builder import Builder
 from stablehlo_tools.ir.while_loop import CountedLoop
 from stablehlo_tools.schedules.lockstep import Cell, Direction, Lockstep, turns_of
-from stablehlo_tools.transforms.parts.expand_pipeline.links import LinkWriter, Taken, Values
+from stablehlo_tools.transforms.parts.expand_pipeline.divided_head import DividedHeadWriter
+from stablehlo_tools.transforms.parts.expand_pipeline.head_division import HeadDivision
+from stablehlo_tools.transforms.parts.expand_pipeline.link_results import Values
+from stablehlo_tools.transforms.parts.expand_pipeline.links import LinkWriter, Taken
 from stablehlo_tools.transforms.parts.expand_pipeline.occupancy import mean_runs
 from stablehlo_tools.transforms.parts.expand_pipeline.region import Region
 from stablehlo_tools.transforms.parts.expand_pipeline.results import Results
@@ -37,11 +40,16 @@ from stablehlo_tools.transforms.parts.one_part import part_type_of
 
 
 def write_training(
-    plan: Training, schedule: Lockstep, region: Region, contexts: Sequence[EmitContext]
+    plan: Training,
+    schedule: Lockstep,
+    region: Region,
+    contexts: Sequence[EmitContext],
+    head: HeadDivision | None,
 ) -> None:
     """Replaces the loops and the links by one loop over the ticks of a schedule; `contexts` are
-    those of the stacks. The region stands where the last loop stood."""
-    _TrainingWriter(plan, schedule, region, contexts).write()
+    those of the stacks, `head` says how the head is divided, if it is. The region stands where the
+    last loop stood."""
+    _TrainingWriter(plan, schedule, region, contexts, head).write()
 
 
 def mirrored(direction: Direction, chunks: int) -> Direction:
@@ -115,6 +123,7 @@ class _TrainingWriter:
         schedule: Lockstep,
         region: Region,
         contexts: Sequence[EmitContext],
+        head: HeadDivision | None,
     ) -> None:
         self.plan = plan
         self.stacks = plan.stacks
@@ -134,7 +143,7 @@ class _TrainingWriter:
         for i, (each, direction) in enumerate(zip(plan.passes, directions, strict=True)):
             kept = Kept()
             if i < self.stacks:
-                sources = frozenset(plan.passes[self.mirror(i)].residuals.values())
+                sources = frozenset(plan.passes[plan.mirror(i)].residuals.values())
                 kept = Kept(kept_slots[i], sources)
             joins = 0 < i < self.stacks
             self.writers.append(
@@ -159,12 +168,15 @@ class _TrainingWriter:
             Ring(region, directions[-1].slots, -step, loads[self.stacks :]),
         )
         self.links = [
-            LinkWriter(plan, i, self._given(i), region, contexts[0], schedule.ticks)
-            for i in range(len(plan.links))
+            LinkWriter(plan, i, region, contexts[0], schedule.ticks) for i in range(len(plan.links))
         ]
+        if head is not None:
+            self.links[self.stacks - 1] = DividedHeadWriter(
+                plan, head, region, contexts[0], schedule, directions[self.stacks]
+            )
         self.for_links = [self._waiting(i, link, schedule) for i, link in enumerate(plan.links)]
         self.for_layers = [
-            Slots(self._types(each.kept), kept_slots[min(i, self.mirror(i))])
+            Slots(self._types(each.kept), kept_slots[min(i, plan.mirror(i))])
             for i, each in enumerate(plan.passes)
         ]
 
@@ -182,24 +194,13 @@ class _TrainingWriter:
         )
         loop = CountedLoop(build, build.i32(self.writers[0].ticks), carried.flat())
         rows = [writer.row(loop.inside, loop.counter) for writer in self.writers]
-        tick = _Tick(self, loop.inside, rows, carried.like(loop.arguments))
+        head = self.links[self.stacks - 1].row(loop.inside, loop.counter, rows[self.stacks])
+        tick = _Tick(self, loop.inside, rows, head, carried.like(loop.arguments))
         after = carried.like(loop.close(tick.write().flat()))
         for i, each in enumerate(self.plan.passes):
             for carry in set(each.residuals.values()):  # a backward may read a stack twice
-                del after.states[self.mirror(i)].stores[carry]
+                del after.states[self.plan.mirror(i)].stores[carry]
         self._finish(after)
-
-    def mirror(self, i: int) -> int:
-        """The backward loop of a forward one, and the reverse."""
-        return len(self.plan.passes) - 1 - i
-
-    def _given(self, i: int) -> list[int]:
-        """What a link hands on: to the next loop, and to the link behind that one's backward."""
-        following = self.plan.passes[i + 1]
-        given = [*self.plan.links[i].starts.values(), *following.along]
-        if i + 1 < self.stacks:
-            given += self.plan.links[self.mirror(i + 1)].held
-        return list(dict.fromkeys(given))
 
     def _waiting(self, i: int, link: Link, schedule: Lockstep) -> Slots:
         """Room for what waits for a link: for the head all that it takes, for a backward one what
@@ -210,7 +211,8 @@ class _TrainingWriter:
             return Slots(self._types(link.takes), count)
         if not link.held:
             return Slots({}, 1)
-        return Slots(self._types(link.held), waiting_slots(schedule, 0, self.mirror(i) * repeats))
+        chunk = self.plan.mirror(i) * repeats
+        return Slots(self._types(link.held), waiting_slots(schedule, 0, chunk))
 
     def _types(self, numbers: Iterable[int]) -> dict[int, ir.RankedTensorType]:
         return {n: ir.RankedTensorType(part_type_of(self.plan.dims, n)) for n in numbers}
@@ -245,12 +247,18 @@ class _Tick:
     """The body of the loop over ticks: all loops and links, once each."""
 
     def __init__(
-        self, writer: _TrainingWriter, build: Builder, rows: Sequence[Row], carried: _Carried
+        self,
+        writer: _TrainingWriter,
+        build: Builder,
+        rows: Sequence[Row],
+        head: Row,
+        carried: _Carried,
     ) -> None:
         self._writer = writer
         self._plan = writer.plan
         self._build = build
         self._rows = rows
+        self._head_row = head
         self._before = carried
         self._carried = replace(
             carried,
@@ -280,21 +288,22 @@ class _Tick:
         ]
         return replace(self._carried, received=received)
 
-    def _begins(self, loop: int) -> ir.Value:
+    def _begins(self, row: Row) -> ir.Value:
         """Whether a rank runs the first chunk of a loop, with what a link makes."""
-        row, build = self._rows[loop], self._build
+        build = self._build
         return build.same("and", row.runs, build.same("not", row.received))
 
     def _join(self, stack: int) -> Values:
         """The link in front of a stack's forward; puts away what the one behind its backward is to
         take."""
-        link, row, begins = stack - 1, self._rows[stack], self._begins(stack)
+        link, row = stack - 1, self._rows[stack]
+        begins = self._begins(row)
 
         def taken(build: Builder, number: int) -> ir.Value:
             return self._received(build, stack - 1, number, row)
 
-        made = self._link(link, stack, begins, taken)
-        back = self._writer.mirror(stack)
+        made = self._link(link, row, begins, taken)
+        back = self._plan.mirror(stack)
         if back < len(self._plan.links):
             self._put_away(back, row, begins, made)
         return made
@@ -303,12 +312,12 @@ class _Tick:
         head = self._writer.stacks - 1
         row = self._rows[head]
         self._put_away(head, row, row.ends, self._behind[head])
-        begins = self._begins(head + 1)
+        at_head = self._head_row
 
         def taken(build: Builder, number: int) -> ir.Value:
-            return self._waiting(build, head, self._rows[head + 1], number)
+            return self._waiting(build, head, at_head, number)
 
-        return self._link(head, head + 1, begins, taken)
+        return self._link(head, at_head, self._begins(at_head), taken)
 
     def _join_back(self, link: int) -> Sent:
         """The link behind a stack's backward, and what it hands on to the stack before."""
@@ -320,7 +329,7 @@ class _Tick:
                 return self._waiting(at, link, row, number)
             return self._behind[link][number]
 
-        made = self._link(link, link, row.ends, taken)
+        made = self._link(link, row, row.ends, taken)
         following, starts = self._plan.passes[link + 1], self._plan.links[link].starts
         phase = following.phase
         values = {number: made[number] for number in following.along}
@@ -333,10 +342,10 @@ class _Tick:
             values[phase.node.results[carry]] = start
         return Sent(row.ends, link + 1 - self._writer.stacks, values)
 
-    def _link(self, link: int, loop: int, begins: ir.Value, taken: Taken) -> Values:
+    def _link(self, link: int, row: Row, begins: ir.Value, taken: Taken) -> Values:
         """A link, in the row of a loop."""
         made, self._carried.links[link] = self._writer.links[link].run(
-            self._build, self._rows[loop], begins, self._before.links[link], taken
+            self._build, row, begins, self._before.links[link], taken
         )
         return made
 
@@ -365,7 +374,7 @@ class _Tick:
     def _run(self, loop: int, made: Values) -> None:
         """A loop over layers; `made` is what a link hands it where it begins with one."""
         writer, row, build = self._writer.writers[loop], self._rows[loop], self._build
-        this, back = self._plan.passes[loop], self._writer.mirror(loop)
+        this, back = self._plan.passes[loop], self._plan.mirror(loop)
         along: Values = {}
         for number in this.along:
             along[number] = self._received(build, loop, number, row)

@@ -1,0 +1,254 @@
+"""Whether the head of a pipeline can be divided over its ranks, and how.
+
+What stands between the last forward loop and the first backward one, a head over the vocabulary and
+the loss, runs where a microbatch ends its forward: on one rank, for which all others wait. Where
+its ops can be cut along a dimension of what the last layer gives, such as the tokens of a sequence
+or the samples of a microbatch, each rank can run them on a part.
+
+For that the head is written once on one microbatch, to a block of its own, and followed there as
+the batch is followed through a program. What the backward begins with must then be in parts, or a
+sum over them, and all products must be of parts; sums over the batch are sums over the parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import NamedTuple
+
+from stablehlo_tools.analysis.dataflow import Node
+from stablehlo_tools.analysis.dimension_propagation.propagation import BatchDims, Graph
+from stablehlo_tools.analysis.dimension_propagation.seeds import (
+    Seeds,
+    try_seeds,
+    with_needed,
+    work_of,
+)
+from stablehlo_tools.analysis.dimension_propagation.tilings import CONTRACTIONS, DimTiling
+from stablehlo_tools.analysis.partial_sums import PartialSums
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.ir.builder import Builder
+from stablehlo_tools.ir.clone import alike_clone
+from stablehlo_tools.ir.values import is_spread_constant, maker_of
+from stablehlo_tools.transforms.parts.expand_pipeline.link_results import results_of_link
+from stablehlo_tools.transforms.parts.expand_pipeline.region import Axis, without_axis
+from stablehlo_tools.transforms.parts.expand_pipeline.training import Training
+from stablehlo_tools.transforms.parts.one_part import OnePartWriter, part_type, part_type_of
+
+# Multiplications for each element that is sent, from which on a head is divided: what an
+# accelerator does in the time that a link between two of them takes for one element.
+_WORTH = 1024
+
+
+class Input(NamedTuple):
+    """What a head takes: a value of a microbatch that waits for it on the last rank (`waits`), or
+    one of the program, of which a microbatch where it has a layout."""
+
+    number: int
+    layout: DimTiling | None
+    waits: bool
+
+
+@dataclass(frozen=True)
+class HeadDivision:
+    """A head on one microbatch, and how it runs on each rank's part of that.
+
+    `dims` are of a block, which `holder` keeps: its first argument is the number of the microbatch,
+    the others are the `inputs`. It returns what the link hands on, the terms of its sums, and what
+    the program needs of all samples; `sums` are those of them that are sums over the ranks. `cut`
+    is what the last layer gives, with the dimension that is divided.
+    """
+
+    holder: ir.Operation
+    inputs: tuple[Input, ...]
+    dims: BatchDims
+    sums: frozenset[int]
+    cut: tuple[int, DimTiling]
+
+    @property
+    def arguments(self) -> dict[int, Input]:
+        """The inputs, by the number of the argument."""
+        return dict(zip(self.dims.graph.root.arguments[1:], self.inputs, strict=True))
+
+    @property
+    def account(self) -> str:
+        """What a user is told of it."""
+        number, layout = self.cut
+        size = (self.dims.graph.shape(number) or ())[layout.dim]
+        share = size // self.dims.parts
+        of = f"{size} along dimension {layout.dim} of what the last layer gives"
+        return f"each rank runs the head on {share} of {of}"
+
+    @property
+    def sent(self) -> int:
+        """The elements that are sent for a microbatch."""
+        root = self.dims.graph.root
+        sent = [number for number, each in self.arguments.items() if each.waits]
+        return sum(prod(self.dims.graph.shape(n) or ()) for n in (*sent, *root.returned))
+
+
+def divide_head(plan: Training, axis: Axis, wanted: str) -> HeadDivision | None:
+    """How the head of a plan is divided over the ranks of an axis; None where the last rank runs
+    it, as it is `wanted`: `last`, or with `auto` where little is won. Raises ToolError where it is
+    to be `divided` and cannot."""
+    if wanted == "last":
+        return None
+    holder, inputs = _on_one_microbatch(plan, axis)
+    graph = Graph.of(holder.regions[0].blocks[0])
+    work = work_of(graph, _products(graph))
+    best: HeadDivision | None = None
+    for seeds in _candidates(plan, graph, inputs, axis):
+        dims = _followed(graph, seeds, axis.size)
+        sums = None if dims is None else _sums(dims, graph)
+        if dims is None or sums is None:
+            continue
+        found = HeadDivision(holder, inputs, dims, sums, *seeds.items())
+        if best is None or found.sent < best.sent:
+            best = found
+    if wanted != "divided":
+        return best if best is not None and best.sent * _WORTH <= work else None
+    if best is None:
+        raise ToolError(
+            f"expand-pipeline: head=divided, and along no dimension that {axis.size} ranks divide "
+            "can all of the head be cut: its products, what the backward begins with, and the loss "
+            "as a sum (P7); head=last runs it on the last rank",
+            plan.backward.loop.op.location,
+        )
+    return best
+
+
+def _on_one_microbatch(plan: Training, axis: Axis) -> tuple[ir.Operation, tuple[Input, ...]]:
+    """The block of a head, in an op that is in no module, and what its arguments are."""
+    context = plan.backward.loop.op.context
+    location = ir.Location.unknown(context)
+    holder = ir.Operation.create(
+        "func.func",
+        attributes={
+            "sym_name": ir.StringAttr.get("head", context),
+            "function_type": ir.TypeAttr.get(ir.FunctionType.get([], [], context), context),
+        },
+        regions=1,
+        loc=location,
+    )
+    block = holder.regions[0].blocks.append()
+    inputs = _Inputs(plan, block, axis.name)
+    build = Builder(ir.InsertionPoint(block), location)
+    scalar = build.tensor([], ir.IntegerType.get_signless(32, context))
+    counter = block.add_argument(scalar, location)
+    writing = OnePartWriter(plan.dims, counter, inputs.outside, inputs.finish)
+    for number in plan.head.takes:
+        writing.values[number] = inputs.argument(Input(number, None, waits=True))
+    writing.write(plan.head.nodes, build.point)
+    results = results_of_link(plan.head, plan.dims, plan.made(plan.stacks - 1), writing, build)
+    returned = [*results.made.values(), *results.terms, *results.finals]
+    ir.Operation.create("func.return", operands=returned, loc=location, ip=build.point)
+    return holder, tuple(inputs.found)
+
+
+class _Inputs:
+    """The arguments of a head's block, which turn up while it is written."""
+
+    def __init__(self, plan: Training, block: ir.Block, axis: str) -> None:
+        self._dims = plan.dims
+        self._block = block
+        self._axis = axis
+        self._arguments: dict[Input, ir.Value] = {}
+        self._constants: dict[ir.Value, ir.Value] = {}
+        self._front: ir.Operation | None = None  # the last of the constants in front of the ops
+
+    @property
+    def found(self) -> list[Input]:
+        """What the arguments are."""
+        return list(self._arguments)
+
+    def finish(self, copy: ir.Operation) -> None:
+        """What a copied op needs: the axis is manual where it runs."""
+        without_axis(copy, self._axis)
+
+    def argument(self, each: Input) -> ir.Value:
+        """The argument for a value."""
+        if each not in self._arguments:
+            value, dims = self._dims.graph.values[each.number], self._dims
+            type_ = part_type_of(dims, each.number)
+            if not each.waits:
+                type_ = part_type(value, each.layout, dims.parts)
+            location = ir.Location.unknown(self._block.owner.context)
+            self._arguments[each] = self._block.add_argument(type_, location)
+        return self._arguments[each]
+
+    def outside(self, number: int, layout: DimTiling | None) -> ir.Value:
+        """A value of the program; what is made of constants alone is made again."""
+        value = self._dims.graph.values[number]
+        if layout is None:
+            return self._whole(value)
+        type_ = part_type(value, layout, self._dims.parts)
+        alike = alike_clone(value, layout.dim, type_, ir.InsertionPoint.at_block_begin(self._block))
+        if alike is None:
+            return self.argument(Input(number, layout, waits=False))
+        copy = maker_of(alike)
+        inner = [self._whole(copy.operands[i]) for i in range(len(copy.operands))]
+        return self._in_front(copy, inner)
+
+    def _whole(self, value: ir.Value) -> ir.Value:
+        if value in self._constants:
+            return self._constants[value]
+        if not is_spread_constant(value):
+            number = self._dims.graph.numbers[value]
+            return self.argument(Input(number, None, waits=False))
+        made = maker_of(value)
+        inner = [self._whole(made.operands[i]) for i in range(len(made.operands))]
+        copy = made.clone(ip=ir.InsertionPoint.at_block_begin(self._block))
+        self._constants[value] = self._in_front(copy, inner)
+        return self._constants[value]
+
+    def _in_front(self, copy: ir.Operation, operands: Sequence[ir.Value]) -> ir.Value:
+        for position, operand in enumerate(operands):
+            copy.operands[position] = operand
+        if self._front is not None:
+            copy.move_after(self._front)
+        self._front = copy
+        self.finish(copy)
+        return copy.results[0]
+
+
+def _products(graph: Graph) -> list[Node]:
+    return [node for node in graph.nodes if node.name in CONTRACTIONS]
+
+
+def _candidates(
+    plan: Training, graph: Graph, inputs: Sequence[Input], axis: Axis
+) -> Iterator[Seeds]:
+    """The dimensions of what the last layer gives that could be divided: those that are not of
+    samples first, for other axes of the mesh divide these. Where these are divided, each device
+    keeps a part of those it has."""
+    flows = plan.passes[plan.stacks - 1].phase.node.results
+    others = axis.mesh.size // axis.size
+    for number, each in zip(graph.root.arguments[1:], inputs, strict=True):
+        samples = plan.dims.tilings.get(each.number)
+        shape = graph.shape(number) or ()
+        if not each.waits or each.number not in flows or samples is None:
+            continue
+        layouts = [DimTiling(dim) for dim in range(len(shape)) if dim != samples.dim]
+        for layout in (*layouts, DimTiling(samples.dim, others)):
+            if layout.fits(shape, axis.size):
+                yield {number: layout}
+
+
+def _followed(graph: Graph, seeds: Seeds, parts: int) -> BatchDims | None:
+    """How the ops of a head run on parts; None where they, or their products, do not."""
+    trial = with_needed(try_seeds(graph, seeds, parts, to_the_end=False))
+    products = set(_products(graph))
+    return trial.dims if trial.independent and trial.dims.op_tilings.keys() >= products else None
+
+
+def _sums(dims: BatchDims, graph: Graph) -> frozenset[int] | None:
+    """What a head gives that is a sum over the parts; None where it gives something that is neither
+    in parts, nor such a sum, nor alike for all."""
+    partial = PartialSums(dims)
+    partial.visit(graph.root.nodes)
+    for number in graph.root.returned:
+        if number in partial.blocked or partial.terms.get(number, "add") != "add":
+            return None
+    return frozenset(number for number in graph.root.returned if number in partial.terms)
