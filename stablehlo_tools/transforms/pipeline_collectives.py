@@ -27,7 +27,8 @@ all_reduce of the sum, what is written to the rows of a buffer is one collective
 of what is overwritten only the last counts. What sends the same in every iteration runs once before
 the loop (`prefetch` and `auto`). `once` does what loops around it would repeat once for all of
 them: weights of layers are gathered, all rows at once, before a loop over microbatches, and their
-gradients reduced behind it. `auto` takes what is predicted to be fastest within memory.
+gradients reduced behind it; so are those of a branch in the loop, such as the head of a pipeline,
+which is due in some of the ticks. `auto` takes what is predicted to be fastest within memory.
 
 Preconditions:
   P1  Some collectives are explicit: a plain sharded jit export is partitioned first. Those that a

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+from collections import Counter
 from functools import cache
 from typing import Any
 
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 from jax.export import Exported
 from kept_values import assert_kept, compared
 from models.zoo import ZOO
+from random_branches import random_branching_program
 from random_nested import random_nested_program
 from test_pipeline_collectives_repeated import executed
 
@@ -84,6 +86,35 @@ def test_most_random_nested_loops_are_rewritten():
     for kind in ("all_gather", "reduce_scatter", "all_reduce"):
         assert any(n.startswith(f"{kind} runs once") for each in notes for n in each), kind
     assert sum(any("runs once" in note for note in each) for each in notes) > len(notes) / 2
+
+
+def check_branches(chosen: random.Random) -> None:
+    text = random_branching_program(chosen)
+    after, _ = moved(text, "direction=once")
+    before = artifact.parse(text.encode())
+    if artifact.to_text(after.module) != artifact.to_text(before.module):
+        assert run(before, text) == run(after, text), text
+
+
+@settings(max_examples=25, suppress_health_check=SLOW, derandomize=True)
+@given(st.integers(0, 2**32))
+def test_what_branches_add_up_keeps_its_values(seed: int):
+    check_branches(random.Random(seed))
+
+
+@pytest.mark.soak
+@settings(max_examples=600, suppress_health_check=SLOW)
+@given(st.integers(0, 2**32))
+def test_what_branches_add_up_keeps_its_values_soak(seed: int):
+    check_branches(random.Random(seed))
+
+
+def test_branches_gather_before_the_loop_and_reduce_behind_it():
+    texts = [random_branching_program(random.Random(seed)) for seed in range(40)]
+    notes = [{note.split(",")[0] for note in moved(text, "direction=once")[1]} for text in texts]
+    counts = Counter(note for each in notes for note in each if "runs once" in note)
+    for kind, least in (("all_gather", 15), ("all_reduce", 5), ("reduce_scatter", 5)):
+        assert counts[f"{kind} runs once"] >= least, (kind, counts)
 
 
 def by_table(groups: str) -> str:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from stablehlo_tools.analysis.collectives import Collective, ModuleFacts
+from stablehlo_tools.analysis.dataflow import CONTROL_FLOW
 from stablehlo_tools.analysis.device_values import DeviceValues
 from stablehlo_tools.analysis.effects import Effects
 from stablehlo_tools.analysis.group_values import AlikeInGroups
@@ -157,7 +158,10 @@ def _is_carried(body: LoopBody, value: ir.Value) -> bool:
 def _is_ahead(body: LoopBody, collective: Collective) -> bool:
     """Whether a result is only sent on and reformatted in its iteration."""
     read_by = body.depending_on([collective.op], later=False)
-    return all(op.name in FORMATTING or body.communicates(op) for op in read_by)
+    return all(
+        op.name in FORMATTING or (body.communicates(op) and op.name not in CONTROL_FLOW)
+        for op in read_by
+    )
 
 
 def _is_late(body: LoopBody, collective: Collective) -> bool:

@@ -55,6 +55,7 @@ from stablehlo_tools.ir.cleanup import erase_unused
 from stablehlo_tools.ir.clone import copy_module
 from stablehlo_tools.ir.values import key_of, maker_of, producer
 from stablehlo_tools.ir.walk import drop_attributes, walk
+from stablehlo_tools.transforms.parts.pipeline_collectives.branches import bring_out, put_back
 from stablehlo_tools.transforms.parts.pipeline_collectives.frame import Frame, is_the_same
 from stablehlo_tools.transforms.parts.pipeline_collectives.moves import (
     LoopSurvey,
@@ -138,12 +139,14 @@ def lift(module: ir.Module, facts: ModuleFacts, chosen: frozenset[int]) -> None:
     for loop in loops_of(module):
         loop.attributes[_TO_LIFT] = ir.UnitAttr.get(loop.context)
     while (loop := _next(module)) is not None:
+        bring_out(survey_loop(loop, module, facts).body, lambda op: _number_of(op) in chosen)
         surveyed = survey_loop(loop, module, facts)
         if surveyed.fewest >= 1:
             _hoist(surveyed, chosen)
         while _stacked(survey_loop(loop, module, facts), chosen):
             erase_unused(loop.regions[1].blocks[0])
         loop = _sunk(survey_loop(loop, module, facts), chosen)
+        put_back(survey_loop(loop, module, facts).body)
         del loop.attributes[_TO_LIFT]
     _share(module)
 
