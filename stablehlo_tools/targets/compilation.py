@@ -178,7 +178,10 @@ def _refuse_unknown(error: str, options: CompilerOptions, target: Target) -> Non
     """Raises ToolError where a compiler takes exception to one of its options."""
     for name, value in options.values:
         if f"'{name}'" in error and "No such compile option" in error:
-            raise ToolError(f"{target.title} has no compiler option {name}")
+            raise ToolError(
+                f"{target.title} has no compiler option {name}",
+                hint="a name as in XLA_FLAGS, without the dashes, that this compiler has",
+            )
         if name in error and _NO_VALUE.search(error):
             raise ToolError(f"{target.title} takes no {name}={value}: {shortened(error)}")
 

@@ -250,9 +250,16 @@ def dualpipe(ranks: int, microbatches: int, overlapped: bool = True) -> Table:
     number of microbatches of at least two a rank.
     """
     if ranks % 2 or microbatches % 2 or microbatches < 2 * ranks:
+        given, taken = (
+            f"microbatches={microbatches}",
+            f"microbatches={max(microbatches + 1, 2 * ranks) // 2 * 2}",
+        )
+        if ranks % 2:
+            given, taken = f"ranks={ranks}", f"ranks={ranks + 1}"
         raise ToolError(
             f"dualpipe: {ranks} ranks and {microbatches} microbatches; it takes an even number of "
-            "ranks, and an even number of microbatches that is at least twice the ranks"
+            "ranks, and an even number of microbatches that is at least twice the ranks",
+            instead=(given, taken),
         )
     half = ranks // 2
     rows: list[list[Step]] = []

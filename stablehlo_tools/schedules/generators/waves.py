@@ -42,7 +42,10 @@ def chimera(ranks: int, microbatches: int) -> Table:
     an odd number of ranks, where the two directions would meet.
     """
     if ranks % 2:
-        raise ToolError(f"chimera: {ranks} ranks; it takes an even number of ranks")
+        raise ToolError(
+            f"chimera: {ranks} ranks; it takes an even number of ranks",
+            instead=(f"ranks={ranks}", f"ranks={ranks + 1}"),
+        )
     return _waves("chimera", bidirectional(ranks), microbatches, ranks // 2)
 
 
@@ -56,7 +59,8 @@ def hanayo(ranks: int, microbatches: int, chunks: int) -> Table:
     if chunks % 2:
         raise ToolError(
             f"hanayo: {chunks} chunk{'s' * (chunks != 1)} a rank; it takes an even number of "
-            "chunks, two a wave"
+            "chunks, two a wave",
+            instead=(f"chunks={chunks}", f"chunks={chunks + 1}"),
         )
     return _waves("hanayo", v_shape(ranks, chunks), microbatches, ranks)
 

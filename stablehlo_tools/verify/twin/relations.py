@@ -97,7 +97,10 @@ class Dimensions:
         modules = [_Module(self, module) for module in (before, after)]
         ends = [module.ends for module in modules]
         if [_shapes(end) for end in ends[0]] != [_shapes(end) for end in ends[1]]:
-            raise ToolError(f"the programs do not take and give the same shapes: {_unlike(*ends)}")
+            raise ToolError(
+                f"the programs do not take and give the same shapes: {_unlike(*ends)}",
+                hint="a program, and what passes made of it",
+            )
         for one, other in zip(*ends, strict=True):
             for mine, theirs in zip(one, other, strict=True):
                 self.tie(mine, theirs)
