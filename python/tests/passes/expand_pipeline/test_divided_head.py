@@ -43,6 +43,18 @@ def _logits_too(logits: Array, labels: Array) -> Array:
     return _one_hot(logits, labels)
 
 
+def _chunked(h: Array, head: Array, labels: Array) -> Array:
+    """Of a quarter of the tokens at a time, whose logits the backward makes again."""
+
+    @jax.checkpoint
+    def chunk(total: Array, rows: tuple[Array, Array]) -> tuple[Array, None]:
+        return total + _one_hot(rows[0] @ head, rows[1]) / 4, None
+
+    chunks = h.reshape(_BATCH, 4, -1, _WIDE).swapaxes(0, 1)
+    of_chunks = labels.reshape(_BATCH, 4, -1).swapaxes(0, 1)
+    return lax.scan(chunk, jnp.zeros(()), (chunks, of_chunks))[0]
+
+
 LOSSES = {"one-hot": _one_hot, "masked": _masked, "logits": _logits_too}
 
 
@@ -64,6 +76,8 @@ def _program(
 
         def of(weights: dict[str, Array]) -> tuple[Array, Array]:
             h, _ = lax.scan(_layer, weights["words"][tokens], weights["layers"])
+            if loss == "chunked":
+                return _chunked(h, weights["head"], labels), jnp.zeros(())
             logits = h @ weights["head"]
             return LOSSES[loss](logits, labels), logits
 
@@ -132,6 +146,19 @@ def test_the_last_rank_runs_what_cannot_be_divided():
     assert _products(_expanded(program, options)) == {(4, 7)}
     with pytest.raises(ToolError, match=r"along no dimension that 4 ranks divide .* \(P7\)"):
         _expanded(program, f"{options} head=divided")
+
+
+@pytest.mark.parametrize(
+    "options", ["schedule=gpipe", "schedule=1f1b", "schedule=1f1b head=divided"]
+)
+def test_a_loop_over_chunks_of_tokens_is_none_over_layers(options: str):
+    """Its rows are of samples, also those of labels, which no layer takes."""
+    program = _program("chunked", _TOKENS, shifted=False, axes=_FOUR)
+    after = _expanded(program, f"{options} microbatches=4")
+    samples = 1 if "divided" in options else 4
+    if "1f1b" in options:
+        assert _products(after) == {(samples, _TOKENS // 4)}
+    assert_close(compare(_reference("chunked", _TOKENS, shifted=False), after))
 
 
 def test_a_small_head_stays_where_it_is():

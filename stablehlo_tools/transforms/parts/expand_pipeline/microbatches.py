@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -167,14 +168,11 @@ def strided(graph: Graph, seeds: Seeds, parts: int) -> Seeds:
 def _planned(trial: Trial, loops: Sequence[LayerLoop]) -> Cut:
     """The cut by a trial, and of what it takes pieces of besides, such as labels, where that can be
     cut, too."""
-    cut = _planned_alone(trial, loops)
     longer = with_needed(trial)
-    if longer is trial:
-        return cut
-    try:
-        return _planned_alone(longer, loops)
-    except ToolError:
-        return cut
+    if longer is not trial:
+        with contextlib.suppress(ToolError):
+            return _planned_alone(longer, loops)
+    return _planned_alone(trial, loops)
 
 
 def _planned_alone(trial: Trial, loops: Sequence[LayerLoop]) -> Cut:
@@ -205,12 +203,20 @@ def _groups(graph: Graph) -> Iterable[list[int]]:
 def _likely(loops: Sequence[LayerLoop], trials: Sequence[Trial]) -> Iterator[Trial]:
     """Trials that put a flow of every layer loop in parts, the likeliest first."""
     likely: list[Trial] = []
-    for trial in trials:
-        chosen = _over_layers(loops, trial)
-        if chosen and all(_carries(loop, trial) for loop in chosen):
+    for found in trials:
+        trial = found
+        # A loop over chunks of tokens takes rows of labels, too: those of samples, as of tokens.
+        if trial.independent and not _puts_flows_in_parts(loops, trial):
+            trial = with_needed(trial)
+        if _puts_flows_in_parts(loops, trial):
             likely.append(trial)
     likely.sort(key=_unlikeliness)
     return map(extended, likely[:_MOST_PLANNED])
+
+
+def _puts_flows_in_parts(loops: Sequence[LayerLoop], trial: Trial) -> bool:
+    chosen = _over_layers(loops, trial)
+    return bool(chosen) and all(_carries(loop, trial) for loop in chosen)
 
 
 def _unlikeliness(trial: Trial) -> tuple[int, int, int]:
