@@ -42,6 +42,8 @@ MODELS = Path(__file__).resolve().parents[1] / "python"
 SET_BY_LIT = frozenset(
     (b"LIT_CURRENT_TESTCASE", b"TMP", b"TMPDIR", b"TEMP", b"TEMPDIR", b"PYTHONPATH")
 )
+# What a shell between the suite and a command sets, or drops.
+SET_BY_SHELLS = frozenset((b"_", b"PWD", b"OLDPWD", b"SHLVL", b"PS1"))
 ONE_THREAD = b"OPENBLAS_NUM_THREADS"
 
 
@@ -193,7 +195,8 @@ def _take_streams(request: Request) -> None:
 def _take_on(request: Request, program: str) -> None:
     """Make the rest of what the command is to find in its process so."""
     # Everything else is as it was, or as a module that is loaded has set it.
-    os.environb.update({n: v for n, v in request.environment.items() if n in SET_BY_LIT})
+    changing = SET_BY_LIT | SET_BY_SHELLS
+    os.environb.update({n: v for n, v in request.environment.items() if n in changing})
     sys.argv[:] = [program, *request.arguments]
     # The server's streams know what its own descriptors could do: seek, be a terminal.
     sys.stdin = sys.__stdin__ = _like(sys.stdin, 0)
@@ -229,8 +232,10 @@ def _script(arguments: list[str]) -> None:
 
 
 def _set_by_suite(environment: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
-    """The variables that lit did not set; a search path of a RUN line's own is not lit's."""
-    others = {name: value for name, value in environment.items() if name not in SET_BY_LIT}
+    """The variables that neither lit nor a shell did set; a search path of a RUN line's own is not
+    lit's."""
+    names = environment.keys() - SET_BY_LIT - SET_BY_SHELLS
+    others = {name: environment[name] for name in names}
     path = environment.get(b"PYTHONPATH", LIT)
     return others if path == LIT else {**others, b"PYTHONPATH": path}
 
