@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 from collections.abc import Generator
+from pathlib import Path
 
 import pytest
 from forked_commands import start
@@ -38,11 +39,14 @@ def read_in_process() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def forked_children() -> None:
+def forked_children() -> Path | None:
     """The tool's child processes start in forks of one that is loaded already, as in the lit suite;
-    with STABLEHLO_TOOLS_LIT_PLAIN=1 in the usual way."""
-    if not os.environ.get("STABLEHLO_TOOLS_LIT_PLAIN"):
-        fork_children(start(dict(os.environ), ["children"]))
+    with STABLEHLO_TOOLS_LIT_PLAIN=1 in the usual way. Where that one's command is."""
+    if os.environ.get("STABLEHLO_TOOLS_LIT_PLAIN"):
+        return None
+    directory = start(dict(os.environ), ["children"])
+    fork_children(directory)
+    return directory
 
 
 @pytest.hookimpl(wrapper=True)

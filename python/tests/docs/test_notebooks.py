@@ -9,6 +9,7 @@ import pytest
 from docs.running import environment
 from forked_process import MODULES_FOR_ARTIFACTS
 from nbformat.v4 import new_code_cell, new_notebook, new_output
+from tree import LIT_TESTS
 
 from docs import notebook_pages, notebooks
 
@@ -34,11 +35,25 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return program.parent
 
 
+@pytest.fixture
+def begin(forked_children: Path | None) -> str:
+    """What lets the tool's child processes of a kernel start in forks, too."""
+    if forked_children is None:
+        return ""
+    return f"""
+import sys
+from pathlib import Path
+sys.path.append({str(LIT_TESTS)!r})
+from forked_process import fork_children
+fork_children(Path({str(forked_children)!r}))
+"""
+
+
 @pytest.mark.parametrize("name", NAMES)
-def test_notebook_prints_what_it_stores(name: str, programs: Path):
+def test_notebook_prints_what_it_stores(name: str, programs: Path, begin: str):
     path = notebooks.FOLDER / f"{name}.ipynb"
     stored = nbformat.read(path, as_version=4)
-    executed = notebooks.executed(path, programs=programs)
+    executed = notebooks.executed(path, programs=programs, begin=begin)
     assert notebooks.texts(executed) == notebooks.texts(stored)
 
 
