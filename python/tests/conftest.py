@@ -66,6 +66,7 @@ _OBJECTS = 20_000
 
 # The files that take longest, for which a worker is never found too late.
 _LONGEST = (
+    "test_fold_training.py",
     "test_snippets.py",
     "test_notebooks.py",
     "test_rematerialize.py",
@@ -76,6 +77,8 @@ _LONGEST = (
     "test_expand_pipeline.py",
     "test_site.py",
     "test_two_workers.py",
+    "test_accumulate_gradients.py",
+    "test_mpmd_mutations.py",
     "test_partition_models.py",
     "test_train_mpmd.py",
     "test_training.py",
