@@ -1,12 +1,12 @@
 """What a fork does to become a command: loading beforehand, and then all that is its own."""
 
-import ast
 import atexit
 import faulthandler
 import importlib
 import importlib.util
 import os
 import pkgutil
+import re
 import runpy
 import sys
 import warnings
@@ -34,12 +34,16 @@ MODULES_OF_CHILDREN = (
     "stablehlo_tools.passes.native_passes",
     "stablehlo_tools.verify.execution_process",
 )
+# An import that stands in no block; to parse all modules takes ten times as long.
+IMPORT = re.compile(r"^(?:import ([\w.]+)|from ([\w.]+) import (\([^)]*\)|.*))", re.MULTILINE)
 LIT = os.fsencode(Path(lit.__file__).parent)
 MODELS = Path(__file__).resolve().parents[1] / "python"
 # What lit sets only after it has read its configuration; the last once it has run its own `diff`.
 SET_BY_LIT = frozenset(
     (b"LIT_CURRENT_TESTCASE", b"TMP", b"TMPDIR", b"TEMP", b"TEMPDIR", b"PYTHONPATH")
 )
+# What a shell between the suite and a command sets, or drops.
+SET_BY_SHELLS = frozenset((b"_", b"PWD", b"OLDPWD", b"SHLVL", b"PS1"))
 ONE_THREAD = b"OPENBLAS_NUM_THREADS"
 
 
@@ -100,13 +104,12 @@ def _imported(name: str) -> set[str]:
     assert spec is not None
     assert spec.origin is not None
     names = set[str]()
-    for node in ast.parse(Path(spec.origin).read_text()).body:
-        if isinstance(node, ast.Import):
-            names.update(alias.name.split(".")[0] for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module is not None:
-            of_tool = node.module.startswith("stablehlo_tools")
-            names.add(node.module if of_tool else node.module.split(".")[0])
-            names.update(f"{node.module}.{alias.name}" for alias in node.names)
+    for whole, module, listed in IMPORT.findall(Path(spec.origin).read_text()):
+        if whole:
+            names.add(whole.split(".")[0])
+            continue
+        names.add(module if module.startswith("stablehlo_tools") else module.split(".")[0])
+        names.update(f"{module}.{each}" for each in re.findall(r"\w+", listed))
     return names
 
 
@@ -192,7 +195,8 @@ def _take_streams(request: Request) -> None:
 def _take_on(request: Request, program: str) -> None:
     """Make the rest of what the command is to find in its process so."""
     # Everything else is as it was, or as a module that is loaded has set it.
-    os.environb.update({n: v for n, v in request.environment.items() if n in SET_BY_LIT})
+    changing = SET_BY_LIT | SET_BY_SHELLS
+    os.environb.update({n: v for n, v in request.environment.items() if n in changing})
     sys.argv[:] = [program, *request.arguments]
     # The server's streams know what its own descriptors could do: seek, be a terminal.
     sys.stdin = sys.__stdin__ = _like(sys.stdin, 0)
@@ -228,8 +232,10 @@ def _script(arguments: list[str]) -> None:
 
 
 def _set_by_suite(environment: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
-    """The variables that lit did not set; a search path of a RUN line's own is not lit's."""
-    others = {name: value for name, value in environment.items() if name not in SET_BY_LIT}
+    """The variables that neither lit nor a shell did set; a search path of a RUN line's own is not
+    lit's."""
+    names = environment.keys() - SET_BY_LIT - SET_BY_SHELLS
+    others = {name: environment[name] for name in names}
     path = environment.get(b"PYTHONPATH", LIT)
     return others if path == LIT else {**others, b"PYTHONPATH": path}
 

@@ -36,21 +36,28 @@ class ThisInterpreter(AsyncKernelManager):
         )
 
 
-def executed(path: Path, cache: Path | None = None) -> Any:
+def executed(
+    path: Path, cache: Path | None = None, programs: Path | None = None, begin: str = ""
+) -> Any:
     """The notebook with the outputs of a run of all its cells; CellExecutionError where one fails.
 
     `cache` is where `optimize` keeps answers, by default a folder that is empty before and gone
-    after.
+    after. The commands in the folder `programs` go before those of this interpreter. The kernel
+    begins by running the code `begin`.
     """
     notebook = nbformat.read(path, as_version=4)
     with tempfile.TemporaryDirectory() as scratch:
         environment = dict(os.environ)
+        folders = (programs, Path(sys.executable).parent, environment.get("PATH"))
         environment |= {
-            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{environment.get('PATH', '')}",
+            "PATH": os.pathsep.join(str(folder) for folder in folders if folder),
             "STABLEHLO_TOOLS_CACHE": str(cache or Path(scratch) / "cache"),
             "NO_COLOR": "1",
             "IPYTHONDIR": str(Path(scratch) / "ipython"),
         }
+        startup = Path(scratch) / "ipython" / "profile_default" / "startup"
+        startup.mkdir(parents=True)
+        (startup / "begin.py").write_text(begin, encoding="utf-8")
         folder = Path(scratch) / "run"
         folder.mkdir()
         client = NotebookClient(

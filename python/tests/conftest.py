@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 from collections.abc import Generator
+from pathlib import Path
 
 import pytest
 from forked_commands import start
@@ -38,11 +39,14 @@ def read_in_process() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def forked_children() -> None:
+def forked_children() -> Path | None:
     """The tool's child processes start in forks of one that is loaded already, as in the lit suite;
-    with STABLEHLO_TOOLS_LIT_PLAIN=1 in the usual way."""
-    if not os.environ.get("STABLEHLO_TOOLS_LIT_PLAIN"):
-        fork_children(start(dict(os.environ), ["children"]))
+    with STABLEHLO_TOOLS_LIT_PLAIN=1 in the usual way. Where that one's command is."""
+    if os.environ.get("STABLEHLO_TOOLS_LIT_PLAIN"):
+        return None
+    directory = start(dict(os.environ), ["children"])
+    fork_children(directory)
+    return directory
 
 
 @pytest.hookimpl(wrapper=True)
@@ -62,6 +66,7 @@ _OBJECTS = 20_000
 
 # The files that take longest, for which a worker is never found too late.
 _LONGEST = (
+    "test_fold_training.py",
     "test_snippets.py",
     "test_notebooks.py",
     "test_rematerialize.py",
@@ -72,6 +77,8 @@ _LONGEST = (
     "test_expand_pipeline.py",
     "test_site.py",
     "test_two_workers.py",
+    "test_accumulate_gradients.py",
+    "test_mpmd_mutations.py",
     "test_partition_models.py",
     "test_train_mpmd.py",
     "test_training.py",

@@ -1,21 +1,60 @@
 """The notebooks run, and print what is stored in them."""
 
+import shlex
 from pathlib import Path
 
+import forked_commands
 import nbformat
 import pytest
+from docs.running import environment
+from forked_process import MODULES_FOR_ARTIFACTS
 from nbformat.v4 import new_code_cell, new_notebook, new_output
+from tree import LIT_TESTS
 
 from docs import notebook_pages, notebooks
 
 NAMES = [path.stem for path in sorted(notebooks.FOLDER.glob("*.ipynb"))]
 
 
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a `stablehlo-tools` that starts loaded. Its environment is one of its own, and
+    not a kernel's, which would have to load it anew."""
+    found = environment(tmp_path_factory.mktemp("cache"))
+    found["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
+    started = forked_commands.start(
+        found,
+        ["stablehlo-tools", "children"],
+        more={"stablehlo-tools": MODULES_FOR_ARTIFACTS},
+    )
+    program = tmp_path_factory.mktemp("programs") / "stablehlo-tools"
+    settings = shlex.join(f"{name}={value}" for name, value in found.items())
+    forked = shlex.quote(str(started / program.name))
+    program.write_text(f'#!/bin/sh\nexec env -i {settings} {forked} "$@"\n', encoding="utf-8")
+    program.chmod(0o755)
+    return program.parent
+
+
+@pytest.fixture
+def begin(forked_children: Path | None) -> str:
+    """What lets the tool's child processes of a kernel start in forks, too."""
+    if forked_children is None:
+        return ""
+    return f"""
+import sys
+from pathlib import Path
+sys.path.append({str(LIT_TESTS)!r})
+from forked_process import fork_children
+fork_children(Path({str(forked_children)!r}))
+"""
+
+
 @pytest.mark.parametrize("name", NAMES)
-def test_notebook_prints_what_it_stores(name: str):
+def test_notebook_prints_what_it_stores(name: str, programs: Path, begin: str):
     path = notebooks.FOLDER / f"{name}.ipynb"
     stored = nbformat.read(path, as_version=4)
-    assert notebooks.texts(notebooks.executed(path)) == notebooks.texts(stored)
+    executed = notebooks.executed(path, programs=programs, begin=begin)
+    assert notebooks.texts(executed) == notebooks.texts(stored)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@ what; stages that users name; several devices a rank; refusals."""
 
 from __future__ import annotations
 
+from functools import cache
 from math import prod
 from pathlib import Path
 
@@ -52,7 +53,13 @@ OTHERS: list[Case] = [
 ]
 
 
+@cache
 def expanded(name: str, ranks: int, chunks: int | None, step: Step) -> Expansion:
+    """What the pass makes of a step, for tests that change nothing in it."""
+    return expanded_anew(name, ranks, chunks, step)
+
+
+def expanded_anew(name: str, ranks: int, chunks: int | None, step: Step) -> Expansion:
     wanted = step.microbatches if step.accumulate == "whole" else None
     request = Request(name, ranks, HARDWARE, chunks, wanted)
     return expand_mpmd(artifact.from_exported(step.export()), request)
@@ -166,18 +173,18 @@ def test_weight_gradients_stand_apart_only_where_the_schedule_has_them_apart():
 def test_programs_grow_with_the_actions_alone():
     sizes: dict[int, int] = {}
     counts: dict[int, int] = {}
-    for microbatches in (16, 32, 64):
-        expansion = expanded("zb-h1", 8, None, Step(layers=32, microbatches=microbatches))
+    for microbatches in (8, 16, 32):
+        expansion = expanded("zb-h1", 4, None, Step(layers=8, microbatches=microbatches))
         sizes[microbatches] = sum(len(str(module)) for module in expansion.modules)
         rows = expansion.manifest.table.rows
         counts[microbatches] = sum(len(list(actions_of(row))) for row in rows)
-    each = (sizes[32] - sizes[16]) / (counts[32] - counts[16])
-    assert (sizes[64] - sizes[32]) / (counts[64] - counts[32]) == pytest.approx(each, rel=0.05)
+    each = (sizes[16] - sizes[8]) / (counts[16] - counts[8])
+    assert (sizes[32] - sizes[16]) / (counts[32] - counts[16]) == pytest.approx(each, rel=0.05)
 
 
 def test_the_same_program_gives_the_same_bytes():
     one, other = (
-        [str(module) for module in expanded("zb-v", 2, None, Step()).modules] for _ in range(2)
+        [str(module) for module in expanded_anew("zb-v", 2, None, Step()).modules] for _ in range(2)
     )
     assert one == other
 

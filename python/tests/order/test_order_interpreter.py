@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from stablehlo_tools.artifacts.program_set import Options, read_programs
+from stablehlo_tools.cli.main import main
 from stablehlo_tools.order.findings import Verdict
 from stablehlo_tools.order.verdict import decide
 
@@ -110,8 +111,7 @@ def judged(directory: Path, ranks: list[list[str]]) -> Verdict:
         paths.append(str(path))
     if any(step in OPS for steps in ranks for step in steps):
         for path in paths:
-            command = [sys.executable, "-m", "stablehlo_tools.cli.main", "opt", path]
-            subprocess.run([*command, "-p", "thread-tokens", "-o", path], check=True)
+            assert main(["opt", path, "-p", "thread-tokens", "-o", path]) == 0
     return decide(read_programs(paths, Options())).verdict
 
 

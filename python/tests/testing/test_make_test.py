@@ -2,8 +2,9 @@
 
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -79,14 +80,17 @@ def made(part: str, pipeline: str, *, full: bool = False, brief: bool = False) -
     return Made(recipe, data, test.text, outcome)
 
 
-def made_of_all(path: Path, *, full: bool = False, brief: bool = False) -> Iterator[Made]:
+@cache
+def made_of_all(path: Path, *, full: bool = False, brief: bool = False) -> Sequence[Made]:
     """The tests of all pieces, but of those of which no test could fail."""
+    found: list[Made] = []
     for pipeline, part in pieces(path):
         try:
-            yield made(part, pipeline, full=full, brief=brief)
+            found.append(made(part, pipeline, full=full, brief=brief))
         except ToolError as error:
             if "could not fail" not in error.diagnostic.message:
                 raise
+    return found
 
 
 def renamed(text: str) -> str:

@@ -53,6 +53,10 @@ class Graph(Dataflow):
     def _relations(self) -> dict[Node, OpDimensions | None]:
         return {}
 
+    @cached_property
+    def _tilings(self) -> dict[tuple[Node, Tilings, int, bool], OpTiling | None]:
+        return {}
+
     def shape(self, number: int) -> tuple[int, ...] | None:
         """The shape of a value; None where it is no static tensor."""
         shapes = shapes_of([self.values[number]])
@@ -68,7 +72,12 @@ class Graph(Dataflow):
         self, node: Node, tilings: Tilings, parts: int, *, regroups: bool = False
     ) -> OpTiling | None:
         """How an op runs on operands of which some are tiled; see `tiling_of`."""
-        return tiling_of(node.op, self.relation(node), tilings, parts, regroups=regroups)
+        asked = node, tilings, parts, regroups
+        if asked not in self._tilings:
+            self._tilings[asked] = tiling_of(
+                node.op, self.relation(node), tilings, parts, regroups=regroups
+            )
+        return self._tilings[asked]
 
 
 @dataclass(frozen=True)

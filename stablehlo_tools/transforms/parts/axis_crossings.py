@@ -14,9 +14,9 @@ what all have is a product. Shards are followed as a batch is, of which a device
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from math import prod
 
 import numpy as np
@@ -205,7 +205,8 @@ class Reshapings:
                     yield {**self._taken, asked: number}
 
 
-def _all_reshapings(tiling: DimTiling, before: Shape, after: Shape) -> list[DimTiling]:
+@cache
+def _all_reshapings(tiling: DimTiling, before: Shape, after: Shape) -> Sequence[DimTiling]:
     """The tilings that a reshape gives, and those that it gives where the parts are moved, too: in
     front of any dimension that elements along the one before are in."""
     found = reshapings(tiling, before, after, _ONE_SHARD)
@@ -288,10 +289,10 @@ class _Shards(Propagation):
             self._reshape(node, step)
 
     def _reshape(self, node: Node, step: OpTiling) -> None:
-        (taken,), (result,) = step.operands, node.results
-        before, after = self.graph.shape(node.operands[0]), self.graph.shape(result)
-        if taken is None or before is None or after is None:
+        (taken,), (result,), relation = step.operands, node.results, self.graph.relation(node)
+        if taken is None or relation is None:
             return
+        (before,), (after,) = relation.operands, relation.results
         given = self._reshapings.of(taken, before, after)
         self.op_tilings[node] = OpTiling((taken,), (given,))
         self._put(result, given, None)

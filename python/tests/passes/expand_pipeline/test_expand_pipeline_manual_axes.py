@@ -112,14 +112,17 @@ def _largest(value: Any, gradients: Weights) -> tuple[Any, Weights]:
     return lax.pmax(value, "data"), lax.pmean(gradients, "data")
 
 
+TAKEN = "it takes a term of a sum over devices before an all_reduce has joined them"
+
+
 @pytest.mark.parametrize(
     ("joined", "why"),
     [
         (_own, "each device has a term of a sum that nothing joins"),
-        (_wrapped, "it takes a term of a sum over devices before an all_reduce has joined them"),
+        (_wrapped, TAKEN),
         (_by_rank, "each device makes another value of its place"),
-        (_squared, "it takes a term of a sum over devices before an all_reduce has joined them"),
-        (_largest, "it takes a term of a sum over devices before an all_reduce has joined them"),
+        pytest.param(_squared, TAKEN, marks=pytest.mark.soak),
+        pytest.param(_largest, TAKEN, marks=pytest.mark.soak),
     ],
 )
 def test_what_one_program_does_not_compute_is_refused(joined: Any, why: str):

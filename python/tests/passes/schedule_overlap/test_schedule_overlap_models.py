@@ -23,6 +23,7 @@ from overlap_programs import PROFILE, counts, peak, total
 
 import stablehlo_tools
 from stablehlo_tools.artifacts import artifact
+from stablehlo_tools.cli.main import main
 from stablehlo_tools.cost.hardware import load_hardware
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.overlap.simulator import simulate
@@ -182,16 +183,12 @@ def test_the_same_bytes_whatever_the_hash_seed(tmp_path: Path):
     assert BARRIER.encode() in texts[0]
 
 
-def test_an_error_writes_no_file(tmp_path: Path):
+def test_an_error_writes_no_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     program, output = tmp_path / "step.jax_export", tmp_path / "out.jax_export"
     program.write_bytes(exported(PROGRAMS["forward"]).serialize())
     text = f"schedule-overlap{{hardware={PROFILE} memory-limit=1e-9}}"
-    words = [sys.executable, "-m", "stablehlo_tools.cli.main", "opt", str(program), "-p", text]
-    finished = subprocess.run(
-        [*words, "-o", str(output)], check=False, capture_output=True, text=True
-    )
-    assert finished.returncode == 2
-    assert "Traceback" not in finished.stderr
+    assert main(["opt", str(program), "-p", text, "-o", str(output)]) == 2
+    assert "Traceback" not in capsys.readouterr().err
     assert not output.exists()
 
 
