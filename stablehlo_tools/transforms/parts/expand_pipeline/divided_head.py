@@ -63,13 +63,12 @@ class DividedHeadWriter(LinkWriter):
         self._rank = build.reshape(region.bring(region.outside.constant(ranks), 0), [])
         self._is_owner = build.compare("EQ", self._rank, build.i32(owner))
 
-    def row(self, build: Builder, tick: ir.Value, own: Row) -> Row:
-        """When it runs, and on which microbatch, the same on all ranks."""
+    def due(self, build: Builder, tick: ir.Value, own: Row) -> tuple[Row, ir.Value]:
+        """On which microbatch the head runs, and whether it is due: the same on all ranks."""
         entry = build.reshape(build.dynamic_slice(self._table, [tick], [1]), [])
         zero = build.i32(0)
-        due = build.compare("GE", entry, zero)
-        never = build.compare("LT", zero, zero)
-        return own._replace(runs=due, received=never, microbatch=build.same("maximum", entry, zero))
+        row = own._replace(microbatch=build.same("maximum", entry, zero))
+        return row, build.compare("GE", entry, zero)
 
     def _results(self, build: Builder, row: Row, taken: Taken) -> LinkResults:
         """What the link gives: each rank has its terms, and all have the rest."""

@@ -34,12 +34,12 @@ from stablehlo_tools.ir.clone import alike_clone
 from stablehlo_tools.ir.values import is_spread_constant, maker_of
 from stablehlo_tools.transforms.parts.expand_pipeline.link_results import results_of_link
 from stablehlo_tools.transforms.parts.expand_pipeline.region import Axis, without_axis
-from stablehlo_tools.transforms.parts.expand_pipeline.training import Training
+from stablehlo_tools.transforms.parts.expand_pipeline.training import Link, Training
 from stablehlo_tools.transforms.parts.one_part import OnePartWriter, part_type, part_type_of
 
-# Multiplications for each element that is sent, from which on a head is divided: what an
-# accelerator does in the time that a link between two of them takes for one element.
-_WORTH = 1024
+# Multiplications for each element that is sent, from which on a head is divided: about what an
+# accelerator does in the time that an all_reduce takes for one element.
+_WORTH = 4096
 
 
 class Input(NamedTuple):
@@ -81,12 +81,14 @@ class HeadDivision:
         of = f"{size} along dimension {layout.dim} of what the last layer gives"
         return f"each rank runs the head on {share} of {of}"
 
-    @property
-    def sent(self) -> int:
-        """The elements that are sent for a microbatch."""
+    def sent(self, link: Link) -> int:
+        """The elements that are sent for a microbatch; not those of the terms of the link's sums,
+        which each rank adds up for itself."""
         root = self.dims.graph.root
-        sent = [number for number, each in self.arguments.items() if each.waits]
-        return sum(prod(self.dims.graph.shape(n) or ()) for n in (*sent, *root.returned))
+        waiting = [number for number, each in self.arguments.items() if each.waits]
+        made = len(root.returned) - len(link.sums) - len(link.finals)
+        joined = (*root.returned[:made], *root.returned[made + len(link.sums) :])
+        return sum(prod(self.dims.graph.shape(n) or ()) for n in (*waiting, *joined))
 
 
 def divide_head(plan: Training, axis: Axis, wanted: str) -> HeadDivision | None:
@@ -105,10 +107,10 @@ def divide_head(plan: Training, axis: Axis, wanted: str) -> HeadDivision | None:
         if dims is None or sums is None:
             continue
         found = HeadDivision(holder, inputs, dims, sums, *seeds.items())
-        if best is None or found.sent < best.sent:
+        if best is None or found.sent(plan.head) < best.sent(plan.head):
             best = found
     if wanted != "divided":
-        return best if best is not None and best.sent * _WORTH <= work else None
+        return best if best is not None and best.sent(plan.head) * _WORTH <= work else None
     if best is None:
         raise ToolError(
             f"expand-pipeline: head=divided, and along no dimension that {axis.size} ranks divide "

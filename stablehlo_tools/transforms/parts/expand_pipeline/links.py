@@ -30,6 +30,11 @@ from stablehlo_tools.transforms.parts.one_part import (
 Taken = Callable[[Builder, int], ir.Value]
 
 
+def begins(build: Builder, row: Row) -> ir.Value:
+    """Whether a rank runs the first chunk of a loop, with what a link makes."""
+    return build.same("and", row.runs, build.same("not", row.received))
+
+
 class LinkWriter:
     """Writes the link behind a loop.
 
@@ -53,10 +58,11 @@ class LinkWriter:
         self._made = plan.made(link)
         self._passed = tuple(number for number in plan.given(link) if number not in self._made)
 
-    def row(self, build: Builder, tick: ir.Value, own: Row) -> Row:
-        """When it runs, and on which microbatch: in its `own` rank's row."""
-        del build, tick
-        return own
+    def due(self, build: Builder, tick: ir.Value, own: Row) -> tuple[Row, ir.Value]:
+        """In which row the head runs, and whether it is due: in its rank's `own`, where the chunk
+        begins with what it makes."""
+        del tick
+        return own, begins(build, own)
 
     def initial(self) -> list[ir.Value]:
         """What is carried before the first tick."""

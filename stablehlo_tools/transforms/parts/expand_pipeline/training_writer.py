@@ -21,7 +21,7 @@ from stablehlo_tools.schedules.lockstep import Cell, Direction, Lockstep, turns_
 from stablehlo_tools.transforms.parts.expand_pipeline.divided_head import DividedHeadWriter
 from stablehlo_tools.transforms.parts.expand_pipeline.head_division import HeadDivision
 from stablehlo_tools.transforms.parts.expand_pipeline.link_results import Values
-from stablehlo_tools.transforms.parts.expand_pipeline.links import LinkWriter, Taken
+from stablehlo_tools.transforms.parts.expand_pipeline.links import LinkWriter, Taken, begins
 from stablehlo_tools.transforms.parts.expand_pipeline.occupancy import mean_runs
 from stablehlo_tools.transforms.parts.expand_pipeline.region import Region
 from stablehlo_tools.transforms.parts.expand_pipeline.results import Results
@@ -66,8 +66,8 @@ def waiting_slots(schedule: Lockstep, rank: int, chunk: int) -> int:
     assert schedule.forward is not None
     assert schedule.backward is not None
     ends = _ticks(schedule.forward, rank, chunk)
-    begins = _ticks(schedule.backward, rank, chunk)
-    return max(sum(ends[m] <= tick <= begins[m] for m in ends) for tick in begins.values())
+    starts = _ticks(schedule.backward, rank, chunk)
+    return max(sum(ends[m] <= tick <= starts[m] for m in ends) for tick in starts.values())
 
 
 def _ticks(direction: Direction, rank: int, chunk: int) -> dict[int, int]:
@@ -194,7 +194,7 @@ class _TrainingWriter:
         )
         loop = CountedLoop(build, build.i32(self.writers[0].ticks), carried.flat())
         rows = [writer.row(loop.inside, loop.counter) for writer in self.writers]
-        head = self.links[self.stacks - 1].row(loop.inside, loop.counter, rows[self.stacks])
+        head = self.links[self.stacks - 1].due(loop.inside, loop.counter, rows[self.stacks])
         tick = _Tick(self, loop.inside, rows, head, carried.like(loop.arguments))
         after = carried.like(loop.close(tick.write().flat()))
         for i, each in enumerate(self.plan.passes):
@@ -251,14 +251,14 @@ class _Tick:
         writer: _TrainingWriter,
         build: Builder,
         rows: Sequence[Row],
-        head: Row,
+        head: tuple[Row, ir.Value],
         carried: _Carried,
     ) -> None:
         self._writer = writer
         self._plan = writer.plan
         self._build = build
         self._rows = rows
-        self._head_row = head
+        self._at_head = head
         self._before = carried
         self._carried = replace(
             carried,
@@ -288,36 +288,31 @@ class _Tick:
         ]
         return replace(self._carried, received=received)
 
-    def _begins(self, row: Row) -> ir.Value:
-        """Whether a rank runs the first chunk of a loop, with what a link makes."""
-        build = self._build
-        return build.same("and", row.runs, build.same("not", row.received))
-
     def _join(self, stack: int) -> Values:
         """The link in front of a stack's forward; puts away what the one behind its backward is to
         take."""
         link, row = stack - 1, self._rows[stack]
-        begins = self._begins(row)
+        when = begins(self._build, row)
 
         def taken(build: Builder, number: int) -> ir.Value:
             return self._received(build, stack - 1, number, row)
 
-        made = self._link(link, row, begins, taken)
+        made = self._link(link, row, when, taken)
         back = self._plan.mirror(stack)
         if back < len(self._plan.links):
-            self._put_away(back, row, begins, made)
+            self._put_away(back, row, when, made)
         return made
 
     def _head(self) -> Values:
         head = self._writer.stacks - 1
         row = self._rows[head]
         self._put_away(head, row, row.ends, self._behind[head])
-        at_head = self._head_row
+        at_head, due = self._at_head
 
         def taken(build: Builder, number: int) -> ir.Value:
             return self._waiting(build, head, at_head, number)
 
-        return self._link(head, at_head, self._begins(at_head), taken)
+        return self._link(head, at_head, due, taken)
 
     def _join_back(self, link: int) -> Sent:
         """The link behind a stack's backward, and what it hands on to the stack before."""
@@ -342,10 +337,10 @@ class _Tick:
             values[phase.node.results[carry]] = start
         return Sent(row.ends, link + 1 - self._writer.stacks, values)
 
-    def _link(self, link: int, row: Row, begins: ir.Value, taken: Taken) -> Values:
+    def _link(self, link: int, row: Row, due: ir.Value, taken: Taken) -> Values:
         """A link, in the row of a loop."""
         made, self._carried.links[link] = self._writer.links[link].run(
-            self._build, row, begins, self._before.links[link], taken
+            self._build, row, due, self._before.links[link], taken
         )
         return made
 
