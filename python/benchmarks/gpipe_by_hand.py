@@ -9,9 +9,6 @@ memory are those of XLA:GPU's schedule.
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,11 +19,11 @@ import jax.numpy as jnp
 from jax import export, lax
 from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
+from scheduled_on_gpu import run_tool, scheduled
 
 STAGES, LAYERS, MICROBATCHES, SAMPLES = 2, 4, 8, 2
 LENGTH, WIDTH, HEADS, VOCABULARY = 2048, 4096, 32, 32_000
 ONCE = "partition,pipeline-collectives{direction=once}"
-_TOOL = "from stablehlo_tools.cli.main import main; main()"
 Weights = Mapping[str, Any]
 
 
@@ -35,14 +32,14 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "step.jax_export")
         path.write_bytes(bytes(exported().serialize()))
-        base, peak = _scheduled(path)
+        base, peak = scheduled(path)
         print(f"as exported               {base:8.1f} ms, peak {peak:5.1f} GiB", flush=True)
         for schedule in ("eager-1f1b", "1f1b"):
             options = f"axis=stage microbatches={MICROBATCHES} schedule={schedule}"
             after = Path(folder, f"{schedule}.jax_export")
             pipeline = f"fold-pipeline,expand-pipeline{{{options}}},{ONCE}"
-            _run("opt", path, "-p", pipeline, "-o", after)
-            ms, peak = _scheduled(after)
+            run_tool("opt", path, "-p", pipeline, "-o", after)
+            ms, peak = scheduled(after)
             print(
                 f"{schedule:25} {ms:8.1f} ms, of the export {ms / base:.3f}, peak {peak:5.1f} GiB",
                 flush=True,
@@ -113,17 +110,6 @@ def layer(x: jax.Array, w: Weights) -> jax.Array:
 
 def _normalised(x: jax.Array) -> jax.Array:
     return x * lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + 1e-6)
-
-
-def _scheduled(path: Path) -> tuple[float, float]:
-    """Milliseconds and the peak in GiB of a device, as XLA:GPU schedules a program."""
-    (found,) = json.loads(_run("inspect", path, "--target", "gpu", "--json"))["programs"]
-    return found["total_ns"] / 1e6, found["peak_bytes"] / 2**30
-
-
-def _run(*words: object) -> str:
-    command = [sys.executable, "-c", _TOOL, *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 if __name__ == "__main__":

@@ -8,9 +8,6 @@ Eight layers of 2048 x 8192 with a vocabulary of 32,000, on 8 H100: data 2 by st
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,11 +18,11 @@ import jax.numpy as jnp
 from jax import export, lax
 from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
+from scheduled_on_gpu import run_tool, scheduled
 
 LAYERS, WIDTH, INNER, VOCABULARY = 8, 2048, 8192, 32_000
 SAMPLES, LENGTH, MICROBATCHES, STAGES = 32, 1024, 8, 4
 ONCE = ",partition,pipeline-collectives{direction=once}"
-_TOOL = "from stablehlo_tools.cli.main import main; main()"
 Weights = Mapping[str, Any]
 
 
@@ -34,7 +31,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         path, after = Path(folder, "step.jax_export"), Path(folder, "after.jax_export")
         path.write_bytes(bytes(exported().serialize()))
-        base = _scheduled(path)[0]
+        base = scheduled(path)[0]
         _tell("as exported", path, base)
         for options in (
             "gpipe",
@@ -42,7 +39,7 @@ def main() -> None:
         ):
             for behind in ("", ONCE):
                 pipeline = f"expand-pipeline{{microbatches={MICROBATCHES} schedule={options}}}"
-                _run("opt", path, "-p", pipeline + behind, "-o", after)
+                run_tool("opt", path, "-p", pipeline + behind, "-o", after)
                 _tell(f"{options}{', once' if behind else ''}", after, base)
 
 
@@ -87,19 +84,8 @@ def layer(x: jax.Array, w: Weights) -> tuple[jax.Array, None]:
 
 
 def _tell(name: str, path: Path, base: float) -> None:
-    ms, peak = _scheduled(path)
+    ms, peak = scheduled(path)
     print(f"{name:30} {ms:6.1f} ms, of the export {ms / base:.3f}, {peak:5.2f} GiB", flush=True)
-
-
-def _scheduled(path: Path) -> tuple[float, float]:
-    """Milliseconds and the peak in GiB of a device, as XLA:GPU schedules a program."""
-    (found,) = json.loads(_run("inspect", path, "--target", "gpu", "--json"))["programs"]
-    return found["total_ns"] / 1e6, found["peak_bytes"] / 2**30
-
-
-def _run(*words: object) -> str:
-    command = [sys.executable, "-c", _TOOL, *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 if __name__ == "__main__":

@@ -17,12 +17,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.ir.builder import Builder, element_of, shape_of
+from stablehlo_tools.ir.builder import Builder, shape_of
 from stablehlo_tools.schedules.lockstep import Direction, Lockstep
 from stablehlo_tools.transforms.parts.expand_pipeline.head_division import HeadDivision
 from stablehlo_tools.transforms.parts.expand_pipeline.link_results import LinkResults
 from stablehlo_tools.transforms.parts.expand_pipeline.links import LinkWriter, Taken
-from stablehlo_tools.transforms.parts.expand_pipeline.region import Region, sum_identity
+from stablehlo_tools.transforms.parts.expand_pipeline.region import Region, of_one
 from stablehlo_tools.transforms.parts.expand_pipeline.ticks import (
     EmitContext,
     Row,
@@ -105,10 +105,7 @@ class DividedHeadWriter(LinkWriter):
     def _term(self, build: Builder, writing: OnePartWriter, number: int) -> ir.Value:
         """A rank's term of a sum; what all have alike is one rank's."""
         value = writing.get(number, None, build)
-        if number in self._division.sums:
-            return value
-        none = sum_identity(build, shape_of(value), element_of(value))
-        return build.same("select", self._is_owner, value, none)
+        return value if number in self._division.sums else of_one(build, value, self._is_owner)
 
     def _after(
         self, build: Builder, row: Row, held: Sequence[ir.Value], results: LinkResults

@@ -49,6 +49,12 @@ def sum_identity(build: Builder, shape: Sequence[int], element: ir.Type) -> ir.V
     return build.splat(-0.0 if isinstance(element, ir.FloatType) else 0, shape, element)
 
 
+def of_one(build: Builder, value: ir.Value, is_one: ir.Value) -> ir.Value:
+    """A value on the rank for which `is_one` is set, and on others what changes no sum."""
+    none = sum_identity(build, shape_of(value), element_of(value))
+    return build.same("select", is_one, value, none)
+
+
 class Axis:
     """An axis of a mesh: who its neighbours are, written for one collective each."""
 
@@ -205,8 +211,7 @@ class Region:
 
     def from_one(self, build: Builder, value: ir.Value, is_one: ir.Value) -> ir.Value:
         """What the one rank has for which `is_one` is set."""
-        none = sum_identity(build, shape_of(value), element_of(value))
-        return self.total(build, build.same("select", is_one, value, none))
+        return self.total(build, of_one(build, value, is_one))
 
     def joined(
         self,

@@ -139,14 +139,17 @@ def lift(module: ir.Module, facts: ModuleFacts, chosen: frozenset[int]) -> None:
     for loop in loops_of(module):
         loop.attributes[_TO_LIFT] = ir.UnitAttr.get(loop.context)
     while (loop := _next(module)) is not None:
-        bring_out(survey_loop(loop, module, facts).body, lambda op: _number_of(op) in chosen)
         surveyed = survey_loop(loop, module, facts)
+        opened = bring_out(surveyed.body, lambda op: _number_of(op) in chosen)
+        if opened:
+            surveyed = survey_loop(loop, module, facts)
         if surveyed.fewest >= 1:
             _hoist(surveyed, chosen)
         while _stacked(survey_loop(loop, module, facts), chosen):
             erase_unused(loop.regions[1].blocks[0])
         loop = _sunk(survey_loop(loop, module, facts), chosen)
-        put_back(survey_loop(loop, module, facts).body)
+        if opened:
+            put_back(survey_loop(loop, module, facts).body)
         del loop.attributes[_TO_LIFT]
     _share(module)
 
