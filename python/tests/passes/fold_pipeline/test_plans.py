@@ -17,7 +17,7 @@ from stablehlo_tools.ir.values import maker_of
 from stablehlo_tools.ir.walk import entry_function
 from stablehlo_tools.transforms.parts.fold_pipeline.batch_layout import BatchLayout, batched
 from stablehlo_tools.transforms.parts.fold_pipeline.chains import ChainFinder, Chains, StageInputs
-from stablehlo_tools.transforms.parts.fold_pipeline.layers import layers_of
+from stablehlo_tools.transforms.parts.fold_pipeline.layer_scans import layer_of
 from stablehlo_tools.transforms.parts.fold_pipeline.loop_region import (
     LoopRegion,
     Ranks,
@@ -208,10 +208,11 @@ def test_microbatches_become_one_batch():
     planned = Planned(SHIFTED)
     chains = planned.chains()
     inputs = StageInputs.of(chains)
+    block, handoffs = chains.rows.function.regions[0].blocks[0], chains.handoffs
     with ir.Location.unknown(planned.module.context):
-        layers = layers_of(chains, inputs, planned.scratch)
-        stage = batched(layers.block, inputs.batch, chains.handoffs, planned.scratch)
-    assert layers.each == 1
+        layer = layer_of(block, handoffs, inputs.layered, planned.scratch, reverse=False)
+        stage = batched(block, inputs.batch, handoffs, planned.scratch)
+    assert layer is None
     assert stage is not None
     assert (set(stage.inputs.values()), stage.outputs) == ({0}, (0,))
     layout = BatchLayout.of(len(chains.inputs), inputs.batch, stage)

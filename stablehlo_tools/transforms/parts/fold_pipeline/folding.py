@@ -36,12 +36,8 @@ from stablehlo_tools.transforms.parts.fold_pipeline.composing import (
 )
 from stablehlo_tools.transforms.parts.fold_pipeline.divided_samples import DividedSamples
 from stablehlo_tools.transforms.parts.fold_pipeline.fold_site import FoldSite, outputs_of
-from stablehlo_tools.transforms.parts.fold_pipeline.layers import (
-    LayerLoop,
-    LayerOperand,
-    Layers,
-    layers_of,
-)
+from stablehlo_tools.transforms.parts.fold_pipeline.layer_scans import LayerBlock, layer_of
+from stablehlo_tools.transforms.parts.fold_pipeline.layers import LayerLoop, LayerOperand
 from stablehlo_tools.transforms.parts.fold_pipeline.loop_region import LoopRegion
 from stablehlo_tools.transforms.parts.fold_pipeline.segments import (
     Scratch,
@@ -166,13 +162,13 @@ class PipelineWriter:
     def _write_chains(self, chains: Chains) -> None:
         """Writes the loop that chains fold to, and notes what it computes."""
         inputs = StageInputs.of(chains)
-        layers = layers_of(chains, inputs, self._scratch)
+        layers = self._layers(chains, inputs)
         stage = batched(layers.block, inputs.batch, chains.handoffs, self._scratch)
         divided = self._divided.are_in(inputs.batch)
         layout = BatchLayout.of(len(chains.inputs), inputs.batch, stage, divided=divided)
         results = self._write_layers(chains, inputs, layers, layout)
         for number, output in enumerate(chains.segment.outputs):
-            shape = shape_of(layers.outputs[number])
+            shape = shape_of(layers.returned[number])
             readable = layout.readable_shape(results[number], shape, number)
             value = self._composer.reshaped(results[number], readable)
             for microbatch, instance in enumerate(chains.last):
@@ -180,8 +176,16 @@ class PipelineWriter:
                 box = chains.box(number, instance)
                 self._in_loop[source, box] = layout.output(value, shape, number, microbatch)
 
+    def _layers(self, chains: Chains, inputs: StageInputs) -> LayerBlock:
+        """What computes a layer: the body of the scan that a stage is, or the stage."""
+        stage = chains.rows.function.regions[0].blocks[0]
+        layer = None
+        if chains.length > 1:
+            layer = layer_of(stage, chains.handoffs, inputs.layered, self._scratch, reverse=False)
+        return layer or LayerBlock(stage)
+
     def _write_layers(
-        self, chains: Chains, inputs: StageInputs, layers: Layers, layout: BatchLayout
+        self, chains: Chains, inputs: StageInputs, layers: LayerBlock, layout: BatchLayout
     ) -> list[ir.Value]:
         """Writes the layers on what they take; returns what the last one computes."""
         operands = self._operands(inputs, layers, layout)
@@ -194,7 +198,7 @@ class PipelineWriter:
         return loop.write_per_microbatch(self._build, layout.count, inputs.batch)
 
     def _operands(
-        self, inputs: StageInputs, layers: Layers, layout: BatchLayout
+        self, inputs: StageInputs, layers: LayerBlock, layout: BatchLayout
     ) -> dict[int, LayerOperand]:
         """What the layers take, by number of the input: the same for all, of the microbatches, or
         stacked; but for what differs for each layer and microbatch."""
@@ -206,7 +210,7 @@ class PipelineWriter:
             value = self._batch(microbatches, layout, number, types[number])
             operands[number] = LayerOperand(value)
         for number, stages in inputs.layered.items():
-            operands[number] = self._stack(stages, types[number], layers.within.get(number), layers)
+            operands[number] = self._stack(stages, types[number], layers.inputs.get(number), layers)
         return operands
 
     def _batch(
@@ -222,7 +226,7 @@ class PipelineWriter:
         return self._composer.reshaped(self.value(pieces, type_), layout.input_shape(number, shape))
 
     def _stack(
-        self, stages: Sequence[Pieces], type_: ir.Type, dim: int | None, layers: Layers
+        self, stages: Sequence[Pieces], type_: ir.Type, dim: int | None, layers: LayerBlock
     ) -> LayerOperand:
         """What all layers take, stacked along a dimension: a new one, or that of the layers of a
         stage."""

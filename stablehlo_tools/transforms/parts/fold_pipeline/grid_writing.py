@@ -17,7 +17,7 @@ from stablehlo_tools.transforms.parts.fold_pipeline.folding import PipelineWrite
 from stablehlo_tools.transforms.parts.fold_pipeline.grid_loops import GridLoop, GridResults
 from stablehlo_tools.transforms.parts.fold_pipeline.grids import Grid
 from stablehlo_tools.transforms.parts.fold_pipeline.layer_scans import LayerBlock
-from stablehlo_tools.transforms.parts.fold_pipeline.layers import LayerOperand, Layers
+from stablehlo_tools.transforms.parts.fold_pipeline.layers import LayerOperand
 from stablehlo_tools.transforms.parts.fold_pipeline.segments import Scratch, Segments
 from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import (
     Box,
@@ -97,8 +97,7 @@ class GridWriter(PipelineWriter):
         grid, inputs, layout = plan.grid, plan.inputs, plan.layout
         step = -1 if plan.reverse else 1
         ordered = {number: stages[::step] for number, stages in inputs.layered.items()}
-        layers = Layers(plan.block, plan.layers.each, plan.layers.inputs)
-        operands = self._operands(replace(inputs, layered=ordered), layers, layout)
+        operands = self._operands(replace(inputs, layered=ordered), plan.layers, layout)
         operands |= {n: LayerOperand(value, 0) for n, value in cells.items()}
         loop = GridLoop(
             unbatched(plan.block) if layout.stage is None else layout.stage.dims,

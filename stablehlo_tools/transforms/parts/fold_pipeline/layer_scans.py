@@ -42,6 +42,11 @@ class LayerBlock:
     inputs: dict[int, int] = field(default_factory=dict[int, int])
     outputs: dict[int, int] = field(default_factory=dict[int, int])
 
+    @property
+    def returned(self) -> list[ir.Value]:
+        """What the block returns."""
+        return list(terminator(self.block).operands)
+
 
 def layer_of(
     block: ir.Block,
