@@ -29,6 +29,8 @@ from trained_pipelines import trained
 
 import jax  # isort: skip
 import jax.numpy as jnp
+from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 from jax.export import Exported
 from jax.sharding import PartitionSpec as P
 
@@ -44,6 +46,23 @@ SINGLE = Sizes(each=1)
 step = partial(trained, start=0.0)
 recomputed: Any = jax.checkpoint(scanned, static_argnums=(0,))  # a stage
 
+
+@partial(
+    jax.checkpoint,
+    static_argnums=(0,),
+    policy=jax.checkpoint_policies.save_only_these_names("entering"),
+)
+def kept(layer: Any, weights: Any, h: jax.Array) -> jax.Array:
+    """A stage that keeps what enters its layers, and makes the rest of it anew in its backward; of
+    that, and of what it computes before its layers, jax makes loops and ops of their own."""
+    one_each = jnp.cos(0 * jnp.arange(h.shape[-1], dtype=h.dtype))
+
+    def one(h: jax.Array, w: Any) -> tuple[jax.Array, None]:
+        return layer(checkpoint_name(h, "entering"), w) * one_each, None
+
+    return lax.scan(one, h, weights)[0]
+
+
 # A step, and its loops: forward, then backward.
 CASES: dict[str, tuple[Callable[[], Case], str]] = {
     "shifted": (partial(step, shifted), "8 8"),
@@ -53,6 +72,7 @@ CASES: dict[str, tuple[Callable[[], Case], str]] = {
     "rotated": (partial(trained, rotated, AT_ONCE), "16 16"),
     "rolled-unrolled": (partial(step, rolled, stage=unrolled), "4 4"),
     "rolled-stage-checkpointed": (partial(step, rolled, stage=recomputed), "4[2] 4[2 2]"),
+    "rolled-layers-kept": (partial(step, rolled, stage=kept), "8 8"),
 }
 MORE: dict[str, tuple[Callable[[], Case], str]] = {
     "circular": (partial(step, circular), "8 8"),
@@ -74,6 +94,7 @@ MORE: dict[str, tuple[Callable[[], Case], str]] = {
         "4 4",
     ),
     "shifted-stage-checkpointed": (partial(step, shifted, stage=recomputed), "4[2] 4[2 2]"),
+    "shifted-layers-kept": (partial(step, shifted, stage=kept, layer="attention"), "8 8"),
     "shifted-shards": (partial(step, shifted, leave="shards"), "8 8"),
     "shifted-stacked": (partial(step, shifted, collect="stacked"), "8 8"),
     "shifted-bfloat16-sent": (partial(step, shifted, sent=jnp.bfloat16), "4[2] 4[2]"),

@@ -12,20 +12,16 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
-from stablehlo_tools.analysis.loops import constant_integer, counted, known_integer
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import (
-    ADD,
     DYNAMIC_SLICE,
-    DYNAMIC_UPDATE_SLICE,
-    SUBTRACT,
     WHILE,
 )
 from stablehlo_tools.ir.builder import element_of, shape_of
 from stablehlo_tools.ir.inline import copy_with
-from stablehlo_tools.ir.values import producer
 from stablehlo_tools.ir.walk import terminator, values_used
 from stablehlo_tools.transforms.parts.fold_pipeline.chains import Handoff
+from stablehlo_tools.transforms.parts.fold_pipeline.counted_loops import CountedLoop, fuse_loops
 from stablehlo_tools.transforms.parts.fold_pipeline.segments import Scratch
 
 
@@ -57,10 +53,15 @@ def layer_of(
     reverse: bool,
 ) -> LayerBlock | None:
     """The block of one layer of a stage that is one scan over its layers, in reverse if so asked,
-    of which each takes its part of just the inputs `stacked`; None for any other stage."""
+    of which each takes its part of just the inputs `stacked`; None for any other stage.
+
+    Loops of the stage that compute a row for each layer become part of the one that takes it.
+    """
     if any(handoff.ops for handoff in handoffs):
         return None
-    scan = _Scan.of(block, reverse=reverse)
+    fuse_loops(block, reverse=reverse)
+    each = {*stacked, *(handoff.input for handoff in handoffs)}
+    scan = _Scan.of_stage(block, each, reverse=reverse)
     if scan is None or not scan.read(handoffs) or scan.inputs.keys() != set(stacked):
         return None
     arguments = list(block.arguments)
@@ -74,108 +75,44 @@ def layer_of(
     return LayerBlock(function.regions[0].blocks[0], scan.trips, scan.inputs, scan.outputs)
 
 
-class _Scan:
-    """A stage that is one loop over its layers, beside ops that take none of its inputs.
+class _Scan(CountedLoop):
+    """A stage that is one loop over its layers.
 
     `inputs` and `outputs` are those that are stacked, with the dimension of the layers. `slices`
     are the ops that take a layer's part of an input, by the number of that.
     """
 
-    def __init__(self, block: ir.Block, loop: ir.Operation, trips: int, counter: int) -> None:
-        self.block = block
-        self.loop = loop
-        self.trips = trips
-        self._counter = counter
-        self._body: ir.Block = loop.regions[1].blocks[0]
-        self._ends = list(terminator(self._body).operands)
-        self._returned = list(terminator(block).operands)
-        self._numbers: dict[ir.Value, int] = {a: i for i, a in enumerate(block.arguments)}
-        self._rows: list[ir.Value] = []  # what is the number of the layer
+    def __init__(self, loop: ir.Operation, trips: int, counter: int) -> None:
+        super().__init__(loop, trips, counter)
+        self.block: ir.Block = loop.block
+        self._returned = list(terminator(self.block).operands)
+        self._numbers: dict[ir.Value, int] = {a: i for i, a in enumerate(self.block.arguments)}
         self.inputs: dict[int, int] = {}
         self.outputs: dict[int, int] = {}
         self.slices: dict[ir.Value, int] = {}
         self.updates: dict[int, ir.Operation] = {}
 
     @staticmethod
-    def of(block: ir.Block, *, reverse: bool) -> _Scan | None:
-        """The only loop of a block, if it counts up from 0 and nothing else takes an argument."""
+    def of_stage(block: ir.Block, each: Collection[int], *, reverse: bool) -> _Scan | None:
+        """The only loop of a block, where nothing else takes its inputs `each`, which differ for
+        layers: what does not, is computed for each layer."""
         ops = [view.operation for view in block.operations][:-1]
         loops = [op for op in ops if op.name == WHILE]
         if len(loops) != 1:
             return None
-        arguments = set(block.arguments)
-        if any(op != loops[0] and not arguments.isdisjoint(values_used(op)) for op in ops):
+        own = {argument for number, argument in enumerate(block.arguments) if number in each}
+        if any(op != loops[0] and not own.isdisjoint(values_used(op)) for op in ops):
             return None
-        loop = loops[0]
-        count = counted(loop, known_integer)
-        if isinstance(count, str) or count.starts != (0,) or count.counter.step != 1:
-            return None
-        scan = _Scan(block, loop, count.trips[0], count.counter.position)
-        return scan if scan._read_rows(reverse=reverse) else None
-
-    def _read_rows(self, *, reverse: bool) -> bool:
-        """Notes the values that are the number of the layer; whether the counter serves no other
-        end. In reverse, that is the trips minus the counter minus 1."""
-        argument = self._body.arguments[self._counter]
-        self._rows = [argument]
-        users = self._users(argument)
-        if reverse:
-            left = [op for op in users if op.name == SUBTRACT and op.operands[1] == argument]
-            rows = [row for op in left for row in self._left(op)]
-            if not rows or any(len(self._users(op.results[0])) > 1 for op in left):
-                return False
-            self._rows = rows
-            users = [op for op in users if op not in left]
-        end = self._ends[self._counter]
-        steps = [op for op in users if op.name == ADD and op.results[0] == end]
-        if len(steps) != 1 or len(self._users(end)) != 1:
-            return False
-        others = [op for op in users if op not in steps]
-        if reverse:
-            others += [op for row in self._rows for op in self._users(row)]
-        return all(
-            op.name in (DYNAMIC_SLICE, DYNAMIC_UPDATE_SLICE) and self._layer_dim(op) is not None
-            for op in others
-        )
-
-    def _left(self, op: ir.Operation) -> list[ir.Value]:
-        """The number of the layer, from what the counter is subtracted from."""
-        if constant_integer(op.operands[0]) == self.trips - 1:
-            return [op.results[0]]
-        if constant_integer(op.operands[0]) != self.trips:
-            return []
-        return [
-            user.results[0]
-            for user in self._users(op.results[0])
-            if user.name == SUBTRACT
-            and user.operands[0] == op.results[0]
-            and constant_integer(user.operands[1]) == 1
-        ]
-
-    def _users(self, value: ir.Value) -> list[ir.Operation]:
-        return [use.owner.operation for use in value.uses]
-
-    def _layer_dim(self, op: ir.Operation) -> int | None:
-        """The dimension along which an op takes or puts one element, at the number of the layer;
-        all of the others."""
-        lead = 1 if op.name == DYNAMIC_SLICE else 2
-        sizes = shape_of(op.results[0] if lead == 1 else op.operands[1])
-        shape = shape_of(op.operands[0])
-        starts = list(op.operands)[lead:]
-        moving = [d for d, start in enumerate(starts) if start in self._rows]
-        if len(moving) != 1 or sizes[moving[0]] != 1 or shape[moving[0]] != self.trips:
-            return None
-        whole = all(sizes[d] == shape[d] for d in range(len(sizes)) if d != moving[0])
-        return moving[0] if whole else None
+        return _Scan.of(loops[0], reverse=reverse)
 
     def read(self, handoffs: Sequence[Handoff]) -> bool:
         """Notes what each carry is; whether all are states, stacks, or the same for all layers."""
         handed = {handoff.input: handoff.output for handoff in handoffs}
         states: set[int] = set()
         for position, operand in enumerate(self.loop.operands):
-            argument, end = self._body.arguments[position], self._ends[position]
+            argument, end = self.body.arguments[position], self.ends[position]
             number, result = self._numbers.get(operand), self.loop.results[position]
-            if position == self._counter:
+            if position == self.counter:
                 continue
             if number in handed:
                 if self._returned[handed[number]] != result:
@@ -186,23 +123,24 @@ class _Scan:
                     return False
             elif not self._read_stack(position):
                 return False
-        captured = [a for a, number in self._numbers.items() if number not in self._carried]
-        if not all(self._read_input(value, self._numbers[value]) for value in captured):
-            return False
+        for value, number in self._numbers.items():  # also where the body takes it as it is
+            if number in handed and self._taken_within(value):
+                return False
+            if not self._read_input(value, number):
+                return False
         return states == set(handed) and self._read_outputs(set(handed.values()))
 
-    @property
-    def _carried(self) -> set[int]:
-        return {self._numbers[v] for v in self.loop.operands if v in self._numbers}
+    def _taken_within(self, value: ir.Value) -> bool:
+        return any(op.block != self.block for op in self.users(value))
 
     def _read_input(self, value: ir.Value, number: int | None) -> bool:
         """Notes the slices of what is the same for all layers; whether nothing else takes it then,
         and it is an input."""
-        users = [op for op in self._users(value) if op.name not in ("stablehlo.return", WHILE)]
-        slicing = [op for op in users if any(row in self._rows for row in list(op.operands)[1:])]
+        users = [op for op in self.users(value) if op.name not in ("stablehlo.return", WHILE)]
+        slicing = [op for op in users if any(row in self.rows for row in list(op.operands)[1:])]
         if not slicing:
             return True
-        dims = {self._layer_dim(op) for op in users if op.name == DYNAMIC_SLICE}
+        dims = {self.layer_dim(op) for op in users if op.name == DYNAMIC_SLICE}
         if number is None or len(slicing) != len(users) or len(dims) != 1:
             return False
         dim = dims.pop()
@@ -215,12 +153,8 @@ class _Scan:
 
     def _read_stack(self, position: int) -> bool:
         """Notes the update of a carry in which every layer writes its part."""
-        argument, update = self._body.arguments[position], producer(self._ends[position])
-        if update is None or update.name != DYNAMIC_UPDATE_SLICE:
-            return False
-        if update.operands[0] != argument or len(self._users(argument)) != 1:
-            return False
-        if len(self._users(update.results[0])) != 1 or self._layer_dim(update) is None:
+        update = self.update_of(position)
+        if update is None:
             return False
         self.updates[position] = update
         return True
@@ -231,7 +165,7 @@ class _Scan:
         for output, value in enumerate(self._returned):
             position = places.get(value)
             if position is not None and position in self.updates:
-                dim = self._layer_dim(self.updates[position])
+                dim = self.layer_dim(self.updates[position])
                 assert dim is not None
                 self.outputs[output] = dim
             elif output not in handed:
@@ -248,10 +182,10 @@ class _Scan:
                 break
             copy = copy_with(op, values, point)
             values.update(zip(op.results, copy.results, strict=True))
-        for position, argument in enumerate(self._body.arguments):
+        for position, argument in enumerate(self.body.arguments):
             values[argument] = values[self.loop.operands[position]]
         skipped = {op.results[0] for op in self.updates.values()}
-        for view in list(self._body.operations)[:-1]:
+        for view in list(self.body.operations)[:-1]:
             op = view.operation
             if len(op.results) and op.results[0] in self.slices:
                 values[op.results[0]] = arguments[self.slices[op.results[0]]]
@@ -260,6 +194,6 @@ class _Scan:
                 values.update(zip(op.results, copy.results, strict=True))
         places: dict[ir.Value, int] = {r: i for i, r in enumerate(self.loop.results)}
         return [
-            values[self.updates[p].operands[1] if p in self.updates else self._ends[p]]
+            values[self.updates[p].operands[1] if p in self.updates else self.ends[p]]
             for p in map(places.__getitem__, self._returned)
         ]
