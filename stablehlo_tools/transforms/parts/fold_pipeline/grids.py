@@ -52,18 +52,24 @@ End = tuple[Computed, Box]
 
 @dataclass(frozen=True)
 class Grid:
-    """`cells[m][n]` computes application n of the stage on microbatch m, out of `inputs[m][n]`."""
+    """`cells[m][n]` computes application n of the stage on microbatch m, out of `inputs[m][n]`.
+
+    Where a stage is cut into layers, `made[k][i]` is what layer k of it computes as output i, None
+    where nobody takes that; the applications, and `inputs`, are those of layers then, and `rows`
+    computes one.
+    """
 
     segment: Segment
     rows: StageRows
     handoffs: tuple[Handoff, ...]
     cells: tuple[tuple[Instance, ...], ...]
     inputs: tuple[tuple[tuple[Pieces, ...], ...], ...]
+    made: tuple[tuple[ir.Value | None, ...], ...]
 
     @property
     def length(self) -> int:
         """How many applications there are."""
-        return len(self.cells[0])
+        return len(self.inputs[0])
 
     @property
     def stages(self) -> int:
@@ -80,23 +86,35 @@ class Grid:
         cells, inputs = (tuple(rows[m] for m in order) for rows in (self.cells, self.inputs))
         return replace(self, cells=cells, inputs=inputs)
 
+    @cached_property
+    def _columns(self) -> dict[ir.Value, tuple[int, int]]:
+        """The layer and the output of each value."""
+        return {
+            value: (layer, number)
+            for layer, values in enumerate(self.made)
+            for number, value in enumerate(values)
+            if value is not None
+        }
+
     def output(self, value: ir.Value) -> int | None:
-        """Which output of the segment a value is."""
-        outputs = self.segment.outputs
-        return outputs.index(value) if value in outputs else None
+        """Which output of a stage, or of a layer of it, a value is."""
+        column = self._columns.get(value)
+        return None if column is None else column[1]
 
     def box(self, output: int, row: int) -> Box:
         """What of an output a stage computes."""
-        return _box(self.segment, self.rows, output, row)
+        value = next(v for values in self.made if (v := values[output]) is not None)
+        return _box(value, self.rows, output, row)
 
     def place_of(self, source: Computed, box: Box) -> tuple[int, int, int] | None:
         """The output, the microbatch and the application of a part of what a stage computed."""
-        output = self.output(source.value)
-        if output is None:
+        column = self._columns.get(source.value)
+        if column is None:
             return None
+        layer, output = column
         instance = _instance(self.rows, output, source, box)
         place = None if instance is None else self.places.get(instance)
-        return None if place is None else (output, *place)
+        return None if place is None else (output, place[0], place[1] * len(self.made) + layer)
 
     def application_of(self, summed: Summed, row: int) -> int:
         """The one application of which the terms of a sum over ticks are, one a microbatch."""
@@ -148,7 +166,7 @@ class Cells:
             for number in numbers:
                 value = self.segment.outputs[number]
                 source = Computed(value, instance.rank, instance.tick)
-                box = _box(self.segment, self.rows, number, instance.row)
+                box = _box(value, self.rows, number, instance.row)
                 boxes.setdefault(source, []).append(box)
         return boxes
 
@@ -306,9 +324,9 @@ def _in_loop(tracer: Tracer, inputs: Iterable[Pieces]) -> list[Piece]:
     ]
 
 
-def _box(segment: Segment, rows: StageRows, output: int, row: int) -> Box:
-    """What of an output a stage computes."""
-    whole, dim = Box.whole(shape_of(segment.outputs[output])), rows.outputs[output]
+def _box(value: ir.Value, rows: StageRows, output: int, row: int) -> Box:
+    """What of a value, which is an output, a stage computes."""
+    whole, dim = Box.whole(shape_of(value)), rows.outputs[output]
     if dim is None:
         return whole
     size = whole.sizes[dim] // rows.count
@@ -469,7 +487,8 @@ class _Alike:
         if len(handoffs) > 1:
             raise UnresolvedError("stages take what others computed in different ways", self._op, 5)
         whole = tuple(map(tuple, cells))
-        return Grid(self._segment, self._rows, handoffs.pop(), whole, inputs)
+        made = (self._segment.outputs,)
+        return Grid(self._segment, self._rows, handoffs.pop(), whole, inputs, made)
 
     def _settled(self, piece: Piece) -> Piece:
         """The piece; zeros where it is of an output that is zero."""

@@ -300,9 +300,7 @@ class _Planner:
         self._second = second
         self._scratch = scratch
         self._sums = frozenset(
-            number
-            for number, value in enumerate(second.segment.outputs)
-            if any(value == summed.value for summed in sums)
+            number for summed in sums if (number := second.output(summed.value)) is not None
         )
 
     def plans(self, ends: Sequence[End], after: GridWriter) -> _Plans:
