@@ -30,11 +30,14 @@ several microbatches lie with each stage; integers that the program takes from t
 follow from integers alone are given by a loop of their own. Moves around the loop that undo each
 other, such as those that bring the slots back into order, are taken out.
 
-A stage that is itself a loop over its layers gives one loop over all layers; other stages are the
-layers. What is computed from the outputs of the last stage, or for the first, is computed for the
-whole batch, in which the samples lie outside of the microbatches where another axis divides them.
-Where a stage takes the samples of a microbatch together, the microbatches stay apart: a loop over
-them goes around the one over layers.
+A stage that is itself a loop over its layers gives one loop over all layers; a loop of a backward
+that only computes anew what another one takes, layer by layer, becomes part of that. So does a
+differentiated stage that has its layers written out one after the other, each with weights of its
+own, where all compute the same of what they take, forward and backward, in whichever order the text
+has it. Other stages are the layers. What is computed from the outputs of the last stage, or for the
+first, is computed for the whole batch, in which the samples lie outside of the microbatches where
+another axis divides them. Where a stage takes the samples of a microbatch together, the
+microbatches stay apart: a loop over them goes around the one over layers.
 
 A pipeline that is differentiated, as in a training step, folds together with its backward: to a
 loop over the layers that leaves for each what the backward takes, and one in reverse that gives the
@@ -143,6 +146,7 @@ class FoldPipelinePass(Pass):
         refuse_tokens(module, "fold-pipeline", "P1")
         current = copy_module(module)
         inline_all_calls(current)
+        share_all(current)
         with ir.Location.unknown(module.context):
             write_copying_loops_as_moves(current, entry_function(current).regions[0].blocks[0])
         number, folded, stay = 0, list[Diagnostic](), list[Diagnostic]()

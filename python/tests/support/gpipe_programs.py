@@ -157,6 +157,25 @@ def unrolled(layer: Layer, weights: Any, h: Array) -> Array:
     return h
 
 
+def apart(layer: Layer, weights: Any, h: Array) -> Array:
+    """The same with an array of its own for each layer, as where layers are parameters of their
+    own."""
+    for own in weights:
+        h = layer(h, own)
+    return h
+
+
+def _parted(weights: Any, stage: Any, dim: int) -> Any:
+    """Stacked weights, in arrays of their own for a stage that takes such."""
+    if stage.__name__ != apart.__name__:
+        return weights
+    count = jax.tree.leaves(weights)[0].shape[dim]
+    return [
+        jax.tree.map(lambda w, n=n: lax.index_in_dim(w, n, dim, False), weights)
+        for n in range(count)
+    ]
+
+
 def single(layer: Layer, weights: Any, h: Array) -> Array:
     """The only layer."""
     return layer(h, jax.tree.map(lambda w: w[0], weights))
@@ -212,6 +231,7 @@ def shifted(
     last, ticks = sizes.stages - 1, sizes.microbatches + sizes.stages - 1
 
     def local(weights: Any, x: Array) -> Array:
+        weights = _parted(weights, stage, 0)
         rank = lax.axis_index(STAGE)
 
         def tick(carry: Any, t: Array) -> Any:
@@ -329,6 +349,7 @@ def rolled(
 
     def whole(weights: Any, x: Array) -> Array:
         weights = jax.tree.map(lambda w: w.reshape(sizes.stages, sizes.each, *w.shape[1:]), weights)
+        weights = _parted(weights, stage, 1)
         x = _microbatches(x, sizes)
 
         def tick(carry: Any, given: Any) -> Any:

@@ -14,6 +14,7 @@ from gpipe_by_hand import by_hand, decoder_by_hand
 from gpipe_programs import (  # first: sets up the devices
     Case,
     Sizes,
+    apart,
     rolled,
     scanned,
     shifted,
@@ -73,6 +74,7 @@ CASES: dict[str, tuple[Callable[[], Case], str]] = {
     "rolled-unrolled": (partial(step, rolled, stage=unrolled), "4 4"),
     "rolled-stage-checkpointed": (partial(step, rolled, stage=recomputed), "4[2] 4[2 2]"),
     "rolled-layers-kept": (partial(step, rolled, stage=kept), "8 8"),
+    "rolled-layers-apart": (partial(step, rolled, stage=apart, layer="attention"), "8 8"),
 }
 MORE: dict[str, tuple[Callable[[], Case], str]] = {
     "circular": (partial(step, circular), "8 8"),
@@ -94,6 +96,8 @@ MORE: dict[str, tuple[Callable[[], Case], str]] = {
         "4 4",
     ),
     "shifted-stage-checkpointed": (partial(step, shifted, stage=recomputed), "4[2] 4[2 2]"),
+    "rolled-three-layers-apart": (partial(step, rolled, Sizes(each=3), stage=apart), "12 12"),
+    "shifted-layers-apart": (partial(step, shifted, stage=apart), "8 8"),
     "shifted-layers-kept": (partial(step, shifted, stage=kept, layer="attention"), "8 8"),
     "shifted-shards": (partial(step, shifted, leave="shards"), "8 8"),
     "shifted-stacked": (partial(step, shifted, collect="stacked"), "8 8"),

@@ -142,6 +142,7 @@ class Composer:
         that are of one value and seen through the same ops."""
         ordered = sorted(pieces, key=lambda piece: piece.target.starts[dim])
         at_once = self._at_once(ordered, dim)
+        at_once = self._in_turns(ordered, dim) if at_once is None else at_once
         if at_once is not None:
             return at_once
         runs = [list(run) for _, run in groupby(ordered, lambda p: (p.value, p.ops))]
@@ -149,8 +150,28 @@ class Composer:
             return self._build.concatenate([self._viewed(piece) for piece in ordered], dim)
         return self._build.concatenate([self._composed(run) for run in runs], dim)
 
+    def _in_turns(self, pieces: Sequence[_LocatedPiece], dim: int) -> ir.Value | None:
+        """All pieces where they are of several values in turn, as what stages have for each of
+        their layers: of all stages for one layer, beside those for the next."""
+        values = list(dict.fromkeys(piece.value for piece in pieces))
+        count, size = len(values), pieces[0].target.sizes[dim]
+        if count == 1 or len(pieces) < 2 * count or len(pieces) % count:
+            return None
+        columns = [pieces[number::count] for number in range(count)]
+        if any(p.value != v for v, own in zip(values, columns, strict=True) for p in own):
+            return None
+        stacks = [self._at_once(own, dim) for own in columns]
+        known = [stack for stack in stacks if stack is not None]
+        if len(known) < count or any(piece.target.sizes[dim] != size for piece in pieces):
+            return None
+        whole = shape_of(known[0])
+        parts = [*whole[:dim], whole[dim] // size, 1, size, *whole[dim + 1 :]]
+        value = self._build.concatenate([self.reshaped(v, parts) for v in known], dim + 1)
+        return self.reshaped(value, [*whole[:dim], whole[dim] * count, *whole[dim + 1 :]])
+
     def _at_once(self, pieces: Sequence[_LocatedPiece], dim: int) -> ir.Value | None:
         """All pieces by a reshape and a transpose, where they are a grid of boxes of one value."""
+        pieces = self._without_gaps(pieces)
         first = pieces[0]
         alike = all(
             p.value == first.value
@@ -171,6 +192,32 @@ class Composer:
         value = self._reordered(value, [*range(1, dim + 1), 0, *range(dim + 1, len(shape) + 1)])
         shape[dim] *= len(pieces)
         return self.reshaped(value, shape)
+
+    def _without_gaps(self, pieces: Sequence[_LocatedPiece]) -> Sequence[_LocatedPiece]:
+        """The pieces, of a value without what lies between them where that is as much each time."""
+        value, one = pieces[0].value, pieces[0].box
+        if any(p.value != value or p.box.sizes != one.sizes for p in pieces):
+            return pieces
+        dims = [d for d in range(len(one.sizes)) if pieces[-1].box.starts[d] != one.starts[d]]
+        if len(dims) != 1:
+            return pieces
+        (dim,) = dims
+        size, shape = one.sizes[dim], shape_of(value)
+        step, left = divmod(shape[dim], len(pieces))
+        place = one.starts[dim] // size
+        expected = [one.along(dim, one.starts[dim] + i * step, size) for i in range(len(pieces))]
+        if left or step % size or step == size or one.starts[dim] % size or place * size >= step:
+            return pieces
+        if [piece.box for piece in pieces] != expected:
+            return pieces
+        parts = [*shape[:dim], len(pieces), step // size, size, *shape[dim + 1 :]]
+        taken = self._build.slice_along(self.reshaped(value, parts), dim + 1, place, place + 1)
+        shape[dim] = len(pieces) * size
+        value = self.reshaped(taken, shape)
+        return [
+            piece._replace(value=value, box=one.along(dim, i * size, size))
+            for i, piece in enumerate(pieces)
+        ]
 
     def _viewed(self, piece: _LocatedPiece) -> ir.Value:
         return self.through(self._sliced(piece.value, piece.box), piece.ops)

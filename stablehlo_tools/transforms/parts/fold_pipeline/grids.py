@@ -135,7 +135,8 @@ class Grid:
             raise UnresolvedError(
                 "a sum takes only some of the microbatches", maker_of(summed.value), 6
             )
-        return application
+        layer, _ = self._columns[summed.value]
+        return application * len(self.made) + layer
 
 
 Zero = dict[Instance, frozenset[int]]

@@ -37,6 +37,7 @@ from stablehlo_tools.transforms.parts.fold_pipeline.divided_samples import Divid
 from stablehlo_tools.transforms.parts.fold_pipeline.fold_site import FoldSite, Output, outputs_of
 from stablehlo_tools.transforms.parts.fold_pipeline.grid_writing import GridPlan, GridWriter
 from stablehlo_tools.transforms.parts.fold_pipeline.grids import End, Grid, GridFinder
+from stablehlo_tools.transforms.parts.fold_pipeline.layer_grids import by_layer
 from stablehlo_tools.transforms.parts.fold_pipeline.layer_scans import LayerBlock, layer_of
 from stablehlo_tools.transforms.parts.fold_pipeline.loop_region import LoopRegion
 from stablehlo_tools.transforms.parts.fold_pipeline.moves import (
@@ -87,6 +88,7 @@ def fold_training(forward: LoopRegion, backward: LoopRegion, module: ir.Module) 
     ends = [end for end in _ends(reached) if after.owner_of(end[0]) is writer]
     first = GridFinder(before, segments, scratch).cells(ends).grid()
     second = second.reordered(_order(first, second, after))
+    first, second = by_layer(first, second, scratch)
     plans = _Planner(first, second, scratch, sums, DividedSamples(before, segments)).plans(
         _ends(p for pieces in [*of_forward, *of_backward] for p in _reached(after, [pieces])),
         after,

@@ -82,7 +82,7 @@ def sequence_of(flow: Dataflow, effects: Effects, without: Set[int] = frozenset(
             nodes.append(node)
     known: dict[Any, int] = {}
     looks = [
-        known.setdefault(node.index if effects.has_effect(node.op) else _look(node.op), len(known))
+        known.setdefault(node.index if effects.has_effect(node.op) else look(node.op), len(known))
         for node in nodes
     ]
     return OpSequence(tuple(nodes), np.array(looks, dtype=np.int64))
@@ -96,7 +96,7 @@ def _puts_row(node: Node) -> bool:
     return not any(any(edge[1:]) for edge in edges)
 
 
-def _look(op: ir.Operation) -> Any:
+def look(op: ir.Operation) -> Any:
     """All that an op says but for its operands; of its regions, also which of their values each op
     in them takes."""
     if not len(op.regions):

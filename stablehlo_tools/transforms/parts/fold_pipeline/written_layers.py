@@ -1,0 +1,281 @@
+"""Layers that a stage has written out one after the other.
+
+    %h1 = tanh(%h0 . %a)                    layer 0 on %h0, %a
+    %h2 = tanh(%h1 . %b)          ==>       layer 1 on %h1, %b
+
+What a stage hands on is computed by way of values that no way from what it takes to what it hands
+on avoids: the ends of layers are among these. A layer is what is computed from one of them to
+another, and from it alone: a backward computes in each the gradients of its weights, too. Layers
+are alike where the same ops compute the same outputs of the same inputs, in whichever order the
+text has them: what each takes instead of another is an argument of the stage.
+
+Constraints on shardings are looked through, so that those between layers are part of either.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from stablehlo_tools.analysis.dataflow import Dataflow, Node
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.names import SHARDING_CONSTRAINT
+from stablehlo_tools.ir.inline import copy_with
+from stablehlo_tools.ir.values import CONSTANTS, value_text
+from stablehlo_tools.transforms.parts.roll_layers.iterations import taken
+from stablehlo_tools.transforms.parts.roll_layers.repetitions import CONTRACTIONS, look
+
+
+@dataclass(frozen=True)
+class WrittenLayers:
+    """A stage as layers. Each computes, of what the one before hands on and of the stage's
+    arguments `inputs[k]`, what it hands on and the stage's outputs `outputs[k]`; `handed[k]` is
+    which output of the stage that is, what it hands on, if any.
+
+    """
+
+    inputs: tuple[tuple[int, ...], ...]
+    handed: tuple[int | None, ...]
+    outputs: tuple[tuple[int, ...], ...]
+    template: _Template
+
+    @property
+    def count(self) -> int:
+        """How many layers there are."""
+        return len(self.inputs)
+
+    def write(self, block: ir.Block, arguments: Sequence[ir.Value]) -> list[ir.Value]:
+        """Copies a layer into an empty block, which takes what is handed on, and the inputs; what
+        it returns: what it hands on, and the outputs."""
+        return self.template.write(block, arguments)
+
+
+def written_layers(block: ir.Block, states: Collection[int], handed: int) -> WrittenLayers | None:
+    """The layers of a stage: as many as there are. Its arguments `states` are all the same: what
+    the stage before hands on, as this one does its output `handed`. None where there are not two
+    layers that are alike."""
+    reader = _Reader(block, states, handed)
+    ends = reader.ends()
+    if not ends:
+        return None
+    texts = [reader.read(begin, (end,)) for begin, end in zip([-1, *ends], ends, strict=False)]
+    for period in range(1, len(ends) // 2 + 1):
+        alike = all(a.text == b.text for a, b in zip(texts, texts[period:], strict=False))
+        if len(ends) % period or not alike:
+            continue
+        if any(reader.contracts(text) for text in texts[:period]):
+            found = reader.layers(ends[period - 1 :: period])
+            if found is not None:
+                return found
+    return None
+
+
+@dataclass(frozen=True)
+class _Read:
+    """What values are computed by: `text` says all of it but for the arguments that are taken,
+    which are `leaves`; `nodes` are the ops."""
+
+    text: tuple[Any, ...]
+    leaves: tuple[int, ...]
+    nodes: tuple[Node, ...]
+
+
+@dataclass(frozen=True)
+class _Template:
+    """The ops of a layer, which take what is handed on as `begin`, and arguments as `leaves`."""
+
+    flow: Dataflow
+    nodes: Sequence[Node]
+    begin: Collection[int]
+    leaves: Sequence[int]
+    returned: Sequence[int]
+
+    def write(self, block: ir.Block, arguments: Sequence[ir.Value]) -> list[ir.Value]:
+        """Copies the layer into an empty block; what is handed on is the first argument."""
+        values = {self.flow.values[number]: arguments[0] for number in self.begin}
+        for number, argument in zip(self.leaves, arguments[1:], strict=True):
+            values[self.flow.values[number]] = argument
+        point = ir.InsertionPoint(block)
+        for node in self.nodes:
+            copy = copy_with(node.op, values, point)
+            values.update(zip(node.op.results, copy.results, strict=True))
+        return [values[self.flow.values[number]] for number in self.returned]
+
+
+class _Reader:
+    """Reads a stage. A layer begins with value number `begin`, -1 for what the stage is handed."""
+
+    def __init__(self, block: ir.Block, states: Collection[int], handed: int) -> None:
+        self._flow = Dataflow.of(block, opened=())
+        arguments = self._flow.root.arguments
+        self._arguments = {number: place for place, number in enumerate(arguments)}
+        self._states = frozenset(arguments[place] for place in states)
+        self._returned = [self._plain(number) for number in self._flow.root.returned]
+        self._handed = handed
+        self._looks: dict[int, Any] = {}
+
+    def _plain(self, number: int) -> int:
+        """A value without constraints on its sharding."""
+        node = self._flow.maker.get(number)
+        while node is not None and node.name == SHARDING_CONSTRAINT:
+            number = node.operands[0]
+            node = self._flow.maker.get(number)
+        return number
+
+    def _begin(self, begin: int) -> frozenset[int]:
+        return self._states if begin < 0 else frozenset({begin})
+
+    @cached_property
+    def _following(self) -> set[int]:
+        """The values that are computed of what the stage is handed."""
+        following = set(self._states)
+        for node in self._flow.nodes:
+            if not following.isdisjoint(node.inputs):
+                following.update(node.results)
+        return following
+
+    def ends(self) -> list[int]:
+        """The values that no way from what the stage is handed to what it hands on avoids, in
+        order: none where there is no way."""
+        flow, end = self._flow, self._returned[self._handed]
+        is_told_apart = len(set(self._returned)) == len(self._returned)
+        if end not in self._following or end not in flow.maker or not is_told_apart:
+            return []
+        on_way, pending = set[int](), [end]
+        while pending:
+            number = pending.pop()
+            node = flow.maker.get(number)
+            if node is not None and node.index not in on_way:
+                on_way.add(node.index)
+                pending += [n for n in node.inputs if n in self._following]
+        last: dict[int, int] = {}  # op that takes what an op on the way makes
+        for index in sorted(on_way):
+            for number in flow.nodes[index].inputs:
+                maker = flow.maker.get(number)
+                if number in self._following:
+                    last[-1 if maker is None else maker.index] = index
+        ends: list[int] = []
+        reach = last.pop(-1, -1)
+        for index in sorted(on_way):
+            node = flow.nodes[index]
+            if reach <= index and len(node.results) == 1 and node.name != SHARDING_CONSTRAINT:
+                ends.append(node.results[0])
+            reach = max(reach, last.get(index, index))
+        return ends
+
+    def contracts(self, read: _Read) -> bool:
+        """Whether there is a product among ops."""
+        return any(node.name in CONTRACTIONS for node in read.nodes)
+
+    def read(self, begin: int, ends: Sequence[int]) -> _Read:
+        """What values are computed by, from where a layer begins."""
+        numbers = dict.fromkeys(self._begin(begin), 0)
+        count = itertools.count(1)
+        leaves: list[int] = []
+        nodes: dict[int, Node] = {}
+        text: list[Any] = []
+        pending = [self._plain(number) for number in reversed(ends)]
+        while pending:
+            number = pending[-1]
+            node = self._flow.maker.get(number)
+            if number in numbers:
+                pending.pop()
+            elif node is None:
+                numbers[number] = next(count)
+                leaves.append(number)
+                text.append(self._flow.values[number].type)
+            elif missing := [n for t in taken(node) if (n := self._plain(t)) not in numbers]:
+                pending += reversed(missing)
+            else:
+                text.append((self._look(node), tuple(numbers[self._plain(t)] for t in taken(node))))
+                numbers.update(zip(node.results, count, strict=False))
+                nodes[node.index] = node
+        text.append(tuple(numbers[self._plain(number)] for number in ends))
+        return _Read(tuple(text), tuple(leaves), tuple(nodes[index] for index in sorted(nodes)))
+
+    def _look(self, node: Node) -> Any:
+        if node.index not in self._looks:
+            is_constant = node.name in CONSTANTS
+            self._looks[node.index] = value_text(node.op) if is_constant else look(node.op)
+        return self._looks[node.index]
+
+    def layers(self, ends: Sequence[int]) -> WrittenLayers | None:
+        """The layers that end with some values, if they are alike in all that they compute."""
+        begins = [-1, *ends[:-1]]
+        own = self._outputs(begins, ends)
+        if own is None:
+            return None
+        texts = [
+            self.read(begin, (end, *(self._returned[output] for output in outputs)))
+            for begin, end, outputs in zip(begins, ends, own, strict=True)
+        ]
+        if any(one.text != texts[0].text for one in texts):
+            return None
+        handed = [self._returned.index(end) if end in self._returned else None for end in ends]
+        chosen = len(ends) // 2  # one that has others around it, and so constraints between them
+        template = self._template(begins[chosen], ends[chosen], texts[chosen], own[chosen])
+        inputs = tuple(tuple(self._arguments[leaf] for leaf in one.leaves) for one in texts)
+        return WrittenLayers(inputs, tuple(handed), tuple(map(tuple, own)), template)
+
+    def _template(self, begin: int, end: int, read: _Read, outputs: Sequence[int]) -> _Template:
+        """A layer, with the constraints on shardings that its ops look through."""
+        begins = self._begin(begin)
+        nodes = {node.index: node for node in read.nodes}
+        for number in [number for node in read.nodes for number in taken(node)]:
+            nodes.update((node.index, node) for node in self._constraints(number, begins))
+        ordered = [nodes[index] for index in sorted(nodes)]
+        returned = [end, *(self._returned[output] for output in outputs)]
+        return _Template(self._flow, ordered, begins, read.leaves, returned)
+
+    def _constraints(self, number: int, begins: Collection[int]) -> Iterator[Node]:
+        """The constraints on a value, up to where the layer begins."""
+        while number not in begins and number in self._flow.maker:
+            node = self._flow.maker[number]
+            if node.name != SHARDING_CONSTRAINT:
+                return
+            yield node
+            number = node.operands[0]
+
+    def _outputs(self, begins: Sequence[int], ends: Sequence[int]) -> list[list[int]] | None:
+        """The outputs of the stage that each layer computes, beside what is handed on; None where
+        one is of several layers, or of none."""
+        layers: dict[int, int] = {begin: layer for layer, begin in enumerate(begins[1:], 1)}
+        layers |= dict.fromkeys(self._states, 0)
+        own: list[list[tuple[Any, int]]] = [[] for _ in ends]
+        for output, number in enumerate(self._returned):
+            if number in ends:
+                continue
+            above = set(self._above(number, layers))
+            if len(above) != 1:
+                return None
+            layer = above.pop()
+            own[layer].append((self.read(begins[layer], (number,)).text, output))
+        texts = [text for text, _ in own[0]]
+        ordered = [each for outputs in own if (each := _in_order(outputs, texts)) is not None]
+        return ordered if len(ordered) == len(own) else None
+
+    def _above(self, number: int, layers: dict[int, int]) -> Iterator[int]:
+        """The layers at whose beginnings a way up from a value ends."""
+        pending, seen = [number], set[int]()
+        while pending:
+            number = pending.pop()
+            if number in layers:
+                yield layers[number]
+            elif number in self._following and number not in seen:
+                seen.add(number)
+                pending += self._flow.maker[number].inputs
+
+
+def _in_order(outputs: Sequence[tuple[Any, int]], texts: Sequence[Any]) -> list[int] | None:
+    """Outputs in the order of what they are computed by; None where these are others."""
+    left, ordered = list(outputs), list[int]()
+    for text in texts:
+        found = next((each for each in left if each[0] == text), None)
+        if found is None:
+            return None
+        left.remove(found)
+        ordered.append(found[1])
+    return None if left else ordered
