@@ -146,7 +146,6 @@ class FoldPipelinePass(Pass):
         refuse_tokens(module, "fold-pipeline", "P1")
         current = copy_module(module)
         inline_all_calls(current)
-        share_all(current)
         with ir.Location.unknown(module.context):
             write_copying_loops_as_moves(current, entry_function(current).regions[0].blocks[0])
         number, folded, stay = 0, list[Diagnostic](), list[Diagnostic]()

@@ -3,24 +3,38 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
+from stablehlo_tools.analysis.dataflow import Dataflow
+from stablehlo_tools.analysis.effects import Effects
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.transforms.parts.fold_pipeline.chains import Handoff, Instance, Pieces
 from stablehlo_tools.transforms.parts.fold_pipeline.grids import Grid
 from stablehlo_tools.transforms.parts.fold_pipeline.segments import Scratch
-from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import Box, Computed, Piece, View
+from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import (
+    Box,
+    Computed,
+    Outside,
+    Piece,
+    View,
+)
 from stablehlo_tools.transforms.parts.fold_pipeline.written_layers import (
     WrittenLayers,
     written_layers,
 )
+from stablehlo_tools.transforms.parts.roll_layers.iterations import taken
+from stablehlo_tools.transforms.parts.roll_layers.repetitions import look
 
 
-def by_layer(first: Grid, second: Grid, scratch: Scratch) -> tuple[Grid, Grid]:
+def by_layer(first: Grid, second: Grid, block: ir.Block, scratch: Scratch) -> tuple[Grid, Grid]:
     """A pipeline and its backward, in cells of one layer each; in those of stages, as they are,
-    where one of them has not written its layers out, or others."""
+    where one of them has not written its layers out, or others. Both stand in `block`: what layers
+    take of it is the same where it is computed alike."""
     layers = _layers_of(first), _layers_of(second)
     if layers[0] is None or layers[1] is None or layers[0].count != layers[1].count:
         return first, second
+    alike = _Alike(block)
+    first, second = (replace(grid, inputs=alike.inputs(grid.inputs)) for grid in (first, second))
     cut = _cut(first, layers[0], scratch), _cut(second, layers[1], scratch)
     return (first, second) if cut[0] is None or cut[1] is None else (cut[0], cut[1])
 
@@ -75,6 +89,35 @@ def _cut(grid: Grid, layers: WrittenLayers, scratch: Scratch) -> Grid | None:
         for cells, row in zip(grid.cells, grid.inputs, strict=True)
     )
     return replace(cut, inputs=inputs)
+
+
+class _Alike:
+    """The values of a block, those that are computed alike as the first of them."""
+
+    def __init__(self, block: ir.Block) -> None:
+        flow, effects = Dataflow.of(block, opened=()), Effects({})
+        first: dict[int, int] = {}
+        known: dict[Any, tuple[int, ...]] = {}
+        for node in flow.nodes:
+            if not effects.has_effect(node.op):
+                key = look(node.op), tuple(first.get(number, number) for number in taken(node))
+                first.update(zip(node.results, known.setdefault(key, node.results), strict=True))
+        self._first = {flow.values[n]: flow.values[own] for n, own in first.items()}
+
+    def inputs(
+        self, inputs: tuple[tuple[tuple[Pieces, ...], ...], ...]
+    ) -> tuple[tuple[tuple[Pieces, ...], ...], ...]:
+        """The inputs of cells, in terms of these."""
+        return tuple(
+            tuple(tuple(tuple(map(self._piece, own)) for own in cell) for cell in row)
+            for row in inputs
+        )
+
+    def _piece(self, piece: Piece) -> Piece:
+        source = piece.source
+        if isinstance(source, Outside) or (isinstance(source, Computed) and source.tick < 0):
+            source = replace(source, value=self._first.get(source.value, source.value))
+        return replace(piece, source=source)
 
 
 def _whole(value: ir.Value, cell: Instance, box: Box) -> Piece:

@@ -88,7 +88,7 @@ def fold_training(forward: LoopRegion, backward: LoopRegion, module: ir.Module) 
     ends = [end for end in _ends(reached) if after.owner_of(end[0]) is writer]
     first = GridFinder(before, segments, scratch).cells(ends).grid()
     second = second.reordered(_order(first, second, after))
-    first, second = by_layer(first, second, scratch)
+    first, second = by_layer(first, second, sites[0].anchor.block, scratch)
     plans = _Planner(first, second, scratch, sums, DividedSamples(before, segments)).plans(
         _ends(p for pieces in [*of_forward, *of_backward] for p in _reached(after, [pieces])),
         after,
