@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.mpmd.manifest import Stage, Transfer, function_of
-from stablehlo_tools.mpmd.proof.labels import Label, Labels
-from stablehlo_tools.mpmd.proof.memory import action_of, bounds
+from stablehlo_tools.mpmd.proof.labels import Label, Labels, action_of
+from stablehlo_tools.mpmd.proof.memory import bounds
 from stablehlo_tools.mpmd.reading import read_rank
 from stablehlo_tools.schedules.forms import step_of
 from stablehlo_tools.schedules.table import Action
@@ -58,7 +58,7 @@ def _bounds(said: Sequence[str]) -> list[float]:
     text = "\n".join([*functions.values(), f"func.func @main() {{\n{body}\n}}"])
     program = artifact.parse(text.encode(), "rank_0.mlir")
     reading = read_rank(program.module, 0, "rank_0.mlir")
-    sizes = {origin: 16.0 for event in reading.events for origin in event.results}
+    sizes = [[16.0] * len(event.results) for event in reading.events]
     actions = [action_of(reading, Labels(labels), event) for event in reading.events]
     return bounds(reading, actions, STAGES, sizes)
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from stablehlo_tools.mpmd.manifest import FINISH, Manifest, Transfer
+from stablehlo_tools.mpmd.origins import Origin
 from stablehlo_tools.mpmd.proof.findings import Findings, Rule
-from stablehlo_tools.mpmd.reading import Call, Event, Message, Origin, Reading, Source
+from stablehlo_tools.mpmd.reading import Call, Event, Message, Reading
 from stablehlo_tools.schedules.forms import step_of
 from stablehlo_tools.schedules.table import Action, Kind
 from stablehlo_tools.schedules.validator import other_end
@@ -41,17 +42,32 @@ class Label:
 
 @dataclass(frozen=True)
 class Labels:
-    """The labels of the messages by rank and event; a message on no known channel has none."""
+    """The labels of the messages by rank and event; a message on no known channel has none.
+
+    `tensors` is how many each action of the manifest sends.
+    """
 
     of_event: dict[tuple[int, int], Label]
+    tensors: Mapping[str, int] = field(default_factory=dict[str, int])
 
     def of(self, reading: Reading, event: int) -> Label | None:
         """The label of a message."""
         return self.of_event.get((reading.rank, event))
 
 
+def action_of(reading: Reading, labels: Labels, event: Event) -> Action | None:
+    """The phase of a call, or what a message belongs to; None behind the schedule."""
+    if isinstance(event, Call):
+        return event.action
+    label = labels.of(reading, event.index)
+    return None if label is None else label.action
+
+
 def label_messages(manifest: Manifest, readings: Sequence[Reading], findings: Findings) -> Labels:
-    """The labels, each message checked against what the manifest has for its channel."""
+    """The labels, each message checked against what the manifest has for its channel.
+
+    What else M5 has of messages, `check_messages` and `check_fifo` look at.
+    """
     sends = {text: _send(text) for text in {transfer.action for transfer in manifest.transfers}}
     _check_listed(manifest, sends, findings)
     transfers = manifest.of_channel()
@@ -76,13 +92,13 @@ def label_messages(manifest: Manifest, readings: Sequence[Reading], findings: Fi
     for transfer in manifest.transfers:
         for is_send in (True, False):
             _check_once(transfer, ends[transfer.channel, is_send], readings, is_send, findings)
-    known = Labels(labels)
-    tensors = Counter(transfer.action for transfer in manifest.transfers)
-    for reading in readings:
-        _check_groups(tensors, reading, known, findings)
-        _check_sent(reading, known, findings)
-    _check_fifo(readings, findings, known)
-    return known
+    return Labels(labels, Counter(transfer.action for transfer in manifest.transfers))
+
+
+def check_messages(reading: Reading, labels: Labels, findings: Findings) -> None:
+    """M5 of one rank by itself: what it sends, and that the tensors of an action are together."""
+    _check_groups(reading, labels, findings)
+    _check_sent(reading, labels, findings)
 
 
 def _check_listed(
@@ -166,10 +182,8 @@ def _check_once(
     findings.add(Rule.MESSAGES, said, reading, op)
 
 
-def _check_groups(
-    counts: Mapping[str, int], reading: Reading, labels: Labels, findings: Findings
-) -> None:
-    """The tensors of an action stand in a row, 0, 1, …, all of them that `counts` has."""
+def _check_groups(reading: Reading, labels: Labels, findings: Findings) -> None:
+    """The tensors of an action stand in a row, 0, 1, …, all of them that the manifest has."""
     rows: list[list[tuple[Event, Label]]] = [[]]
     for event in reading.events:
         label = labels.of(reading, event.index)
@@ -181,7 +195,7 @@ def _check_groups(
         rows[-1].append((event, label))
     for row in filter(None, rows):
         (event, label), numbers = row[0], [label.tensor for _, label in row]
-        count = counts[label.transfer.action]
+        count = labels.tensors[label.transfer.action]
         if numbers != list(range(count)):
             said = f"the tensors of {label.action} here are {numbers}, not all {count} in a row"
             findings.add(Rule.MESSAGES, said, reading, event.op)
@@ -193,7 +207,7 @@ def _check_sent(reading: Reading, labels: Labels, findings: Findings) -> None:
         label = labels.of(reading, message.index)
         if label is None:
             continue
-        made = None if message.operand is None else maker_of(reading, labels, message.operand)
+        made = None if message.operand is None else _maker_of(reading, labels, message.operand)
         said = ""
         if label.action is None:
             is_early = any(call.index > message.index for call in reading.calls)
@@ -209,15 +223,9 @@ def _check_sent(reading: Reading, labels: Labels, findings: Findings) -> None:
             findings.add(Rule.MESSAGES, f"{title}: {said}", reading, message.op)
 
 
-def maker_of(reading: Reading, labels: Labels, origin: Origin) -> Action | None:
+def _maker_of(reading: Reading, labels: Labels, origin: Origin) -> Action | None:
     """The action that a value comes from: a phase, or a receive of the schedule."""
-    if origin.source is Source.MESSAGE:
-        label = labels.of(reading, origin.event)
-        return None if label is None else label.action
-    if origin.source is not Source.CALL:
-        return None
-    event = reading.events[origin.event]
-    return event.action if isinstance(event, Call) else None
+    return None if origin.event < 0 else action_of(reading, labels, reading.events[origin.event])
 
 
 def _may_send(send: Action, made: Action) -> bool:
@@ -236,7 +244,7 @@ def _may_send(send: Action, made: Action) -> bool:
     return made.stage < send.stage if is_forward else made.stage > send.stage
 
 
-def _check_fifo(readings: Sequence[Reading], findings: Findings, labels: Labels) -> None:
+def check_fifo(readings: Sequence[Reading], labels: Labels, findings: Findings) -> None:
     """From one rank to another, receives are in the order of the sends."""
     sent: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
     received: defaultdict[tuple[int, int], list[tuple[Reading, Message]]] = defaultdict(list)

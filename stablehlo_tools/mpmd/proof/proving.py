@@ -14,7 +14,7 @@ from stablehlo_tools.mpmd.manifest import Manifest
 from stablehlo_tools.mpmd.proof.ends import check_ends, check_outside, check_parts
 from stablehlo_tools.mpmd.proof.findings import Finding, Findings, Rule, numbers
 from stablehlo_tools.mpmd.proof.flow import InSums, check_flow
-from stablehlo_tools.mpmd.proof.labels import Labels, label_messages
+from stablehlo_tools.mpmd.proof.labels import Labels, check_fifo, check_messages, label_messages
 from stablehlo_tools.mpmd.proof.memory import RankMemory, Temporaries, rank_memory
 from stablehlo_tools.mpmd.proof.order import issued
 from stablehlo_tools.mpmd.proof.structure import check_devices, check_rows, check_structure
@@ -86,6 +86,7 @@ def sound(ranks: RankSet, readings: tuple[Reading, ...]) -> Proof | None:
     """
     manifest, findings = ranks.manifest, Findings()
     labels = label_messages(manifest, readings, findings)
+    check_fifo(readings, labels, findings)
     if findings.count:
         return None
     temporaries = Temporaries()
@@ -100,6 +101,8 @@ def sound(ranks: RankSet, readings: tuple[Reading, ...]) -> Proof | None:
             one = readings[number]
             check_structure(one, manifest.ranks[one.rank].stages, own)
             check_devices(manifest, [one], own)
+            check_messages(one, labels, own)
+            check_outside(manifest, [one], own)
             sums = check_flow(one, labels, own)
             if not own.count:
                 return _Sound(sums, rank_memory(one, labels, sums, manifest, temporaries))
@@ -108,7 +111,6 @@ def sound(ranks: RankSet, readings: tuple[Reading, ...]) -> Proof | None:
     with shared(work, range(len(readings) + 1)) as together:
         _check_stages(manifest, findings)
         check_ends(manifest, readings, findings)
-        check_outside(manifest, readings, findings)
         table = check_rows(manifest, readings, labels, findings)
         if findings.count:
             return None
@@ -133,6 +135,9 @@ def judged(ranks: RankSet, readings: tuple[Reading, ...]) -> Proof:
     check_devices(manifest, readings, findings)
     check_ends(manifest, readings, findings)
     labels = label_messages(manifest, readings, findings)
+    for one in readings:
+        check_messages(one, labels, findings)
+    check_fifo(readings, labels, findings)
     sums = {one.rank: check_flow(one, labels, findings) for one in readings}
     check_parts(readings, labels, sums, findings)
     check_outside(manifest, readings, findings)

@@ -34,9 +34,10 @@ from stablehlo_tools.dialect.traits import CALLS
 from stablehlo_tools.ir.values import producer
 from stablehlo_tools.ir.walk import ENTRY, callee_name, functions_by_name, walk
 from stablehlo_tools.mpmd.manifest import Manifest, phase_of
+from stablehlo_tools.mpmd.origins import Source
 from stablehlo_tools.mpmd.proof.findings import Findings, Rule, numbers
 from stablehlo_tools.mpmd.proof.labels import Labels
-from stablehlo_tools.mpmd.reading import Call, Message, Reading, Source
+from stablehlo_tools.mpmd.reading import Call, Message, Reading
 from stablehlo_tools.schedules.simulator import simulate
 from stablehlo_tools.schedules.table import (
     Action,
