@@ -43,12 +43,12 @@ _UNKNOWN = Origin(Source.UNKNOWN)
 
 @dataclass
 class _Known:
-    """What has been read: operands and results are those of each event."""
+    """What has been read; operands and results are those of each event."""
 
     operands: list[tuple[Origin, ...]] = field(default_factory=list[tuple[Origin, ...]])
     results: list[tuple[Origin, ...]] = field(default_factory=list[tuple[Origin, ...]])
-    origins: dict[ir.Value, Origin] = field(default_factory=dict[ir.Value, Origin])
     constants: dict[str, int] = field(default_factory=dict[str, int])
+    returned: tuple[Origin, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,26 +71,20 @@ class Origins:
         """What each event makes."""
         return self._known.results
 
-    @property
-    def of_values(self) -> dict[ir.Value, Origin]:
-        """The origin of each value that has one."""
-        return self._known.origins
-
     @cached_property
     def constants(self) -> tuple[str, ...]:
         """The texts of the constants that origins count."""
         return tuple(self._known.constants)
 
-    @cached_property
+    @property
     def returned(self) -> tuple[Origin, ...]:
         """What the block returns."""
-        origins = self.of_values
-        return tuple([origins.get(value, _UNKNOWN) for value in terminator(self.block).operands])
+        return self._known.returned
 
     @cached_property
     def _known(self) -> _Known:
         known = _Known()
-        origins = known.origins
+        origins: dict[ir.Value, Origin] = {}
         for number, argument in enumerate(self.block.arguments):
             origins[argument] = Origin(Source.ARGUMENT, number)
         for op in self.ops:
@@ -116,4 +110,6 @@ class Origins:
                 origins[op.results[0]] = received
                 known.operands.append(())
                 known.results.append((received,))
+        values = terminator(self.block).operands
+        known.returned = tuple([origins.get(value, _UNKNOWN) for value in values])
         return known

@@ -38,7 +38,7 @@ from stablehlo_tools.schedules.table import Action
 RETURN_KEY = "return"
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, slots=True)
 class Call:
     """A call in `main`. `action` is what of the schedule it is, None for another function.
 
@@ -73,7 +73,7 @@ class Call:
         return self.function == PREPARE
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, slots=True)  # not frozen: there are many, and each would take thrice as long
 class Message:
     """A send or a receive in `main`: one tensor. Between devices it is where it
     `is_host_transfer` not, and its channel is of `channel_type` 1."""

@@ -610,11 +610,12 @@ def _check_taken(
     """What a call leaves of a sum is taken by the next call alone, or by what is behind them."""
     uses = flow.reading.uses.of(left)
     if behind is not None:
-        is_right = uses == [Use(behind.index, links[behind.function].operand or 0)]
+        if uses == [Use(behind.index, links[behind.function].operand or 0)]:
+            return
         expected = f"{behind.action} alone"
     else:
-        is_right = bool(uses) and all(_user(flow, use) is None for use in uses)
+        if uses and all(_user(flow, use) is None for use in uses):
+            return
         expected = "what comes behind the schedule alone"
-    if not is_right:
-        said = f"{flow.reading.described(left)} is a sum that is to be taken by {expected}"
-        flow.findings.add(Rule.SUMS, said, flow.reading, call.op)
+    said = f"{flow.reading.described(left)} is a sum that is to be taken by {expected}"
+    flow.findings.add(Rule.SUMS, said, flow.reading, call.op)

@@ -213,8 +213,11 @@ def _reader_of_received(receive: Action, position: dict[Action, int], index: int
 
 
 def _first(kinds: Sequence[Kind], of: Action, position: dict[Action, int]) -> int | None:
-    actions = (Action(kind, of.stage, of.microbatch) for kind in kinds)
-    return next((position[action] for action in actions if action in position), None)
+    for kind in kinds:
+        index = position.get(Action(kind, of.stage, of.microbatch))
+        if index is not None:
+            return index
+    return None
 
 
 class Moment(NamedTuple):

@@ -221,12 +221,11 @@ def _around(
 def _of_handed(call: Call, before: ir.Operation, after: ir.Operation) -> str:
     """What is wrong with what the barriers hand on: one before it what it takes, one behind it what
     it gives. What a barrier took besides would be held until then."""
-    taken, given = set(call.op.operands), set(call.op.results)
-    if any(result not in taken for result in before.results[:-1]):
+    if not set(call.op.operands).issuperset(before.results[:-1]):
         return "the barrier before it holds a value that the call does not take"
     if len(after.operands) < 2:
         return "no result goes through the barrier behind it, so that nothing holds it there"
-    if any(operand not in given for operand in after.operands[:-1]):
+    if not set(call.op.results).issuperset(after.operands[:-1]):
         return "the barrier behind it holds a value that the call does not give"
     return ""
 
