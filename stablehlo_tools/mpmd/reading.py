@@ -13,7 +13,7 @@ messages take, and what a rank returns, only the one who wrote it knows; so the 
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -109,19 +109,32 @@ type Event = Call | Message
 
 @dataclass(frozen=True, eq=False)
 class Reading:
-    """What a rank does, in the order of its text.
-
-    `block` is that of `main`, or of the manual computation in it, and `ops` are those in it.
-    """
+    """What a rank does, in the order of its text, read when it is first asked for."""
 
     rank: int
     name: str
     module: ir.Module
     main: ir.Operation
-    block: ir.Block
-    ops: tuple[ir.Operation, ...]
-    events: tuple[Event, ...]
-    origins: Origins
+
+    @cached_property
+    def block(self) -> ir.Block:
+        """The block of `main`, or of the manual computation in it."""
+        return body_of(self.main)
+
+    @cached_property
+    def ops(self) -> tuple[ir.Operation, ...]:
+        """The ops in the block."""
+        return tuple([view.operation for view in self.block.operations])
+
+    @cached_property
+    def origins(self) -> Origins:
+        """Where the values in the block come from."""
+        return Origins(self.block, self.ops)
+
+    @cached_property
+    def events(self) -> tuple[Event, ...]:
+        """The calls and the messages."""
+        return _Reader(self.origins).events_of(self.ops)
 
     @property
     def returned(self) -> tuple[Origin, ...]:
@@ -168,7 +181,7 @@ def read_rank(module: ir.Module, rank: int, name: str) -> Reading:
     main = main_function(module)
     if main is None or not len(main.regions) or not len(main.regions[0].blocks):
         raise ToolError(f"{name} has no @main: it is not the program of a rank")
-    return _Reader(rank, name, module, main).reading()
+    return Reading(rank, name, module, main)
 
 
 def body_of(main: ir.Operation) -> ir.Block:
@@ -184,10 +197,7 @@ def body_of(main: ir.Operation) -> ir.Block:
 class _Reader:
     """Reads the events, and of what they take the numbers of microbatches alone."""
 
-    rank: int
-    name: str
-    module: ir.Module
-    main: ir.Operation
+    origins: Origins
     events: list[Event] = field(default_factory=list[Event])
     numbers: dict[ir.Value, int] = field(default_factory=dict[ir.Value, int])  # constants
     pairs: dict[ir.Attribute, tuple[tuple[int, ...], ...]] = field(
@@ -195,27 +205,23 @@ class _Reader:
     )
     types: dict[ir.Type, str] = field(default_factory=dict[ir.Type, str])
 
-    def reading(self) -> Reading:
-        block = body_of(self.main)
-        ops = tuple([view.operation for view in block.operations])
-        origins = Origins(block, ops)
+    def events_of(self, ops: Sequence[ir.Operation]) -> tuple[Event, ...]:
         for op in ops:
             name = op.name
             if name == CONSTANT:
                 splat = splat_of(op.results[0])
                 self.numbers[op.results[0]] = splat if isinstance(splat, int) else -1
             elif name == CALL:
-                self._call(op, origins)
+                self._call(op)
             elif name in (SEND, RECV):
-                self._message(op, origins)
-        events = tuple(self.events)
-        return Reading(self.rank, self.name, self.module, self.main, block, ops, events, origins)
+                self._message(op)
+        return tuple(self.events)
 
-    def _call(self, op: ir.Operation, origins: Origins) -> None:
+    def _call(self, op: ir.Operation) -> None:
         function = callee_name(op)
         phase = phase_of(function)
         action = None if phase is None else Action(*phase, self._number(op))
-        self.events.append(Call(len(self.events), op, function, action, origins))
+        self.events.append(Call(len(self.events), op, function, action, self.origins))
 
     def _number(self, call: ir.Operation) -> int:
         """The constant that a call takes as operand 0, barriers looked through; -1 where it is
@@ -228,7 +234,7 @@ class _Reader:
             value = op.operands[ir.OpResult(value).result_number]
         return -1 if value is None else self.numbers[value]
 
-    def _message(self, op: ir.Operation, origins: Origins) -> None:
+    def _message(self, op: ir.Operation) -> None:
         is_send, attributes = op.name == SEND, op.attributes
         carried = op.operands[0] if is_send else op.results[0]
         channel = bindings.ChannelHandle(attributes["channel_handle"])
@@ -242,7 +248,7 @@ class _Reader:
             self._text(carried.type),
             host is not None and ir.BoolAttr(host).value,
             channel.channel_type,
-            origins,
+            self.origins,
         )
         self.events.append(message)
 

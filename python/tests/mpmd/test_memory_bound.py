@@ -27,7 +27,7 @@ def _bounds(said: Sequence[str]) -> list[float]:
     an earlier event: `0B1(0)`."""
     lines: list[str] = []
     functions: dict[str, str] = {}
-    labels: dict[tuple[int, int], Label] = {}
+    labels: dict[int, Label] = {}
     token = "%token"
     for index, text in enumerate(said):
         match = re.fullmatch(r"(\w+)(?:\((\d+(?:, \d+)*)\))?", text)
@@ -44,7 +44,7 @@ def _bounds(said: Sequence[str]) -> list[float]:
             lines.append(f"%v{index} = func.call @{name}({operands}) : ({types}) -> {VALUE}")
             continue
         transfer = Transfer(index + 1, str(action), 0, 0, 1, VALUE)
-        labels[0, index] = Label(action, 0, transfer)
+        labels[index] = Label(action, 0, transfer)
         handle = HANDLE.format(index + 1)
         if action.kind.is_send:
             send = f'"stablehlo.send"({taken[0]}, {token}) <{{{handle}}}>'
@@ -59,7 +59,8 @@ def _bounds(said: Sequence[str]) -> list[float]:
     program = artifact.parse(text.encode(), "rank_0.mlir")
     reading = read_rank(program.module, 0, "rank_0.mlir")
     sizes = [[16.0] * len(event.results) for event in reading.events]
-    actions = [action_of(reading, Labels(labels), event) for event in reading.events]
+    known = Labels({}, {}, {}, {0: labels})
+    actions = [action_of(reading, known, event) for event in reading.events]
     return bounds(reading, actions, STAGES, sizes)
 
 

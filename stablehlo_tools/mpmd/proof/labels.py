@@ -42,17 +42,42 @@ class Label:
 
 @dataclass(frozen=True)
 class Labels:
-    """The labels of the messages by rank and event; a message on no known channel has none.
+    """The labels of the messages, by what the manifest has for their channels; a message on no
+    known channel has none. Those of a rank are made when they are first asked for.
 
-    `tensors` is how many each action of the manifest sends.
+    `sends` are the actions that the transfers belong to, by their texts, and `tensors` how many
+    each of them has.
     """
 
-    of_event: dict[tuple[int, int], Label]
-    tensors: Mapping[str, int] = field(default_factory=dict[str, int])
+    transfers: Mapping[int, Transfer]
+    sends: Mapping[str, Action | None]
+    tensors: Mapping[str, int]
+    _of_ranks: dict[int, dict[int, Label]] = field(default_factory=dict[int, dict[int, Label]])
+
+    @staticmethod
+    def of_manifest(manifest: Manifest) -> Labels:
+        """The labels of the programs of a manifest."""
+        tensors = Counter(transfer.action for transfer in manifest.transfers)
+        return Labels(manifest.of_channel(), {text: _send(text) for text in tensors}, tensors)
 
     def of(self, reading: Reading, event: int) -> Label | None:
         """The label of a message."""
-        return self.of_event.get((reading.rank, event))
+        return self.of_rank(reading).get(event)
+
+    def of_rank(self, reading: Reading) -> Mapping[int, Label]:
+        """The labels of a rank by its events."""
+        if reading.rank not in self._of_ranks:
+            self._of_ranks[reading.rank] = {
+                message.index: self._label(self.transfers[message.channel], message.is_send)
+                for message in reading.messages
+                if message.channel in self.transfers
+            }
+        return self._of_ranks[reading.rank]
+
+    def _label(self, transfer: Transfer, is_send: bool) -> Label:
+        send = self.sends[transfer.action]
+        action = send if send is None or is_send else other_end(send)
+        return Label(action, transfer.tensor, transfer)
 
 
 def action_of(reading: Reading, labels: Labels, event: Event) -> Action | None:
@@ -63,36 +88,29 @@ def action_of(reading: Reading, labels: Labels, event: Event) -> Action | None:
     return None if label is None else label.action
 
 
-def label_messages(manifest: Manifest, readings: Sequence[Reading], findings: Findings) -> Labels:
-    """The labels, each message checked against what the manifest has for its channel.
-
-    What else M5 has of messages, `check_messages` and `check_fifo` look at.
-    """
-    sends = {text: _send(text) for text in {transfer.action for transfer in manifest.transfers}}
-    _check_listed(manifest, sends, findings)
-    transfers = manifest.of_channel()
+def check_transfers(
+    manifest: Manifest, readings: Sequence[Reading], labels: Labels, findings: Findings
+) -> None:
+    """M5: each message is what the manifest has for its channel, and each channel is there once."""
+    _check_listed(manifest, labels.sends, findings)
     ends: defaultdict[tuple[int, bool], list[tuple[Reading, Message]]] = defaultdict(list)
-    labels: dict[tuple[int, int], Label] = {}
     pairs_of: dict[tuple[int, int], Pairs] = {}
     for reading in readings:
+        of_events = labels.of_rank(reading)
         for message in reading.messages:
-            transfer = transfers.get(message.channel)
-            if transfer is None:
+            label = of_events.get(message.index)
+            if label is None:
                 said = f"{reading.titled(message.index)}: the manifest has no such channel"
                 findings.add(Rule.MESSAGES, said, reading, message.op)
                 continue
             ends[message.channel, message.is_send].append((reading, message))
-            ranks = transfer.source, transfer.target
+            ranks = label.transfer.source, label.transfer.target
             if ranks not in pairs_of:
                 pairs_of[ranks] = _pairs(*ranks, manifest.devices)
-            _check_message(transfer, pairs_of[ranks], reading, message, findings)
-            send = sends[transfer.action]
-            action = send if send is None or message.is_send else other_end(send)
-            labels[reading.rank, message.index] = Label(action, transfer.tensor, transfer)
+            _check_message(label.transfer, pairs_of[ranks], reading, message, findings)
     for transfer in manifest.transfers:
         for is_send in (True, False):
             _check_once(transfer, ends[transfer.channel, is_send], readings, is_send, findings)
-    return Labels(labels, Counter(transfer.action for transfer in manifest.transfers))
 
 
 def check_messages(reading: Reading, labels: Labels, findings: Findings) -> None:

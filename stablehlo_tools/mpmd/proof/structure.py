@@ -295,9 +295,9 @@ def _empty(
             phase = phase_of(name)
             if phase is not None:
                 there.add(phase)
-    for label in labels.of_event.values():
-        if label.action is not None:
-            there.add(other_end(label.action)[:2])
+        for label in labels.of_rank(reading).values():
+            if label.action is not None:
+                there.add(other_end(label.action)[:2])
     return {(kind, stage) for kind in Kind for stage in range(stages)} - there
 
 
