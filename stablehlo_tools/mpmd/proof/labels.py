@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from stablehlo_tools.mpmd.manifest import FINISH, Manifest, Transfer
 from stablehlo_tools.mpmd.origins import Origin
@@ -31,8 +32,7 @@ _SENT_BY = {
 type Pairs = tuple[tuple[int, ...], ...]  # of devices
 
 
-@dataclass(frozen=True)
-class Label:
+class Label(NamedTuple):
     """What a message is: an end of a transfer, None behind the schedule, and which tensor of it."""
 
     action: Action | None
