@@ -31,7 +31,7 @@ from stablehlo_tools.dialect.names import (
 from stablehlo_tools.ir.values import producer, splat_of
 from stablehlo_tools.ir.walk import callee_name, main_function
 from stablehlo_tools.mpmd.manifest import FINISH, PREPARE, phase_of
-from stablehlo_tools.mpmd.origins import Origin, Origins, Source
+from stablehlo_tools.mpmd.origins import Origin, Origins, Source, origins_in
 from stablehlo_tools.mpmd.uses import Uses
 from stablehlo_tools.schedules.table import Action
 
@@ -49,17 +49,17 @@ class Call:
     op: ir.Operation
     function: str
     action: Action | None
-    origins: Origins
+    reading: Reading
 
     @property
     def operands(self) -> tuple[Origin, ...]:
         """What the function takes."""
-        return self.origins.operands[self.index]
+        return self.reading.origins.operands[self.index]
 
     @property
     def results(self) -> tuple[Origin, ...]:
         """What the function gives."""
-        return self.origins.results[self.index]
+        return self.reading.origins.results[self.index]
 
     @property
     def round(self) -> int | None:
@@ -86,7 +86,7 @@ class Message:
     type: str
     is_host_transfer: bool
     channel_type: int
-    origins: Origins
+    reading: Reading
 
     @property
     def operand(self) -> Origin | None:
@@ -96,12 +96,12 @@ class Message:
     @property
     def operands(self) -> tuple[Origin, ...]:
         """What is sent; nothing where it is received."""
-        return self.origins.operands[self.index]
+        return self.reading.origins.operands[self.index]
 
     @property
     def results(self) -> tuple[Origin, ...]:
         """What is received; nothing where it is sent."""
-        return self.origins.results[self.index]
+        return self.reading.origins.results[self.index]
 
 
 type Event = Call | Message
@@ -129,12 +129,12 @@ class Reading:
     @cached_property
     def origins(self) -> Origins:
         """Where the values in the block come from."""
-        return Origins(self.block, self.ops)
+        return origins_in(self.block, self.ops)
 
     @cached_property
     def events(self) -> tuple[Event, ...]:
         """The calls and the messages."""
-        return _Reader(self.origins).events_of(self.ops)
+        return _Reader(self).events_of(self.ops)
 
     @property
     def returned(self) -> tuple[Origin, ...]:
@@ -163,7 +163,7 @@ class Reading:
         if origin.source is Source.MESSAGE:
             return f"what {self.titled(origin.event)} brings"
         if origin.source is Source.CONSTANT:
-            return f"the constant {self.origins.constants[origin.number]}"
+            return f"the constant {list(self.origins.constants)[origin.number]}"
         if origin.source is Source.ARGUMENT:
             return f"argument {origin.number}"
         return "a value of unknown origin"
@@ -197,7 +197,7 @@ def body_of(main: ir.Operation) -> ir.Block:
 class _Reader:
     """Reads the events, and of what they take the numbers of microbatches alone."""
 
-    origins: Origins
+    reading: Reading
     events: list[Event] = field(default_factory=list[Event])
     numbers: dict[ir.Value, int] = field(default_factory=dict[ir.Value, int])  # constants
     pairs: dict[ir.Attribute, tuple[tuple[int, ...], ...]] = field(
@@ -221,7 +221,7 @@ class _Reader:
         function = callee_name(op)
         phase = phase_of(function)
         action = None if phase is None else Action(*phase, self._number(op))
-        self.events.append(Call(len(self.events), op, function, action, self.origins))
+        self.events.append(Call(len(self.events), op, function, action, self.reading))
 
     def _number(self, call: ir.Operation) -> int:
         """The constant that a call takes as operand 0, barriers looked through; -1 where it is
@@ -248,7 +248,7 @@ class _Reader:
             self._text(carried.type),
             host is not None and ir.BoolAttr(host).value,
             channel.channel_type,
-            self.origins,
+            self.reading,
         )
         self.events.append(message)
 
