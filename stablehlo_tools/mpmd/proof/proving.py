@@ -86,6 +86,10 @@ def sound(ranks: RankSet, readings: tuple[Reading, ...]) -> Proof | None:
     """
     manifest, findings = ranks.manifest, Findings()
     labels, temporaries = Labels.of_manifest(manifest), Temporaries()
+    check_transfers(manifest, readings, labels, findings)  # both processes need what it reads
+    check_fifo(readings, labels, findings)
+    if findings.count:
+        return None
 
     def work(rank: int) -> _Sound | None:
         own = Findings()
@@ -103,10 +107,6 @@ def sound(ranks: RankSet, readings: tuple[Reading, ...]) -> Proof | None:
     with shared(work, range(len(readings))) as together:
         _check_stages(manifest, findings)
         check_ends(manifest, readings, findings)
-        check_transfers(manifest, readings, labels, findings)
-        check_fifo(readings, labels, findings)
-        if findings.count:
-            return None
         table = check_rows(manifest, readings, labels, findings)
         if findings.count or not _is_ordered(ranks, readings):
             return None
