@@ -13,12 +13,9 @@ messages take, and what a rank returns, only the one who wrote it knows; so the 
 
 from __future__ import annotations
 
-import enum
-from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple
 
 from stablehlo_tools import bindings
 from stablehlo_tools.bindings import ir
@@ -31,59 +28,38 @@ from stablehlo_tools.dialect.names import (
     RECV,
     SEND,
 )
-from stablehlo_tools.ir.values import splat_of, value_text
-from stablehlo_tools.ir.walk import callee_name, main_function, terminator
+from stablehlo_tools.ir.values import producer, splat_of
+from stablehlo_tools.ir.walk import callee_name, main_function
 from stablehlo_tools.mpmd.manifest import FINISH, PREPARE, phase_of
+from stablehlo_tools.mpmd.origins import Origin, Origins, Source, origins_in
+from stablehlo_tools.mpmd.uses import Uses
 from stablehlo_tools.schedules.table import Action
 
-RETURN = -1
 RETURN_KEY = "return"
 
 
-class Source(enum.Enum):
-    """What makes a value."""
-
-    ARGUMENT = "argument"
-    CONSTANT = "constant"
-    CALL = "call"
-    MESSAGE = "message"
-    UNKNOWN = "unknown"
-
-    __hash__ = object.__hash__
-
-
-class Origin(NamedTuple):
-    """Where a value comes from: `number` counts arguments, constants, or results of `event`."""
-
-    source: Source
-    number: int = 0
-    event: int = -1
-
-
-_UNKNOWN = Origin(Source.UNKNOWN)
-
-
-class Use(NamedTuple):
-    """An operand of an event that a value becomes; the event RETURN is what `main` returns."""
-
-    event: int
-    operand: int
-
-
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, slots=True)
 class Call:
     """A call in `main`. `action` is what of the schedule it is, None for another function.
 
-    `operands` and `results` are those of the function. The microbatch of an action that does not
-    take a constant as its operand 0 is below 0.
+    The microbatch of an action that does not take a constant as its operand 0 is below 0.
     """
 
     index: int
     op: ir.Operation
     function: str
-    operands: tuple[Origin, ...]
-    results: tuple[Origin, ...]
     action: Action | None
+    reading: Reading
+
+    @property
+    def operands(self) -> tuple[Origin, ...]:
+        """What the function takes."""
+        return self.reading.origins.operands[self.index]
+
+    @property
+    def results(self) -> tuple[Origin, ...]:
+        """What the function gives."""
+        return self.reading.origins.results[self.index]
 
     @property
     def round(self) -> int | None:
@@ -97,10 +73,10 @@ class Call:
         return self.function == PREPARE
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, slots=True)  # not frozen: there are many, and each would take thrice as long
 class Message:
-    """A send or a receive in `main`: one tensor. `operand` is what is sent. Between devices it is
-    where it `is_host_transfer` not, and its channel is of `channel_type` 1."""
+    """A send or a receive in `main`: one tensor. Between devices it is where it
+    `is_host_transfer` not, and its channel is of `channel_type` 1."""
 
     index: int
     op: ir.Operation
@@ -108,19 +84,24 @@ class Message:
     channel: int
     pairs: tuple[tuple[int, ...], ...]
     type: str
-    operand: Origin | None
     is_host_transfer: bool
     channel_type: int
+    reading: Reading
+
+    @property
+    def operand(self) -> Origin | None:
+        """What is sent."""
+        return self.operands[0] if self.is_send else None
 
     @property
     def operands(self) -> tuple[Origin, ...]:
-        """What is sent."""
-        return () if self.operand is None else (self.operand,)
+        """What is sent; nothing where it is received."""
+        return self.reading.origins.operands[self.index]
 
     @property
     def results(self) -> tuple[Origin, ...]:
-        """What is received."""
-        return () if self.is_send else (Origin(Source.MESSAGE, 0, self.index),)
+        """What is received; nothing where it is sent."""
+        return self.reading.origins.results[self.index]
 
 
 type Event = Call | Message
@@ -128,22 +109,37 @@ type Event = Call | Message
 
 @dataclass(frozen=True, eq=False)
 class Reading:
-    """What a rank does, in the order of its text.
-
-    `block` is that of `main`, or of the manual computation in it, and `ops` are those in it;
-    `constants` are the texts of the constants that origins count.
-    """
+    """What a rank does, in the order of its text, read when it is first asked for."""
 
     rank: int
     name: str
     module: ir.Module
     main: ir.Operation
-    block: ir.Block
-    ops: tuple[ir.Operation, ...]
-    events: tuple[Event, ...]
-    returned: tuple[Origin, ...]
-    constants: tuple[str, ...]
-    origins: dict[ir.Value, Origin]
+
+    @cached_property
+    def block(self) -> ir.Block:
+        """The block of `main`, or of the manual computation in it."""
+        return body_of(self.main)
+
+    @cached_property
+    def ops(self) -> tuple[ir.Operation, ...]:
+        """The ops in the block."""
+        return tuple([view.operation for view in self.block.operations])
+
+    @cached_property
+    def origins(self) -> Origins:
+        """Where the values in the block come from."""
+        return origins_in(self.block, self.ops)
+
+    @cached_property
+    def events(self) -> tuple[Event, ...]:
+        """The calls and the messages."""
+        return _Reader(self).events_of(self.ops)
+
+    @property
+    def returned(self) -> tuple[Origin, ...]:
+        """What `main` returns."""
+        return self.origins.returned
 
     @cached_property
     def calls(self) -> tuple[Call, ...]:
@@ -156,15 +152,9 @@ class Reading:
         return tuple(event for event in self.events if isinstance(event, Message))
 
     @cached_property
-    def uses(self) -> dict[Origin, list[Use]]:
-        """Who takes a value."""
-        uses: defaultdict[Origin, list[Use]] = defaultdict(list)
-        for event in self.events:
-            for number, origin in enumerate(event.operands):
-                uses[origin].append(Use(event.index, number))
-        for number, origin in enumerate(self.returned):
-            uses[origin].append(Use(RETURN, number))
-        return dict(uses)
+    def uses(self) -> Uses:
+        """Who takes what the events make."""
+        return Uses(self.origins)
 
     def described(self, origin: Origin) -> str:
         """`result 2 of 0F3`, `what channel 5 brings`, `argument 3`."""
@@ -173,7 +163,7 @@ class Reading:
         if origin.source is Source.MESSAGE:
             return f"what {self.titled(origin.event)} brings"
         if origin.source is Source.CONSTANT:
-            return f"the constant {self.constants[origin.number]}"
+            return f"the constant {list(self.origins.constants)[origin.number]}"
         if origin.source is Source.ARGUMENT:
             return f"argument {origin.number}"
         return "a value of unknown origin"
@@ -191,7 +181,7 @@ def read_rank(module: ir.Module, rank: int, name: str) -> Reading:
     main = main_function(module)
     if main is None or not len(main.regions) or not len(main.regions[0].blocks):
         raise ToolError(f"{name} has no @main: it is not the program of a rank")
-    return _Reader(rank, name, module, main).reading()
+    return Reading(rank, name, module, main)
 
 
 def body_of(main: ir.Operation) -> ir.Block:
@@ -205,95 +195,62 @@ def body_of(main: ir.Operation) -> ir.Block:
 
 @dataclass
 class _Reader:
-    rank: int
-    name: str
-    module: ir.Module
-    main: ir.Operation
+    """Reads the events, and of what they take the numbers of microbatches alone."""
+
+    reading: Reading
     events: list[Event] = field(default_factory=list[Event])
-    origins: dict[ir.Value, Origin] = field(default_factory=dict[ir.Value, Origin])
-    constants: dict[str, int] = field(default_factory=dict[str, int])
-    numbers: list[int] = field(default_factory=list[int])  # of the constants; -1: no whole number
+    numbers: dict[ir.Value, int] = field(default_factory=dict[ir.Value, int])  # constants
     pairs: dict[ir.Attribute, tuple[tuple[int, ...], ...]] = field(
         default_factory=dict[ir.Attribute, tuple[tuple[int, ...], ...]]
     )
     types: dict[ir.Type, str] = field(default_factory=dict[ir.Type, str])
 
-    def reading(self) -> Reading:
-        block = body_of(self.main)
-        for number, argument in enumerate(block.arguments):
-            self.origins[argument] = Origin(Source.ARGUMENT, number)
-        ops = tuple([view.operation for view in block.operations])
+    def events_of(self, ops: Sequence[ir.Operation]) -> tuple[Event, ...]:
         for op in ops:
-            self._read(op)
-        return Reading(
-            self.rank,
-            self.name,
-            self.module,
-            self.main,
-            block,
-            ops,
-            tuple(self.events),
-            tuple(map(self._origin, terminator(block).operands)),
-            tuple(self.constants),
-            self.origins,
-        )
-
-    def _origin(self, value: ir.Value) -> Origin:
-        return self.origins.get(value, _UNKNOWN)
-
-    def _read(self, op: ir.Operation) -> None:
-        name, origins = op.name, self.origins
-        if name == BARRIER:
-            for result, operand in zip(op.results, op.operands, strict=True):
-                origins[result] = origins.get(operand, _UNKNOWN)
-        elif name == CONSTANT:
-            self._constant(op)
-        elif name == CALL:
-            self._call(op)
-        elif name in (SEND, RECV):
-            self._message(op)
-
-    def _constant(self, op: ir.Operation) -> None:
-        result = op.results[0]
-        number = self.constants.setdefault(value_text(op), len(self.constants))
-        if number == len(self.numbers):
-            splat = splat_of(result)
-            self.numbers.append(splat if isinstance(splat, int) else -1)
-        self.origins[result] = Origin(Source.CONSTANT, number)
+            name = op.name
+            if name == CONSTANT:
+                splat = splat_of(op.results[0])
+                self.numbers[op.results[0]] = splat if isinstance(splat, int) else -1
+            elif name == CALL:
+                self._call(op)
+            elif name in (SEND, RECV):
+                self._message(op)
+        return tuple(self.events)
 
     def _call(self, op: ir.Operation) -> None:
-        function, index = callee_name(op), len(self.events)
+        function = callee_name(op)
         phase = phase_of(function)
-        operands = tuple([self.origins.get(operand, _UNKNOWN) for operand in op.operands])
-        action = None if phase is None else Action(*phase, self._number(operands))
-        results = [Origin(Source.CALL, number, index) for number in range(len(op.results))]
-        self.origins.update(zip(op.results, results, strict=True))
-        self.events.append(Call(index, op, function, operands, tuple(results), action))
+        action = None if phase is None else Action(*phase, self._number(op))
+        self.events.append(Call(len(self.events), op, function, action, self.reading))
 
-    def _number(self, operands: Sequence[Origin]) -> int:
-        """The constant that a call takes as operand 0; -1 where it is none."""
-        is_constant = bool(operands) and operands[0].source is Source.CONSTANT
-        return self.numbers[operands[0].number] if is_constant else -1
+    def _number(self, call: ir.Operation) -> int:
+        """The constant that a call takes as operand 0, barriers looked through; -1 where it is
+        none."""
+        value = call.operands[0] if len(call.operands) else None
+        while value is not None and value not in self.numbers:
+            op = producer(value)
+            if op is None or op.name != BARRIER:
+                return -1
+            value = op.operands[ir.OpResult(value).result_number]
+        return -1 if value is None else self.numbers[value]
 
     def _message(self, op: ir.Operation) -> None:
-        index, is_send, attributes = len(self.events), op.name == SEND, op.attributes
+        is_send, attributes = op.name == SEND, op.attributes
         carried = op.operands[0] if is_send else op.results[0]
         channel = bindings.ChannelHandle(attributes["channel_handle"])
         host = attributes.get("is_host_transfer")
         message = Message(
-            index,
+            len(self.events),
             op,
             is_send,
             channel.handle,
             self._pairs(attributes.get("source_target_pairs")),
             self._text(carried.type),
-            self._origin(carried) if is_send else None,
             host is not None and ir.BoolAttr(host).value,
             channel.channel_type,
+            self.reading,
         )
         self.events.append(message)
-        if not is_send:
-            self.origins[carried] = message.results[0]
 
     def _pairs(self, pairs: ir.Attribute | None) -> tuple[tuple[int, ...], ...]:
         if not isinstance(pairs, ir.DenseIntElementsAttr):

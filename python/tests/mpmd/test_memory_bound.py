@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.mpmd.manifest import Stage, Transfer, function_of
-from stablehlo_tools.mpmd.proof.labels import Label, Labels
-from stablehlo_tools.mpmd.proof.memory import action_of, bounds
+from stablehlo_tools.mpmd.proof.labels import Label, Labels, action_of
+from stablehlo_tools.mpmd.proof.memory import bounds
 from stablehlo_tools.mpmd.reading import read_rank
 from stablehlo_tools.schedules.forms import step_of
 from stablehlo_tools.schedules.table import Action
@@ -27,7 +27,7 @@ def _bounds(said: Sequence[str]) -> list[float]:
     an earlier event: `0B1(0)`."""
     lines: list[str] = []
     functions: dict[str, str] = {}
-    labels: dict[tuple[int, int], Label] = {}
+    labels: dict[int, Label] = {}
     token = "%token"
     for index, text in enumerate(said):
         match = re.fullmatch(r"(\w+)(?:\((\d+(?:, \d+)*)\))?", text)
@@ -44,7 +44,7 @@ def _bounds(said: Sequence[str]) -> list[float]:
             lines.append(f"%v{index} = func.call @{name}({operands}) : ({types}) -> {VALUE}")
             continue
         transfer = Transfer(index + 1, str(action), 0, 0, 1, VALUE)
-        labels[0, index] = Label(action, 0, transfer)
+        labels[index] = Label(action, 0, transfer)
         handle = HANDLE.format(index + 1)
         if action.kind.is_send:
             send = f'"stablehlo.send"({taken[0]}, {token}) <{{{handle}}}>'
@@ -58,8 +58,9 @@ def _bounds(said: Sequence[str]) -> list[float]:
     text = "\n".join([*functions.values(), f"func.func @main() {{\n{body}\n}}"])
     program = artifact.parse(text.encode(), "rank_0.mlir")
     reading = read_rank(program.module, 0, "rank_0.mlir")
-    sizes = {origin: 16.0 for event in reading.events for origin in event.results}
-    actions = [action_of(reading, Labels(labels), event) for event in reading.events]
+    sizes = [[16.0] * len(event.results) for event in reading.events]
+    known = Labels({}, {}, {}, {0: labels})
+    actions = [action_of(reading, known, event) for event in reading.events]
     return bounds(reading, actions, STAGES, sizes)
 
 

@@ -22,10 +22,11 @@ from stablehlo_tools.cost.hardware import load_hardware
 from stablehlo_tools.ir import carriers
 from stablehlo_tools.ir.walk import functions_by_name
 from stablehlo_tools.mpmd.expansion import Request, expand_mpmd
+from stablehlo_tools.mpmd.origins import Origin, Source
 from stablehlo_tools.mpmd.proof.findings import Rule
 from stablehlo_tools.mpmd.proof.proving import Proof, prove
 from stablehlo_tools.mpmd.rank_set import RankSet, load, write
-from stablehlo_tools.mpmd.reading import Origin, Source, read_rank
+from stablehlo_tools.mpmd.reading import read_rank
 from stablehlo_tools.schedules.simulator import change_of_memory, simulate
 from stablehlo_tools.schedules.table import Kind, actions_of
 
@@ -131,7 +132,7 @@ def test_a_weight_gradient_that_holds_what_the_input_gradient_has_used():
         for number in range(len(forward.op.results))
         if {
             reading.titled(use.event)
-            for use in reading.uses[Origin(Source.CALL, number, forward.index)]
+            for use in reading.uses.of(Origin(Source.CALL, number, forward.index))
         }
         == {"1I0"}
     )

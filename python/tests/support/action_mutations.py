@@ -11,12 +11,11 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import AFTER_ALL
 from stablehlo_tools.ir.values import producer
 from stablehlo_tools.ir.walk import callee_name, functions_by_name
+from stablehlo_tools.mpmd.origins import Origin, Source
 from stablehlo_tools.mpmd.reading import (
     Call,
     Message,
-    Origin,
     Reading,
-    Source,
 )
 
 
@@ -105,7 +104,9 @@ def operand_replaced(reading: Reading) -> Iterator[tuple[str, Change]]:
     last = reading.calls[-1].index
     for event in reading.events:
         for slot, origin in enumerate(event.operands):
-            if event.index > last and (_is_fixed(reading, origin) or len(reading.uses[origin]) > 1):
+            if event.index > last and (
+                _is_fixed(reading, origin) or len(reading.uses.of(origin)) > 1
+            ):
                 continue
             kind = event.op.operands[slot].type
             for other in _there(reading, event.index, kind):

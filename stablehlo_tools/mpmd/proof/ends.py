@@ -10,18 +10,19 @@ the schedule. What the other makes of it first is made of its own sum of the sam
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
 from typing import NamedTuple
 
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.walk import terminator
 from stablehlo_tools.mpmd.manifest import Entry, Manifest, Piece
+from stablehlo_tools.mpmd.origins import Origin, Source
 from stablehlo_tools.mpmd.proof.dependences import Dependences
 from stablehlo_tools.mpmd.proof.findings import Findings, Rule
 from stablehlo_tools.mpmd.proof.flow import InSums, Slot
 from stablehlo_tools.mpmd.proof.labels import Labels
-from stablehlo_tools.mpmd.reading import RETURN_KEY, Call, Message, Origin, Reading, Source, wiring
+from stablehlo_tools.mpmd.reading import RETURN_KEY, Call, Message, Reading, wiring
 
 
 class _Side(NamedTuple):
@@ -171,18 +172,23 @@ def check_parts(
 ) -> None:
     """M4 between ranks, of which `sums` has those of each."""
     sent: dict[int, tuple[Slot, ...]] = {}
+    for reading, message in _behind(readings, labels):
+        if message.operand is not None:
+            sent[message.channel] = _sum_of(reading, sums[reading.rank], message.operand)
+    dependences = {reading.rank: Dependences(reading.module) for reading in readings}
+    for reading, message in _behind(readings, labels):
+        if not message.is_send:
+            part, rank = sent.get(message.channel, ()), reading.rank
+            _check_added(reading, message, part, sums[rank], dependences[rank], findings)
+
+
+def _behind(readings: Sequence[Reading], labels: Labels) -> Iterator[tuple[Reading, Message]]:
+    """The messages behind the schedule."""
     for reading in readings:
-        for message in reading.messages:
-            if message.is_send and message.operand is not None:
-                sent[message.channel] = _sum_of(reading, sums[reading.rank], message.operand)
-    for reading in readings:
-        dependences = Dependences(reading.module)
         for message in reading.messages:
             label = labels.of(reading, message.index)
-            if message.is_send or label is None or label.action is not None:
-                continue
-            part = sent.get(message.channel, ())
-            _check_added(reading, message, part, sums[reading.rank], dependences, findings)
+            if label is not None and label.action is None:
+                yield reading, message
 
 
 def _sum_of(reading: Reading, sums: InSums, origin: Origin) -> tuple[Slot, ...]:
@@ -204,7 +210,7 @@ def _check_added(
     findings: Findings,
 ) -> None:
     (received,) = message.results
-    for use in reading.uses.get(received, []) if part else []:
+    for use in reading.uses.of(received) if part else []:
         call = reading.events[use.event] if use.event >= 0 else None
         if not isinstance(call, Call):
             continue

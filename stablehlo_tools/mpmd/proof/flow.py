@@ -19,13 +19,16 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
 from typing import NamedTuple
 
 from stablehlo_tools.mpmd.manifest import phase_of
+from stablehlo_tools.mpmd.origins import Origin, Source
 from stablehlo_tools.mpmd.proof.dependences import Dependences
 from stablehlo_tools.mpmd.proof.findings import Findings, Rule
-from stablehlo_tools.mpmd.proof.labels import Labels
-from stablehlo_tools.mpmd.reading import RETURN, Call, Message, Origin, Reading, Source, Use
+from stablehlo_tools.mpmd.proof.labels import Labels, action_of
+from stablehlo_tools.mpmd.reading import Call, Event, Message, Reading
+from stablehlo_tools.mpmd.uses import RETURN, Use
 from stablehlo_tools.schedules.table import Action, Kind
 
 _GRADIENT = re.compile(r"operand \d+ of @stage_(\d+)_(?:backward|input_gradient|weight_gradient)\b")
@@ -42,8 +45,7 @@ def check_flow(reading: Reading, labels: Labels, findings: Findings) -> InSums:
         calls[call.function].append(call)
     flow = Flow(reading, labels, findings, dict(calls))
     slots = [(name, i) for name, c in flow.calls.items() for i in range(1, len(c[0].operands))]
-    groups = {name: flow.alike(each) for name, each in flow.calls.items()}
-    even = [slot for slot in slots if _is_even(flow, groups[slot[0]], slot[1])]
+    even = [slot for slot in slots if _is_even(flow, *slot)]
     all_even = set(even)
     uneven = [slot for slot in slots if slot not in all_even]
     in_sums = check_sums(flow, uneven, even)
@@ -55,28 +57,25 @@ def check_flow(reading: Reading, labels: Labels, findings: Findings) -> InSums:
         else:
             _tell_deviants(flow, flow.calls[function], slot)
     for function, each in flow.calls.items():
+        used = flow.used(each)
         for number in range(len(each[0].results)):
             if (function, number) not in in_sums.results:
-                makers = [(call.results[number], microbatch_of(call)) for call in each]
-                _check_uses(flow, makers)
+                _check_uses(flow, used, number)
     _check_sends(flow)
     _check_receives(flow)
     _check_others(flow)
     return in_sums
 
 
-def _is_even(flow: Flow, groups: Sequence[Sequence[Call]], slot: int) -> bool:
+def _is_even(flow: Flow, function: str, slot: int) -> bool:
     """Whether all calls, in groups of those that are alike, take the same, relative to their
     microbatch.
 
     A gradient may come from another phase where the microbatches do not run the same ones.
     """
     seen: set[Relative] = set()
-    for group in groups:
-        origins = {call.operands[slot] for call in group}
-        is_fixed = len(origins) == 1 and flow.action_of(next(iter(origins))) is None
-        chosen = group[:1] if is_fixed else group
-        taken = {flow.relative(call.operands[slot], microbatch_of(call)) for call in chosen}
+    for views in flow.views[function]:
+        taken = {view.taken[slot] for view in views}
         if len(taken) > 1 or not next(iter(taken)).is_own:
             return False
         seen |= {flow.loosely(relative) for relative in taken}
@@ -98,7 +97,7 @@ def _tell_deviants(flow: Flow, calls: Sequence[Call], slot: int) -> None:
     """The calls that take another value than most that are like them."""
     told = False
     for group in flow.alike(calls):
-        seen = [flow.relative(call.operands[slot], microbatch_of(call)) for call in group]
+        seen = [flow.view(call).taken[slot] for call in group]
         usual = Counter(one._replace(is_own=True) for one in seen).most_common(1)[0][0]
         for call, taken in zip(group, seen, strict=True):
             if taken == usual:
@@ -120,33 +119,27 @@ def _expected(flow: Flow, usual: Relative) -> str:
     return f"number {usual.number} of {usual.name}"
 
 
-def _check_uses(flow: Flow, made: Sequence[tuple[Origin, int]]) -> None:
-    """Values that differ in their microbatch alone go to the same places, relative to it, and to
+def _check_uses(flow: Flow, used: Sequence[Sequence[Used]], number: int) -> None:
+    """Results that differ in their microbatch alone go to the same places, relative to it, and to
     some. Where microbatches run other phases, these are places in the same stages."""
-    groups: defaultdict[tuple[str, ...], list[Origin]] = defaultdict(list)
-    for origin, microbatch in made:
-        groups[flow.phases.get(microbatch, ())].append(origin)
-    microbatches = dict(made)
     usual_of_all: list[str] | None = None
-    for group in groups.values():
-        seen = [_uses(flow, origin, microbatches[origin]) for origin in group]
+    for group in used:
+        seen = [uses[number] for _, uses in group]
         usual = Counter(seen).most_common(1)[0][0]
         loose = _stages_in(usual)
         usual_of_all = usual_of_all or loose
-        for origin, each in zip(group, seen, strict=True):
+        for (event, _), each in zip(group, seen, strict=True):
             if each and each == usual and loose == usual_of_all:
                 continue
-            said = f"{flow.reading.described(origin)} goes to {_listed(each)}"
+            said = f"{flow.reading.described(event.results[number])} goes to {_listed(each)}"
             if each != usual or loose != usual_of_all:
                 other = _listed(usual if each != usual else usual_of_all)
                 said += f", and for other microbatches to {other}"
-            op = flow.reading.events[origin.event].op
-            flow.findings.add(Rule.OPERANDS, said, flow.reading, op)
+            flow.findings.add(Rule.OPERANDS, said, flow.reading, event.op)
 
 
 def _uses(flow: Flow, origin: Origin, microbatch: int) -> tuple[str, ...]:
-    uses = [_use(flow, use, microbatch) for use in flow.reading.uses.get(origin, ())]
-    return tuple(sorted(set(uses)) if len(uses) > 1 else uses)
+    return tuple(sorted({_use(flow, use, microbatch) for use in flow.reading.uses.of(origin)}))
 
 
 def _stages_in(uses: Sequence[str]) -> list[str]:
@@ -198,26 +191,25 @@ def _check_sends(flow: Flow) -> None:
 def _check_receives(flow: Flow) -> None:
     """What is received is used, by the stage and the microbatch that it is for."""
     reading = flow.reading
-    received: defaultdict[tuple[Kind, int, int], list[tuple[Origin, int]]] = defaultdict(list)
+    received: defaultdict[tuple[Kind, int, int], list[Message]] = defaultdict(list)
     for message in reading.messages:
         label = flow.labels.of(reading, message.index)
         if message.is_send or label is None:
             continue
         (origin,) = message.results
         if label.action is None:
-            if origin not in reading.uses:
+            if not reading.uses.of(origin):
                 said = f"{reading.described(origin)} is not used"
                 flow.findings.add(Rule.OPERANDS, said, reading, message.op)
             continue
-        kind, stage, microbatch = label.action
-        received[kind, stage, label.tensor].append((origin, microbatch))
-        users = [_user(flow, use) for use in reading.uses.get(origin, [])]
+        received[label.action.kind, label.action.stage, label.tensor].append(message)
+        users = [_user(flow, use) for use in reading.uses.of(origin)]
         if not users or not all(_may_take(user, label.action) for user in users):
             what = f"{reading.described(origin)} ({label.action})"
             said = f"{what} is not taken by its stage, or one behind it, and its microbatch alone"
             flow.findings.add(Rule.OPERANDS, said, reading, message.op)
     for each in received.values():
-        _check_uses(flow, each)
+        _check_uses(flow, flow.used(each), 0)
 
 
 def _may_take(user: Action | None, receive: Action) -> bool:
@@ -229,14 +221,7 @@ def _may_take(user: Action | None, receive: Action) -> bool:
 
 
 def _user(flow: Flow, use: Use) -> Action | None:
-    return None if use.event == RETURN else _action(flow, flow.reading.events[use.event])
-
-
-def _action(flow: Flow, event: Call | Message) -> Action | None:
-    if isinstance(event, Call):
-        return event.action
-    label = flow.labels.of(flow.reading, event.index)
-    return None if label is None else label.action
+    return None if use.event == RETURN else flow.actions[use.event]
 
 
 def _check_others(flow: Flow) -> None:
@@ -247,7 +232,7 @@ def _check_others(flow: Flow) -> None:
         if not isinstance(event, Call) or event.action is not None:
             continue
         for number, origin in enumerate(event.results):
-            if origin not in reading.uses:
+            if not reading.uses.of(origin):
                 said = f"result {number} of @{event.function} is not used"
                 flow.findings.add(Rule.OPERANDS, said, reading, event.op)
         counted = Counter(
@@ -275,29 +260,104 @@ class Relative(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
+class View:
+    """What a call takes, as seen from its microbatch, by its operands; operand 0, the number of
+    that, is left out. Calls that take the same share one."""
+
+    taken: dict[int, Relative]
+
+
+class Used(NamedTuple):
+    """An event, and where each of its results goes, as seen from its microbatch."""
+
+    event: Event
+    uses: Sequence[tuple[str, ...]]
+
+
+@dataclass(frozen=True, eq=False)
 class Flow:
-    """What the checks of a rank share."""
+    """What the checks of a rank share. What calls that look alike take, and where their results go,
+    is found once for all of them."""
 
     reading: Reading
     labels: Labels
     findings: Findings
     calls: dict[str, list[Call]]
+    _views: dict[object, View] = field(default_factory=dict[object, View])
+    _used: dict[object, list[tuple[str, ...]]] = field(
+        default_factory=dict[object, list[tuple[str, ...]]]
+    )
 
     def relative(self, origin: Origin, microbatch: int) -> Relative:
         """An origin as seen from a microbatch."""
-        if origin.source is Source.CALL:
-            call = self.reading.events[origin.event]
-            assert isinstance(call, Call)
-            if call.action is not None:
-                is_own = call.action.microbatch == microbatch
-                return Relative(call.function, origin.number, is_own, None)
-        elif origin.source is Source.MESSAGE:
-            label = self.labels.of(self.reading, origin.event)
-            if label is not None and label.action is not None:
-                kind, stage, number = label.action
-                is_own = number == microbatch
-                return Relative(f"{stage}{kind.value}", label.tensor, is_own, None)
-        return Relative("", 0, True, origin)
+        action = self.action_of(origin)
+        if action is None:
+            return Relative("", 0, True, origin)
+        is_own = action.microbatch == microbatch
+        event = self.reading.events[origin.event]
+        if isinstance(event, Call):
+            return Relative(event.function, origin.number, is_own, None)
+        return Relative(f"{action.stage}{action.kind.value}", self._tensor(event), is_own, None)
+
+    def view(self, call: Call) -> View:
+        """What a call of the schedule takes."""
+        microbatch, operands = microbatch_of(call), call.operands
+        fixed = [origin for origin in operands[1:] if origin.event < 0]
+        makers = self.reading.uses.makers[call.index]
+        seen = [(self._seen(maker, microbatch), taken) for maker, taken in makers]
+        looks = (call.function, *fixed, *seen)
+        if looks not in self._views:
+            taken = [self.relative(origin, microbatch) for origin in operands]
+            self._views[looks] = View({i: taken[i] for i in range(1, len(taken))})
+        return self._views[looks]
+
+    @cached_property
+    def views(self) -> dict[str, list[list[View]]]:
+        """What the calls of each function take, in groups of those that are alike."""
+        return {
+            function: [list(dict.fromkeys(map(self.view, group))) for group in self.alike(calls)]
+            for function, calls in self.calls.items()
+        }
+
+    def used(self, events: Sequence[Event]) -> list[list[Used]]:
+        """Where the results of events of the schedule go, in groups of those that are alike."""
+        return [[Used(event, self._uses(event)) for event in group] for group in self.alike(events)]
+
+    def _uses(self, event: Event) -> Sequence[tuple[str, ...]]:
+        action = self.actions[event.index]
+        assert action is not None, "it is of the schedule"
+        takers = self.reading.uses.takers[event.index]
+        seen = [(self._seen(taker, action.microbatch), taken) for taker, taken in takers]
+        looks = (self._names[event.index], *seen)
+        if looks not in self._used:
+            self._used[looks] = [_uses(self, origin, action.microbatch) for origin in event.results]
+        return self._used[looks]
+
+    def _seen(self, event: int, microbatch: int) -> object:
+        """What decides what is told of an event that a call of a microbatch takes, or goes to."""
+        action = None if event < 0 else self.actions[event]
+        return event if action is None else (self._names[event], action.microbatch == microbatch)
+
+    @cached_property
+    def _names(self) -> list[object]:
+        """What each event of the schedule is, whatever its microbatch."""
+        names: list[object] = []
+        for event, action in zip(self.reading.events, self.actions, strict=True):
+            if isinstance(event, Call):
+                names.append(event.function)
+            else:
+                names.append(action and (action.kind, action.stage, self._tensor(event)))
+        return names
+
+    def _tensor(self, message: Message) -> int:
+        label = self.labels.of(self.reading, message.index)
+        assert label is not None, "it belongs to an action"
+        return label.tensor
+
+    @cached_property
+    def actions(self) -> list[Action | None]:
+        """Of each event the phase that it is, or what the message belongs to."""
+        return [action_of(self.reading, self.labels, event) for event in self.reading.events]
 
     @cached_property
     def phases(self) -> dict[int, tuple[str, ...]]:
@@ -310,11 +370,13 @@ class Flow:
             readers[microbatch_of(call)].add(call.function)
         return {microbatch: tuple(sorted(names)) for microbatch, names in readers.items()}
 
-    def alike(self, calls: Sequence[Call]) -> list[list[Call]]:
-        """The calls in groups of those whose microbatches run the same phases."""
-        groups: defaultdict[tuple[str, ...], list[Call]] = defaultdict(list)
-        for call in calls:
-            groups[self.phases[microbatch_of(call)]].append(call)
+    def alike[E: Event](self, events: Sequence[E]) -> list[list[E]]:
+        """The events in groups of those whose microbatches run the same phases."""
+        groups: defaultdict[tuple[str, ...], list[E]] = defaultdict(list)
+        for event in events:
+            action = self.actions[event.index]
+            assert action is not None, "it is of the schedule"
+            groups[self.phases.get(action.microbatch, ())].append(event)
         return list(groups.values())
 
     def loosely(self, relative: Relative) -> Relative:
@@ -326,13 +388,7 @@ class Flow:
 
     def action_of(self, origin: Origin) -> Action | None:
         """The phase or the receive that makes a value; None for what no microbatch makes."""
-        if origin.source is Source.CALL:
-            event = self.reading.events[origin.event]
-            return event.action if isinstance(event, Call) else None
-        if origin.source is Source.MESSAGE:
-            label = self.labels.of(self.reading, origin.event)
-            return None if label is None else label.action
-        return None
+        return None if origin.event < 0 else self.actions[origin.event]
 
 
 def microbatch_of(call: Call) -> int:
@@ -439,7 +495,7 @@ def _left_by(flow: Flow, call: Call, entry: int, dependences: Dependences) -> in
     """The result that the last call leaves of a sum: of its type, and computed from it."""
     type_ = call.op.operands[entry].type
     for number, depends in enumerate(dependences.of(call.function)):
-        uses = flow.reading.uses.get(call.results[number], [])
+        uses = flow.reading.uses.of(call.results[number])
         is_behind = all(_user(flow, use) is None for use in uses)
         if entry in depends and call.op.results[number].type == type_ and uses and is_behind:
             return number
@@ -517,13 +573,9 @@ def _continues(one: Group, other: Group, dependences: Dependences) -> bool:
 
 def _results_of(flow: Flow, slot: Slot) -> list[Slot]:
     """The results of actions that an operand takes in one call or another."""
-    slots: dict[Slot, None] = {}
-    for call in flow.calls[slot.function]:
-        origin = call.operands[slot.number]
-        maker = flow.reading.events[origin.event] if origin.source is Source.CALL else None
-        if isinstance(maker, Call) and maker.action is not None:
-            slots[Slot(maker.function, origin.number)] = None
-    return list(slots)
+    taken = [view.taken[slot.number] for view in chain(*flow.views[slot.function])]
+    results = [Slot(one.name, one.number) for one in taken if phase_of(one.name) is not None]
+    return list(dict.fromkeys(results))
 
 
 def _check_chain(flow: Flow, links: dict[str, Link]) -> None:
@@ -556,13 +608,14 @@ def _check_taken(
     flow: Flow, call: Call, left: Origin, behind: Call | None, links: dict[str, Link]
 ) -> None:
     """What a call leaves of a sum is taken by the next call alone, or by what is behind them."""
-    uses = flow.reading.uses.get(left, [])
+    uses = flow.reading.uses.of(left)
     if behind is not None:
-        is_right = uses == [Use(behind.index, links[behind.function].operand or 0)]
+        if uses == [Use(behind.index, links[behind.function].operand or 0)]:
+            return
         expected = f"{behind.action} alone"
     else:
-        is_right = bool(uses) and all(_user(flow, use) is None for use in uses)
+        if uses and all(_user(flow, use) is None for use in uses):
+            return
         expected = "what comes behind the schedule alone"
-    if not is_right:
-        said = f"{flow.reading.described(left)} is a sum that is to be taken by {expected}"
-        flow.findings.add(Rule.SUMS, said, flow.reading, call.op)
+    said = f"{flow.reading.described(left)} is a sum that is to be taken by {expected}"
+    flow.findings.add(Rule.SUMS, said, flow.reading, call.op)

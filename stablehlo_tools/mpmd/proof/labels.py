@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from stablehlo_tools.mpmd.manifest import FINISH, Manifest, Transfer
+from stablehlo_tools.mpmd.origins import Origin
 from stablehlo_tools.mpmd.proof.findings import Findings, Rule
-from stablehlo_tools.mpmd.reading import Call, Event, Message, Origin, Reading, Source
+from stablehlo_tools.mpmd.reading import Call, Event, Message, Reading
 from stablehlo_tools.schedules.forms import step_of
 from stablehlo_tools.schedules.table import Action, Kind
 from stablehlo_tools.schedules.validator import other_end
@@ -30,8 +32,7 @@ _SENT_BY = {
 type Pairs = tuple[tuple[int, ...], ...]  # of devices
 
 
-@dataclass(frozen=True)
-class Label:
+class Label(NamedTuple):
     """What a message is: an end of a transfer, None behind the schedule, and which tensor of it."""
 
     action: Action | None
@@ -41,48 +42,81 @@ class Label:
 
 @dataclass(frozen=True)
 class Labels:
-    """The labels of the messages by rank and event; a message on no known channel has none."""
+    """The labels of the messages, by what the manifest has for their channels; a message on no
+    known channel has none. Those of a rank are made when they are first asked for.
 
-    of_event: dict[tuple[int, int], Label]
+    `sends` are the actions that the transfers belong to, by their texts, and `tensors` how many
+    each of them has.
+    """
+
+    transfers: Mapping[int, Transfer]
+    sends: Mapping[str, Action | None]
+    tensors: Mapping[str, int]
+    _of_ranks: dict[int, dict[int, Label]] = field(default_factory=dict[int, dict[int, Label]])
+
+    @staticmethod
+    def of_manifest(manifest: Manifest) -> Labels:
+        """The labels of the programs of a manifest."""
+        tensors = Counter(transfer.action for transfer in manifest.transfers)
+        return Labels(manifest.of_channel(), {text: _send(text) for text in tensors}, tensors)
 
     def of(self, reading: Reading, event: int) -> Label | None:
         """The label of a message."""
-        return self.of_event.get((reading.rank, event))
+        return self.of_rank(reading).get(event)
+
+    def of_rank(self, reading: Reading) -> Mapping[int, Label]:
+        """The labels of a rank by its events."""
+        if reading.rank not in self._of_ranks:
+            self._of_ranks[reading.rank] = {
+                message.index: self._label(self.transfers[message.channel], message.is_send)
+                for message in reading.messages
+                if message.channel in self.transfers
+            }
+        return self._of_ranks[reading.rank]
+
+    def _label(self, transfer: Transfer, is_send: bool) -> Label:
+        send = self.sends[transfer.action]
+        action = send if send is None or is_send else other_end(send)
+        return Label(action, transfer.tensor, transfer)
 
 
-def label_messages(manifest: Manifest, readings: Sequence[Reading], findings: Findings) -> Labels:
-    """The labels, each message checked against what the manifest has for its channel."""
-    sends = {text: _send(text) for text in {transfer.action for transfer in manifest.transfers}}
-    _check_listed(manifest, sends, findings)
-    transfers = manifest.of_channel()
+def action_of(reading: Reading, labels: Labels, event: Event) -> Action | None:
+    """The phase of a call, or what a message belongs to; None behind the schedule."""
+    if isinstance(event, Call):
+        return event.action
+    label = labels.of(reading, event.index)
+    return None if label is None else label.action
+
+
+def check_transfers(
+    manifest: Manifest, readings: Sequence[Reading], labels: Labels, findings: Findings
+) -> None:
+    """M5: each message is what the manifest has for its channel, and each channel is there once."""
+    _check_listed(manifest, labels.sends, findings)
     ends: defaultdict[tuple[int, bool], list[tuple[Reading, Message]]] = defaultdict(list)
-    labels: dict[tuple[int, int], Label] = {}
     pairs_of: dict[tuple[int, int], Pairs] = {}
     for reading in readings:
+        of_events = labels.of_rank(reading)
         for message in reading.messages:
-            transfer = transfers.get(message.channel)
-            if transfer is None:
+            label = of_events.get(message.index)
+            if label is None:
                 said = f"{reading.titled(message.index)}: the manifest has no such channel"
                 findings.add(Rule.MESSAGES, said, reading, message.op)
                 continue
             ends[message.channel, message.is_send].append((reading, message))
-            ranks = transfer.source, transfer.target
+            ranks = label.transfer.source, label.transfer.target
             if ranks not in pairs_of:
                 pairs_of[ranks] = _pairs(*ranks, manifest.devices)
-            _check_message(transfer, pairs_of[ranks], reading, message, findings)
-            send = sends[transfer.action]
-            action = send if send is None or message.is_send else other_end(send)
-            labels[reading.rank, message.index] = Label(action, transfer.tensor, transfer)
+            _check_message(label.transfer, pairs_of[ranks], reading, message, findings)
     for transfer in manifest.transfers:
         for is_send in (True, False):
             _check_once(transfer, ends[transfer.channel, is_send], readings, is_send, findings)
-    known = Labels(labels)
-    tensors = Counter(transfer.action for transfer in manifest.transfers)
-    for reading in readings:
-        _check_groups(tensors, reading, known, findings)
-        _check_sent(reading, known, findings)
-    _check_fifo(readings, findings, known)
-    return known
+
+
+def check_messages(reading: Reading, labels: Labels, findings: Findings) -> None:
+    """M5 of one rank by itself: what it sends, and that the tensors of an action are together."""
+    _check_groups(reading, labels, findings)
+    _check_sent(reading, labels, findings)
 
 
 def _check_listed(
@@ -166,10 +200,8 @@ def _check_once(
     findings.add(Rule.MESSAGES, said, reading, op)
 
 
-def _check_groups(
-    counts: Mapping[str, int], reading: Reading, labels: Labels, findings: Findings
-) -> None:
-    """The tensors of an action stand in a row, 0, 1, …, all of them that `counts` has."""
+def _check_groups(reading: Reading, labels: Labels, findings: Findings) -> None:
+    """The tensors of an action stand in a row, 0, 1, …, all of them that the manifest has."""
     rows: list[list[tuple[Event, Label]]] = [[]]
     for event in reading.events:
         label = labels.of(reading, event.index)
@@ -181,7 +213,7 @@ def _check_groups(
         rows[-1].append((event, label))
     for row in filter(None, rows):
         (event, label), numbers = row[0], [label.tensor for _, label in row]
-        count = counts[label.transfer.action]
+        count = labels.tensors[label.transfer.action]
         if numbers != list(range(count)):
             said = f"the tensors of {label.action} here are {numbers}, not all {count} in a row"
             findings.add(Rule.MESSAGES, said, reading, event.op)
@@ -193,7 +225,7 @@ def _check_sent(reading: Reading, labels: Labels, findings: Findings) -> None:
         label = labels.of(reading, message.index)
         if label is None:
             continue
-        made = None if message.operand is None else maker_of(reading, labels, message.operand)
+        made = None if message.operand is None else _maker_of(reading, labels, message.operand)
         said = ""
         if label.action is None:
             is_early = any(call.index > message.index for call in reading.calls)
@@ -209,15 +241,9 @@ def _check_sent(reading: Reading, labels: Labels, findings: Findings) -> None:
             findings.add(Rule.MESSAGES, f"{title}: {said}", reading, message.op)
 
 
-def maker_of(reading: Reading, labels: Labels, origin: Origin) -> Action | None:
+def _maker_of(reading: Reading, labels: Labels, origin: Origin) -> Action | None:
     """The action that a value comes from: a phase, or a receive of the schedule."""
-    if origin.source is Source.MESSAGE:
-        label = labels.of(reading, origin.event)
-        return None if label is None else label.action
-    if origin.source is not Source.CALL:
-        return None
-    event = reading.events[origin.event]
-    return event.action if isinstance(event, Call) else None
+    return None if origin.event < 0 else action_of(reading, labels, reading.events[origin.event])
 
 
 def _may_send(send: Action, made: Action) -> bool:
@@ -236,7 +262,7 @@ def _may_send(send: Action, made: Action) -> bool:
     return made.stage < send.stage if is_forward else made.stage > send.stage
 
 
-def _check_fifo(readings: Sequence[Reading], findings: Findings, labels: Labels) -> None:
+def check_fifo(readings: Sequence[Reading], labels: Labels, findings: Findings) -> None:
     """From one rank to another, receives are in the order of the sends."""
     sent: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
     received: defaultdict[tuple[int, int], list[tuple[Reading, Message]]] = defaultdict(list)

@@ -14,7 +14,7 @@ between stages, the most of it is at most what `simulate` has for the rank.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -29,8 +29,9 @@ from stablehlo_tools.dialect.names import WHILE
 from stablehlo_tools.ir.walk import ENTRY, copy_referenced_symbols, functions_by_name, ops_named
 from stablehlo_tools.mpmd.manifest import Manifest, Stage
 from stablehlo_tools.mpmd.proof.flow import InSums
-from stablehlo_tools.mpmd.proof.labels import Labels
-from stablehlo_tools.mpmd.reading import RETURN, Call, Event, Message, Origin, Reading
+from stablehlo_tools.mpmd.proof.labels import Labels, action_of
+from stablehlo_tools.mpmd.reading import Call, Event, Message, Reading
+from stablehlo_tools.mpmd.uses import RETURN
 from stablehlo_tools.overlap.memory import memory_profile
 from stablehlo_tools.schedules.table import Action, Kind
 
@@ -41,21 +42,14 @@ _ANY_HARDWARE = "h100"  # bytes are the same on each
 _WHOLE_NUMBER = re.compile(r"(?<=stablehlo\.constant dense<)-?[1-9]\d*(?=> : tensor<u?i\d+>)")
 
 
-def action_of(reading: Reading, labels: Labels, event: Event) -> Action | None:
-    """The phase of a call, or what a message belongs to; None behind the schedule."""
-    if isinstance(event, Call):
-        return event.action
-    label = labels.of(reading, event.index)
-    return None if label is None else label.action
-
-
 def bounds(
     reading: Reading,
     actions: Sequence[Action | None],
     stages: Sequence[Stage],
-    sizes: Mapping[Origin, float],
+    sizes: Sequence[Sequence[float]],
 ) -> list[float]:
-    """What the schedule holds behind each event, of which `actions` are those of the schedule."""
+    """What the schedule holds behind each event, of which `actions` are those of the schedule, and
+    `sizes` the bytes of their results."""
     changes = [0.0] * (len(reading.events) + 1)
     position = {
         action: index
@@ -127,53 +121,54 @@ def _waiting(
     action: Action,
     actions: Sequence[Action | None],
     position: dict[Action, int],
-    sizes: Mapping[Origin, float],
+    sizes: Sequence[Sequence[float]],
 ) -> list[tuple[int, int, float]]:
     """What waits because of an event: from when, until when, and its bytes."""
     if isinstance(event, Message) and event.is_send:
         made = _maker_of_sent(action, position)
-        kept = -1 if event.operand is None else _kept(reading, event.operand, action, actions)
-        if made is None or event.operand is None or event.index <= kept:
+        sent = event.operand
+        if made is None or sent is None:
             return []
-        return [(made, event.index, sizes[event.operand])]
+        takers = [use.event for use in reading.uses.of(sent)]
+        if event.index <= _kept(takers, action, actions):
+            return []
+        return [(made, event.index, sizes[sent.event][sent.number])]
     waiting: list[tuple[int, int, float]] = []
-    for origin in event.results:
-        last = _waits(reading, origin, action, actions, position)
+    for numbers, takers in reading.uses.bundles[event.index]:
+        last = _waits(takers, action, actions, position)
         if isinstance(event, Message):
             last = max(last, _reader_of_received(action, position, event.index))
         if last > event.index:
-            waiting.append((event.index, last, sizes[origin]))
+            size = sum([sizes[event.index][number] for number in numbers])
+            waiting.append((event.index, last, size))
     return waiting
 
 
 def _waits(
-    reading: Reading,
-    origin: Origin,
+    takers: Sequence[int],
     action: Action,
     actions: Sequence[Action | None],
     position: dict[Action, int],
 ) -> int:
-    """Until when a value waits for others than the gradients of its stage; -1 where it does not."""
-    needed: list[int] = []
-    for use in reading.uses.get(origin, ()):
-        taker = None if use.event == RETURN else actions[use.event]
+    """Until when what an action makes waits for others than the gradients of its stage; -1 where it
+    does not."""
+    last = -1
+    for event in takers:
+        taker = None if event == RETURN else actions[event]
         if taker is not None and (taker.stage != action.stage or taker.kind.is_send):
-            needed.append(_needed(action, use.event, taker, position))
-    last = max(needed, default=-1)
-    return last if last >= 0 and last > _kept(reading, origin, action, actions) else -1
+            last = max(last, _needed(action, event, taker, position))
+    return last if last >= 0 and last > _kept(takers, action, actions) else -1
 
 
-def _kept(
-    reading: Reading, origin: Origin, action: Action, actions: Sequence[Action | None]
-) -> int:
-    """Until when a value is part of what its stage holds for gradients of its own; -1 if it is
-    not."""
+def _kept(takers: Sequence[int], action: Action, actions: Sequence[Action | None]) -> int:
+    """Until when what an action makes is part of what its stage holds for gradients of its own; -1
+    if it is not."""
     later = _GRADIENTS if action.kind in _FORWARDS else (Kind.WEIGHT_GRADIENT,)
     last = -1
-    for use in reading.uses.get(origin, ()):
-        taker = None if use.event == RETURN else actions[use.event]
+    for event in takers:
+        taker = None if event == RETURN else actions[event]
         if taker is not None and taker.stage == action.stage and taker.kind in later:
-            last = max(last, use.event)
+            last = max(last, event)
     return last
 
 
@@ -218,8 +213,11 @@ def _reader_of_received(receive: Action, position: dict[Action, int], index: int
 
 
 def _first(kinds: Sequence[Kind], of: Action, position: dict[Action, int]) -> int | None:
-    actions = (Action(kind, of.stage, of.microbatch) for kind in kinds)
-    return next((position[action] for action in actions if action in position), None)
+    for kind in kinds:
+        index = position.get(Action(kind, of.stage, of.microbatch))
+        if index is not None:
+            return index
+    return None
 
 
 class Moment(NamedTuple):
@@ -274,9 +272,9 @@ def rank_memory(
     """
     actions = [action_of(reading, labels, event) for event in reading.events]
     sizes = _sizes(reading)
-    begun, ended = _changes(reading, sizes, sizes)
-    of_microbatch = _of_microbatches(reading, actions, sums, sizes)
-    taken, given = _changes(reading, sizes, of_microbatch)
+    parts = _parts(reading, sums, sizes)
+    begun, ended = _changes(parts)
+    taken, given = _changes(_of_microbatches(actions, parts))
     arguments = sum(bytes_of(argument) for argument in reading.block.arguments)
     called = dict.fromkeys(e.function for e in reading.events if isinstance(e, Call))
     temporary = {name: temporaries.of(reading.module, name) for name in called}
@@ -304,63 +302,93 @@ def rank_memory(
     return RankMemory(reading.rank, peak, peak_at, arguments, weights, fixed, longest, moments)
 
 
-def _sizes(reading: Reading) -> dict[Origin, float]:
-    """The bytes of each value of calls and messages, alike for all calls of a function."""
+def _sizes(reading: Reading) -> list[list[float]]:
+    """The bytes of what each event makes, alike for all calls of a function."""
     known: dict[tuple[bool, str], list[float]] = {}
-    sizes: dict[Origin, float] = {}
-    for event in reading.events:
-        results = event.results
-        if not results:
-            continue
+    sizes: list[list[float]] = []
+    for event, results in zip(reading.events, reading.origins.results, strict=True):
         is_call = isinstance(event, Call)
-        key = is_call, event.function if is_call else event.type
+        key = is_call, event.function if is_call else f"{event.is_send} {event.type}"
         if key not in known:
             known[key] = [bytes_of(event.op.results[number]) for number in range(len(results))]
-        sizes.update(zip(results, known[key], strict=True))
+        sizes.append(known[key])
     return sizes
 
 
-def _changes(
-    reading: Reading, sizes: Mapping[Origin, float], chosen: Iterable[Origin]
-) -> tuple[list[float], list[float]]:
-    """The bytes of chosen values that each event makes, and those that it is the last to take."""
-    count = len(reading.events)
+class _Part(NamedTuple):
+    """Results of an event that live alike: their bytes, and the events that take them."""
+
+    bytes: float
+    takers: tuple[int, ...]
+    is_sum: bool
+
+
+def _parts(reading: Reading, sums: InSums, sizes: Sequence[Sequence[float]]) -> list[list[_Part]]:
+    """The results of each event, in parts; sums are parts of their own."""
+    known: dict[tuple[str, tuple[int, ...]], list[tuple[float, bool]]] = {}
+    parts: list[list[_Part]] = []
+    for event, bundles, own in zip(reading.events, reading.uses.bundles, sizes, strict=True):
+        parts.append([])
+        for numbers, takers in bundles:
+            if isinstance(event, Message):
+                parts[-1].append(_Part(own[0], takers, is_sum=False))
+                continue
+            key = (event.function, numbers)
+            if key not in known:
+                known[key] = _divided(event.function, numbers, own, sums)
+            parts[-1] += [_Part(size, takers, is_sum) for size, is_sum in known[key]]
+    return parts
+
+
+def _divided(
+    function: str, numbers: Sequence[int], sizes: Sequence[float], sums: InSums
+) -> list[tuple[float, bool]]:
+    """The bytes of some results of a function that are in no sum, and of those that are."""
+    in_sums = [number for number in numbers if (function, number) in sums.results]
+    others = [number for number in numbers if number not in in_sums]
+    return [
+        (sum([sizes[number] for number in chosen]), is_sum)
+        for chosen, is_sum in ((others, False), (in_sums, True))
+        if chosen
+    ]
+
+
+def _changes(parts: Sequence[Sequence[_Part]]) -> tuple[list[float], list[float]]:
+    """The bytes of some parts that each event makes, and those that it is the last to take."""
+    count = len(parts)
     begun, ended = [0.0] * count, [0.0] * (count + 1)  # what is returned lives to the end
-    for origin in chosen:
-        last = origin.event
-        for use in reading.uses.get(origin, ()):
-            last = max(last, count if use.event == RETURN else use.event)
-        begun[origin.event] += sizes[origin]
-        ended[last] += sizes[origin]
+    for event, each in enumerate(parts):
+        for part in each:
+            last = event
+            if part.takers:
+                last = count if part.takers[-1] == RETURN else max(event, part.takers[-1])
+            begun[event] += part.bytes
+            ended[last] += part.bytes
     return begun, ended
 
 
 def _of_microbatches(
-    reading: Reading,
-    actions: Sequence[Action | None],
-    sums: InSums,
-    values: Iterable[Origin],
-) -> list[Origin]:
-    """The values that are of one microbatch: taken by actions of it alone.
+    actions: Sequence[Action | None], parts: Sequence[Sequence[_Part]]
+) -> list[list[_Part]]:
+    """The parts that are of one microbatch: taken by actions of it alone.
 
     Not sums, which go on to other microbatches and behind the schedule.
     """
-    origins: list[Origin] = []
-    for origin in values:
-        maker = actions[origin.event]
-        if maker is None or _is_sum(reading.events[origin.event], origin, sums):
-            continue
-        for use in reading.uses.get(origin, ()):
-            user = None if use.event == RETURN else actions[use.event]
-            if user is None or user.microbatch != maker.microbatch:
-                break
-        else:
-            origins.append(origin)
-    return origins
+    return [
+        [
+            part
+            for part in each
+            if maker is not None
+            and not part.is_sum
+            and all(_is_of(maker.microbatch, event, actions) for event in part.takers)
+        ]
+        for maker, each in zip(actions, parts, strict=True)
+    ]
 
 
-def _is_sum(event: Event, origin: Origin, sums: InSums) -> bool:
-    return isinstance(event, Call) and (event.function, origin.number) in sums.results
+def _is_of(microbatch: int, event: int, actions: Sequence[Action | None]) -> bool:
+    action = None if event == RETURN else actions[event]
+    return action is not None and action.microbatch == microbatch
 
 
 class Temporaries:

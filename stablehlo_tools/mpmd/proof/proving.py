@@ -14,7 +14,7 @@ from stablehlo_tools.mpmd.manifest import Manifest
 from stablehlo_tools.mpmd.proof.ends import check_ends, check_outside, check_parts
 from stablehlo_tools.mpmd.proof.findings import Finding, Findings, Rule, numbers
 from stablehlo_tools.mpmd.proof.flow import InSums, check_flow
-from stablehlo_tools.mpmd.proof.labels import Labels, label_messages
+from stablehlo_tools.mpmd.proof.labels import Labels, check_fifo, check_messages, check_transfers
 from stablehlo_tools.mpmd.proof.memory import RankMemory, Temporaries, rank_memory
 from stablehlo_tools.mpmd.proof.order import issued
 from stablehlo_tools.mpmd.proof.structure import check_devices, check_rows, check_structure
@@ -85,43 +85,43 @@ def sound(ranks: RankSet, readings: tuple[Reading, ...]) -> Proof | None:
     None where some rule is broken, or cannot be judged: rule by rule it is told what is wrong.
     """
     manifest, findings = ranks.manifest, Findings()
-    labels = label_messages(manifest, readings, findings)
+    labels, temporaries = Labels.of_manifest(manifest), Temporaries()
+    check_transfers(manifest, readings, labels, findings)  # both processes need what it reads
+    check_fifo(readings, labels, findings)
     if findings.count:
         return None
-    temporaries = Temporaries()
 
-    def work(number: int) -> _Sound | bool:
-        """A rank; by the number behind the last, whether all are ordered. False: not sound."""
+    def work(rank: int) -> _Sound | None:
         own = Findings()
         with contextlib.suppress(Exception):  # of programs of another form, which is told
-            if number == len(readings):
-                _check_order(ranks, readings, own)
-                return not own.count
-            one = readings[number]
+            one = readings[rank]
             check_structure(one, manifest.ranks[one.rank].stages, own)
             check_devices(manifest, [one], own)
+            check_messages(one, labels, own)
+            check_outside(manifest, [one], own)
             sums = check_flow(one, labels, own)
             if not own.count:
                 return _Sound(sums, rank_memory(one, labels, sums, manifest, temporaries))
-        return False
+        return None
 
-    with shared(work, range(len(readings) + 1)) as together:
+    with shared(work, range(len(readings))) as together:
         _check_stages(manifest, findings)
         check_ends(manifest, readings, findings)
-        check_outside(manifest, readings, findings)
         table = check_rows(manifest, readings, labels, findings)
-        if findings.count:
+        if findings.count or not _is_ordered(ranks, readings):
             return None
-        *of_ranks, is_ordered = together()
-    unbroken = [one for one in of_ranks if isinstance(one, _Sound)]
-    if not is_ordered or len(unbroken) < len(readings):
+        of_ranks = together()
+    unbroken = [one for one in of_ranks if one is not None]
+    if len(unbroken) < len(readings):
         return None
     sums = {reading.rank: one.sums for reading, one in zip(readings, unbroken, strict=True)}
     check_parts(readings, labels, sums, findings)
     memory = tuple(one.memory for one in unbroken)
     for held in memory:
         _check_memory(readings[held.rank], held, findings)
-    return None if findings.count else Proof(manifest, readings, labels, table, (), 0, memory)
+    if findings.count:
+        return None
+    return Proof(manifest, readings, labels, table, (), 0, memory)
 
 
 def judged(ranks: RankSet, readings: tuple[Reading, ...]) -> Proof:
@@ -132,7 +132,11 @@ def judged(ranks: RankSet, readings: tuple[Reading, ...]) -> Proof:
         check_structure(one, manifest.ranks[one.rank].stages, findings)
     check_devices(manifest, readings, findings)
     check_ends(manifest, readings, findings)
-    labels = label_messages(manifest, readings, findings)
+    labels = Labels.of_manifest(manifest)
+    check_transfers(manifest, readings, labels, findings)
+    for one in readings:
+        check_messages(one, labels, findings)
+    check_fifo(readings, labels, findings)
     sums = {one.rank: check_flow(one, labels, findings) for one in readings}
     check_parts(readings, labels, sums, findings)
     check_outside(manifest, readings, findings)
@@ -189,6 +193,14 @@ def _check_stages(manifest: Manifest, findings: Findings) -> None:
                 f"its schedule {numbers(stages)}"
             )
             findings.add(Rule.FORM, said)
+
+
+def _is_ordered(ranks: RankSet, readings: Sequence[Reading]) -> bool:
+    findings = Findings()
+    with contextlib.suppress(Exception):  # of programs of another form, which is told
+        _check_order(ranks, readings, findings)
+        return not findings.count
+    return False
 
 
 def _check_order(ranks: RankSet, readings: Sequence[Reading], findings: Findings) -> None:

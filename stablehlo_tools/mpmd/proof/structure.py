@@ -34,9 +34,10 @@ from stablehlo_tools.dialect.traits import CALLS
 from stablehlo_tools.ir.values import producer
 from stablehlo_tools.ir.walk import ENTRY, callee_name, functions_by_name, walk
 from stablehlo_tools.mpmd.manifest import Manifest, phase_of
+from stablehlo_tools.mpmd.origins import Source
 from stablehlo_tools.mpmd.proof.findings import Findings, Rule, numbers
 from stablehlo_tools.mpmd.proof.labels import Labels
-from stablehlo_tools.mpmd.reading import Call, Message, Reading, Source
+from stablehlo_tools.mpmd.reading import Call, Message, Reading
 from stablehlo_tools.schedules.simulator import simulate
 from stablehlo_tools.schedules.table import (
     Action,
@@ -220,12 +221,11 @@ def _around(
 def _of_handed(call: Call, before: ir.Operation, after: ir.Operation) -> str:
     """What is wrong with what the barriers hand on: one before it what it takes, one behind it what
     it gives. What a barrier took besides would be held until then."""
-    taken, given = set(call.op.operands), set(call.op.results)
-    if any(result not in taken for result in before.results[:-1]):
+    if not set(call.op.operands).issuperset(before.results[:-1]):
         return "the barrier before it holds a value that the call does not take"
     if len(after.operands) < 2:
         return "no result goes through the barrier behind it, so that nothing holds it there"
-    if any(operand not in given for operand in after.operands[:-1]):
+    if not set(call.op.results).issuperset(after.operands[:-1]):
         return "the barrier behind it holds a value that the call does not give"
     return ""
 
@@ -295,9 +295,9 @@ def _empty(
             phase = phase_of(name)
             if phase is not None:
                 there.add(phase)
-    for label in labels.of_event.values():
-        if label.action is not None:
-            there.add(other_end(label.action)[:2])
+        for label in labels.of_rank(reading).values():
+            if label.action is not None:
+                there.add(other_end(label.action)[:2])
     return {(kind, stage) for kind in Kind for stage in range(stages)} - there
 
 
