@@ -56,6 +56,7 @@ class Uses:
 
     def of(self, made: Origin) -> list[Use]:
         """Who takes a result of an event."""
+        assert made.event >= 0, "who takes an argument or a constant is not known here"
         return [
             Use(event, operand)
             for event, taken in self.takers[made.event]
