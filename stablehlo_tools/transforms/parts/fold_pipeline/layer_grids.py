@@ -8,7 +8,12 @@ from typing import Any
 from stablehlo_tools.analysis.dataflow import Dataflow
 from stablehlo_tools.analysis.effects import Effects
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.transforms.parts.fold_pipeline.chains import Handoff, Instance, Pieces
+from stablehlo_tools.transforms.parts.fold_pipeline.chains import (
+    Handoff,
+    Instance,
+    Pieces,
+    StageInputs,
+)
 from stablehlo_tools.transforms.parts.fold_pipeline.grids import Grid
 from stablehlo_tools.transforms.parts.fold_pipeline.segments import Scratch
 from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import (
@@ -26,17 +31,22 @@ from stablehlo_tools.transforms.parts.roll_layers.iterations import taken
 from stablehlo_tools.transforms.parts.roll_layers.repetitions import look
 
 
-def by_layer(first: Grid, second: Grid, block: ir.Block, scratch: Scratch) -> tuple[Grid, Grid]:
-    """A pipeline and its backward, in cells of one layer each; in those of stages, as they are,
-    where one of them has not written its layers out, or others. Both stand in `block`: what layers
-    take of it is the same where it is computed alike."""
+def by_layer(
+    first: Grid, second: Grid, block: ir.Block, scratch: Scratch
+) -> tuple[Grid, Grid] | None:
+    """A pipeline and its backward, in cells of one layer each; None where one of them has not
+    written its layers out, or others, and where a layer takes what depends on the microbatch and
+    another one something else instead. Both stand in `block`: what layers take of it is the same
+    where it is computed alike."""
     layers = _layers_of(first), _layers_of(second)
     if layers[0] is None or layers[1] is None or layers[0].count != layers[1].count:
-        return first, second
+        return None
     alike = _Alike(block)
     first, second = (replace(grid, inputs=alike.inputs(grid.inputs)) for grid in (first, second))
     cut = _cut(first, layers[0], scratch), _cut(second, layers[1], scratch)
-    return (first, second) if cut[0] is None or cut[1] is None else (cut[0], cut[1])
+    if cut[0] is None or cut[1] is None:
+        return None
+    return None if StageInputs.sorted(cut[0].inputs, cut[0].handoffs).cells else (cut[0], cut[1])
 
 
 def _layers_of(grid: Grid) -> WrittenLayers | None:

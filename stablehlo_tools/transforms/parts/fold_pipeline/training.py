@@ -88,11 +88,17 @@ def fold_training(forward: LoopRegion, backward: LoopRegion, module: ir.Module) 
     ends = [end for end in _ends(reached) if after.owner_of(end[0]) is writer]
     first = GridFinder(before, segments, scratch).cells(ends).grid()
     second = second.reordered(_order(first, second, after))
-    first, second = by_layer(first, second, sites[0].anchor.block, scratch)
-    plans = _Planner(first, second, scratch, sums, DividedSamples(before, segments)).plans(
-        _ends(p for pieces in [*of_forward, *of_backward] for p in _reached(after, [pieces])),
-        after,
-    )
+    ends = _ends(p for pieces in [*of_forward, *of_backward] for p in _reached(after, [pieces]))
+    divided = DividedSamples(before, segments)
+
+    def planned(grids: tuple[Grid, Grid]) -> _Plans:
+        return _Planner(*grids, scratch, sums, divided).plans(ends, after)
+
+    layers = by_layer(first, second, sites[0].anchor.block, scratch)
+    plans = planned((first, second) if layers is None else layers)
+    if layers is not None and not plans.is_batched:
+        whole = planned((first, second))
+        plans = whole if whole.is_batched else plans
     writer.write_grid(plans.forward, {})
     cells = {
         number: _kept(writer, plans.rows[number])
@@ -284,6 +290,11 @@ class _Plans:
     forward: GridPlan
     backward: GridPlan
     rows: dict[int, _Row]
+
+    @property
+    def is_batched(self) -> bool:
+        """Whether all microbatches are computed at once."""
+        return self.forward.layout.stage is not None
 
 
 class _Planner:
