@@ -27,6 +27,7 @@ from stablehlo_tools.mpmd.runtime.engine import (
     devices_for,
     run_on,
 )
+from stablehlo_tools.mpmd.runtime.microbatch_loop import in_a_loop
 from stablehlo_tools.mpmd.transfers import SHARDED_AUTOTUNING, with_both_ends, with_permutes
 
 _PERMUTE = re.compile(r"collective-permute(-start)?\(")
@@ -49,7 +50,11 @@ class OneRank(Engine):
         self._signal = next((n for n in reversed(range(after)) if n not in state), None)
         _donate(module, prepared.following[rank])
         if self._all[0].platform == "cpu":
-            _keep_calls(module)
+            looped = in_a_loop(module) if prepared.ranks.ranks == 1 else None
+            if looped is None:
+                _keep_calls(module)
+            else:
+                module = looped
         self._executable = bindings.compile_kept(bindings.write_bytecode(module), self._all)
         _check_permutes(module, self._executable)
         self._whole = any_values(self._all)

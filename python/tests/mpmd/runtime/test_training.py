@@ -36,6 +36,7 @@ MORE = [
     ("dualpipe-v", 2, None, Step(microbatches=4)),
     ("interleaved-1f1b", 3, 2, Step(microbatches=6)),
     ("1f1b", 1, None, Step(microbatches=4)),
+    ("1f1b", 1, None, Step(microbatches=4, devices=2)),
     ("zb-h1", 3, None, Step(microbatches=4, form="unrolled")),
 ]
 

@@ -1,0 +1,169 @@
+"""The loop over microbatches that the program of a single rank is.
+
+    %a0 = call @forward(0, %w)                 %sum = while %i < 8 (%s = %zero) {
+    %s0 = call @backward(0, %a0, %zero)          %a = call @forward(%i, %w)
+    %a1 = call @forward(1, %w)          ==>      call @backward(%i, %a, %s)
+    %s1 = call @backward(1, %a1, %s0)          }
+    ...
+
+XLA writes out every call of a function: of eight microbatches it compiles eight copies of each
+kernel, which take eight times as long to compile, and longer to run than one in a loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.names import BARRIER, WHILE
+from stablehlo_tools.ir.builder import Builder
+from stablehlo_tools.ir.clone import copy_module
+from stablehlo_tools.ir.walk import entry_function
+from stablehlo_tools.mpmd.origins import Origin, Source
+from stablehlo_tools.mpmd.reading import Call, body_of, read_rank
+
+_LEAST = 2  # microbatches
+
+
+@dataclass(frozen=True)
+class _Made:
+    """Result `number` of call `place` of a microbatch: its own, or the one before."""
+
+    place: int
+    number: int
+    is_own: bool
+
+
+# What a call takes: what a call made, the number of the microbatch (None), or one value for all.
+_Taken = _Made | Origin | None
+_Row = Sequence[Call]  # the calls of a microbatch
+
+
+def in_a_loop(module: ir.Module) -> ir.Module | None:
+    """A copy of a program with one rank in which its calls are in a loop; None where they are not
+    those of one microbatch after the other, all of which take alike what they take."""
+    copied = copy_module(module)
+    _drop_barriers(body_of(entry_function(copied)))
+    reading = read_rank(copied, 0, "")
+    rows = [list(row) for _, row in groupby(reading.calls, _microbatch)]
+    if reading.messages or len(rows) < _LEAST:
+        return None
+    if [_microbatch(row[0]) for row in rows] != list(range(len(rows))):
+        return None
+    if any([c.function for c in row] != [c.function for c in rows[0]] for row in rows):
+        return None
+    taken = _taken(rows)
+    starts = _starts(rows[0], taken)
+    if starts is None or any(row != taken[1] for row in taken[2:]) or not _ends(rows, starts):
+        return None
+    _write(rows, taken[1], starts)
+    return copied
+
+
+def _microbatch(call: Call) -> int:
+    assert call.action is not None
+    return call.action.microbatch
+
+
+def _drop_barriers(block: ir.Block) -> None:
+    for view in list(block.operations):
+        op = view.operation
+        if op.name == BARRIER:
+            for result, operand in zip(op.results, op.operands, strict=True):
+                result.replace_all_uses_with(operand)
+            op.erase()
+
+
+def _taken(rows: Sequence[_Row]) -> list[list[list[_Taken]]]:
+    """What the calls of each microbatch take."""
+    places = {
+        call.index: (m, place) for m, row in enumerate(rows) for place, call in enumerate(row)
+    }
+
+    def seen(origin: Origin, microbatch: int) -> _Taken:
+        if origin.source is not Source.CALL or origin.event not in places:
+            return origin
+        maker, place = places[origin.event]
+        if microbatch - maker > 1:
+            return origin
+        return _Made(place, origin.number, maker == microbatch)
+
+    return [
+        [[None, *(seen(origin, m) for origin in call.operands[1:])] for call in row]
+        for m, row in enumerate(rows)
+    ]
+
+
+def _starts(
+    first: _Row, taken: Sequence[Sequence[Sequence[_Taken]]]
+) -> dict[_Made, ir.Value] | None:
+    """What the first microbatch takes for what others take of the one before them; None where it
+    takes anything else than they do."""
+    starts: dict[_Made, ir.Value] = {}
+    for call, own, usual in zip(first, taken[0], taken[1], strict=True):
+        for value, one, other in zip(call.op.operands, own, usual, strict=True):
+            if not isinstance(other, _Made) or other.is_own:
+                if one != other or one == Origin(Source.UNKNOWN):
+                    return None
+            elif isinstance(one, _Made) or starts.setdefault(other, value) != value:
+                return None
+    made = all(
+        start.type == first[m.place].op.results[m.number].type for m, start in starts.items()
+    )
+    return starts if made else None
+
+
+def _ends(rows: Sequence[_Row], starts: dict[_Made, ir.Value]) -> bool:
+    """Whether nothing but the loop takes what it makes, and does not hand on to the end."""
+    calls = {call.op for row in rows for call in row}
+    handed = {(made.place, made.number) for made in starts}
+    return all(
+        (row is rows[-1] and (place, number) in handed)
+        or all(use.owner.operation in calls for use in result.uses)
+        for row in rows
+        for place, call in enumerate(row)
+        for number, result in enumerate(call.op.results)
+    )
+
+
+def _write(
+    rows: Sequence[_Row], taken: Sequence[Sequence[_Taken]], starts: dict[_Made, ir.Value]
+) -> None:
+    """Writes the loop in the place of the calls."""
+    last = rows[-1]
+    build = Builder(ir.InsertionPoint(last[-1].op), last[-1].op.location)
+    states = [build.i32(0), *starts.values()]
+    types = [state.type for state in states]
+    loop = ir.Operation.create(
+        WHILE, results=types, operands=states, regions=2, loc=build.location, ip=build.point
+    )
+    blocks = [
+        region.blocks.append(*types, arg_locs=[build.location] * len(types))
+        for region in loop.regions
+    ]
+    condition = Builder(ir.InsertionPoint(blocks[0]), build.location)
+    count = condition.i32(len(rows))
+    condition.end_region([condition.compare("LT", blocks[0].arguments[0], count)])
+    body = Builder(ir.InsertionPoint(blocks[1]), build.location)
+    counter, *handed = blocks[1].arguments
+    states_of = dict(zip(starts, handed, strict=True))
+    made: list[ir.Operation] = []
+    for call, operands in zip(rows[1], taken, strict=True):
+        copy = call.op.clone(ip=body.point)
+        for position, operand in enumerate(operands):
+            if operand is None:
+                copy.operands[position] = counter
+            elif isinstance(operand, _Made):
+                own = operand.is_own
+                value = made[operand.place].results[operand.number] if own else states_of[operand]
+                copy.operands[position] = value
+        made.append(copy)
+    after = [made[state.place].results[state.number] for state in starts]
+    body.end_region([body.same("add", counter, body.i32(1)), *after])
+    for state, result in zip(starts, list(loop.results)[1:], strict=True):
+        last[state.place].op.results[state.number].replace_all_uses_with(result)
+    for row in reversed(rows):
+        for call in reversed(row):
+            call.op.erase()
