@@ -403,18 +403,20 @@ class _RankProgram:
             "<@mesh, []>" if k == _SCALAR else "<@mesh, [{}, {}, {}]>" for _, k in returned
         )
         results = ", ".join(f"%r#{i}" for i in range(len(returned)))
+        named = f"%r:{len(returned)} = " if returned else ""  # a rank may return nothing
+        of_types = f" : {types}" if returned else ""
         return "\n".join(
             [
                 f"module @jit_step {head}",
                 f'sdy.mesh @mesh = <["rank"={self.table.ranks}, "data"={common.devices}]>',
                 f"func.func public @main({parameters}) -> ({types}) {{",
-                f"  %r:{len(returned)} = sdy.manual_computation({', '.join(outer)}) "
+                f"  {named}sdy.manual_computation({', '.join(outer)}) "
                 f'in_shardings=[{ins}] out_shardings=[{outs}] manual_axes={{"rank", "data"}} '
                 f"({inner}) {{",
                 *body,
-                f"  sdy.return {values} : {types}",
+                f"  sdy.return {values}{of_types}",
                 f"  }} : ({', '.join(self.arguments)}) -> ({types})",
-                f"  return {results} : {types}",
+                f"  return {results}{of_types}",
                 "}",
                 *self.functions.values(),
                 "}\n",
