@@ -38,28 +38,34 @@ from stablehlo_tools.schedules.table import Action
 RETURN_KEY = "return"
 
 
+@dataclass(eq=False, slots=True)  # not frozen: there are many, and each would take thrice as long
+class _Event:
+    """An op in `main` that is number `index` of those that do something."""
+
+    index: int
+    op: ir.Operation
+    reading: Reading
+
+    @property
+    def operands(self) -> tuple[Origin, ...]:
+        """What a function takes, or a message sends."""
+        return self.reading.origins.operands[self.index]
+
+    @property
+    def results(self) -> tuple[Origin, ...]:
+        """What a function gives, or a message brings."""
+        return self.reading.origins.results[self.index]
+
+
 @dataclass(eq=False, slots=True)
-class Call:
+class Call(_Event):
     """A call in `main`. `action` is what of the schedule it is, None for another function.
 
     The microbatch of an action that does not take a constant as its operand 0 is below 0.
     """
 
-    index: int
-    op: ir.Operation
     function: str
     action: Action | None
-    reading: Reading
-
-    @property
-    def operands(self) -> tuple[Origin, ...]:
-        """What the function takes."""
-        return self.reading.origins.operands[self.index]
-
-    @property
-    def results(self) -> tuple[Origin, ...]:
-        """What the function gives."""
-        return self.reading.origins.results[self.index]
 
     @property
     def round(self) -> int | None:
@@ -73,35 +79,22 @@ class Call:
         return self.function == PREPARE
 
 
-@dataclass(eq=False, slots=True)  # not frozen: there are many, and each would take thrice as long
-class Message:
+@dataclass(eq=False, slots=True)
+class Message(_Event):
     """A send or a receive in `main`: one tensor. Between devices it is where it
     `is_host_transfer` not, and its channel is of `channel_type` 1."""
 
-    index: int
-    op: ir.Operation
     is_send: bool
     channel: int
     pairs: tuple[tuple[int, ...], ...]
     type: str
     is_host_transfer: bool
     channel_type: int
-    reading: Reading
 
     @property
     def operand(self) -> Origin | None:
         """What is sent."""
         return self.operands[0] if self.is_send else None
-
-    @property
-    def operands(self) -> tuple[Origin, ...]:
-        """What is sent; nothing where it is received."""
-        return self.reading.origins.operands[self.index]
-
-    @property
-    def results(self) -> tuple[Origin, ...]:
-        """What is received; nothing where it is sent."""
-        return self.reading.origins.results[self.index]
 
 
 type Event = Call | Message
@@ -221,7 +214,7 @@ class _Reader:
         function = callee_name(op)
         phase = phase_of(function)
         action = None if phase is None else Action(*phase, self._number(op))
-        self.events.append(Call(len(self.events), op, function, action, self.reading))
+        self.events.append(Call(len(self.events), op, self.reading, function, action))
 
     def _number(self, call: ir.Operation) -> int:
         """The constant that a call takes as operand 0, barriers looked through; -1 where it is
@@ -242,13 +235,13 @@ class _Reader:
         message = Message(
             len(self.events),
             op,
+            self.reading,
             is_send,
             channel.handle,
             self._pairs(attributes.get("source_target_pairs")),
             self._text(carried.type),
             host is not None and ir.BoolAttr(host).value,
             channel.channel_type,
-            self.reading,
         )
         self.events.append(message)
 

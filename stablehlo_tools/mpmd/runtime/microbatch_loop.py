@@ -17,10 +17,11 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.dialect.names import BARRIER, WHILE
+from stablehlo_tools.dialect.names import BARRIER
 from stablehlo_tools.ir.builder import Builder
 from stablehlo_tools.ir.clone import copy_module
 from stablehlo_tools.ir.walk import entry_function
+from stablehlo_tools.ir.while_loop import CountedLoop
 from stablehlo_tools.mpmd.origins import Origin, Source
 from stablehlo_tools.mpmd.reading import Call, body_of, read_rank
 
@@ -134,35 +135,21 @@ def _write(
     """Writes the loop in the place of the calls."""
     last = rows[-1]
     build = Builder(ir.InsertionPoint(last[-1].op), last[-1].op.location)
-    states = [build.i32(0), *starts.values()]
-    types = [state.type for state in states]
-    loop = ir.Operation.create(
-        WHILE, results=types, operands=states, regions=2, loc=build.location, ip=build.point
-    )
-    blocks = [
-        region.blocks.append(*types, arg_locs=[build.location] * len(types))
-        for region in loop.regions
-    ]
-    condition = Builder(ir.InsertionPoint(blocks[0]), build.location)
-    count = condition.i32(len(rows))
-    condition.end_region([condition.compare("LT", blocks[0].arguments[0], count)])
-    body = Builder(ir.InsertionPoint(blocks[1]), build.location)
-    counter, *handed = blocks[1].arguments
-    states_of = dict(zip(starts, handed, strict=True))
+    loop = CountedLoop(build, build.i32(len(rows)), list(starts.values()))
+    states_of = dict(zip(starts, loop.arguments, strict=True))
     made: list[ir.Operation] = []
     for call, operands in zip(rows[1], taken, strict=True):
-        copy = call.op.clone(ip=body.point)
+        copy = call.op.clone(ip=loop.inside.point)
         for position, operand in enumerate(operands):
             if operand is None:
-                copy.operands[position] = counter
+                copy.operands[position] = loop.counter
             elif isinstance(operand, _Made):
                 own = operand.is_own
                 value = made[operand.place].results[operand.number] if own else states_of[operand]
                 copy.operands[position] = value
         made.append(copy)
-    after = [made[state.place].results[state.number] for state in starts]
-    body.end_region([body.same("add", counter, body.i32(1)), *after])
-    for state, result in zip(starts, list(loop.results)[1:], strict=True):
+    results = loop.close([made[state.place].results[state.number] for state in starts])
+    for state, result in zip(starts, results, strict=True):
         last[state.place].op.results[state.number].replace_all_uses_with(result)
     for row in reversed(rows):
         for call in reversed(row):

@@ -157,12 +157,14 @@ class Composer:
         count, size = len(values), pieces[0].target.sizes[dim]
         if count == 1 or len(pieces) < 2 * count or len(pieces) % count:
             return None
+        if any(piece.target.sizes[dim] != size for piece in pieces):
+            return None
         columns = [pieces[number::count] for number in range(count)]
         if any(p.value != v for v, own in zip(values, columns, strict=True) for p in own):
             return None
         stacks = [self._at_once(own, dim) for own in columns]
         known = [stack for stack in stacks if stack is not None]
-        if len(known) < count or any(piece.target.sizes[dim] != size for piece in pieces):
+        if len(known) < count:
             return None
         whole = shape_of(known[0])
         parts = [*whole[:dim], whole[dim] // size, 1, size, *whole[dim + 1 :]]

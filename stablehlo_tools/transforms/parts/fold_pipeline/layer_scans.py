@@ -21,7 +21,7 @@ from stablehlo_tools.ir.builder import element_of, shape_of
 from stablehlo_tools.ir.inline import copy_with
 from stablehlo_tools.ir.walk import terminator, values_used
 from stablehlo_tools.transforms.parts.fold_pipeline.chains import Handoff
-from stablehlo_tools.transforms.parts.fold_pipeline.counted_loops import CountedLoop, fuse_loops
+from stablehlo_tools.transforms.parts.fold_pipeline.row_loops import RowLoop, fuse_loops
 from stablehlo_tools.transforms.parts.fold_pipeline.segments import Scratch
 
 
@@ -75,7 +75,7 @@ def layer_of(
     return LayerBlock(function.regions[0].blocks[0], scan.trips, scan.inputs, scan.outputs)
 
 
-class _Scan(CountedLoop):
+class _Scan(RowLoop):
     """A stage that is one loop over its layers.
 
     `inputs` and `outputs` are those that are stacked, with the dimension of the layers. `slices`

@@ -34,7 +34,6 @@ class WrittenLayers:
     """A stage as layers. Each computes, of what the one before hands on and of the stage's
     arguments `inputs[k]`, what it hands on and the stage's outputs `outputs[k]`; `handed[k]` is
     which output of the stage that is, what it hands on, if any.
-
     """
 
     inputs: tuple[tuple[int, ...], ...]
@@ -119,10 +118,8 @@ class _Reader:
 
     def _plain(self, number: int) -> int:
         """A value without constraints on its sharding."""
-        node = self._flow.maker.get(number)
-        while node is not None and node.name == SHARDING_CONSTRAINT:
+        for node in self._constraints(number):
             number = node.operands[0]
-            node = self._flow.maker.get(number)
         return number
 
     def _begin(self, begin: int) -> frozenset[int]:
@@ -230,8 +227,8 @@ class _Reader:
         returned = [end, *(self._returned[output] for output in outputs)]
         return _Template(self._flow, ordered, begins, read.leaves, returned)
 
-    def _constraints(self, number: int, begins: Collection[int]) -> Iterator[Node]:
-        """The constraints on a value, up to where the layer begins."""
+    def _constraints(self, number: int, begins: Collection[int] = ()) -> Iterator[Node]:
+        """The constraints on a value, up to where a layer begins."""
         while number not in begins and number in self._flow.maker:
             node = self._flow.maker[number]
             if node.name != SHARDING_CONSTRAINT:

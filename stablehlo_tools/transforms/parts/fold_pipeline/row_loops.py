@@ -30,7 +30,7 @@ from stablehlo_tools.ir.values import has_uses, producer
 from stablehlo_tools.ir.walk import terminator
 
 
-class CountedLoop:
+class RowLoop:
     """A loop of which the counter, from 0 in steps of 1, says nothing but which rows it takes and
     writes; `rows` are the values that are the number of the row. In reverse, that is the trips
     minus the counter minus 1."""
@@ -136,7 +136,7 @@ def _loops(block: ir.Block) -> list[ir.Operation]:
 
 def _fuse(loop: ir.Operation, *, reverse: bool) -> bool:
     """Lets the loop that takes the rows that a loop computes compute them; whether there is one."""
-    made = CountedLoop.of(loop, reverse=False)
+    made = RowLoop.of(loop, reverse=False)
     if made is None:
         return False
     for position, argument in enumerate(made.body.arguments):
@@ -150,7 +150,7 @@ def _fuse(loop: ir.Operation, *, reverse: bool) -> bool:
     user = users.pop()
     if user.name != WHILE or user.block != loop.block:
         return False
-    taking = CountedLoop.of(user, reverse=reverse)
+    taking = RowLoop.of(user, reverse=reverse)
     if taking is None or taking.trips != made.trips:
         return False
     slices = _slices(made, taking, updates)
@@ -163,7 +163,7 @@ def _fuse(loop: ir.Operation, *, reverse: bool) -> bool:
 
 
 def _slices(
-    made: CountedLoop, taking: CountedLoop, updates: Mapping[int, ir.Operation]
+    made: RowLoop, taking: RowLoop, updates: Mapping[int, ir.Operation]
 ) -> dict[ir.Value, ir.Value] | None:
     """The slices of rows that a loop takes, with what the other one makes them; None where it takes
     anything else of that."""
@@ -185,7 +185,7 @@ def _slices(
 
 
 def _computed(
-    made: CountedLoop, taking: CountedLoop, updates: Collection[ir.Operation], *, reverse: bool
+    made: RowLoop, taking: RowLoop, updates: Collection[ir.Operation], *, reverse: bool
 ) -> dict[ir.Value, ir.Value]:
     """Copies what a loop computes to where the iteration of another one begins, for its row."""
     build = Builder(ir.InsertionPoint.at_block_begin(taking.body), made.loop.location)
