@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
@@ -353,6 +353,40 @@ def run_on_devices(executable: Any, arguments: list[list[Any]], devices: list[An
     results = executable.execute_sharded([placed(parts) for parts in arguments])
     outputs = results.disassemble_into_single_device_arrays()
     return [[np.asarray(part) for part in parts] for parts in outputs]
+
+
+_HOST_CALLS: dict[str, Any] = {}  # what XLA calls must not be collected
+
+
+def register_host_call(target: str, function: Callable[[int, Any], None]) -> None:
+    """Lets XLA:CPU call a Python function where a program has a custom call of this target, with
+    the addresses of the result (of a table of them, if there are several) and of the operands.
+
+    A function that raises ends the process: the program has no other way to fail.
+    """
+    import ctypes
+    import traceback
+
+    import jax
+
+    if target in _HOST_CALLS:
+        return
+    type_ = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p))
+
+    def guarded(out: int, operands: Any) -> None:
+        try:
+            function(out, operands)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+
+    _HOST_CALLS[target] = type_(guarded)
+    capsule = ctypes.pythonapi.PyCapsule_New
+    capsule.restype = ctypes.py_object
+    capsule.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+    address = ctypes.cast(_HOST_CALLS[target], ctypes.c_void_p)
+    made = capsule(address, b"xla._CUSTOM_CALL_TARGET", None)
+    jax.ffi.register_ffi_target(target, made, platform="cpu", api_version=0)
 
 
 def hlo_text_to_stablehlo(text: str) -> bytes:

@@ -1,14 +1,17 @@
-"""Prove on random inputs that two artifacts compute the same values.
+"""Prove that two artifacts compute the same values, in exact arithmetic.
 
-Both run on the same inputs, on as many virtual CPU devices as they need, and every output is
-compared bit for bit on every device (the payload of a NaN and the sign of a zero count), or within
---rtol and --atol. Inputs are put where a program wants them (no negative second moments, labels
-below their number of classes) in every trial but the second, the fourth and so on, and an input
-that is replicated is the same on all devices. An output that is NaN or infinite everywhere is not
-compared, and counted. Programs that take more memory than --memory-limit are compared as a twin of
-them: both at reduced sizes, with the shards, loops and order that they have. Exit code 0: what was
-compared is the same; 1: it differs, and where first; 2: the programs cannot be run, or nothing of
-them could be compared.
+Both compute modulo a prime instead of in floats: sums then have the same bits in any order, and
+every output is compared bit for bit on every device, without a tolerance. The inputs are random
+residues, and integers inside and outside of what they index. If an op has no form in exact
+arithmetic, floats are compared, and the first line says so; --exact refuses instead.
+
+--floats, or an option that only floats have, compares floats, bit for bit (the payload of a NaN and
+the sign of a zero count) or within --rtol and --atol: it shows what exact arithmetic does not see,
+rounding, overflow, NaN and -0.0. Programs that need more memory than --memory-limit are compared as
+a twin: both at reduced sizes, with the shards, loops and order that they have.
+
+Exit code 0: what was compared is the same; 1: it differs, and where first; 2: the programs cannot
+be run, or nothing of them could be compared.
 """
 
 from __future__ import annotations
@@ -32,9 +35,9 @@ from stablehlo_tools.processes import activity
 
 if TYPE_CHECKING:
     from stablehlo_tools.artifacts.artifact import Artifact
-    from stablehlo_tools.verify import Rule, Verification
+    from stablehlo_tools.verify import Verification
     from stablehlo_tools.verify.twin import Twin, TwinVerification
-    from stablehlo_tools.verify.verification import Output
+    from stablehlo_tools.verify.verification import Exactness, Output
 
 SHOWN_OUTPUTS = 20
 SHOWN_FACTORS = 8
@@ -49,12 +52,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="answer with one JSON object")
     parser.add_argument("--seed", type=whole_number, default=0, help="of the random inputs (0)")
     parser.add_argument("--trials", type=positive, default=3, help="sets of inputs to try (3)")
-    parser.add_argument(
-        "--specials",
-        action="store_true",
-        help="mix NaNs, infinities, -0.0, denormals and integer extremes into the inputs",
-    )
     add_set_argument(parser)
+    arithmetic = parser.add_mutually_exclusive_group()
+    arithmetic.add_argument(
+        "--exact",
+        action="store_true",
+        help="refuse programs with an op that has no form in exact arithmetic",
+    )
+    arithmetic.add_argument(
+        "--floats",
+        action="store_true",
+        help="compare floats; the options from here to --backend imply it",
+    )
     parser.add_argument(
         "--rtol", type=tolerance, help="accept |difference| <= ATOL + RTOL * |before|"
     )
@@ -63,9 +72,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--any-nan", action="store_true", help="bitwise, but any NaN equals any other NaN"
     )
     parser.add_argument(
+        "--specials",
+        action="store_true",
+        help="mix NaNs, infinities, -0.0, denormals and integer extremes into the inputs",
+    )
+    parser.add_argument(
         "--as-deployed",
         action="store_true",
-        help="let XLA:CPU fuse and simplify ops: rounding then moves with what it makes of them",
+        help="let XLA:CPU fuse and simplify ops: rounding then follows what it makes of them",
     )
     parser.add_argument(
         "--backend",
@@ -105,6 +119,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.before == arguments.after == atomic.STDIN:
         raise ToolError("only one of BEFORE and AFTER can be standard input")
     options = Options(
+        arithmetic="exact" if arguments.exact else "floats" if arguments.floats else "auto",
         seed=arguments.seed,
         trials=arguments.trials,
         specials=arguments.specials,
@@ -114,8 +129,12 @@ def run(arguments: argparse.Namespace) -> int:
         fixed=dict(arguments.set),
         as_deployed=arguments.as_deployed,
     )
+    if arguments.exact and options.asks_for_floats:
+        raise ToolError(
+            "--exact has no rounding, NaN or -0.0: leave it out, or the option that floats have"
+        )
     before, after = (artifact.load(path) for path in (arguments.before, arguments.after))
-    activity.show(f"running {before.name} and {after.name} on random inputs")
+    activity.show(f"comparing {before.name} and {after.name} on random inputs")
     limit = arguments.memory_limit
     answer: Verification | TwinVerification
     if arguments.twin == "always" or (arguments.twin == "auto" and _is_large(before, after, limit)):
@@ -129,7 +148,7 @@ def run(arguments: argparse.Namespace) -> int:
     if verification.same and not verification.compared:
         raise ToolError(
             f"nothing was compared: {_number(len(verification.vacuous), 'output')}, "
-            f"{_emptiness(verification)} in both programs, in every trial: --set INDEX=VALUE gives "
+            f"{_emptiness(verification)}, in both programs: --set INDEX=VALUE gives "
             "an input a value that the programs can live with, --seed draws others"
         )
     if arguments.json:
@@ -137,59 +156,110 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         print_answer(render(verification), holds=verification.same)
         if twin is not None:
-            print("\n".join(_of_twin(twin, verification.rule, options.rule)))
+            print("\n".join(_of_twin(twin)))
         if _may_be_rounding(verification):
             print("floats that are added up in another order differ like this: tolerances allow it")
             print(f"try: {typed([*arguments.words, '--rtol', '1e-4', '--atol', '1e-6'])}")
-        elif arguments.twin == "auto" and twin is None and _may_be_unstable(verification):
-            print("a step may move what it rounds this far: a twin in f64 tells the two apart")
-            print(f"try: {typed([*arguments.words, '--twin', 'always'])}")
     if verification.same and verification.vacuous:
         first = _title(verification.outputs[verification.vacuous[0]])
         print(
             f"warning: {_number(len(verification.vacuous), 'output')}, first {first}, "
-            f"{_emptiness(verification)} in every trial: nothing was shown about that; --set gives "
-            "an input a value",
+            f"{_emptiness(verification)}: nothing was shown about that; --set gives an input a "
+            "value",
             file=sys.stderr,
         )
     return 0 if verification.same else 1
 
 
 def render(verification: Verification) -> str:
-    """The answer in words: one line when the same, two for each output that differs."""
+    """The answer in words: what was compared, each output that differs, and what was not seen."""
+    lines: list[str] = []
+    if verification.in_floats:
+        lines.append(
+            f"compared in floats: {verification.in_floats}, which has no form in exact arithmetic"
+        )
+    exact = verification.exact
     if verification.same:
-        compared = f"{len(verification.compared)} of " if verification.vacuous else ""
-        elements = sum(output.elements for output in verification.compared)
-        skipped = rounded = ""
-        if verification.vacuous:
-            count = len(verification.vacuous)
-            skipped = f"{count} not compared: {_emptiness(verification)} in every trial"
-        if verification.rounded:
-            rounded = (
-                f"{len(verification.rounded)} only within what rounding alone moves them: nudged "
-                "inputs move them as far"
+        lines.append(_agreement(verification))
+    else:
+        lines += _differences(verification)
+    if exact is not None:
+        lines += _of_partitioner(verification, exact)
+        lines += _of_branches(exact)
+        chance = exact.chance(verification.trials)
+        if verification.same and chance is not None:
+            lines.append(
+                f"an element of programs that differ agrees with a probability of {chance:.1g} at "
+                f"most: ({exact.degree}/{exact.prime})^{verification.trials}, if hashes are random"
             )
-        return (
-            f"same: {compared}{_number(len(verification.outputs), 'output')}, "
-            f"{_number(elements, 'element')}, {verification.rule}, "
-            f"{_number(verification.trials, 'trial')}, {_number(verification.devices, 'device')}"
-        ) + "".join(f"; {each}" for each in (skipped, rounded) if each)
+    return "\n".join(lines)
+
+
+def _agreement(verification: Verification) -> str:
+    compared = f"{len(verification.compared)} of " if verification.vacuous else ""
+    elements = sum(output.elements for output in verification.compared)
+    what = f"{compared}{_number(len(verification.outputs), 'output')}, "
+    what += _number(elements, "element")
+    skipped = ""
+    if verification.vacuous:
+        skipped = f"; {len(verification.vacuous)} not compared: {_emptiness(verification)}"
+    if verification.exact is not None:
+        inputs = _number(verification.trials, "input")
+        return f"identical in exact arithmetic: {what}, {inputs}{skipped}"
+    trials, devices = (
+        _number(verification.trials, "trial"),
+        _number(verification.devices, "device"),
+    )
+    return f"same: {what}, {verification.rule}, {trials}, {devices}{skipped}"
+
+
+def _differences(verification: Verification) -> list[str]:
     differing = [output for output in verification.outputs if output.differing]
     lines = [line for output in differing[:SHOWN_OUTPUTS] for line in _difference(output)]
     if len(differing) > SHOWN_OUTPUTS:
         lines.append(f"and {_number(len(differing) - SHOWN_OUTPUTS, 'output')} more")
-    lines.append(f"compared {verification.rule}, in trial {verification.trials - 1}")
+    trial = verification.trials - 1
+    if verification.exact is None:
+        lines.append(f"compared {verification.rule}, in trial {trial}")
+    else:
+        lines[0] = lines[0].replace("differs: ", "differs in exact arithmetic: ", 1)
+        lines.append(f"values are residues modulo {verification.exact.prime}, of input {trial}")
     if verification.simplified:
         lines.append("XLA:CPU needs its simplifier for these programs, and that moves rounding")
     if not verification.before_repeats:
         lines.append("BEFORE differs from itself when run again: it is not deterministic")
-    lines += [f"note: {hint}" for hint in verification.steering]
-    return "\n".join(lines)
+    return lines + [f"note: {hint}" for hint in verification.steering]
+
+
+def _of_partitioner(verification: Verification, exact: Exactness) -> list[str]:
+    """What jax computes wrongly of a program that is right, since XLA's partitioner is."""
+    lines: list[str] = []
+    for side, wrong in exact.wrongly_partitioned.items():
+        titles = ", ".join(_title(verification.outputs[i]) for i in wrong[:SHOWN_FACTORS])
+        more = f" and {len(wrong) - SHOWN_FACTORS} more" if len(wrong) > SHOWN_FACTORS else ""
+        said = f"jax computes {side.upper()} wrongly"
+        if verification.same and "after" not in exact.wrongly_partitioned:
+            said += ", AFTER is right"
+        lines.append(f"{said}: XLA:CPU's partitioner changes {titles}{more}")
+    return lines
+
+
+def _of_branches(exact: Exactness) -> list[str]:
+    lines: list[str] = []
+    for side, missing in exact.not_entered.items():
+        if missing:
+            shown = "; ".join(missing[:SHOWN_FACTORS])
+            more = f"; {len(missing) - SHOWN_FACTORS} more" if len(missing) > SHOWN_FACTORS else ""
+            of = _number(exact.branches[side], "branch or loop", "branches and loops")
+            lines.append(
+                f"no input entered {len(missing)} of {of} in {side.upper()}: {shown}{more}"
+            )
+    return lines
 
 
 def _may_be_rounding(verification: Verification) -> bool:
     """Whether all that differs, and was compared bit by bit, are floats, and near each other."""
-    is_near = not any(map(_is_far, verification.outputs))
+    is_near = verification.exact is None and not any(map(_is_far, verification.outputs))
     return verification.rule.is_bitwise and _only_floats_differ(verification) and is_near
 
 
@@ -204,12 +274,6 @@ def _is_far(output: Output) -> bool:
         return False
     apart, largest = abs(before - after), max(abs(before), abs(after))
     return apart > _FAR * largest and apart > _FAR * output.max_abs_difference
-
-
-def _may_be_unstable(verification: Verification) -> bool:
-    """Whether all that differs by more than a tolerance are floats, on XLA:CPU."""
-    in_tolerance = not verification.rule.is_bitwise and verification.backend == "cpu"
-    return in_tolerance and _only_floats_differ(verification)
 
 
 def _only_floats_differ(verification: Verification) -> bool:
@@ -227,9 +291,9 @@ def _is_rounded(dtype: str) -> bool:
 
 def _emptiness(verification: Verification) -> str:
     """What the outputs were that nothing was shown about."""
-    if any(verification.outputs[i].rounding for i in verification.vacuous):
-        return "NaN, infinite or no more than rounding everywhere"
-    return "NaN or infinite everywhere"
+    if verification.exact is not None:
+        return "zero everywhere, for all inputs"
+    return "NaN or infinite everywhere, in every trial"
 
 
 def _is_large(before: Artifact, after: Artifact, limit: int) -> bool:
@@ -243,13 +307,11 @@ def _is_large(before: Artifact, after: Artifact, limit: int) -> bool:
         return False
 
 
-def _of_twin(twin: Twin, rule: Rule, given: Rule) -> list[str]:
+def _of_twin(twin: Twin) -> list[str]:
     factors = [f"{full} → {_sizes(reduced)}" for full, reduced in twin.factors.items()]
     if len(factors) > SHOWN_FACTORS:
         factors[SHOWN_FACTORS:] = [f"{len(factors) - SHOWN_FACTORS} more"]
-    stricter = f"compared {rule}, not {given}: a twin computes in f64, which rounds less"
     return [
-        *([stricter] if rule != given else []),
         f"on a twin of about {_amount(twin.bytes)}, for the programs take about "
         f"{_amount(twin.full_bytes)}; dimensions: {', '.join(factors) or 'as they are'}",
         f"not shown by a twin: {'; '.join(twin.notes)}",
@@ -283,8 +345,8 @@ def _title(output: Output) -> str:
     return f"output {output.index}" + (f" ({output.name})" if output.name else "")
 
 
-def _number(count: int, what: str) -> str:
-    return f"{count} {what}{'' if count == 1 else 's'}"
+def _number(count: int, what: str, several: str = "") -> str:
+    return f"{count:,} {what if count == 1 else several or f'{what}s'}"
 
 
 def _limit(text: str) -> int:

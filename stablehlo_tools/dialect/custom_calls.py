@@ -48,6 +48,12 @@ _STAYING = re.compile(
     r"__(cudnn|cublas|cusolver|cufft|cub|onednn)\$.*|__gpu\$xla\.gpu\.triton|triton_kernel_call|"
     r"tf\.call_tf_function|xla_(ffi_)?(partitioned_)?(buffer_)?python_\w+"
 )
+_TOP_K = re.compile(r"((mhlo|chlo)\.)?(topk|top_k|TopK)")
+# Factorizations and the like: the same function of each matrix of a batch.
+_OF_MATRICES = re.compile(
+    r"(lapack|cusolver|hipsolver)_\w+|Eigh|LuDecomposition|Qr|QrDecompositionBlock|"
+    r"ProductOfElementaryHouseholderReflectors|Cholesky"
+)
 # What is assumed of a custom call while programs are compared.
 MAY_COMMUNICATE = "stablehlo_tools.may_communicate"
 STAYS = "stablehlo_tools.stays_on_device"
@@ -96,6 +102,16 @@ def label(op: ir.Operation) -> str:
 def is_annotation(op: ir.Operation) -> bool:
     """Whether an op is a custom call that only says something of the value it hands on."""
     return op.name == CUSTOM_CALL and bool(_ANNOTATIONS.fullmatch(target_of(op)))
+
+
+def is_top_k(call: ir.Operation) -> bool:
+    """Whether a custom call gives the largest elements of the last dimension, and their places."""
+    return _TOP_K.fullmatch(target_of(call)) is not None and len(call.operands) == 1
+
+
+def is_of_matrices(call: ir.Operation) -> bool:
+    """Whether a custom call computes something of each matrix of a batch by itself."""
+    return _OF_MATRICES.fullmatch(target_of(call)) is not None
 
 
 def is_async_done(op: ir.Operation) -> bool:

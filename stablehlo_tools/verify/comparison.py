@@ -72,7 +72,6 @@ class OutputComparison:
     """How one output compares. `max_abs_difference` is over finite differing pairs, None without.
 
     `finite`: how many elements are finite in both programs; of the others little is shown.
-    `rounding`: the largest difference that was taken for rounding beyond the rule, 0 without.
     """
 
     elements: int
@@ -80,7 +79,6 @@ class OutputComparison:
     max_abs_difference: float | int | None = None
     first: Difference | None = None
     finite: int = 0
-    rounding: float = 0.0
 
     @property
     def shows_nothing(self) -> bool:
@@ -123,15 +121,6 @@ def compare_output(
     )
 
 
-def largest_magnitude(element: ElementType, shards: Sequence[Shard]) -> float:
-    """Of the finite elements that the shards hold; 0 where there are none."""
-    largest = 0.0
-    for shard in shards:
-        values = np.abs(_precise(shard.data, element))
-        largest = max(largest, float(values[np.isfinite(values)].max(initial=0.0)))
-    return largest
-
-
 def differs(before: Array, after: Array, element: ElementType, rule: Rule) -> Array:
     """Which elements differ, as an array of booleans in the shape of both."""
     if not rule.is_bitwise and element.is_inexact:
@@ -142,11 +131,6 @@ def differs(before: Array, after: Array, element: ElementType, rule: Rule) -> Ar
         wide = [_parts(values, part).reshape(mask.shape) for values in (before, after)]
         mask &= ~(np.isnan(wide[0]) & np.isnan(wide[1]))
     return np.asarray(mask.any(-1) if element.kind is Kind.COMPLEX else mask)
-
-
-def has_finite(values: Array, element: ElementType) -> bool:
-    """Whether any element is neither NaN nor infinite."""
-    return bool(_finite(values, element).any())
 
 
 def show(value: Array, element: ElementType) -> str:

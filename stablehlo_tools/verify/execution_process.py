@@ -19,29 +19,20 @@ from stablehlo_tools import bindings
 from stablehlo_tools.processes.child import answer_request
 from stablehlo_tools.verify.comparison import (
     OutputComparison,
-    Rule,
     Shard,
     compare_output,
-    has_finite,
-    largest_magnitude,
 )
 from stablehlo_tools.verify.element_types import Array, ElementType, element_type
 from stablehlo_tools.verify.execution import Program, load_program
 from stablehlo_tools.verify.job import SIDES, Request, Run, RunAnswer, Side, Stage
 from stablehlo_tools.verify.random_inputs import (
     Specials,
-    Style,
-    nudged,
     put_about_zero,
     put_in_range,
     random_array,
     random_words,
-    styled,
 )
 from stablehlo_tools.verify.signatures import Value
-
-_ROUNDINGS = 16  # nudged inputs move an output about as far as another order of sums does
-_SHOWN = 1e-3  # of the largest element: what may move further shows nothing
 
 
 def answer(directory: Path, fields: dict[str, Any]) -> dict[str, Any]:
@@ -69,55 +60,31 @@ class _Worker:
         what is not is compiled again without it.
         """
         if fused := self._fused(run):
-            answer = self._over_trials(run, fused, conditioned=False)
+            answer = self._over_trials(run, fused)
             if answer.same:
                 return answer
         del fused  # two programs with their memory
         programs, simplified = self._programs(run)
-        answer = self._over_trials(run, programs, conditioned=self.request.conditioned)
+        answer = self._over_trials(run, programs)
         return replace(answer, simplified=simplified)
 
-    def _over_trials(
-        self, run: Run, programs: Mapping[Side, Program], *, conditioned: bool
-    ) -> RunAnswer:
+    def _over_trials(self, run: Run, programs: Mapping[Side, Program]) -> RunAnswer:
         """Compares the programs until a trial differs."""
         seen: tuple[OutputComparison, ...] = ()
-        style, first = self._style(run, programs["before"])
         for trial in range(self.request.trials):
-            inputs = make_inputs(self.request, run, trial, style)
+            inputs = make_inputs(self.request, run, trial)
 
             def ran(side: Side, trial: int = trial, given: Instances = inputs) -> Shards:
                 return self._ran(programs[side], Stage("running", side, run.backend, trial), given)
 
-            before = ran("before") if trial or first is None else first
-            after = ran("after")
+            before, after = ran("before"), ran("after")
             outputs = self._compared(run, before, after)
-            if conditioned and any(output.differing for output in outputs):
-                moved = ran("before", given=_nudged(self.request, run, trial, inputs))
-                outputs = self._but_for_rounding(run, outputs, before, after, moved)
             if any(output.differing for output in outputs):
                 again = self._compared(run, before, ran("before"))
                 repeats = not any(output.differing for output in again)
-                return RunAnswer(outputs, trial + 1, repeats, style=style.value)
+                return RunAnswer(outputs, trial + 1, repeats)
             seen = tuple(map(_over_trials, seen, outputs)) if seen else outputs
-        return RunAnswer(seen, self.request.trials, style=style.value)
-
-    def _style(self, run: Run, before: Program) -> tuple[Style, Shards | None]:
-        """The first style of which `before` makes finite values in the most outputs, and what it
-        makes of it in the first trial."""
-        if self.request.specials:
-            return Style.PLAIN, None
-        stage = Stage("running", "before", run.backend)
-        best: tuple[Style, Shards | None] = Style.PLAIN, None
-        most = -1
-        for style in Style:
-            made = self._ran(before, stage, make_inputs(self.request, run, 0, style))
-            shown = [_shows(value, shards) for value, shards in zip(run.outputs, made, strict=True)]
-            if sum(shown) > most:
-                best, most = (style, made), sum(shown)
-            if all(shown):
-                break
-        return best
+        return RunAnswer(seen, self.request.trials)
 
     def _ran(self, program: Program, stage: Stage, inputs: Instances) -> Shards:
         self._enter(stage)
@@ -163,23 +130,6 @@ class _Worker:
             for i, value in enumerate(run.outputs)
         )
 
-    def _but_for_rounding(
-        self,
-        run: Run,
-        outputs: Sequence[OutputComparison],
-        before: Shards,
-        after: Shards,
-        moved: Shards,
-    ) -> tuple[OutputComparison, ...]:
-        """The comparisons, where an output counts as the same that differs no further than
-        rounding may move it, by how far `moved` is from `before`."""
-        return tuple(
-            output
-            if not output.differing
-            else _but_for_rounding(value, output, before[i], after[i], moved[i], self.request.rule)
-            for i, (value, output) in enumerate(zip(run.outputs, outputs, strict=True))
-        )
-
     def _enter(self, stage: Stage) -> None:
         stage.write(self.directory)
 
@@ -188,60 +138,11 @@ Instances = Sequence[Sequence[Array]]
 Shards = list[list[Shard]]
 
 
-def _shows(value: Value, shards: Sequence[Shard]) -> bool:
-    """Whether an output has something finite in it, or nothing at all."""
-    if value.role == "nothing" or not any(shard.data.size for shard in shards):
-        return True
-    element = _known(value)
-    return not element.is_inexact or any(has_finite(shard.data, element) for shard in shards)
-
-
-def _but_for_rounding(
-    value: Value,
-    output: OutputComparison,
-    before: Sequence[Shard],
-    after: Sequence[Shard],
-    moved: Sequence[Shard],
-    rule: Rule,
-) -> OutputComparison:
-    """How an output compares that may move by rounding. Where that is a good part of its largest
-    element, this trial shows nothing about it: none of its elements count as finite."""
-    element = _known(value)
-    if not element.is_inexact:
-        return output
-    exact = Rule(rtol=0.0, atol=0.0)
-    movement = compare_output(element, value.shape, before, moved, exact).max_abs_difference or 0
-    allowed = _ROUNDINGS * float(movement)
-    again = compare_output(
-        element, value.shape, before, after, replace(rule, atol=max(rule.atol or 0, allowed))
-    )
-    if again.differing:
-        return output
-    shows = allowed <= _SHOWN * largest_magnitude(element, before)
-    return replace(
-        again, rounding=float(output.max_abs_difference or 0), finite=again.finite if shows else 0
-    )
-
-
 def _over_trials(seen: OutputComparison, new: OutputComparison) -> OutputComparison:
-    return replace(
-        new, finite=max(new.finite, seen.finite), rounding=max(new.rounding, seen.rounding)
-    )
+    return replace(new, finite=max(new.finite, seen.finite))
 
 
-def _nudged(request: Request, run: Run, trial: int, inputs: Instances) -> Instances:
-    """The inputs of a trial, each float a little off; what is replicated stays so."""
-    moved = [list(values) for values in inputs]
-    for i, value in enumerate(run.inputs):
-        if value.role in ("key", "nothing", "platform") or str(i) in request.fixed:
-            continue
-        for instance, values in enumerate(moved):
-            key = (request.seed, trial, i, run.shared[i][instance])
-            values[i] = nudged(values[i], _known(value), key)
-    return moved
-
-
-def make_inputs(request: Request, run: Run, trial: int, style: Style) -> Instances:
+def make_inputs(request: Request, run: Run, trial: int) -> Instances:
     """The inputs of a trial, `[instance][input]`; the first trial keeps integers in [0, 8).
 
     Inputs are in the range that the program wants, but for every other trial from the second on:
@@ -251,14 +152,14 @@ def make_inputs(request: Request, run: Run, trial: int, style: Style) -> Instanc
     """
     return [
         [
-            _input(value, (request.seed, trial, i, run.shared[i][instance]), request, trial, style)
+            _input(value, (request.seed, trial, i, run.shared[i][instance]), request, trial)
             for i, value in enumerate(run.inputs)
         ]
         for instance in range(run.instances)
     ]
 
 
-def _input(value: Value, key: tuple[int, ...], request: Request, trial: int, style: Style) -> Array:
+def _input(value: Value, key: tuple[int, ...], request: Request, trial: int) -> Array:
     if value.role == "key":
         return random_words(value.shape, key)
     if value.role == "nothing":
@@ -277,9 +178,7 @@ def _input(value: Value, key: tuple[int, ...], request: Request, trial: int, sty
         return values
     if trial % 2:
         return put_about_zero(values, element, value.below)
-    return put_in_range(
-        styled(values, element, style), element, value.sign, 0 if wide else value.below
-    )
+    return put_in_range(values, element, value.sign, 0 if wide else value.below)
 
 
 def _known(value: Value) -> ElementType:

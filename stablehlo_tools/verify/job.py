@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -20,7 +20,6 @@ from stablehlo_tools.diagnostics import ToolError, first_line
 from stablehlo_tools.processes import child
 from stablehlo_tools.processes.child import seconds_to_meet, virtual_devices
 from stablehlo_tools.verify.comparison import Difference, OutputComparison, Rule
-from stablehlo_tools.verify.random_inputs import Style
 from stablehlo_tools.verify.signatures import Value
 
 _MODULE = "stablehlo_tools.verify.execution_process"
@@ -66,12 +65,11 @@ class Request:
     specials: bool
     fixed: Mapping[str, float]  # by the number of the input
     as_deployed: bool
-    conditioned: bool = False
 
     @staticmethod
     def of(fields: dict[str, Any]) -> Request:
         """The request that has these fields."""
-        fields["runs"] = tuple(_run(run) for run in fields["runs"])
+        fields["runs"] = tuple(run_of(run) for run in fields["runs"])
         fields["rule"] = Rule(**fields["rule"])
         return Request(**fields)
 
@@ -90,7 +88,7 @@ class Stage:
     """What the child is busy with: `compiling` or `running` one side, in one trial."""
 
     doing: str
-    side: Side
+    side: str
     backend: str
     trial: int = 0
 
@@ -101,8 +99,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class RunAnswer:
-    """How the outputs compared: in the first trial that differs, or over all trials, on inputs of a
-    `style`.
+    """How the outputs compared: in the first trial that differs, or over all trials.
 
     `before_repeats` is False where `before` gave other values when run again. `simplified` is True
     where XLA:CPU could compile the programs only with its simplifier.
@@ -112,7 +109,6 @@ class RunAnswer:
     trials: int
     before_repeats: bool = True
     simplified: bool = False
-    style: str = Style.PLAIN.value
 
     @property
     def same(self) -> bool:
@@ -122,7 +118,7 @@ class RunAnswer:
     @staticmethod
     def of(fields: dict[str, Any]) -> RunAnswer:
         """The answer that has these fields."""
-        fields["outputs"] = tuple(_comparison(output) for output in fields["outputs"])
+        fields["outputs"] = tuple(comparison_of(output) for output in fields["outputs"])
         return RunAnswer(**fields)
 
 
@@ -135,12 +131,34 @@ def run_child(
     Raises ToolError, about the file that the child was busy with, when it does not.
     """
     devices = max(run.replicas * run.partitions for run in request.runs)
-    environment = _environment(devices, timeout, as_deployed=request.as_deployed)
-    outcome = child.ask(
-        _MODULE, directory, asdict(request), timeout, environment, runs_programs=True
-    )
+    # XLA:CPU drops a narrowing that a widening follows, so that moving an op would change values.
+    flags = [] if request.as_deployed else ["--xla_allow_excess_precision=false"]
+    names = {side: artifact.name for side, artifact in artifacts.items()}
+    answer = ask_child(_MODULE, directory, asdict(request), devices, names, timeout, flags)
+    return tuple(RunAnswer.of(fields) for fields in answer["runs"])
+
+
+def ask_child(
+    module: str,
+    directory: Path,
+    request: dict[str, Any],
+    devices: int,
+    names: Mapping[str, str],
+    timeout: float,
+    flags: Sequence[str],
+) -> dict[str, Any]:
+    """What a child answers that runs programs on virtual devices, compiled with XLA's `flags`.
+
+    `names` are the files of the sides that a `Stage` of it names; the caller's `XLA_FLAGS` overrule
+    `flags`. Raises ToolError, about the file that it was busy with, when there is no answer.
+    """
+    warned = max(1, int(seconds_to_meet(timeout) / 2))
+    # Warned of first, XLA names the collective and who is missing; `_STUCK` reads that.
+    all_flags = [f"--xla_cpu_collective_call_warn_stuck_timeout_seconds={warned}", *flags]
+    environment = virtual_devices(devices, timeout, all_flags)
+    outcome = child.ask(module, directory, request, timeout, environment, runs_programs=True)
     if outcome.answer is not None and not outcome.error:
-        return tuple(RunAnswer.of(fields) for fields in outcome.answer["runs"])
+        return outcome.answer
     stage = _read_stage(directory)
     if outcome.error:
         message = f"{_cannot(stage)}: {first_line(outcome.error)}"
@@ -149,22 +167,8 @@ def run_child(
     else:
         message = _died(stage, outcome.code, outcome.errors)
     error = ToolError(message)
-    error.input_name = artifacts[stage.side if stage else "before"].name
+    error.input_name = names[stage.side if stage else "before"]
     raise error
-
-
-def _environment(devices: int, timeout: float, *, as_deployed: bool) -> dict[str, str]:
-    """The child's environment: as many CPU devices as needed, and rounding that stays put.
-
-    XLA:CPU drops a narrowing that a widening follows, so that moving an op would change values:
-    hence no excess precision, unless `as_deployed`. `XLA_FLAGS` of the caller can overrule that.
-    """
-    warned = max(1, int(seconds_to_meet(timeout) / 2))
-    # Warned of first, XLA names the collective and who is missing; `_STUCK` reads that.
-    flags = [f"--xla_cpu_collective_call_warn_stuck_timeout_seconds={warned}"]
-    if not as_deployed:
-        flags.append("--xla_allow_excess_precision=false")
-    return virtual_devices(devices, timeout, flags)
 
 
 def _read_stage(directory: Path) -> Stage | None:
@@ -173,19 +177,22 @@ def _read_stage(directory: Path) -> Stage | None:
     return None if fields is None else Stage(**fields)
 
 
-def _run(fields: dict[str, Any]) -> Run:
+def run_of(fields: dict[str, Any]) -> Run:
+    """The run that has these fields."""
     for name in ("inputs", "outputs"):
-        fields[name] = tuple(_value(value) for value in fields[name])
+        fields[name] = tuple(value_of(value) for value in fields[name])
     fields["shared"] = tuple(tuple(instances) for instances in fields["shared"])
     return Run(**fields)
 
 
-def _value(fields: dict[str, Any]) -> Value:
+def value_of(fields: dict[str, Any]) -> Value:
+    """The value that has these fields."""
     fields["shape"] = tuple(fields["shape"])
     return Value(**fields)
 
 
-def _comparison(fields: dict[str, Any]) -> OutputComparison:
+def comparison_of(fields: dict[str, Any]) -> OutputComparison:
+    """The comparison that has these fields."""
     first: dict[str, Any] | None = fields["first"]
     if first is not None:
         first["index"] = tuple(first["index"])

@@ -72,22 +72,22 @@ def make_plan(
     Raises ToolError, with the name of the file that it is about, where they cannot be run or
     compared: signatures or device counts that differ, sizes or tokens that cannot be given.
     """
-    artifacts = _each(artifacts, lambda _, artifact: _with_plain_collectives(artifact, backend))
+    artifacts = each(artifacts, lambda _, artifact: _with_plain_collectives(artifact, backend))
     if backend == "cpu" and all(artifact.exported for artifact in artifacts.values()):
         return _plan_calls(artifacts)
     platform = cpu_index(artifacts)
     interpreted = backend == "interpreter"
-    modules = _each(
+    modules = each(
         artifacts, lambda _, artifact: runnable_module(artifact, platform, interpreted=interpreted)
     )
-    signatures = _each(artifacts, lambda side, _: module_signature(modules[side]))
-    signature = _agreed(artifacts, signatures)
-    grid = _common_grid(artifacts, modules)
+    signatures = each(artifacts, lambda side, _: module_signature(modules[side]))
+    signature = agreed(artifacts, signatures)
+    grid = common_grid(artifacts, modules)
     if interpreted:
         plan = _plan_interpretation(artifacts, modules, signature, grid)
     else:
         plan = _plan_modules(artifacts, modules, signature, grid)
-    inputs = _in_range(signature.inputs, ranges or argument_ranges(modules["before"]))
+    inputs = in_range(signature.inputs, ranges or argument_ranges(modules["before"]))
     return replace(plan, run=replace(plan.run, inputs=inputs))
 
 
@@ -105,18 +105,18 @@ def _with_plain_collectives(artifact: Artifact, backend: str) -> Artifact:
 
 
 def _plan_calls(artifacts: Mapping[Side, Artifact]) -> Plan:
-    signatures = _each(artifacts, lambda _, artifact: exported_signature(artifact))
-    signature = _agreed(artifacts, signatures)
-    counts = _each(artifacts, lambda _, artifact: _device_count(artifact))
-    _check_equal(artifacts, "number of devices", counts)
+    signatures = each(artifacts, lambda _, artifact: exported_signature(artifact))
+    signature = agreed(artifacts, signatures)
+    counts = each(artifacts, lambda _, artifact: _device_count(artifact))
+    check_equal(artifacts, "number of devices", counts)
     forms: dict[Side, Form] = dict.fromkeys(SIDES, "exported")
     shared = ((0,),) * len(signature.inputs)
     before = artifacts["before"]
-    inputs = _in_range(signature.inputs, _ranges_of_calls(before, len(signature.inputs)))
+    inputs = in_range(signature.inputs, ranges_of_calls(before, len(signature.inputs)))
     run = Run("cpu", forms, inputs, signature.outputs, 1, counts["before"], 1, shared)
     steering_inputs = [_input_of_call(before, i) for i in steering_arguments(before.module)]
     steering = tuple(index for index in steering_inputs if index is not None)
-    return Plan(run, _each(artifacts, lambda _, artifact: _flat_exported(artifact)), steering)
+    return Plan(run, each(artifacts, lambda _, artifact: _flat_exported(artifact)), steering)
 
 
 def _plan_modules(
@@ -125,15 +125,26 @@ def _plan_modules(
     signature: Signature,
     grid: ProcessGrid,
 ) -> Plan:
+    forms = common_forms(artifacts, modules, grid)
+    instances = grid.num_replicas if forms["before"] == "partitioned" else grid.size
+    return _plan("cpu", forms, modules, signature, grid, instances, bindings.write_bytecode)
+
+
+def common_forms(
+    artifacts: Mapping[Side, Artifact], modules: Mapping[Side, ir.Module], grid: ProcessGrid
+) -> dict[Side, Form]:
+    """Whether shardings divide the modules, or they are what each device runs.
+
+    Raises ToolError if one does and the other does not.
+    """
     forms: dict[Side, Form] = {
         side: "partitioned" if is_partitioned(module) else "per_device"
         for side, module in modules.items()
     }
     if grid.num_partitions > 1:
-        meanings = _each(artifacts, lambda side, _: _FORM_MEANINGS[forms[side]])
-        _check_equal(artifacts, "meaning of the inputs", meanings)
-    instances = grid.num_replicas if forms["before"] == "partitioned" else grid.size
-    return _plan("cpu", forms, modules, signature, grid, instances, bindings.write_bytecode)
+        meanings = each(artifacts, lambda side, _: _FORM_MEANINGS[forms[side]])
+        check_equal(artifacts, "meaning of the inputs", meanings)
+    return forms
 
 
 def _plan_interpretation(
@@ -142,8 +153,8 @@ def _plan_interpretation(
     signature: Signature,
     whole: ProcessGrid,
 ) -> Plan:
-    grids = _each(artifacts, lambda side, _: interpreter_grid(modules[side], whole))
-    _check_equal(artifacts, "number of devices", _each(artifacts, lambda s, _: grids[s].size))
+    grids = each(artifacts, lambda side, _: interpreter_grid(modules[side], whole))
+    check_equal(artifacts, "number of devices", each(artifacts, lambda s, _: grids[s].size))
     grid = grids["before"]
     forms: dict[Side, Form] = dict.fromkeys(SIDES, "interpreter")
 
@@ -172,13 +183,13 @@ def _plan(
         grid.num_replicas,
         grid.num_partitions,
         instances,
-        _shared(modules, signature, grid, instances),
+        shared(modules, signature, grid, instances),
     )
     programs: dict[Side, bytes] = {side: encode(module) for side, module in modules.items()}
     return Plan(run, programs, tuple(steering_arguments(before)))
 
 
-def _ranges_of_calls(artifact: Artifact, count: int) -> list[Range]:
+def ranges_of_calls(artifact: Artifact, count: int) -> list[Range]:
     """The range of each input of a jax.export artifact."""
     ranges = [Range()] * count
     for argument, range_ in enumerate(argument_ranges(artifact.module)):
@@ -198,14 +209,14 @@ def _input_of_call(artifact: Artifact, argument: int) -> int | None:
     return kept[position] if position >= 0 else None
 
 
-def _in_range(inputs: Sequence[Value], ranges: Sequence[Range]) -> tuple[Value, ...]:
+def in_range(inputs: Sequence[Value], ranges: Sequence[Range]) -> tuple[Value, ...]:
     return tuple(
         replace(value, sign=range_.sign, below=range_.below)
         for value, range_ in zip(inputs, ranges, strict=True)
     )
 
 
-def _shared(
+def shared(
     modules: Mapping[Side, ir.Module], signature: Signature, grid: ProcessGrid, instances: int
 ) -> tuple[tuple[int, ...], ...]:
     """What either program says is the same on several devices is."""
@@ -216,7 +227,7 @@ def _shared(
     )
 
 
-def _agreed(artifacts: Mapping[Side, Artifact], signatures: Mapping[Side, Signature]) -> Signature:
+def agreed(artifacts: Mapping[Side, Artifact], signatures: Mapping[Side, Signature]) -> Signature:
     """The signature of `before`, with the names that only `after` knows."""
     before, after = signatures["before"], signatures["after"]
     names = (artifacts["before"].name, artifacts["after"].name)
@@ -233,12 +244,12 @@ def _agreed(artifacts: Mapping[Side, Artifact], signatures: Mapping[Side, Signat
     return Signature(before.inputs, outputs)
 
 
-def _common_grid(
+def common_grid(
     artifacts: Mapping[Side, Artifact], modules: Mapping[Side, ir.Module]
 ) -> ProcessGrid:
     """What the modules state; what their collectives speak of, where neither states anything."""
-    stated = _each(artifacts, lambda side, _: stated_grid(modules[side]))
-    spoken = _each(artifacts, lambda side, _: stated[side] or inferred_grid(modules[side]))
+    stated = each(artifacts, lambda side, _: stated_grid(modules[side]))
+    spoken = each(artifacts, lambda side, _: stated[side] or inferred_grid(modules[side]))
     before, after = spoken["before"], spoken["after"]
     larger = ProcessGrid(
         max(before.num_replicas, after.num_replicas),
@@ -246,8 +257,8 @@ def _common_grid(
     )
     known = {grid for grid in stated.values() if grid is not None}
     if known and known != {larger}:
-        counts = _each(artifacts, lambda side, _: _grid_text(spoken[side]))
-        _check_equal(artifacts, "number of devices", counts)
+        counts = each(artifacts, lambda side, _: _grid_text(spoken[side]))
+        check_equal(artifacts, "number of devices", counts)
     return larger
 
 
@@ -322,9 +333,7 @@ def _flat_exported(artifact: Artifact) -> bytes:
         raise ToolError(f"jax.export cannot serialize this: {first_line(str(error))}") from None
 
 
-def _check_equal[T](
-    artifacts: Mapping[Side, Artifact], what: str, values: Mapping[Side, T]
-) -> None:
+def check_equal[T](artifacts: Mapping[Side, Artifact], what: str, values: Mapping[Side, T]) -> None:
     if values["before"] == values["after"]:
         return
     places = [f"{values[side]} in {artifacts[side].name}" for side in SIDES]
@@ -332,7 +341,7 @@ def _check_equal[T](
     raise _named(error, artifacts["after"])
 
 
-def _each[T](
+def each[T](
     artifacts: Mapping[Side, Artifact], function: Callable[[Side, Artifact], T]
 ) -> dict[Side, T]:
     """Calls a function for both sides; a ToolError that it raises is about that side's file."""

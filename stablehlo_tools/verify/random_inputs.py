@@ -16,7 +16,6 @@ from stablehlo_tools.verify.element_types import Array, ElementType, Kind, real_
 
 SPECIAL_SHARE = 1 / 8
 _LEAST = 1 / 64  # of what must not be zero
-_NUDGE = 2.0**-50  # of a value
 
 
 class Specials(enum.Enum):
@@ -60,39 +59,6 @@ def random_array(
         chosen.flat[rng.integers(chosen.size)] = True
     picked = table[rng.integers(len(table), size=shape)]
     return np.asarray(np.where(chosen, picked, values), element.dtype)
-
-
-class Style(enum.Enum):
-    """Where the floats of all inputs lie. One after another is tried, where a program makes nothing
-    but NaNs and infinities of the plain ones."""
-
-    PLAIN = "plain"
-    SMALL = "small"
-    POSITIVE = "positive"
-    NEAR_ONE = "near one"
-    SMALL_POSITIVE = "small and positive"
-
-
-def styled(values: Array, element: ElementType, style: Style) -> Array:
-    """Random values of a style; integers and complex numbers as they are."""
-    if style is Style.PLAIN or element.kind is not Kind.FLOAT:
-        return values
-    wide = values.astype(np.float64)
-    if style is Style.NEAR_ONE:
-        wide = 1 + wide / 16
-    if style in (Style.POSITIVE, Style.SMALL_POSITIVE):
-        wide = np.abs(wide)
-    if style in (Style.SMALL, Style.SMALL_POSITIVE):
-        wide = wide / 16
-    return np.asarray(wide).astype(element.dtype)
-
-
-def nudged(values: Array, element: ElementType, key: tuple[int, ...]) -> Array:
-    """Floats and complex numbers, each moved up or down by a few units in its last place."""
-    if element.name not in ("f64", "complex<f64>"):
-        return values
-    signs = np.random.default_rng(key).integers(2, size=values.shape) * 2 - 1
-    return np.asarray(values * (1 + _NUDGE * signs), element.dtype)
 
 
 def put_in_range(values: Array, element: ElementType, sign: Sign, below: int) -> Array:

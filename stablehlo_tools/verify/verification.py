@@ -1,11 +1,13 @@
 """Whether two artifacts compute the same values, found out by running both on random inputs.
 
-The programs run in one child process, on as many virtual CPU devices as they need. Agreement on
-random inputs is strong evidence, and no more: see `Verification.vacuous`.
+Both compute modulo a prime instead of in floats, so that nothing is rounded and no tolerance is
+needed; or in floats, if the options ask for that or an op has no form in the field. They run in one
+child process, on as many virtual CPU devices as they need.
 """
 
 from __future__ import annotations
 
+import math
 import tempfile
 import time
 from collections.abc import Mapping
@@ -17,23 +19,31 @@ from stablehlo_tools.analysis.argument_ranges import Range
 from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.diagnostics import ToolError, note
 from stablehlo_tools.verify.comparison import BITWISE, Difference, OutputComparison, Rule
+from stablehlo_tools.verify.exact.constants import UnmappedError
+from stablehlo_tools.verify.exact.programs import plan_in_field
+from stablehlo_tools.verify.exact.verification import run_in_field
 from stablehlo_tools.verify.job import Request, Run, RunAnswer, Side, run_child
 from stablehlo_tools.verify.plan import Plan, make_plan, no_input
 from stablehlo_tools.verify.signatures import Value, uncounted
 
 Backend = Literal["cpu", "interpreter", "both"]
+# auto: exact, or in floats if an op has no form in the field. exact: refused then.
+Arithmetic = Literal["auto", "exact", "floats"]
 
 
 @dataclass(frozen=True)
 class Options:
-    """How to verify: `timeout` is for everything, in seconds; `rule` says when elements agree.
+    """How to verify: `timeout` is for everything, in seconds; `trials` is how many sets of inputs.
 
-    `fixed` gives inputs, by number, one value in every element instead of random ones.
-    `as_deployed` lets XLA:CPU fuse and simplify; rounding then moves with what it makes of them.
-    `ranges` are those of the arguments of bare modules, where `before` does not show them itself.
-    `conditioned`: a difference beyond a tolerance counts as rounding where nudging the inputs of
-    `before` by a few units in the last place of f64 moves that output as far.
+    `fixed` gives inputs, by number, one value in every element instead of random ones. `ranges` are
+    those of the arguments of bare modules, if `before` does not show them itself. `partitioned`:
+    also compares `before` as XLA's partitioner divides it with what it means.
+
+    Only floats have a `rule` that says when elements agree, `specials`, and a `backend`;
+    `as_deployed` lets XLA:CPU fuse and simplify, and rounding then follows what it makes of ops.
     """
+
+    arithmetic: Arithmetic = "auto"
 
     seed: int = 0
     trials: int = 3
@@ -44,13 +54,28 @@ class Options:
     fixed: Mapping[int, float] = field(default_factory=dict[int, float])
     as_deployed: bool = False
     ranges: tuple[Range, ...] = ()
-    conditioned: bool = False
+    partitioned: bool = True
+
+    @property
+    def asks_for_floats(self) -> bool:
+        """Whether something is asked that only floats have."""
+        return (
+            self.arithmetic == "floats"
+            or self.rule != BITWISE
+            or self.specials
+            or self.as_deployed
+            or self.backend != "cpu"
+            or any(map(_is_special, self.fixed.values()))
+        )
+
+
+def _is_special(number: float) -> bool:
+    return not math.isfinite(number) or (number == 0 and math.copysign(1, number) < 0)
 
 
 @dataclass(frozen=True)
 class Output:
-    """One output and how it compares; `shape` is that of one replica's or device's value, and
-    `rounding` the largest difference beyond the rule that was taken for rounding."""
+    """One output and how it compares; `shape` is that of one replica's or device's value."""
 
     index: int
     name: str
@@ -61,16 +86,36 @@ class Output:
     max_abs_difference: float | int | None
     first: Difference | None
     finite: int
-    rounding: float = 0.0
+
+
+@dataclass(frozen=True)
+class Exactness:
+    """What belongs to an answer in exact arithmetic.
+
+    `degree` is that of the programs as polynomials of their inputs, None if it reaches the `prime`.
+    `not_entered` are the branches and loops of either program that no input entered, of as many as
+    `branches` says. `wrongly_partitioned` are the outputs that XLA's partitioner gets wrong.
+    """
+
+    prime: int
+    degree: int | None
+    branches: Mapping[Side, int]
+    not_entered: Mapping[Side, tuple[str, ...]]
+    wrongly_partitioned: Mapping[Side, tuple[int, ...]]
+
+    def chance(self, inputs: int) -> float | None:
+        """At most how probable it is that an element agrees in programs that differ, if hashes are
+        random functions; None without a degree."""
+        return None if self.degree is None else (self.degree / self.prime) ** inputs
 
 
 @dataclass(frozen=True)
 class Verification:
-    """The answer. `trials` counts those that were run; the last one differs where not `same`.
+    """The answer. `trials` counts the inputs that were run; the last one differs where not `same`.
 
-    `vacuous` are outputs that were NaN, infinite or no more than rounding everywhere in every
-    trial: they were not compared, for agreement shows nothing. `inputs` is the style of the random
-    inputs.
+    `exact` is None where floats were compared, and `in_floats` says why, if an op had no form in
+    the field. `vacuous` are outputs that are zero for all inputs or, in floats, NaN or infinite
+    everywhere: agreement shows nothing about them.
     `before_repeats` is False where `before` did not even agree with itself. `simplified` is True
     where XLA:CPU has no form for the programs without its simplifier, which moves rounding.
     """
@@ -85,18 +130,14 @@ class Verification:
     vacuous: tuple[int, ...] = ()
     before_repeats: bool = True
     simplified: bool = False
-    inputs: str = "plain"
     steering: tuple[str, ...] = ()
+    exact: Exactness | None = None
+    in_floats: str = ""
 
     @property
     def compared(self) -> tuple[Output, ...]:
         """The outputs that agreement shows something about."""
         return tuple(o for o in self.outputs if o.index not in self.vacuous)
-
-    @property
-    def rounded(self) -> tuple[Output, ...]:
-        """The outputs that differ beyond the rule, and no further than rounding moves them."""
-        return tuple(output for output in self.outputs if output.rounding)
 
     @property
     def elements(self) -> int:
@@ -114,12 +155,17 @@ class Verification:
             "outputs": [asdict(output) for output in self.outputs],
             "compared": len(self.compared),
             "vacuous": list(self.vacuous),
-            "inputs": self.inputs,
+            "kind": "floats" if self.exact is None else "exact",
+            "in_floats": self.in_floats,
+            "exact": None if self.exact is None else self._exact_json(self.exact),
             "hints": list(self.steering),
             "before_repeats": self.before_repeats,
             "simplified": self.simplified,
             "seconds": round(self.seconds, 3),
         }
+
+    def _exact_json(self, exact: Exactness) -> dict[str, Any]:
+        return {**asdict(exact), "chance": exact.chance(self.trials)}
 
 
 def verify_artifacts(
@@ -127,20 +173,72 @@ def verify_artifacts(
 ) -> Verification:
     """Runs both artifacts on the same random inputs and compares every output on every device.
 
-    Raises ToolError for artifacts that cannot be run or compared, and for a run that hangs.
+    Raises ToolError for artifacts that cannot be run or compared, and for a run that hangs;
+    UnmappedError for an op that has no form in exact arithmetic, if that was asked for.
     """
     options = options or Options()
-    started = time.monotonic()
     artifacts: Mapping[Side, Artifact] = {"before": before, "after": after}
     for artifact in artifacts.values():
         artifact.check_values_known()
+    if options.asks_for_floats:
+        return _in_floats(artifacts, options)
+    try:
+        return _in_field(artifacts, options)
+    except UnmappedError as error:
+        if options.arithmetic == "exact":
+            raise
+        place = str(error.diagnostic.place)
+        why = f"{error.diagnostic.message}{f' at {place}' if place else ''}"
+        return replace(_in_floats(artifacts, options), in_floats=why)
+
+
+def _in_field(artifacts: Mapping[Side, Artifact], options: Options) -> Verification:
+    started = time.monotonic()
+    plan = plan_in_field(artifacts, options.ranges, partitioned=options.partitioned)
+    inputs = plan.signature.inputs
+    first = uncounted(inputs)
+    _check_fixed(options.fixed, len(inputs) - first)
+    fixed = {first + index: value for index, value in options.fixed.items()}
+    answer = run_in_field(artifacts, plan, fixed, options.seed, options.trials, options.timeout)
+    outputs = tuple(
+        _output(i, value, comparison)
+        for i, (value, comparison) in enumerate(
+            zip(plan.signature.outputs, answer.outputs, strict=True)
+        )
+    )
+    same = not any(output.differing for output in outputs)
+    return Verification(
+        same=same,
+        rule=options.rule,
+        backend="cpu",
+        trials=answer.inputs,
+        devices=plan.devices,
+        seconds=time.monotonic() - started,
+        outputs=outputs,
+        vacuous=tuple(i for i in answer.zero if outputs[i].elements) if same else (),
+        exact=Exactness(
+            plan.field.prime,
+            None,
+            answer.branches,
+            answer.not_entered,
+            answer.wrongly_partitioned,
+        ),
+    )
+
+
+def _check_fixed(fixed: Mapping[int, float], count: int) -> None:
+    for index, value in fixed.items():
+        if index >= count:
+            raise no_input(index, value, count)
+
+
+def _in_floats(artifacts: Mapping[Side, Artifact], options: Options) -> Verification:
+    started = time.monotonic()
     backends = ("cpu", "interpreter") if options.backend == "both" else (options.backend,)
     plans = [make_plan(artifacts, backend, options.ranges) for backend in backends]
     first = uncounted(plans[0].run.inputs)
     count = min(len(plan.run.inputs) for plan in plans) - first
-    for index in options.fixed:
-        if index >= count:
-            raise no_input(index, options.fixed[index], count)
+    _check_fixed(options.fixed, count)
     request = Request(
         tuple(plan.run for plan in plans),
         options.rule,
@@ -149,7 +247,6 @@ def verify_artifacts(
         options.specials,
         {str(first + index): value for index, value in options.fixed.items()},
         options.as_deployed,
-        options.conditioned,
     )
     with tempfile.TemporaryDirectory(prefix="stablehlo-tools-") as path:
         directory = Path(path)
@@ -200,7 +297,6 @@ def _verification(
         vacuous=tuple(i for i, comparison in enumerate(answer.outputs) if comparison.shows_nothing),
         before_repeats=answer.before_repeats,
         simplified=answer.simplified,
-        inputs=answer.style,
         steering=() if answer.same else hints,
     )
 
@@ -216,5 +312,4 @@ def _output(index: int, value: Value, comparison: OutputComparison) -> Output:
         comparison.max_abs_difference,
         comparison.first,
         comparison.finite,
-        comparison.rounding,
     )

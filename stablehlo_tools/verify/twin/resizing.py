@@ -15,12 +15,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.dialect.custom_calls import is_annotation
 from stablehlo_tools.dialect.dimension_numbers import conv_numbers, gather_numbers, scatter_numbers
 from stablehlo_tools.dialect.dimensions import integer, integers
 from stablehlo_tools.dialect.names import (
-    BITCAST_CONVERT,
-    CUSTOM_CALL,
     DYNAMIC_SLICE,
     DYNAMIC_UPDATE_SLICE,
     GATHER,
@@ -30,31 +27,21 @@ from stablehlo_tools.dialect.names import (
     SLICE,
 )
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of, write_reducer
-from stablehlo_tools.ir.values import CONSTANTS, is_float, maker_of, splat_element, stand_in
+from stablehlo_tools.ir.values import CONSTANTS, maker_of, splat_element
 from stablehlo_tools.ir.walk import FUNCTION, ops_where, terminator
 from stablehlo_tools.verify.twin.extents import Extent
 from stablehlo_tools.verify.twin.relations import Dimensions, is_cumulative
 
-_REDUCE_PRECISION = "stablehlo.reduce_precision"
 
-
-def resize(module: ir.Module, dims: Dimensions, *, wide: bool = False) -> None:
-    """Gives all values of a module the sizes that the twin has, in place.
-
-    With `wide`, floats become f64: what sums of another order differ in is then next to nothing.
-    """
-    narrow = _fence(module, dims) if wide else None
+def resize(module: ir.Module, dims: Dimensions) -> None:
+    """Gives all values of a module the sizes that the twin has, in place."""
     for op in ops_where(module.operation, lambda op: True):
         for region in op.regions:
             for block in region.blocks:
                 for argument in block.arguments:
-                    _retype(argument, dims, narrow)
+                    _retype(argument, dims)
         for result in op.results:
-            _retype(result, dims, narrow)
-        if wide and op.name == _REDUCE_PRECISION:
-            op.results[0].replace_all_uses_with(op.operands[0])
-        if wide and "algorithm" in op.attributes:
-            del op.attributes["algorithm"]
+            _retype(result, dims)
         if op.name in _RESIZED:
             _RESIZED[op.name](op, dims, Builder(ir.InsertionPoint(op), op.location))
     for function in module.body.operations:
@@ -62,52 +49,12 @@ def resize(module: ir.Module, dims: Dimensions, *, wide: bool = False) -> None:
             _retype_function(function.operation)
 
 
-def _retype(value: ir.Value, dims: Dimensions, narrow: set[ir.Value] | None) -> None:
-    """`narrow` are values that stay as wide as they are; without it all do."""
+def _retype(value: ir.Value, dims: Dimensions) -> None:
     if not isinstance(value.type, ir.RankedTensorType):
         return
     sizes = [extent.reduced for extent in dims.of(value)]
-    element = element_of(value)
-    if narrow is not None and value not in narrow:
-        element = _wide(element)
-    if sizes != shape_of(value) or element != element_of(value):
-        value.set_type(_tensor(sizes, element))
-
-
-def _wide(element: ir.Type) -> ir.Type:
-    if isinstance(element, ir.FloatType):
-        return ir.F64Type.get(element.context)
-    if isinstance(element, ir.ComplexType):
-        return ir.ComplexType.get(ir.F64Type.get(element.context))
-    return element
-
-
-def _fence(module: ir.Module, dims: Dimensions) -> set[ir.Value]:
-    """Puts converts around what is about the bits of floats, or takes some types only; these are
-    the values between them."""
-    narrow: set[ir.Value] = set()
-    for op in ops_where(module.operation, _is_of_bits):
-        builder = Builder(ir.InsertionPoint(op), op.location)
-        for number, value in enumerate(op.operands):
-            if is_float(value.type):
-                narrowed = builder.op("convert", [value], value.type)
-                dims.liken(narrowed, value)
-                op.operands[number] = narrowed
-                narrow.add(narrowed)
-        builder = Builder(ir.InsertionPoint.after(op), op.location)
-        for result in op.results:
-            if is_float(result.type):
-                widened = builder.op("convert", [result], result.type)
-                dims.liken(widened, result)
-                stand_in(result, widened)
-                narrow.add(result)
-    return narrow
-
-
-def _is_of_bits(op: ir.Operation) -> bool:
-    if op.name in CONSTANTS:  # a table is converted when the program runs
-        return is_float(op.results[0].type) and splat_element(op) is None
-    return op.name == BITCAST_CONVERT or (op.name == CUSTOM_CALL and not is_annotation(op))
+    if sizes != shape_of(value):
+        value.set_type(_tensor(sizes, element_of(value)))
 
 
 def _tensor(sizes: Sequence[int], element: ir.Type) -> ir.Type:
@@ -138,9 +85,6 @@ def _constant(op: ir.Operation, dims: Dimensions, builder: Builder) -> None:
     type_ = op.results[0].type
     splat = splat_element(op)
     if splat is not None:
-        element = element_of(op.results[0])
-        if isinstance(element, ir.FloatType):
-            splat = ir.FloatAttr.get(element, ir.FloatAttr(splat).value, loc=op.location)
         op.attributes["value"] = ir.DenseElementsAttr.get_splat(type_, splat)
         return
     extents = dims.of(op.results[0])

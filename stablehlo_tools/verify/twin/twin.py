@@ -58,9 +58,8 @@ class Twin:
         return {size: tuple(sorted(found[size])) for size in sorted(found, reverse=True)}
 
 
-def twins(before: Artifact, after: Artifact, bytes_limit: int, *, wide: bool = False) -> Twin:
-    """Both programs, resized together so that each runs in so many bytes; `wide` ones compute all
-    floats in f64, where sums of another order are the same but for very little.
+def twins(before: Artifact, after: Artifact, bytes_limit: int) -> Twin:
+    """Both programs, resized together so that each runs in so many bytes.
 
     Raises ToolError where the programs do not take and give the same shapes, or where what has to
     keep its size takes more.
@@ -76,7 +75,7 @@ def twins(before: Artifact, after: Artifact, bytes_limit: int, *, wide: bool = F
     }
     of_ends = [dims.of(value) for value in ends]
     for artifact in small:
-        resize(artifact.module, dims, wide=wide)
+        resize(artifact.module, dims)
         try:
             artifact.module.operation.verify()
         except ir.MLIRError as error:

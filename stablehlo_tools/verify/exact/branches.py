@@ -1,0 +1,65 @@
+"""Which branches and loops of a program its inputs enter, counted while it runs.
+
+Each predicate or index passes through the host, which remembers its values:
+
+    "stablehlo.if"(%p)  ==>  %q = stablehlo.custom_call @field_host(%n, %p); "stablehlo.if"(%q)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass
+from typing import Any
+
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.names import CASE, IF, WHILE
+from stablehlo_tools.ir.builder import Builder
+from stablehlo_tools.ir.values import named
+from stablehlo_tools.ir.walk import ops_named, terminator
+from stablehlo_tools.verify.exact.host_functions import PROBE, HostFunction, write_call
+
+
+@dataclass(frozen=True)
+class Branching:
+    """An op that chooses what runs, by the number of its probe: `choices` are the values that its
+    predicate or index may have."""
+
+    probe: int
+    what: str
+    choices: tuple[int, ...]
+
+    @staticmethod
+    def of(fields: dict[str, Any]) -> Branching:
+        """The branching that has these fields."""
+        return Branching(fields["probe"], fields["what"], tuple(fields["choices"]))
+
+    def missing(self, seen: Mapping[int, Set[int]]) -> list[str]:
+        """What no input entered, in words."""
+        values = seen.get(self.probe, set())
+        if self.what.startswith("while"):
+            return [] if 1 in values else [f"the loop {self.what}"]
+        if self.what.startswith("if"):
+            sides = {1: "true", 0: "false"}
+            return [f"{sides[c]} of {self.what}" for c in self.choices if c not in values]
+        last = self.choices[-1]  # which is entered by any index out of range
+        entered = {value if 0 <= value <= last else last for value in values}
+        return [f"branch {c} of {self.what}" for c in self.choices if c not in entered]
+
+
+def write_probes(module: ir.Module, functions: list[HostFunction]) -> list[Branching]:
+    """Lets each predicate and index pass through the host, in place; adds to its functions."""
+    branchings: list[Branching] = []
+    for op in ops_named(module.operation, (IF, CASE, WHILE)):
+        if op.name == WHILE:
+            holder = terminator(op.regions[0].blocks[0])
+            choices: Sequence[int] = (1,)
+        else:
+            holder = op
+            choices = range(len(op.regions)) if op.name == CASE else (1, 0)
+        builder = Builder(ir.InsertionPoint(holder), op.location)
+        value, number = holder.operands[0], len(functions)
+        function, [passed] = write_call(PROBE, PROBE, [value], [value], builder, number, {})
+        functions.append(function)
+        holder.operands[0] = passed
+        branchings.append(Branching(number, named(op), tuple(choices)))
+    return branchings

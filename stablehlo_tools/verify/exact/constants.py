@@ -1,0 +1,79 @@
+"""The numbers that a constant of floats, complex or quantized numbers holds, of any element type.
+
+NumPy reads few of MLIR's element types from an attribute, so its text is read.
+"""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.ir.values import CONSTANTS, producer
+from stablehlo_tools.verify.element_types import Array, element_type
+
+_DENSE = re.compile(r'value = dense<("0x[0-9A-Fa-f]*"|[^>]*)>')
+_QUANTIZED = re.compile(r"!quant\.uniform<\w+(?:<.*?>)?:\w+, ([-+.e\d]+)(?::(-?\d+))?>")
+_SPREADING = ("stablehlo.broadcast_in_dim", "stablehlo.reshape", "stablehlo.convert")
+
+
+class UnmappedError(ToolError):
+    """An op that has no form in the field; programs with it are compared in floats."""
+
+
+def elements_of(op: ir.Operation, type_: ir.RankedTensorType | None = None) -> Array:
+    """The numbers of a constant of floats, complex or quantized numbers: float64 or complex128, one
+    of them if all are the same. `type_` is the type that it had before the mapping."""
+    type_ = type_ or ir.RankedTensorType(op.results[0].type)
+    name = str(type_.element_type)
+    found = _DENSE.search(str(op.get_asm(print_generic_op_form=True, large_elements_limit=None)))
+    assert found is not None, "a dense constant"
+    body = found[1]
+    if name.startswith("!quant."):
+        return _dequantized(body, name)
+    element = element_type(name)
+    assert element is not None, name
+    numbers = _parsed(body, element.dtype)
+    return numbers.reshape(type_.shape) if numbers.size > 1 else numbers
+
+
+def _parsed(body: str, dtype: np.dtype) -> Array:
+    """Numbers as MLIR prints them: a string of all bytes, or words, where those that have no
+    decimal form are bit patterns."""
+    wide = np.complex128 if dtype.kind == "c" else np.float64
+    if body.startswith('"'):
+        return np.frombuffer(bytes.fromhex(body[3:-1]), dtype).astype(wide)
+    part = np.dtype(f"f{dtype.itemsize // 2}") if dtype.kind == "c" else dtype
+
+    def number(word: str) -> float:
+        if word.startswith("0x"):
+            pattern = np.array([int(word, 16)], f"u{part.itemsize}")
+            return float(pattern.view(part)[0].astype(np.float64))
+        return float(np.float64(word).astype(part).astype(np.float64))
+
+    numbers = np.array([number(word) for word in re.findall(r"[^\[\](),\s]+", body)])
+    return numbers.view(np.complex128) if dtype.kind == "c" else numbers
+
+
+def _dequantized(body: str, name: str) -> Array:
+    parts = _QUANTIZED.fullmatch(name)
+    words = re.findall(r"-?\d+", body)
+    if parts is None or parts[3] or "{" in parts[4]:
+        raise UnmappedError(f"constants of {name}")
+    scale, _, zero = parts[4].partition(":")
+    return (np.array([int(word) for word in words], np.float64) - int(zero or 0)) * float(scale)
+
+
+def splat_constant(value: ir.Value) -> ir.Operation | None:
+    """The constant of one number that a value is, broadcast or converted; None if it is not."""
+    op = producer(value)
+    while op is not None and op.name in _SPREADING:
+        op = producer(op.operands[0])
+    if op is None or op.name not in CONSTANTS or len(op.results) != 1:
+        return None
+    if isinstance(ir.RankedTensorType(op.results[0].type).element_type, ir.ComplexType):
+        return None
+    attribute = op.attributes["value"]
+    return op if ir.DenseElementsAttr(attribute).is_splat else None

@@ -1,0 +1,187 @@
+"""Arithmetic modulo a prime: the numbers that stand for floats when two programs are compared.
+
+A float is a fraction m * 2**e, so it has a residue modulo any odd prime. Residues are centred, in
+[-half, half], and so they have a sign and an order. Pure NumPy.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from stablehlo_tools.verify.element_types import Array
+
+_LARGEST = 2**24  # so that a product of two residues has at most 48 bits
+_TRIED_NUMBERS = 8_000
+_TRIED_CONSTANTS = 40
+_LEAST_EXPONENT, _EXPONENTS = -1140, 2200  # of the floats m * 2**e with an integer m below 2**53
+_NAN = 1_234_567
+_MULTIPLIER, _FINAL_MULTIPLIER = 0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93
+_WORD = 2**64
+
+
+@dataclass(frozen=True)
+class Field:
+    """The integers modulo a prime below 2**24."""
+
+    prime: int
+
+    @property
+    def half(self) -> int:
+        """The largest centred residue."""
+        return (self.prime - 1) // 2
+
+    @property
+    def shift(self) -> int:
+        """A multiple of the prime, plus `half`, that makes any x with |x| < 2**62 positive:
+        remainder(x + shift, prime) - half is x, centred."""
+        return self.half + self.prime * (2**62 // self.prime)
+
+    def centred(self, values: Array) -> Array:
+        """The centred residues of 64-bit integers."""
+        residues = np.mod(values, self.prime)
+        return np.where(residues > self.half, residues - self.prime, residues)
+
+    def residue(self, number: float) -> int:
+        """The centred residue of one float."""
+        return int(self.residues(np.asarray(number, np.float64)))
+
+    def residues(self, floats: Array) -> Array:
+        """The centred residues of floats, as int64. Infinities are the ends of the range, and a NaN
+        is a number like any other."""
+        wide = np.asarray(floats, np.float64)
+        finite = np.isfinite(wide)
+        fractions, exponents = np.frexp(np.where(finite, wide, 0.0))
+        integers = np.mod((fractions * 2.0**53).astype(np.int64), self.prime)
+        scales = self._powers_of_two[exponents - 53 - _LEAST_EXPONENT]
+        residues = self.centred(integers * scales)
+        ends = np.where(wide > 0, self.half, -self.half)
+        return np.where(finite, residues, np.where(np.isnan(wide), _NAN % self.half, ends))
+
+    @cached_property
+    def _powers_of_two(self) -> Array:
+        power = pow(pow(2, -1, self.prime), -_LEAST_EXPONENT, self.prime)
+        powers: list[int] = []
+        for _ in range(_EXPONENTS):
+            powers.append(power)
+            power = 2 * power % self.prime
+        return np.array(powers, np.int64)
+
+    def inverse(self, number: int) -> int:
+        """The centred residue whose product with a number is 1; 0 for 0."""
+        return int(self.centred(np.asarray(pow(number, self.prime - 2, self.prime))))
+
+    def random(self, rng: np.random.Generator, shape: Sequence[int]) -> Array:
+        """Uniform centred residues."""
+        return rng.integers(-self.half, self.half, size=shape, endpoint=True)
+
+    def root_of_unity(self, order: int) -> tuple[int, int]:
+        """A complex residue (real, imaginary) of this order whose inverse is its conjugate.
+
+        The prime must be one of `choose_field` for this order.
+        """
+        for real in range(2, self.prime):  # (1 + ri)/(1 - ri) has the norm 1 for each real r
+            scale = pow(1 + real * real, -1, self.prime)
+            unit = ((1 - real * real) * scale % self.prime, 2 * real * scale % self.prime)
+            root = self._complex_power(unit, (self.prime + 1) // order)
+            if all(self._complex_power(root, order // q) != (1, 0) for q in _prime_factors(order)):
+                return root
+        raise AssertionError(f"there is no root of the order {order}")
+
+    def _complex_power(self, base: tuple[int, int], exponent: int) -> tuple[int, int]:
+        power = (1, 0)
+        while exponent:
+            if exponent % 2:
+                power = self._complex_product(power, base)
+            base = self._complex_product(base, base)
+            exponent //= 2
+        return power
+
+    def _complex_product(self, one: tuple[int, int], other: tuple[int, int]) -> tuple[int, int]:
+        real = one[0] * other[0] - one[1] * other[1]
+        imaginary = one[0] * other[1] + one[1] * other[0]
+        return real % self.prime, imaginary % self.prime
+
+    def fourier_matrix(self, size: int) -> tuple[Array, Array]:
+        """The real and imaginary parts of root**(j * k), centred: shape [size, size] each."""
+        root, power = self.root_of_unity(size), (1, 0)
+        powers = np.empty((size, 2), np.int64)
+        for exponent in range(size):
+            powers[exponent] = power
+            power = self._complex_product(power, root)
+        table = self.centred(powers)[np.outer(np.arange(size), np.arange(size)) % size]
+        return table[..., 0], table[..., 1]
+
+
+def choose_field(compared: Iterable[float], fourier_sizes: Iterable[int] = ()) -> Field | None:
+    """The field that keeps the sign and the order of most constants that a program compares with.
+
+    With another prime, `0 <= u < 0.9` could hold for no residue, and a dropout mask would let
+    nothing through. Each of `fourier_sizes` gets a root of unity; None if no prime has them all.
+    """
+    constants = sorted({0.0, *compared}, key=lambda c: (abs(c), c))[:_TRIED_CONSTANTS]
+    constants.sort()
+    order = math.lcm(4 if fourier_sizes else 1, *fourier_sizes)
+    # A norm-1 complex residue of an order exists if that divides p + 1, and -1 is no square.
+    step = max(2, order)
+    spread = step * max(1, _LARGEST // 2 // step // _TRIED_NUMBERS)
+    first = _LARGEST // step * step - 1
+    fields = [Field(n) for n in range(first, _LARGEST // 2, -spread) if _is_prime(n)]
+    if not fields or len(constants) == 1:
+        return fields[0] if fields else None
+
+    def concordance(field: Field) -> tuple[int, int]:
+        residues = field.residues(np.array(constants))
+        signs = int((np.sign(residues) == np.sign(constants)).sum())
+        return signs, int(np.triu(residues[:, None] < residues[None, :], 1).sum())
+
+    return max(fields, key=concordance)
+
+
+@dataclass(frozen=True)
+class Hash:
+    """An uninterpreted function: a mixing hash of 64-bit integers, named so that two functions
+    differ. `ir_hash` in the field builder computes the same on tensors."""
+
+    name: str
+
+    @property
+    def salt(self) -> int:
+        """A number below 2**62 that depends on the name alone."""
+        digest = hashlib.blake2b(self.name.encode(), digest_size=8).digest()
+        return int.from_bytes(digest, "little") >> 2
+
+    @property
+    def multipliers(self) -> tuple[int, int]:
+        """The factor after each operand, and the last one."""
+        return _MULTIPLIER, _FINAL_MULTIPLIER
+
+    def of(self, field: Field, numbers: Sequence[int]) -> int:
+        """The hash of some numbers, in [-half, half]."""
+        state = self.salt
+        for number in numbers:
+            state = (state ^ number % _WORD) * _MULTIPLIER % _WORD
+            state ^= state >> 29
+        state = state * _FINAL_MULTIPLIER % _WORD
+        return (state >> 3) % field.prime - field.half
+
+
+def _is_prime(number: int) -> bool:
+    if number % 2 == 0 or pow(2, number - 1, number) != 1:
+        return False
+    return bool((number % np.arange(3, math.isqrt(number) + 1, 2)).all())
+
+
+def _prime_factors(number: int) -> list[int]:
+    factors: list[int] = []
+    for divisor in range(2, number + 1):
+        if number % divisor == 0:
+            factors.append(divisor)
+            while number % divisor == 0:
+                number //= divisor
+    return factors

@@ -1,0 +1,237 @@
+"""Writes arithmetic modulo a prime as StableHLO.
+
+Real residues are i64. A complex residue is a complex<f64> whose parts are centred residues, so that
+products are exact: they have fewer than 53 bits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.dialect.names import DOT_GENERAL, WHILE
+from stablehlo_tools.ir.builder import Builder, barrier, element_of, shape_of
+from stablehlo_tools.verify.element_types import Array
+from stablehlo_tools.verify.exact.field import Field, Hash
+
+CENTRED_BITS = 23  # of the absolute value of a centred residue
+_FEW_BITS = 12  # of the lower half of a factor
+_MOST_TERMS = 2**18  # of 24 x 12 bits, whose sum a double holds exactly
+_SMALL_PRODUCT = 2**16  # multiplications that XLA:CPU does in integers without a library
+_INTEGER_TERMS = 2**15  # of 48 bits
+
+
+class FieldBuilder(Builder):
+    """Creates ops on residues at an insertion point."""
+
+    def __init__(self, field: Field, point: ir.InsertionPoint, location: ir.Location) -> None:
+        super().__init__(point, location)
+        self.field = field
+        self.i64 = ir.IntegerType.get_signless(64, self.context)
+        self.boolean = ir.IntegerType.get_signless(1, self.context)
+        self.f64 = ir.F64Type.get(self.context)
+
+    def is_complex(self, value: ir.Value) -> bool:
+        """Whether a value holds complex residues."""
+        return isinstance(element_of(value), ir.ComplexType)
+
+    def number(self, residue: int, like: ir.Value) -> ir.Value:
+        """A constant residue in the shape of a real one."""
+        wrapped = (residue + 2**63) % 2**64 - 2**63
+        return self.splat(wrapped, shape_of(like), self.i64)
+
+    def with_number(self, name: str, value: ir.Value, number: int) -> ir.Value:
+        """A binary op on a value and one integer."""
+        return self.same(name, value, self.number(number, value))
+
+    # Complex residues as pairs of real ones.
+
+    def parts(self, value: ir.Value) -> tuple[ir.Value, ir.Value]:
+        """The real and the imaginary part of complex residues."""
+        floats = self.tensor(shape_of(value), self.f64)
+        real, imaginary = (self.op(part, [value], floats) for part in ("real", "imag"))
+        return self.convert(real, self.i64), self.convert(imaginary, self.i64)
+
+    def complex(self, real: ir.Value, imaginary: ir.Value) -> ir.Value:
+        """Complex residues of two real parts."""
+        operands = [self.convert(part, self.f64) for part in (real, imaginary)]
+        element = ir.ComplexType.get(self.f64)
+        return self.op("complex", operands, self.tensor(shape_of(real), element))
+
+    def by_part(self, function: Callable[[ir.Value], ir.Value], value: ir.Value) -> ir.Value:
+        """A function of real residues, on each part of complex ones."""
+        if not self.is_complex(value):
+            return function(value)
+        real, imaginary = self.parts(value)
+        return self.complex(function(real), function(imaginary))
+
+    # Field arithmetic.
+
+    def centred(self, value: ir.Value) -> ir.Value:
+        """The centred residues of numbers whose absolute value is below 2**62."""
+        return self.by_part(self._centred, value)
+
+    def _centred(self, value: ir.Value) -> ir.Value:
+        positive = self.with_number("add", value, self.field.shift)
+        residue = self.with_number("remainder", positive, self.field.prime)
+        return self.with_number("subtract", residue, self.field.half)
+
+    def add(self, one: ir.Value, other: ir.Value) -> ir.Value:
+        """The sum of residues."""
+        return self.centred(self.same("add", one, other))
+
+    def times(self, one: ir.Value, other: ir.Value) -> ir.Value:
+        """The product of residues."""
+        return self.centred(self.same("multiply", one, other))
+
+    def times_number(self, value: ir.Value, number: int) -> ir.Value:
+        """The product of residues and one number."""
+        return self.by_part(lambda v: self._centred(self.with_number("multiply", v, number)), value)
+
+    def power(self, value: ir.Value, exponent: int) -> ir.Value:
+        """A residue to a power from 1 on, by squares."""
+        result = value
+        for bit in bin(exponent)[3:]:
+            result = self.times(result, result)
+            if bit == "1":
+                result = self.times(result, value)
+        return result
+
+    def power_by_loop(self, value: ir.Value, exponent: int) -> ir.Value:
+        """The same by a loop over the exponent's bits, which compiles in a fraction of the time if
+        XLA does not see how long it is: it would unroll it."""
+        steps = self.splat(exponent.bit_length() - 1, [], self.i64)
+        [step] = barrier([steps], self.point, self.location).results
+        loop = ir.Operation.create(
+            WHILE,
+            results=[step.type, value.type],
+            operands=[step, self.number(1, value)],
+            regions=2,
+            loc=self.location,
+            ip=self.point,
+        )
+        types = [step.type, value.type]
+        places = [self.location] * 2
+        condition, body = (r.blocks.append(*types, arg_locs=places) for r in loop.regions)
+        inner = FieldBuilder(self.field, ir.InsertionPoint(condition), self.location)
+        zero = inner.splat(0, [], self.i64)
+        inner.end_region([inner.compare("GE", condition.arguments[0], zero)])
+        inner = FieldBuilder(self.field, ir.InsertionPoint(body), self.location)
+        place, power = body.arguments
+        square = inner.times(power, power)
+        bits = inner.same("shift_right_logical", inner.splat(exponent, [], self.i64), place)
+        is_set = inner.convert(inner.with_number("and", bits, 1), inner.boolean)
+        power = inner.op("select", [is_set, inner.times(square, value), square], value.type)
+        inner.end_region([inner.with_number("subtract", place, 1), power])
+        return loop.results[1]
+
+    def inverse(self, value: ir.Value) -> ir.Value:
+        """1 / x, and 0 for 0: the power prime - 2; of complex numbers conj(z) / |z|**2."""
+        if not self.is_complex(value):
+            write = self.power_by_loop if shape_of(value) else self.power
+            return write(value, self.field.prime - 2)
+        real, imaginary = self.parts(value)
+        scale = self.inverse(self.norm(value))
+        negated = self.same("negate", imaginary)
+        return self.complex(self.times(real, scale), self.times(negated, scale))
+
+    def norm(self, value: ir.Value) -> ir.Value:
+        """|z|**2 of complex residues."""
+        real, imaginary = self.parts(value)
+        squares = (self.same("multiply", part, part) for part in (real, imaginary))
+        return self.centred(self.same("add", *squares))
+
+    def hashed(self, name: str, at_zero: float | None, *values: ir.Value) -> ir.Value:
+        """An uninterpreted function of residues, elementwise; it is `at_zero` if all are 0. Of
+        complex residues each part is a function of all parts."""
+        if any(map(self.is_complex, values)):
+            parts = [part for value in values for part in self.parts(value)]
+            return self.complex(
+                self.hashed(f"{name} real", at_zero, *parts),
+                self.hashed(f"{name} imaginary", None if at_zero is None else 0, *parts),
+            )
+        function = Hash(name)
+        after_each, last = function.multipliers
+        state = self.number(function.salt, values[0])
+        for value in values:
+            state = self.with_number("multiply", self.same("xor", state, value), after_each)
+            shifted = self.with_number("shift_right_logical", state, 29)
+            state = self.same("xor", state, shifted)
+        state = self.with_number("multiply", state, last)
+        state = self.with_number("shift_right_logical", state, 3)
+        state = self.with_number("remainder", state, self.field.prime)
+        shift = -self.field.half
+        if at_zero is None:
+            return self.with_number("add", state, shift)
+        shift += self.field.residue(at_zero) - function.of(self.field, [0] * len(values))
+        return self._centred(self.with_number("add", state, shift))
+
+    # Contractions.
+
+    def product(self, op: ir.Operation, one: ir.Value, other: ir.Value, terms: int) -> ir.Value:
+        """What a dot of this op's attributes makes of residues: in integers if it is small, else
+        as two products of doubles, of 24 times 12 bits.
+
+        Raises ToolError for sums of more terms than a double holds exactly.
+        """
+        attributes = {
+            name: op.attributes[name]
+            for name in op.attributes
+            if name not in ("precision_config", "algorithm")
+        }
+        name, shape = op.name.removeprefix("stablehlo."), shape_of(op.results[0])
+        is_complex = self.is_complex(one)
+        if not is_complex and math.prod(shape) * terms < _SMALL_PRODUCT and terms <= _INTEGER_TERMS:
+            product = self.op(name, [one, other], self.tensor(shape, self.i64), **attributes)
+            return self.centred(product)
+        if terms > _MOST_TERMS:
+            raise ToolError(f"a sum of {terms:,} products", op.location)
+        element = ir.ComplexType.get(self.f64) if is_complex else self.f64
+        low = self.by_part(self._low, other)
+        high = self.by_part(
+            lambda v: self.with_number(
+                "shift_right_arithmetic", self.same("subtract", v, self._low(v)), _FEW_BITS
+            ),
+            other,
+        )
+        products: list[ir.Value] = []
+        for factor in (high, low):
+            operands = [self._as_floats(value) for value in (one, factor)]
+            product = self.op(name, operands, self.tensor(shape, element), **attributes)
+            products.append(product if is_complex else self.convert(product, self.i64))
+        scaled = self.times_number(self.centred(products[0]), 2**_FEW_BITS)
+        return self.add(scaled, products[1])
+
+    def _low(self, value: ir.Value) -> ir.Value:
+        """The lower half of a residue, with a sign."""
+        half = 2 ** (_FEW_BITS - 1)
+        masked = self.with_number("and", self.with_number("add", value, half), 2 * half - 1)
+        return self.with_number("subtract", masked, half)
+
+    def _as_floats(self, value: ir.Value) -> ir.Value:
+        return value if self.is_complex(value) else self.convert(value, self.f64)
+
+    def contract(self, value: ir.Value, dim: int, matrix: tuple[Array, Array]) -> ir.Value:
+        """The sums over one dimension of complex residues and a complex matrix [old, new]."""
+        rank, size = len(shape_of(value)), matrix[0].shape[1]
+        table = self.complex(*map(self.constant, matrix))
+        text = (
+            f"#stablehlo.dot<lhs_contracting_dimensions = [{dim}], "
+            "rhs_contracting_dimensions = [0]>"
+        )
+        kept = [d for d in range(rank) if d != dim]
+        shape = [shape_of(value)[d] for d in kept] + [size]
+        op = ir.Operation.create(
+            DOT_GENERAL,
+            results=[self.tensor(shape, ir.ComplexType.get(self.f64))],
+            operands=[value, table],
+            attributes={"dot_dimension_numbers": ir.Attribute.parse(text, self.context)},
+            loc=self.location,
+            ip=self.point,
+        )
+        product = self.product(op, value, table, matrix[0].shape[0])
+        op.erase()
+        order = [*range(dim), rank - 1, *range(dim, rank - 1)]
+        return self.transpose(product, order)

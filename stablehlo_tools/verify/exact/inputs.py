@@ -1,0 +1,109 @@
+"""Inputs that reach the corners: residues for floats, and integers that are valid indices or not.
+
+Floats are uniform residues in each input. Integers have one style after another.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import numpy as np
+
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.ir.values import CONSTANTS
+from stablehlo_tools.ir.walk import ops_named
+from stablehlo_tools.verify.element_types import Array, ElementType, Kind, element_type
+from stablehlo_tools.verify.exact.field import Field
+from stablehlo_tools.verify.random_inputs import random_words
+from stablehlo_tools.verify.signatures import Value
+
+_USUAL = 8  # a range for integers of which nothing is known
+_OUTSIDE = 1 / 4  # of the integers that a style puts anywhere
+_TRIED = 24  # constants of a program
+
+
+class IntegerStyle(enum.Enum):
+    """Where integers are. Scalars are some, one and none, so that loops run so often."""
+
+    INSIDE = "inside of the range"
+    OUTSIDE = "some of them outside"
+    EQUAL = "all the same"
+
+
+def style_of(trial: int) -> IntegerStyle:
+    """The style of an input."""
+    return list(IntegerStyle)[trial % len(IntegerStyle)]
+
+
+def make_input(
+    value: Value, field: Field, key: tuple[int, ...], style: IntegerStyle, scalar: int | None = None
+) -> Array:
+    """Random numbers for an input of a program; `scalar` is what integer scalars are, if given."""
+    if value.role == "key":
+        return random_words(value.shape, key)
+    element = element_type(value.element)
+    if value.role != "data" or element is None:
+        return np.zeros(value.shape, np.bool_ if element is None else element.dtype)
+    rng = np.random.default_rng(key)
+    if element.kind is Kind.COMPLEX:
+        return field.random(rng, value.shape) + 1j * field.random(rng, value.shape)
+    if element.kind is Kind.FLOAT:
+        return field.random(rng, value.shape)
+    if element.kind is Kind.BOOLEAN:
+        return rng.integers(2, size=() if style is IntegerStyle.EQUAL else value.shape).astype(
+            np.bool_
+        ) | np.zeros(value.shape, np.bool_)
+    if not value.shape and scalar is not None:
+        return _in_type(np.asarray(scalar, np.int64), element)
+    return _in_type(_integers(value, rng, style, element), element)
+
+
+def fixed_input(value: Value, field: Field, number: float) -> Array:
+    """One number in all elements of an input."""
+    element = element_type(value.element)
+    assert element is not None, value
+    if not element.is_inexact:
+        return np.full(value.shape, number).astype(element.dtype)
+    stored = np.complex128 if element.kind is Kind.COMPLEX else np.int64
+    return np.full(value.shape, field.residue(number), stored)
+
+
+def _integers(
+    value: Value, rng: np.random.Generator, style: IntegerStyle, element: ElementType
+) -> Array:
+    below = value.below or _USUAL
+    if not value.shape:
+        several = int(rng.integers(min(2, below - 1), below))
+        counts = {IntegerStyle.INSIDE: several, IntegerStyle.OUTSIDE: 1, IntegerStyle.EQUAL: 0}
+        return np.asarray(counts[style], np.int64)
+    if style is IntegerStyle.EQUAL:
+        return np.full(value.shape, rng.integers(below), np.int64)
+    inside = rng.integers(below, size=value.shape)
+    if style is IntegerStyle.INSIDE:
+        return inside
+    low = -below - 1 if element.kind is Kind.SIGNED else 0
+    outside = rng.integers(low, 2 * below + 1, size=value.shape, endpoint=True)
+    return np.where(rng.random(value.shape) < _OUTSIDE, outside, inside)
+
+
+def _in_type(values: Array, element: ElementType) -> Array:
+    bits = element.bits
+    if element.kind is Kind.SIGNED:
+        return np.clip(values, -(2 ** (bits - 1)), 2 ** (bits - 1) - 1).astype(element.dtype)
+    return np.clip(values, 0, 2 ** min(bits, 62) - 1).astype(element.dtype)
+
+
+def tempting_scalars(module: ir.Module) -> list[int]:
+    """Values for integer scalars that may decide a branch: the constants of a program, and those
+    beside them, the smallest first."""
+    found: set[int] = set()
+    for op in ops_named(module.operation, CONSTANTS):
+        type_ = op.results[0].type
+        if isinstance(type_, ir.RankedTensorType) and isinstance(
+            type_.element_type, ir.IntegerType
+        ):
+            attribute = ir.DenseElementsAttr(op.attributes["value"])
+            if attribute.is_splat and type_.element_type.width > 1:
+                number = ir.IntegerAttr(attribute.get_splat_value()).value
+                found.update((number - 1, number, number + 1))
+    return sorted((n for n in found if 0 <= n < 2**31), key=abs)[: 3 * _TRIED]

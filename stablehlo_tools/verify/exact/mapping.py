@@ -1,0 +1,145 @@
+"""Rewrites a program so that it computes with residues modulo a prime instead of floats.
+
+    %y = stablehlo.add %x, %x : tensor<4xf32>     ==>  %s = stablehlo.add %x, %x : tensor<4xi64>
+                                                       %y = s modulo p, centred
+    %z = stablehlo.tanh %y : tensor<4xf32>        ==>  %z = call @field_tanh(%y), a mixing hash
+
+| floats | residues |
+|---|---|
+| constants | the fractions m * 2**e that they are; infinities are the ends of the range |
+| add, subtract, multiply, negate, dots, convolutions | in the field |
+| x / y | x * y**(p-2), so that x / 0 is 0 |
+| sums by reduce, scatter, windows, all_reduce, reduce_scatter | plain sums, then modulo p |
+| maximum, minimum, clamp, compare, sort, sign, abs | by the order of the centred residues |
+| FFT | the sums that it is, with a root of unity |
+| exponential, tanh, rsqrt, floor, ... | uninterpreted: a mixing hash with the right value at 0 |
+| conversions between floats, reduce_precision, quantization | identity: nothing is rounded |
+| integer to float; float to integer | the integer modulo p; the residue |
+| bitcasts of floats | the residue times a constant, with the same bits as an integer |
+| custom calls, factorizations | uninterpreted functions of all operands, or of each matrix |
+| integers, random bits, control flow, collectives, tokens, shardings | unchanged |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.dimensions import integers
+from stablehlo_tools.dialect.names import CALL, COMPARE, COMPOSITE
+from stablehlo_tools.ir.walk import FUNCTION, callee_name, ops_named
+from stablehlo_tools.verify.exact.constants import UnmappedError, elements_of, splat_constant
+from stablehlo_tools.verify.exact.field import Field, choose_field
+from stablehlo_tools.verify.exact.field_builder import FieldBuilder
+from stablehlo_tools.verify.exact.host_functions import HostFunction
+from stablehlo_tools.verify.exact.mapped_module import (
+    MappedModule,
+    MappedOp,
+    field_type,
+    is_inexact,
+)
+from stablehlo_tools.verify.exact.op_rules import SUMMING, is_sum, rule_of
+
+_FOURIER = "stablehlo.fft"
+_COMPARING = (COMPARE, "stablehlo.maximum", "stablehlo.minimum", "stablehlo.clamp", CALL)
+_LARGEST_COMPARED = 2.0**40
+_SCALAR_REGIONS = SUMMING | {"stablehlo.sort", "stablehlo.map"}
+
+
+def field_of(modules: Iterable[ir.Module]) -> Field:
+    """The field for some programs: it suits the constants that they compare with, and the sizes of
+    their Fourier transforms. Raises UnmappedError if no prime below 2**24 has these."""
+    constants: set[float] = set()
+    sizes: set[int] = set()
+    for module in modules:
+        for op in ops_named(module.operation, (_FOURIER,)):
+            sizes.update(integers(op, "fft_length"))
+        for op in ops_named(module.operation, _COMPARING):
+            constants.update(_compared_constants(op))
+    chosen = choose_field(constants, sizes)
+    if chosen is None:
+        raise UnmappedError(f"Fourier transforms of the sizes {sorted(sizes)}")
+    return chosen
+
+
+def _compared_constants(op: ir.Operation) -> Iterator[float]:
+    for value in op.operands:
+        constant = splat_constant(value)
+        if constant is not None and is_inexact(constant.results[0].type):
+            number = float(elements_of(constant).reshape(-1)[0])
+            if np.isfinite(number) and abs(number) < _LARGEST_COMPARED:
+                yield number
+
+
+def map_into_field(module: ir.Module, field: Field, functions: list[HostFunction]) -> None:
+    """Rewrites a module in place, and adds to the functions that its host computes.
+
+    Raises UnmappedError, at the op, for what has no form.
+    """
+    mapped = MappedModule(module, field, functions)
+    with module.context, ir.Location.unknown():
+        ops = list(_recorded(module.operation, inline=False, plain_sum=False))
+        for each in ops:
+            _retype(each)
+        for each in ops:
+            with each.op.location:
+                _rewrite(mapped, each)
+    try:
+        module.operation.verify()
+    except ir.MLIRError as error:
+        raise UnmappedError(f"the program in the field does not verify: {error}") from None
+
+
+def _recorded(root: ir.Operation, *, inline: bool, plain_sum: bool) -> Iterator[MappedOp]:
+    for region in root.regions:
+        for block in region.blocks:
+            for view in block.operations:
+                op = view.operation
+                operands, results = ([v.type for v in side] for side in (op.operands, op.results))
+                yield MappedOp(op, op.name, operands, results, inline, plain_sum)
+                within = inline or op.name in _SCALAR_REGIONS
+                yield from _recorded(op, inline=within, plain_sum=is_sum(op))
+
+
+def _retype(each: MappedOp) -> None:
+    values: list[ir.Value] = list(each.op.results)
+    for region in each.op.regions:
+        for block in region.blocks:
+            values.extend(block.arguments)
+    try:
+        for value in values:
+            type_ = field_type(value.type)
+            if type_ != value.type:
+                value.set_type(type_)
+        if each.name == FUNCTION:
+            type_ = field_type(ir.TypeAttr(each.op.attributes["function_type"]).value)
+            each.op.attributes["function_type"] = ir.TypeAttr.get(type_)
+    except UnmappedError as error:
+        raise each.unmapped(error.diagnostic.message) from None
+
+
+def _rewrite(mapped: MappedModule, each: MappedOp) -> None:
+    if each.name == COMPOSITE:  # a compiler may know another form than the decomposition
+        _call_decomposition(each)
+        return
+    if not any(map(is_inexact, [*each.operand_types, *each.result_types])):
+        return
+    rule = rule_of(each.name)
+    if rule is None:
+        raise each.unmapped()
+    rule(mapped, each, FieldBuilder(mapped.field, ir.InsertionPoint(each.op), each.op.location))
+
+
+def _call_decomposition(each: MappedOp) -> None:
+    call = ir.Operation.create(
+        CALL,
+        results=[result.type for result in each.op.results],
+        operands=list(each.op.operands),
+        attributes={"callee": ir.FlatSymbolRefAttr.get(callee_name(each.op))},
+        ip=ir.InsertionPoint(each.op),
+    )
+    for old, new in zip(each.op.results, call.results, strict=True):
+        old.replace_all_uses_with(new)
+    each.op.erase()

@@ -1,0 +1,98 @@
+"""Whether two artifacts compute the same values, in exact arithmetic modulo a prime.
+
+Sums of residues have the same bits in any order, so there is no tolerance. Two different
+polynomials of degree d agree on a random input with a probability of d / p at most, in each
+element.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stablehlo_tools.artifacts.artifact import Artifact
+from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.verify.comparison import OutputComparison
+from stablehlo_tools.verify.exact.process import PARTIAL
+from stablehlo_tools.verify.exact.programs import FieldPlan
+from stablehlo_tools.verify.job import SIDES, Side, ask_child, comparison_of
+
+_MODULE = "stablehlo_tools.verify.exact.process"
+# Compiling takes most of the time, and integers have the same bits at every level.
+_FLAGS = ("--xla_backend_optimization_level=0",)
+
+
+@dataclass(frozen=True)
+class FieldAnswer:
+    """How the outputs compare for the last input, of so many `inputs`; the rest is of all of them.
+
+    `zero` are the outputs that BEFORE leaves all zero. The fields that belong to a side are
+    explained at `verify.verification.Exactness`.
+    """
+
+    outputs: tuple[OutputComparison, ...]
+    inputs: int
+    zero: tuple[int, ...]
+    branches: Mapping[Side, int]
+    not_entered: Mapping[Side, tuple[str, ...]]
+    wrongly_partitioned: Mapping[Side, tuple[int, ...]]
+
+    @staticmethod
+    def of(fields: Mapping[str, Any]) -> FieldAnswer:
+        """The answer that a child gave."""
+        return FieldAnswer(
+            tuple(comparison_of(output) for output in fields["outputs"]),
+            fields["inputs"],
+            tuple(fields["zero"]),
+            fields["branches"],
+            {side: tuple(texts) for side, texts in fields["not_entered"].items()},
+            {side: tuple(wrong) for side, wrong in fields["wrongly_partitioned"].items()},
+        )
+
+
+def run_in_field(
+    artifacts: Mapping[Side, Artifact],
+    plan: FieldPlan,
+    fixed: Mapping[int, float],
+    seed: int,
+    trials: int,
+    timeout: float,
+) -> FieldAnswer:
+    """Runs the programs of a plan on the same residues and compares what they leave.
+
+    Raises ToolError for a program that cannot be compiled, or that hangs.
+    """
+    request = {
+        **plan.to_json(),
+        "fixed": {str(index): value for index, value in fixed.items()},
+        "seed": seed,
+        "trials": trials,
+    }
+    names = {side: artifact.name for side, artifact in artifacts.items()}
+    with tempfile.TemporaryDirectory(prefix="stablehlo-tools-") as path:
+        directory = Path(path)
+        for name, code in plan.code.items():
+            (directory / name).write_bytes(code)
+
+        def asked(*, together: bool) -> dict[str, Any]:
+            fields = {**request, "together": together}
+            return ask_child(_MODULE, directory, fields, plan.devices, names, timeout, _FLAGS)
+
+        try:
+            answer = asked(together=True)
+        except ToolError as error:
+            if not error.by_chance and len(plan.code) == len(SIDES):
+                raise
+            # XLA's partitioner may have ended the process; without it there is an answer.
+            try:
+                answer = asked(together=False)
+            except ToolError:
+                partial = directory / PARTIAL
+                if not partial.exists():
+                    raise
+                answer = json.loads(partial.read_text(encoding="utf-8"))
+    return FieldAnswer.of(answer)
