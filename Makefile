@@ -111,7 +111,7 @@ lock: ## resolve requirements.lock anew, to the newest versions allowed (Linux x
 	$(MAKE_VENV)
 	@$(PY) -m venv --clear build/lock
 	@echo 'resolving requirements.lock'
-	@build/lock/bin/python -m pip --disable-pip-version-check --quiet install -e '.[aot,dev,solver]'
+	@build/lock/bin/python -m pip --disable-pip-version-check --quiet install -e '.[aot,dev]'
 	@{ sed -n '/^#/p' requirements.lock; build/lock/bin/python -m pip freeze --exclude-editable; } \
 		>build/requirements.lock
 	@mv build/requirements.lock requirements.lock

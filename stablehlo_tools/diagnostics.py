@@ -8,12 +8,10 @@ the name, and prints them as `model.py:11 in layer (mlp/psum)`.
 from __future__ import annotations
 
 import enum
-import importlib
 import re
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from types import ModuleType
 from typing import TYPE_CHECKING, cast
 
 if TYPE_CHECKING:
@@ -308,20 +306,6 @@ def captured(context: ir.Context) -> Generator[list[Diagnostic]]:
 def installing(extra: str) -> str:
     """The command that installs an extra: the package is on no index, so it runs in a clone."""
     return f"pip install '.[{extra}]'  # in a clone of stablehlo-tools"
-
-
-def solver_module(name: str) -> ModuleType:
-    """A module that imports OR-Tools, the extra `solver`, loaded only where it is asked for.
-
-    Raises ToolError, saying what to do, without it.
-    """
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise ToolError(
-            f"an exact schedule needs OR-Tools, the extra `solver` ({error})",
-            hint=installing("solver"),
-        ) from None
 
 
 # Figures as people read them, three digits.

@@ -8,7 +8,7 @@ that fits, how far it is above the lower bound, and seconds. F = 1, I = 1.1, W =
 hop 0.05, and 0.4 of an activation kept for W; uneven: every time of a stage off by up to 30 %.
 
 The second: small settings of random times, with and without limits, against the optimum that the
-constraint solver (extra `solver`) proves. --all: more ranks and microbatches, more settings.
+tests' constraint solver proves. --all: more ranks and microbatches, more settings.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "tests" / "support"))
 
 from schedule_settings import drawn_setting  # noqa: E402
+from schedule_solver import solve_setting  # noqa: E402
 
 from stablehlo_tools.schedules.catalogue import compare  # noqa: E402
 from stablehlo_tools.schedules.search.auto import find_best  # noqa: E402
-from stablehlo_tools.schedules.search.exact import exact  # noqa: E402
 from stablehlo_tools.schedules.setting import (  # noqa: E402
     Costs,
     Setting,
@@ -111,7 +111,7 @@ def _losses(ranks: int, full: float, limited: bool, count: int) -> tuple[list[fl
     for setting in _small(ranks, full, limited, count):
         found = find_best(setting).timeline
         begin = time.perf_counter()
-        best = exact(setting, SECONDS)
+        best = solve_setting(setting, SECONDS)
         seconds += time.perf_counter() - begin
         if best.proven:
             losses.append(found.makespan / best.timeline.makespan - 1)

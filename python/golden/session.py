@@ -45,7 +45,7 @@ REPLACED = {
 ADDRESS = re.compile(rb"\bat 0x[0-9a-f]{6,}\b")
 TEMPORARY = re.compile(rb"/tmp/[\w.-]+")
 PROCESS = re.compile(rb"\bpid[ =:]\d+\b")
-# What a command says of how long it took: compilers, solvers, runs of rank programs, passes.
+# What a command says of how long it took: compilers, schedulers, runs of rank programs, passes.
 TOOK = re.compile(
     rb"(compiled in |scheduled in +|^\d+ ranks, .*, )\d+\.\d+(?= s$| s,)"
     rb'|("(?:compile_)?seconds": )[\d.e-]+'

@@ -17,7 +17,6 @@ KNOWN = ("0.12.0", "0.12.0.1")  # of jax and jaxlib: those that `make compat` sa
 _PACKAGES = ("stablehlo-tools", "jax", "jaxlib", "numpy")
 _EXTRAS = {  # a package of each, and what does without it
     "aot": ("libtpu", "schedules of XLA:GPU and XLA:TPU"),
-    "solver": ("ortools", "`overlap-graph --exact`"),
     "train": ("orbax-checkpoint", "checkpoints of `stablehlo_tools.mpmd`"),
     "viewer": ("ipykernel", "page of `stablehlo_tools.inspect` in notebooks"),
     "tests": ("filecheck", "`make-test`"),

@@ -3,9 +3,6 @@
 GRAPH is the neutral JSON form of task graphs, gzipped or not; SCHEDULE gets {"order": [...],
 "buckets": [[...]]}. Prints what was gained: totals against the floor that no order of the
 unbucketed tasks is below, collectives and memory. docs/overlap-graph.md describes the figures.
-
---exact lets a constraint solver look for the best schedule (extra `solver`), for graphs of some
-thirty tasks; larger ones keep the scheduler's, with a bound.
 """
 
 from __future__ import annotations
@@ -17,7 +14,6 @@ import time
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from stablehlo_tools.overlap.scheduling.exact import Exact
     from stablehlo_tools.overlap.scheduling.scheduler import Limits, Schedule
     from stablehlo_tools.overlap.simulator import Flight
     from stablehlo_tools.overlap.task_graph import TaskGraph
@@ -56,38 +52,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=1.0,
         help="how much of the time of compute hides transfers, in the plan; 1 by default",
     )
-    parser.add_argument("--exact", action="store_true", help="look for the best with a solver")
-    parser.add_argument(
-        "--time-limit", metavar="S", type=_seconds, help="of the solver; 60 s by default"
-    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Writes the schedule and prints the table. Raises ToolError, and then nothing is written."""
-    from stablehlo_tools.diagnostics import ToolError, naming
+    from stablehlo_tools.diagnostics import naming
     from stablehlo_tools.files.atomic import check_writable, write_atomically
     from stablehlo_tools.overlap.graph_file import encode_schedule, read_graph
     from stablehlo_tools.overlap.scheduling.scheduler import schedule
 
-    if arguments.time_limit is not None and not arguments.exact:
-        raise ToolError("--time-limit is of the solver: give --exact with it")
-    if arguments.exact and arguments.compute_overlap_multiplier != 1.0:
-        raise ToolError("the solver takes the times as they are: no --compute-overlap-multiplier")
     check_writable(arguments.output)
     graph = read_graph(arguments.graph)
     limits = _limits(arguments, graph)
-    exact: Exact | None = None
     begin = time.perf_counter()
     with naming(arguments.graph):
-        if arguments.exact:
-            from stablehlo_tools.overlap.scheduling.exact import exact_schedule
-
-            exact = exact_schedule(graph, limits, arguments.time_limit or 60.0)
-        new_schedule = exact.schedule if exact is not None else schedule(graph, limits)
+        new_schedule = schedule(graph, limits)
     facts = _facts(graph, new_schedule, limits, time.perf_counter() - begin)
-    if exact is not None:
-        facts |= {"proven": exact.proven, "bound_ms": exact.bound_ns / 1e6}
     write_atomically(arguments.output, encode_schedule(new_schedule.order, new_schedule.buckets))
     print(json.dumps(facts, indent=1) if arguments.json else _table(facts, arguments.memory_limit))
     return 0
@@ -162,9 +143,6 @@ def _table(facts: dict[str, Any], asked: float | None) -> str:
         f"limit {facts['limit_gib']:.3f} GiB, {limit}",
         f"{'scheduled in':12} {'':12} {facts['seconds']:>10.2f} s",
     ]
-    if "proven" in facts:
-        proof = "the best there is" if facts["proven"] else "not proven to be the best"
-        lines.append(f"{'bound':12} {'':12} {facts['bound_ms']:>9.3f} ms   {proof}")
     return "\n".join(lines)
 
 
@@ -174,13 +152,6 @@ def _percent(gap: float) -> str:
 
 def _gib(text: str) -> float:
     return _number(text, "amount of memory")
-
-
-def _seconds(text: str) -> float:
-    value = _number(text, "time")
-    if not value:
-        raise argparse.ArgumentTypeError("the solver needs time")
-    return value
 
 
 def _factor(text: str) -> float:

@@ -62,15 +62,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     searching.add_argument(
         "--effort", metavar="X", type=positive_amount, help="search X times as long as by default"
     )
-    searching.add_argument(
-        "--exact", action="store_true", help="look for the best with a solver; small settings only"
-    )
-    searching.add_argument(
-        "--time-limit",
-        metavar="S",
-        type=positive_amount,
-        help="of the solver, in seconds; 60 by default",
-    )
     add_output_arguments(parser)
 
 
@@ -105,36 +96,20 @@ def _named(arguments: argparse.Namespace) -> tuple[Timeline, Search | None]:
     Raises ToolError where there is none for the setting.
     """
     from stablehlo_tools.schedules.catalogue import build
+    from stablehlo_tools.schedules.forms import Search
     from stablehlo_tools.schedules.generators.named import AUTO
+    from stablehlo_tools.schedules.search.auto import EFFORT, find_best
 
     asked = setting(arguments)
     search: Search | None = None
     if arguments.name == AUTO:
-        table, search = (_proven if arguments.exact else _searched)(arguments, asked)
+        best = find_best(asked, int(EFFORT * (arguments.effort or 1)))
+        table, search = best.table, Search(best.origin, best.bound, best.gap)
     else:
         table = build(arguments.name, asked)
     timeline = _timed(arguments, table, asked.costs_of(table))
     _check_fits(asked, timeline)
     return timeline, search
-
-
-def _searched(arguments: argparse.Namespace, asked: Setting) -> tuple[Table, Search]:
-    from stablehlo_tools.schedules.forms import Search
-    from stablehlo_tools.schedules.search.auto import EFFORT, find_best
-
-    best = find_best(asked, int(EFFORT * (arguments.effort or 1)))
-    return best.table, Search(best.origin, best.bound, best.gap)
-
-
-def _proven(arguments: argparse.Namespace, asked: Setting) -> tuple[Table, Search]:
-    """What the constraint solver finds. Raises ToolError where it is not installed."""
-    from stablehlo_tools.schedules.forms import Search
-    from stablehlo_tools.schedules.search.exact import SECONDS, exact
-
-    best = exact(asked, arguments.time_limit or SECONDS)
-    origin = "the constraint solver, " + ("proven the best" if best.proven else "time is up")
-    makespan = best.timeline.makespan
-    return best.table, Search(origin, best.bound, makespan / best.bound - 1 if best.bound else 0.0)
 
 
 def _check_fits(asked: Setting, timeline: Timeline) -> None:
@@ -244,9 +219,7 @@ def _check_options(arguments: argparse.Namespace, known: list[str], sliced: list
         ("--no-search", arguments.no_search, compares, _COMPARE),
         ("--offload", arguments.offload is not None, not compares, "a single schedule"),
         ("--transfers", arguments.transfers, not compares, "a single schedule"),
-        ("--effort", arguments.effort is not None, searches and not arguments.exact, "auto"),
-        ("--exact", arguments.exact, searches, "auto"),
-        ("--time-limit", arguments.time_limit is not None, arguments.exact, "auto --exact"),
+        ("--effort", arguments.effort is not None, searches, "auto"),
     ):
         if given and not takes_it:
             raise ToolError(f"{option} is for {where}")

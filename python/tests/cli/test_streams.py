@@ -122,10 +122,6 @@ def test_long_names(module: Path, tmp_path: Path) -> None:
             "for the --max-iterations option: '99999999999999999999' value invalid for long",
         ),
         (["schedule", "auto", "--stages", "4", "--microbatches", "8", "--effort", "0"], "--effort"),
-        (
-            ["schedule", "auto", "--stages=2", "--microbatches=2", "--exact", "--time-limit=0"],
-            "--time-limit",
-        ),
     ],
 )
 def test_numbers_without_meaning(words: list[str], said: str, module: Path) -> None:

@@ -1,7 +1,6 @@
 """What is tried where a command line cannot be taken is a command that can be."""
 
 import shlex
-import sys
 from pathlib import Path
 
 import pytest
@@ -9,7 +8,6 @@ import pytest
 from stablehlo_tools.cli.main import main
 from stablehlo_tools.cli.parsers import parser_of
 from stablehlo_tools.cli.usage_errors import retyped
-from stablehlo_tools.diagnostics import ToolError, solver_module
 
 WRONG = (
     "opt x.mlir -p partition,expand-pipelineaxis=stage partition,expand-pipelinemicrobatches=8",
@@ -211,9 +209,3 @@ def test_a_word_is_replaced_whole_before_it_is_within_others() -> None:
     assert retyped(["opt", "-p", "a,b{c=d}"], "b", "e") == "stablehlo-tools opt -p 'a,e{c=d}'"
     assert not retyped(["opt", "x-b"], "b", "e")
     assert not retyped(["verify", "a.mlir", "b.mlir"], "b.mlir", "a.mlir")
-
-
-def test_extras_are_installed_from_a_clone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "no_such_solver", None)
-    with pytest.raises(ToolError, match=r"try: pip install '\.\[solver\]'  # in a clone"):
-        solver_module("no_such_solver")

@@ -1,11 +1,11 @@
-"""The optimal reference: as good as brute force; what it says of the scheduler."""
+"""The solver is as good as brute force; the scheduler is close to the solver's optimum."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 
 import pytest
+from overlap_solver import NothingFitsError, least_memory, solve_graph
 from scheduler_graphs import (
     FAMILIES,
     ShapedGraph,
@@ -17,11 +17,7 @@ from scheduler_graphs import (
 )
 from task_graphs import Graph
 
-from stablehlo_tools.diagnostics import ToolError
-from stablehlo_tools.overlap import scheduling
 from stablehlo_tools.overlap.memory import memory_profile
-from stablehlo_tools.overlap.scheduling import exact_model
-from stablehlo_tools.overlap.scheduling.exact import exact_schedule, least_memory
 from stablehlo_tools.overlap.scheduling.memory_plans import gib, least_bytes
 from stablehlo_tools.overlap.scheduling.problem import problem_of
 from stablehlo_tools.overlap.scheduling.scheduler import Limits, schedule
@@ -40,17 +36,16 @@ SECONDS = 600.0  # a graph; most take a tenth of one
 
 def _loss(graph: TaskGraph, limits: Limits) -> float | None:
     """How much longer the scheduler's order takes than the best, relative; None if unproven."""
-    exact = exact_schedule(graph, limits, SECONDS)
-    best = exact.schedule
+    best = solve_graph(graph, limits, SECONDS)
     check(graph, best.order, best.buckets)
     assert best.total_ns == pytest.approx(total_ns(graph, best.order, best.buckets))
-    assert best.peak_bytes == peak_bytes(graph, best.order) <= limits.memory
+    assert peak_bytes(graph, best.order) <= limits.memory
     if limits.in_flight is not None:
         assert most_in_flight(graph, best.order, best.buckets) <= limits.in_flight
-    assert exact.bound_ns <= best.total_ns
-    if not exact.proven:
+    assert best.bound_ns <= best.total_ns
+    if not best.proven:
         return None
-    assert exact.bound_ns == pytest.approx(best.total_ns)
+    assert best.bound_ns == pytest.approx(best.total_ns)
     return schedule(graph, limits).total_ns / best.total_ns - 1 if best.total_ns else 0.0
 
 
@@ -109,14 +104,13 @@ def test_brute_force_finds_nothing_better(seed: int):
     least = min(peak_bytes(graph, order) for order in orders)
     problem = problem_of(graph)
     needed = least_memory(problem)
-    assert needed is not None
     assert (needed.enough, needed.bound) == (least, least)
     assert least_bytes(problem) <= least
     for limit in (least, least + 2, float("inf")):
         best = min(total_ns(graph, o, ()) for o in orders if peak_bytes(graph, o) <= limit)
-        exact = exact_schedule(graph, Limits(memory=limit, buckets=False))
-        assert exact.proven
-        assert exact.schedule.total_ns == best
+        optimum = solve_graph(graph, Limits(memory=limit, buckets=False))
+        assert optimum.proven
+        assert optimum.total_ns == best
 
 
 def _tiny(seed: int) -> TaskGraph:
@@ -139,49 +133,40 @@ def test_buckets_are_chosen_with_the_order():
     side = [graph.compute(5, value, size=1) for _ in range(3)]
     ends = [graph.collective(5, s, kind="reduce_scatter", stream="dp") for s in side]
     graph.output(*ends)
-    apart = exact_schedule(graph.done(), Limits(buckets=False))
-    exact = exact_schedule(graph.done())
-    assert (apart.schedule.total_ns, exact.schedule.total_ns) == (5 + 3 * 20, 15 + 15 + 15)
-    assert [len(bucket) for bucket in exact.schedule.buckets] == [3]
+    single = solve_graph(graph.done(), Limits(buckets=False))
+    optimum = solve_graph(graph.done())
+    assert (single.total_ns, optimum.total_ns) == (5 + 3 * 20, 15 + 15 + 15)
+    assert [len(bucket) for bucket in optimum.buckets] == [3]
 
 
-def test_a_limit_that_nothing_fits_is_named():
+def test_an_order_exists_for_the_least_memory_but_not_for_less():
     graph = drawn("backward_chain", 4)
-    with pytest.raises(ToolError, match="the smallest possible limit is") as error:
-        exact_schedule(graph, Limits(memory=1))
-    named = float(error.value.diagnostic.message.split()[-2])
-    assert exact_schedule(graph, Limits(memory=named * GIB)).proven
-    with pytest.raises(ToolError, match="the smallest possible limit is"):
-        exact_schedule(graph, Limits(memory=named * GIB * 0.999))
+    least = least_memory(problem_of(graph))
+    assert least.enough == least.bound
+    assert solve_graph(graph, Limits(memory=least.enough)).proven
+    with pytest.raises(NothingFitsError):
+        solve_graph(graph, Limits(memory=least.enough * 0.999))
 
 
 def test_the_same_schedule_every_time():
     graph = drawn("layered", 5)
-    assert exact_schedule(graph).schedule == exact_schedule(graph).schedule
+    assert solve_graph(graph) == solve_graph(graph)
 
 
 def test_graphs_without_tasks_and_without_time():
-    empty = exact_schedule(Graph().done())
-    assert (empty.schedule.order, empty.proven, empty.bound_ns) == ((), True, 0)
+    empty = solve_graph(Graph().done())
+    assert (empty.order, empty.proven, empty.bound_ns) == ((), True, 0)
     graph = Graph()
     graph.output(graph.compute(0, size=3))
-    assert exact_schedule(graph.done()).schedule.total_ns == 0
+    assert solve_graph(graph.done()).total_ns == 0
 
 
 def test_too_little_time_leaves_the_scheduler_s_order_and_a_bound():
     graph = drawn("layered", 6)
-    exact = exact_schedule(graph, seconds=1e-6)
-    assert exact.schedule.total_ns <= schedule(graph).total_ns
-    assert not exact.proven
-    assert exact.bound_ns <= exact.schedule.total_ns
-
-
-def test_without_the_solver_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.delitem(sys.modules, exact_model.__name__)
-    monkeypatch.delattr(scheduling, "exact_model")
-    monkeypatch.setitem(sys.modules, "ortools.sat.python", None)
-    with pytest.raises(ToolError, match=r"pip install '\.\[solver\]'"):
-        exact_schedule(drawn("layered", 1))
+    best = solve_graph(graph, seconds=1e-6)
+    assert best.total_ns <= schedule(graph).total_ns
+    assert not best.proven
+    assert best.bound_ns <= best.total_ns
 
 
 @pytest.mark.parametrize("count", [1, 100, 7 * GIB // 3, GIB, 8652411904, 2**43 + 1])

@@ -138,8 +138,6 @@ def test_every_command_without_a_compiler_works(bare: Bare, words: tuple[str, ..
     (("compile", WORKER, "--target", "tpu"), "aot"),
     (("inspect", WORKER, "--target", "gpu"), "aot"),
     (("optimize", WORKER, "--target", "gpu"), "aot"),
-    (("overlap-graph", GRAPH, "-o", "exact.json", "--exact"), "solver"),
-    (("schedule", "auto", "--exact", "--stages", "2", "--microbatches", "2"), "solver"),
     (("make-test", WORKER, "-p", "thread-tokens", "-o", "test.mlir"), "tests"),
 ])  # fmt: skip
 def test_what_is_missing_is_named(bare: Bare, words: tuple[str, ...], extra: str):

@@ -101,10 +101,7 @@ def test_names_that_a_terminal_would_obey(
         ("1f1b", *SMALL, "--buffers", "2"),
         ("1f1b", *SMALL, "--max-chunks", "2"),
         ("1f1b", *SMALL, "--no-search"),
-        ("1f1b", *SMALL, "--exact"),
         ("1f1b", *SMALL, "--effort", "2"),
-        ("auto", *SMALL, "--time-limit", "2"),
-        ("auto", *SMALL, "--exact", "--effort", "2"),
         ("compare", *SMALL, "--transfers"),
     ],
     ids=lambda words: " ".join(words[5:]) if isinstance(words, tuple) else str(words),
@@ -113,6 +110,14 @@ def test_options_without_effect_are_refused(
     capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
 ) -> None:
     assert " is for " in refusal(capsys, *words)
+
+
+@pytest.mark.parametrize("words", [("--exact",), ("--time-limit", "2")])
+def test_the_solver_is_no_option(
+    capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
+) -> None:
+    told = refusal(capsys, "auto", *SMALL, *words)
+    assert f"no option is called '{words[0]}'" in told
 
 
 def test_buffers_hold_for_blocking_transfers_too(

@@ -1,9 +1,8 @@
-"""The solver's optimum: as good as brute force; never above the search; what the search loses."""
+"""The solver is as good as brute force; the search is close to the solver's optimum."""
 
 from __future__ import annotations
 
 import random
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -11,14 +10,10 @@ from itertools import product
 
 import pytest
 from schedule_settings import drawn_costs, drawn_setting, microbatches_held, room_of
+from schedule_solver import Optimum, ScheduleModel, solve_setting, unit_of
 from soaking import one_in
 
-from stablehlo_tools.diagnostics import ToolError
-from stablehlo_tools.schedules import search as searches
-from stablehlo_tools.schedules.search import exact_model
 from stablehlo_tools.schedules.search.auto import find_best, lower_bound
-from stablehlo_tools.schedules.search.exact import ExactBest, exact
-from stablehlo_tools.schedules.search.exact_model import unit_of
 from stablehlo_tools.schedules.setting import Costs, Setting, costs
 from stablehlo_tools.schedules.simulator import execute, peak_bytes, simulate
 from stablehlo_tools.schedules.table import (
@@ -97,7 +92,7 @@ def solved(
         both = map(sum, zip(of.input_gradient, of.weight_gradient, strict=True))
         longest = sum(map(max, zip(of.backward, both, strict=True))) + sum(of.forward)
         most = m * (longest + 2 * of.stages * of.communication)
-    answer = exact_model.Model(placement, m, of, limit, most).solve(SECONDS)
+    answer = ScheduleModel(placement, m, of, limit, most).solve(SECONDS)
     assert answer.proven
     if answer.rows is None:
         return float("inf")
@@ -159,9 +154,9 @@ def test_nothing_fits_the_model_of_a_placement_without_room() -> None:
     assert solved(loop(2), 2, of, 3.0) < float("inf")
 
 
-def checked(setting: Setting) -> ExactBest:
-    """The solver's best, held against the search, the bounds and the validator."""
-    best = exact(setting, SECONDS)
+def checked(setting: Setting) -> Optimum:
+    """Returns the optimum, compared with the search, the bounds and the validator."""
+    best = solve_setting(setting, SECONDS)
     timeline, found = best.timeline, find_best(setting).timeline
     assert not violations(best.table, timeline.costs, setting.limit)
     assert timeline.makespan == simulate(best.table, timeline.costs).makespan
@@ -236,7 +231,7 @@ def test_the_search_s_own_schedule_is_in_the_model() -> None:
         setting = replace(drawn_setting(number, 3, 4, least=2), chunks=1)
         timeline = find_best(setting).timeline
         assert timeline.table.placement == loop(setting.ranks)
-        model = exact_model.Model(
+        model = ScheduleModel(
             loop(setting.ranks),
             setting.microbatches,
             timeline.costs,
@@ -249,7 +244,7 @@ def test_the_search_s_own_schedule_is_in_the_model() -> None:
 
 def test_what_is_proven_is_the_same_each_time() -> None:
     setting = drawn_setting(1, 3, 4, least=2)
-    first, second = exact(setting), exact(setting)
+    first, second = (solve_setting(setting, SECONDS) for _ in range(2))
     assert first.proven
     assert first.table == second.table
     assert first.bound == second.bound
@@ -258,7 +253,7 @@ def test_what_is_proven_is_the_same_each_time() -> None:
 def test_too_little_time_leaves_the_search_s_schedule_and_a_bound() -> None:
     slices = costs(4, forward=[0.9, 1.3, 0.8, 1.1], kept=0.4)
     setting = Setting(4, 8, slices, 2, 2.0)
-    best, found = exact(setting, seconds=1e-6), find_best(setting)
+    best, found = solve_setting(setting, seconds=1e-6), find_best(setting)
     assert not best.proven
     assert best.timeline.makespan == found.timeline.makespan
     assert found.bound * (1 - CLOSE) <= best.bound < best.timeline.makespan
@@ -304,25 +299,8 @@ def test_units_round_other_figures_down(figures: list[float]) -> None:
 
 
 def test_pairs_are_no_hint_but_may_be_the_best_there_is() -> None:
-    """Where pairs take less than their parts, they may be faster than all that the solver knows."""
+    """Pairs that take less than their parts may be faster than all schedules of the solver."""
     setting = Setting(2, 6, costs(2, overlapped=0.6), 2)
-    best = exact(setting)
+    best = solve_setting(setting, SECONDS)
     assert any(isinstance(step, Pair) for row in best.table.rows for step in row)
     assert best.bound <= best.timeline.makespan
-
-
-def test_a_limit_below_the_least_is_refused_as_the_search_refuses_it() -> None:
-    setting = Setting(2, 3, costs(2, activation=2.0, weights=1.0), 1, 2.5)
-    with pytest.raises(ToolError) as refused:
-        exact(setting)
-    with pytest.raises(ToolError) as searched:
-        find_best(setting)
-    assert str(refused.value) == str(searched.value)
-
-
-def test_without_the_solver_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, exact_model.__name__)
-    monkeypatch.delattr(searches, "exact_model")
-    monkeypatch.setitem(sys.modules, "ortools.sat.python", None)
-    with pytest.raises(ToolError, match=r"pip install '\.\[solver\]'"):
-        exact(Setting(2, 2, costs(2), 1))

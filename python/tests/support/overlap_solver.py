@@ -1,13 +1,16 @@
-"""The scheduler's problem as a constraint model (OR-Tools CP-SAT): every order, time and bucket.
+"""The oracle of the overlap scheduler: the optimum of a small graph, by OR-Tools CP-SAT.
 
-Each task has a place in the order and a time at which the device comes to it; of every two tasks
-that no dependence orders, a literal says which comes first, and that one is over before the other
-begins. A transfer moves at or after its issue, those of a stream one after the other in the order
-of their places. Memory and transfers in flight are counted over places, not over times: many tasks
-take none. The starts of a bucket have consecutive places and one transfer.
+The solver proves graphs of some thirty tasks in seconds. It counts loops as the scheduler does, as
+compute of a known time, and ignores that streams share links.
 
-A model's times may be later than the order makes them, never earlier; so its least makespan is
-that of the best order. ns and bytes are whole numbers: times are rounded down to 1/1000 ns.
+Each task has a place in the order and a time at which the device starts it. For every two tasks
+without a dependence, a literal says which comes first; that one ends before the other begins. A
+transfer moves at or after its issue. Transfers of one stream move one after the other in the order
+of their places. Memory and transfers in flight are counted over places instead of times, because
+many tasks take no time. The starts of a bucket have consecutive places and one transfer.
+
+Times in the model may be later than the order makes them, but never earlier. So the least makespan
+of the model is that of the best order. Times are rounded down to 1/1000 ns, bytes up to integers.
 """
 
 from __future__ import annotations
@@ -16,34 +19,113 @@ import math
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
+from typing import NamedTuple
 
 from ortools.sat.python import cp_model
+from scheduler_graphs import most_in_flight
 
-from stablehlo_tools.overlap.scheduling.problem import COMPUTE, Problem
+from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.overlap.scheduling.memory_plans import Plan
+from stablehlo_tools.overlap.scheduling.problem import COMPUTE, Problem, problem_of
+from stablehlo_tools.overlap.scheduling.scheduler import Limits, Schedule, schedule
 from stablehlo_tools.overlap.scheduling.timing import time_order
+from stablehlo_tools.overlap.task_graph import TaskGraph
 
-UNIT = 1000  # of a model's time in a nanosecond
+_UNIT = 1000  # of the model's time in a nanosecond
+
+
+class Optimum(NamedTuple):
+    """An order with its buckets, whether it is the fastest, and a lower bound of the total in ns.
+
+    The bound of a proven order may be below its total by 1/1000 ns for each task, by rounding.
+    """
+
+    order: Sequence[int]
+    buckets: Sequence[Sequence[int]]
+    total_ns: float
+    proven: bool
+    bound_ns: float
+
+
+class LeastMemory(NamedTuple):
+    """The bytes that some order needs, and a lower bound for all orders."""
+
+    enough: float
+    bound: float
+
+
+class NothingFitsError(Exception):
+    """No order is within the limits."""
+
+
+def solve_graph(graph: TaskGraph, limits: Limits | None = None, seconds: float = 60.0) -> Optimum:
+    """Returns the best order and buckets within the limits, or the best after so many seconds.
+
+    The solver begins with the result of `schedule`, so the total is never larger. A proven total is
+    the same each time. Raises NothingFitsError if no order fits, and TimeoutError if the solver
+    found none in time.
+    """
+    limits = Limits() if limits is None else limits
+    assert limits.moments is None, "the solver issues transfers at any moment"
+    assert limits.at_once is None, "the solver limits only the transfers of each stream"
+    problem = problem_of(graph, keep_compute=not limits.reorder_compute)
+    known = _scheduled(graph, limits)
+    most = sum(problem.ns) if known is None else known.total_ns
+    query = Query(limits.memory, limits.in_flight, limits.buckets)
+    model = OverlapModel(problem, query, most)
+    if known is not None:
+        model.hint(known.order, known.buckets)
+    answer = model.solve(seconds)
+    found: list[Optimum] = []
+    if known is not None:
+        found.append(Optimum(known.order, known.buckets, most, answer.proven, answer.bound))
+    if answer.order is not None:
+        total = time_order(problem, answer.order, answer.buckets).total
+        found.append(Optimum(answer.order, answer.buckets, total, answer.proven, answer.bound))
+    if not found:
+        if answer.proven:
+            raise NothingFitsError
+        raise TimeoutError(f"the solver found no order in {seconds:g} s")
+    best = min(found, key=lambda each: each.total_ns)
+    return best._replace(bound_ns=min(best.bound_ns, best.total_ns))
+
+
+def least_memory(problem: Problem, seconds: float = 60.0) -> LeastMemory:
+    """Returns the least memory of all orders. Raises TimeoutError if the solver found no order."""
+    answer = OverlapModel(problem, Query(None), sum(problem.ns)).solve(seconds)
+    if answer.order is None:
+        raise TimeoutError(f"the solver found no order in {seconds:g} s")
+    return LeastMemory(Plan(problem, answer.order).peak, answer.bound)
+
+
+def _scheduled(graph: TaskGraph, limits: Limits) -> Schedule | None:
+    """The scheduler's result; None if it finds none or exceeds the transfers in flight."""
+    try:
+        found = schedule(graph, limits)
+    except ToolError:
+        return None
+    in_flight = most_in_flight(graph, found.order, found.buckets)
+    return found if limits.in_flight is None or in_flight <= limits.in_flight else None
 
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """What a model is for: bytes (None: the fewest are asked for), transfers in flight, buckets.
+    """The limits of a model: bytes, transfers of each stream in flight, whether to make buckets.
 
-    `in_flight` is of each stream, `at_once` of all together.
+    With `memory` None the model minimizes memory instead of time.
     """
 
     memory: float | None
     in_flight: int | None = None
-    at_once: int | None = None
     buckets: bool = False
 
 
 @dataclass(slots=True)
 class Answer:
-    """What the solver found: an order with its buckets, None if there is none, and the bound.
+    """The order and buckets that the solver found, if any, and a lower bound.
 
-    `bound` is in ns, or in bytes where the fewest were asked for; `proven` says that nothing is
-    left to search: the order is best, or there is none.
+    `bound` is in ns, or in bytes if the model minimizes memory. `proven`: the order is the best, or
+    there is none.
     """
 
     order: list[int] | None
@@ -54,28 +136,28 @@ class Answer:
 
 @dataclass(slots=True)
 class _Variables:
-    """Of each task its place and the time at which it begins; of each start when it moves."""
+    """Each task's place and start time; when each transfer moves and lands."""
 
     place: list[cp_model.IntVar]
     at: list[cp_model.IntVar]
     moves: dict[int, cp_model.IntVar] = field(default_factory=dict[int, cp_model.IntVar])
     landed: dict[int, cp_model.IntVar] = field(default_factory=dict[int, cp_model.IntVar])
-    # Whether a start is in the bucket of another, by both; of which that is in its own.
+    # Whether a start is in the bucket named after another; the latter is then in its own.
     joins: dict[tuple[int, int], cp_model.IntVar] = field(
         default_factory=dict[tuple[int, int], cp_model.IntVar]
     )
 
 
-class Model:
+class OverlapModel:
     """The constraints of one problem."""
 
     def __init__(self, problem: Problem, asked: Query, horizon: float) -> None:
-        """`horizon` is a total, in ns, that some order reaches."""
+        """`horizon`: the total of some order, in ns."""
         self._problem = problem
         self._asked = asked
         self._model = cp_model.CpModel()
-        self._ns = [int(ns * UNIT) for ns in problem.ns]
-        self._horizon = math.ceil(horizon * UNIT)
+        self._ns = [int(ns * _UNIT) for ns in problem.ns]
+        self._horizon = math.ceil(horizon * _UNIT)
         self._after = _reachable(problem)
         self._leaders = _leaders(problem, self._after) if asked.buckets else {}
         self._variables = self._all_variables()
@@ -90,7 +172,7 @@ class Model:
         self._model.minimize(self._objective)
 
     def hint(self, order: Sequence[int], buckets: Sequence[Sequence[int]]) -> None:
-        """Lets the solver begin with an order."""
+        """Starts the solver from an order."""
         model, own = self._model, self._variables
         timing = time_order(self._problem, order, buckets)
         for position, task in enumerate(order):
@@ -98,21 +180,21 @@ class Model:
             begin = timing.reached[position]
             if self._problem.starts[task] is not None:
                 begin = timing.begin[task]
-            model.add_hint(own.at[task], int(begin * UNIT))
+            model.add_hint(own.at[task], int(begin * _UNIT))
         for task, moves in own.moves.items():
-            model.add_hint(moves, int(timing.begin[task] * UNIT))
+            model.add_hint(moves, int(timing.begin[task] * _UNIT))
         leader = {task: min(bucket) for bucket in buckets for task in bucket}
         for (task, first), joins in own.joins.items():
             model.add_hint(joins, leader.get(task, task) == first)
 
     def solve(self, seconds: float) -> Answer:
-        """The best order that is found in so many seconds."""
+        """Returns the best order that the solver finds in so many seconds."""
         solver = cp_model.CpSolver()
         solver.parameters.num_workers = 1
         solver.parameters.random_seed = 1
         solver.parameters.max_time_in_seconds = seconds
         status = solver.solve(self._model)
-        scale = 1 if self._asked.memory is None else UNIT
+        scale = 1 if self._asked.memory is None else _UNIT
         bound = solver.best_objective_bound / scale
         if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
             return Answer(None, [], bound, status == cp_model.INFEASIBLE)
@@ -142,12 +224,12 @@ class Model:
         return own
 
     def _over(self, task: int) -> cp_model.LinearExprT:
-        """When the device is done with a task."""
+        """When the device finishes a task."""
         at = self._variables.at[task]
         return at if self._problem.stream[task] != COMPUTE else at + self._ns[task]
 
     def _order_tasks(self) -> None:
-        """One task at a time on the device, and waits after the landing."""
+        """Runs one task at a time on the device, and each wait after the landing."""
         model, problem, own = self._model, self._problem, self._variables
         for task in range(problem.size):
             for dep in problem.deps[task]:
@@ -175,7 +257,7 @@ class Model:
         self._model.add(self._over(one) <= own.at[other]).only_enforce_if(*where)
 
     def _order_transfers(self) -> None:
-        """The transfers of a stream one after the other, in the order of their issue."""
+        """Moves the transfers of a stream one after the other, in the order of their issue."""
         model, problem, own = self._model, self._problem, self._variables
         by_stream: dict[int, list[int]] = {}
         for task, moves in own.moves.items():
@@ -186,21 +268,21 @@ class Model:
         for tasks in by_stream.values():
             model.add_no_overlap(self._transfer(t) for t in tasks if t not in self._leaders)
             for one, other in combinations(tasks, 2):
-                apart = self._apart(one, other)
+                separate = self._separate(one, other)
                 first = self._first.get((one, other))
-                ahead, behind = ([], []) if first is None else ([first], [first.negated()])
+                before = [] if first is None else [first]
                 landed = model.add(own.landed[one] <= own.moves[other])
-                landed.only_enforce_if(*ahead, *apart)
+                landed.only_enforce_if(*before, *separate)
                 if first is not None:
                     landed = model.add(own.landed[other] <= own.moves[one])
-                    landed.only_enforce_if(*behind, *apart)
+                    landed.only_enforce_if(first.negated(), *separate)
 
     def _transfer(self, task: int) -> cp_model.IntervalVar:
         moves = self._variables.moves[task]
         return self._model.new_fixed_size_interval_var(moves, self._ns[task], f"transfer {task}")
 
-    def _apart(self, one: int, other: int) -> list[cp_model.BoolVarT]:
-        """Literals that are true where two starts are not in one bucket."""
+    def _separate(self, one: int, other: int) -> list[cp_model.BoolVarT]:
+        """Literals that are true if two starts are not in one bucket."""
         model, joins = self._model, self._variables.joins
         common = [
             first for first in self._leaders.get(one, ()) if first in self._leaders.get(other, ())
@@ -219,7 +301,7 @@ class Model:
         return [together.negated()]
 
     def _buckets(self) -> Iterator[int]:
-        """Makes each start join one bucket; the starts that buckets may be named after."""
+        """Makes each start join one bucket; yields the starts that may name a bucket."""
         model, own = self._model, self._variables
         for task, leaders in self._leaders.items():
             model.add_exactly_one(own.joins[task, first] for first in leaders)
@@ -228,10 +310,10 @@ class Model:
             yield task
 
     def _bucket(self, leader: int) -> None:
-        """One transfer, and consecutive places, for those that join a start."""
+        """Gives the starts of a bucket one transfer and consecutive places."""
         model, problem, own = self._model, self._problem, self._variables
         members = [task for task, first in own.joins if first == leader]
-        latency = int(problem.latency[leader] * UNIT)
+        latency = int(problem.latency[leader] * _UNIT)
         size = sum(own.joins[task, leader] for task in members)
         ns = latency + sum((self._ns[t] - latency) * own.joins[t, leader] for t in members)
         place = model.new_int_var(0, problem.size - 1, f"place of bucket {leader}")
@@ -249,20 +331,18 @@ class Model:
                 )
 
     def _limit_in_flight(self) -> None:
-        """A bucket is one transfer; it is over with the first wait for one of its starts."""
-        asked, problem = self._asked, self._problem
-        limits = [limit for limit in (asked.in_flight, asked.at_once) if limit is not None]
-        if not limits:
+        """Limits the transfers in flight; a bucket is one, until the first wait for it."""
+        limit = self._asked.in_flight
+        if limit is None:
             return
-        flights = {task: self._flight(task) for task in self._variables.moves}
-        if asked.at_once is not None:
-            self._model.add_cumulative(flights.values(), [1] * len(flights), asked.at_once)
-        for stream in range(len(problem.streams) if asked.in_flight is not None else 0):
-            of_stream = [flights[task] for task in flights if problem.stream[task] == stream]
-            self._model.add_cumulative(of_stream, [1] * len(of_stream), min(limits))
+        by_stream: dict[int, list[cp_model.IntervalVar]] = {}
+        for task in self._variables.moves:
+            by_stream.setdefault(self._problem.stream[task], []).append(self._flight(task))
+        for flights in by_stream.values():
+            self._model.add_cumulative(flights, [1] * len(flights), limit)
 
     def _flight(self, task: int) -> cp_model.IntervalVar:
-        """The places from the issue of a transfer to its wait; none in another's bucket."""
+        """The places from the issue of a transfer to its wait; none if another names its bucket."""
         model, own, size = self._model, self._variables, self._problem.size
         members = [other for other, first in own.joins if first == task]
         ends = [self._wait_place(task)]
@@ -291,7 +371,7 @@ class Model:
         return first
 
     def _limit_memory(self) -> cp_model.IntVar:
-        """All that is alive at a place is at most the limit; returns the limit."""
+        """Limits the bytes alive at every place; returns the limit."""
         problem, own, model = self._problem, self._variables, self._model
         most = sum(math.ceil(size) for size in problem.sizes)
         most += sum(math.ceil(inside) for inside in problem.within)
@@ -341,7 +421,7 @@ class Model:
 
 
 def _reachable(problem: Problem) -> list[int]:
-    """The tasks that have to come after each, as a set of bits."""
+    """Returns the tasks that must follow each task, as a set of bits."""
     after = [0] * problem.size
     for task in reversed(range(problem.size)):
         for user in problem.users[task]:
@@ -354,7 +434,7 @@ def _independent(after: Sequence[int], one: int, other: int) -> bool:
 
 
 def _leaders(problem: Problem, after: Sequence[int]) -> dict[int, list[int]]:
-    """The starts that each start may be in one bucket with, none after itself, by start."""
+    """Returns for each start those up to itself that may share its bucket."""
     by_key: dict[Hashable, list[int]] = {}
     for task in range(problem.size):
         if problem.stream[task] != COMPUTE and problem.latency[task]:
@@ -368,7 +448,7 @@ def _leaders(problem: Problem, after: Sequence[int]) -> dict[int, list[int]]:
 
 
 def _storages(problem: Problem) -> Iterator[tuple[int, int | None, list[int]]]:
-    """Each storage that is alive at all, the task that makes it (None: an input), and its uses."""
+    """Yields each storage, the task that makes it (None: an input), and the tasks that use it."""
     uses: list[list[int]] = [[] for _ in problem.sizes]
     for task, read in enumerate(problem.reads):
         for storage in read:

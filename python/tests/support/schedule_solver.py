@@ -1,32 +1,36 @@
-"""All schedules of one placement as a constraint model (OR-Tools CP-SAT).
+"""The oracle of the schedule search: the optimum of a small setting, by OR-Tools CP-SAT.
 
-Every phase is an interval of time; those of a rank do not overlap, and those of a microbatch follow
-each other with the hops between. A gradient is an interval of the time of I with one of W anywhere
-behind it, or, where that can be of use, of the time of B with none. What a rank holds is counted
-over time: an activation from the start of F to the end of the gradient, what is kept of it from
-there to the end of W.
+The solver searches all orders of forwards and of full or split gradients, on loop and V placements
+with the chunks per rank of the setting, or with one and two if it leaves them open. It does not
+search two pipelines in opposite directions, nor overlapped pairs. If a pair costs the sum of its
+two parts, this loses nothing.
 
-Microbatches are alike, so every stage takes them in order. Let the n-th forward of each stage in
-time be called microbatch n, likewise the n-th gradient and the n-th W: each forward of stage s + 1
-starts a hop behind one of stage s, hence the n-th of the one a hop behind the n-th of the other,
-and so it is for every other dependence. What is alive at any time stays the same.
+The model of one placement: every phase is an interval of time. Intervals of one rank do not
+overlap, and those of one microbatch follow each other with the hops between them. A gradient is
+either an interval I and a later interval W, or, if B is shorter than I + W, one interval B. A rank
+holds an activation from the start of F to the end of the gradient, and the kept part of it until
+the end of W.
 
-Whole numbers: times are rounded down to the unit, so a schedule in the model starts and ends no
-later than its order really does, and the model's least makespan is a true bound. Bytes are rounded
-down too, and the room with them: every order that fits really fits in the model. An order that is
-found may therefore hold more than the room by rounding; whoever asked has to look.
+Microbatches are interchangeable, so every stage runs them in order. Proof: call the n-th forward of
+each stage in time microbatch n, and the same for the n-th gradient and the n-th W. Each forward of
+stage s + 1 starts a hop after one of stage s, so the n-th starts a hop after the n-th. The same
+holds for every other dependence. The bytes held at any time stay the same.
 
-Phases of no time would leave open which of several at one time comes first, on which memory
-depends. So where there are any, every phase takes a tick more: so small a part of the unit that the
-ticks of all phases together are less than one.
+Whole numbers: times are rounded down to the unit, so the least makespan of the model is a true
+bound. Bytes and the room for them are rounded down too, so every order that fits is in the model.
+An order that the solver finds may exceed the room by rounding, so `solve_setting` checks it.
 
-The unit divides every figure where these are fractions of few digits, and nothing is lost. Else it
-is a small part of the largest, and figures are rounded down.
+If a phase has no time, its place among phases at the same moment is open, and memory depends on it.
+Each phase then takes one more tick. The ticks of all phases together are less than one unit.
+
+The unit divides every figure if these are fractions of few digits, and nothing is lost. Otherwise
+it is a small part of the largest figure, and figures are rounded down.
 """
 
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -35,11 +39,13 @@ from typing import NamedTuple
 
 from ortools.sat.python import cp_model
 
-from stablehlo_tools.schedules.setting import Costs
-from stablehlo_tools.schedules.simulator import simulate
+from stablehlo_tools.schedules.search.auto import find_best, lower_bound
+from stablehlo_tools.schedules.setting import Costs, Setting
+from stablehlo_tools.schedules.simulator import Timeline, simulate
 from stablehlo_tools.schedules.table import (
     Action,
     Kind,
+    Pair,
     Placement,
     Row,
     Table,
@@ -47,32 +53,100 @@ from stablehlo_tools.schedules.table import (
     backward,
     forward,
     input_gradient,
+    loop,
     table_of,
+    v_shape,
     weight_gradient,
 )
 
-_DENOMINATOR = 10_000  # the finest fraction that counts as one of few digits
+_CHUNKS = (1, 2)  # per rank, if the setting leaves them open
+_EQUAL = 1e-9  # relative difference of makespans that count as equal
+_DENOMINATOR = 10_000  # the largest denominator of a fraction of few digits
 _MOST = 2**20  # units in the largest figure, at most
-_SAME_FRACTION = 1e-12  # relative: what floats that stand for the same fraction may differ by
-_ROUNDED = 5e-10  # of the limit: half of what schedules may be over it by rounding
-_ROUNDED_SUM = 1e-12  # of a makespan: what sums of times may be off by
+_SAME_FRACTION = 1e-12  # relative difference of two floats for the same fraction
+_ROUNDED = 5e-10  # of the limit: half of the excess that `Setting.fits` allows for rounding
+_ROUNDED_SUM = 1e-12  # of a makespan: the rounding of sums of times
 _SEED = 1
+
+
+class Optimum(NamedTuple):
+    """A schedule with its times, whether it is the fastest, and a lower bound of the makespan.
+
+    `proven` and `bound` hold for the placements that the solver searches. If times are not
+    multiples of one unit, the bound of a proven schedule may be below its makespan by a millionth
+    of the longest phase for every action.
+    """
+
+    timeline: Timeline
+    proven: bool
+    bound: float
+
+    @property
+    def table(self) -> Table:
+        """The schedule."""
+        return self.timeline.table
+
+
+def solve_setting(setting: Setting, seconds: float) -> Optimum:
+    """Returns the fastest schedule within the limit, or the best one after so many seconds.
+
+    The solver begins with the schedule of `find_best`, so the result is never slower. A proven
+    result is the same each time. Raises ToolError, as `find_best` does, if no schedule fits.
+    """
+    best = find_best(setting).timeline
+    left, proven = seconds, True
+    bounds: list[float] = []
+    placements = list(_placements(setting))
+    for count, placement in enumerate(placements):
+        costs = setting.costs(placement.stages)
+        room = setting.room(placement)
+        bounds.append(lower_bound(placement, setting.microbatches, costs, room))
+        if not bounds[-1] < best.makespan * (1 - _EQUAL):
+            continue
+        begin = time.monotonic()
+        model = ScheduleModel(placement, setting.microbatches, costs, setting.limit, best.makespan)
+        pairs = any(isinstance(step, Pair) for row in best.table.rows for step in row)
+        if best.table.placement == placement and not pairs:
+            model.hint(best.table)
+        answer = model.solve(max(left, 0.0) / (len(placements) - count))
+        left -= time.monotonic() - begin
+        bounds[-1] = max(bounds[-1], answer.bound)
+        proven = proven and answer.proven
+        if answer.rows is None:
+            continue
+        table = table_of("optimum", placement, setting.microbatches, answer.rows)
+        optimum = simulate(table, costs)
+        if not setting.fits(max(optimum.peak_bytes)):
+            proven = False
+        elif optimum.makespan < best.makespan * (1 - _EQUAL):
+            best = optimum
+    return Optimum(best, proven, min([best.makespan, *bounds]))
+
+
+def _placements(setting: Setting) -> Iterator[Placement]:
+    """The placements that the solver searches."""
+    for chunks in _CHUNKS if setting.chunks is None else (setting.chunks,):
+        if not setting.can_be_cut(chunks):
+            continue
+        yield loop(setting.ranks, chunks)
+        if chunks > 1 and setting.ranks > 1:
+            yield v_shape(setting.ranks, chunks)
 
 
 @dataclass(frozen=True)
 class Unit:
-    """The size of one unit, and whether every figure is a whole number of it."""
+    """The size of one unit, and whether every figure is a whole number of units."""
 
     size: float
     divides: bool
 
     def whole(self, figure: float) -> int:
-        """The figure in units: a whole number already, else rounded down."""
+        """The figure in units, rounded down unless the unit divides it."""
         return round(figure / self.size) if self.divides else math.floor(figure / self.size)
 
 
 def unit_of(figures: Iterable[float]) -> Unit:
-    """The unit of figures that are not negative."""
+    """Returns the unit for figures that are not negative."""
     positive = {figure for figure in figures if figure > 0}
     if not positive:
         return Unit(1.0, True)
@@ -88,10 +162,10 @@ def unit_of(figures: Iterable[float]) -> Unit:
 
 
 class Answer(NamedTuple):
-    """Rows that are faster than asked, if any; a makespan that nothing is below; whether both hold.
+    """Rows within the makespan asked for, if the solver found any, and a lower bound.
 
-    `proven`: nothing on the placement is faster than the rows, or without rows than was asked, but
-    by rounding.
+    `proven`: except for rounding, no schedule on the placement is faster than the rows, or than the
+    makespan asked for if there are no rows.
     """
 
     rows: list[list[Action]] | None
@@ -100,7 +174,7 @@ class Answer(NamedTuple):
 
 
 class _Visit(NamedTuple):
-    """A stage's phases for one microbatch; `full`, where there is a choice, says that B runs."""
+    """A stage's phases for one microbatch; `full`, if B is a choice, is true if B runs."""
 
     start: cp_model.IntVar
     gradient: cp_model.IntVar
@@ -110,8 +184,8 @@ class _Visit(NamedTuple):
     full: cp_model.IntVar | None
 
 
-class Model:
-    """The schedules of a placement that end by `makespan`, within the limit of bytes a rank."""
+class ScheduleModel:
+    """The schedules of a placement that end by `makespan`, within the limit of bytes per rank."""
 
     def __init__(
         self,
@@ -121,7 +195,7 @@ class Model:
         limit: float | None,
         makespan: float,
     ) -> None:
-        """`makespan`: what some schedule reaches, in the unit of the costs."""
+        """`makespan`: that of some schedule, in the unit of the costs."""
         self._placement = placement
         self._microbatches = microbatches
         self._costs = costs
@@ -132,7 +206,7 @@ class Model:
         self._unit = unit_of([*times, costs.communication])
         phases_in_all = 3 * placement.stages * microbatches
         instant = any(self._unit.whole(time) == 0 for time in times)
-        # Ticks in a unit, and the most that they add to a makespan.
+        # Ticks per unit, and the most that they add to a makespan.
         self._ticks, self._added = (phases_in_all + 1, phases_in_all) if instant else (1, 0)
         self._whole = _whole(costs, self._unit, self._ticks, int(instant))
         units = math.floor(makespan / self._unit.size * (1 + _ROUNDED_SUM))
@@ -152,7 +226,7 @@ class Model:
         self._model.minimize(self._makespan)
 
     def hint(self, table: Table) -> None:
-        """Lets the solver begin with a valid table of the same placement, without pairs."""
+        """Starts the solver from a valid table of the same placement, without pairs."""
         rows = [list(self._phases_of(row)) for row in table.rows]
         split = table_of(table.name, table.placement, table.microbatches, rows)
         times = simulate(split, self._whole)
@@ -167,14 +241,14 @@ class Model:
         self._model.add_hint(self._makespan, int(times.makespan))
 
     def solve(self, seconds: float) -> Answer:
-        """The fastest rows that are found in so many seconds."""
+        """Returns the fastest rows that the solver finds in so many seconds."""
         solver = cp_model.CpSolver()
         parameters = solver.parameters
         parameters.num_workers = 1
         parameters.random_seed = _SEED
         parameters.max_time_in_seconds = seconds
-        # Relaxations to linear programs say nothing of one phase at a time, and cost the most; what
-        # comes before what says all. Tight limits are proven three times as fast so, some at all.
+        # Linear relaxations cost most of the time and do not model that a rank runs one phase at a
+        # time. Precedences do: tight limits are proven three times as fast, some only this way.
         parameters.linearization_level = 0
         parameters.use_precedences_in_disjunctive_constraint = True
         parameters.use_strong_propagation_in_disjunctive = True
@@ -188,7 +262,7 @@ class Model:
         return Answer(self._rows(solver), bound, status == cp_model.OPTIMAL)
 
     def _bound(self, ticks: float) -> float:
-        """A makespan that nothing is below, from one that nothing in the model is below."""
+        """Returns the lower bound in the unit of the costs, from one in ticks."""
         units = max(0.0, ticks - self._added) / self._ticks
         return self._unit.size * (math.ceil(units) if self._unit.divides else units)
 
@@ -211,12 +285,12 @@ class Model:
         return _Visit(start, gradient, returned, weights, done, full)
 
     def _may_be_full(self, stage: int) -> bool:
-        """Whether B takes less than I with W right behind it, which else does all that B does."""
+        """Returns True if B takes less time than I + W, which otherwise replace it."""
         costs = self._costs
         return costs.backward[stage] < costs.input_gradient[stage] + costs.weight_gradient[stage]
 
     def _follow(self) -> None:
-        """What a microbatch's phases wait for."""
+        """Adds the dependences of each microbatch's phases."""
         model, whole = self._model, self._whole
         hop = int(whole.communication)
         for stage, visits in enumerate(self._visits):
@@ -226,13 +300,13 @@ class Model:
                 model.add(visit.weights >= visit.returned)
                 if stage + 1 == self._placement.stages:
                     continue
-                behind = self._visits[stage + 1][microbatch]
+                following = self._visits[stage + 1][microbatch]
                 away = hop * self._placement.crosses(stage, microbatch)
-                model.add(behind.start >= made + away)
-                model.add(visit.gradient >= behind.returned + away)
+                model.add(following.start >= made + away)
+                model.add(visit.gradient >= following.returned + away)
 
     def _in_order(self, stage: int) -> None:
-        """Microbatches in order, in every phase."""
+        """Runs every phase's microbatches in order."""
         model, visits = self._model, self._visits[stage]
         for one, other in pairwise(visits):
             model.add(other.start >= one.start + int(self._whole.forward[stage]))
@@ -247,7 +321,7 @@ class Model:
                 model.add(other.weights >= one.done).only_enforce_if(*split)
 
     def _compute(self, stages: tuple[int, ...]) -> None:
-        """A rank runs one phase at a time."""
+        """Runs one phase at a time on a rank."""
         model, whole = self._model, self._whole
         intervals: list[cp_model.IntervalVar] = []
         for stage in stages:
@@ -270,7 +344,7 @@ class Model:
         )
 
     def _hold(self, rank: int, stages: tuple[int, ...]) -> None:
-        """A rank holds no more than its limit."""
+        """Limits the bytes that a rank holds."""
         if self._limit is None:
             return
         model, costs = self._model, self._costs
@@ -305,7 +379,7 @@ class Model:
         return makespan
 
     def _phases_of(self, row: Row) -> Iterator[Action]:
-        """The phases of a row, full gradients split where the model has only split ones."""
+        """The phases of a row; B becomes I and W if the model has only those."""
         for action in actions_of(row):
             kind, stage, microbatch = action
             if kind is Kind.BACKWARD and not self._may_be_full(stage):
@@ -330,7 +404,7 @@ class Model:
             self._model.add_hint(visit.full, full is not None)
 
     def _rows(self, solver: cp_model.CpSolver) -> list[list[Action]]:
-        """The phases of every rank in the order of their times."""
+        """Returns the phases of every rank in the order of their times."""
         starts: dict[Action, int] = {}
         for stage, visits in enumerate(self._visits):
             for microbatch, visit in enumerate(visits):
@@ -348,7 +422,7 @@ class Model:
 
 
 def _whole(costs: Costs, unit: Unit, ticks: int, more: int) -> Costs:
-    """The times in whole ticks, those of phases with so many more."""
+    """Returns the times in ticks, those of phases with so many more."""
 
     def whole(times: tuple[float, ...]) -> tuple[float, ...]:
         return tuple(unit.whole(time) * ticks + more for time in times)
