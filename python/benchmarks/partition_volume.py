@@ -4,7 +4,7 @@
     python python/benchmarks/partition_volume.py --full [PROGRAM ...] [--target gpu tpu]
 
 Both programs, the export as it is and the partitioned one, go through the same compiler, and the
-bytes are read from the two schedules (targets/volume.py). A ratio above 1 says that XLA's own
+bytes are read from the two schedules (communicated_bytes.py). A ratio above 1 says that XLA's own
 partitioner moves less. No device is needed.
 
 --full: models of the zoo at the size of published ones, on 64 devices, and files of artifacts; for
@@ -26,6 +26,7 @@ from statistics import geometric_mean
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # for `models`
 
+from communicated_bytes import volume
 from models.zoo import MODELS, ZOO
 from optimize import named
 
@@ -38,7 +39,6 @@ from stablehlo_tools.overlap.simulator import simulate
 from stablehlo_tools.targets.chips import DEFAULT_HARDWARE
 from stablehlo_tools.targets.compilation import compile_artifact
 from stablehlo_tools.targets.hlo.tasks import hlo_task_graph
-from stablehlo_tools.targets.volume import volume
 
 PIPELINE = "partition,create-reduce-scatter"
 KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from benchmarks.communicated_bytes import group_size, shape_bytes, volume
 from models.zoo import ZOO
 
 import stablehlo_tools
@@ -10,7 +11,6 @@ from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.targets.compilation import compile_artifact
 from stablehlo_tools.targets.scheduled_hlo import parse_schedule
-from stablehlo_tools.targets.volume import group_size, shape_bytes, volume
 
 DEVICES = 8
 GROUPS = "replica_groups={{0,1,2,3},{4,5,6,7}}"  # of 4
