@@ -446,6 +446,29 @@ def shard_indices(
     return list(op_sharding_to_indices(sharding, shape, partitions))
 
 
+def size_names(size: Any) -> set[str]:
+    """The names in the size of a dimension: none in a number."""
+    return set() if isinstance(size, int) else set(size._get_vars())
+
+
+def size_of(size: Any, sizes: Mapping[str, int]) -> int:
+    """The size of a dimension, where the names in it have these sizes."""
+    return size if isinstance(size, int) else int(size._evaluate(sizes))
+
+
+def refine_shapes(code: bytes) -> bytes:
+    """A module whose `main` takes static shapes, with static shapes throughout.
+
+    Raises an exception of XLA's choosing, for shapes that the program does not allow, too.
+    """
+    return _jax.mlir.refine_polymorphic_shapes(
+        mlir_module=code,
+        enable_shape_assertions=True,
+        validate_static_shapes=True,
+        enable_shardy=True,
+    )
+
+
 def key_implementation(dtype: Any) -> tuple[str, tuple[int, ...]] | None:
     """The name of a PRNG key dtype's implementation, and the shape of one key's 32-bit words.
 

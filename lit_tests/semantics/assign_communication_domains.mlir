@@ -2,13 +2,13 @@
 // pair of three dimensions, written with their parts along one of their own. All of it bit for bit.
 // RUN: stablehlo-tools opt %s -p 'assign-communication-domains{against=text}' -o %t.after.mlir
 // RUN: filecheck %s --check-prefix=WRITTEN < %t.after.mlir
-// RUN: stablehlo-tools verify %s %t.after.mlir --trials 2 | filecheck %s
+// RUN: stablehlo-tools verify %s %t.after.mlir --floats --trials 2 | filecheck %s
 // CHECK: same: 6 outputs, {{.*}} elements, bitwise
 // WRITTEN-COUNT-5: scale_up_fabric
 
 // Parts that are joined in another order are seen.
 // RUN: sed 's/dims = \[1, 0, 2, 3\]/dims = [0, 1, 2, 3]/' %t.after.mlir > %t.changed.mlir
-// RUN: not stablehlo-tools verify %s %t.changed.mlir --trials 1 2>&1 | filecheck %s --check-prefix=SEEN
+// RUN: not stablehlo-tools verify %s %t.changed.mlir --floats --trials 1 2>&1 | filecheck %s --check-prefix=SEEN
 // SEEN: {{differ|error}}
 
 module attributes {mhlo.num_partitions = 16 : i32, mhlo.num_replicas = 1 : i32} {

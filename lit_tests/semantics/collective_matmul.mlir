@@ -7,12 +7,12 @@
 // RINGS-NOT: stablehlo.all_gather
 // RINGS-NOT: stablehlo.reduce_scatter
 // RINGS: stablehlo.collective_permute
-// CHECK: same: 3 outputs, 376 elements, bitwise
+// CHECK: identical in exact arithmetic: 3 outputs, 376 elements
 
 // A ring that goes round the other way is seen.
 // RUN: sed 's/\[\[0, 1\], \[1, 3\], \[3, 2\], \[2, 0\]\]/[[1, 0], [3, 1], [2, 3], [0, 2]]/' %t.after.mlir > %t.changed.mlir
 // RUN: not stablehlo-tools verify %s %t.changed.mlir --trials 1 | filecheck %s --check-prefix=ROUND
-// ROUND: differs: output
+// ROUND: differs in exact arithmetic: output
 module @program attributes {mhlo.num_partitions = 4 : i32, mhlo.num_replicas = 1 : i32} {
   func.func public @main(%x: tensor<2x3xi32>, %w: tensor<3x6xi32>, %v: tensor<6x3xi32>, %a: tensor<5x8xi32>)
       -> (tensor<2x3xi32>, tensor<8x6xi32>, tensor<5x8xi32>) {

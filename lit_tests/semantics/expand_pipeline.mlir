@@ -7,12 +7,12 @@
 // RUN: stablehlo-tools verify %s %t.gpipe.mlir --trials 1 | filecheck %s
 // RUN: stablehlo-tools verify %s %t.circular.mlir --trials 1 | filecheck %s
 // RUN: stablehlo-tools verify %s %t.1f1b.mlir --trials 1 | filecheck %s
-// CHECK: same: 2 outputs, 37 elements, bitwise
+// CHECK: identical in exact arithmetic: 2 outputs, 37 elements
 
 // A rank that sends to the wrong neighbour is seen: both ranks keep what they made.
 // RUN: sed 's/dense<\[\[0, 1\], \[1, 0\]\]>/dense<[[0, 0], [1, 1]]>/' %t.1f1b.mlir > %t.changed.mlir
 // RUN: not stablehlo-tools verify %s %t.changed.mlir --trials 1 | filecheck %s --check-prefix=DIFFERS
-// DIFFERS: differs: output 0,
+// DIFFERS: differs in exact arithmetic: output 0,
 module attributes {mhlo.num_partitions = 2 : i32, mhlo.num_replicas = 1 : i32} {
   sdy.mesh @mesh = <["stage"=2]>
   func.func @main(%w: tensor<4x3x3xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"stage"}, {}, {}]>}, %x: tensor<4x3xf32>) -> (tensor<f32>, tensor<4x3x3xf32>) {

@@ -5,7 +5,7 @@
 
 // Rows that are written an iteration later and read an iteration earlier are the same.
 // REWRITTEN-COUNT-2: custom_call @annotate_device_placement
-// CHECK: same: 2 outputs, 17408 elements, bitwise
+// CHECK: same: 2 outputs, 17,408 elements, bitwise
 
 // Rows that are read of the wrong layers are seen.
 // RUN: sed 's/dense<15> : tensor<i32>/dense<14> : tensor<i32>/' %t.after.mlir > %t.changed.mlir

@@ -8,17 +8,17 @@
 // PARTITIONED: all_gather
 // PARTITIONED: all_reduce
 // PARTITIONED: all_to_all
-// CHECK: same: 6 outputs, 94 elements, bitwise
+// CHECK: identical in exact arithmetic: 6 outputs, 94 elements
 
 // An iota that counts from the other device's start is seen.
 // RUN: sed 's/dense<\[0, 2\]>/dense<[2, 0]>/' %t.after.mlir > %t.changed.mlir
 // RUN: not stablehlo-tools verify %s %t.changed.mlir --trials 1 | filecheck %s --check-prefix=STARTS
-// STARTS: differs: output 4,
+// STARTS: differs in exact arithmetic: output 4,
 
 // And parts that are gathered in the wrong order.
 // RUN: sed 's/\(all_gather.*\)\[\[0, 1\]\]/\1[[1, 0]]/' %t.after.mlir > %t.changed.mlir
 // RUN: not stablehlo-tools verify %s %t.changed.mlir --trials 1 | filecheck %s --check-prefix=ORDER
-// ORDER: differs: output 0,
+// ORDER: differs in exact arithmetic: output 0,
 module @program attributes {mhlo.num_partitions = 2 : i32, mhlo.num_replicas = 1 : i32} {
   sdy.mesh @mesh = <["x"=2]>
   func.func public @main(

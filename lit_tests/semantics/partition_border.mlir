@@ -6,12 +6,12 @@
 
 // WARNED: argument 1 of @main has a dimension of 7 that is divided by 4
 // WARNED: result 1 of @main has a dimension of 7 that is divided by 2
-// CHECK: same: 4 outputs, 164 elements, bitwise
+// CHECK: identical in exact arithmetic: 4 outputs, 164 elements
 
 // A sum over other devices is seen.
 // RUN: sed 's/\[\[0, 2, 4, 6\], \[1, 3, 5, 7\]\]/[[0, 1, 2, 3], [4, 5, 6, 7]]/' %t.after.mlir > %t.changed.mlir
 // RUN: not stablehlo-tools verify %s %t.changed.mlir --trials 1 | filecheck %s --check-prefix=GROUPS
-// GROUPS: differs: output 0
+// GROUPS: differs in exact arithmetic: output 0
 sdy.mesh @mesh = <["x"=4, "y"=2]>
 func.func public @main(
     %x: tensor<8x4xi32> {sdy.sharding = #sdy.sharding<@mesh, [{"y"}, {"x"}]>},

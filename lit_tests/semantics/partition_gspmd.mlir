@@ -6,7 +6,7 @@
 // PARTITIONED-NOT: mhlo.sharding
 // PARTITIONED: all_reduce
 // PARTITIONED: collective_permute
-// CHECK: same: 3 outputs, 80 elements, bitwise
+// CHECK: identical in exact arithmetic: 3 outputs, 80 elements
 
 // Axes that are taken for one another are seen.
 // RUN: sed 's/devices=\[2,2\]<=\[2,2\]T(1,0)/devices=[2,2]<=[4]/' %s > %t.swapped.mlir

@@ -8,17 +8,17 @@
 // PARTITIONED-NOT: all_to_all
 // PARTITIONED: collective_permute
 // PARTITIONED-NOT: all_to_all
-// CHECK: same: 6 outputs, 80 elements, bitwise
+// CHECK: identical in exact arithmetic: 6 outputs, 80 elements
 
 // A border that goes round the other way is seen.
 // RUN: sed 's/\[\[3, 0\], \[0, 1\], \[1, 2\], \[2, 3\]\]/[[1, 0], [2, 1], [3, 2], [0, 3]]/' %t.after.mlir > %t.changed.mlir
 // RUN: not stablehlo-tools verify %s %t.changed.mlir --trials 1 | filecheck %s --check-prefix=RING
-// RING: differs: output 0,
+// RING: differs in exact arithmetic: output 0,
 
 // And a sum that takes in what is beyond the end.
 // RUN: sed 's/compare  *LT/compare GE/' %t.after.mlir > %t.changed.mlir
 // RUN: not stablehlo-tools verify %s %t.changed.mlir --trials 1 | filecheck %s --check-prefix=PADDING
-// PADDING: differs: output
+// PADDING: differs in exact arithmetic: output
 module @program attributes {mhlo.num_partitions = 4 : i32, mhlo.num_replicas = 1 : i32} {
   sdy.mesh @mesh = <["x"=4]>
   func.func public @main(

@@ -6,7 +6,7 @@
 // REWRITTEN: stablehlo.while
 // REWRITTEN: stablehlo.while
 // REWRITTEN: stablehlo.tanh
-// CHECK: same: 2 outputs, 6144 elements, bitwise
+// CHECK: same: 2 outputs, 6,144 elements, bitwise
 
 // Rows of another layer are seen.
 // RUN: sed 's/dense<4> : tensor<i32>/dense<3> : tensor<i32>/' %t.after.mlir > %t.changed.mlir

@@ -4,7 +4,7 @@
 
 // Unrolled layers: what runs again behind barriers is the same, bit for bit.
 // REWRITTEN-COUNT-2: stablehlo.optimization_barrier
-// CHECK: same: 3 outputs, 3072 elements, bitwise
+// CHECK: same: 3 outputs, 3,072 elements, bitwise
 
 // What starts from the activation of another layer is seen.
 // RUN: sed 's/stablehlo.tanh/stablehlo.sine/' %t.after.mlir > %t.changed.mlir

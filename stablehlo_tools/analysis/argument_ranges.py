@@ -1,29 +1,25 @@
-"""In which range a program wants its arguments, by what it does with them.
+"""Which integer arguments are indices, and how large they may be; which decide what runs.
 
-A second moment stands under a square root and must not be negative; a label is compared with the
-positions of a dimension and must be below its size. Found backwards from such ops, through what
-moves elements and through arithmetic that keeps a sign:
+A label is compared with the positions of a dimension and must be below its size. Limits are found
+backwards from such ops, through what moves elements:
 
-    %v1 = add (multiply 0.9, %v), (multiply 0.1, (multiply %g, %g))      // %g may be anything
-    %s  = sqrt %v1                                            ==>  %v is positive
+    %s = dynamic_slice %x, (convert %i), sizes = [4] : tensor<16xf32>    ==>  %i is below 16
 
-It is a heuristic: an argument that is put in its range is one that the program can live with, and
-nothing follows from one that is not.
+It is a heuristic, for inputs that reach both sides of a limit.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
 
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.custom_calls import target_of
 from stablehlo_tools.dialect.names import (
     BARRIER,
     CONVERT,
+    CUSTOM_CALL,
     DYNAMIC_UPDATE_SLICE,
     PAD,
-    POWER,
     SCATTER,
     SELECT,
     SHARDING_CONSTRAINT,
@@ -35,13 +31,12 @@ from stablehlo_tools.dialect.traits import (
     COMPUTATIONS,
     Trait,
     full_names,
-    ops_with,
     ops_with_any,
 )
 from stablehlo_tools.ir.builder import element_of, shape_of
 from stablehlo_tools.ir.clone import copy_module
 from stablehlo_tools.ir.inline import inline_all_calls
-from stablehlo_tools.ir.values import is_float, producer, splat_of
+from stablehlo_tools.ir.values import is_float, producer
 from stablehlo_tools.ir.walk import (
     FUNCTION,
     callee_name,
@@ -52,36 +47,10 @@ from stablehlo_tools.ir.walk import (
     walk,
 )
 
-Sign = Literal["any", "positive", "unit"]  # unit: between 0 and 1
-_NARROWER: tuple[Sign, ...] = ("any", "positive", "unit")
-
-
-@dataclass(frozen=True)
-class Range:
-    """Of what numbers an argument is; integers are below `below`, if it is not 0."""
-
-    sign: Sign = "any"
-    below: int = 0
-
-    def narrowed(self, other: Range) -> Range:
-        """What is in both ranges."""
-        below = min((b for b in (self.below, other.below) if b), default=0)
-        return Range(_NARROWER[max(_NARROWER.index(r.sign) for r in (self, other))], below)
-
-
-ANY, POSITIVE, UNIT = Range(), Range("positive"), Range("unit")
-
-# Ops that are not numbers where their operand is out of range, and the range.
-_WANTED = {
-    **dict.fromkeys(ops_with(Trait.OF_POSITIVE), POSITIVE),
-    **dict.fromkeys(ops_with(Trait.OF_UNIT), UNIT),
-}
-_MULTIPLY, _NEGATE = "stablehlo.multiply", "stablehlo.negate"
-_INTEGER_DIVISION = frozenset({"stablehlo.divide", "stablehlo.remainder"})
-
 # Which operands the elements of a result are; of all others in a table, those in all places.
 _MOVED_FIRST = ops_with_any(Trait.LAYOUT | Trait.PIECE | Trait.EXCHANGE) | {
     CONVERT,
+    CUSTOM_CALL,
     SHARDING_CONSTRAINT,
     *full_names("real reduce_precision"),
 }
@@ -93,28 +62,28 @@ _MOVED_FROM = {
 }
 _BY_POSITION = ops_with_any(Trait.ACROSS_DEVICES | Trait.REDUCTION) | {"stablehlo.sort"}
 _ALL_MOVED = frozenset({"stablehlo.concatenate", "stablehlo.maximum", "stablehlo.minimum"})
-_SUMS = frozenset({"stablehlo.add", "stablehlo.divide"})  # positive where their operands are
 _ANNOTATIONS = ("Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape")
 
 
-def argument_ranges(module: ir.Module) -> list[Range]:
-    """The range of each argument of the entry function."""
+def index_limits(module: ir.Module) -> list[int]:
+    """For each argument of the entry function, the limit that its integers are below as indices; 0
+    if it is no index."""
     origins = Origins(_inlined(module))
-    ranges: dict[int, Range] = {}
-    pending = [wanted for op in origins.ops for wanted in _wanted(op)]
+    limits: dict[int, int] = {}
+    pending = [wanted for op in origins.ops for wanted in _indices_of(op)]
     seen = set(pending)
     while pending:
-        value, wanted = pending.pop()
+        value, limit = pending.pop()
         number = origins.argument(value)
         if number is not None:
-            ranges[number] = ranges.get(number, ANY).narrowed(wanted)
+            limits[number] = min(limit, limits.get(number, limit))
             continue
         handed = origins.handed(value)
-        sources = _sources(value, wanted) if handed is None else [(v, wanted) for v in handed]
-        fresh = [source for source in sources if source not in seen]
+        sources = _sources(value) if handed is None else handed
+        fresh = [(source, limit) for source in sources if (source, limit) not in seen]
         seen.update(fresh)
         pending += fresh
-    return [ranges.get(number, ANY) for number in range(origins.arguments)]
+    return [limits.get(number, 0) for number in range(origins.arguments)]
 
 
 def _inlined(module: ir.Module) -> ir.Module:
@@ -124,52 +93,25 @@ def _inlined(module: ir.Module) -> ir.Module:
     return copy
 
 
-def _wanted(op: ir.Operation) -> Iterator[tuple[ir.Value, Range]]:
-    """The operands of an op that it wants in a range."""
-    name = op.name
-    if name == "stablehlo.log_plus_one" and is_float(op.operands[0].type):
-        yield _above_minus_one(op.operands[0])
-    elif name in _WANTED and is_float(op.operands[0].type):
-        yield op.operands[0], _WANTED[name]
-    elif name == POWER and is_float(op.operands[0].type):
-        exponent = splat_of(op.operands[1])
-        if not isinstance(exponent, float) or not exponent.is_integer():
-            yield op.operands[0], POSITIVE
-    elif name in _INTEGER_DIVISION and not is_float(op.operands[1].type):
-        yield op.operands[1], POSITIVE
-    elif name == "stablehlo.dynamic_slice":
-        sizes = shape_of(op.operands[0])
-        yield from _below(list(op.operands)[1:], sizes)
-    elif name == "stablehlo.dynamic_update_slice":
+def _indices_of(op: ir.Operation) -> Iterator[tuple[ir.Value, int]]:
+    """The operands of an op that are indices, each with its limit."""
+    if op.name == "stablehlo.dynamic_slice":
+        yield from _below(list(op.operands)[1:], shape_of(op.operands[0]))
+    elif op.name == DYNAMIC_UPDATE_SLICE:
         yield from _below(list(op.operands)[2:], shape_of(op.operands[0]))
-    elif name in ("stablehlo.gather", "stablehlo.scatter"):
+    elif op.name in ("stablehlo.gather", SCATTER):
         yield from _indices(op)
-    elif name == "stablehlo.compare":
+    elif op.name == "stablehlo.compare":
         yield from _positions(op)
 
 
-def _above_minus_one(value: ir.Value) -> tuple[ir.Value, Range]:
-    """What has to be in which range for the logarithm of 1 + `value`: of 1 - p, a probability, and
-    of 1 - x * x, which functions like the inverse of erf take."""
-    maker = producer(value)
-    if maker is not None and maker.name == _NEGATE:
-        return maker.operands[0], UNIT
-    if maker is not None and maker.name == _MULTIPLY:
-        one, other = maker.operands
-        for factor, negated in ((one, other), (other, one)):
-            negate = producer(negated)
-            if negate is not None and negate.name == _NEGATE and negate.operands[0] == factor:
-                return factor, UNIT
-    return value, POSITIVE
-
-
-def _below(starts: Sequence[ir.Value], sizes: Sequence[int]) -> Iterator[tuple[ir.Value, Range]]:
+def _below(starts: Sequence[ir.Value], sizes: Sequence[int]) -> Iterator[tuple[ir.Value, int]]:
     for start, size in zip(starts, sizes, strict=True):
         if size > 0:
-            yield start, Range(below=size)
+            yield start, size
 
 
-def _indices(op: ir.Operation) -> Iterator[tuple[ir.Value, Range]]:
+def _indices(op: ir.Operation) -> Iterator[tuple[ir.Value, int]]:
     """The indices of a gather or scatter: below the smallest dimension that they index."""
     gathers = op.name == "stablehlo.gather"
     number = 1 if gathers else len(op.results)
@@ -179,10 +121,10 @@ def _indices(op: ir.Operation) -> Iterator[tuple[ir.Value, Range]]:
     dims = [int(part) for part in listed.partition("]")[0].split(",") if part.strip()]
     sizes = [shape_of(op.operands[0])[dim] for dim in dims]
     if sizes and min(sizes) > 0:
-        yield op.operands[number], Range(below=min(sizes))
+        yield op.operands[number], min(sizes)
 
 
-def _positions(op: ir.Operation) -> Iterator[tuple[ir.Value, Range]]:
+def _positions(op: ir.Operation) -> Iterator[tuple[ir.Value, int]]:
     """What is compared with the positions of a dimension, as a label of one-hot vectors is."""
     for one, other in ((0, 1), (1, 0)):
         maker = producer(op.operands[other])
@@ -193,73 +135,27 @@ def _positions(op: ir.Operation) -> Iterator[tuple[ir.Value, Range]]:
         dimension = ir.IntegerAttr(maker.attributes["iota_dimension"]).value
         size = shape_of(maker.results[0])[dimension]
         if size > 0 and not is_float(op.operands[one].type):
-            yield op.operands[one], Range(below=size)
+            yield op.operands[one], size
 
 
-def _sources(value: ir.Value, wanted: Range) -> list[tuple[ir.Value, Range]]:
-    """What has to be in which range for a computed value to be in one."""
+def _sources(value: ir.Value) -> list[ir.Value]:
+    """The operands whose elements a computed value has."""
     op = producer(value)
     assert op is not None, "an argument of a block is handed, not computed"
     name, operands = op.name, list(op.operands)
-    if name in _MOVED_FIRST:
-        return [(operands[0], wanted)] if _is_number(operands[0], wanted) else []
+    if name in _MOVED_FIRST or (name == CUSTOM_CALL and target_of(op) in _ANNOTATIONS):
+        return operands[:1] if _is_number(operands[0]) else []
     if name in _MOVED_FROM:
-        return [(operands[place], wanted) for place in _MOVED_FROM[name] if place < len(operands)]
+        return [operands[place] for place in _MOVED_FROM[name] if place < len(operands)]
     if name in _BY_POSITION:
-        return [(operands[ir.OpResult(value).result_number], wanted)]
-    if name == "stablehlo.maximum" and wanted.sign == "positive" and _is_bounded_below(operands):
-        return []
-    if name in _ALL_MOVED:
-        return [(operand, wanted) for operand in operands]
-    if name == "stablehlo.custom_call":
-        target = ir.StringAttr(op.attributes["call_target_name"]).value
-        return [(operands[0], wanted)] if target in _ANNOTATIONS else []
-    return [] if wanted.sign == "any" else _arithmetic(op, replace(wanted, below=0))
+        return [operands[ir.OpResult(value).result_number]]
+    return operands if name in _ALL_MOVED else []
 
 
-def _arithmetic(op: ir.Operation, wanted: Range) -> list[tuple[ir.Value, Range]]:
-    operands = list(op.operands)
-    if op.name == _MULTIPLY:
-        is_square = wanted.sign == "positive" and _is_square(operands)
-        return [] if is_square else [(operand, wanted) for operand in operands]
-    if op.name in _SUMS and wanted == POSITIVE:
-        return [(operand, wanted) for operand in operands]
-    if op.name in (POWER, "stablehlo.sqrt"):
-        return [(operands[0], wanted)]
-    if op.name == "stablehlo.subtract":  # 1 - p, a probability or its complement
-        minuend = splat_of(operands[0])
-        return [(operands[1], UNIT)] if minuend == 1 and is_float(operands[0].type) else []
-    return []
-
-
-def _is_square(factors: Sequence[ir.Value]) -> bool:
-    """Whether a product is that of a value and itself, or of a constant's multiple of it."""
-    one, other = (_without_constant(factor) for factor in factors)
-    return one == other
-
-
-def _without_constant(value: ir.Value) -> ir.Value:
-    op = producer(value)
-    if op is not None and op.name == _MULTIPLY:
-        for factor, constant in ((0, 1), (1, 0)):
-            number = splat_of(op.operands[constant])
-            if isinstance(number, float) and number > 0:
-                return op.operands[factor]
-    return value
-
-
-def _is_bounded_below(operands: Sequence[ir.Value]) -> bool:
-    """Whether a maximum is not negative whatever its other operand is."""
-    numbers = [splat_of(operand) for operand in operands]
-    return any(isinstance(number, float) and number >= 0 for number in numbers)
-
-
-def _is_number(value: ir.Value, wanted: Range) -> bool:
-    """Whether a range says something of a value before it was converted."""
+def _is_number(value: ir.Value) -> bool:
+    """Whether a value is not boolean: an index may be converted from one of those."""
     element = element_of(value)
-    if isinstance(element, ir.IntegerType):
-        return element.width > 1 and wanted.sign != "unit"
-    return not wanted.below or isinstance(element, ir.FloatType)
+    return not isinstance(element, ir.IntegerType) or element.width > 1
 
 
 def steering_arguments(module: ir.Module) -> list[int]:

@@ -1,10 +1,13 @@
-"""Prove that a set of rank programs runs its schedule, and that its values go the right way.
+"""Prove that a set of rank programs runs its schedule, and compare its values with its origin's.
 
-DIR holds the programs and their manifest, as `expand-mpmd` writes them. What each rank does is read
-back from its program and held against the schedule: every action and message in its place, every
-value of the right microbatch, no deadlock, memory within what the schedule holds. What functions
-compute is not judged: `run-mpmd` compares values. Exit code 0: proven; 1: what is wrong; 2: bad
-input.
+DIR holds the programs and their manifest, as `expand-mpmd` writes them. check-mpmd reads back from
+the programs what each rank does, and compares that with the schedule: every action and message in
+its place, every value of the right microbatch, no deadlock, memory within the schedule's bound.
+That proves order, structure and memory, but no values: which of two operands is which, only the
+functions say. --of STEP, the program that the set was made of, compares these: both run in exact
+arithmetic, as `run-mpmd` runs them.
+
+Exit code 0: proven, and the same as STEP; 1: not; 2: bad input.
 """
 
 from __future__ import annotations
@@ -20,6 +23,9 @@ from stablehlo_tools.processes import activity
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `check-mpmd`."""
     parser.add_argument("directory", metavar="DIR", help="the directory of the set")
+    parser.add_argument(
+        "--of", metavar="STEP", help="the program that the set was made of, to compare values with"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
@@ -27,7 +33,10 @@ def run(arguments: argparse.Namespace) -> int:
     """Prints the verdict. Raises ToolError on bad input."""
     import gc
 
+    from stablehlo_tools.artifacts import artifact
     from stablehlo_tools.cli.shared_arguments import tool_version
+    from stablehlo_tools.cli.usage_errors import typed
+    from stablehlo_tools.cli.verify import compare_with_origin, print_comparison
     from stablehlo_tools.mpmd.proof.proving import prove, set_report
     from stablehlo_tools.mpmd.rank_set import load
     from stablehlo_tools.report.mpmd_report import to_json, verdict
@@ -35,10 +44,27 @@ def run(arguments: argparse.Namespace) -> int:
     gc.disable()  # many small objects, all of which stay
     directory = Path(arguments.directory)
     activity.show(f"reading and proving the programs in {directory}")
-    proof = prove(load(directory))
+    ranks = load(directory)
+    original = artifact.load(arguments.of) if arguments.of else None
+    proof = prove(ranks)
     report = set_report(proof, arguments.directory, tool_version(), levels=False)
+    values = None
+    if original is not None and proof.is_proven:
+        from stablehlo_tools.mpmd.running.outcome import SetOptions
+
+        activity.show(f"comparing {directory} and {original.name} on random inputs")
+        values = compare_with_origin(ranks, original, SetOptions()).values
+    holds = proof.is_proven and (values is None or values.same)
     if arguments.json:
-        print(json.dumps(to_json(report), indent=1))
-    else:
-        print_answer(verdict(report), holds=proof.is_proven)
-    return 0 if proof.is_proven else 1
+        compared = None if values is None else values.to_json()
+        print(json.dumps({**to_json(report), "values": compared}, indent=1))
+        return 0 if holds else 1
+    print_answer(verdict(report), holds=proof.is_proven)
+    if values is not None:
+        print_comparison(values, ["run-mpmd", arguments.directory, arguments.of])
+    elif original is not None:
+        print("values were not compared, since the set is not proven")
+    elif proof.is_proven:
+        again = typed(["check-mpmd", arguments.directory, "--of", "STEP"])
+        print(f"order, structure and memory are proven, values were not compared; try: {again}")
+    return 0 if holds else 1

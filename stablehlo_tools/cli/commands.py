@@ -77,12 +77,12 @@ GROUPS = {
             "expand-mpmd step.jax_export -o ranks --schedule zb-v --ranks 2",
         ),
         "check-mpmd": Command(
-            "prove that a set of rank programs runs its schedule, values going the right way",
-            "check-mpmd ranks",
+            "prove that rank programs run their schedule, and compare their values with the step's",
+            "check-mpmd ranks --of step.jax_export",
         ),
         "run-mpmd": Command(
             "run a set of rank programs and compare it with the program it was made of",
-            "run-mpmd ranks step.jax_export --how processes",
+            "run-mpmd ranks step.jax_export",
         ),
         "lower-mpmd": Command(
             "rewrite the transfers of a set of rank programs for a runtime",

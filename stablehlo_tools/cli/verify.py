@@ -19,6 +19,8 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stablehlo_tools.cli.shared_arguments import (
@@ -35,7 +37,9 @@ from stablehlo_tools.processes import activity
 
 if TYPE_CHECKING:
     from stablehlo_tools.artifacts.artifact import Artifact
-    from stablehlo_tools.verify import Verification
+    from stablehlo_tools.mpmd.rank_set import RankSet
+    from stablehlo_tools.mpmd.running.outcome import SetOptions, SetOutcome
+    from stablehlo_tools.verify import Options, Verification
     from stablehlo_tools.verify.twin import Twin, TwinVerification
     from stablehlo_tools.verify.verification import Exactness, Output
 
@@ -84,8 +88,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--backend",
         choices=("cpu", "interpreter", "both"),
-        default="cpu",
-        help="XLA:CPU, the StableHLO reference interpreter (static shapes, few devices), or both",
+        help="XLA:CPU (the default), the StableHLO reference interpreter (static shapes, few "
+        "devices), or both",
     )
     parser.add_argument(
         "--twin",
@@ -118,13 +122,14 @@ def run(arguments: argparse.Namespace) -> int:
 
     if arguments.before == arguments.after == atomic.STDIN:
         raise ToolError("only one of BEFORE and AFTER can be standard input")
+    in_floats = arguments.floats or arguments.backend is not None
     options = Options(
-        arithmetic="exact" if arguments.exact else "floats" if arguments.floats else "auto",
+        arithmetic="floats" if in_floats else "exact" if arguments.exact else "auto",
         seed=arguments.seed,
         trials=arguments.trials,
         specials=arguments.specials,
         rule=Rule(arguments.rtol, arguments.atol, arguments.any_nan),
-        backend=arguments.backend,
+        backend=arguments.backend or "cpu",
         timeout=arguments.timeout,
         fixed=dict(arguments.set),
         as_deployed=arguments.as_deployed,
@@ -133,6 +138,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise ToolError(
             "--exact has no rounding, NaN or -0.0: leave it out, or the option that floats have"
         )
+    if Path(arguments.after).is_dir():
+        return _verify_set(arguments, options)
     before, after = (artifact.load(path) for path in (arguments.before, arguments.after))
     activity.show(f"comparing {before.name} and {after.name} on random inputs")
     limit = arguments.memory_limit
@@ -141,25 +148,92 @@ def run(arguments: argparse.Namespace) -> int:
         from stablehlo_tools.verify.twin import verify_twins
 
         answer = verify_twins(before, after, options, limit)
-        verification, twin = answer.verification, answer.twin
+        verification, twin, limits = answer.verification, answer.twin, answer.limits()
     else:
         answer = verification = verify_artifacts(before, after, options)
-        twin = None
+        twin, limits = None, list[str]()
+    check_shown(verification)
+    if arguments.json:
+        print(json.dumps(answer.to_json()))
+    else:
+        more = [] if twin is None else [_of_twin(twin), *limits]
+        print_comparison(verification, arguments.words, more)
+    warn_of_zeros(verification)
+    return 0 if answer.same else 1
+
+
+def _verify_set(arguments: argparse.Namespace, options: Options) -> int:
+    """Compares a set of rank programs with its origin, as `run-mpmd` does."""
+    from stablehlo_tools.artifacts import artifact
+    from stablehlo_tools.diagnostics import ToolError
+    from stablehlo_tools.mpmd.rank_set import load
+    from stablehlo_tools.mpmd.running.outcome import SetOptions
+
+    if options.specials or options.as_deployed or options.backend != "cpu":
+        raise ToolError("a set of rank programs has no --specials, --backend or --as-deployed")
+    set_options = SetOptions(**vars(options))
+    outcome = compare_with_origin(
+        load(arguments.after), artifact.load(arguments.before), set_options
+    )
+    assert outcome.values is not None
+    if arguments.json:
+        print(json.dumps(outcome.values.to_json()))
+    else:
+        print_comparison(outcome.values, arguments.words)
+    return 0 if outcome.same else 1
+
+
+def compare_with_origin(
+    ranks: RankSet, original: Artifact | None, options: SetOptions
+) -> SetOutcome:
+    """Runs a set and its original, and warns of what the answer does not show.
+
+    Raises ToolError for what cannot be run, and if nothing could be compared.
+    """
+    from stablehlo_tools.diagnostics import ToolError
+    from stablehlo_tools.mpmd.rank_set import digest_of
+    from stablehlo_tools.mpmd.running.outcome import run_set
+
+    try:
+        outcome = run_set(ranks, original, options)
+    except MemoryError:
+        raise ToolError("this machine has too little memory for the arrays of this set") from None
+    if outcome.values is not None:
+        check_shown(outcome.values)
+        warn_of_zeros(outcome.values)
+    if original is not None and ranks.manifest.digest not in ("", digest_of(original)):
+        print(
+            f"warning: {original.name} is not the program that the set was made of, "
+            f"{ranks.manifest.source}: their texts differ",
+            file=sys.stderr,
+        )
+    return outcome
+
+
+def check_shown(verification: Verification) -> None:
+    """Raises ToolError if the programs agree in nothing but zeros, NaN and infinities."""
+    from stablehlo_tools.diagnostics import ToolError
+
     if verification.same and not verification.compared:
         raise ToolError(
             f"nothing was compared: {_number(len(verification.vacuous), 'output')}, "
             f"{_emptiness(verification)}, in both programs: --set INDEX=VALUE gives "
             "an input a value that the programs can live with, --seed draws others"
         )
-    if arguments.json:
-        print(json.dumps(answer.to_json()))
-    else:
-        print_answer(render(verification), holds=verification.same)
-        if twin is not None:
-            print("\n".join(_of_twin(twin)))
-        if _may_be_rounding(verification):
-            print("floats that are added up in another order differ like this: tolerances allow it")
-            print(f"try: {typed([*arguments.words, '--rtol', '1e-4', '--atol', '1e-6'])}")
+
+
+def print_comparison(
+    verification: Verification, words: Sequence[str], more: Sequence[str] = ()
+) -> None:
+    """Prints the answer, `more` lines after it, and what to try for the command line `words`."""
+    print_answer("\n".join([render(verification), *more]), holds=verification.same)
+    if _may_be_rounding(verification):
+        print("floats that are added up in another order differ like this: tolerances allow it")
+        print(f"try: {typed([*words, '--rtol', '1e-4', '--atol', '1e-6'])}")
+
+
+def warn_of_zeros(verification: Verification) -> None:
+    """Warns of outputs that agree in nothing but zeros, NaN and infinities."""
     if verification.same and verification.vacuous:
         first = _title(verification.outputs[verification.vacuous[0]])
         print(
@@ -168,7 +242,6 @@ def run(arguments: argparse.Namespace) -> int:
             "value",
             file=sys.stderr,
         )
-    return 0 if verification.same else 1
 
 
 def render(verification: Verification) -> str:
@@ -183,14 +256,17 @@ def render(verification: Verification) -> str:
         lines.append(_agreement(verification))
     else:
         lines += _differences(verification)
+    if verification.sizes:
+        lines.append(f"symbolic dimensions: {'; then '.join(verification.sizes)}")
     if exact is not None:
         lines += _of_partitioner(verification, exact)
         lines += _of_branches(exact)
         chance = exact.chance(verification.trials)
         if verification.same and chance is not None:
             lines.append(
-                f"an element of programs that differ agrees with a probability of {chance:.1g} at "
-                f"most: ({exact.degree}/{exact.prime})^{verification.trials}, if hashes are random"
+                f"programs that differ agree in an element with a probability of {chance:.1g} at "
+                f"most: ({exact.degree:,}/{exact.prime:,})^{verification.trials}, if hashes and "
+                "reciprocals are random functions"
             )
     return "\n".join(lines)
 
@@ -307,15 +383,14 @@ def _is_large(before: Artifact, after: Artifact, limit: int) -> bool:
         return False
 
 
-def _of_twin(twin: Twin) -> list[str]:
+def _of_twin(twin: Twin) -> str:
     factors = [f"{full} → {_sizes(reduced)}" for full, reduced in twin.factors.items()]
     if len(factors) > SHOWN_FACTORS:
         factors[SHOWN_FACTORS:] = [f"{len(factors) - SHOWN_FACTORS} more"]
-    return [
+    return (
         f"on a twin of about {_amount(twin.bytes)}, for the programs take about "
-        f"{_amount(twin.full_bytes)}; dimensions: {', '.join(factors) or 'as they are'}",
-        f"not shown by a twin: {'; '.join(twin.notes)}",
-    ]
+        f"{_amount(twin.full_bytes)}; dimensions: {', '.join(factors) or 'as they are'}"
+    )
 
 
 def _sizes(counts: tuple[int, ...]) -> str:

@@ -1,15 +1,14 @@
 """What is proven of a candidate before it is written: values, order, memory.
 
-Values are compared with the export's by running both on random inputs on virtual CPU devices, bit
-for bit or, where a pass adds floats in another order, within what the program's own types resolve.
-The order of collectives is that of `check-order`. Memory is the compiler's count.
+Values are compared with the export's in exact arithmetic, by running both on virtual CPU devices;
+in floats, within what the program's own types resolve, only if an op has no form there. The order
+of collectives is that of `check-order`. Memory is the compiler's count.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from stablehlo_tools.artifacts.artifact import Artifact
@@ -21,17 +20,19 @@ from stablehlo_tools.optimization.figures import Figures
 from stablehlo_tools.order.report import finding_text
 from stablehlo_tools.order.simulation import UndecidedError
 from stablehlo_tools.order.verdict import decide
-from stablehlo_tools.verify.comparison import BITWISE, Rule
+from stablehlo_tools.verify.comparison import Rule
+from stablehlo_tools.verify.exact.constants import UnmappedError
 from stablehlo_tools.verify.twin import verify_twins
 from stablehlo_tools.verify.verification import Options as VerifyOptions
 from stablehlo_tools.verify.verification import Verification, verify_artifacts
 
-State = Literal["proven", "refuted", "not proven"]
+# compared: in floats, within a tolerance.
+State = Literal["proven", "proven at reduced sizes", "compared", "refuted", "not proven"]
 # |before - after| <= t + t * |before|, by the least precise float that the program computes in:
 # sums of some thousands of terms in another order differ by so much.
 _TOLERANCES = (("f8E", 0.25), ("f6E", 0.25), ("f4E", 0.25), ("bf16", 5e-2), ("f16", 1e-2))
 _F32_TOLERANCE, _F64_TOLERANCE = 1e-4, 1e-9
-_TRIALS = 2
+_FLOAT_TRIALS = 2
 _SECONDS = 180.0
 # XLA:CPU on some cores takes so many times what a matmul takes a device: 30 GFLOP/s to 500 TFLOP/s.
 _SLOWER = 1.6e4
@@ -127,72 +128,57 @@ def tolerance_of(module: ir.Module) -> float:
 
 
 def _values(before: Artifact, after: Artifact, export: Figures, candidate: Figures) -> Finding:
-    """Of the programs themselves where they can be run here; else of their twin."""
+    """Compares the programs themselves if they can be run here; else a twin of them."""
     too_large = _too_large(export, candidate)
-    if too_large:
-        # A twin computes in f64 where a tolerance is given, so that small mistakes show.
-        how = f"; as a twin at reduced sizes, for {too_large}"
-        return _compared(before, after, _of_twins, [_tolerant(before)], how)
-    return _compared(before, after, _of_programs, [BITWISE, _tolerant(before)], "")
+    options = VerifyOptions(arithmetic="exact", timeout=_SECONDS, partitioned=False)
+    try:
+        try:
+            return _compared(before, after, options, too_large)
+        except UnmappedError as error:
+            tolerance = tolerance_of(before.module)
+            rule = Rule(tolerance, tolerance)
+            floats = replace(options, arithmetic="floats", rule=rule, trials=_FLOAT_TRIALS)
+            finding = _compared(before, after, floats, too_large)
+            unmapped = f"{error.diagnostic.message} has no form in exact arithmetic"
+            return replace(finding, text=f"{finding.text}; {unmapped}")
+    except ToolError as error:
+        how = f"; as a twin at reduced sizes, for {too_large}" if too_large else ""
+        return Finding("not proven", f"{error.diagnostic.message}{how}")
 
 
-def _tolerant(before: Artifact) -> Rule:
-    tolerance = tolerance_of(before.module)
-    return Rule(tolerance, tolerance)
-
-
-type Comparison = Callable[[Artifact, Artifact, VerifyOptions], tuple[Verification, str]]
-
-
-def _of_programs(
-    before: Artifact, after: Artifact, options: VerifyOptions
-) -> tuple[Verification, str]:
-    return verify_artifacts(before, after, options), ""
-
-
-def _of_twins(
-    before: Artifact, after: Artifact, options: VerifyOptions
-) -> tuple[Verification, str]:
+def _compared(before: Artifact, after: Artifact, options: VerifyOptions, too_large: str) -> Finding:
+    if not too_large:
+        return _finding(verify_artifacts(before, after, options), "proven", "")
     answer = verify_twins(before, after, options, _TWIN_BYTES)
     factors = answer.twin.factors.items()
     sizes = ", ".join(f"{full} -> {'/'.join(map(str, small))}" for full, small in factors)
-    unshown = "; ".join(answer.twin.notes)
-    return answer.verification, f" ({sizes}); not shown: {unshown or 'nothing'}"
-
-
-def _compared(
-    before: Artifact, after: Artifact, compare: Comparison, rules: Sequence[Rule], how: str
-) -> Finding:
-    """The finding under the last of the rules, or under the first that holds."""
-    verification = None
-    for rule in rules:
-        options = VerifyOptions(rule=rule, trials=_TRIALS, timeout=_SECONDS)
-        try:
-            verification, more = compare(before, after, options)
-        except ToolError as error:
-            return Finding("not proven", f"{error.diagnostic.message}{how}")
-        if verification.same:
-            agreed = _agreed(verification)
-            return Finding(agreed.state, f"{agreed.text}{how}{more}")
-    assert verification is not None, "there is a rule"
-    worst = max(verification.outputs, key=lambda output: output.differing)
-    return Finding(
-        "refuted",
-        f"output {worst.index} differs in {worst.differing} of {worst.elements} elements, "
-        f"{rules[-1]}; the largest difference is {worst.max_abs_difference}{how}",
+    how = f"; as a twin at reduced sizes ({sizes}), for {too_large}"
+    how += "".join(f"; {line}" for line in answer.limits())
+    finding = _finding(
+        answer.verification, "proven" if answer.twin.is_uniform else "proven at reduced sizes", how
     )
+    return finding if answer.same else replace(finding, state="refuted")
 
 
-def _agreed(verification: Verification) -> Finding:
+def _finding(verification: Verification, proven: State, how: str) -> Finding:
+    outputs = verification.outputs
+    if not verification.same:
+        worst = max(outputs, key=lambda output: output.differing)
+        differing = f"output {worst.index} differs in {worst.differing} of {worst.elements}"
+        return Finding("refuted", f"{differing} elements, {_arithmetic(verification)}{how}")
     compared = len(verification.compared)
     if not compared:
-        return Finding("not proven", "all outputs were NaN, infinite or mere rounding")
-    of = "" if compared == len(verification.outputs) else f" of {len(verification.outputs)}"
-    return Finding(
-        "proven",
-        f"{compared}{of} outputs are the same as the export's, {verification.rule}, on "
-        f"{verification.trials} sets of random inputs and {verification.devices} virtual devices",
+        return Finding("not proven", f"all outputs were zero, NaN or infinite{how}")
+    of = "" if compared == len(outputs) else f" of {len(outputs)}"
+    text = (
+        f"{compared}{of} outputs are the same as the export's, {_arithmetic(verification)}, on "
+        f"{verification.trials} sets of random inputs and {verification.devices} virtual devices"
     )
+    return Finding(proven if verification.exact is not None else "compared", f"{text}{how}")
+
+
+def _arithmetic(verification: Verification) -> str:
+    return "in exact arithmetic" if verification.exact is not None else str(verification.rule)
 
 
 def _too_large(export: Figures, candidate: Figures) -> str:

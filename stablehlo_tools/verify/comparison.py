@@ -54,6 +54,11 @@ class Shard:
     instance: int = 0
 
 
+def whole(array: Array) -> Shard:
+    """The shard of device 0 that is all of an array."""
+    return Shard(0, (slice(None),) * array.ndim, array)
+
+
 @dataclass(frozen=True)
 class Difference:
     """The first element that differs, in row-major order, and both its values as text.

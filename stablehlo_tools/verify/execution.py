@@ -11,11 +11,8 @@ from typing import Any, Protocol
 
 import jax
 import numpy as np
-from jax import export
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from stablehlo_tools import bindings
-from stablehlo_tools.artifacts.program_mesh import program_mesh
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.verify.comparison import Shard
 from stablehlo_tools.verify.element_types import (
@@ -46,75 +43,19 @@ def load_program(directory: Path, run: Run, side: Side, *, skipped: Sequence[str
     """Reads and compiles one side's program. Raises whatever JAX or XLA raises."""
     data = (directory / run.program(side)).read_bytes()
     form = run.forms[side]
-    if form == "exported":
-        return ExportedProgram(data, run, skipped=skipped)
     if form == "interpreter":
         return InterpreterProgram(data, run)
-    return ModuleProgram(data, run, partitioned=form == "partitioned", skipped=skipped)
-
-
-class ExportedProgram:
-    """A jax.export artifact, called as its users call it, on a mesh of virtual devices."""
-
-    def __init__(self, data: bytes, run: Run, *, skipped: Sequence[str]) -> None:
-        self.exported = export.deserialize(bytearray(data))
-        self.inputs, self.outputs = run.inputs, run.outputs
-        self.devices = np.array(jax.devices()[: self.exported.nr_devices])
-        self.mesh = program_mesh(self.exported, list(self.devices))
-        self.shardings = [self._concrete(s) for s in self.exported.in_shardings_jax(None)]
-        specs = [
-            jax.ShapeDtypeStruct(value.shape, _element(value).dtype, sharding=sharding)
-            for value, sharding in zip(self.inputs, self.shardings, strict=True)
-            if value.role != "nothing"
-        ]
-        # Passes that round anew: they would do so differently before and after a pass of ours.
-        options = {"xla_disable_hlo_passes": ",".join(skipped)} if skipped else {}
-        self.compiled = jax.jit(self._call).lower(*specs).compile(options)
-
-    def __call__(self, instances: Instances) -> list[list[Shard]]:
-        arguments = [
-            jax.device_put(array, sharding)
-            for value, array, sharding in zip(
-                self.inputs, instances[0], self.shardings, strict=True
-            )
-            if value.role != "nothing"
-        ]
-        results = iter(self.compiled(*arguments))
-        return [[] if value.role == "nothing" else _shards(next(results)) for value in self.outputs]
-
-    def _call(self, *arrays: Any) -> list[Any]:
-        given = iter(arrays)
-        arguments: list[Any] = []
-        for value in self.inputs:
-            if value.role == "nothing":
-                arguments.append(np.zeros(value.shape, jax.dtypes.float0))
-            elif value.role == "key":
-                arguments.append(jax.random.wrap_key_data(next(given), impl=value.key))
-            else:
-                arguments.append(next(given))
-        results = self.exported.call(*arguments)
-        return [
-            jax.random.key_data(result) if value.role == "key" else result
-            for value, result in zip(self.outputs, results, strict=True)
-            if value.role != "nothing"
-        ]
-
-    def _concrete(self, sharding: Any) -> NamedSharding:
-        """A sharding, on these devices; replicated over all of them where there is none."""
-        if sharding is None or sharding.mesh.empty:
-            return NamedSharding(self.mesh, PartitionSpec())
-        mesh = sharding.mesh
-        devices = self.devices.reshape(mesh.axis_sizes)
-        return NamedSharding(
-            Mesh(devices, mesh.axis_names, axis_types=mesh.axis_types), sharding.spec
-        )
+    return ModuleProgram(data, run, side, skipped=skipped)
 
 
 class ModuleProgram:
     """A bare module, compiled and run below JAX: no calling convention comes between."""
 
-    def __init__(self, code: bytes, run: Run, *, partitioned: bool, skipped: Sequence[str]) -> None:
+    def __init__(self, code: bytes, run: Run, side: Side, *, skipped: Sequence[str]) -> None:
         self.run = run
+        self.taken = run.taken.get(side, tuple(range(len(run.inputs))))
+        inputs = [run.inputs[number] for number in self.taken]
+        partitioned = run.forms[side] == "partitioned"
         self.devices = jax.devices()[: run.replicas * run.partitions]
         self.executable = bindings.compile_for_devices(
             code,
@@ -125,7 +66,7 @@ class ModuleProgram:
             skipped_passes=skipped,
         )
         self.in_indices = self._indices(
-            bindings.input_shardings(self.executable) if partitioned else None, run.inputs
+            bindings.input_shardings(self.executable) if partitioned else None, inputs
         )
         self.out_indices = self._indices(
             bindings.output_shardings(self.executable) if partitioned else None, run.outputs
@@ -137,7 +78,7 @@ class ModuleProgram:
                 instances[self._instance(device)][i][indices[device % self.run.partitions]]
                 for device in range(len(self.devices))
             ]
-            for i, indices in enumerate(self.in_indices)
+            for i, indices in zip(self.taken, self.in_indices, strict=True)
         ]
         results = bindings.run_on_devices(self.executable, arguments, self.devices)
         return [
@@ -210,13 +151,6 @@ def _from_attributes(attributes: Iterator[Any], value: Value) -> Array:
     patterns = np.stack(pieces, -1) if element.kind is Kind.COMPLEX else pieces[0]
     narrow = np.ascontiguousarray(patterns.astype(f"u{part.dtype.itemsize}"))
     return from_bits(narrow, part).view(element.dtype).reshape(value.shape)
-
-
-def _shards(array: jax.Array) -> list[Shard]:
-    return [
-        Shard(shard.device.id, shard.index, np.asarray(shard.data))
-        for shard in array.addressable_shards
-    ]
 
 
 def _whole(value: Value) -> tuple[slice, ...]:

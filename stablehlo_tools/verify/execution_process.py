@@ -27,8 +27,8 @@ from stablehlo_tools.verify.execution import Program, load_program
 from stablehlo_tools.verify.job import SIDES, Request, Run, RunAnswer, Side, Stage
 from stablehlo_tools.verify.random_inputs import (
     Specials,
+    made_valid,
     put_about_zero,
-    put_in_range,
     random_array,
     random_words,
 )
@@ -178,7 +178,7 @@ def _input(value: Value, key: tuple[int, ...], request: Request, trial: int) -> 
         return values
     if trial % 2:
         return put_about_zero(values, element, value.below)
-    return put_in_range(values, element, value.sign, 0 if wide else value.below)
+    return made_valid(values, element, 0 if wide else value.below)
 
 
 def _known(value: Value) -> ElementType:

@@ -11,7 +11,7 @@ import json
 import re
 import signal
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,15 +30,16 @@ _DEADLOCK = "a deadlock, a loop without end, or too much work"
 Side = Literal["before", "after"]
 SIDES: tuple[Side, Side] = ("before", "after")
 
-# exported: a jax.export file, called as users call it. partitioned: a module that its shardings
-# divide. per_device: a module as each device runs it. interpreter: see interpreter_program.py.
-Form = Literal["exported", "partitioned", "per_device", "interpreter"]
+# partitioned: a module that its shardings divide. per_device: a module as each device runs it.
+# interpreter: see interpreter_program.py.
+Form = Literal["partitioned", "per_device", "interpreter"]
 
 
 @dataclass(frozen=True)
 class Run:
     """Both programs on one backend. Each of `instances` gets inputs of its own, but for those that
-    `shared` gives another instance's: by input and instance."""
+    `shared` gives another instance's: by input and instance. `taken` are the inputs that a side's
+    module takes: an export lacks those that it does not use."""
 
     backend: str
     forms: Mapping[Side, Form]
@@ -48,6 +49,7 @@ class Run:
     partitions: int
     instances: int
     shared: tuple[tuple[int, ...], ...] = ()
+    taken: Mapping[Side, tuple[int, ...]] = field(default_factory=dict[Side, tuple[int, ...]])
 
     def program(self, side: Side) -> str:
         """The name of the file that holds a side's program."""
@@ -133,7 +135,7 @@ def run_child(
     devices = max(run.replicas * run.partitions for run in request.runs)
     # XLA:CPU drops a narrowing that a widening follows, so that moving an op would change values.
     flags = [] if request.as_deployed else ["--xla_allow_excess_precision=false"]
-    names = {side: artifact.name for side, artifact in artifacts.items()}
+    names: dict[Side, str] = {side: artifact.name for side, artifact in artifacts.items()}
     answer = ask_child(_MODULE, directory, asdict(request), devices, names, timeout, flags)
     return tuple(RunAnswer.of(fields) for fields in answer["runs"])
 
@@ -143,7 +145,7 @@ def ask_child(
     directory: Path,
     request: dict[str, Any],
     devices: int,
-    names: Mapping[str, str],
+    names: Mapping[Side, str],
     timeout: float,
     flags: Sequence[str],
 ) -> dict[str, Any]:
@@ -160,6 +162,11 @@ def ask_child(
     if outcome.answer is not None and not outcome.error:
         return outcome.answer
     stage = _read_stage(directory)
+    name = names["after" if stage is not None and stage.side == "after" else "before"]
+    if outcome.refusal is not None:
+        error = outcome.refusal
+        error.input_name = error.input_name or name
+        raise error
     if outcome.error:
         message = f"{_cannot(stage)}: {first_line(outcome.error)}"
     elif outcome.code is None:
@@ -167,7 +174,7 @@ def ask_child(
     else:
         message = _died(stage, outcome.code, outcome.errors)
     error = ToolError(message)
-    error.input_name = names[stage.side if stage else "before"]
+    error.input_name = name
     raise error
 
 
@@ -182,6 +189,7 @@ def run_of(fields: dict[str, Any]) -> Run:
     for name in ("inputs", "outputs"):
         fields[name] = tuple(value_of(value) for value in fields[name])
     fields["shared"] = tuple(tuple(instances) for instances in fields["shared"])
+    fields["taken"] = {side: tuple(inputs) for side, inputs in fields["taken"].items()}
     return Run(**fields)
 
 

@@ -10,11 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from stablehlo_tools import bindings
-from stablehlo_tools.analysis.argument_ranges import Range, argument_ranges, steering_arguments
+from stablehlo_tools.analysis.argument_ranges import index_limits, steering_arguments
 from stablehlo_tools.analysis.replica_groups import ProcessGrid
 from stablehlo_tools.artifacts.artifact import Artifact
+from stablehlo_tools.artifacts.exported import argument_leaves
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.diagnostics import ToolError, first_line
+from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.ir.async_calls import (
     find_async_starts,
     is_waited_for_beside,
@@ -32,10 +33,10 @@ from stablehlo_tools.verify.interpreter_program import interpreter_grid, interpr
 from stablehlo_tools.verify.job import SIDES, Form, Run, Side
 from stablehlo_tools.verify.signatures import (
     Signature,
-    Value,
     check_agreement,
     exported_signature,
     module_signature,
+    uncounted,
 )
 
 _LOWER_CHLO = "builtin.module(func.func(chlo-legalize-to-stablehlo))"
@@ -63,32 +64,67 @@ def no_input(number: int, value: float, count: int) -> ToolError:
     return ToolError(said, instead=(f"{number}={value:g}", f"{count - 1}={value:g}"))
 
 
-def make_plan(
-    artifacts: Mapping[Side, Artifact], backend: str, ranges: Sequence[Range] = ()
-) -> Plan:
-    """How to run two artifacts on `cpu` or `interpreter`, with the modules' arguments in `ranges`,
-    or else in those that `before` wants.
+def make_plan(artifacts: Mapping[Side, Artifact], backend: str, limits: Sequence[int] = ()) -> Plan:
+    """How to run two artifacts on `cpu` or `interpreter`, with indices below `limits`, or else
+    below those that `before` shows.
 
     Raises ToolError, with the name of the file that it is about, where they cannot be run or
     compared: signatures or device counts that differ, sizes or tokens that cannot be given.
     """
     artifacts = each(artifacts, lambda _, artifact: _with_plain_collectives(artifact, backend))
-    if backend == "cpu" and all(artifact.exported for artifact in artifacts.values()):
-        return _plan_calls(artifacts)
     platform = cpu_index(artifacts)
     interpreted = backend == "interpreter"
     modules = each(
         artifacts, lambda _, artifact: runnable_module(artifact, platform, interpreted=interpreted)
     )
-    signatures = each(artifacts, lambda side, _: module_signature(modules[side]))
-    signature = agreed(artifacts, signatures)
+    if interpreted:  # which gets what the modules take, and no more
+        artifacts = each(artifacts, lambda side, a: replace(a, exported=None))
+    signature, taken = common_signature(artifacts, modules, limits)
     grid = common_grid(artifacts, modules)
+    steering = tuple(taken["before"][i] for i in steering_arguments(modules["before"]))
     if interpreted:
         plan = _plan_interpretation(artifacts, modules, signature, grid)
     else:
         plan = _plan_modules(artifacts, modules, signature, grid)
-    inputs = in_range(signature.inputs, ranges or argument_ranges(modules["before"]))
-    return replace(plan, run=replace(plan.run, inputs=inputs))
+    return replace(plan, run=replace(plan.run, taken=taken), steering=steering)
+
+
+def common_signature(
+    artifacts: Mapping[Side, Artifact],
+    modules: Mapping[Side, ir.Module],
+    limits: Sequence[int] = (),
+) -> tuple[Signature, dict[Side, tuple[int, ...]]]:
+    """The inputs and outputs of both programs, as callers of an export see them, and which of the
+    inputs each module takes; indices are below `limits`, or else below those that `before` shows.
+
+    Raises ToolError where the two do not take and give the same.
+    """
+    signatures = each(artifacts, lambda side, artifact: _signature(artifact, modules[side]))
+    signature = agreed(artifacts, signatures)
+    taken = each(artifacts, lambda s, a: _taken(a, modules[s], len(signature.inputs)))
+    below = dict(zip(taken["before"], limits or index_limits(modules["before"]), strict=True))
+    inputs = [replace(value, below=below.get(i, 0)) for i, value in enumerate(signature.inputs)]
+    return Signature(tuple(inputs), signature.outputs), taken
+
+
+def _taken(artifact: Artifact, module: ir.Module, count: int) -> tuple[int, ...]:
+    """Which of `count` inputs the module takes: that of an export lacks those that it does not
+    use."""
+    if artifact.exported is None:
+        return tuple(range(count))
+    leaves = argument_leaves(artifact.exported, entry_function(module))
+    first = count - len(artifact.exported.in_avals)
+    return (*range(first), *(first + leaf for leaf in leaves.values()))
+
+
+def _signature(artifact: Artifact, module: ir.Module) -> Signature:
+    """That of the module, with the names and keys that callers of an export see."""
+    of_module = module_signature(module)
+    if artifact.exported is None:
+        return of_module
+    of_calls = exported_signature(artifact)
+    first = uncounted(of_module.inputs)
+    return Signature((*of_module.inputs[:first], *of_calls.inputs), of_calls.outputs)
 
 
 def _with_plain_collectives(artifact: Artifact, backend: str) -> Artifact:
@@ -102,21 +138,6 @@ def _with_plain_collectives(artifact: Artifact, backend: str) -> Artifact:
     copy = artifact.copy()
     lower_async_calls(copy.module)
     return copy
-
-
-def _plan_calls(artifacts: Mapping[Side, Artifact]) -> Plan:
-    signatures = each(artifacts, lambda _, artifact: exported_signature(artifact))
-    signature = agreed(artifacts, signatures)
-    counts = each(artifacts, lambda _, artifact: _device_count(artifact))
-    check_equal(artifacts, "number of devices", counts)
-    forms: dict[Side, Form] = dict.fromkeys(SIDES, "exported")
-    shared = ((0,),) * len(signature.inputs)
-    before = artifacts["before"]
-    inputs = in_range(signature.inputs, ranges_of_calls(before, len(signature.inputs)))
-    run = Run("cpu", forms, inputs, signature.outputs, 1, counts["before"], 1, shared)
-    steering_inputs = [_input_of_call(before, i) for i in steering_arguments(before.module)]
-    steering = tuple(index for index in steering_inputs if index is not None)
-    return Plan(run, each(artifacts, lambda _, artifact: _flat_exported(artifact)), steering)
 
 
 def _plan_modules(
@@ -174,7 +195,6 @@ def _plan(
     encode: Callable[[ir.Module], bytes],
 ) -> Plan:
     """A run of bare modules on a grid; `encode` makes of each what its backend runs."""
-    before = modules["before"]
     run = Run(
         backend,
         forms,
@@ -186,40 +206,15 @@ def _plan(
         shared(modules, signature, grid, instances),
     )
     programs: dict[Side, bytes] = {side: encode(module) for side, module in modules.items()}
-    return Plan(run, programs, tuple(steering_arguments(before)))
-
-
-def ranges_of_calls(artifact: Artifact, count: int) -> list[Range]:
-    """The range of each input of a jax.export artifact."""
-    ranges = [Range()] * count
-    for argument, range_ in enumerate(argument_ranges(artifact.module)):
-        index = _input_of_call(artifact, argument)
-        if index is not None:
-            ranges[index] = range_
-    return ranges
-
-
-def _input_of_call(artifact: Artifact, argument: int) -> int | None:
-    """Which input an argument of the module is: it lacks those that are unused, and may begin with
-    the index of the platform, which is none."""
-    assert artifact.exported is not None
-    kept = artifact.exported.module_kept_var_idx
-    block = entry_function(artifact.module).regions[0].blocks[0]
-    position = argument - (len(block.arguments) - len(kept))
-    return kept[position] if position >= 0 else None
-
-
-def in_range(inputs: Sequence[Value], ranges: Sequence[Range]) -> tuple[Value, ...]:
-    return tuple(
-        replace(value, sign=range_.sign, below=range_.below)
-        for value, range_ in zip(inputs, ranges, strict=True)
-    )
+    return Plan(run, programs)
 
 
 def shared(
     modules: Mapping[Side, ir.Module], signature: Signature, grid: ProcessGrid, instances: int
 ) -> tuple[tuple[int, ...], ...]:
     """What either program says is the same on several devices is."""
+    if instances == 1:
+        return ((0,),) * len(signature.inputs)
     sides = [shared_inputs(m, signature.inputs, grid, instances) for m in modules.values()]
     return tuple(
         tuple(min(one[i], other[i]) for i in range(instances))
@@ -302,35 +297,10 @@ def cpu_index(artifacts: Mapping[Side, Artifact]) -> int:
     return 0
 
 
-def _device_count(artifact: Artifact) -> int:
-    return artifact.exported.nr_devices if artifact.exported else 1
-
-
 def _grid_text(grid: ProcessGrid) -> str:
+    if grid.num_replicas == 1:
+        return str(grid.num_partitions)
     return f"{grid.num_replicas} replicas of {grid.num_partitions} partitions"
-
-
-def _flat_exported(artifact: Artifact) -> bytes:
-    """The jax.export file with flat inputs and outputs, and fit for the CPU whatever its platform.
-
-    Without its pytrees the child process needs no types of the user's.
-    """
-    import jax
-
-    exported = artifact.to_exported()
-    inputs = tuple(range(len(exported.in_avals)))
-    checks = exported.disabled_safety_checks
-    platform = jax.export.DisabledSafetyCheck.platform()
-    flat = replace(
-        exported,
-        in_tree=jax.tree_util.tree_structure((inputs, {})),
-        out_tree=jax.tree_util.tree_structure(list(range(len(exported.out_avals)))),
-        disabled_safety_checks=(*checks, *([] if platform in checks else [platform])),
-    )
-    try:
-        return bytes(flat.serialize())
-    except (KeyError, ValueError) as error:  # KeyError: a dtype that the file format lacks
-        raise ToolError(f"jax.export cannot serialize this: {first_line(str(error))}") from None
 
 
 def check_equal[T](artifacts: Mapping[Side, Artifact], what: str, values: Mapping[Side, T]) -> None:

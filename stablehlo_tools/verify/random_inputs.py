@@ -11,7 +11,6 @@ import math
 import ml_dtypes
 import numpy as np
 
-from stablehlo_tools.analysis.argument_ranges import Sign
 from stablehlo_tools.verify.element_types import Array, ElementType, Kind, real_part
 
 SPECIAL_SHARE = 1 / 8
@@ -61,18 +60,14 @@ def random_array(
     return np.asarray(np.where(chosen, picked, values), element.dtype)
 
 
-def put_in_range(values: Array, element: ElementType, sign: Sign, below: int) -> Array:
-    """The nearest that random values have to those of a range; complex numbers stay as they are."""
-    if element.kind is Kind.FLOAT and sign != "any":
-        wide = np.abs(values.astype(np.float64))
-        wide = wide / (1 + wide) if sign == "unit" else wide
-        return np.asarray(wide + _LEAST).astype(element.dtype)
-    if element.kind not in (Kind.SIGNED, Kind.UNSIGNED):
+def made_valid(values: Array, element: ElementType, below: int) -> Array:
+    """Random values that most programs can live with: floats above zero, and indices below their
+    limit, if there is one; complex numbers as they are."""
+    if element.kind is Kind.FLOAT:
+        return np.asarray(np.abs(values.astype(np.float64)) + _LEAST).astype(element.dtype)
+    if element.kind not in (Kind.SIGNED, Kind.UNSIGNED) or not below:
         return values
-    wide = values.astype(np.int64)
-    if sign != "any":
-        wide = np.maximum(np.abs(wide), 1)
-    return np.asarray(wide % below if below else wide).astype(element.dtype)
+    return np.asarray(values.astype(np.int64) % below).astype(element.dtype)
 
 
 def put_about_zero(values: Array, element: ElementType, below: int) -> Array:

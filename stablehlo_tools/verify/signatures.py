@@ -12,7 +12,6 @@ from typing import Any, Literal
 import numpy as np
 
 from stablehlo_tools import bindings
-from stablehlo_tools.analysis.argument_ranges import Sign
 from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError, to_place
@@ -29,7 +28,7 @@ Role = Literal["data", "key", "platform", "nothing"]
 class Value:
     """One input or output. For a key, `element` and `shape` are those of its 32-bit words.
 
-    `sign` and `below` are the range in which the program wants an input: see `argument_ranges`.
+    `below` is the limit of an input of indices, 0 for others: see `index_limits`.
     """
 
     element: str
@@ -37,7 +36,6 @@ class Value:
     name: str = ""
     role: Role = "data"
     key: str = ""
-    sign: Sign = "any"
     below: int = 0
 
     @property

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
+from exact_comparison import EXACT
 from jax import export, lax
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -25,10 +26,10 @@ from stablehlo_tools.order.program import TextOrder, blocks_of
 from stablehlo_tools.order.verdict import decide
 from stablehlo_tools.targets.scheduled_hlo import parse_schedule
 from stablehlo_tools.verify import Options as VerifyOptions
-from stablehlo_tools.verify import Rule, verify_artifacts
+from stablehlo_tools.verify import verify_artifacts
 
 ROWS = jax.ShapeDtypeStruct((8, 16), jnp.float32)
-CLOSE = VerifyOptions(rule=Rule(1e-5, 1e-5), trials=1)
+CLOSE = EXACT
 
 
 def _step():

@@ -18,7 +18,7 @@ from stablehlo_tools.mpmd.expansion import Expansion, Request, compare_schedules
 from stablehlo_tools.mpmd.manifest import Entry
 from stablehlo_tools.mpmd.proof.proving import prove
 from stablehlo_tools.mpmd.rank_set import RankSet, load, write
-from stablehlo_tools.mpmd.running.outcome import Options, run_set
+from stablehlo_tools.mpmd.running.outcome import SetOptions, run_set
 from stablehlo_tools.report.mpmd_report import summary as summary_of
 from stablehlo_tools.report.mpmd_report import summary_text
 from stablehlo_tools.schedules.simulator import simulate
@@ -84,9 +84,11 @@ def check(case: Case, directory: Path) -> None:
     assert proof.is_proven, [str(finding) for finding in proof.findings]
     manifest = expansion.manifest
     assert proof.timeline.bubble == pytest.approx(simulate(manifest.table, manifest.costs).bubble)
-    outcome = run_set(written_set, artifact.from_exported(case[3].export()), Options())
-    different = [o.path for o in outcome.outputs if o.comparison and o.comparison.differing]
+    outcome = run_set(written_set, artifact.from_exported(case[3].export()), SetOptions())
+    assert outcome.values is not None
+    different = [output.name for output in outcome.values.outputs if output.differing]
     assert outcome.same, different
+    assert outcome.values.exact is not None
 
 
 @pytest.mark.parametrize("case", one_in(len(MANY), MANY), ids=title)

@@ -17,7 +17,7 @@ from stablehlo_tools.mpmd.expansion import Expansion, Request, expand_mpmd
 from stablehlo_tools.mpmd.manifest import Manifest
 from stablehlo_tools.mpmd.proof.proving import prove
 from stablehlo_tools.mpmd.rank_set import RankSet, load, write
-from stablehlo_tools.mpmd.running.outcome import Options, run_set
+from stablehlo_tools.mpmd.running.outcome import SetOptions, run_set
 
 REFUSED = [
     ("rows-twice", "1f1b", "is no sum"),
@@ -68,7 +68,7 @@ def test_sets_of_many_programs_are_proven(case: tuple[str, str], tmp_path: Path)
 @pytest.mark.parametrize("case", first(1, [("losses-set", "dualpipe"), *CASES]), ids="-".join)
 def test_sets_of_many_programs_give_the_same_values(case: tuple[str, str], tmp_path: Path):
     if case not in LEFT_OUT:
-        assert run_set(written(tmp_path, *case), program(case[0]), Options()).same
+        assert run_set(written(tmp_path, *case), program(case[0]), SetOptions()).same
 
 
 @pytest.mark.parametrize(("name", "schedule", "why"), REFUSED)

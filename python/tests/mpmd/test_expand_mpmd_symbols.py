@@ -30,7 +30,7 @@ from stablehlo_tools.ir.walk import (
 from stablehlo_tools.mpmd.expansion import Request, expand_mpmd
 from stablehlo_tools.mpmd.proof.proving import prove
 from stablehlo_tools.mpmd.rank_set import load, write
-from stablehlo_tools.mpmd.running.outcome import Options, run_set
+from stablehlo_tools.mpmd.running.outcome import SetOptions, run_set
 
 TANH = """
 func.func private @{name}(%x: tensor<2x8xf32>) -> tensor<2x8xf32> {{
@@ -75,7 +75,7 @@ def test_a_shard_map_with_a_psum_becomes_programs_that_give_its_values(tmp_path:
     write(tmp_path, found.manifest, found.modules)
     written = load(tmp_path)
     assert not prove(written).findings
-    assert run_set(written, step, Options()).same
+    assert run_set(written, step, SetOptions()).same
 
 
 def test_devices_that_the_program_does_not_count_are_told():

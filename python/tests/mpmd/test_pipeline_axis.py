@@ -19,7 +19,7 @@ from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.mpmd.expansion import Expansion, Request, expand_mpmd
 from stablehlo_tools.mpmd.proof.proving import prove
 from stablehlo_tools.mpmd.rank_set import load, write
-from stablehlo_tools.mpmd.running.outcome import Options, run_set
+from stablehlo_tools.mpmd.running.outcome import SetOptions, run_set
 from stablehlo_tools.mpmd.staging.pipeline_axis import lay_along
 
 sys.path.append(str(ROOT / "python" / "examples"))
@@ -84,7 +84,7 @@ def test_each_rank_is_a_mesh_of_the_other_axes(tmp_path: Path) -> None:
 def test_ranks_along_an_axis_give_the_values_of_the_step(tmp_path: Path) -> None:
     found = expanded("stage")
     write(tmp_path, found.manifest, found.modules)
-    assert run_set(load(tmp_path), step(), Options()).same
+    assert run_set(load(tmp_path), step(), SetOptions()).same
 
 
 def test_without_the_axis_a_rank_is_the_whole_mesh_and_says_so() -> None:

@@ -32,7 +32,7 @@ from stablehlo_tools.mpmd.rank_set import RankSet, load, write
 from stablehlo_tools.mpmd.reading import body_of
 from stablehlo_tools.mpmd.running.child import cut_pieces, join_pieces
 from stablehlo_tools.mpmd.running.compiling import compile_ranks
-from stablehlo_tools.mpmd.running.outcome import make_inputs
+from stablehlo_tools.mpmd.running.origin_inputs import make_inputs
 from stablehlo_tools.mpmd.running.processes import run_processes
 from stablehlo_tools.mpmd.transfers import rounds_of, with_both_ends, with_permutes
 from stablehlo_tools.order.findings import Verdict
@@ -166,10 +166,9 @@ def test_permutes_inside_of_a_rank_run_in_processes(tmp_path: Path) -> None:
     for rank in range(2):
         edited(tmp_path, rank, with_ring)
     ranks = load(tmp_path)
-    inputs, _ = make_inputs(ranks.manifest, None, 0, {})
     room = tmp_path / "room"
     room.mkdir()
-    pieces = cut_pieces(ranks.manifest, inputs)
+    pieces = cut_pieces(ranks.manifest, make_inputs(ranks.manifest, None, 0, {}).arrays)
     found = join_pieces(ranks.manifest, run_processes(ranks, pieces, room, 100).results)
     for one, other in zip(found, played(tmp_path)[1], strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-6)

@@ -24,10 +24,12 @@ from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.mpmd.expansion import Request, expand_mpmd
 from stablehlo_tools.mpmd.manifest import NAME, decode_manifest, encode_manifest
 from stablehlo_tools.mpmd.rank_set import digest_of, load, write
-from stablehlo_tools.mpmd.running import sequential_process
+from stablehlo_tools.mpmd.running import outcome, sequential_process
 from stablehlo_tools.mpmd.running.child import cut_pieces, join_pieces
-from stablehlo_tools.mpmd.running.outcome import Options, Outcome, make_inputs, run_set
+from stablehlo_tools.mpmd.running.origin_inputs import make_inputs
+from stablehlo_tools.mpmd.running.outcome import RunnerName, SetOptions, SetOutcome, run_set
 from stablehlo_tools.mpmd.running.sequential import read_results, write_inputs
+from stablehlo_tools.verify.comparison import Rule
 from stablehlo_tools.verify.element_types import Array
 
 CASES: list[Case] = [
@@ -40,6 +42,7 @@ CASES: list[Case] = [
     ("gpipe", 4, 4, None, 1),
 ]
 SMALL: Case = ("1f1b", 2, 2, None, 1)
+ROUNDING = Rule(rtol=2e-6, atol=1e-6)
 
 
 def written(directory: Path, case: Case, *, step: bool = False) -> Path:
@@ -50,17 +53,17 @@ def written(directory: Path, case: Case, *, step: bool = False) -> Path:
     return directory
 
 
-def ran(directory: Path, how: str = "sequential") -> Outcome:
-    """What came of running a set against its step, in processes of their own."""
+def ran(directory: Path, how: RunnerName = "sequential") -> SetOutcome:
+    """A run of a set against its step: in exact arithmetic if that is how, else within rounding."""
     original = artifact.load(directory / "step.jax_export")
-    options = Options(how=how, timeout=600)  # pyright: ignore[reportArgumentType]
+    options = SetOptions(how=how, rule=Rule() if how == "sequential" else ROUNDING)
     return run_set(load(directory), original, options)
 
 
 def played(directory: Path, seed: int = 0) -> tuple[list[Array], list[Array], dict[str, Any]]:
     """Plays a set in this process: the inputs, the outputs, and what a child would answer."""
     ranks = load(directory)
-    inputs, _ = make_inputs(ranks.manifest, None, seed, {})
+    inputs = make_inputs(ranks.manifest, None, seed, {}).arrays
     with tempfile.TemporaryDirectory() as room:
         write_inputs(ranks, cut_pieces(ranks.manifest, inputs), Path(room))
         answer = sequential_process.answer(Path(room), {"set": str(directory)})
@@ -90,12 +93,14 @@ def test_a_set_gives_the_values_of_its_step(case: Case, tmp_path: Path) -> None:
         np.testing.assert_allclose(one, other, rtol=2e-6, atol=1e-7)
 
 
-@pytest.mark.parametrize("how", first(2, ["processes", "interpreter", "sequential"]))
-def test_every_way_gives_the_same_values(how: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", first(3, ["processes", "sequential", "interpreter"]))
+def test_every_way_gives_the_same_values(how: RunnerName, tmp_path: Path) -> None:
     found = ran(written(tmp_path, SMALL, step=True), how)
+    assert found.values is not None
     assert found.same
     assert [output.path for output in found.outputs] == ["[0]", "[1]", "[2]"]
-    assert all(o.allowed is not None and 0 < o.allowed < 1e-3 for o in found.outputs)
+    assert (found.values.exact is not None) == (how == "sequential")
+    assert not found.values.in_floats
 
 
 @pytest.mark.soak
@@ -129,7 +134,7 @@ def expanded(directory: Path, schedule: str, ranks: int, microbatches: int) -> P
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("how", ["sequential", "processes"])
+@pytest.mark.parametrize("how", ["sequential", "processes"])  # exact, and in floats
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize(
     ("schedule", "microbatches"),
@@ -139,7 +144,7 @@ def expanded(directory: Path, schedule: str, ranks: int, microbatches: int) -> P
     ],
 )
 def test_what_expand_mpmd_writes_runs(
-    schedule: str, microbatches: int, ranks: int, how: str, tmp_path: Path
+    schedule: str, microbatches: int, ranks: int, how: RunnerName, tmp_path: Path
 ) -> None:
     assert ran(expanded(tmp_path, schedule, ranks, microbatches), how).same
 
@@ -164,9 +169,10 @@ def test_a_wrong_gradient_is_found(tmp_path: Path) -> None:
     written(tmp_path, SMALL, step=True)
     sums = re.compile(r"stablehlo\.add %a\d+, %h")
     edited(tmp_path, 1, lambda text: sums.sub("stablehlo.add %h, %h", text))
-    found = ran(tmp_path)
-    differing = [bool(o.comparison and o.comparison.differing) for o in found.outputs]
-    assert differing == [True, False, True]
+    for how in ("sequential", "interpreter"):
+        values = ran(tmp_path, how).values
+        assert values is not None
+        assert [bool(output.differing) for output in values.outputs] == [True, False, True]
 
 
 def test_ranks_that_wait_for_each_other_are_named(tmp_path: Path) -> None:
@@ -178,7 +184,10 @@ def test_ranks_that_wait_for_each_other_are_named(tmp_path: Path) -> None:
     assert "rank 0 waits in the send on channel 1 (0SEND_F0) for rank 1" in notes[0]
     assert "rank 1 waits in the receive on channel 2 (1RECV_F1) for rank 0" in notes[1]
     with pytest.raises(ToolError, match="wait for each other for ever"):
-        run_set(load(tmp_path), None, Options(how="processes", timeout=600))
+        run_set(load(tmp_path), None, SetOptions(how="processes"))
+    write_step(tmp_path / "step.jax_export", table_of(SMALL))
+    with pytest.raises(ToolError, match="wait for each other for ever"):
+        ran(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -244,7 +253,7 @@ def test_the_interpreter_takes_two_ranks_of_one_device(tmp_path: Path) -> None:
         directory = tmp_path / str(case[-1])
         write_set(directory, table_of(case), case[-1])
         with pytest.raises(ToolError, match="trusted with 2 ranks of one device"):
-            run_set(load(directory), None, Options(how="interpreter"))
+            run_set(load(directory), None, SetOptions(how="interpreter"))
 
 
 def test_another_step_is_refused(tmp_path: Path) -> None:
@@ -270,8 +279,13 @@ def test_the_command_prints_a_table(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert command_line.main(words) == 0
     printed, warned = capsys.readouterr()
     assert not warned, "the set does not say what it was made of"
+    lines = printed.splitlines()
+    assert lines[0] == "identical in exact arithmetic: 3 outputs, 34 elements, 3 inputs"
+    assert re.fullmatch(r"2 ranks, sequential, [\d.]+ s", lines[-1])
+    assert command_line.main([*words, "--rtol", "1e-5", "--atol", "1e-6"]) == 0
+    printed, _ = capsys.readouterr()
+    assert printed.startswith("same: 3 outputs, 34 elements, within rtol=1e-05 atol=1e-06, 1 trial")
     assert re.search(r"^2 ranks, sequential, \d+ functions compiled, [\d.]+ s$", printed, re.M)
-    assert "\nsame: 3 outputs, within rounding\n" in printed
     step = artifact.load(tmp_path / "step.jax_export")
     found = decode_manifest((tmp_path / NAME).read_text())
     for digest, warning in ((digest_of(step), ""), ("5f", "is not the program that the set was")):
@@ -290,3 +304,48 @@ def test_the_command_refuses_bad_input(tmp_path: Path, capsys: pytest.CaptureFix
     assert command_line.main(["run-mpmd", str(tmp_path)]) == 2
     said = capsys.readouterr().err
     assert said.startswith(f"{tmp_path}: error: this is no directory of rank programs: ")
+
+
+def test_an_op_without_a_form_in_exact_arithmetic_is_named_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written(tmp_path, SMALL, step=True)
+    tanh = re.compile(r"stablehlo\.tanh %p : (\S+)")
+    edited(tmp_path, 0, lambda text: tanh.sub(r"chlo.broadcast_add %p, %p : (\1, \1) -> \1", text))
+    words = ["run-mpmd", str(tmp_path), str(tmp_path / "step.jax_export")]
+    assert command_line.main(words) == 1
+    lines = capsys.readouterr().out.splitlines()
+    place = r"compared in floats: chlo\.broadcast_add at .*rank_0\.mlir:\d+:\d+, which has no form "
+    assert re.match(place, lines[0])
+    assert lines[1].startswith("differs: output 0")
+    assert command_line.main([*words, "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert found["values"]["kind"] == "floats"
+    assert found["values"]["in_floats"].startswith("chlo.broadcast_add at ")
+
+
+def test_a_step_that_is_too_large_for_this_machine_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written(tmp_path, SMALL, step=True)
+    monkeypatch.setattr(outcome, "estimated_bytes", lambda _: 2**60)
+    with pytest.raises(ToolError, match="export the step at smaller sizes") as raised:
+        ran(tmp_path)
+    assert raised.value.input_name == str(tmp_path / "step.jax_export")
+
+
+def test_a_fixed_input_and_options_of_floats_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written(tmp_path, SMALL, step=True)
+    step = str(tmp_path / "step.jax_export")
+    assert command_line.main(["run-mpmd", str(tmp_path), step, "--set", "1=0.5"]) == 0
+    assert capsys.readouterr().out.startswith("identical in exact arithmetic: 3 outputs")
+    assert (
+        command_line.main(["run-mpmd", str(tmp_path), step, "--set", "0=-0.0", "--atol", "1"]) == 0
+    )
+    assert capsys.readouterr().out.startswith("same: 3 outputs, 34 elements, within ")
+    assert command_line.main(["verify", step, str(tmp_path), "--specials"]) == 2
+    assert "a set of rank programs has no --specials" in capsys.readouterr().err
+    assert command_line.main(["verify", step, str(tmp_path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["kind"] == "exact"

@@ -21,7 +21,7 @@ from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.mpmd.expansion import Request, expand_mpmd
 from stablehlo_tools.mpmd.proof.proving import prove
 from stablehlo_tools.mpmd.rank_set import load, write
-from stablehlo_tools.mpmd.running.outcome import Options, run_set
+from stablehlo_tools.mpmd.running.outcome import SetOptions, run_set
 
 REQUEST = Request("zb-h1", 2, load_hardware("h100"), None, 4, axis="stage")
 
@@ -41,7 +41,7 @@ def test_a_step_is_laid_along_the_stages(name: str, tmp_path: Path):
     write(tmp_path, found.manifest, found.modules)
     ranks = load(tmp_path)
     assert prove(ranks).is_proven
-    assert run_set(ranks, given, Options()).same
+    assert run_set(ranks, given, SetOptions()).same
 
 
 def test_what_one_program_does_not_compute_is_refused():

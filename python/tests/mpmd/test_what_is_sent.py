@@ -23,7 +23,7 @@ from stablehlo_tools.ir.walk import ops_named, symbol_name
 from stablehlo_tools.mpmd.expansion import Expansion, Request, expand_mpmd
 from stablehlo_tools.mpmd.proof.proving import prove
 from stablehlo_tools.mpmd.rank_set import load, write
-from stablehlo_tools.mpmd.running.outcome import Options, run_set
+from stablehlo_tools.mpmd.running.outcome import SetOptions, run_set
 
 SAMPLES, WIDTH, MICROBATCHES, STAGES = 2, 8, 4, 3
 
@@ -62,7 +62,7 @@ def check(step: Artifact, expansion: Expansion, directory: Path) -> None:
     ranks = load(directory)
     proof = prove(ranks)
     assert proof.is_proven, [str(finding) for finding in proof.findings]
-    assert run_set(ranks, step, Options()).same
+    assert run_set(ranks, step, SetOptions()).same
 
 
 @pytest.mark.parametrize("name", ["1f1b", pytest.param("zb-h1", marks=pytest.mark.soak)])

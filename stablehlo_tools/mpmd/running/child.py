@@ -33,15 +33,12 @@ def ask(
     devices: int,
     timeout: float,
     what: str,
-    *,
-    loose: bool = False,
 ) -> dict[str, Any]:
     """Has a module of this package answer a request. `what` it does goes into messages.
 
-    `loose`: see `environment`. Raises ToolError for what it raised, and where it died or took more
-    than `timeout` seconds.
+    Raises ToolError for what it raised, and where it died or took more than `timeout` seconds.
     """
-    variables = environment(devices, timeout, loose=loose)
+    variables = environment(devices, timeout)
     outcome = child.ask(
         f"{PACKAGE}.{module}", directory, request, timeout, variables, runs_programs=True
     )
@@ -49,7 +46,7 @@ def ask(
     if outcome.answer is None:
         raise outcome.death("the process", what)
     if outcome.refusal is not None:
-        raise _about_the_set(outcome.refusal)
+        raise about_the_set(outcome.refusal)
     if outcome.error:
         raise ToolError(f"{what} failed: {first_line(outcome.error)}")
     return outcome.answer
@@ -61,15 +58,12 @@ def serve(answer: Callable[[Path, dict[str, Any]], dict[str, Any]]) -> None:
     child.answer_request(answer)
 
 
-def environment(devices: int, timeout: float, *, loose: bool = False) -> dict[str, str]:
-    """The variables of a process with so many CPU devices.
-
-    Its compiler keeps to the rounding of programs, or where `loose` rounds coarse floats less.
-    """
+def environment(devices: int, timeout: float) -> dict[str, str]:
+    """The variables of a process with so many CPU devices, whose compiler keeps to the rounding of
+    programs."""
     # Ranks meet at an address of this machine, which no proxy knows.
     inherited = {n: text for n, text in os.environ.items() if not n.lower().endswith("_proxy")}
-    flags = [f"--xla_allow_excess_precision={str(loose).lower()}"]
-    return virtual_devices(devices, timeout, flags, inherited)
+    return virtual_devices(devices, timeout, ["--xla_allow_excess_precision=false"], inherited)
 
 
 def inputs_of(rank: int) -> str:
@@ -160,7 +154,7 @@ def element_of(value: Value) -> ElementType:
     return element
 
 
-def _about_the_set(refusal: ToolError) -> ToolError:
+def about_the_set(refusal: ToolError) -> ToolError:
     """The error with its places in the messages: they are not in the set, which it is about."""
     message, *notes = (_placed(each) for each in (refusal.diagnostic, *refusal.diagnostic.notes))
     error = ToolError(message, notes=tuple(note(text) for text in notes))

@@ -1,7 +1,8 @@
 """Plays the ranks of a set against each other in one process: a send ends when its receive does.
 
 A player walks the `main` of its rank op by op and stops where another rank is needed. What `main`
-calls is compiled with XLA:CPU, equal functions once (`functions`), and runs on virtual devices.
+calls is compiled with XLA:CPU, equal functions once (`functions`), and runs on virtual devices. A
+`SetPlayer` has a player for each rank, and runs them on as many inputs as one likes.
 
 Imported by child processes only: values are arrays on JAX's devices, which it starts.
 """
@@ -38,9 +39,10 @@ from stablehlo_tools.ir.walk import (
     terminator,
 )
 from stablehlo_tools.mpmd.manifest import FINISH, PREPARE, Manifest, Transfer, phase_of
+from stablehlo_tools.mpmd.rank_set import RankSet
 from stablehlo_tools.mpmd.running.child import element_of, value_of
 from stablehlo_tools.mpmd.running.functions import as_module, module_of
-from stablehlo_tools.mpmd.running.localisation import LocalProgram
+from stablehlo_tools.mpmd.running.localisation import LocalProgram, localised
 from stablehlo_tools.mpmd.running.sequential import Played, end_of
 from stablehlo_tools.schedules.table import Action
 from stablehlo_tools.verify.element_types import Array
@@ -49,6 +51,30 @@ Pairs = tuple[tuple[int, int], ...]
 
 
 Parts = tuple[Any, ...]  # what each device has of a value: arrays that lie on the devices
+
+
+class SetPlayer:
+    """The ranks of a set in this process; XLA runs none of the `skipped` passes."""
+
+    def __init__(self, ranks: RankSet, skipped: Sequence[str] = bindings.REROUNDING_PASSES) -> None:
+        self.manifest = ranks.manifest
+        self.machine = Executables(ranks.manifest.devices, skipped)
+        self.programs = [localised(ranks, rank) for rank in range(ranks.ranks)]
+        self.players = [
+            Player(ranks.manifest, rank, program, self.machine)
+            for rank, program in enumerate(self.programs)
+        ]
+        self.machine.compile_ahead([m for player in self.players for m in player.functions()])
+
+    def run(self, inputs: Sequence[Sequence[Array]]) -> list[list[Array]]:
+        """The results of each rank's `main` for its arguments. Raises ToolError as `play` does."""
+        for player, program, arrays in zip(self.players, self.programs, inputs, strict=True):
+            player.start(program.divided(arrays))
+        play(self.manifest, self.players)
+        return [
+            program.joined(player.results)
+            for player, program in zip(self.players, self.programs, strict=True)
+        ]
 
 
 def play(manifest: Manifest, players: Sequence[Player]) -> None:
@@ -172,21 +198,23 @@ class Player:
         rank: int,
         program: LocalProgram,
         machine: Executables,
-        inputs: list[list[Array]],
     ) -> None:
         self.manifest, self.rank, self.program, self.machine = manifest, rank, program, machine
         block = program.block
         self._ops = [view.operation for view in block.operations][:-1]
         self._returned = list(terminator(block).operands)
-        self._position = 0
-        self._values: dict[ir.Value, Parts | None] = {
-            argument: machine.placed(parts)
-            for argument, parts in zip(block.arguments, inputs, strict=True)
-        }
         self._last = self._last_uses(block.arguments)
         self._channels = manifest.of_channel()
         self._modules: dict[str, ir.Module] = {}  # of functions
         self._functions: dict[str, object] = {}  # compiled
+
+    def start(self, inputs: Sequence[Sequence[Array]]) -> None:
+        """Goes to the beginning, with these arguments `[argument][device]`."""
+        self._position = 0
+        self._values: dict[ir.Value, Parts | None] = {
+            argument: self.machine.placed(parts)
+            for argument, parts in zip(self.program.block.arguments, inputs, strict=True)
+        }
         self._actions: list[str] = []
         self._peak, self._peak_at = 0, ""
         self.waiting: Waiting | None = None
@@ -371,8 +399,9 @@ def _pairs(op: ir.Operation) -> Pairs:
 class Executables:
     """Compiles for `count` devices and keeps what it compiled."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, skipped: Sequence[str]) -> None:
         self.devices = jax.devices()[:count]
+        self._skipped = skipped
         # "Replicated" with other contents on each device: the only form that holds any values.
         mesh = Mesh(np.array(self.devices), ("device",))
         self._whole = NamedSharding(mesh, PartitionSpec())
@@ -402,7 +431,9 @@ class Executables:
     def run(self, executable: Any, operands: Sequence[Parts]) -> list[Parts]:
         """The results of what `compiled` returned; operands are left as they are."""
         results = executable.execute_sharded([self._argument(parts) for parts in operands])
-        return [tuple(parts) for parts in results.disassemble_into_single_device_arrays()]
+        made = results.disassemble_into_single_device_arrays()
+        jax.block_until_ready(made)  # a host function is there only while a program runs
+        return [tuple(parts) for parts in made]
 
     def placed(self, parts: Sequence[Array]) -> Parts:
         """Arrays, one for each device, on the devices."""
@@ -410,11 +441,10 @@ class Executables:
         return tuple(jax.device_put(np.array(part), device) for part, device in pairs)
 
     def _keeping_rounding(self, code: bytes) -> Any:
-        skipped = bindings.REROUNDING_PASSES
         try:
-            return self._compile(code, skipped)
+            return self._compile(code, self._skipped)
         except Exception:  # XLA's own types; what it says counts when it fails again
-            kept = [name for name in skipped if name not in bindings.INDISPENSABLE_PASSES]
+            kept = [name for name in self._skipped if name not in bindings.INDISPENSABLE_PASSES]
             return self._compile(code, kept)
 
     def _compile(self, code: bytes, skipped: Sequence[str]) -> Any:

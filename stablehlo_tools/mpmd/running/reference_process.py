@@ -1,4 +1,4 @@
-"""The child process that runs the original program, on several sets of inputs.
+"""The child process that runs the original program, in floats.
 
 python -m stablehlo_tools.mpmd.running.reference_process DIRECTORY
 """
@@ -23,30 +23,21 @@ from stablehlo_tools.mpmd.running.child import (
 from stablehlo_tools.verify.comparison import Shard
 from stablehlo_tools.verify.element_types import Array
 from stablehlo_tools.verify.execution import Program, load_program
-from stablehlo_tools.verify.job import Request, Run
+from stablehlo_tools.verify.job import Run, run_of
 from stablehlo_tools.verify.signatures import Value
 
 
 def answer(directory: Path, request: dict[str, Any]) -> dict[str, Any]:
-    """Runs the program that lies in `directory` on the inputs of these numbers.
-
-    Where `loose`, as XLA would compile it if it were asked for nothing.
-    """
-    run = Request.read(directory / request["job"]).runs[0]
-    program = _loaded(directory / request["job"], run, loose=request["loose"])
-    for number in request["numbers"]:
-        inputs = read_arrays(directory / inputs_of(number))
-        shards = program([inputs])
-        outputs = [_whole(v, s) for v, s in zip(run.outputs, shards, strict=True)]
-        types = [type_of(value) for value in run.outputs]
-        write_arrays(directory / outputs_of(number), outputs, types)
+    """Runs the program in `directory` on the inputs beside it."""
+    run = run_of(request)
+    shards = _loaded(directory, run)([read_arrays(directory / inputs_of(0))])
+    outputs = [_whole(v, s) for v, s in zip(run.outputs, shards, strict=True)]
+    write_arrays(directory / outputs_of(0), outputs, [type_of(value) for value in run.outputs])
     return {}
 
 
-def _loaded(directory: Path, run: Run, *, loose: bool) -> Program:
-    """The program, compiled as `verify` compiles it unless `loose`."""
-    if loose:
-        return load_program(directory, run, "before", skipped=())
+def _loaded(directory: Path, run: Run) -> Program:
+    """The program, compiled as `verify` compiles it."""
     skipped = bindings.REROUNDING_PASSES
     try:
         return load_program(directory, run, "before", skipped=skipped)

@@ -16,31 +16,18 @@ from stablehlo_tools.mpmd.running.child import (
     serve,
     write_arrays,
 )
-from stablehlo_tools.mpmd.running.localisation import localised
-from stablehlo_tools.mpmd.running.player import Executables, Player, play
+from stablehlo_tools.mpmd.running.player import SetPlayer
 
 
 def answer(directory: Path, request: dict[str, str]) -> dict[str, object]:
     """Plays the set that the request names on the inputs that lie in `directory`."""
     ranks = load(request["set"])
-    machine = Executables(ranks.manifest.devices)
-    programs = [localised(ranks, rank) for rank in range(ranks.ranks)]
-    players = [
-        Player(
-            ranks.manifest,
-            rank,
-            program,
-            machine,
-            program.divided(read_arrays(directory / inputs_of(rank))),
-        )
-        for rank, program in enumerate(programs)
-    ]
-    machine.compile_ahead([module for player in players for module in player.functions()])
-    play(ranks.manifest, players)
-    for rank, (player, program) in enumerate(zip(players, programs, strict=True)):
-        results = program.joined(player.results)
-        write_arrays(directory / outputs_of(rank), results, program.types[1])
-    return {"ranks": [asdict(player.played) for player in players], "functions": len(machine)}
+    player = SetPlayer(ranks)
+    results = player.run([read_arrays(directory / inputs_of(rank)) for rank in range(ranks.ranks)])
+    for rank, (arrays, program) in enumerate(zip(results, player.programs, strict=True)):
+        write_arrays(directory / outputs_of(rank), arrays, program.types[1])
+    played = [asdict(each.played) for each in player.players]
+    return {"ranks": played, "functions": len(player.machine)}
 
 
 if __name__ == "__main__":

@@ -60,10 +60,9 @@ def _parsed(body: str, dtype: np.dtype) -> Array:
 def _dequantized(body: str, name: str) -> Array:
     parts = _QUANTIZED.fullmatch(name)
     words = re.findall(r"-?\d+", body)
-    if parts is None or parts[3] or "{" in parts[4]:
+    if parts is None:  # with a scale for each channel
         raise UnmappedError(f"constants of {name}")
-    scale, _, zero = parts[4].partition(":")
-    return (np.array([int(word) for word in words], np.float64) - int(zero or 0)) * float(scale)
+    return (np.array(list(map(int, words)), np.float64) - int(parts[2] or 0)) * float(parts[1])
 
 
 def splat_constant(value: ir.Value) -> ir.Operation | None:

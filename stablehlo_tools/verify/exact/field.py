@@ -1,12 +1,14 @@
 """Arithmetic modulo a prime: the numbers that stand for floats when two programs are compared.
 
 A float is a fraction m * 2**e, so it has a residue modulo any odd prime. Residues are centred, in
-[-half, half], and so they have a sign and an order. Pure NumPy.
+[-half, half]. They also have an order, which is that of the floats for small integers, and puts
+other residues anywhere between these. Pure NumPy.
 """
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -17,7 +19,11 @@ import numpy as np
 from stablehlo_tools.verify.element_types import Array
 
 _LARGEST = 2**24  # so that a product of two residues has at most 48 bits
-_TRIED_NUMBERS = 8_000
+RESIDUE_BITS = 24
+INTEGERS = 2**20 - 2**10  # residues below it are integers, not 1/8 or 1/16
+_ENDS = 2**8  # that no integer reaches
+_USUAL = 2**12  # the largest constant that the scale is made for
+_TRIED_PRIMES = 40
 _TRIED_CONSTANTS = 40
 _LEAST_EXPONENT, _EXPONENTS = -1140, 2200  # of the floats m * 2**e with an integer m below 2**53
 _NAN = 1_234_567
@@ -27,9 +33,11 @@ _WORD = 2**64
 
 @dataclass(frozen=True)
 class Field:
-    """The integers modulo a prime below 2**24."""
+    """The integers modulo a prime below 2**24. `scale` is where 1 is in their order, from 0 to the
+    half of the prime: without it, hardly any residue would be between -1 and 1."""
 
     prime: int
+    scale: int = 1
 
     @property
     def half(self) -> int:
@@ -47,21 +55,46 @@ class Field:
         residues = np.mod(values, self.prime)
         return np.where(residues > self.half, residues - self.prime, residues)
 
+    @property
+    def beyond(self) -> int:
+        """The place in the order where the integers begin that are too large for the scale."""
+        return self.half - INTEGERS - _ENDS
+
+    def ordered(self, residues: Array) -> Array:
+        """The integers whose order is that of some residues; their lowest bits are the residues.
+
+        `FieldBuilder.ordered` computes the same on tensors.
+        """
+        return self.ordered_by(residues, self.scale)
+
+    def ordered_by(self, residues: Array, scale: int | Array) -> Array:
+        """The same for another scale, or for several."""
+        size, images = np.abs(residues), residues * scale
+        limited = np.clip(images, -self.beyond - size, self.beyond + size)
+        places = np.where(size < INTEGERS, limited, self.centred(images))
+        return places * 2**RESIDUE_BITS + residues
+
     def residue(self, number: float) -> int:
         """The centred residue of one float."""
         return int(self.residues(np.asarray(number, np.float64)))
 
     def residues(self, floats: Array) -> Array:
-        """The centred residues of floats, as int64. Infinities are the ends of the range, and a NaN
-        is a number like any other."""
+        """The centred residues of floats, as int64. Infinities are the first and the last in their
+        order, and a NaN is a number like any other."""
         wide = np.asarray(floats, np.float64)
         finite = np.isfinite(wide)
         fractions, exponents = np.frexp(np.where(finite, wide, 0.0))
         integers = np.mod((fractions * 2.0**53).astype(np.int64), self.prime)
         scales = self._powers_of_two[exponents - 53 - _LEAST_EXPONENT]
         residues = self.centred(integers * scales)
-        ends = np.where(wide > 0, self.half, -self.half)
+        ends = np.where(wide > 0, self._last, -self._last)
         return np.where(finite, residues, np.where(np.isnan(wide), _NAN % self.half, ends))
+
+    @cached_property
+    def _last(self) -> int:
+        places = np.arange(self.half, self.half - _ENDS, -1)
+        residues = self.centred(places * self.inverse(self.scale)).tolist()
+        return next((each for each in residues if abs(each) >= INTEGERS), self.half)
 
     @cached_property
     def _powers_of_two(self) -> Array:
@@ -121,26 +154,35 @@ class Field:
 def choose_field(compared: Iterable[float], fourier_sizes: Iterable[int] = ()) -> Field | None:
     """The field that keeps the sign and the order of most constants that a program compares with.
 
-    With another prime, `0 <= u < 0.9` could hold for no residue, and a dropout mask would let
-    nothing through. Each of `fourier_sizes` gets a root of unity; None if no prime has them all.
+    In another one, `0 <= u < 0.9` could hold for no residue, and a dropout mask would let nothing
+    through. The scale puts many residues between the constants. Each of `fourier_sizes` gets a root
+    of unity; None if no prime has them all.
     """
-    constants = sorted({0.0, *compared}, key=lambda c: (abs(c), c))[:_TRIED_CONSTANTS]
-    constants.sort()
-    order = math.lcm(4 if fourier_sizes else 1, *fourier_sizes)
+    compared = sorted({0.0, *compared}, key=lambda c: (abs(c), c))[:_TRIED_CONSTANTS]
+    constants = np.array(sorted(compared))
+    order = math.lcm(4, *fourier_sizes)
     # A norm-1 complex residue of an order exists if that divides p + 1, and -1 is no square.
-    step = max(2, order)
-    spread = step * max(1, _LARGEST // 2 // step // _TRIED_NUMBERS)
-    first = _LARGEST // step * step - 1
-    fields = [Field(n) for n in range(first, _LARGEST // 2, -spread) if _is_prime(n)]
-    if not fields or len(constants) == 1:
-        return fields[0] if fields else None
+    numbers = range(_LARGEST // order * order - 1, _LARGEST // 2, -order)
+    primes = itertools.islice(
+        filter(_is_prime, numbers), _TRIED_PRIMES if len(constants) > 1 else 1
+    )
+    usual = max(1.0, *(abs(c) for c in compared if abs(c) <= _USUAL))
+    scales = np.arange(65, 129) * 2 ** int(math.log2(_LARGEST / 8 / 128 / usual))
 
-    def concordance(field: Field) -> tuple[int, int]:
-        residues = field.residues(np.array(constants))
-        signs = int((np.sign(residues) == np.sign(constants)).sum())
-        return signs, int(np.triu(residues[:, None] < residues[None, :], 1).sum())
+    def scaled(prime: int) -> tuple[list[int], Field]:
+        """The best scale for a prime: by signs, by order, and by the room between constants."""
+        field = Field(prime)
+        keys = field.ordered_by(field.residues(constants), scales[:, None])
+        signs = (np.sign(keys) == np.sign(constants)).sum(1)
+        pairs = np.triu(keys[:, :, None] < keys[:, None, :], 1).sum((1, 2))
+        end = prime * 2 ** (RESIDUE_BITS - 1)
+        room = np.diff(np.sort(keys), prepend=-end, append=end).min(1)
+        best = np.lexsort((room, pairs, signs))[-1]
+        key = [int(each[best]) for each in (signs, pairs, room)]
+        return key, Field(prime, int(scales[best]))
 
-    return max(fields, key=concordance)
+    fields = list(map(scaled, primes))
+    return max(fields, key=lambda each: each[0])[1] if fields else None
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.dialect.names import DOT_GENERAL, WHILE
 from stablehlo_tools.ir.builder import Builder, barrier, element_of, shape_of
 from stablehlo_tools.verify.element_types import Array
-from stablehlo_tools.verify.exact.field import Field, Hash
+from stablehlo_tools.verify.exact.field import INTEGERS, RESIDUE_BITS, Field, Hash
 
 CENTRED_BITS = 23  # of the absolute value of a centred residue
 _FEW_BITS = 12  # of the lower half of a factor
@@ -89,6 +89,20 @@ class FieldBuilder(Builder):
     def times_number(self, value: ir.Value, number: int) -> ir.Value:
         """The product of residues and one number."""
         return self.by_part(lambda v: self._centred(self.with_number("multiply", v, number)), value)
+
+    def ordered(self, value: ir.Value) -> ir.Value:
+        """The integers whose order is that of residues, as `Field.ordered` has them."""
+        size = self.same("abs", value)
+        image = self.with_number("multiply", value, self.field.scale)
+        limit = self.with_number("add", size, self.field.beyond)
+        limited = self.op("clamp", [self.same("negate", limit), image, limit], value.type)
+        is_integer = self.compare("LT", size, self.number(INTEGERS, size))
+        place = self.op("select", [is_integer, limited, self._centred(image)], value.type)
+        return self.same("add", self.with_number("multiply", place, 2**RESIDUE_BITS), value)
+
+    def from_ordered(self, value: ir.Value) -> ir.Value:
+        """The residues of which `ordered` makes integers."""
+        return self._lowest(value, RESIDUE_BITS)
 
     def power(self, value: ir.Value, exponent: int) -> ir.Value:
         """A residue to a power from 1 on, by squares."""
@@ -189,10 +203,12 @@ class FieldBuilder(Builder):
         if terms > _MOST_TERMS:
             raise ToolError(f"a sum of {terms:,} products", op.location)
         element = ir.ComplexType.get(self.f64) if is_complex else self.f64
-        low = self.by_part(self._low, other)
+        low = self.by_part(lambda v: self._lowest(v, _FEW_BITS), other)
         high = self.by_part(
             lambda v: self.with_number(
-                "shift_right_arithmetic", self.same("subtract", v, self._low(v)), _FEW_BITS
+                "shift_right_arithmetic",
+                self.same("subtract", v, self._lowest(v, _FEW_BITS)),
+                _FEW_BITS,
             ),
             other,
         )
@@ -204,9 +220,9 @@ class FieldBuilder(Builder):
         scaled = self.times_number(self.centred(products[0]), 2**_FEW_BITS)
         return self.add(scaled, products[1])
 
-    def _low(self, value: ir.Value) -> ir.Value:
-        """The lower half of a residue, with a sign."""
-        half = 2 ** (_FEW_BITS - 1)
+    def _lowest(self, value: ir.Value, bits: int) -> ir.Value:
+        """The lowest bits of integers, with a sign."""
+        half = 2 ** (bits - 1)
         masked = self.with_number("and", self.with_number("add", value, half), 2 * half - 1)
         return self.with_number("subtract", masked, half)
 

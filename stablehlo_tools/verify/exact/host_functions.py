@@ -25,7 +25,6 @@ from stablehlo_tools import bindings
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.dialect.custom_calls import backend_config, label
-from stablehlo_tools.dialect.dimensions import integer
 from stablehlo_tools.dialect.names import CUSTOM_CALL
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.verify.element_types import Array, element_type
@@ -33,6 +32,24 @@ from stablehlo_tools.verify.exact.field import Field
 
 TARGET = "stablehlo_tools_field_host"
 PROBE = "probe"
+# Attributes of a custom call that do not say what it computes, or are read by `backend_config`.
+_PLACING = frozenset(
+    [
+        "api_version",
+        "backend_config",
+        "call_target_name",
+        "called_computations",
+        "has_side_effect",
+        "mhlo.backend_config",
+        "mhlo.frontend_attributes",
+        "mhlo.sharding",
+        "operand_layouts",
+        "output_operand_aliases",
+        "result_layouts",
+        "sdy.sharding",
+        "sdy.sharding_rule",
+    ]
+)
 
 
 @dataclass(frozen=True)
@@ -67,7 +84,12 @@ def write_host_call(
     Raises ToolError for element types that NumPy does not know.
     """
     options = _options(kind, op)
-    name = f"{label(op)} {backend_config(op)}" if kind in ("opaque", "matrices") else kind
+    name = kind
+    if kind in ("opaque", "matrices"):
+        others = [
+            f"{name} = {op.attributes[name]}" for name in op.attributes if name not in _PLACING
+        ]
+        name = " ".join((label(op), backend_config(op), *sorted(others)))
     written = write_call(kind, name, list(op.operands), op.results, builder, number, options)
     return replace(written[0], inexact=inexact), written[1]
 
@@ -130,6 +152,15 @@ def _row_major(values: Sequence[ir.Value]) -> ir.Attribute:
 
 
 def _options(kind: str, op: ir.Operation) -> dict[str, Any]:
+    if kind == "triangular_solve" and op.name == CUSTOM_CALL:  # LAPACK's letters
+        config = ir.DictAttr(op.attributes["mhlo.backend_config"])
+        letters = {each.name: chr(ir.IntegerAttr(each.attr).value) for each in config}
+        return {
+            "left_side": letters["side"] == "L",
+            "lower": letters["uplo"] == "L",
+            "unit_diagonal": letters["diag"] == "U",
+            "transposed": letters["trans_x"] != "N",
+        }
     if kind == "triangular_solve":
         flags = {
             name: ir.BoolAttr(op.attributes[name]).value
@@ -137,10 +168,9 @@ def _options(kind: str, op: ir.Operation) -> dict[str, Any]:
         }
         return {**flags, "transposed": "NO_TRANSPOSE" not in str(op.attributes["transpose_a"])}
     if kind == "top_k":
-        return {"k": shape_of(op.results[0])[-1]}
-    if "lower" in op.attributes:
-        return {"lower": str(op.attributes["lower"])}
-    return {"k": integer(op, "k")} if "k" in op.attributes else {}
+        least = "largest = false" in str(op.attributes.get("mhlo.attributes"))
+        return {"k": shape_of(op.results[0])[-1], "sign": 1 if least else -1}
+    return {}
 
 
 # In the process that runs the program.
@@ -178,8 +208,8 @@ class Host:
     def compute(self, function: HostFunction, operands: Sequence[Array]) -> list[Array]:
         """The results of a function; of residues they are residues."""
         if function.kind == "top_k":
-            order = np.argsort(-operands[0].astype(np.int64), axis=-1, kind="stable")
-            order = order[..., : function.options["k"]]
+            keys = function.options["sign"] * operands[0].astype(np.int64)
+            order = np.argsort(keys, axis=-1, kind="stable")[..., : function.options["k"]]
             return [np.take_along_axis(operands[0], order, -1), order]
         if function.kind == "triangular_solve":
             return [self._solved(function.options, *operands)]
@@ -217,7 +247,8 @@ class Host:
                 parts = [self.field.random(rng, shape) for _ in range(2)]
                 drawn.append(parts[0] + 1j * parts[1])
             else:
-                below = max(1, min(function.operands[0][1][-2:], default=1)) if shape else 1
+                sizes = [n for _, given in function.operands[:1] for n in given[-2:]]
+                below = max(1, min(sizes, default=1)) if shape else 1
                 drawn.append(rng.integers(0, 2 if name == "i1" else below, shape))
         return drawn
 

@@ -23,7 +23,8 @@ _TRIED = 24  # constants of a program
 
 
 class IntegerStyle(enum.Enum):
-    """Where integers are. Scalars are some, one and none, so that loops run so often."""
+    """Where integers are. A scalar that is no index is several, 1 and 0: a loop may
+    run so often. One that is an index is below its limit, past it, and -1."""
 
     INSIDE = "inside of the range"
     OUTSIDE = "some of them outside"
@@ -74,8 +75,10 @@ def _integers(
     below = value.below or _USUAL
     if not value.shape:
         several = int(rng.integers(min(2, below - 1), below))
-        counts = {IntegerStyle.INSIDE: several, IntegerStyle.OUTSIDE: 1, IntegerStyle.EQUAL: 0}
-        return np.asarray(counts[style], np.int64)
+        outside = below + int(rng.integers(2)) if value.below else 1
+        last = -1 if value.below else 0
+        numbers = {IntegerStyle.INSIDE: several, IntegerStyle.OUTSIDE: outside}
+        return np.asarray(numbers.get(style, last), np.int64)
     if style is IntegerStyle.EQUAL:
         return np.full(value.shape, rng.integers(below), np.int64)
     inside = rng.integers(below, size=value.shape)

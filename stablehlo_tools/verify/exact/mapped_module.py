@@ -23,14 +23,14 @@ _SHARDINGS = ("sdy.sharding", "mhlo.sharding")
 @dataclass(frozen=True)
 class MappedOp:
     """An op with its types before the mapping. `inline`: in a region of scalars, which XLA wants
-    without calls. `plain_sum`: in the reducer of a sum, which is reduced modulo p afterwards."""
+    without calls. `plain`: in the reducer of a sum, a maximum or a minimum, which stays."""
 
     op: ir.Operation
     name: str
     operand_types: list[ir.Type]
     result_types: list[ir.Type]
     inline: bool
-    plain_sum: bool
+    plain: bool
 
     def unmapped(self, why: str = "") -> UnmappedError:
         """The refusal of an op that has no form in the field."""

@@ -10,7 +10,7 @@
 | add, subtract, multiply, negate, dots, convolutions | in the field |
 | x / y | x * y**(p-2), so that x / 0 is 0 |
 | sums by reduce, scatter, windows, all_reduce, reduce_scatter | plain sums, then modulo p |
-| maximum, minimum, clamp, compare, sort, sign, abs | by the order of the centred residues |
+| maximum, minimum, clamp, compare, sort, sign, abs | by the order of residues |
 | FFT | the sums that it is, with a root of unity |
 | exponential, tanh, rsqrt, floor, ... | uninterpreted: a mixing hash with the right value at 0 |
 | conversions between floats, reduce_precision, quantization | identity: nothing is rounded |
@@ -28,7 +28,7 @@ import numpy as np
 
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.dimensions import integers
-from stablehlo_tools.dialect.names import CALL, COMPARE, COMPOSITE
+from stablehlo_tools.dialect.names import CALL, COMPARE, COMPOSITE, CUSTOM_CALL
 from stablehlo_tools.ir.walk import FUNCTION, callee_name, ops_named
 from stablehlo_tools.verify.exact.constants import UnmappedError, elements_of, splat_constant
 from stablehlo_tools.verify.exact.field import Field, choose_field
@@ -40,7 +40,7 @@ from stablehlo_tools.verify.exact.mapped_module import (
     field_type,
     is_inexact,
 )
-from stablehlo_tools.verify.exact.op_rules import SUMMING, is_sum, rule_of
+from stablehlo_tools.verify.exact.op_rules import SUMMING, is_extremum, is_sum, rule_of
 
 _FOURIER = "stablehlo.fft"
 _COMPARING = (COMPARE, "stablehlo.maximum", "stablehlo.minimum", "stablehlo.clamp", CALL)
@@ -80,7 +80,7 @@ def map_into_field(module: ir.Module, field: Field, functions: list[HostFunction
     """
     mapped = MappedModule(module, field, functions)
     with module.context, ir.Location.unknown():
-        ops = list(_recorded(module.operation, inline=False, plain_sum=False))
+        ops = list(_recorded(module.operation, inline=False, plain=False))
         for each in ops:
             _retype(each)
         for each in ops:
@@ -92,15 +92,16 @@ def map_into_field(module: ir.Module, field: Field, functions: list[HostFunction
         raise UnmappedError(f"the program in the field does not verify: {error}") from None
 
 
-def _recorded(root: ir.Operation, *, inline: bool, plain_sum: bool) -> Iterator[MappedOp]:
+def _recorded(root: ir.Operation, *, inline: bool, plain: bool) -> Iterator[MappedOp]:
     for region in root.regions:
         for block in region.blocks:
             for view in block.operations:
                 op = view.operation
                 operands, results = ([v.type for v in side] for side in (op.operands, op.results))
-                yield MappedOp(op, op.name, operands, results, inline, plain_sum)
+                yield MappedOp(op, op.name, operands, results, inline, plain)
                 within = inline or op.name in _SCALAR_REGIONS
-                yield from _recorded(op, inline=within, plain_sum=is_sum(op))
+                is_plain = is_sum(op) or is_extremum(op)
+                yield from _recorded(op, inline=within, plain=is_plain)
 
 
 def _retype(each: MappedOp) -> None:
@@ -124,7 +125,8 @@ def _rewrite(mapped: MappedModule, each: MappedOp) -> None:
     if each.name == COMPOSITE:  # a compiler may know another form than the decomposition
         _call_decomposition(each)
         return
-    if not any(map(is_inexact, [*each.operand_types, *each.result_types])):
+    is_mapped = any(map(is_inexact, [*each.operand_types, *each.result_types]))
+    if not is_mapped and each.name != CUSTOM_CALL:  # XLA:CPU has no kernels of other platforms
         return
     rule = rule_of(each.name)
     if rule is None:

@@ -28,7 +28,7 @@ from stablehlo_tools.ir.builder import shape_of
 from stablehlo_tools.ir.values import CONSTANTS
 from stablehlo_tools.verify.exact.constants import elements_of
 from stablehlo_tools.verify.exact.field_builder import CENTRED_BITS, FieldBuilder
-from stablehlo_tools.verify.exact.host_functions import write_host_call
+from stablehlo_tools.verify.exact.host_functions import TARGET, write_host_call
 from stablehlo_tools.verify.exact.mapped_module import (
     MappedModule,
     MappedOp,
@@ -68,14 +68,15 @@ UNCHANGED = (
     | {
         f"stablehlo.{name}"
         for name in (
-            *("maximum", "minimum", "clamp", "select", "abs", "sign", "negate"),  # by their order
-            *("iota", "sort", "map", "optimization_barrier", "get_dimension_size"),
-            *("tuple", "get_tuple_element"),
+            *("select", "negate", "iota", "sort", "map", "optimization_barrier"),
+            *("get_dimension_size", "tuple", "get_tuple_element"),
         )
     }
     | {"func.func"}
 )
 _SUMMED_CALL = re.compile(r"(reduce-scatter|all-reduce)-(start|done)")
+_KNOWN_CALL = re.compile(r"(?:mhlo|chlo)\.(\w+)")
+_SOLVING_CALL = re.compile(r"lapack_[sd]trsm_ffi")
 _PASSING_CALL = re.compile(
     r"MoveTo(Host|Device)|Pin|Unpin|(all-gather|collective-permute|all-to-all)-(start|done)"
 )
@@ -93,6 +94,13 @@ def is_sum(op: ir.Operation) -> bool:
     return len(block.arguments) == 2 and others == ["stablehlo.add", "stablehlo.return"]
 
 
+def is_extremum(op: ir.Operation) -> bool:
+    """Whether a reduction's region gives the larger or the smaller of its two arguments."""
+    if op.name not in SUMMING or len(op.regions) > 1:
+        return False
+    return reducer_kind(op.regions[0].blocks[0]) in ("maximum", "minimum")
+
+
 def rule_of(name: str) -> Rule | None:
     """The rule of an op; None for one that has no form in the field."""
     prefix, _, short = name.partition(".")
@@ -104,17 +112,13 @@ def rule_of(name: str) -> Rule | None:
 
 
 def _unchanged(module: MappedModule, each: MappedOp, builder: FieldBuilder) -> None:
-    if each.name in ("stablehlo.abs", "stablehlo.sign") and _is_complex(each.operand_types[0]):
-        value = each.op.operands[0]
-        is_size = each.name == "stablehlo.abs"
-        made = builder.hashed("sqrt", 0.0, builder.norm(value)) if is_size else None
-        each.replace(made if made is not None else builder.hashed("sign", 0.0, value))
+    pass
 
 
 def _uninterpreted(module: MappedModule, each: MappedOp, builder: FieldBuilder) -> None:
     name = each.name.partition(".")[2]
     if each.name == CUSTOM_CALL:
-        name = target_of(each.op).rpartition(".")[2]
+        name = target_of(each.op).partition(".")[2]
 
     def function(inner: FieldBuilder, *operands: ir.Value) -> ir.Value:
         return inner.hashed(name, _AT_ZERO[name], *operands)
@@ -144,7 +148,7 @@ def _constant(module: MappedModule, each: MappedOp, builder: FieldBuilder) -> No
 
 
 def _ring(module: MappedModule, each: MappedOp, builder: FieldBuilder) -> None:
-    if each.plain_sum and each.name == "stablehlo.add":
+    if each.plain and each.name == "stablehlo.add":
         return
     short = each.name.removeprefix("stablehlo.")
     each.replace(builder.centred(builder.same(short, *each.op.operands)))
@@ -163,11 +167,11 @@ def _power(module: MappedModule, each: MappedOp, builder: FieldBuilder) -> None:
     """Products if the exponent is a small integer, an uninterpreted function otherwise."""
     base, exponent = each.op.operands
     number = residue_of_splat(exponent)
-    if number is None or not 1 <= abs(number) <= _MOST_MULTIPLIED:
+    if number is None or abs(number) > _MOST_MULTIPLIED:
         return _uninterpreted(module, each, builder)
     if number < 0:
         base = module.helper(each, builder, "inverse", FieldBuilder.inverse, base)
-    return each.replace(builder.power(base, abs(number)))
+    return each.replace(builder.power(base, abs(number)) if number else builder.number(1, base))
 
 
 def _square(module: MappedModule, each: MappedOp, builder: FieldBuilder) -> None:
@@ -209,21 +213,30 @@ def _as_residues(value: ir.Value, builder: FieldBuilder) -> ir.Value:
 def _reduction(module: MappedModule, each: MappedOp, builder: FieldBuilder) -> None:
     if is_sum(each.op):
         _centre_sums(module, each, builder)
-    elif each.name in ("stablehlo.all_reduce", "stablehlo.reduce_scatter"):
-        kind = reducer_kind(each.op.regions[0].blocks[0])
-        if kind not in ("maximum", "minimum"):  # XLA:CPU has no others
-            raise each.unmapped("only sums, maxima and minima across devices")
+    elif is_extremum(each.op):
+        _by_order(module, each, builder)
+    elif each.name in ("stablehlo.all_reduce", "stablehlo.reduce_scatter"):  # all of XLA:CPU
+        raise each.unmapped("only sums, maxima and minima across devices")
 
 
 def _centre_sums(module: MappedModule, each: MappedOp, builder: FieldBuilder) -> None:
     """Has sums of residues reduced modulo p after the op that makes them."""
+    _change_results(module, each, builder, FieldBuilder.centred)
+
+
+def _change_results(
+    module: MappedModule,
+    each: MappedOp,
+    builder: FieldBuilder,
+    change: Callable[[FieldBuilder, ir.Value], ir.Value],
+) -> None:
     after = FieldBuilder(module.field, ir.InsertionPoint.after(each.op), builder.location)
     for result, type_ in zip(each.op.results, each.result_types, strict=True):
         if is_inexact(type_):
             uses = [(use.owner.operation, use.operand_number) for use in result.uses]
-            centred = after.centred(result)
+            changed = change(after, result)
             for user, number in uses:
-                user.operands[number] = centred
+                user.operands[number] = changed
 
 
 def _fourier(module: MappedModule, each: MappedOp, builder: FieldBuilder) -> None:
@@ -271,6 +284,39 @@ def _compare(module: MappedModule, each: MappedOp, builder: FieldBuilder) -> Non
     if not builder.is_complex(each.op.operands[0]):
         signed = ir.Attribute.parse("#stablehlo<comparison_type SIGNED>")
         each.op.attributes["compare_type"] = signed
+        _order_operands(module, each, builder)
+
+
+def _order_operands(module: MappedModule, each: MappedOp, builder: FieldBuilder) -> None:
+    for number, type_ in enumerate(each.operand_types):
+        if is_inexact(type_):
+            value = each.op.operands[number]
+            constant = residue_of_splat(value)
+            if constant is not None:
+                ordered = builder.number(int(module.field.ordered(np.array(constant))), value)
+            else:
+                ordered = module.helper(each, builder, "ordered", FieldBuilder.ordered, value)
+            each.op.operands[number] = ordered
+
+
+def _by_order(module: MappedModule, each: MappedOp, builder: FieldBuilder) -> None:
+    """Has an op choose among the integers that are ordered as the residues are."""
+    if not each.plain:
+        _order_operands(module, each, builder)
+        _change_results(module, each, builder, FieldBuilder.from_ordered)
+
+
+def _size_or_sign(module: MappedModule, each: MappedOp, builder: FieldBuilder) -> None:
+    [value] = each.op.operands
+    is_size = each.name == "stablehlo.abs"
+    if builder.is_complex(value) and is_size:
+        each.replace(builder.hashed("sqrt", 0.0, builder.norm(value)))
+    elif builder.is_complex(value):
+        each.replace(builder.hashed("sign", 0.0, value))
+    elif is_size:
+        _by_order(module, each, builder)
+    else:
+        _order_operands(module, each, builder)
 
 
 def _convert(module: MappedModule, each: MappedOp, builder: FieldBuilder) -> None:
@@ -343,10 +389,6 @@ def _conjugate(module: MappedModule, each: MappedOp, builder: FieldBuilder) -> N
     each.replace(value)
 
 
-def _is_complex(type_: ir.Type) -> bool:
-    return isinstance(_element(type_), ir.ComplexType)
-
-
 def _element(type_: ir.Type) -> ir.Type:
     return ir.RankedTensorType(type_).element_type
 
@@ -361,6 +403,10 @@ def _host(kind: str) -> Rule:
             raise each.unmapped("it takes or gives a token or a tuple")
         inexact = tuple(map(is_inexact, each.result_types))
         number = len(module.host_functions)
+        if kind == "top_k":
+            _by_order(module, each, builder)
+        if kind == "triangular_solve" and builder.is_complex(each.op.operands[0]):
+            raise each.unmapped("complex")
         try:
             function, made = write_host_call(kind, each.op, inexact, builder, number)
         except ToolError as error:
@@ -378,14 +424,16 @@ def _custom_call(module: MappedModule, each: MappedOp, builder: FieldBuilder) ->
     if _SUMMED_CALL.fullmatch(target):
         if target.endswith("done"):
             _centre_sums(module, each, builder)
-    elif is_annotation(each.op) or _PASSING_CALL.fullmatch(target):
+    elif target == TARGET or is_annotation(each.op) or _PASSING_CALL.fullmatch(target):
         return
-    elif target.rpartition(".")[2] in _AT_ZERO:
+    elif (known := _KNOWN_CALL.fullmatch(target)) and known[1] in _AT_ZERO:
         _uninterpreted(module, each, builder)
     else:
         kind = "opaque"
         if is_top_k(each.op):
             kind = "top_k"
+        elif _SOLVING_CALL.fullmatch(target):
+            kind = "triangular_solve"
         elif is_of_matrices(each.op):
             kind = "matrices"
         _host(kind)(module, each, builder)
@@ -403,6 +451,8 @@ RULES: Mapping[str, Rule] = {
     "stablehlo.convolution": _convolution,
     "stablehlo.fft": _fourier,
     "stablehlo.compare": _compare,
+    **dict.fromkeys(("stablehlo.maximum", "stablehlo.minimum", "stablehlo.clamp"), _by_order),
+    **dict.fromkeys(("stablehlo.abs", "stablehlo.sign"), _size_or_sign),
     "stablehlo.convert": _convert,
     BITCAST_CONVERT: _bitcast,
     **dict.fromkeys(

@@ -17,17 +17,18 @@ import numpy as np
 from stablehlo_tools.processes.child import answer_request
 from stablehlo_tools.verify.comparison import BITWISE, OutputComparison, Shard, compare_output
 from stablehlo_tools.verify.element_types import Array, Kind, element_type
+from stablehlo_tools.verify.exact.branches import Branching
 from stablehlo_tools.verify.exact.field import Field
 from stablehlo_tools.verify.exact.host_functions import Host, register, registered
 from stablehlo_tools.verify.exact.inputs import fixed_input, make_input, style_of
-from stablehlo_tools.verify.exact.programs import FieldRun
-from stablehlo_tools.verify.execution import ModuleProgram
+from stablehlo_tools.verify.exact.programs import PARTIAL, FieldRun
+from stablehlo_tools.verify.execution import ModuleProgram, Program
 from stablehlo_tools.verify.job import Stage, value_of
 from stablehlo_tools.verify.signatures import Value
 
 # Integers need none of these, and they take most of the time.
 _SKIPPED = ("algsimp", "small-while-loop-hoisting")
-PARTIAL = "partial.json"
+
 _SCALARS_WITHOUT_GAIN = 24  # that are tried before a program is taken for explored
 _LONGEST = 64  # iterations that a scalar may ask a loop for
 
@@ -36,10 +37,12 @@ Shards = list[list[Shard]]
 
 def answer(directory: Path, fields: dict[str, Any]) -> dict[str, Any]:
     """In the child: compares the programs of a request on its inputs."""
-    return _Comparison(directory, fields).run()
+    return FieldComparison(directory, fields).run()
 
 
-class _Comparison:
+class FieldComparison:
+    """Runs the programs of a request on one input after another, until one tells them apart."""
+
     def __init__(self, directory: Path, fields: dict[str, Any]) -> None:
         register()
         self.directory = directory
@@ -52,7 +55,7 @@ class _Comparison:
         self.scalars: list[int] = fields["scalars"]
         self.steering = set(fields["steering"])
         self.together: bool = fields["together"]
-        self.programs: dict[str, tuple[ModuleProgram, Host]] = {}
+        self.programs: dict[str, tuple[Program, Host]] = {}
         self.after = "after"
         self.wrong: dict[str, list[int]] = {}
         self.zero = [True] * len(self.outputs)
@@ -73,9 +76,11 @@ class _Comparison:
         if "before_partitioned" in self.runs:
             partial = json.dumps(self.result(outputs))
             (self.directory / PARTIAL).write_text(partial, encoding="utf-8")
-            inputs = self.make_inputs(0, None)
-            before = self.made("before", inputs, 0)
-            self.note_wrong("before", before, self.made("before_partitioned", inputs, 0))
+            for trial in range(min(self.trials, 2)):  # with valid indices, and with others
+                inputs = self.make_inputs(trial, None)
+                before = self.made("before", inputs, trial)
+                partitioned = self.made("before_partitioned", inputs, trial)
+                self.note_wrong("before", before, partitioned)
         return self.result(outputs)
 
     def result(self, outputs: Sequence[OutputComparison]) -> dict[str, Any]:
@@ -85,8 +90,9 @@ class _Comparison:
             "outputs": [asdict(output) for output in outputs],
             "inputs": self.count,
             "zero": [i for i, zero in enumerate(self.zero) if zero],
-            "branches": {side: len(self.runs[name].branchings) for side, name in sides},
+            "branches": {side: len(self.branchings(name)) for side, name in sides},
             "not_entered": {side: self.missing(name) for side, name in sides},
+            "one_sided": {side: self.one_sided(name) for side, name in sides},
             "wrongly_partitioned": self.wrong,
         }
 
@@ -127,7 +133,17 @@ class _Comparison:
     def missing(self, name: str) -> list[str]:
         """The branches and loops of a program that no input has entered yet, in words."""
         _, host = self.programs[name]
-        return [text for each in self.runs[name].branchings for text in each.missing(host.seen)]
+        return [text for each in self.branchings(name) for text in each.missing(host.seen)]
+
+    def branchings(self, name: str) -> list[Branching]:
+        """The branches and loops of a program."""
+        return [each for each in self.runs[name].branchings if each.choices]
+
+    def one_sided(self, name: str) -> list[int]:
+        """The numbers of the marked comparisons without both outcomes."""
+        _, host = self.programs[name]
+        marked = [each for each in self.runs[name].branchings if not each.choices]
+        return [int(number) for each in marked for number in each.missing(host.seen)]
 
     def compile(self, names: Sequence[str]) -> None:
         """Compiles programs at the same time: XLA does most of it in one thread."""
@@ -136,11 +152,11 @@ class _Comparison:
             for name, program in zip(names, pool.map(self.compiled, names), strict=True):
                 self.programs[name] = program
 
-    def compiled(self, name: str) -> tuple[ModuleProgram, Host]:
+    def compiled(self, name: str) -> tuple[Program, Host]:
+        """A program that is ready to run, and its host."""
         described = self.runs[name]
         code = (self.directory / name).read_bytes()
-        partitioned = described.run.forms["before"] == "partitioned"
-        program = ModuleProgram(code, described.run, partitioned=partitioned, skipped=_SKIPPED)
+        program = ModuleProgram(code, described.run, "before", skipped=_SKIPPED)
         return program, Host(self.field, described.host_functions)
 
     def made(self, name: str, inputs: Sequence[Sequence[Array]], trial: int) -> Shards:
@@ -149,15 +165,14 @@ class _Comparison:
             self.compile([name])
         Stage("running", name.partition("_")[0], "cpu", trial).write(self.directory)
         program, host = self.programs[name]
-        taken = self.runs[name].taken
         with registered(host):
-            return program([[arrays[i] for i in taken] for arrays in inputs])
+            return program(inputs)
 
     def note_wrong(self, side: str, right: Shards, partitioned: Shards) -> None:
         outputs = self.compared(right, partitioned)
         wrong = [number for number, output in enumerate(outputs) if output.differing]
         if wrong:
-            self.wrong[side] = wrong
+            self.wrong[side] = sorted({*self.wrong.get(side, ()), *wrong})
 
     def compared(self, before: Shards, after: Shards) -> list[OutputComparison]:
         run = self.runs["before"].run

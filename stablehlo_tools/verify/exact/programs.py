@@ -13,15 +13,14 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from stablehlo_tools import bindings
-from stablehlo_tools.analysis.argument_ranges import Range, argument_ranges, steering_arguments
+from stablehlo_tools.analysis.argument_ranges import steering_arguments
 from stablehlo_tools.artifacts.artifact import Artifact
-from stablehlo_tools.artifacts.exported import argument_leaves
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.async_calls import lower_async_calls
 from stablehlo_tools.ir.clone import copy_module
-from stablehlo_tools.ir.walk import entry_function
 from stablehlo_tools.verify.element_types import Kind, element_type
 from stablehlo_tools.verify.exact.branches import Branching, write_probes
+from stablehlo_tools.verify.exact.degree import degree_of
 from stablehlo_tools.verify.exact.field import Field
 from stablehlo_tools.verify.exact.host_functions import HostFunction
 from stablehlo_tools.verify.exact.inputs import tempting_scalars
@@ -29,22 +28,20 @@ from stablehlo_tools.verify.exact.mapping import field_of, map_into_field
 from stablehlo_tools.verify.exact.shardings import drop_shardings
 from stablehlo_tools.verify.job import SIDES, Run, Side, run_of
 from stablehlo_tools.verify.plan import (
-    agreed,
     common_forms,
     common_grid,
+    common_signature,
     cpu_index,
     each,
-    in_range,
     runnable_module,
     shared,
 )
 from stablehlo_tools.verify.signatures import (
     Signature,
     Value,
-    exported_signature,
-    module_signature,
-    uncounted,
 )
+
+PARTIAL = "partial.json"  # what the child knows before it runs BEFORE as XLA partitions it
 
 
 @dataclass(frozen=True)
@@ -52,7 +49,6 @@ class FieldRun:
     """One program: how it runs, and what its host computes and counts."""
 
     run: Run
-    taken: tuple[int, ...]  # of the inputs
     host_functions: tuple[HostFunction, ...]
     branchings: tuple[Branching, ...]
 
@@ -61,7 +57,6 @@ class FieldRun:
         """The run that has these fields."""
         return FieldRun(
             run_of(fields["run"]),
-            tuple(fields["taken"]),
             tuple(map(HostFunction.of, fields["host_functions"])),
             tuple(map(Branching.of, fields["branchings"])),
         )
@@ -77,6 +72,7 @@ class FieldPlan:
     signature: Signature
     scalars: tuple[int, ...]
     steering: tuple[int, ...]
+    degree: int | None  # the larger one, of both programs
 
     @property
     def devices(self) -> int:
@@ -96,25 +92,24 @@ class FieldPlan:
 
 
 def plan_in_field(
-    artifacts: Mapping[Side, Artifact], ranges: Sequence[Range] = (), *, partitioned: bool = True
+    artifacts: Mapping[Side, Artifact],
+    limits: Sequence[int] = (),
+    *,
+    partitioned: bool = True,
+    beside: Sequence[ir.Module] | None = None,
 ) -> FieldPlan:
-    """Maps both artifacts into one field; `partitioned`: with `before_partitioned`.
+    """Maps both artifacts into one field; `partitioned`: with `before_partitioned`. With modules
+    `beside` it maps BEFORE alone, into a field that suits these as well.
 
     Raises UnmappedError for an op that has no form there, and ToolError, with the name of the file
     that it is about, if the two cannot be run or compared.
     """
     platform = cpu_index(artifacts)
     modules = each(artifacts, lambda _, artifact: _module(artifact, platform))
-    signatures = each(artifacts, lambda side, artifact: _signature(artifact, modules[side]))
-    signature = agreed(artifacts, signatures)
-    taken = each(artifacts, lambda s, a: _taken(a, modules[s], len(signature.inputs)))
-    found = dict(zip(taken["before"], ranges or argument_ranges(modules["before"]), strict=True))
-    of_inputs = [found.get(i, Range()) for i in range(len(signature.inputs))]
-    signature = Signature(in_range(signature.inputs, of_inputs), signature.outputs)
+    signature, taken = common_signature(artifacts, modules, limits)
     grid = common_grid(artifacts, modules)
     forms = common_forms(artifacts, modules, grid)
     instances = grid.num_replicas if forms["before"] == "partitioned" else grid.size
-    alone = ((0,),) * len(signature.inputs)
     whole = Run(
         "cpu",
         {},
@@ -123,9 +118,10 @@ def plan_in_field(
         grid.num_replicas,
         grid.num_partitions,
         instances,
-        alone if instances == 1 else shared(modules, signature, grid, instances),
+        shared(modules, signature, grid, instances),
     )
-    field = field_of(modules.values())
+    field = field_of([*modules.values(), *(beside or ())])
+    degrees = [degree_of(module, field.prime) for module in modules.values()]
     runs: dict[str, FieldRun] = {}
     code: dict[str, bytes] = {}
 
@@ -135,51 +131,38 @@ def plan_in_field(
             with module.context, ir.Location.unknown():
                 branchings = write_probes(module, functions)
             map_into_field(module, field, functions)
-            inputs = tuple(whole.inputs[i] for i in taken[side])
-            run = replace(whole, inputs=inputs, partitions=devices, forms={"before": forms[side]})
-            runs[name] = FieldRun(run, taken[side], tuple(functions), tuple(branchings))
+            run = replace(
+                whole,
+                partitions=devices,
+                forms={"before": forms[side]},
+                taken={"before": taken[side]},
+            )
+            runs[name] = FieldRun(run, tuple(functions), tuple(branchings))
             code[name] = bindings.write_bytecode(module)
 
         each({side: artifacts[side]}, mapped)
 
     scalars = tempting_scalars(modules["before"])
     steering = tuple(taken["before"][i] for i in steering_arguments(modules["before"]))
-    for side in SIDES:
+    for side in SIDES if beside is None else SIDES[:1]:
         unsharded = copy_module(modules[side])
-        devices = drop_shardings(unsharded) if forms[side] == "partitioned" else None
+        devices = (
+            drop_shardings(unsharded, grid.num_partitions) if forms[side] == "partitioned" else None
+        )
         if devices is not None:
             add("before" if side == "before" else "after_unsharded", side, unsharded, devices)
         if devices is None or side == "after":
             add(side, side, modules[side], grid.num_partitions)
         elif partitioned:
             add("before_partitioned", side, modules[side], grid.num_partitions)
-    return FieldPlan(field, runs, code, signature, tuple(scalars), steering)
+    degree = None if None in degrees else max(d for d in degrees if d is not None)
+    return FieldPlan(field, runs, code, signature, tuple(scalars), steering, degree)
 
 
 def _module(artifact: Artifact, platform: int) -> ir.Module:
     module = runnable_module(artifact, platform)
     lower_async_calls(module)
     return module
-
-
-def _taken(artifact: Artifact, module: ir.Module, count: int) -> tuple[int, ...]:
-    """Which of `count` inputs the module takes: that of an export lacks those that it does not
-    use."""
-    if artifact.exported is None:
-        return tuple(range(count))
-    leaves = argument_leaves(artifact.exported, entry_function(module))
-    first = count - len(artifact.exported.in_avals)
-    return (*range(first), *(first + leaf for leaf in leaves.values()))
-
-
-def _signature(artifact: Artifact, module: ir.Module) -> Signature:
-    """That of the module, with the names and keys that callers of an export see."""
-    of_module = module_signature(module)
-    if artifact.exported is None:
-        return of_module
-    of_calls = exported_signature(artifact)
-    first = uncounted(of_module.inputs)
-    return Signature((*of_module.inputs[:first], *of_calls.inputs), of_calls.outputs)
 
 
 def _in_field(value: Value) -> Value:

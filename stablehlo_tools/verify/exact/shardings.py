@@ -22,11 +22,11 @@ _OF_DEVICES = COLLECTIVES | DEVICE_IDS
 _PARTITIONS = "mhlo.num_partitions"
 
 
-def drop_shardings(module: ir.Module) -> int | None:
+def drop_shardings(module: ir.Module, devices: int) -> int | None:
     """Takes all shardings but those of manual computations out of a module, in place.
 
-    Returns how many devices run what is left: 1 without manual computations. None, with the module
-    as it was, if there is nothing to take out, or a collective outside of a manual computation.
+    Returns how many devices run what is left: 1 without manual computations. None, with a module
+    that is not to be used, if there is a collective outside of a manual computation.
     """
     if any(map(is_gspmd, ops_where(module.operation, lambda op: True))):
         try:
@@ -35,8 +35,8 @@ def drop_shardings(module: ir.Module) -> int | None:
             return None
     inline_all_calls(module)
     manual = ops_named(module.operation, (MANUAL_COMPUTATION,))
-    devices = ops_where(module.operation, lambda op: op.name in _OF_DEVICES)
-    if any(enclosing(op, MANUAL_COMPUTATION) is None for op in devices):
+    of_devices = ops_named(module.operation, _OF_DEVICES)
+    if any(enclosing(op, MANUAL_COMPUTATION) is None for op in of_devices):
         return None
     for op in ops_where(module.operation, lambda op: True):
         for name in _ATTRIBUTES:
@@ -51,7 +51,7 @@ def drop_shardings(module: ir.Module) -> int | None:
     for op in ops_named(module.operation, (_GROUPING,)):
         op.erase()
     if manual:
-        return ir.IntegerAttr(module.operation.attributes[_PARTITIONS]).value
+        return devices
     erase_unused_meshes(module)
     one = ir.IntegerAttr.get(ir.IntegerType.get_signless(32, module.context), 1)
     module.operation.attributes[_PARTITIONS] = one

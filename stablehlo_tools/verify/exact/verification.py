@@ -14,14 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.verify.comparison import OutputComparison
-from stablehlo_tools.verify.exact.process import PARTIAL
-from stablehlo_tools.verify.exact.programs import FieldPlan
+from stablehlo_tools.verify.exact.programs import PARTIAL, FieldPlan
 from stablehlo_tools.verify.job import SIDES, Side, ask_child, comparison_of
 
-_MODULE = "stablehlo_tools.verify.exact.process"
+CHILD = "stablehlo_tools.verify.exact.process"
 # Compiling takes most of the time, and integers have the same bits at every level.
 _FLAGS = ("--xla_backend_optimization_level=0",)
 
@@ -39,6 +37,7 @@ class FieldAnswer:
     zero: tuple[int, ...]
     branches: Mapping[Side, int]
     not_entered: Mapping[Side, tuple[str, ...]]
+    one_sided: Mapping[Side, tuple[int, ...]]
     wrongly_partitioned: Mapping[Side, tuple[int, ...]]
 
     @staticmethod
@@ -50,19 +49,22 @@ class FieldAnswer:
             tuple(fields["zero"]),
             fields["branches"],
             {side: tuple(texts) for side, texts in fields["not_entered"].items()},
+            {side: tuple(numbers) for side, numbers in fields["one_sided"].items()},
             {side: tuple(wrong) for side, wrong in fields["wrongly_partitioned"].items()},
         )
 
 
 def run_in_field(
-    artifacts: Mapping[Side, Artifact],
+    names: Mapping[Side, str],
     plan: FieldPlan,
     fixed: Mapping[int, float],
     seed: int,
     trials: int,
     timeout: float,
+    child: str = CHILD,
 ) -> FieldAnswer:
-    """Runs the programs of a plan on the same residues and compares what they leave.
+    """Has a module, `child`, run the programs of a plan on the same residues and compare what they
+    leave; `names` are those of the files.
 
     Raises ToolError for a program that cannot be compiled, or that hangs.
     """
@@ -72,7 +74,6 @@ def run_in_field(
         "seed": seed,
         "trials": trials,
     }
-    names = {side: artifact.name for side, artifact in artifacts.items()}
     with tempfile.TemporaryDirectory(prefix="stablehlo-tools-") as path:
         directory = Path(path)
         for name, code in plan.code.items():
@@ -80,12 +81,12 @@ def run_in_field(
 
         def asked(*, together: bool) -> dict[str, Any]:
             fields = {**request, "together": together}
-            return ask_child(_MODULE, directory, fields, plan.devices, names, timeout, _FLAGS)
+            return ask_child(child, directory, fields, plan.devices, names, timeout, _FLAGS)
 
         try:
             answer = asked(together=True)
         except ToolError as error:
-            if not error.by_chance and len(plan.code) == len(SIDES):
+            if not error.by_chance and len(plan.runs) == len(SIDES):
                 raise
             # XLA's partitioner may have ended the process; without it there is an answer.
             try:

@@ -7,9 +7,10 @@ several extents side by side, major first, as the digits of a number are:
     4096 divided over 8 devices            ==>  8 x 512
     4096 = 32 heads of 128, halved         ==>  32 x 2 x 64
 
-A twin keeps positions of an extent from both of its ends, and drops what is between them. So it is
-the full program restricted to some positions: those of a dimension are the same ones wherever it
-goes, and an integer that counts positions means the same as it does at full size.
+A twin keeps positions of an extent from both of its ends, and those around constants that the
+programs compare positions with. So it is the full program restricted to some positions: those of a
+dimension are the same ones wherever it goes, and an integer that counts positions means the same as
+it does at full size.
 """
 
 from __future__ import annotations
@@ -23,19 +24,24 @@ import numpy as np
 
 class Extent:
     """Positions that dimensions have in common. `kept` says why it stays whole; empty: it may not.
+    `positional` says which op depends on the positions that are left of it, if one does.
 
     Ask `root` first: extents that were united stand for one of them.
     """
 
-    __slots__ = ("_count", "_of", "kept", "least", "parts", "size", "terms", "within")
+    __slots__ = ("_count", "_ends", "_of", "_wanted", "kept", "least", "nesting", "parts",
+                 "positional", "size", "terms", "within")  # fmt: skip
 
-    def __init__(self, size: int, kept: str = "") -> None:
+    def __init__(self, size: int, kept: str = "", nesting: int = 0) -> None:
         self.size = size
         self.kept = kept
+        self.positional = ""
         self.parts: tuple[Extent, ...] = ()  # whose product it is
         self.terms: tuple[Extent, ...] = ()  # whose sum it is
+        self.nesting = nesting  # how many sums it is a term of, one in another
         self.least = 1  # positions that a twin needs at either end
-        self._count = size
+        self._ends = self._count = size
+        self._wanted: set[int] = set()
         self.within: Within | None = None  # what it is a part of, and loses as much as
         self._of: Extent | None = None
 
@@ -78,14 +84,38 @@ class Extent:
         """How many positions the twin has of a leaf."""
         return sum(term.reduced for term in self.terms) if self.terms else self._count
 
-    @count.setter
-    def count(self, count: int) -> None:
-        self._count = count
+    def reduce(self, ends: int) -> None:
+        """Leaves a leaf so many positions at its ends, and those that are wanted."""
+        self._ends = min(ends, self.size)
+        self._count = len(self.own_positions())
+
+    def want(self, position: int) -> None:
+        """Has the twin keep a position, unless it keeps many others, or has a sum of extents."""
+        for leaf in reversed(self.leaves):
+            position, digit = divmod(position, leaf.size)
+            if leaf.within is not None:
+                leaf.within.whole.want(digit + leaf.within.start)
+            elif len(leaf._wanted) < _MOST_WANTED:
+                leaf._wanted.add(digit)
+
+    def depend_on(self, why: str) -> None:
+        """Notes the op that depends on which positions the twin has of it."""
+        for atom in self.atoms:
+            if atom.within is not None:
+                atom.within.whole.depend_on(why)
+            elif not atom.is_whole:
+                atom.positional = atom.positional or why
 
     @property
     def reduced(self) -> int:
         """How many positions the twin has of it."""
         return math.prod(leaf.count for leaf in self.leaves)
+
+    @property
+    def positional_op(self) -> str:
+        """The first op that depends on positions of a part of it."""
+        found = (a.within.whole.positional_op if a.within else a.positional for a in self.atoms)
+        return next(filter(None, found), "")
 
     @property
     def is_whole(self) -> bool:
@@ -100,7 +130,7 @@ class Extent:
         return positions
 
     def own_positions(self) -> np.ndarray:
-        """Those of a leaf: at both of its ends, or what it has of its whole's."""
+        """Those of a leaf: at both of its ends and those wanted, or what it has of its whole's."""
         if self.terms:
             starts = np.cumsum([0, *(term.size for term in self.terms)])
             return np.concatenate(
@@ -109,9 +139,9 @@ class Extent:
         if self.within is not None:
             positions = self.within.whole.positions() - self.within.start
             return positions[(positions >= 0) & (positions < self.size)]
-        tail = self.count // 2
-        head = np.arange(self.count - tail)
-        return np.concatenate([head, np.arange(self.size - tail, self.size)])
+        tail = self._ends // 2
+        ends = [np.arange(self._ends - tail), np.arange(self.size - tail, self.size)]
+        return np.union1d(np.concatenate(ends), np.array(sorted(self._wanted), np.int64))
 
 
 def keep(extent: Extent, why: str) -> None:
@@ -195,11 +225,12 @@ def _align(ones: Iterable[Extent], others: Iterable[Extent]) -> None:
         if one.size < other.size:
             one, other, left, right = other, one, right, left
         if not one.terms:
-            if one.parts or one.kept or len(left) + len(right) > _TERMS:
+            if one.parts or one.kept or max(len(left) + len(right), one.nesting) > _TERMS:
                 for extent in (one, other, *left, *right):
                     keep(extent, "parts of it are taken that overlap")
                 return
-            one.terms = (Extent(other.size), Extent(one.size - other.size))
+            sizes = (other.size, one.size - other.size)
+            one.terms = tuple(Extent(size, nesting=one.nesting + 1) for size in sizes)
         left += one.terms[::-1]
         right.append(other)
 
@@ -230,7 +261,7 @@ class Within:
 
 
 _BLOCKS = 16  # that a whole may have, each of which the twin has
-_TERMS = 64  # that a sum may have
+_TERMS = 64  # that a sum may have, and sums in one another
 _ENDS = 64  # positions outside of the longest part, all of which the twin has
 
 
@@ -265,17 +296,22 @@ class Extents:
             sum_.terms = tuple(parts)
             unite(whole, sum_)
 
-    def settle(self, reducible: Sequence[Extent]) -> None:
-        """Says of each extent how many positions the twin has; of `reducible` alone fewer.
+    def settle(
+        self,
+        reducible: Sequence[Extent],
+        wanted: Iterable[tuple[Extent, int]] = (),
+        more: int = 0,
+    ) -> None:
+        """Says of each extent which positions the twin has; of `reducible` alone fewer than all.
 
-        Neighbours in size get different prime numbers, so that what only happens to be of one size
-        at full size has different ones.
+        `wanted` are positions to keep, and each gets `more`. Neighbours in size have different
+        numbers, so that what only happens to be of one size at full size has different ones.
         """
         follows = self._followers(reducible)
         leaves = dict.fromkeys(atom for extent in reducible for atom in extent.atoms)
         led = [within for within in self._within if within.part.root in follows]
-        for within in led:
-            within.part.root.within = within
+        for within in sorted(led, key=lambda within: within.whole.size):
+            within.part.root.within = within  # in the end the largest whole
         for within in led:
             head = tail = 0
             step: Within | None = within
@@ -283,17 +319,17 @@ class Extents:
                 head += step.start
                 tail += step.whole.size - step.start - step.part.size
                 last = step.whole.leaves[-1]
-                last.least = max(last.least, head, tail)
+                last.least = max(last.least, head + 1, tail + 1)  # and where the part begins
                 step = last.within
         free = [leaf for leaf in leaves if not leaf.kept and leaf.within is None]
         free = [leaf for leaf in free if leaf.size > _SMALL]
-        copies = _copies(reducible)
-        for place, leaf in enumerate(sorted(free, key=lambda leaf: (-leaf.size, -copies[leaf]))):
-            count = _COUNTS[place % len(_COUNTS)] if copies[leaf] < _MANY else min(_COUNTS)
-            leaf.count = min(leaf.size, max(count, 2 * leaf.least))
+        for extent, position in wanted:
+            extent.want(position)
+        for place, leaf in enumerate(sorted(free, key=lambda leaf: -leaf.size)):
+            count = max(_COUNTS[place % len(_COUNTS)], 2 * leaf.least)
+            leaf.reduce(count + more if count + more < leaf.size else count)
         for part in sorted(follows, key=lambda part: -part.size):
-            assert part.within is not None
-            part.count = len(part.own_positions())
+            part.reduce(part.size)
 
     def _followers(self, reducible: Iterable[Extent]) -> set[Extent]:
         """The parts that can lose what their wholes do; the others, and their wholes, are kept."""
@@ -370,23 +406,17 @@ def _are_alike(one: Extent, other: Extent) -> bool:
 def _can_follow(within: Within, free: set[Extent], wholes: Mapping[Extent, set[Extent]]) -> bool:
     """Whether a part can lose what its whole does; `wholes` are those of each part."""
     part, whole = within.part.root, within.whole.leaves
-    if part.atoms != (part,) or part.kept or len(wholes[part]) > 1 or within.whole.root is part:
+    if part.atoms != (part,) or part.kept or within.whole.root is part:
+        return False
+    tops = wholes[part]
+    while any(top in wholes for top in tops):
+        tops = {above for top in tops for above in wholes.get(top, (top,))}
+    if len(tops) > 1:
         return False
     lost = whole[-1] in free or (whole[-1] in wholes and not whole[-1].kept)
     return lost and not any(leaf in free or leaf in wholes for leaf in whole[:-1])
 
 
-def _copies(extents: Iterable[Extent]) -> dict[Extent, int]:
-    """How many kept positions stand beside each undivided extent, at most."""
-    copies: dict[Extent, int] = {}
-    for extent in extents:
-        leaves = extent.atoms
-        beside = math.prod(leaf.size for leaf in extent.leaves if leaf.kept)
-        for leaf in leaves:
-            copies[leaf] = max(copies.get(leaf, 1), beside)
-    return copies
-
-
-_COUNTS = (5, 7, 3)
-_MANY = 16  # copies of an extent, for as many devices, that have the least of it
-_SMALL = 8  # an extent of so few positions keeps them
+_COUNTS = (3, 4)  # of positions at the ends: on both sides two, and one
+_SMALL = 4  # an extent of so few positions keeps them
+_MOST_WANTED = 12  # positions of an extent that are not at its ends

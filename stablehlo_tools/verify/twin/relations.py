@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from stablehlo_tools.analysis.collectives import ModuleFacts
+from stablehlo_tools.analysis.elements.folding import folded
 from stablehlo_tools.analysis.shardings import MeshAxes, ValueShardings, sharding_axes
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
@@ -35,19 +36,16 @@ from stablehlo_tools.dialect.names import (
 from stablehlo_tools.dialect.reducers import reducer_kind
 from stablehlo_tools.dialect.traits import (
     BRANCHES,
-    CALLS,
     COMPUTATIONS,
     TERMINATORS,
     Trait,
     ops_with,
 )
-from stablehlo_tools.ir.values import CONSTANTS, is_splat, named, value_of
+from stablehlo_tools.ir.values import CONSTANTS, is_splat, named, producer, value_of
 from stablehlo_tools.ir.walk import (
     FUNCTION,
     MESH,
-    callee_name,
     entry_function,
-    functions_by_name,
     terminator,
     walk,
 )
@@ -56,9 +54,10 @@ from stablehlo_tools.verify.twin.extents import Extent, Extents, divide, keep, u
 Segments = tuple[Extent, ...]
 _SAME_SIZE_WHOLE = frozenset({"stablehlo.sort", "stablehlo.batch_norm_grad"})
 _HANDED_ON = ops_with(Trait.SHARDING_ONLY) | ops_with(Trait.RESHARDING) | {BARRIER}
-_WITHOUT_DIMENSIONS = TERMINATORS | CALLS | BRANCHES | COMPUTATIONS | {WHILE, FUNCTION, MESH}
+_WITHOUT_DIMENSIONS = TERMINATORS | BRANCHES | COMPUTATIONS | {WHILE, FUNCTION, MESH}
 _TILES = re.compile(r"devices=\[([\d,]+)\]")
 _SMALL_TABLE = 16  # rows: of a table of so few all are kept
+_FEW_BLOCKS = 16
 _GENERATOR = "stablehlo.rng_bit_generator"
 
 
@@ -73,6 +72,7 @@ class Dimensions:
 
     extents: Extents = field(default_factory=Extents)
     segments: dict[tuple[ir.Value, int], list[Segments]] = field(default_factory=dict)
+    ends: list[list[Extent]] = field(default_factory=list)  # of arguments and results
     _of: dict[ir.Value, list[Extent]] = field(default_factory=dict)
 
     def of(self, value: ir.Value) -> list[Extent]:
@@ -88,10 +88,6 @@ class Dimensions:
         """The dimensions of all values that were asked for."""
         return list(self._of.values())
 
-    def liken(self, value: ir.Value, other: ir.Value) -> None:
-        """Gives a new value the dimensions of another one."""
-        self._of[value] = self.of(other)
-
     def tie_programs(self, before: ir.Module, after: ir.Module) -> None:
         """Makes what both programs take and give have the same sizes."""
         modules = [_Module(self, module) for module in (before, after)]
@@ -106,7 +102,7 @@ class Dimensions:
                 self.tie(mine, theirs)
         for module in modules:
             module.tie()
-        self.extents.settle([e for end in ends[0] for value in end for e in self.of(value)])
+        self.ends = [self.of(value) for end in ends[0] for value in end]
 
     def tie(self, one: ir.Value, other: ir.Value) -> None:
         """Makes two values have the same dimensions; a larger one consists of shards like the
@@ -137,7 +133,6 @@ class _Module:
     def __init__(self, dims: Dimensions, module: ir.Module) -> None:
         self.dims = dims
         self.module = module
-        self.functions = functions_by_name(module)
         self.meshes = {
             name: ValueShardings(MeshAxes(mesh), name)
             for name, mesh in ModuleFacts.of(module).meshes.items()
@@ -228,10 +223,6 @@ class _Module:
             block = op.regions[0].blocks[0]
             yield from zip(operands, block.arguments, strict=True)
             yield from zip(terminator(block).operands, results, strict=True)
-        elif name in CALLS:
-            block = self.functions[callee_name(op)].regions[0].blocks[0]
-            yield from zip(operands, block.arguments, strict=True)
-            yield from zip(terminator(block).operands, results, strict=True)
 
 
 def _tie_factors(dims: Dimensions, op: ir.Operation) -> None:
@@ -310,7 +301,12 @@ def _tie_exchanged(one: Extent, other: Extent, pieces: int) -> None:
 def _slice(dims: Dimensions, op: ir.Operation) -> None:
     starts, limits = integers(op, "start_indices"), integers(op, "limit_indices")
     strides = integers(op, "strides")
+    maker, of_sorted = producer(op.operands[0]), None
+    if maker is not None and maker.name == "stablehlo.sort":
+        of_sorted = integer(maker, "dimension", -1) % _rank(op.results[0])
     for d, (whole, part) in enumerate(_pairs(dims, op.operands[0], op.results[0])):
+        if d == of_sorted and part.size < whole.size:
+            keep(part, f"k of {named(op)}, after a sort")
         if strides[d] == 1:
             _segment(dims, op, d, whole, part, starts[d], whole.size - limits[d])
         elif starts[d] < strides[d] and part.size * strides[d] == whole.size:
@@ -361,27 +357,47 @@ def _concatenate(dims: Dimensions, op: ir.Operation) -> None:
 
 
 def _dynamic_slice(dims: Dimensions, op: ir.Operation) -> None:
-    _tie_windows(dims.of(op.operands[0]), dims.of(op.results[0]))
+    _tie_windows(dims, op.operands[0], op.results[0], list(op.operands)[1:])
 
 
 def _dynamic_update_slice(dims: Dimensions, op: ir.Operation) -> None:
     dims.tie(op.operands[0], op.results[0])
-    _tie_windows(dims.of(op.operands[0]), dims.of(op.operands[1]))
+    _tie_windows(dims, op.operands[0], op.operands[1], list(op.operands)[2:])
 
 
-def _tie_windows(wholes: Sequence[Extent], parts: Sequence[Extent]) -> None:
-    """A window at a place that is known when the program runs: one of blocks like it."""
-    for whole, part in zip(wholes, parts, strict=True):
-        if whole.size == part.size:
-            unite(whole, part)
-        elif part.size and whole.size % part.size == 0:
-            blocks, own = divide(whole, [whole.size // part.size, part.size])
-            keep(blocks, "a loop or a device takes a part at a time")
-            unite(own, part)
-        else:
-            why = f"windows of {part.size} are at any place of {whole.size}"
-            keep(whole, why)
-            keep(part, why)
+def _tie_windows(
+    dims: Dimensions, whole: ir.Value, part: ir.Value, starts: Sequence[ir.Value]
+) -> None:
+    for d, (extent, taken) in enumerate(_pairs(dims, whole, part)):
+        start = folded(starts[d]) if extent.size != taken.size else None
+        _tie_window(dims, extent, taken, None if start is None else int(start))
+
+
+def _tie_window(dims: Dimensions, whole: Extent, part: Extent, start: int | None) -> None:
+    """One of blocks like it, unless it is known to start between them, or among many."""
+    beside = whole.size - part.size
+    count = whole.size // part.size if part.size and whole.size % part.size == 0 else 0
+    is_one_of_few = 0 < count <= _FEW_BLOCKS and not (start or 0) % part.size
+    if beside == 0:
+        unite(whole, part)
+    elif start is not None and 0 <= start <= beside and not is_one_of_few:
+        dims.extents.join(whole, (Extent(start), part, Extent(beside - start)))
+    elif count:
+        blocks, own = divide(whole, [count, part.size])
+        keep(blocks, "a loop or a device takes a part at a time")
+        unite(own, part)
+    else:
+        why = f"windows of {part.size} are at any place of {whole.size}"
+        keep(whole, why)
+        keep(part, why)
+
+
+def _known_starts(indices: ir.Value, index_map: Sequence[int]) -> dict[int, int]:
+    """Where the one window of a gather or scatter starts, by dimension, if that is constant."""
+    known = folded(indices)
+    if known is None or known.size != len(index_map):
+        return {}
+    return dict(zip(index_map, known.reshape(-1).tolist(), strict=True))
 
 
 def _gather(dims: Dimensions, op: ir.Operation) -> None:
@@ -394,9 +410,10 @@ def _gather(dims: Dimensions, op: ir.Operation) -> None:
     sizes = integers(op, "slice_sizes")
     table, result = dims.of(op.operands[0]), dims.of(op.results[0])
     offsets = dict(zip(numbers.window_dims(len(table)), numbers.offset_dims, strict=True))
+    starts = _known_starts(op.operands[1], numbers.index_map)
     for d, whole in enumerate(table):
         if sizes[d] > 1:
-            _tie_windows([whole], [result[offsets[d]]])
+            _tie_window(dims, whole, result[offsets[d]], starts.get(d))
         elif d not in numbers.operand_batching and whole.size <= _SMALL_TABLE:
             keep(whole, f"{named(op)} takes single positions of it")
     _tie_beside(dims, op, relation)
@@ -419,12 +436,16 @@ def _scatter(dims: Dimensions, op: ir.Operation) -> None:
             strict=True,
         )
     )
+    starts = _known_starts(op.operands[count], numbers.index_map)
     combines = count == 1 and reducer_kind(op.regions[0].blocks[0]) is not None
     for operand, result in zip(op.operands, op.results, strict=False):
         dims.tie(operand, result)
         for d, whole in enumerate(dims.of(operand)):
-            if d in windows and update[windows[d]].size > 1:
-                _tie_windows([whole], [update[windows[d]]])
+            is_window = d in windows and update[windows[d]].size > 1
+            if is_window:
+                _tie_window(dims, whole, update[windows[d]], starts.get(d))
+            if is_window and d in starts:
+                continue
             if d in numbers.index_map and (not combines or whole.size <= _SMALL_TABLE):
                 keep(whole, f"{named(op)} puts elements at single positions of it")
     _tie_beside(dims, op, relation)
@@ -536,6 +557,7 @@ _SPECIAL: dict[str, Callable[[Dimensions, ir.Operation], None]] = {
     PAD: _pad,
     SCATTER: _scatter,
     SLICE: _slice,
+    "stablehlo.get_dimension_size": _nothing,
     _GENERATOR: _generator,
     "stablehlo.reduce_window": _reduce_window,
 }

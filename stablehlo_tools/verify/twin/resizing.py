@@ -18,16 +18,22 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.dimension_numbers import conv_numbers, gather_numbers, scatter_numbers
 from stablehlo_tools.dialect.dimensions import integer, integers
 from stablehlo_tools.dialect.names import (
+    ADD,
+    CONVERT,
     DYNAMIC_SLICE,
     DYNAMIC_UPDATE_SLICE,
     GATHER,
     IOTA,
+    MULTIPLY,
     PAD,
     SCATTER,
+    SELECT,
     SLICE,
+    SUBTRACT,
 )
+from stablehlo_tools.dialect.traits import Trait, ops_with_any
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of, write_reducer
-from stablehlo_tools.ir.values import CONSTANTS, maker_of, splat_element
+from stablehlo_tools.ir.values import CONSTANTS, maker_of, named, producer, splat_element
 from stablehlo_tools.ir.walk import FUNCTION, ops_where, terminator
 from stablehlo_tools.verify.twin.extents import Extent
 from stablehlo_tools.verify.twin.relations import Dimensions, is_cumulative
@@ -90,6 +96,8 @@ def _constant(op: ir.Operation, dims: Dimensions, builder: Builder) -> None:
     extents = dims.of(op.results[0])
     if all(extent.is_whole for extent in extents):
         return
+    for extent in extents:
+        extent.depend_on(named(op))
     table = np.array(ir.DenseElementsAttr(op.attributes["value"]))
     rows = np.ascontiguousarray(table[np.ix_(*(extent.positions() for extent in extents))])
     op.attributes["value"] = ir.DenseElementsAttr.get(rows, type=type_)
@@ -101,9 +109,16 @@ def _iota(op: ir.Operation, dims: Dimensions, builder: Builder) -> None:
     extent = dims.of(result)[counted]
     if extent.is_whole:
         return
+    extent.depend_on(named(op))
     positions = builder.convert(builder.constant(extent.positions()), element_of(result))
     places = builder.broadcast(positions, _sizes(result, dims), [counted])
     result.replace_all_uses_with(places)
+    op.erase()
+
+
+def _get_dimension_size(op: ir.Operation, dims: Dimensions, builder: Builder) -> None:
+    size = dims.of(op.operands[0])[integer(op, "dimension")].size
+    op.results[0].replace_all_uses_with(builder.splat_like(size, op.results[0]))
     op.erase()
 
 
@@ -114,9 +129,11 @@ def _slice(op: ir.Operation, dims: Dimensions, builder: Builder) -> None:
     starts, limits = (list(integers(op, n)) for n in ("start_indices", "limit_indices"))
     strides = integers(op, "strides")
     for d, part in enumerate(dims.of(op.results[0])):
-        for low, taken, _ in dims.segments.get((op.results[0], d), ()):
+        for low, taken, high in dims.segments.get((op.results[0], d), ()):
             starts[d] = low.reduced
             limits[d] = low.reduced + taken.reduced
+            if (low.size or high.size) and not _is_blocks(taken, dims.of(op.operands[0])[d]):
+                dims.of(op.operands[0])[d].depend_on(named(op))
         if strides[d] > 1:
             limits[d] = starts[d] + max(0, (part.reduced - 1) * strides[d] + 1)
     _set(op, "start_indices", starts)
@@ -131,6 +148,9 @@ def _pad(op: ir.Operation, dims: Dimensions, builder: Builder) -> None:
             cut, put = segments
             lows[d] = put[0].reduced - cut[0].reduced
             highs[d] = put[2].reduced - cut[2].reduced
+            for whole in (dims.of(op.operands[0])[d], dims.of(op.results[0])[d]):
+                if whole.size != put[1].size and not _is_blocks(put[1], whole):
+                    whole.depend_on(named(op))
     _set(op, "edge_padding_low", lows)
     _set(op, "edge_padding_high", highs)
 
@@ -170,34 +190,74 @@ def _convolution(op: ir.Operation, dims: Dimensions, builder: Builder) -> None:
 
 def _dynamic_slice(op: ir.Operation, dims: Dimensions, builder: Builder) -> None:
     _set(op, "slice_sizes", _sizes(op.results[0], dims))
-    _place(op, 1, dims, builder)
+    _place(op, op.results[0], 1, dims, builder)
 
 
 def _dynamic_update_slice(op: ir.Operation, dims: Dimensions, builder: Builder) -> None:
-    _place(op, 2, dims, builder)
+    _place(op, op.operands[1], 2, dims, builder)
 
 
-def _place(op: ir.Operation, first: int, dims: Dimensions, builder: Builder) -> None:
-    for d, extent in enumerate(dims.of(op.operands[0])):
-        op.operands[first + d] = _nearest(op.operands[first + d], [extent], builder)
+def _place(
+    op: ir.Operation, window: ir.Value, first: int, dims: Dimensions, builder: Builder
+) -> None:
+    """The start of a window; that of all positions is clamped to 0."""
+    pairs = zip(dims.of(op.operands[0]), dims.of(window), strict=True)
+    for number, (extent, taken) in enumerate(pairs, first):
+        if taken.size == extent.size:
+            continue
+        start = op.operands[number]
+        if not (_is_blocks(taken, extent) and _is_multiple(start, taken.size)):
+            extent.depend_on(named(op))
+        op.operands[number] = _nearest(start, extent, builder)
+
+
+def _is_blocks(part: Extent, whole: Extent) -> bool:
+    """Whether a part is some of the blocks that a whole is divided into."""
+    return part.leaves[-1] is whole.leaves[-1]
+
+
+def _is_multiple(value: ir.Value, number: int) -> bool:
+    """Whether integers are surely multiples of a number."""
+    op = producer(value)
+    while op is not None and op.name in _MOVING:
+        op = producer(op.operands[0])
+    if op is None:
+        return False
+    if op.name in CONSTANTS:
+        return not np.any(np.array(ir.DenseElementsAttr(op.attributes["value"])) % number)
+    operands = [_is_multiple(v, number) for v in op.operands] if op.name in _LINEAR else [False]
+    return any(operands) if op.name == MULTIPLY else all(operands[int(op.name == SELECT) :])
+
+
+_MOVING = ops_with_any(Trait.LAYOUT | Trait.PIECE) | {CONVERT}
+_LINEAR = frozenset({ADD, MULTIPLY, SELECT, SUBTRACT})
 
 
 def _gather(op: ir.Operation, dims: Dimensions, builder: Builder) -> None:
     numbers = gather_numbers(op)
     table, result = dims.of(op.operands[0]), dims.of(op.results[0])
     sizes = list(integers(op, "slice_sizes"))
+    indexed = [_startable(table[d], sizes[d]) for d in numbers.index_map]
     windows = numbers.window_dims(len(sizes))
     for d, offset in zip(windows, numbers.offset_dims, strict=True):
         sizes[d] = result[offset].reduced
     _set(op, "slice_sizes", sizes)
-    _index(op, 1, [table[d] for d in numbers.index_map], numbers.index_vector, builder)
+    _index(op, 1, indexed, numbers.index_vector, builder)
 
 
 def _scatter(op: ir.Operation, dims: Dimensions, builder: Builder) -> None:
     numbers = scatter_numbers(op)
-    table = dims.of(op.operands[0])
-    indexed = [table[d] for d in numbers.index_map]
-    _index(op, len(op.results), indexed, numbers.index_vector, builder)
+    count = len(op.results)
+    table, update = dims.of(op.operands[0]), dims.of(op.operands[count + 1])
+    windows = zip(numbers.window_dims(len(table)), numbers.update_window_dims, strict=True)
+    sizes = {d: update[window].size for d, window in windows}
+    indexed = [_startable(table[d], sizes.get(d, 1)) for d in numbers.index_map]
+    _index(op, count, indexed, numbers.index_vector, builder)
+
+
+def _startable(extent: Extent, window: int) -> Extent:
+    """An extent of what a window starts at: 0 alone if it has all positions."""
+    return Extent(1) if window == extent.size else extent
 
 
 def _index(
@@ -207,20 +267,21 @@ def _index(
     indices = op.operands[number]
     if all(extent.is_whole for extent in indexed):
         return
+    for extent in indexed:
+        extent.depend_on(named(op))
     if vector == len(shape_of(indices)):
-        op.operands[number] = _nearest(indices, indexed, builder)
+        op.operands[number] = _nearest(indices, indexed[0], builder)
         return
     columns = [
-        _nearest(builder.slice_along(indices, vector, c, c + 1), [extent], builder)
+        _nearest(builder.slice_along(indices, vector, c, c + 1), extent, builder)
         for c, extent in enumerate(indexed)
     ]
     op.operands[number] = columns[0] if len(columns) == 1 else builder.concatenate(columns, vector)
 
 
-def _nearest(index: ir.Value, extents: Sequence[Extent], builder: Builder) -> ir.Value:
+def _nearest(index: ir.Value, extent: Extent, builder: Builder) -> ir.Value:
     """For each index, which of the twin's positions is the last that is not behind it; one from
     the full size on is behind all of them, one below 0 before the first."""
-    (extent,) = extents
     if extent.is_whole:
         return index
     shape = shape_of(index)
@@ -256,5 +317,6 @@ _RESIZED = {
     SCATTER: _scatter,
     SLICE: _slice,
     "stablehlo.convolution": _convolution,
+    "stablehlo.get_dimension_size": _get_dimension_size,
     "stablehlo.reduce_window": _reduce_window,
 }

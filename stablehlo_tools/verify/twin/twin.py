@@ -9,19 +9,27 @@ and splits are those that were chosen for the full size.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from stablehlo_tools.analysis.argument_ranges import Range, argument_ranges
+from stablehlo_tools.analysis.argument_ranges import index_limits
 from stablehlo_tools.analysis.tasks.op_work import bytes_of
 from stablehlo_tools.artifacts.artifact import Artifact, Form
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError, from_mlir_error, note
 from stablehlo_tools.dialect.names import MANUAL_COMPUTATION
 from stablehlo_tools.ir.async_calls import lower_async_calls
-from stablehlo_tools.ir.walk import entry_function, terminator, walk
+from stablehlo_tools.ir.inline import inline_all_calls
+from stablehlo_tools.ir.walk import enclosing, entry_function, terminator, walk
 from stablehlo_tools.verify.device_grid import inferred_grid, is_partitioned, stated_grid
+from stablehlo_tools.verify.job import SIDES, Side
 from stablehlo_tools.verify.plan import cpu_index, runnable_module
+from stablehlo_tools.verify.twin.compared_constants import (
+    ComparedConstant,
+    compared_constants,
+    mark_outcomes,
+)
 from stablehlo_tools.verify.twin.extents import Extent
 from stablehlo_tools.verify.twin.relations import Dimensions
 from stablehlo_tools.verify.twin.resizing import resize
@@ -35,8 +43,10 @@ class Twin:
     """Two programs at a reduced size.
 
     `shapes` are those of arguments and results that differ, full and reduced; `bytes` an estimate
-    of what it takes to run either one, `full_bytes` of the originals. `ranges` are those in which
-    the full program wants its arguments. `notes` say what equal values do not show.
+    of what it takes to run either one, `full_bytes` of the originals. `limits` are those of the
+    full program's indices, of each argument. `constants` are what either one compares positions
+    with, and `counted` those whose outcomes are counted while it runs. `positional` are reduced
+    sizes, each with an op or a constant that depends on positions in it.
     """
 
     before: Artifact
@@ -44,8 +54,21 @@ class Twin:
     shapes: tuple[tuple[Shape, Shape], ...]
     bytes: int
     full_bytes: int
-    ranges: tuple[Range, ...]
-    notes: tuple[str, ...]
+    limits: tuple[int, ...]
+    constants: Mapping[Side, tuple[ComparedConstant, ...]]
+    counted: Mapping[Side, tuple[ComparedConstant, ...]]
+    positional: tuple[tuple[int, str], ...]
+
+    @property
+    def is_uniform(self) -> bool:
+        """Whether no op depends on a position in a reduced dimension: any size shows the same."""
+        return not self.positional
+
+    @property
+    def uniform(self) -> tuple[int, ...]:
+        """The reduced sizes in which no op depends on a position."""
+        others = dict(self.positional)
+        return tuple(size for size in self.factors if size not in others)
 
     @property
     def factors(self) -> dict[int, tuple[int, ...]]:
@@ -65,24 +88,10 @@ def twins(before: Artifact, after: Artifact, bytes_limit: int) -> Twin:
     keep its size takes more.
     """
     platform = cpu_index({"before": before, "after": after})
-    small = [_runnable(artifact, platform) for artifact in (before, after)]
-    dims = Dimensions()
-    dims.tie_programs(small[0].module, small[1].module)
-    ends = [*_ends(small[0].module)]
-    shapes = {
-        (tuple(e.size for e in dims.of(value)), tuple(e.reduced for e in dims.of(value))): None
-        for value in ends
-    }
-    of_ends = [dims.of(value) for value in ends]
-    for artifact in small:
-        resize(artifact.module, dims)
-        try:
-            artifact.module.operation.verify()
-        except ir.MLIRError as error:
-            raise from_mlir_error(error, "no twin: its ops do not fit: ") from None
-    needed = max(estimated_bytes(artifact.module) for artifact in small)
+    small, dims, constants = _resized(before, after, platform)
+    needed = max(estimated_bytes(artifact.module) for artifact in small.values())
     if needed > bytes_limit:
-        kept = _kept(of_ends) or _kept(dims.known)
+        kept = _kept(dims.ends) or _kept(dims.known)
         notes = [note(f"{size} is kept: {why}") for why, size in list(kept.items())[:_SHOWN_KEPT]]
         notes.append(note(_SMALLER))
         error = ToolError(
@@ -91,15 +100,64 @@ def twins(before: Artifact, after: Artifact, bytes_limit: int) -> Twin:
         )
         error.diagnostic = replace(error.diagnostic, notes=tuple(notes))
         raise error
+    counted: dict[Side, tuple[ComparedConstant, ...]] = {}
+    for side in SIDES:
+        counted[side] = tuple(
+            c for c in constants[side] if c.is_open and not all(e.is_whole for e in c.extents)
+        )
+        for constant in counted[side]:
+            for extent in constant.extents:
+                extent.depend_on(str(constant))
+    positional = {e.size: why for end in dims.ends for e in end if (why := e.positional_op)}
+    larger, _, _ = _resized(before, after, platform, more=_MORE)
+    for side in SIDES:
+        if _structure(small[side].module) != _structure(larger[side].module):
+            why = f"{side.upper()} has other ops at another reduced size"
+            sizes = [e.size for end in dims.ends for e in end if not e.is_whole]
+            positional = {size: positional.get(size, why) for size in sizes}
+        mark_outcomes(counted[side])
+    shapes = [(tuple(e.size for e in end), tuple(e.reduced for e in end)) for end in dims.ends]
     return Twin(
-        small[0],
-        small[1],
-        tuple(pair for pair in shapes if pair[0] != pair[1]),
+        small["before"],
+        small["after"],
+        tuple(pair for pair in dict.fromkeys(shapes) if pair[0] != pair[1]),
         needed,
         max(estimated_bytes(artifact.module) for artifact in (before, after)),
-        tuple(argument_ranges(before.module)),
-        _NOTES,
+        tuple(index_limits(before.module)),
+        constants,
+        counted,
+        tuple(sorted(positional.items(), reverse=True)),
     )
+
+
+def _resized(
+    before: Artifact, after: Artifact, platform: int, more: int = 0
+) -> tuple[dict[Side, Artifact], Dimensions, dict[Side, tuple[ComparedConstant, ...]]]:
+    """Both programs with few positions of each extent, or so many `more`; the extents; and the
+    constants that they compare positions with."""
+    small: dict[Side, Artifact] = {
+        "before": _runnable(before, platform),
+        "after": _runnable(after, platform),
+    }
+    dims = Dimensions()
+    dims.tie_programs(small["before"].module, small["after"].module)
+    constants: dict[Side, tuple[ComparedConstant, ...]] = {
+        side: compared_constants(small[side].module, dims) for side in SIDES
+    }
+    wanted = [p for found in constants.values() for c in found for p in c.positions]
+    dims.extents.settle([extent for end in dims.ends for extent in end], wanted, more)
+    for artifact in small.values():
+        resize(artifact.module, dims)
+        try:
+            artifact.module.operation.verify()
+        except ir.MLIRError as error:
+            raise from_mlir_error(error, "no twin: its ops do not fit: ") from None
+    return small, dims, constants
+
+
+def _structure(module: ir.Module) -> str:
+    """The text of a module without sizes, positions and tables of these."""
+    return _INTEGERS.sub("?", str(module.operation.get_asm(large_elements_limit=0)))
 
 
 def _kept(values: Iterable[Iterable[Extent]]) -> dict[str, int]:
@@ -113,11 +171,8 @@ _SMALLER = (
     "the same step exported with fewer samples, shorter sequences and less width, through the same "
     "pipeline, can be run as it is"
 )
-_NOTES = (
-    "rounding and overflow at the full sizes",
-    "elements between the ends of a reduced dimension, and of each device's part of one",
-    "which of them an index that is computed from data reaches",
-)
+_MORE = 2  # positions of each extent, in a twin that is built to compare its text
+_INTEGERS = re.compile(r"\d+(?=x)|(?<![%@#\w.])\d+")
 
 
 def estimated_bytes(module: ir.Module) -> int:
@@ -130,22 +185,14 @@ def estimated_bytes(module: ir.Module) -> int:
     def visit(op: ir.Operation) -> ir.WalkResult:
         nonlocal largest
         if op.name not in ("func.func", "builtin.module", MANUAL_COMPUTATION):
-            copies = 1 if divided and not _is_manual(op) else grid.size
+            is_whole = divided and enclosing(op, MANUAL_COMPUTATION) is None
+            copies = 1 if is_whole else grid.size
             size = sum(map(bytes_of, [*op.operands, *op.results]))
             largest = max(largest, copies * int(size))
         return ir.WalkResult.ADVANCE
 
     walk(module.operation, visit)
     return int(sum(map(bytes_of, _ends(module)))) * (1 if divided else grid.size) + largest
-
-
-def _is_manual(op: ir.Operation) -> bool:
-    parent = op.parent
-    while parent is not None:
-        if parent.name == MANUAL_COMPUTATION:
-            return True
-        parent = parent.operation.parent
-    return False
 
 
 def _ends(module: ir.Module) -> list[ir.Value]:
@@ -155,7 +202,9 @@ def _ends(module: ir.Module) -> list[ir.Value]:
 
 
 def _runnable(artifact: Artifact, platform: int) -> Artifact:
-    """A bare module, without asynchronous collectives, whose types cannot be resized."""
+    """A bare module, without asynchronous collectives, whose types cannot be resized, and without
+    calls: functions have one size for all of them."""
     module = runnable_module(artifact, platform)
     lower_async_calls(module)
+    inline_all_calls(module)
     return Artifact(artifact.name, Form.TEXT, module)

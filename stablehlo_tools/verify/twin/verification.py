@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -9,17 +10,46 @@ from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.artifacts.exported import argument_leaves
 from stablehlo_tools.ir.platform_index import platform_arguments
 from stablehlo_tools.ir.walk import entry_function
+from stablehlo_tools.verify.job import SIDES, Side
 from stablehlo_tools.verify.plan import no_input
+from stablehlo_tools.verify.twin.compared_constants import ComparedConstant
 from stablehlo_tools.verify.twin.twin import Twin, twins
 from stablehlo_tools.verify.verification import Options, Verification, verify_artifacts
 
 
 @dataclass(frozen=True)
 class TwinVerification:
-    """What the comparison of a twin showed."""
+    """The answer for a twin, and its limits.
+
+    `not_covered` are constants of either program whose comparisons had one outcome only.
+    `unequal` are those of them that the other program does not compare anything with.
+    """
 
     twin: Twin
     verification: Verification
+    not_covered: Mapping[Side, tuple[ComparedConstant, ...]]
+    unequal: Mapping[Side, tuple[ComparedConstant, ...]]
+
+    @property
+    def same(self) -> bool:
+        """Whether values agree, and the constants that the twin does not cover."""
+        return self.verification.same and not any(self.unequal.values())
+
+    def limits(self) -> list[str]:
+        """In which sizes the twin stands for all sizes, and what it does not cover, in lines."""
+        lines: list[str] = []
+        if self.twin.uniform:
+            sizes = ", ".join(map(str, self.twin.uniform))
+            lines.append(f"uniform in {sizes}: no op depends on a position in them")
+        lines += [f"not uniform in {size}: {why}" for size, why in self.twin.positional]
+        texts = dict.fromkeys(str(c) for found in self.not_covered.values() for c in found)
+        if texts:
+            lines.append(f"not covered: {'; '.join(texts)}")
+        for side, found in self.unequal.items():
+            if found:
+                which = "; ".join(dict.fromkeys(map(str, found)))
+                lines.append(f"differs: {side.upper()} alone compares with {which}")
+        return lines
 
     def to_json(self) -> dict[str, Any]:
         """The answer as plain data: that of `verify`, and what was compared in place of what."""
@@ -28,9 +58,12 @@ class TwinVerification:
             "bytes": self.twin.bytes,
             "full_bytes": self.twin.full_bytes,
             "shapes": shapes,
-            "not_shown": list(self.twin.notes),
+            "uniform": list(self.twin.uniform),
+            "not_uniform": [{"size": size, "op": op} for size, op in self.twin.positional],
+            "not_covered": {s: list(map(str, each)) for s, each in self.not_covered.items()},
+            "unequal": {s: list(map(str, each)) for s, each in self.unequal.items()},
         }
-        return {**self.verification.to_json(), "twin": twin}
+        return {**self.verification.to_json(), "same": self.same, "twin": twin}
 
 
 def verify_twins(
@@ -42,8 +75,26 @@ def verify_twins(
     """
     twin = twins(before, after, bytes_limit)
     fixed = _by_argument(before, options)
-    options = replace(options, fixed=fixed, ranges=twin.ranges)
-    return TwinVerification(twin, verify_artifacts(twin.before, twin.after, options))
+    options = replace(options, fixed=fixed, limits=twin.limits)
+    verification = verify_artifacts(twin.before, twin.after, options)
+    not_covered = dict(twin.counted)
+    if verification.exact is not None:  # floats count no outcomes
+        for side, numbers in verification.exact.one_sided.items():
+            not_covered[side] = tuple(twin.counted[side][number] for number in numbers)
+    unequal: dict[Side, tuple[ComparedConstant, ...]] = {
+        side: tuple(c for c in not_covered[side] if not _is_known(c, twin, other))
+        for side, other in zip(SIDES, SIDES[::-1], strict=True)
+    }
+    return TwinVerification(twin, verification, not_covered, unequal)
+
+
+def _is_known(constant: ComparedConstant, twin: Twin, other: Side) -> bool:
+    """Whether the other program compares with a constant too, or it counts whole shards."""
+    distance = constant.distance
+    sizes = [extent.size for extent in constant.extents]
+    return any(distance == its.distance for its in twin.constants[other]) or any(
+        abs(distance - size * round(distance / size)) <= 1 for size in sizes
+    )
 
 
 def _by_argument(artifact: Artifact, options: Options) -> dict[int, float]:

@@ -8,6 +8,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import pytest
+from exact_comparison import BITS, assert_identical
 from jax import export, lax
 from models.zoo import MODELS
 
@@ -19,8 +20,7 @@ from stablehlo_tools.cost.hardware import load_hardware
 from stablehlo_tools.ir.inline import inline_all_calls
 from stablehlo_tools.targets.compilation import compile_artifact
 from stablehlo_tools.transforms.parts.offload.moving import movable, move
-from stablehlo_tools.verify.comparison import Rule
-from stablehlo_tools.verify.verification import Options, verify_artifacts
+from stablehlo_tools.verify.verification import verify_artifacts
 
 ROWS, WIDTH, LAYERS = 16_384, 1024, 8
 GIB = 2.0**30
@@ -90,7 +90,7 @@ def test_values_are_the_same(in_order: bool):
     peak = expected_run(before.module, load_hardware("h100")).peak_bytes / GIB
     after = stablehlo_tools.transform(before, f"offload{{memory-limit={0.95 * peak} margin=0.0}}")
     assert moved(after) == 2
-    report = verify_artifacts(before, after, Options(rule=Rule(), trials=2))
+    report = verify_artifacts(before, after, BITS)
     assert report.same
     data = after.to_exported().serialize()  # the custom call is one that jax keeps compatible
     assert export.deserialize(data).mlir_module().count("annotate_device_placement") == 2
@@ -158,5 +158,4 @@ def test_partition_divides_what_is_placed():
 @pytest.mark.soak  # half a minute of compiling; test_offload_state has values behind partition
 def test_values_behind_partition():
     before, divided = divided_model()
-    rule = Rule(rtol=1e-5, atol=1e-6)
-    assert verify_artifacts(before, divided, Options(rule=rule, trials=1)).same
+    assert_identical(before, divided)

@@ -10,6 +10,7 @@ from optimizer_steps import OPTIMIZERS, data_parallel_step
 
 import jax  # isort: skip
 import numpy as np
+from exact_comparison import BITS, assert_identical
 from jax import export, memory
 from models.zoo import MODELS
 
@@ -22,13 +23,9 @@ from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.ir.inline import inline_all_calls
 from stablehlo_tools.targets.compilation import compile_artifact
 from stablehlo_tools.transforms.parts.offload.state import move_state, state_groups
-from stablehlo_tools.verify.comparison import Rule
-from stablehlo_tools.verify.verification import Options, verify_artifacts
 
 GIB = 2.0**30
 HOST = memory.Space.Host
-BITWISE = Options(rule=Rule(), trials=1)
-ROUNDED = Options(rule=Rule(rtol=1e-5, atol=1e-6), trials=1)  # XLA:CPU fuses otherwise
 
 
 def with_state_in_host(before: Artifact) -> Artifact:
@@ -52,7 +49,7 @@ def test_values(name: str):
     moved = of_host(after.to_exported().in_avals)
     assert bool(moved) == (name != "muon"), "what matrix products depend on stays"
     assert of_host(after.to_exported().out_avals) == moved
-    assert verify_artifacts(before, after, ROUNDED).same
+    assert_identical(before, after)
 
 
 @pytest.mark.parametrize("name", ["adamw", "adafactor"])
@@ -62,7 +59,7 @@ def test_values_behind_partition(name: str):
     pipeline = "shard-optimizer,partition,create-reduce-scatter"
     after = with_state_in_host(stablehlo_tools.transform(before, pipeline))
     assert of_host(after.to_exported().in_avals)
-    assert verify_artifacts(before, after, ROUNDED).same
+    assert_identical(before, after)
 
 
 def test_values_are_bitwise_in_the_interpreter():
@@ -73,7 +70,7 @@ def test_values_are_bitwise_in_the_interpreter():
     before = artifact.from_exported(one)
     after = with_state_in_host(before)
     assert len(of_host(after.to_exported().in_avals)) == len(state_groups_of(before)) * 2
-    assert verify_artifacts(before, after, BITWISE).same
+    assert_identical(before, after, BITS)
 
 
 def state_groups_of(program: Artifact) -> list[Any]:

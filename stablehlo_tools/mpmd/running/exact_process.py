@@ -1,0 +1,56 @@
+"""The child process that compares a set with its origin on residues (`set_in_field`).
+
+python -m stablehlo_tools.mpmd.running.exact_process DIRECTORY
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from stablehlo_tools import bindings
+from stablehlo_tools.mpmd.rank_set import RankSet, load
+from stablehlo_tools.mpmd.running.child import cut_pieces, join_pieces, serve
+from stablehlo_tools.mpmd.running.player import SetPlayer
+from stablehlo_tools.verify.comparison import Shard, whole
+from stablehlo_tools.verify.exact.host_functions import Host
+from stablehlo_tools.verify.exact.process import FieldComparison
+from stablehlo_tools.verify.execution import Instances, Program
+
+
+class SetComparison(FieldComparison):
+    """Compares a program with the set that lies beside it, which is `after`."""
+
+    def compiled(self, name: str) -> tuple[Program, Host]:
+        """A program, or the set, that is ready to run, and its host."""
+        if name != "after":
+            return super().compiled(name)
+        described = self.runs[name]
+        host = Host(self.field, described.host_functions)
+        return SetProgram(load(self.directory), described.run.taken["before"]), host
+
+
+class SetProgram:
+    """A set that is called as its origin is, with whole arrays, of which it takes some."""
+
+    def __init__(self, ranks: RankSet, taken: Sequence[int]) -> None:
+        self.taken = taken
+        self.manifest = ranks.manifest
+        self.player = SetPlayer(ranks, bindings.SIMPLIFYING_PASSES)
+
+    def __call__(self, instances: Instances) -> list[list[Shard]]:
+        """The outputs, each as one shard, for the inputs of the only instance."""
+        [inputs] = instances
+        pieces = cut_pieces(self.manifest, [inputs[number] for number in self.taken])
+        results = self.player.run(pieces)
+        return [[whole(array)] for array in join_pieces(self.manifest, results)]
+
+
+def answer(directory: Path, fields: dict[str, Any]) -> dict[str, Any]:
+    """Compares the programs of a request on its inputs."""
+    return SetComparison(directory, fields).run()
+
+
+if __name__ == "__main__":
+    serve(answer)

@@ -1,0 +1,144 @@
+"""The inputs of a set and of its origin, the program that it was made of: which is which, and
+random ones.
+
+An export may have inputs that its module lacks, since nothing reads them. A module for several
+platforms has the index of one in front, which no caller gives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from stablehlo_tools.artifacts.artifact import Artifact
+from stablehlo_tools.diagnostics import ToolError, naming
+from stablehlo_tools.mpmd.manifest import Entry, Manifest
+from stablehlo_tools.mpmd.rank_set import argument_paths, result_paths
+from stablehlo_tools.mpmd.running.child import element_of, type_of, value_of
+from stablehlo_tools.verify.element_types import Array
+from stablehlo_tools.verify.plan import Plan, cpu_index, make_plan, no_input
+from stablehlo_tools.verify.random_inputs import made_valid, random_array, random_words
+from stablehlo_tools.verify.signatures import Value, uncounted
+
+
+def check_origin(
+    manifest: Manifest,
+    original: Artifact,
+    inputs: Sequence[Value],
+    outputs: Sequence[Value],
+    instances: int,
+) -> tuple[int, ...]:
+    """The numbers of the original's inputs that the manifest lists, in its order, without the index
+    of a platform.
+
+    Raises ToolError if the original has other inputs or outputs than the manifest says.
+    """
+    if instances != 1:
+        raise ToolError("each device has a value of its own for each input of this program")
+    first, listed = uncounted(inputs), manifest.inputs[platform_inputs(manifest) :]
+    numbers = list(range(len(inputs) - first))
+    if len(listed) != len(numbers) and original.exported is not None:
+        numbers = list(original.exported.module_kept_var_idx)
+    if len(listed) != len(numbers):
+        raise ToolError(
+            f"this takes {len(inputs) - first} inputs, and the set was made of a program that "
+            f"takes {len(listed)}: {manifest.source}"
+        )
+    for number, entry in zip(numbers, listed, strict=True):
+        if entry.pieces:
+            _check_type(f"input {number}", inputs[first + number], entry)
+    if len(outputs) != len(manifest.outputs):
+        raise ToolError(
+            f"there are {len(outputs)} outputs, and the manifest has {len(manifest.outputs)}"
+        )
+    for number, (value, entry) in enumerate(zip(outputs, manifest.outputs, strict=True)):
+        _check_type(f"output {number}", value, entry)
+    _check_paths("input", argument_paths(original), manifest.inputs)
+    _check_paths("output", result_paths(original), manifest.outputs)
+    return tuple(first + number for number in numbers)
+
+
+def platform_inputs(manifest: Manifest) -> int:
+    """How many inputs of a set say which platform it is: 1 of a program for several, in front."""
+    return int(bool(manifest.inputs) and not manifest.inputs[0].path)
+
+
+@dataclass(frozen=True)
+class OriginInputs:
+    """Arrays for the original, in its order, and how that is run (None without one); `of_set` are
+    those that the manifest lists."""
+
+    arrays: list[Array]
+    of_set: list[Array]
+    plan: Plan | None = None
+
+
+def make_inputs(
+    manifest: Manifest, original: Artifact | None, seed: int, fixed: Mapping[int, float]
+) -> OriginInputs:
+    """Random floats and integers. `fixed` gives inputs, by number, one value in every element.
+
+    Raises ToolError as `check_origin` does.
+    """
+    if original is None:
+        values = [value_of(entry.type, entry.path) for entry in manifest.inputs]
+        arrays = _arrays(values, platform_inputs(manifest), seed, fixed)
+        return OriginInputs(arrays, arrays)
+    with naming(original.name):
+        plan = make_plan({"before": original, "after": original}, "cpu")
+        run = plan.run
+        numbers = check_origin(manifest, original, run.inputs, run.outputs, run.instances)
+    arrays = _arrays(run.inputs, uncounted(run.inputs), seed, fixed)
+    platform = np.asarray(cpu_index({"before": original}), np.int32)
+    front = [platform] * platform_inputs(manifest)
+    return OriginInputs(arrays, [*front, *(arrays[i] for i in numbers)], plan)
+
+
+def _arrays(
+    values: Sequence[Value], first: int, seed: int, fixed: Mapping[int, float]
+) -> list[Array]:
+    """Arrays for values, the `first` of which are the index of a platform."""
+    count = len(values) - first
+    wrong = next((index for index in fixed if index >= count), None)
+    if wrong is not None:
+        raise no_input(wrong, fixed[wrong], count)
+    return [
+        np.zeros(value.shape, element_of(value).dtype)
+        if i < first
+        else _input(value, (seed, 0, i, 0), fixed.get(i - first))
+        for i, value in enumerate(values)
+    ]
+
+
+def _check_type(what: str, value: Value, entry: Entry) -> None:
+    if type_of(value) != entry.type:
+        raise ToolError(
+            f"{what} is {type_of(value)}, and the manifest has {entry.path} as {entry.type}: is "
+            "this the program that the set was made of?"
+        )
+
+
+def _check_paths(what: str, paths: Sequence[str], entries: Sequence[Entry]) -> None:
+    """Compares the names if both programs have some of pytrees; the index of a platform has none
+    and is not counted."""
+    named = [path for path in paths if path]
+    listed = [entry for entry in entries if entry.path]
+    for number, (path, entry) in enumerate(zip(named, listed, strict=False)):
+        if path != entry.path and path.startswith("[") and entry.path.startswith("["):
+            raise ToolError(
+                f"{what} {number} is {path}, and the manifest has {entry.path}: is this the "
+                "program that the set was made of?"
+            )
+
+
+def _input(value: Value, key: tuple[int, ...], fixed: float | None) -> Array:
+    if value.role == "key":
+        return random_words(value.shape, key)
+    if value.role != "data":
+        return np.zeros(value.shape, element_of(value).dtype)
+    if fixed is not None:
+        return np.full(value.shape, fixed).astype(element_of(value).dtype)
+    element = element_of(value)
+    return made_valid(random_array(element, value.shape, key), element, value.below)

@@ -1,0 +1,121 @@
+"""Compares a set with its origin in exact arithmetic: both compute modulo a prime (`verify.exact`).
+
+The set becomes another one, of ranks that compute with residues, beside the original in one field:
+
+    "type": "tensor<4x8xf32>"                       ==>  "type": "tensor<4x8xi64>"
+    %y = stablehlo.tanh %x : tensor<4x8xf32>        ==>  %y = call @field_tanh(%x)
+    stablehlo.send(%y, %t) on channel 3             ==>  the same, of residues
+
+One process runs both on the same residues, the ranks in turn as far as their messages let them. A
+rank adds up its terms in another order, which changes no bit. So what differs is wrong: operands,
+residuals, messages or gradients that were exchanged, too, which `check-mpmd` cannot know.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+from stablehlo_tools import bindings
+from stablehlo_tools.artifacts.artifact import Artifact
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.diagnostics import ToolError, naming
+from stablehlo_tools.ir.async_calls import lower_async_calls
+from stablehlo_tools.ir.clone import copy_module
+from stablehlo_tools.mpmd.manifest import NAME, Entry, Manifest, encode_manifest
+from stablehlo_tools.mpmd.rank_set import RankSet
+from stablehlo_tools.mpmd.running.child import PACKAGE, about_the_set
+from stablehlo_tools.mpmd.running.origin_inputs import check_origin, platform_inputs
+from stablehlo_tools.verify import Options, Verification
+from stablehlo_tools.verify.exact.branches import Branching, write_probes
+from stablehlo_tools.verify.exact.field import Field
+from stablehlo_tools.verify.exact.host_functions import HostFunction
+from stablehlo_tools.verify.exact.mapped_module import field_type
+from stablehlo_tools.verify.exact.mapping import map_into_field
+from stablehlo_tools.verify.exact.programs import FieldPlan, FieldRun, plan_in_field
+from stablehlo_tools.verify.job import SIDES, Side
+from stablehlo_tools.verify.plan import cpu_index
+from stablehlo_tools.verify.signatures import uncounted
+from stablehlo_tools.verify.verification import run_plan
+
+
+def verify_in_field(ranks: RankSet, original: Artifact, options: Options) -> Verification:
+    """Runs both on the same random residues and compares every output bit for bit.
+
+    Raises UnmappedError for an op that has no form in the field, and ToolError for what cannot be
+    run, ranks that wait for each other for ever, and an original that the set was not made of.
+    """
+    started = time.monotonic()
+    original.check_values_known()
+    plan = plan_set(ranks, original)
+    names: dict[Side, str] = {"before": original.name, "after": ranks.name}
+    platform = cpu_index({"before": original})
+    try:
+        child = f"{PACKAGE}.exact_process"
+        return run_plan(plan, names, options, started, platform=platform, child=child)
+    except ToolError as error:
+        raise about_the_set(error) from None
+
+
+def plan_set(ranks: RankSet, original: Artifact) -> FieldPlan:
+    """Maps both into one field: the original is `before`, and the files of the set are code."""
+    modules = [program.module for program in ranks.programs]
+    plan = plan_in_field(dict.fromkeys(SIDES, original), partitioned=False, beside=modules)
+    run, signature, manifest = plan.runs["before"].run, plan.signature, ranks.manifest
+    with naming(original.name):
+        numbers = check_origin(
+            manifest, original, signature.inputs, signature.outputs, run.instances
+        )
+        platforms = range(platform_inputs(manifest))
+        if len(platforms) > uncounted(signature.inputs):
+            raise ToolError("the set takes the index of a platform, and this is for one platform")
+    code, functions, branchings = map_set(ranks, plan.field)
+    taken: dict[Side, tuple[int, ...]] = {"before": (*platforms, *numbers)}
+    run = replace(run, replicas=1, partitions=manifest.devices, taken=taken)
+    runs = {**plan.runs, "after": FieldRun(run, functions, branchings)}
+    # Ranks are composed, and the degree of that is not known.
+    return replace(plan, runs=runs, code={**plan.code, **code}, degree=None)
+
+
+def map_set(
+    ranks: RankSet, field: Field
+) -> tuple[dict[str, bytes], tuple[HostFunction, ...], tuple[Branching, ...]]:
+    """The files of the mapped set by name, the functions of its host, and its branches and loops.
+
+    Raises UnmappedError, about the program of the rank, for an op that has no form in the field.
+    """
+    code: dict[str, bytes] = {}
+    functions: list[HostFunction] = []
+    branchings: list[Branching] = []
+    for rank, program in enumerate(ranks.programs):
+        module = copy_module(program.module)
+        with naming(program.name):
+            lower_async_calls(module)
+            with module.context, ir.Location.unknown():
+                branchings += write_probes(module, functions)
+            map_into_field(module, field, functions)
+        code[f"rank_{rank}.mlirbc"] = bindings.write_bytecode(module)
+    with ranks.programs[0].module.context, ir.Location.unknown():
+        code[NAME] = encode_manifest(_mapped_manifest(ranks.manifest, list(code))).encode()
+    return code, tuple(functions), tuple(branchings)
+
+
+def _mapped_manifest(manifest: Manifest, files: Sequence[str]) -> Manifest:
+    """The manifest of the mapped set, whose programs are these files."""
+
+    def mapped(type_: str) -> str:
+        return str(field_type(ir.Type.parse(type_)))
+
+    def entries(given: Sequence[Entry]) -> tuple[Entry, ...]:
+        return tuple(replace(entry, type=mapped(entry.type)) for entry in given)
+
+    return replace(
+        manifest,
+        ranks=tuple(
+            replace(rank, program=file) for rank, file in zip(manifest.ranks, files, strict=True)
+        ),
+        inputs=entries(manifest.inputs),
+        outputs=entries(manifest.outputs),
+        transfers=tuple(replace(each, type=mapped(each.type)) for each in manifest.transfers),
+    )

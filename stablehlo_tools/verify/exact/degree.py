@@ -1,0 +1,104 @@
+"""The degree of a program's values, as polynomials of its inputs, its hashes and its reciprocals.
+
+Two polynomials of degree d that differ agree on a random input with a probability of at most d / p.
+Hashes and reciprocals count as new random variables, so d is the largest degree of any output and
+of any operand of a hash, a comparison or a reciprocal.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from stablehlo_tools.analysis.loops import constant_integer, counted
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.names import CASE, DIVIDE, IF, MULTIPLY, WHILE
+from stablehlo_tools.dialect.traits import COMPUTATIONS, TERMINATORS, Trait, ops_with_any
+from stablehlo_tools.ir.clone import copy_module
+from stablehlo_tools.ir.inline import inline_all_calls
+from stablehlo_tools.ir.values import is_float, splat_of
+from stablehlo_tools.ir.walk import entry_function
+
+_PRODUCTS = ops_with_any(Trait.CONTRACTION) | {MULTIPLY}
+_HASHED = ops_with_any(Trait.TRANSCENDENTAL | Trait.INTEGRAL | Trait.OPAQUE | Trait.LIBRARY)
+_MOST_ITERATIONS = 1_000  # of a loop, that are followed
+
+
+def degree_of(module: ir.Module, prime: int) -> int | None:
+    """The largest degree that an agreement of this program with another depends on; None if it is
+    not below the prime."""
+    copy = copy_module(module)
+    inline_all_calls(copy)
+    block = entry_function(copy).regions[0].blocks[0]
+    finder = _DegreeFinder(prime)
+    outputs = finder.enter(block, [int(is_float(argument.type)) for argument in block.arguments])
+    largest = max([finder.largest, *outputs])
+    return largest if largest < prime else None
+
+
+class _DegreeFinder:
+    def __init__(self, prime: int) -> None:
+        self.prime = prime
+        self.largest = 0  # of what is hashed, compared or divided by
+        self.known: dict[ir.Value, int] = {}
+
+    def enter(self, block: ir.Block, given: Sequence[int]) -> list[int]:
+        """The degrees of what a block returns, given those of its arguments."""
+        self.known.update(zip(block.arguments, given, strict=True))
+        for view in block.operations:
+            op = view.operation
+            operands = [self.known.get(value, 0) for value in op.operands]
+            if op.name in TERMINATORS:
+                return operands
+            for result, degree in zip(op.results, self.results(op, operands), strict=True):
+                self.known[result] = min(degree, self.prime)
+        return []
+
+    def results(self, op: ir.Operation, operands: list[int]) -> Sequence[int]:
+        if op.name == WHILE:
+            return self.loop(op, operands)
+        if op.name in (IF, CASE):
+            branches = [self.enter(region.blocks[0], []) for region in op.regions]
+            return [max(degrees) for degrees in zip(*branches, strict=True)]
+        if op.name in COMPUTATIONS:
+            return self.enter(op.regions[0].blocks[0], operands)
+        degree = self.computed(op, operands)
+        return [degree if is_float(result.type) else 0 for result in op.results]
+
+    def computed(self, op: ir.Operation, operands: Sequence[int]) -> int:
+        """The degree of what one op computes."""
+        largest = max(operands, default=0)
+        if op.name in _PRODUCTS:
+            return sum(operands)
+        if op.name == DIVIDE:
+            if splat_of(op.operands[1]) is not None:
+                return operands[0]
+            self.largest = max(self.largest, operands[1])
+            return operands[0] + 1
+        hashed = op.name in _HASHED
+        if hashed or not all(is_float(result.type) for result in op.results):
+            self.largest = max(self.largest, largest)
+        return 1 if hashed else largest
+
+    def loop(self, op: ir.Operation, carried: list[int]) -> list[int]:
+        """Reads the body as often as it runs, or until no degree grows or one reaches the prime."""
+        found = counted(op, _known_integer)
+        count = math.inf if isinstance(found, str) else max(found.trips)
+        read = 0
+        while read < count:
+            self.enter(op.regions[0].blocks[0], carried)
+            ends = self.enter(op.regions[1].blocks[0], carried)
+            grown = [max(pair) for pair in zip(carried, ends, strict=True)]
+            read += 1
+            if grown == carried:
+                break
+            if read == _MOST_ITERATIONS or max(grown) >= self.prime:
+                self.largest = self.prime
+                return grown
+            carried = grown
+        return carried
+
+
+def _known_integer(value: ir.Value) -> Sequence[int] | None:
+    number = constant_integer(value)
+    return None if number is None else (number,)
