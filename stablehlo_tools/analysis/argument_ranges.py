@@ -158,10 +158,12 @@ def _is_number(value: ir.Value) -> bool:
     return not isinstance(element, ir.IntegerType) or element.width > 1
 
 
-def steering_arguments(module: ir.Module) -> list[int]:
-    """The arguments, integer scalars, that decide how often a loop runs or which branch does."""
+def steering_arguments(module: ir.Module, *, of_loops: bool = False) -> list[int]:
+    """The arguments, integer scalars, that decide how often a loop runs or, unless `of_loops`,
+    which branch does."""
     origins = Origins(_inlined(module))
-    pending = [value for op in origins.ops for value in _deciding(op)]
+    ops = [op for op in origins.ops if op.name == WHILE or not of_loops]
+    pending = [value for op in ops for value in _deciding(op)]
     seen, numbers = set(pending), set[int]()
     while pending:
         value = pending.pop()

@@ -249,7 +249,7 @@ def render(verification: Verification) -> str:
     lines: list[str] = []
     if verification.in_floats:
         lines.append(
-            f"compared in floats: {verification.in_floats}, which has no form in exact arithmetic"
+            f"compared in floats: {verification.in_floats}, which has no form modulo a prime"
         )
     exact = verification.exact
     if verification.same:

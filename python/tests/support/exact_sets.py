@@ -45,11 +45,10 @@ class ComparedMutants:
         """Whether a set gives what the origin gives, for all inputs. Raises ToolError."""
         code, functions, _ = map_set(ranks, self.plan.field)
         self._write(code)
-        program = SetProgram(load(self.room))
-        taken = self.plan.runs["after"].taken
+        program = SetProgram(load(self.room), self.plan.runs["after"].run.taken["before"])
         with registered(Host(self.plan.field, functions)):
-            for [inputs], expected in zip(self.inputs, self.outputs, strict=True):
-                found = program([[inputs[i] for i in taken]])
+            for inputs, expected in zip(self.inputs, self.outputs, strict=True):
+                found = program(inputs)
                 if any(o.differing for o in self.comparison.compared(expected, found)):
                     return False
         return True

@@ -12,7 +12,7 @@ from rank_units import Change
 
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import ADD, BARRIER
-from stablehlo_tools.ir.walk import functions_by_name
+from stablehlo_tools.ir.walk import functions_by_name, terminator
 from stablehlo_tools.mpmd.manifest import Manifest
 from stablehlo_tools.mpmd.rank_set import RankSet
 from stablehlo_tools.mpmd.reading import Call, Message, Reading
@@ -71,10 +71,11 @@ def operands_exchanged(reading: Reading) -> Iterator[tuple[str, Change]]:
 
 def results_exchanged(reading: Reading) -> Iterator[tuple[str, Change]]:
     """Two results of one type in all calls of a function: residuals, gradients, sums."""
+    functions = functions_by_name(reading.module)
     for name, calls in _by_function(reading).items():
-        types = [result.type for result in calls[0].op.results]
-        for at, to in combinations(range(len(types)), 2):
-            if types[at] != types[to]:
+        returned = terminator(functions[name].regions[0].blocks[0]).operands
+        for at, to in combinations(range(len(returned)), 2):
+            if returned[at].type != returned[to].type or returned[at] == returned[to]:
                 continue
 
             def change(copy: Reading, name: str = name, at: int = at, to: int = to) -> bool:

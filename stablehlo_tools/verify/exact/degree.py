@@ -2,7 +2,7 @@
 
 Two polynomials of degree d that differ agree on a random input with a probability of at most d / p.
 Hashes and reciprocals count as new random variables, so d is the largest degree of any output and
-of any operand of a hash, a comparison or a reciprocal.
+of any operand of a hash or a reciprocal.
 """
 
 from __future__ import annotations
@@ -13,22 +13,32 @@ from collections.abc import Sequence
 from stablehlo_tools.analysis.loops import constant_integer, counted
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import CASE, DIVIDE, IF, MULTIPLY, WHILE
-from stablehlo_tools.dialect.traits import COMPUTATIONS, TERMINATORS, Trait, ops_with_any
+from stablehlo_tools.dialect.traits import (
+    CARRIERS,
+    COMPUTATIONS,
+    TERMINATORS,
+    Trait,
+    full_names,
+    ops_with_any,
+)
 from stablehlo_tools.ir.clone import copy_module
 from stablehlo_tools.ir.inline import inline_all_calls
 from stablehlo_tools.ir.values import is_float, splat_of
-from stablehlo_tools.ir.walk import entry_function
+from stablehlo_tools.ir.walk import entry_function, ops_where
 
 _PRODUCTS = ops_with_any(Trait.CONTRACTION) | {MULTIPLY}
 _HASHED = ops_with_any(Trait.TRANSCENDENTAL | Trait.INTEGRAL | Trait.OPAQUE | Trait.LIBRARY)
+_BY_ORDER = full_names("abs clamp maximum minimum select_and_scatter sign sort")
 _MOST_ITERATIONS = 1_000  # of a loop, that are followed
 
 
 def degree_of(module: ir.Module, prime: int) -> int | None:
     """The largest degree that an agreement of this program with another depends on; None if it is
-    not below the prime."""
+    not below the prime, or if the order of numbers decides: pieces of two programs may be equal."""
     copy = copy_module(module)
     inline_all_calls(copy)
+    if any(map(_is_piecewise, ops_where(copy.operation, lambda op: True))):
+        return None
     block = entry_function(copy).regions[0].blocks[0]
     finder = _DegreeFinder(prime)
     outputs = finder.enter(block, [int(is_float(argument.type)) for argument in block.arguments])
@@ -39,7 +49,7 @@ def degree_of(module: ir.Module, prime: int) -> int | None:
 class _DegreeFinder:
     def __init__(self, prime: int) -> None:
         self.prime = prime
-        self.largest = 0  # of what is hashed, compared or divided by
+        self.largest = 0  # of what is hashed or divided by
         self.known: dict[ir.Value, int] = {}
 
     def enter(self, block: ir.Block, given: Sequence[int]) -> list[int]:
@@ -75,10 +85,10 @@ class _DegreeFinder:
                 return operands[0]
             self.largest = max(self.largest, operands[1])
             return operands[0] + 1
-        hashed = op.name in _HASHED
-        if hashed or not all(is_float(result.type) for result in op.results):
-            self.largest = max(self.largest, largest)
-        return 1 if hashed else largest
+        if op.name not in _HASHED:
+            return largest
+        self.largest = max(self.largest, largest)
+        return 1
 
     def loop(self, op: ir.Operation, carried: list[int]) -> list[int]:
         """Reads the body as often as it runs, or until no degree grows or one reaches the prime."""
@@ -97,6 +107,21 @@ class _DegreeFinder:
                 return grown
             carried = grown
         return carried
+
+
+def _is_piecewise(op: ir.Operation) -> bool:
+    """Whether the order of floats decides what an op, or one that reads it, computes."""
+    if not any(is_float(value.type) for value in op.operands):
+        return False
+    if op.name in _BY_ORDER:
+        return True
+    computes = not op.regions and op.name not in TERMINATORS | CARRIERS
+    return computes and any(_is_integer(result.type) for result in op.results)
+
+
+def _is_integer(type_: ir.Type) -> bool:
+    is_tensor = isinstance(type_, ir.RankedTensorType)
+    return is_tensor and isinstance(type_.element_type, ir.IntegerType)
 
 
 def _known_integer(value: ir.Value) -> Sequence[int] | None:

@@ -6,11 +6,13 @@ Floats are uniform residues in each input. Integers have one style after another
 from __future__ import annotations
 
 import enum
+import math
 
 import numpy as np
 
+from stablehlo_tools.analysis.argument_ranges import steering_arguments
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.ir.values import CONSTANTS
+from stablehlo_tools.ir.values import CONSTANTS, splat_element
 from stablehlo_tools.ir.walk import ops_named
 from stablehlo_tools.verify.element_types import Array, ElementType, Kind, element_type
 from stablehlo_tools.verify.exact.field import Field
@@ -19,7 +21,9 @@ from stablehlo_tools.verify.signatures import Value
 
 _USUAL = 8  # a range for integers of which nothing is known
 _OUTSIDE = 1 / 4  # of the integers that a style puts anywhere
-_TRIED = 24  # constants of a program
+_LONGEST = 64  # iterations that a scalar may ask a loop for
+_LARGEST = 2**31
+_TRIED = 80  # scalars for one program
 
 
 class IntegerStyle(enum.Enum):
@@ -86,7 +90,10 @@ def _integers(
         return inside
     low = -below - 1 if element.kind is Kind.SIGNED else 0
     outside = rng.integers(low, 2 * below + 1, size=value.shape, endpoint=True)
-    return np.where(rng.random(value.shape) < _OUTSIDE, outside, inside)
+    mixed = np.where(rng.random(value.shape) < _OUTSIDE, outside, inside)
+    ends = [n for n in (below, -1, 0) if n >= low][: mixed.size]
+    mixed.flat[rng.permutation(mixed.size)[: len(ends)]] = ends
+    return mixed
 
 
 def _in_type(values: Array, element: ElementType) -> Array:
@@ -97,16 +104,14 @@ def _in_type(values: Array, element: ElementType) -> Array:
 
 
 def tempting_scalars(module: ir.Module) -> list[int]:
-    """Values for integer scalars that may decide a branch: the constants of a program, and those
-    beside them, the smallest first."""
-    found: set[int] = set()
+    """Values for integer scalars that may decide a branch: the numbers of branches, the constants
+    of a program and those beside them, the smallest first; short counts if one decides a loop."""
+    found = set(range(_USUAL))
     for op in ops_named(module.operation, CONSTANTS):
-        type_ = op.results[0].type
-        if isinstance(type_, ir.RankedTensorType) and isinstance(
-            type_.element_type, ir.IntegerType
-        ):
-            attribute = ir.DenseElementsAttr(op.attributes["value"])
-            if attribute.is_splat and type_.element_type.width > 1:
-                number = ir.IntegerAttr(attribute.get_splat_value()).value
-                found.update((number - 1, number, number + 1))
-    return sorted((n for n in found if 0 <= n < 2**31), key=abs)[: 3 * _TRIED]
+        number = splat_element(op)
+        if isinstance(number, ir.IntegerAttr):
+            found.update((number.value - 1, number.value, number.value + 1))
+        elif isinstance(number, ir.FloatAttr) and abs(number.value) < _LARGEST:
+            found.update((math.floor(number.value), math.floor(number.value) + 1))
+    below = _LONGEST if steering_arguments(module, of_loops=True) else _LARGEST
+    return sorted(n for n in found if 0 <= n < below)[:_TRIED]

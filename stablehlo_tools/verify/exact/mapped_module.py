@@ -23,7 +23,8 @@ _SHARDINGS = ("sdy.sharding", "mhlo.sharding")
 @dataclass(frozen=True)
 class MappedOp:
     """An op with its types before the mapping. `inline`: in a region of scalars, which XLA wants
-    without calls. `plain`: in the reducer of a sum, a maximum or a minimum, which stays."""
+    without calls. `plain`: in a region that sums, or that compares integers with the order of
+    residues."""
 
     op: ir.Operation
     name: str

@@ -40,7 +40,7 @@ from stablehlo_tools.verify.exact.mapped_module import (
     field_type,
     is_inexact,
 )
-from stablehlo_tools.verify.exact.op_rules import SUMMING, is_extremum, is_sum, rule_of
+from stablehlo_tools.verify.exact.op_rules import SUMMING, is_extremum, is_sort, is_sum, rule_of
 
 _FOURIER = "stablehlo.fft"
 _COMPARING = (COMPARE, "stablehlo.maximum", "stablehlo.minimum", "stablehlo.clamp", CALL)
@@ -100,7 +100,7 @@ def _recorded(root: ir.Operation, *, inline: bool, plain: bool) -> Iterator[Mapp
                 operands, results = ([v.type for v in side] for side in (op.operands, op.results))
                 yield MappedOp(op, op.name, operands, results, inline, plain)
                 within = inline or op.name in _SCALAR_REGIONS
-                is_plain = is_sum(op) or is_extremum(op)
+                is_plain = is_sum(op) or is_extremum(op) or is_sort(op)
                 yield from _recorded(op, inline=within, plain=is_plain)
 
 

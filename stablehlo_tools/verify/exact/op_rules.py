@@ -26,6 +26,7 @@ from stablehlo_tools.dialect.reducers import reducer_kind
 from stablehlo_tools.dialect.traits import Trait, ops_with, ops_with_any
 from stablehlo_tools.ir.builder import shape_of
 from stablehlo_tools.ir.values import CONSTANTS
+from stablehlo_tools.ir.walk import enclosing
 from stablehlo_tools.verify.exact.constants import elements_of
 from stablehlo_tools.verify.exact.field_builder import CENTRED_BITS, FieldBuilder
 from stablehlo_tools.verify.exact.host_functions import TARGET, write_host_call
@@ -68,12 +69,15 @@ UNCHANGED = (
     | {
         f"stablehlo.{name}"
         for name in (
-            *("select", "negate", "iota", "sort", "map", "optimization_barrier"),
+            *("select", "negate", "iota", "map", "optimization_barrier"),
             *("get_dimension_size", "tuple", "get_tuple_element"),
         )
     }
     | {"func.func"}
 )
+_COMPARING = CONSTANTS | {
+    f"stablehlo.{name}" for name in ("compare", "select", "and", "or", "not", "negate", "return")
+}
 _SUMMED_CALL = re.compile(r"(reduce-scatter|all-reduce)-(start|done)")
 _KNOWN_CALL = re.compile(r"(?:mhlo|chlo)\.(\w+)")
 _SOLVING_CALL = re.compile(r"lapack_[sd]trsm_ffi")
@@ -99,6 +103,14 @@ def is_extremum(op: ir.Operation) -> bool:
     if op.name not in SUMMING or len(op.regions) > 1:
         return False
     return reducer_kind(op.regions[0].blocks[0]) in ("maximum", "minimum")
+
+
+def is_sort(op: ir.Operation) -> bool:
+    """Whether an op sorts real numbers by nothing but comparisons: this can be done once for all
+    with integers of the same order."""
+    if op.name != "stablehlo.sort" or any(_is_complex(value.type) for value in op.operands):
+        return False
+    return {view.operation.name for view in op.regions[0].blocks[0].operations} <= _COMPARING
 
 
 def rule_of(name: str) -> Rule | None:
@@ -137,6 +149,8 @@ def _constant(module: MappedModule, each: MappedOp, builder: FieldBuilder) -> No
 
     def table(numbers: np.ndarray) -> ir.Value:
         residues = module.field.residues(numbers)
+        if each.plain:
+            residues = module.field.ordered(residues)
         if residues.size == 1:
             return builder.splat(int(residues.reshape(-1)[0]), type_.shape, builder.i64)
         return builder.constant(np.ascontiguousarray(residues.reshape(type_.shape)))
@@ -284,7 +298,8 @@ def _compare(module: MappedModule, each: MappedOp, builder: FieldBuilder) -> Non
     if not builder.is_complex(each.op.operands[0]):
         signed = ir.Attribute.parse("#stablehlo<comparison_type SIGNED>")
         each.op.attributes["compare_type"] = signed
-        _order_operands(module, each, builder)
+        if not (each.plain and enclosing(each.op, "stablehlo.sort")):
+            _order_operands(module, each, builder)
 
 
 def _order_operands(module: MappedModule, each: MappedOp, builder: FieldBuilder) -> None:
@@ -304,6 +319,11 @@ def _by_order(module: MappedModule, each: MappedOp, builder: FieldBuilder) -> No
     if not each.plain:
         _order_operands(module, each, builder)
         _change_results(module, each, builder, FieldBuilder.from_ordered)
+
+
+def _sort(module: MappedModule, each: MappedOp, builder: FieldBuilder) -> None:
+    if is_sort(each.op):
+        _by_order(module, each, builder)
 
 
 def _size_or_sign(module: MappedModule, each: MappedOp, builder: FieldBuilder) -> None:
@@ -389,6 +409,10 @@ def _conjugate(module: MappedModule, each: MappedOp, builder: FieldBuilder) -> N
     each.replace(value)
 
 
+def _is_complex(type_: ir.Type) -> bool:
+    return isinstance(_element(type_), ir.ComplexType)
+
+
 def _element(type_: ir.Type) -> ir.Type:
     return ir.RankedTensorType(type_).element_type
 
@@ -453,6 +477,7 @@ RULES: Mapping[str, Rule] = {
     "stablehlo.compare": _compare,
     **dict.fromkeys(("stablehlo.maximum", "stablehlo.minimum", "stablehlo.clamp"), _by_order),
     **dict.fromkeys(("stablehlo.abs", "stablehlo.sign"), _size_or_sign),
+    "stablehlo.sort": _sort,
     "stablehlo.convert": _convert,
     BITCAST_CONVERT: _bitcast,
     **dict.fromkeys(

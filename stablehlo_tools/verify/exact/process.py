@@ -29,8 +29,7 @@ from stablehlo_tools.verify.signatures import Value
 # Integers need none of these, and they take most of the time.
 _SKIPPED = ("algsimp", "small-while-loop-hoisting")
 
-_SCALARS_WITHOUT_GAIN = 24  # that are tried before a program is taken for explored
-_LONGEST = 64  # iterations that a scalar may ask a loop for
+_SCALARS_WITHOUT_GAIN = 40  # that are tried before a program is taken for explored
 
 Shards = list[list[Shard]]
 
@@ -53,7 +52,6 @@ class FieldComparison:
         self.fixed: Mapping[str, float] = fields["fixed"]
         self.seed, self.trials = fields["seed"], fields["trials"]
         self.scalars: list[int] = fields["scalars"]
-        self.steering = set(fields["steering"])
         self.together: bool = fields["together"]
         self.programs: dict[str, tuple[Program, Host]] = {}
         self.after = "after"
@@ -122,8 +120,6 @@ class FieldComparison:
         for scalar in self.scalars:
             if not left or idle == _SCALARS_WITHOUT_GAIN:
                 break
-            if self.steering and scalar > _LONGEST:
-                continue
             self.made("before", self.make_inputs(0, scalar), 0)
             now = len(self.missing("before"))
             found += [scalar] if now < left else []

@@ -87,7 +87,6 @@ class FieldPlan:
             "inputs": [asdict(value) for value in self.signature.inputs],
             "outputs": [asdict(value) for value in self.signature.outputs],
             "scalars": list(self.scalars),
-            "steering": list(self.steering),
         }
 
 
