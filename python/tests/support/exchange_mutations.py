@@ -72,7 +72,7 @@ def operands_exchanged(reading: Reading) -> Iterator[tuple[str, Change]]:
 def results_exchanged(reading: Reading) -> Iterator[tuple[str, Change]]:
     """Two results of one type in all calls of a function: residuals, gradients, sums."""
     functions = functions_by_name(reading.module)
-    for name, calls in _by_function(reading).items():
+    for name in _by_function(reading):
         returned = terminator(functions[name].regions[0].blocks[0]).operands
         for at, to in combinations(range(len(returned)), 2):
             if returned[at].type != returned[to].type or returned[at] == returned[to]:
