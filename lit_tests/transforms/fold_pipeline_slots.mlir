@@ -8,7 +8,7 @@
 // Two microbatches lie with each stage, and the tick says which of them moves, as in MaxText's loop.
 
 // SAID: note: fold-pipeline: a pipeline of 2 stages
-// SAME: same: 1 output, 8 elements, bitwise
+// SAME: identical in exact arithmetic: 1 output, 8 elements
 
 // CHECK-LABEL: func.func public @main
 // CHECK-NOT: collective_permute

@@ -1,7 +1,7 @@
 // RUN: stablehlo-tools opt %s -p 'offload{memory-limit=0.009 margin=0 state explain}' -o %t.mlir 2>&1 | filecheck %s --check-prefix=SAYS
 // RUN: filecheck %s --input-file %t.mlir
 // RUN: stablehlo-tools verify %s %t.mlir --backend cpu --trials 1 | filecheck %s --check-prefix=SAME
-// SAME: same: 6 outputs, 393216 elements, bitwise
+// SAME: same: 6 outputs, 393,216 elements, bitwise
 
 // The state that a gradient updates is given in the host's memory, and given back there. It comes
 // to the device when its gradient is there; the third group waits for the first one's new state,

@@ -1,4 +1,4 @@
-"""Which integer arguments are indices, and how large they may be; which decide what runs.
+"""Finds which integer arguments are indices, and how large they may be; which decide what runs.
 
 A label is compared with the positions of a dimension and must be below its size. Limits are found
 backwards from such ops, through what moves elements:
@@ -125,7 +125,8 @@ def _indices(op: ir.Operation) -> Iterator[tuple[ir.Value, int]]:
 
 
 def _positions(op: ir.Operation) -> Iterator[tuple[ir.Value, int]]:
-    """What is compared with the positions of a dimension, as a label of one-hot vectors is."""
+    """Returns what is compared with the positions of a dimension, as a label of one-hot vectors
+    is."""
     for one, other in ((0, 1), (1, 0)):
         maker = producer(op.operands[other])
         while maker is not None and maker.name in _MOVED_FIRST:
@@ -153,7 +154,7 @@ def _sources(value: ir.Value) -> list[ir.Value]:
 
 
 def _is_number(value: ir.Value) -> bool:
-    """Whether a value is not boolean: an index may be converted from one of those."""
+    """Returns True if a value is not boolean: an index may be converted from one of those."""
     element = element_of(value)
     return not isinstance(element, ir.IntegerType) or element.width > 1
 
@@ -218,11 +219,11 @@ class Origins:
 
     @property
     def arguments(self) -> int:
-        """How many arguments the program has."""
+        """Returns how many arguments the program has."""
         return len(self._entry.regions[0].blocks[0].arguments)
 
     def argument(self, value: ir.Value) -> int | None:
-        """Which argument of the program a value is; None for all others."""
+        """Returns which argument of the program a value is; None for all others."""
         if producer(value) is not None:
             return None
         argument = ir.BlockArgument(value)
@@ -249,7 +250,7 @@ class Origins:
         return [terminator(callee.regions[0].blocks[0]).operands[number]]
 
     def _into(self, op: ir.Operation, number: int) -> Sequence[ir.Value]:
-        """What an argument of an op's region is given; nothing for those of a reduction."""
+        """Returns what an argument of an op's region is given; nothing for those of a reduction."""
         if op.name == FUNCTION:
             calls = self._calls.get(symbol_name(op), [])
             return [call.operands[number] for call in calls if number < len(call.operands)]

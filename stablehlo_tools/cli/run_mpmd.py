@@ -124,7 +124,7 @@ def _train(ranks: RankSet, words: Sequence[str]) -> int:
 
 
 def _run_text(outcome: SetOutcome) -> str:
-    """How the set ran, and what each rank did where that is known."""
+    """Returns how the set ran, and what each rank did where that is known."""
     from stablehlo_tools.diagnostics import size
 
     functions = f", {outcome.functions} functions compiled" if outcome.functions else ""

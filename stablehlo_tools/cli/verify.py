@@ -308,7 +308,7 @@ def _differences(verification: Verification) -> list[str]:
 
 
 def _of_partitioner(verification: Verification, exact: Exactness) -> list[str]:
-    """What jax computes wrongly of a program that is right, since XLA's partitioner is."""
+    """Returns what jax computes wrongly of a program that is right, since XLA's partitioner is."""
     lines: list[str] = []
     for side, wrong in exact.wrongly_partitioned.items():
         titles = ", ".join(_title(verification.outputs[i]) for i in wrong[:SHOWN_FACTORS])
@@ -334,14 +334,15 @@ def _of_branches(exact: Exactness) -> list[str]:
 
 
 def _may_be_rounding(verification: Verification) -> bool:
-    """Whether all that differs, and was compared bit by bit, are floats, and near each other."""
+    """Returns True if all that differs, and was compared bit by bit, are floats, and near each
+    other."""
     is_near = verification.exact is None and not any(map(_is_far, verification.outputs))
     return verification.rule.is_bitwise and _only_floats_differ(verification) and is_near
 
 
 def _is_far(output: Output) -> bool:
-    """Whether the first element that differs shows that this is no rounding: by a good part of
-    itself, and about as much as any other."""
+    """Returns True if the first element that differs shows that this is no rounding: by a good part
+    of itself, and about as much as any other."""
     if output.first is None or output.max_abs_difference is None:
         return False
     try:
@@ -358,7 +359,7 @@ def _only_floats_differ(verification: Verification) -> bool:
 
 
 def _is_rounded(dtype: str) -> bool:
-    """Whether sums of this type depend on their order."""
+    """Returns True if sums of this type depend on their order."""
     from stablehlo_tools.verify.element_types import element_type
 
     element = element_type(dtype)
@@ -366,14 +367,15 @@ def _is_rounded(dtype: str) -> bool:
 
 
 def _emptiness(verification: Verification) -> str:
-    """What the outputs were that nothing was shown about."""
+    """Returns what the outputs were that nothing was shown about."""
     if verification.exact is not None:
         return "zero everywhere, for all inputs"
     return "NaN or infinite everywhere, in every trial"
 
 
 def _is_large(before: Artifact, after: Artifact, limit: int) -> bool:
-    """Whether a program takes more than a host may give; one of unknown sizes cannot be run."""
+    """Returns True if a program takes more than a host may give; one of unknown sizes cannot be
+    run."""
     from stablehlo_tools.diagnostics import ToolError
     from stablehlo_tools.verify.twin import estimated_bytes
 

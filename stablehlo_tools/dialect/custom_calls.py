@@ -1,4 +1,5 @@
-"""What is known of custom calls by their targets: which stay on their device, which communicate.
+"""Says what is known of custom calls by their targets: which stay on their device, which
+communicate.
 
 jax 0.12 writes an explicit asynchronous collective as two of them, with the groups as JSON:
 
@@ -74,7 +75,8 @@ def target_of(call: ir.Operation) -> str:
 
 
 def backend_config(op: ir.Operation) -> str:
-    """What a custom call hands to the compiler beside its operands, as text; else nothing."""
+    """Returns what a custom call hands to the compiler beside its operands, as text; else
+    nothing."""
     config = op.attributes.get("mhlo.backend_config", op.attributes.get("backend_config"))
     if config is None:
         return ""
@@ -84,7 +86,7 @@ def backend_config(op: ir.Operation) -> str:
 
 
 def kernel_name(op: ir.Operation) -> str:
-    """What a kernel of Pallas is called; empty for others."""
+    """Returns what a kernel of Pallas is called; empty for others."""
     if op.name != CUSTOM_CALL:
         return ""
     named = op.attributes.get("kernel_name")
@@ -100,29 +102,31 @@ def label(op: ir.Operation) -> str:
 
 
 def is_annotation(op: ir.Operation) -> bool:
-    """Whether an op is a custom call that only says something of the value it hands on."""
+    """Returns True if an op is a custom call that only says something of the value it hands on."""
     return op.name == CUSTOM_CALL and bool(_ANNOTATIONS.fullmatch(target_of(op)))
 
 
 def is_top_k(call: ir.Operation) -> bool:
-    """Whether a custom call gives the largest elements of the last dimension, and their places."""
+    """Returns True if a custom call gives the largest elements of the last dimension, and their
+    places."""
     return _TOP_K.fullmatch(target_of(call)) is not None and len(call.operands) == 1
 
 
 def is_of_matrices(call: ir.Operation) -> bool:
-    """Whether a custom call computes something of each matrix of a batch by itself."""
+    """Returns True if a custom call computes something of each matrix of a batch by itself."""
     return _OF_MATRICES.fullmatch(target_of(call)) is not None
 
 
 def is_async_done(op: ir.Operation) -> bool:
-    """Whether an op waits for an asynchronous collective and hands its result on as it is."""
+    """Returns True if an op waits for an asynchronous collective and hands its result on as it
+    is."""
     if op.name == CUSTOM_CALL:
         return target_of(op) in _START_OF
     return op.name == ASYNC_DONE
 
 
 def is_future(value: ir.Value) -> bool:
-    """Whether a tensor is what an explicit start hands to its done.
+    """Returns True if a tensor is what an explicit start hands to its done.
 
     Compilers end their process at a barrier on one. It is seen beside a start or a done; what a
     loop hands from the one to the other stands beside one of them.
@@ -140,7 +144,7 @@ def start_of_done(target: str) -> str | None:
 
 
 def stays_on_device(call: ir.Operation) -> bool:
-    """Whether a custom call is known to reach no other device."""
+    """Returns True if a custom call is known to reach no other device."""
     target = target_of(call)
     if STAYS in call.attributes or target in _START_OF:
         return True
@@ -155,7 +159,8 @@ def stays_on_device(call: ir.Operation) -> bool:
 
 
 def _tpu_kernel_communicates(config: ir.Attribute | None) -> bool:
-    """What a Pallas kernel says of itself; one whose configuration cannot be read may do it."""
+    """Returns what a Pallas kernel says of itself; one whose configuration cannot be read may do
+    it."""
     if not isinstance(config, ir.StringAttr):
         return True
     try:

@@ -87,7 +87,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Stage:
-    """What the child is busy with: `compiling` or `running` one side, in one trial."""
+    """Describes what the child is busy with: `compiling` or `running` one side, in one trial."""
 
     doing: str
     side: str
@@ -101,7 +101,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class RunAnswer:
-    """How the outputs compared: in the first trial that differs, or over all trials.
+    """Describes how the outputs compared: in the first trial that differs, or over all trials.
 
     `before_repeats` is False where `before` gave other values when run again. `simplified` is True
     where XLA:CPU could compile the programs only with its simplifier.
@@ -114,7 +114,7 @@ class RunAnswer:
 
     @property
     def same(self) -> bool:
-        """Whether no element differs."""
+        """Returns True if no element differs."""
         return not any(output.differing for output in self.outputs)
 
     @staticmethod
@@ -149,7 +149,8 @@ def ask_child(
     timeout: float,
     flags: Sequence[str],
 ) -> dict[str, Any]:
-    """What a child answers that runs programs on virtual devices, compiled with XLA's `flags`.
+    """Returns what a child answers that runs programs on virtual devices, compiled with XLA's
+    `flags`.
 
     `names` are the files of the sides that a `Stage` of it names; the caller's `XLA_FLAGS` overrule
     `flags`. Raises ToolError, about the file that it was busy with, when there is no answer.
@@ -179,7 +180,7 @@ def ask_child(
 
 
 def _read_stage(directory: Path) -> Stage | None:
-    """What the child was last busy with, or None where it never began."""
+    """Returns what the child was last busy with, or None where it never began."""
     fields = child.read_json(directory / _STAGE)
     return None if fields is None else Stage(**fields)
 
@@ -242,7 +243,7 @@ _STUCK = re.compile(
 
 
 def _stuck(errors: str) -> str:
-    """Which collective waited for whom, in words; empty where none did."""
+    """Returns which collective waited for whom, in words; empty where none did."""
     if _INTERPRETER_STUCK in errors:
         return "a deadlock: a collective of the reference interpreter waited 3 s for the others"
     reports = list(_STUCK.finditer(errors))
@@ -256,7 +257,7 @@ def _stuck(errors: str) -> str:
 
 
 def _last_words(errors: str) -> str:
-    """What the process said when it ended: its message, or the function that it was in."""
+    """Returns what the process said when it ended: its message, or the function that it was in."""
     fatal = _FATAL.search(errors)
     if fatal:
         return (fatal["what"] or fatal["llvm"]).strip()

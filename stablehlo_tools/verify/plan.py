@@ -1,4 +1,5 @@
-"""How two artifacts will be run: their common signature, the devices, and a program for each side.
+"""Plans how two artifacts will be run: their common signature, the devices, and a program for
+each side.
 
 Two jax.export artifacts are called as their users call them. Where one is a bare module, both
 modules are run below JAX.
@@ -65,8 +66,8 @@ def no_input(number: int, value: float, count: int) -> ToolError:
 
 
 def make_plan(artifacts: Mapping[Side, Artifact], backend: str, limits: Sequence[int] = ()) -> Plan:
-    """How to run two artifacts on `cpu` or `interpreter`, with indices below `limits`, or else
-    below those that `before` shows.
+    """Returns how to run two artifacts on `cpu` or `interpreter`, with indices below `limits`, or
+    else below those that `before` shows.
 
     Raises ToolError, with the name of the file that it is about, where they cannot be run or
     compared: signatures or device counts that differ, sizes or tokens that cannot be given.
@@ -108,8 +109,8 @@ def common_signature(
 
 
 def _taken(artifact: Artifact, module: ir.Module, count: int) -> tuple[int, ...]:
-    """Which of `count` inputs the module takes: that of an export lacks those that it does not
-    use."""
+    """Returns which of `count` inputs the module takes: that of an export lacks those that it does
+    not use."""
     if artifact.exported is None:
         return tuple(range(count))
     leaves = argument_leaves(artifact.exported, entry_function(module))
@@ -154,7 +155,7 @@ def _plan_modules(
 def common_forms(
     artifacts: Mapping[Side, Artifact], modules: Mapping[Side, ir.Module], grid: ProcessGrid
 ) -> dict[Side, Form]:
-    """Whether shardings divide the modules, or they are what each device runs.
+    """Returns True if shardings divide the modules, or they are what each device runs.
 
     Raises ToolError if one does and the other does not.
     """
@@ -212,7 +213,7 @@ def _plan(
 def shared(
     modules: Mapping[Side, ir.Module], signature: Signature, grid: ProcessGrid, instances: int
 ) -> tuple[tuple[int, ...], ...]:
-    """What either program says is the same on several devices is."""
+    """The first instance with the same values of each input, as either program says."""
     if instances == 1:
         return ((0,),) * len(signature.inputs)
     sides = [shared_inputs(m, signature.inputs, grid, instances) for m in modules.values()]
@@ -242,7 +243,8 @@ def agreed(artifacts: Mapping[Side, Artifact], signatures: Mapping[Side, Signatu
 def common_grid(
     artifacts: Mapping[Side, Artifact], modules: Mapping[Side, ir.Module]
 ) -> ProcessGrid:
-    """What the modules state; what their collectives speak of, where neither states anything."""
+    """Returns what the modules state; what their collectives speak of, where neither states
+    anything."""
     stated = each(artifacts, lambda side, _: stated_grid(modules[side]))
     spoken = each(artifacts, lambda side, _: stated[side] or inferred_grid(modules[side]))
     before, after = spoken["before"], spoken["after"]

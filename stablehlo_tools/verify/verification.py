@@ -1,4 +1,5 @@
-"""Whether two artifacts compute the same values, found out by running both on random inputs.
+"""Finds out if two artifacts compute the same values, by running both on random
+inputs.
 
 Both compute modulo a prime instead of in floats, so that nothing is rounded and no tolerance is
 needed; or in floats, if the options ask for that or an op has no form in the field. They run in one
@@ -38,7 +39,7 @@ Arithmetic = Literal["auto", "exact", "floats"]
 
 @dataclass(frozen=True)
 class Options:
-    """How to verify: `timeout` is for everything, in seconds; `trials` is how many sets of inputs.
+    """Describes how to verify: `timeout` is for everything, in seconds; `trials` counts inputs.
 
     `fixed` gives inputs, by number, one value in every element instead of random ones. `limits` are
     those of indices among the arguments, if `before` does not show them itself. `partitioned`:
@@ -63,7 +64,7 @@ class Options:
 
     @property
     def asks_for_floats(self) -> bool:
-        """Whether something is asked that only floats have."""
+        """Returns True if something is asked that only floats have."""
         return (
             self.arithmetic == "floats"
             or self.rule != BITWISE
@@ -95,7 +96,7 @@ class Output:
 
 @dataclass(frozen=True)
 class Exactness:
-    """What belongs to an answer in exact arithmetic.
+    """Describes what belongs to an answer in exact arithmetic.
 
     `degree` is that of the programs as polynomials of their inputs, None if it reaches the `prime`.
     `not_entered` are the branches and loops of either program that no input entered, of as many as

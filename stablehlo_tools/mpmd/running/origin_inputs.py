@@ -61,7 +61,8 @@ def check_origin(
 
 
 def platform_inputs(manifest: Manifest) -> int:
-    """How many inputs of a set say which platform it is: 1 of a program for several, in front."""
+    """Returns how many inputs of a set say which platform it is: 1 of a program for several, in
+    front."""
     return int(bool(manifest.inputs) and not manifest.inputs[0].path)
 
 

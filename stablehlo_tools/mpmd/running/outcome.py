@@ -53,7 +53,8 @@ _COPIES = 4  # of the original's bytes: its own and the set's, in elements of tw
 
 @dataclass(frozen=True)
 class SetOptions(Options):
-    """How to run and compare; `timeout` is in seconds, for each of the two programs in floats.
+    """Describes how to run and compare; `timeout` is in seconds, for each of the two programs in
+    floats.
 
     Only `sequential` runs in exact arithmetic.
     """
@@ -62,7 +63,7 @@ class SetOptions(Options):
 
     @property
     def asks_for_floats(self) -> bool:
-        """Whether something is asked that only floats have."""
+        """Returns True if something is asked that only floats have."""
         return self.how != "sequential" or super().asks_for_floats
 
 
@@ -83,7 +84,7 @@ class SetOutcome:
 
     @property
     def same(self) -> bool:
-        """Whether no element differs from the original."""
+        """Returns True if no element differs from the original."""
         return self.values is None or self.values.same
 
     def to_json(self) -> dict[str, Any]:

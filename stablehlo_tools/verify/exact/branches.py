@@ -1,4 +1,4 @@
-"""Which branches and loops of a program its inputs enter, counted while it runs.
+"""Finds which branches and loops of a program its inputs enter, counted while it runs.
 
 Each predicate or index passes through the host, which remembers its values:
 
@@ -16,7 +16,7 @@ from typing import Any
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import CASE, COMPARE, IF, WHILE
 from stablehlo_tools.ir.builder import Builder, shape_of, write_reducer
-from stablehlo_tools.ir.values import maker_of, named
+from stablehlo_tools.ir.values import is_spread_constant, maker_of, named
 from stablehlo_tools.ir.walk import ops_named, terminator
 from stablehlo_tools.verify.exact.host_functions import PROBE, HostFunction, write_call
 
@@ -39,8 +39,8 @@ class Branching:
         return Branching(fields["probe"], fields["what"], tuple(fields["choices"]))
 
     def missing(self, seen: Mapping[int, Set[int]]) -> list[str]:
-        """What no input entered, in words; of a marked comparison its number, unless it had both
-        outcomes."""
+        """Returns what no input entered, in words; of a marked comparison its number, unless it had
+        both outcomes."""
         values = seen.get(self.probe, set())
         if not self.choices:
             return [] if {1, 2} <= values or _BOTH in values else [self.what]
@@ -58,6 +58,8 @@ def write_probes(module: ir.Module, functions: list[HostFunction]) -> list[Branc
     """Lets each predicate and index pass through the host, in place; adds to its functions."""
     branchings: list[Branching] = []
     for op in ops_named(module.operation, (IF, CASE, WHILE)):
+        if op.name == CASE and is_spread_constant(op.operands[0]):
+            continue  # a choice between platforms, which is made
         if op.name == WHILE:
             holder = terminator(op.regions[0].blocks[0])
             choices: Sequence[int] = (1,)

@@ -110,7 +110,7 @@ class _DegreeFinder:
 
 
 def _is_piecewise(op: ir.Operation) -> bool:
-    """Whether the order of floats decides what an op, or one that reads it, computes."""
+    """Returns True if the order of floats decides what an op, or one that reads it, computes."""
     if not any(is_float(value.type) for value in op.operands):
         return False
     if op.name in _BY_ORDER:

@@ -34,7 +34,7 @@ class FieldBuilder(Builder):
         self.f64 = ir.F64Type.get(self.context)
 
     def is_complex(self, value: ir.Value) -> bool:
-        """Whether a value holds complex residues."""
+        """Returns True if a value holds complex residues."""
         return isinstance(element_of(value), ir.ComplexType)
 
     def number(self, residue: int, like: ir.Value) -> ir.Value:
@@ -185,8 +185,8 @@ class FieldBuilder(Builder):
     # Contractions.
 
     def product(self, op: ir.Operation, one: ir.Value, other: ir.Value, terms: int) -> ir.Value:
-        """What a dot of this op's attributes makes of residues: in integers if it is small, else
-        as two products of doubles, of 24 times 12 bits.
+        """Returns what a dot of this op's attributes makes of residues: in integers if it is small,
+        else as two products of doubles, of 24 times 12 bits.
 
         Raises ToolError for sums of more terms than a double holds exactly.
         """

@@ -70,7 +70,7 @@ class HostFunction:
 
     @staticmethod
     def of(fields: dict[str, Any]) -> HostFunction:
-        """What `to_json` gave, also after a way through JSON."""
+        """Returns what `to_json` gave, also after a way through JSON."""
         for side in ("operands", "results"):
             fields[side] = tuple((name, tuple(shape)) for name, shape in fields[side])
         return HostFunction(**fields)

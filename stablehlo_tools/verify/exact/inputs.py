@@ -27,7 +27,7 @@ _TRIED = 80  # scalars for one program
 
 
 class IntegerStyle(enum.Enum):
-    """Where integers are. A scalar that is no index is several, 1 and 0: a loop may
+    """Describes where integers are. A scalar that is no index is several, 1 and 0: a loop may
     run so often. One that is an index is below its limit, past it, and -1."""
 
     INSIDE = "inside of the range"

@@ -1,4 +1,5 @@
-"""What takes the place of ops while a program is mapped into a field, and the types of residues."""
+"""Says what takes the place of ops while a program is mapped into a field, and the types of
+residues."""
 
 from __future__ import annotations
 
@@ -64,8 +65,8 @@ class MappedModule:
         function: Callable[..., ir.Value],
         *values: ir.Value,
     ) -> ir.Value:
-        """What `function(builder, *values)` writes: once for each shape, as a function that is
-        called; in a region of scalars in place."""
+        """Returns what `function(builder, *values)` writes: once for each shape, as a function that
+        is called; in a region of scalars in place."""
         if each.inline:
             return function(builder, *values)
         kind = "complex" if any(map(builder.is_complex, values)) else "real"
@@ -95,7 +96,8 @@ class MappedModule:
 
 
 def is_inexact(type_: ir.Type) -> bool:
-    """Whether a type is that of a tensor of floats, complex numbers or quantized numbers."""
+    """Returns True if a type is that of a tensor of floats, complex numbers or quantized
+    numbers."""
     if isinstance(type_, ir.TupleType):
         return any(is_inexact(type_.get_type(i)) for i in range(type_.num_types))
     if not isinstance(type_, ir.RankedTensorType):

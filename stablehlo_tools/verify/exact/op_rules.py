@@ -1,4 +1,4 @@
-"""What each op on floats becomes in a field: one rule an op.
+"""Says what each op on floats becomes in a field: one rule an op.
 
 A rule replaces the op, or leaves it if it means the same on residues. Ops without a rule are in
 `UNCHANGED`, are uninterpreted functions, or have no form in the field.
@@ -87,7 +87,7 @@ _PASSING_CALL = re.compile(
 
 
 def is_sum(op: ir.Operation) -> bool:
-    """Whether a reduction's last region adds its two arguments, converted or not."""
+    """Returns True if a reduction's last region adds its two arguments, converted or not."""
     if op.name not in SUMMING:
         return False
     block = op.regions[len(op.regions) - 1].blocks[0]
@@ -99,15 +99,15 @@ def is_sum(op: ir.Operation) -> bool:
 
 
 def is_extremum(op: ir.Operation) -> bool:
-    """Whether a reduction's region gives the larger or the smaller of its two arguments."""
+    """Returns True if a reduction's region gives the larger or the smaller of its two arguments."""
     if op.name not in SUMMING or len(op.regions) > 1:
         return False
     return reducer_kind(op.regions[0].blocks[0]) in ("maximum", "minimum")
 
 
 def is_sort(op: ir.Operation) -> bool:
-    """Whether an op sorts real numbers by nothing but comparisons: this can be done once for all
-    with integers of the same order."""
+    """Returns True if an op sorts real numbers by nothing but comparisons: this can be done once
+    for all with integers of the same order."""
     if op.name != "stablehlo.sort" or any(_is_complex(value.type) for value in op.operands):
         return False
     return {view.operation.name for view in op.regions[0].blocks[0].operations} <= _COMPARING

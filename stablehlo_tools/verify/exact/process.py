@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +88,7 @@ class FieldComparison:
             "outputs": [asdict(output) for output in outputs],
             "inputs": self.count,
             "zero": [i for i, zero in enumerate(self.zero) if zero],
-            "branches": {side: len(self.branchings(name)) for side, name in sides},
+            "branches": {side: self.choices(name) for side, name in sides},
             "not_entered": {side: self.missing(name) for side, name in sides},
             "one_sided": {side: self.one_sided(name) for side, name in sides},
             "wrongly_partitioned": self.wrong,
@@ -126,6 +126,10 @@ class FieldComparison:
             idle, left = (0 if now < left else idle + 1), now
         return found
 
+    def choices(self, name: str) -> int:
+        """The number of branches and loops that a program may enter."""
+        return sum(len(each.choices) for each in self.branchings(name))
+
     def missing(self, name: str) -> list[str]:
         """The branches and loops of a program that no input has entered yet, in words."""
         _, host = self.programs[name]
@@ -156,7 +160,7 @@ class FieldComparison:
         return program, Host(self.field, described.host_functions)
 
     def made(self, name: str, inputs: Sequence[Sequence[Array]], trial: int) -> Shards:
-        """What a program makes of inputs."""
+        """Returns what a program makes of inputs."""
         if name not in self.programs:
             self.compile([name])
         Stage("running", name.partition("_")[0], "cpu", trial).write(self.directory)
@@ -171,11 +175,12 @@ class FieldComparison:
             self.wrong[side] = sorted({*self.wrong.get(side, ()), *wrong})
 
     def compared(self, before: Shards, after: Shards) -> list[OutputComparison]:
-        run = self.runs["before"].run
-        return [
+        """How each output compares; how far apart residues are says nothing."""
+        comparisons = [
             compare_output(_element(value), value.shape, before[i], after[i], BITWISE)
-            for i, value in enumerate(run.outputs)
+            for i, value in enumerate(self.runs["before"].run.outputs)
         ]
+        return [replace(each, max_abs_difference=None) for each in comparisons]
 
     def make_inputs(self, trial: int, scalar: int | None) -> list[list[Array]]:
         run, style = self.runs["before"].run, style_of(trial)

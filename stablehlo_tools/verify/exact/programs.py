@@ -76,11 +76,11 @@ class FieldPlan:
 
     @property
     def devices(self) -> int:
-        """How many devices the programs need at most."""
+        """Returns how many devices the programs need at most."""
         return max(each.run.replicas * each.run.partitions for each in self.runs.values())
 
     def to_json(self) -> dict[str, Any]:
-        """What the child needs to know but for the bytes."""
+        """Returns what the child needs to know but for the bytes."""
         return {
             "prime": self.field.prime,
             "runs": {name: asdict(run) for name, run in self.runs.items()},
@@ -165,7 +165,7 @@ def _module(artifact: Artifact, platform: int) -> ir.Module:
 
 
 def _in_field(value: Value) -> Value:
-    """How the residues of a value are stored."""
+    """Returns how the residues of a value are stored."""
     if value.role == "nothing":
         return replace(value, element="i1")
     element = element_type(value.element)

@@ -1,4 +1,4 @@
-"""Whether two artifacts compute the same values, in exact arithmetic modulo a prime.
+"""Finds out if two artifacts compute the same values, in exact arithmetic modulo a prime.
 
 Sums of residues have the same bits in any order, so there is no tolerance. Two different
 polynomials of degree d agree on a random input with a probability of d / p at most, in each
@@ -26,7 +26,8 @@ _FLAGS = ("--xla_backend_optimization_level=0",)
 
 @dataclass(frozen=True)
 class FieldAnswer:
-    """How the outputs compare for the last input, of so many `inputs`; the rest is of all of them.
+    """Describes how the outputs compare for the last input, of so many `inputs`; the rest is of all
+    of them.
 
     `zero` are the outputs that BEFORE leaves all zero. The fields that belong to a side are
     explained at `verify.verification.Exactness`.

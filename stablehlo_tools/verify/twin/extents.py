@@ -81,7 +81,7 @@ class Extent:
 
     @property
     def count(self) -> int:
-        """How many positions the twin has of a leaf."""
+        """Returns how many positions the twin has of a leaf."""
         return sum(term.reduced for term in self.terms) if self.terms else self._count
 
     def reduce(self, ends: int) -> None:
@@ -108,7 +108,7 @@ class Extent:
 
     @property
     def reduced(self) -> int:
-        """How many positions the twin has of it."""
+        """Returns how many positions the twin has of it."""
         return math.prod(leaf.count for leaf in self.leaves)
 
     @property
@@ -119,7 +119,7 @@ class Extent:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the twin has all positions."""
+        """Returns True if the twin has all positions."""
         return self.reduced == self.size
 
     def positions(self) -> np.ndarray:
@@ -384,7 +384,7 @@ class Extents:
         self._within = [within for within in self._within if within not in dropped]
 
     def _unite_wholes(self) -> None:
-        """What the same part is a part of is the same, where it has the same size."""
+        """Unites wholes of one size that the same part is a part of."""
         wholes: dict[tuple[Extent, int], Extent] = {}
         for within in self._within:
             key = within.part.root, within.whole.size
@@ -394,8 +394,8 @@ class Extents:
 
 
 def _are_alike(one: Extent, other: Extent) -> bool:
-    """Whether a twin has the same positions of two extents: of what may be left out of both, the
-    same."""
+    """Returns True if a twin has the same positions of two extents: of what may be left out of
+    both, the same."""
     leaves = one.leaves, other.leaves
     return len(leaves[0]) == len(leaves[1]) and all(
         mine is theirs or bool(mine.size == theirs.size and mine.kept and theirs.kept)
@@ -404,7 +404,7 @@ def _are_alike(one: Extent, other: Extent) -> bool:
 
 
 def _can_follow(within: Within, free: set[Extent], wholes: Mapping[Extent, set[Extent]]) -> bool:
-    """Whether a part can lose what its whole does; `wholes` are those of each part."""
+    """Returns True if a part can lose what its whole does; `wholes` are those of each part."""
     part, whole = within.part.root, within.whole.leaves
     if part.atoms != (part,) or part.kept or within.whole.root is part:
         return False

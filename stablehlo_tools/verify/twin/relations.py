@@ -1,4 +1,4 @@
-"""Which dimensions of two programs are one extent, by what each op does along them.
+"""Finds which dimensions of two programs are one extent, by what each op does along them.
 
 `dialect/dimensions.py` says it of most ops; here is what control flow hands on, what shardings
 divide, and what of an op's numbers counts positions, which are the segments of a slice or a pad.
@@ -393,7 +393,8 @@ def _tie_window(dims: Dimensions, whole: Extent, part: Extent, start: int | None
 
 
 def _known_starts(indices: ir.Value, index_map: Sequence[int]) -> dict[int, int]:
-    """Where the one window of a gather or scatter starts, by dimension, if that is constant."""
+    """Returns where the one window of a gather or scatter starts, by dimension, if that is
+    constant."""
     known = folded(indices)
     if known is None or known.size != len(index_map):
         return {}
@@ -470,7 +471,7 @@ def _constant(dims: Dimensions, op: ir.Operation) -> None:
 
 
 def is_table(op: ir.Operation) -> bool:
-    """Whether rows of a constant that is no splat can be left out."""
+    """Returns True if rows of a constant that is no splat can be left out."""
     value = value_of(op)
     element = ir.RankedTensorType(op.results[0].type).element_type
     numbers = isinstance(element, ir.F32Type | ir.F64Type | ir.IntegerType)
@@ -490,7 +491,8 @@ def _reduce_window(dims: Dimensions, op: ir.Operation) -> None:
 
 
 def is_cumulative(op: ir.Operation, d: int) -> bool:
-    """Whether the windows of a `reduce_window` are all positions up to each, or from each on."""
+    """Returns True if the windows of a `reduce_window` are all positions up to each, or from each
+    on."""
     size = _shape(op.operands[0])[d]
     low, high = integers(op, "padding", [0] * 2 * _rank(op.results[0]))[2 * d : 2 * d + 2]
     window = integers(op, "window_dimensions")[d]

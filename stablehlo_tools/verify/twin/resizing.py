@@ -212,12 +212,12 @@ def _place(
 
 
 def _is_blocks(part: Extent, whole: Extent) -> bool:
-    """Whether a part is some of the blocks that a whole is divided into."""
+    """Returns True if a part is some of the blocks that a whole is divided into."""
     return part.leaves[-1] is whole.leaves[-1]
 
 
 def _is_multiple(value: ir.Value, number: int) -> bool:
-    """Whether integers are surely multiples of a number."""
+    """Returns True if integers are surely multiples of a number."""
     op = producer(value)
     while op is not None and op.name in _MOVING:
         op = producer(op.operands[0])

@@ -61,7 +61,8 @@ class Twin:
 
     @property
     def is_uniform(self) -> bool:
-        """Whether no op depends on a position in a reduced dimension: any size shows the same."""
+        """Returns True if no op depends on a position in a reduced dimension: any size shows the
+        same."""
         return not self.positional
 
     @property

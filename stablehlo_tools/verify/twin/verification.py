@@ -1,4 +1,5 @@
-"""Whether two programs that are too large to run compute the same values, asked of their twin."""
+"""Finds out if two programs that are too large to run compute the same values, asked of their
+twin."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ class TwinVerification:
 
     @property
     def same(self) -> bool:
-        """Whether values agree, and the constants that the twin does not cover."""
+        """Returns True if values agree, and the constants that the twin does not cover."""
         return self.verification.same and not any(self.unequal.values())
 
     def limits(self) -> list[str]:
@@ -89,7 +90,7 @@ def verify_twins(
 
 
 def _is_known(constant: ComparedConstant, twin: Twin, other: Side) -> bool:
-    """Whether the other program compares with a constant too, or it counts whole shards."""
+    """Returns True if the other program compares with a constant too, or it counts whole shards."""
     distance = constant.distance
     sizes = [extent.size for extent in constant.extents]
     return any(distance == its.distance for its in twin.constants[other]) or any(

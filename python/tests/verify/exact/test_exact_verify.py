@@ -376,7 +376,7 @@ def test_a_branch_that_no_input_can_enter_is_reported(verify: Command):
         return doubled, lax.while_loop(lambda y: never, lambda y: y + 1, x)
 
     assert verify(run, run, f32(3), i32()) == 0
-    assert "no input entered 2 of 2 branches and loops in BEFORE: " in verify.output
+    assert "no input entered 2 of 3 branches and loops in BEFORE: " in verify.output
     assert "in AFTER" in verify.output
     assert "true of if" in verify.output or "branch 1 of case" in verify.output
     assert "the loop while" in verify.output
