@@ -34,7 +34,6 @@ WIDTH, INNER = 16, 32
 RATE = 0.1
 WAYS = ("interpreter", "processes")
 SCHEDULES = {"1f1b": ("interpreter", "processes"), "zb-v": ("processes",)}
-ROUNDING = ("--rtol", "1e-4", "--atol", "1e-6")
 
 
 def loss(weights: Any, tokens: jax.Array) -> jax.Array:
@@ -139,7 +138,7 @@ def row_of(directory: Path, schedule: str) -> list[str]:
     written = tool(directory, "expand-mpmd", "step.jax_export", "-o", schedule, *options)
     proof = tool(directory, "check-mpmd", schedule, "--of", "step.jax_export")
     is_same = proof["proven"] and proof["values"]["same"]
-    run = ("run-mpmd", schedule, "step.jax_export", *ROUNDING)
+    run = ("run-mpmd", schedule, "step.jax_export", )
     ways = SCHEDULES[schedule]
     runs = {way: differences(tool(directory, *run, "--how", way)) for way in ways}
     compiled = tool(directory, "run-mpmd", schedule, "--compile", "gpu")["ranks"]
@@ -156,7 +155,7 @@ def row_of(directory: Path, schedule: str) -> list[str]:
 
 
 def differences(found: Any) -> str:
-    """Whether every element is the same within `ROUNDING`, and the largest difference if not."""
+    """`same`, or how far outputs differ."""
     largest = max(o["max_abs_difference"] or 0.0 for o in found["values"]["outputs"])
     return "same" if found["same"] else f"{largest:.1e} DIFFERS"
 

@@ -116,7 +116,7 @@ def tell(tool: Sequence[str], directory: Path, library: str, *, optimize: bool) 
     commands = [
         ["inspect", step, "--hardware", "h100"],
         ["opt", step, "-p", ORDERED, "-o", ordered],
-        ["verify", step, ordered, "--trials", "1", "--rtol", "1e-4", "--atol", "1e-5"],
+        ["verify", step, ordered, "--trials", "1"],
     ]
     if optimize:
         fast = f"{library}.fast.jax_export"
