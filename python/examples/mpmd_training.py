@@ -138,7 +138,7 @@ def row_of(directory: Path, schedule: str) -> list[str]:
     written = tool(directory, "expand-mpmd", "step.jax_export", "-o", schedule, *options)
     proof = tool(directory, "check-mpmd", schedule, "--of", "step.jax_export")
     is_same = proof["proven"] and proof["values"]["same"]
-    run = ("run-mpmd", schedule, "step.jax_export", )
+    run = ("run-mpmd", schedule, "step.jax_export")
     ways = SCHEDULES[schedule]
     runs = {way: differences(tool(directory, *run, "--how", way)) for way in ways}
     compiled = tool(directory, "run-mpmd", schedule, "--compile", "gpu")["ranks"]

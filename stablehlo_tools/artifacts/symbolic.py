@@ -69,7 +69,7 @@ def at_sizes(artifact: Artifact, sizes: Mapping[str, int]) -> Artifact:
     copy = artifact.copy()
     main = entry_function(copy.module)
     in_avals, out_avals = (
-        tuple(_sized(aval, sizes) for aval in avals)
+        tuple(_with_sizes(aval, sizes) for aval in avals)
         for avals in (exported.in_avals, exported.out_avals)
     )
     block = main.regions[0].blocks[0]
@@ -80,14 +80,14 @@ def at_sizes(artifact: Artifact, sizes: Mapping[str, int]) -> Artifact:
         inputs = [argument.type for argument in block.arguments]
         of_sizes = ir.FunctionType.get(inputs, list(type_.results))
         main.attributes["function_type"] = ir.TypeAttr.get(of_sizes)
-    refined = _refined(bindings.write_bytecode(copy.module), sizes, main.location)
+    refined = _refine(bindings.write_bytecode(copy.module), sizes, main.location)
     module = bindings.parse_module(refined, artifact.module.context)
     return replace(
         artifact, module=module, exported=replace(exported, in_avals=in_avals, out_avals=out_avals)
     )
 
 
-def _refined(code: bytes, sizes: Mapping[str, int], location: ir.Location) -> bytes:
+def _refine(code: bytes, sizes: Mapping[str, int], location: ir.Location) -> bytes:
     """The module with static shapes throughout, made by a child: XLA ends its process on some."""
     with tempfile.TemporaryDirectory(prefix="stablehlo-tools-") as path:
         directory = Path(path)
@@ -107,7 +107,7 @@ def answer(directory: Path, request: dict[str, Any]) -> dict[str, Any]:
     return {}
 
 
-def _sized(aval: Any, sizes: Mapping[str, int]) -> Any:
+def _with_sizes(aval: Any, sizes: Mapping[str, int]) -> Any:
     return aval.update(shape=tuple(bindings.size_of(d, sizes) for d in aval.shape))
 
 

@@ -49,7 +49,7 @@ class ComparedMutants:
         with registered(Host(self.plan.field, functions)):
             for inputs, expected in zip(self.inputs, self.outputs, strict=True):
                 found = program(inputs)
-                if any(o.differing for o in self.comparison.compared(expected, found)):
+                if any(o.differing for o in self.comparison.compare_outputs(expected, found)):
                     return False
         return True
 

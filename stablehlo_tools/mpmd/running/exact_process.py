@@ -22,10 +22,10 @@ from stablehlo_tools.verify.execution import Instances, Program
 class SetComparison(FieldComparison):
     """Compares a program with the set that lies beside it, which is `after`."""
 
-    def compiled(self, name: str) -> tuple[Program, Host]:
+    def compile_program(self, name: str) -> tuple[Program, Host]:
         """A program, or the set, that is ready to run, and its host."""
         if name != "after":
-            return super().compiled(name)
+            return super().compile_program(name)
         described = self.runs[name]
         host = Host(self.field, described.host_functions)
         return SetProgram(load(self.directory), described.run.taken["before"]), host

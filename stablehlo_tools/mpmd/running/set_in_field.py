@@ -97,11 +97,11 @@ def map_set(
             map_into_field(module, field, functions)
         code[f"rank_{rank}.mlirbc"] = bindings.write_bytecode(module)
     with ranks.programs[0].module.context, ir.Location.unknown():
-        code[NAME] = encode_manifest(_mapped_manifest(ranks.manifest, list(code))).encode()
+        code[NAME] = encode_manifest(_map_manifest(ranks.manifest, list(code))).encode()
     return code, tuple(functions), tuple(branchings)
 
 
-def _mapped_manifest(manifest: Manifest, files: Sequence[str]) -> Manifest:
+def _map_manifest(manifest: Manifest, files: Sequence[str]) -> Manifest:
     """The manifest of the mapped set, whose programs are these files."""
 
     def mapped(type_: str) -> str:

@@ -32,14 +32,14 @@ def elements_of(op: ir.Operation, type_: ir.RankedTensorType | None = None) -> A
     assert found is not None, "a dense constant"
     body = found[1]
     if name.startswith("!quant."):
-        return _dequantized(body, name)
+        return _dequantize(body, name)
     element = element_type(name)
     assert element is not None, name
-    numbers = _parsed(body, element.dtype)
+    numbers = _parse(body, element.dtype)
     return numbers.reshape(type_.shape) if numbers.size > 1 else numbers
 
 
-def _parsed(body: str, dtype: np.dtype) -> Array:
+def _parse(body: str, dtype: np.dtype) -> Array:
     """Numbers as MLIR prints them: a string of all bytes, or words, where those that have no
     decimal form are bit patterns."""
     wide = np.complex128 if dtype.kind == "c" else np.float64
@@ -57,7 +57,7 @@ def _parsed(body: str, dtype: np.dtype) -> Array:
     return numbers.view(np.complex128) if dtype.kind == "c" else numbers
 
 
-def _dequantized(body: str, name: str) -> Array:
+def _dequantize(body: str, name: str) -> Array:
     parts = _QUANTIZED.fullmatch(name)
     words = re.findall(r"-?\d+", body)
     if parts is None:  # with a scale for each channel

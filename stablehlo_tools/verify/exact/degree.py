@@ -72,10 +72,10 @@ class _DegreeFinder:
             return [max(degrees) for degrees in zip(*branches, strict=True)]
         if op.name in COMPUTATIONS:
             return self.enter(op.regions[0].blocks[0], operands)
-        degree = self.computed(op, operands)
+        degree = self.degree_of_op(op, operands)
         return [degree if is_float(result.type) else 0 for result in op.results]
 
-    def computed(self, op: ir.Operation, operands: Sequence[int]) -> int:
+    def degree_of_op(self, op: ir.Operation, operands: Sequence[int]) -> int:
         """The degree of what one op computes."""
         largest = max(operands, default=0)
         if op.name in _PRODUCTS:

@@ -169,7 +169,7 @@ def choose_field(compared: Iterable[float], fourier_sizes: Iterable[int] = ()) -
     usual = max(1.0, *(abs(c) for c in compared if abs(c) <= _USUAL))
     scales = np.arange(65, 129) * 2 ** int(math.log2(_LARGEST / 8 / 128 / usual))
 
-    def scaled(prime: int) -> tuple[list[int], Field]:
+    def best_scale(prime: int) -> tuple[list[int], Field]:
         """The best scale for a prime: by signs, by order, and by the room between constants."""
         field = Field(prime)
         keys = field.ordered_by(field.residues(constants), scales[:, None])
@@ -181,7 +181,7 @@ def choose_field(compared: Iterable[float], fourier_sizes: Iterable[int] = ()) -
         key = [int(each[best]) for each in (signs, pairs, room)]
         return key, Field(prime, int(scales[best]))
 
-    fields = list(map(scaled, primes))
+    fields = list(map(best_scale, primes))
     return max(fields, key=lambda each: each[0])[1] if fields else None
 
 

@@ -212,7 +212,7 @@ class Host:
             order = np.argsort(keys, axis=-1, kind="stable")[..., : function.options["k"]]
             return [np.take_along_axis(operands[0], order, -1), order]
         if function.kind == "triangular_solve":
-            return [self._solved(function.options, *operands)]
+            return [self._solve(function.options, *operands)]
         if function.kind == "opaque":
             return self._drawn(function, operands, function.results)
         batch = operands[0].shape[:-2]
@@ -252,7 +252,7 @@ class Host:
                 drawn.append(rng.integers(0, 2 if name == "i1" else below, shape))
         return drawn
 
-    def _solved(self, options: Mapping[str, Any], matrix: Array, right: Array) -> Array:
+    def _solve(self, options: Mapping[str, Any], matrix: Array, right: Array) -> Array:
         """Substitution in the field, row by row: op(A) X = B, or X op(A) = B."""
         if np.iscomplexobj(matrix):
             raise NotImplementedError("complex triangular solves")

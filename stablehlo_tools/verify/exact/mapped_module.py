@@ -34,7 +34,7 @@ class MappedOp:
     inline: bool
     plain: bool
 
-    def unmapped(self, why: str = "") -> UnmappedError:
+    def refusal(self, why: str = "") -> UnmappedError:
         """The refusal of an op that has no form in the field."""
         return UnmappedError(f"{label(self.op)}{f': {why}' if why else ''}", self.op.location)
 

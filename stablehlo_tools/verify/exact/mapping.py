@@ -80,7 +80,7 @@ def map_into_field(module: ir.Module, field: Field, functions: list[HostFunction
     """
     mapped = MappedModule(module, field, functions)
     with module.context, ir.Location.unknown():
-        ops = list(_recorded(module.operation, inline=False, plain=False))
+        ops = list(_record(module.operation, inline=False, plain=False))
         for each in ops:
             _retype(each)
         for each in ops:
@@ -92,7 +92,7 @@ def map_into_field(module: ir.Module, field: Field, functions: list[HostFunction
         raise UnmappedError(f"the program in the field does not verify: {error}") from None
 
 
-def _recorded(root: ir.Operation, *, inline: bool, plain: bool) -> Iterator[MappedOp]:
+def _record(root: ir.Operation, *, inline: bool, plain: bool) -> Iterator[MappedOp]:
     for region in root.regions:
         for block in region.blocks:
             for view in block.operations:
@@ -101,7 +101,7 @@ def _recorded(root: ir.Operation, *, inline: bool, plain: bool) -> Iterator[Mapp
                 yield MappedOp(op, op.name, operands, results, inline, plain)
                 within = inline or op.name in _SCALAR_REGIONS
                 is_plain = is_sum(op) or is_extremum(op) or is_sort(op)
-                yield from _recorded(op, inline=within, plain=is_plain)
+                yield from _record(op, inline=within, plain=is_plain)
 
 
 def _retype(each: MappedOp) -> None:
@@ -118,7 +118,7 @@ def _retype(each: MappedOp) -> None:
             type_ = field_type(ir.TypeAttr(each.op.attributes["function_type"]).value)
             each.op.attributes["function_type"] = ir.TypeAttr.get(type_)
     except UnmappedError as error:
-        raise each.unmapped(error.diagnostic.message) from None
+        raise each.refusal(error.diagnostic.message) from None
 
 
 def _rewrite(mapped: MappedModule, each: MappedOp) -> None:
@@ -130,7 +130,7 @@ def _rewrite(mapped: MappedModule, each: MappedOp) -> None:
         return
     rule = rule_of(each.name)
     if rule is None:
-        raise each.unmapped()
+        raise each.refusal()
     rule(mapped, each, FieldBuilder(mapped.field, ir.InsertionPoint(each.op), each.op.location))
 
 

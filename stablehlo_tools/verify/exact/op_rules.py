@@ -195,7 +195,7 @@ def _square(module: MappedModule, each: MappedOp, builder: FieldBuilder) -> None
 def _dot(module: MappedModule, each: MappedOp, builder: FieldBuilder) -> None:
     one, other = (_as_residues(value, builder) for value in each.op.operands)
     if builder.is_complex(one) != builder.is_complex(other):
-        raise each.unmapped()
+        raise each.refusal()
     contracted = [len(shape_of(one)) - 1]
     if each.name == "stablehlo.dot_general":
         contracted = list(dot_numbers(each.op).lhs_contracting)
@@ -203,7 +203,7 @@ def _dot(module: MappedModule, each: MappedOp, builder: FieldBuilder) -> None:
     try:
         each.replace(builder.product(each.op, one, other, terms))
     except ToolError as error:
-        raise each.unmapped(error.diagnostic.message) from None
+        raise each.refusal(error.diagnostic.message) from None
 
 
 def _convolution(module: MappedModule, each: MappedOp, builder: FieldBuilder) -> None:
@@ -211,7 +211,7 @@ def _convolution(module: MappedModule, each: MappedOp, builder: FieldBuilder) ->
     features = kernel[conv_numbers(each.op).kernel_output_feature]
     terms = int(np.prod(kernel)) // max(1, features)
     if terms > _MOST_CONVOLVED or builder.is_complex(each.op.results[0]):
-        raise each.unmapped("complex, or a sum of too many products")
+        raise each.refusal("complex, or a sum of too many products")
     for number, value in enumerate(each.op.operands):
         each.op.operands[number] = _as_residues(value, builder)
     if "precision_config" in each.op.attributes:
@@ -230,7 +230,7 @@ def _reduction(module: MappedModule, each: MappedOp, builder: FieldBuilder) -> N
     elif is_extremum(each.op):
         _by_order(module, each, builder)
     elif each.name in ("stablehlo.all_reduce", "stablehlo.reduce_scatter"):  # all of XLA:CPU
-        raise each.unmapped("only sums, maxima and minima across devices")
+        raise each.refusal("only sums, maxima and minima across devices")
 
 
 def _centre_sums(module: MappedModule, each: MappedOp, builder: FieldBuilder) -> None:
@@ -372,7 +372,7 @@ def _bitcast(module: MappedModule, each: MappedOp, builder: FieldBuilder) -> Non
     source, target = (_element(types[0]) for types in (each.operand_types, each.result_types))
     value, final = each.op.operands[0], each.result_types[0]
     if any(isinstance(element, ir.ComplexType) for element in (source, target)):
-        raise each.unmapped("complex")
+        raise each.refusal("complex")
     if isinstance(source, ir.FloatType):
         scaled = builder.times_number(value, _SCALED_BITS)
         value = builder.convert(scaled, ir.IntegerType.get_signless(source.width))
@@ -424,17 +424,17 @@ def _host(kind: str) -> Rule:
     def rule(module: MappedModule, each: MappedOp, builder: FieldBuilder) -> None:
         types = [*each.operand_types, *each.result_types]
         if not all(isinstance(type_, ir.RankedTensorType) for type_ in types):
-            raise each.unmapped("it takes or gives a token or a tuple")
+            raise each.refusal("it takes or gives a token or a tuple")
         inexact = tuple(map(is_inexact, each.result_types))
         number = len(module.host_functions)
         if kind == "top_k":
             _by_order(module, each, builder)
         if kind == "triangular_solve" and builder.is_complex(each.op.operands[0]):
-            raise each.unmapped("complex")
+            raise each.refusal("complex")
         try:
             function, made = write_host_call(kind, each.op, inexact, builder, number)
         except ToolError as error:
-            raise each.unmapped(error.diagnostic.message) from None
+            raise each.refusal(error.diagnostic.message) from None
         module.host_functions.append(function)
         for old, new in zip(each.op.results, made, strict=True):
             old.replace_all_uses_with(new)

@@ -98,11 +98,11 @@ class FieldComparison:
         inputs = self.make_inputs(trial, scalar)
         before = self.made("before", inputs, trial)
         after = self.made(self.after, inputs, trial)
-        outputs = self.compared(before, after)
+        outputs = self.compare_outputs(before, after)
         untried = self.after == "after" and "after_unsharded" in self.runs
         if untried and any(o.differing for o in outputs):
             unsharded = self.made("after_unsharded", inputs, trial)
-            again = self.compared(before, unsharded)
+            again = self.compare_outputs(before, unsharded)
             if not any(o.differing for o in again):
                 self.note_wrong("after", unsharded, after)
                 self.after, outputs = "after_unsharded", again
@@ -149,10 +149,10 @@ class FieldComparison:
         """Compiles programs at the same time: XLA does most of it in one thread."""
         Stage("compiling", names[0].partition("_")[0], "cpu").write(self.directory)
         with ThreadPoolExecutor(len(names)) as pool:
-            for name, program in zip(names, pool.map(self.compiled, names), strict=True):
+            for name, program in zip(names, pool.map(self.compile_program, names), strict=True):
                 self.programs[name] = program
 
-    def compiled(self, name: str) -> tuple[Program, Host]:
+    def compile_program(self, name: str) -> tuple[Program, Host]:
         """A program that is ready to run, and its host."""
         described = self.runs[name]
         code = (self.directory / name).read_bytes()
@@ -169,12 +169,12 @@ class FieldComparison:
             return program(inputs)
 
     def note_wrong(self, side: str, right: Shards, partitioned: Shards) -> None:
-        outputs = self.compared(right, partitioned)
+        outputs = self.compare_outputs(right, partitioned)
         wrong = [number for number, output in enumerate(outputs) if output.differing]
         if wrong:
             self.wrong[side] = sorted({*self.wrong.get(side, ()), *wrong})
 
-    def compared(self, before: Shards, after: Shards) -> list[OutputComparison]:
+    def compare_outputs(self, before: Shards, after: Shards) -> list[OutputComparison]:
         """How each output compares; how far apart residues are says nothing."""
         comparisons = [
             compare_output(_element(value), value.shape, before[i], after[i], BITWISE)

@@ -125,7 +125,7 @@ def plan_in_field(
     code: dict[str, bytes] = {}
 
     def add(name: str, side: Side, module: ir.Module, devices: int) -> None:
-        def mapped(_: Side, __: Artifact) -> None:
+        def map_side(_: Side, __: Artifact) -> None:
             functions: list[HostFunction] = []
             with module.context, ir.Location.unknown():
                 branchings = write_probes(module, functions)
@@ -139,7 +139,7 @@ def plan_in_field(
             runs[name] = FieldRun(run, tuple(functions), tuple(branchings))
             code[name] = bindings.write_bytecode(module)
 
-        each({side: artifacts[side]}, mapped)
+        each({side: artifacts[side]}, map_side)
 
     scalars = tempting_scalars(modules["before"])
     steering = tuple(taken["before"][i] for i in steering_arguments(modules["before"]))

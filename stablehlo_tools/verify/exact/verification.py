@@ -80,18 +80,18 @@ def run_in_field(
         for name, code in plan.code.items():
             (directory / name).write_bytes(code)
 
-        def asked(*, together: bool) -> dict[str, Any]:
+        def ask(*, together: bool) -> dict[str, Any]:
             fields = {**request, "together": together}
             return ask_child(child, directory, fields, plan.devices, names, timeout, _FLAGS)
 
         try:
-            answer = asked(together=True)
+            answer = ask(together=True)
         except ToolError as error:
             if not error.by_chance and len(plan.runs) == len(SIDES):
                 raise
             # XLA's partitioner may have ended the process; without it there is an answer.
             try:
-                answer = asked(together=False)
+                answer = ask(together=False)
             except ToolError:
                 partial = directory / PARTIAL
                 if not partial.exists():
