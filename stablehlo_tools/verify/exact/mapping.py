@@ -99,6 +99,8 @@ def _record(root: ir.Operation, *, inline: bool, plain: bool) -> Iterator[Mapped
                 op = view.operation
                 operands, results = ([v.type for v in side] for side in (op.operands, op.results))
                 yield MappedOp(op, op.name, operands, results, inline, plain)
+                if op.name == COMPOSITE:  # it is erased with its regions
+                    continue
                 within = inline or op.name in _SCALAR_REGIONS
                 is_plain = is_sum(op) or is_extremum(op) or is_sort(op)
                 yield from _record(op, inline=within, plain=is_plain)
