@@ -18,10 +18,10 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError, from_mlir_error
 from stablehlo_tools.dialect.collectives import DIMENSIONS
 from stablehlo_tools.dialect.custom_calls import ASYNC_STARTS, is_async_done, label, target_of
-from stablehlo_tools.dialect.names import CUSTOM_CALL
+from stablehlo_tools.dialect.names import ASYNC_DONE, ASYNC_START, CUSTOM_CALL
 from stablehlo_tools.dialect.traits import Trait, ops_with, short_names
-from stablehlo_tools.ir.inline import copy_with
-from stablehlo_tools.ir.walk import FUNCTION, functions_by_name, ops_where, terminator
+from stablehlo_tools.ir.inline import copy_body, copy_with
+from stablehlo_tools.ir.walk import FUNCTION, functions_by_name, ops_named, ops_where, terminator
 
 CONFIG = "async_collective_config"
 FRONTEND_ATTRIBUTES = "mhlo.frontend_attributes"
@@ -79,6 +79,22 @@ def lower_async_calls(module: ir.Module) -> None:
     for done in dones:
         done.results[0].replace_all_uses_with(done.operands[0])
         done.erase()
+
+
+def lower_async_regions(module: ir.Module) -> None:
+    """Puts the collectives of `stablehlo.async_start` in the place of their starts, in place, if
+    only dones read these."""
+    for start in ops_named(module.operation, (ASYNC_START,)):
+        users = [use.owner.operation for use in start.results[0].uses]
+        if any(user.name != ASYNC_DONE for user in users):
+            continue
+        body = start.regions[0].blocks[0]
+        _, values = copy_body(body, list(start.operands), ir.InsertionPoint(start))
+        for done in users:
+            for result, value in zip(done.results, values, strict=True):
+                result.replace_all_uses_with(value)
+            done.erase()
+        start.erase()
 
 
 def _calls(module: ir.Module, is_wanted: Callable[[ir.Operation], bool]) -> list[ir.Operation]:

@@ -16,7 +16,7 @@ from stablehlo_tools import bindings
 from stablehlo_tools.analysis.argument_ranges import steering_arguments
 from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.ir.async_calls import lower_async_calls
+from stablehlo_tools.ir.async_calls import lower_async_calls, lower_async_regions
 from stablehlo_tools.ir.clone import copy_module
 from stablehlo_tools.verify.element_types import Kind, element_type
 from stablehlo_tools.verify.exact.branches import Branching, write_probes
@@ -161,6 +161,7 @@ def plan_in_field(
 def _module(artifact: Artifact, platform: int) -> ir.Module:
     module = runnable_module(artifact, platform)
     lower_async_calls(module)
+    lower_async_regions(module)
     return module
 
 
