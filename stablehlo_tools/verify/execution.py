@@ -19,7 +19,6 @@ from stablehlo_tools.verify.element_types import (
     Array,
     ElementType,
     Kind,
-    element_type,
     from_bits,
     real_part,
     to_bits,
@@ -118,7 +117,7 @@ class InterpreterProgram:
                 attribute
                 for arrays in instances
                 for value, array in zip(self.run.inputs, arrays, strict=True)
-                for attribute in _to_attributes(array, _element(value))
+                for attribute in _to_attributes(array, value.element_type)
             ]
             results = iter(bindings.eval_module(self.module, arguments))
             shards: list[list[Shard]] = [[] for _ in self.run.outputs]
@@ -142,7 +141,7 @@ def _to_attributes(array: Array, element: ElementType) -> list[ir.Attribute]:
 
 def _from_attributes(attributes: Iterator[Any], value: Value) -> Array:
     """The next array from the bit patterns that the interpreter gives."""
-    element = _element(value)
+    element = value.element_type
     part = real_part(element)
     pieces = [
         np.array(ir.DenseElementsAttr(next(attributes))).reshape(value.shape)
@@ -155,9 +154,3 @@ def _from_attributes(attributes: Iterator[Any], value: Value) -> Array:
 
 def _whole(value: Value) -> tuple[slice, ...]:
     return (slice(None),) * len(value.shape)
-
-
-def _element(value: Value) -> ElementType:
-    element = element_type(value.element)
-    assert element is not None, value
-    return element

@@ -22,7 +22,7 @@ from stablehlo_tools.verify.comparison import (
     Shard,
     compare_output,
 )
-from stablehlo_tools.verify.element_types import Array, ElementType, element_type
+from stablehlo_tools.verify.element_types import Array
 from stablehlo_tools.verify.execution import Program, load_program
 from stablehlo_tools.verify.job import SIDES, Request, Run, RunAnswer, Side, Stage
 from stablehlo_tools.verify.random_inputs import (
@@ -126,7 +126,9 @@ class _Worker:
         return tuple(
             OutputComparison(0)
             if value.role == "nothing"
-            else compare_output(_known(value), value.shape, before[i], after[i], self.request.rule)
+            else compare_output(
+                value.element_type, value.shape, before[i], after[i], self.request.rule
+            )
             for i, value in enumerate(run.outputs)
         )
 
@@ -165,26 +167,20 @@ def _input(value: Value, key: tuple[int, ...], request: Request, trial: int) -> 
     if value.role == "nothing":
         return np.zeros(value.shape, np.bool_)
     if value.role == "platform":  # built into the program, and ignored
-        return np.zeros(value.shape, _known(value).dtype)
+        return np.zeros(value.shape, value.element_type.dtype)
     if str(key[2]) in request.fixed:
-        return np.full(value.shape, request.fixed[str(key[2])]).astype(_known(value).dtype)
+        return np.full(value.shape, request.fixed[str(key[2])]).astype(value.element_type.dtype)
     specials = Specials.NONE
     if request.specials:
         specials = Specials.TAME if trial % 2 else Specials.ALL
     wide = trial > 0 and specials is not Specials.TAME
-    element = _known(value)
+    element = value.element_type
     values = random_array(element, value.shape, key, wide=wide, specials=specials)
     if specials is not Specials.NONE:
         return values
     if trial % 2:
         return put_about_zero(values, element, value.below)
     return made_valid(values, element, 0 if wide else value.below)
-
-
-def _known(value: Value) -> ElementType:
-    element = element_type(value.element)
-    assert element is not None, value
-    return element
 
 
 if __name__ == "__main__":

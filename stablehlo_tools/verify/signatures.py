@@ -17,7 +17,7 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError, to_place
 from stablehlo_tools.ir.platform_index import argument_number, is_platform_index
 from stablehlo_tools.ir.walk import entry_function
-from stablehlo_tools.verify.element_types import element_type, from_dtype
+from stablehlo_tools.verify.element_types import ElementType, element_type, from_dtype
 
 # data: random values. key: words of a PRNG key. platform: the index of the platform to run as.
 # nothing: a float0 array, which has a shape and no values.
@@ -37,6 +37,13 @@ class Value:
     role: Role = "data"
     key: str = ""
     below: int = 0
+
+    @property
+    def element_type(self) -> ElementType:
+        """The element type, which NumPy must know: that of any value but a float0 array."""
+        found = element_type(self.element)
+        assert found is not None, self
+        return found
 
     @property
     def dtype(self) -> str:

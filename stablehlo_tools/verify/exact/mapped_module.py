@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.custom_calls import label
 from stablehlo_tools.dialect.names import CALL
-from stablehlo_tools.ir.builder import element_of, shape_of
-from stablehlo_tools.ir.values import CONSTANTS, producer
+from stablehlo_tools.ir.builder import shape_of
+from stablehlo_tools.ir.values import producer
 from stablehlo_tools.ir.walk import FUNCTION
 from stablehlo_tools.verify.exact.constants import UnmappedError
 from stablehlo_tools.verify.exact.field import Field
@@ -127,16 +127,3 @@ def field_type(type_: ir.Type) -> ir.Type:
     if isinstance(type_.element_type, ir.ComplexType):
         element = ir.ComplexType.get(ir.F64Type.get())
     return ir.RankedTensorType.get(type_.shape, element, type_.encoding)
-
-
-def residue_of_splat(value: ir.Value) -> int | None:
-    """The residue that all elements are, of a mapped constant or one that is broadcast."""
-    op = producer(value)
-    while op is not None and op.name in ("stablehlo.broadcast_in_dim", "stablehlo.reshape"):
-        op = producer(op.operands[0])
-    if op is None or op.name not in CONSTANTS:
-        return None
-    if isinstance(element_of(op.results[0]), ir.ComplexType):
-        return None
-    attribute = ir.DenseElementsAttr(op.attributes["value"])
-    return ir.IntegerAttr(attribute.get_splat_value()).value if attribute.is_splat else None

@@ -25,7 +25,7 @@ from stablehlo_tools.dialect.names import BITCAST_CONVERT, CUSTOM_CALL
 from stablehlo_tools.dialect.reducers import reducer_kind
 from stablehlo_tools.dialect.traits import Trait, ops_with, ops_with_any
 from stablehlo_tools.ir.builder import shape_of
-from stablehlo_tools.ir.values import CONSTANTS
+from stablehlo_tools.ir.values import CONSTANTS, splat_of
 from stablehlo_tools.ir.walk import enclosing
 from stablehlo_tools.verify.exact.constants import elements_of
 from stablehlo_tools.verify.exact.field_builder import CENTRED_BITS, FieldBuilder
@@ -34,7 +34,6 @@ from stablehlo_tools.verify.exact.mapped_module import (
     MappedModule,
     MappedOp,
     is_inexact,
-    residue_of_splat,
 )
 
 Rule = Callable[[MappedModule, MappedOp, FieldBuilder], None]
@@ -170,8 +169,8 @@ def _ring(module: MappedModule, each: MappedOp, builder: FieldBuilder) -> None:
 
 def _divide(module: MappedModule, each: MappedOp, builder: FieldBuilder) -> None:
     dividend, divisor = each.op.operands
-    number = residue_of_splat(divisor)
-    if number is not None:
+    number = splat_of(divisor)
+    if isinstance(number, int):
         return each.replace(builder.times_number(dividend, module.field.inverse(number)))
     inverse = module.helper(each, builder, "inverse", FieldBuilder.inverse, divisor)
     return each.replace(builder.times(dividend, inverse))
@@ -180,8 +179,8 @@ def _divide(module: MappedModule, each: MappedOp, builder: FieldBuilder) -> None
 def _power(module: MappedModule, each: MappedOp, builder: FieldBuilder) -> None:
     """Products if the exponent is a small integer, an uninterpreted function otherwise."""
     base, exponent = each.op.operands
-    number = residue_of_splat(exponent)
-    if number is None or abs(number) > _MOST_MULTIPLIED:
+    number = splat_of(exponent)
+    if not isinstance(number, int) or abs(number) > _MOST_MULTIPLIED:
         return _uninterpreted(module, each, builder)
     if number < 0:
         base = module.helper(each, builder, "inverse", FieldBuilder.inverse, base)
@@ -306,8 +305,8 @@ def _order_operands(module: MappedModule, each: MappedOp, builder: FieldBuilder)
     for number, type_ in enumerate(each.operand_types):
         if is_inexact(type_):
             value = each.op.operands[number]
-            constant = residue_of_splat(value)
-            if constant is not None:
+            constant = splat_of(value)
+            if isinstance(constant, int):
                 ordered = builder.number(int(module.field.ordered(np.array(constant))), value)
             else:
                 ordered = module.helper(each, builder, "ordered", FieldBuilder.ordered, value)

@@ -177,7 +177,7 @@ class FieldComparison:
     def compare_outputs(self, before: Shards, after: Shards) -> list[OutputComparison]:
         """How each output compares; how far apart residues are says nothing."""
         comparisons = [
-            compare_output(_element(value), value.shape, before[i], after[i], BITWISE)
+            compare_output(value.element_type, value.shape, before[i], after[i], BITWISE)
             for i, value in enumerate(self.runs["before"].run.outputs)
         ]
         return [replace(each, max_abs_difference=None) for each in comparisons]
@@ -200,12 +200,6 @@ def _is_integer_scalar(value: Value) -> bool:
     element = element_type(value.element)
     kinds = (Kind.SIGNED, Kind.UNSIGNED)
     return not value.shape and element is not None and element.kind in kinds
-
-
-def _element(value: Value) -> Any:
-    element = element_type(value.element)
-    assert element is not None, value
-    return element
 
 
 if __name__ == "__main__":
