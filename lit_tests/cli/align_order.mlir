@@ -1,9 +1,9 @@
 // Programs with the same two collectives in opposite text order come into one order.
 
-// RUN: rm -rf %t && stablehlo-tools align-order %s %S/Inputs/align_order_turned.mlir -o %t | filecheck %s --check-prefix=WRITTEN
+// RUN: rm -rf %t && stablehlo-tools align-order --target none %s %S/Inputs/align_order_turned.mlir -o %t | filecheck %s --check-prefix=WRITTEN
 // RUN: filecheck %s < %t/align_order.mlir
 // RUN: filecheck %s < %t/align_order_turned.mlir
-// RUN: stablehlo-tools check-order %t/align_order.mlir %t/align_order_turned.mlir | filecheck %s --check-prefix=ORDERED
+// RUN: stablehlo-tools check-order --target none %t/align_order.mlir %t/align_order_turned.mlir | filecheck %s --check-prefix=ORDERED
 // WRITTEN: {{.*}}.tmp/align_order.mlir
 // WRITTEN-NEXT: {{.*}}.tmp/align_order_turned.mlir
 // ORDERED: ordered: 2 programs on devices 0 and 1, 4 collectives
@@ -23,11 +23,11 @@
 // SAME: same: 2 outputs, 12 elements, bitwise, 1 trial, 2 devices
 
 // As composites; and chains that were there before are replaced.
-// RUN: rm -rf %t.again && stablehlo-tools align-order %t/align_order.mlir %t/align_order_turned.mlir -o %t.again
+// RUN: rm -rf %t.again && stablehlo-tools align-order --target none %t/align_order.mlir %t/align_order_turned.mlir -o %t.again
 // RUN: diff %t/align_order.mlir %t.again/align_order.mlir
-// RUN: stablehlo-tools align-order %t/align_order.mlir %t/align_order_turned.mlir -o %t.composite --form=composite
+// RUN: stablehlo-tools align-order --target none %t/align_order.mlir %t/align_order_turned.mlir -o %t.composite --form=composite
 // RUN: filecheck %s --check-prefix=COMPOSITE < %t.composite/align_order.mlir
-// RUN: stablehlo-tools check-order %t.composite/align_order.mlir %t/align_order_turned.mlir | filecheck %s --check-prefix=ORDERED
+// RUN: stablehlo-tools check-order --target none %t.composite/align_order.mlir %t/align_order_turned.mlir | filecheck %s --check-prefix=ORDERED
 // COMPOSITE: stablehlo.composite "stablehlo_tools.all_gather"
 // COMPOSITE: stablehlo.composite "stablehlo_tools.all_reduce"
 module attributes {mhlo.num_replicas = 2 : i32, mhlo.num_partitions = 1 : i32} {

@@ -2,9 +2,9 @@
 // value that is returned depends on it, and keeps its bits.
 
 // RUN: sed 's/return %y, %x/return %kept, %x/' %s > %t.used.mlir
-// RUN: not stablehlo-tools check-order %s %t.used.mlir > %t.out
+// RUN: not stablehlo-tools check-order --target none %s %t.used.mlir > %t.out
 // RUN: filecheck %s --check-prefix=BEFORE < %t.out
-// RUN: rm -rf %t.dir && stablehlo-tools align-order %s %t.used.mlir -o %t.dir 2> %t.warning
+// RUN: rm -rf %t.dir && stablehlo-tools align-order --target none %s %t.used.mlir -o %t.dir 2> %t.warning
 // RUN: filecheck %s --check-prefix=WARNING < %t.warning
 // RUN: filecheck %s < %t.dir/align_order_keep_alive.mlir
 // BEFORE: mismatch: {{.*}} its participant device 0 never does
@@ -25,7 +25,7 @@
 // In a loop there is nothing beside it that is returned.
 // RUN: sed 's/return %y, %x/return %kept, %x/' %S/Inputs/align_order_in_a_loop.mlir > %t.other.mlir
 // RUN: rm -rf %t.none
-// RUN: python %{inputs}/expect_refusal.py stablehlo-tools align-order %S/Inputs/align_order_in_a_loop.mlir %t.other.mlir -o %t.none \
+// RUN: python %{inputs}/expect_refusal.py stablehlo-tools align-order --target none %S/Inputs/align_order_in_a_loop.mlir %t.other.mlir -o %t.none \
 // RUN:   | filecheck %s --check-prefix=LOOP
 // RUN: not ls %t.none
 // LOOP: align_order_in_a_loop.mlir:{{[0-9]+:[0-9]+}}: error: stablehlo.all_gather: nobody uses its results and nothing beside it can be made to: it stands in a loop or branch, or has no element

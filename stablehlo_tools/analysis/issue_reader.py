@@ -21,6 +21,7 @@ from stablehlo_tools.analysis.common_values import CommonValues, shortened
 from stablehlo_tools.analysis.communication import Site
 from stablehlo_tools.analysis.compiler_hazards import Surroundings
 from stablehlo_tools.analysis.dependence import GIVEN, NOTHING, VARIES, Dependence
+from stablehlo_tools.analysis.fences import Fences
 from stablehlo_tools.analysis.forced_dependence import Transfer, constant_elements, has_no_elements
 from stablehlo_tools.analysis.liveness import Deletable, surviving_values
 from stablehlo_tools.analysis.loops import constant_trips
@@ -191,8 +192,10 @@ class IssueReader:
         devices: tuple[int, ...],
         deletable: Deletable | None,
         uniformity: Uniformity | None,
+        fences: Fences | None = None,
     ) -> None:
         self.devices = devices
+        self.fences = fences
         dead = () if deletable is None else deletable.dead
         self.dead = {collective.op.results[0] for collective in dead}
         self.uniformity = uniformity
@@ -240,8 +243,9 @@ class IssueReader:
             self.rendezvous.rendezvous(collective),
             to_place(collective.op.location),
             collective.kind if collective.kind in ("send", "recv") else "",
-            self.surroundings.of(collective),
+            beside := self.surroundings.of(collective),
             self.rendezvous.groups_of_all(collective),
+            "" if self.fences is None else beside or self.fences.doubt(collective),
         )
         self.ops.append(collective)
         return issue

@@ -17,9 +17,11 @@ from stablehlo_tools.analysis.communication import (
     iterate_collectives,
 )
 from stablehlo_tools.analysis.entry import is_per_device
+from stablehlo_tools.analysis.fences import Fences
 from stablehlo_tools.analysis.issue_reader import IssueReader, Level
 from stablehlo_tools.analysis.liveness import deletable_collectives, live_paths
 from stablehlo_tools.analysis.rendezvous import Rendezvousing
+from stablehlo_tools.analysis.replica_groups import ProcessGrid
 from stablehlo_tools.analysis.uniformity import Uniformity
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError, to_place
@@ -41,13 +43,14 @@ _PAIRS = "source_target_pairs"
 
 @dataclass(frozen=True)
 class Issued:
-    """A program, and the ops behind it.
+    """A program, the processes that it runs as, and the ops behind it.
 
     `ops` are its collectives by the ids of its issues; `sites` the ops of the nodes of each block,
     the blocks as `blocks_of` lists them.
     """
 
     program: Program
+    grid: ProcessGrid
     ops: tuple[Collective, ...]
     sites: tuple[tuple[ir.Operation, ...], ...]
 
@@ -86,13 +89,15 @@ def read_issued(
     platform: int | None = None,
     by_channel: bool = False,
     is_scheduled: bool = False,
+    judges_rewriting: bool = False,
 ) -> Issued:
     """What `main` issues when it runs on the devices, some or all of the grid that `facts` states.
 
     `platform` is the index of the platform, in an artifact for several. `by_channel` pairs sends
     and recvs by their channels alone, whatever pairs of devices they name. What `is_scheduled`
-    issues all it says, in the order in which it stands. Raises a located
-    ToolError for groups that name devices the grid does not have.
+    issues all it says, in the order in which it stands. `judges_rewriting`: each issue says why a
+    compiler may rewrite it. Raises a located ToolError for groups that name devices the grid does
+    not have.
     """
     module, main, sites = inlined.module, inlined.main, inlined.sites
     live = live_paths(inlined.collectives)
@@ -104,7 +109,8 @@ def read_issued(
         uniformity = Uniformity(module, facts, devices)
         uniformity.bind_arguments(main, is_per_device(module), platform)
     rendezvous = Rendezvousing(facts, devices, by_channel=by_channel)
-    reader = IssueReader(module, rendezvous, tuple(devices), deletable, uniformity)
+    fences = Fences(main) if judges_rewriting else None
+    reader = IssueReader(module, rendezvous, tuple(devices), deletable, uniformity, fences)
     level = Level()
     ours = list(iterate_collectives(list(sites)))
     if uniformity is None and live is not None and is_chain(ours, live):
@@ -125,7 +131,7 @@ def read_issued(
         program = replace(program, block=in_text_order(program.block))
     if not by_channel:
         program = _without_ends_of_others(program, reader.ops)
-    return Issued(program, tuple(reader.ops), sites_of)
+    return Issued(program, facts.grid, tuple(reader.ops), sites_of)
 
 
 def _without_ends_of_others(program: Program, ops: Sequence[Collective]) -> Program:

@@ -154,10 +154,21 @@ def _annotations(op: ir.Operation) -> list[Annotation]:
 
 def _is_manual(op: ir.Operation, module: ir.Module) -> bool:
     """Whether an op of `main` is written for one device, or does nothing."""
-    if op.name != MANUAL_COMPUTATION:
-        return op.name in _NO_WORK
-    free = {name for mesh in meshes_of(module).values() for name, size in mesh.axes if size > 1}
-    return free <= manual_axes(op)
+    return op.name in _NO_WORK or (op.name == MANUAL_COMPUTATION and not _free_axes(op, module))
+
+
+def _free_axes(computation: ir.Operation, module: ir.Module) -> set[str]:
+    """The axes over which XLA's partitioner divides a manual computation."""
+    axes = {name for mesh in meshes_of(module).values() for name, size in mesh.axes if size > 1}
+    return axes - manual_axes(computation)
+
+
+def partly_manual_computation(module: ir.Module) -> ir.Operation | None:
+    """The first manual computation of `main` that leaves axes to XLA's partitioner, which may add
+    collectives inside of it."""
+    block = entry_function(module).regions[0].blocks[0]
+    computations = (v.operation for v in block.operations if v.operation.name == MANUAL_COMPUTATION)
+    return next((op for op in computations if _free_axes(op, module)), None)
 
 
 _SHARDING = "sdy.sharding"

@@ -26,6 +26,7 @@ from stablehlo_tools.analysis.partitioner_work import (
     Annotation,
     left_to_the_partitioner,
     op_that_may_add,
+    partly_manual_computation,
 )
 from stablehlo_tools.analysis.replica_groups import ProcessGrid
 from stablehlo_tools.artifacts import artifact
@@ -50,7 +51,9 @@ class Options:
     `devices[i]` are those of program i; empty for the rule of the module's docstring. `platform`
     names one of those that an artifact was exported for. `trust_partitioner` takes it for granted
     that XLA adds no collective outside of manual computations. Custom calls
-    of the targets in `local` are taken to reach no other device.
+    of the targets in `local` are taken to reach no other device. `strict`: each device compiles its
+    program by itself. `judges_rewriting`: no compiler will be asked, so each collective is read
+    with the reason why one may rewrite it.
     """
 
     devices: tuple[tuple[int, ...], ...] = ()
@@ -58,6 +61,8 @@ class Options:
     platform: str | None = None
     trust_partitioner: bool = False
     local: tuple[str, ...] = ()
+    strict: bool = False
+    judges_rewriting: bool = False
 
 
 @dataclass(frozen=True)
@@ -194,8 +199,10 @@ def _read(loaded: Artifact, part: _Part, *, keeps_platforms: bool = False) -> _R
             platform=platform,
             by_channel=by_channel,
             is_scheduled=loaded.is_scheduled,
+            judges_rewriting=options.judges_rewriting,
         )
-        if part.count > 1 and not loaded.is_scheduled:  # a schedule has all its collectives
+        is_shared = part.count == 1 and not options.strict  # by all devices, compiled once
+        if not is_shared and not loaded.is_scheduled:  # a schedule has all its collectives
             _check_apart(loaded, inlined, facts, issued, options)
         issued = replace(
             issued, program=replace(issued.program, may_run_on_gpu=_may_run_on_gpu(loaded, options))
@@ -279,6 +286,14 @@ def _check_apart(
         )
     if facts.grid.num_partitions == 1 and left is None:
         return
+    partly = partly_manual_computation(inlined.module) if options.judges_rewriting else None
+    if left is not None and partly is not None:
+        raise ToolError(
+            "XLA's partitioner divides this manual computation over its other axes and may add "
+            "collectives inside of it: only a compiler can tell",
+            partly.location,
+            instead=("none", "cpu"),
+        )
     op = None if is_per_device(inlined.module) else op_that_may_add(inlined.main)
     if op is not None:
         where = "stands outside of every manual computation, where"

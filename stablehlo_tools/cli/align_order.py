@@ -1,7 +1,8 @@
 """Put the collectives of programs compiled apart into one order, and thread tokens through it.
 
-PROGRAM... are as for check-order. Each is written to DIR under its own name, all or none. Exit
-code 0: written; 1: no common order exists, and why; 2: bad input.
+PROGRAM... are as for check-order. The aligned programs are compiled like check-order's and are
+written only if their schedules have one order. Each is written to DIR under its own name, all or
+none. Exit code 0: written; 1: no common order exists, and why; 2: bad input.
 """
 
 from __future__ import annotations
@@ -10,10 +11,22 @@ import argparse
 import os
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from stablehlo_tools.cli.check_order import add_device_arguments, device_options
+from stablehlo_tools.cli.check_order import (
+    add_device_arguments,
+    add_target_arguments,
+    chosen_targets,
+    device_options,
+)
+from stablehlo_tools.cli.shared_arguments import compiler_options
 from stablehlo_tools.cli.streams import print_answer
+
+if TYPE_CHECKING:
+    from stablehlo_tools.artifacts.artifact import Artifact
+    from stablehlo_tools.targets.job_schedules import JobOrder
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,6 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="of the token chain, as for thread-tokens",
     )
     add_device_arguments(parser)
+    add_target_arguments(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -41,21 +55,29 @@ def run(arguments: argparse.Namespace) -> int:
     from stablehlo_tools.artifacts.program_set import Job
     from stablehlo_tools.files import atomic
     from stablehlo_tools.order.report import finding_text
+    from stablehlo_tools.targets.order_report import order_text
     from stablehlo_tools.transforms.align_order import align_order
     from stablehlo_tools.transforms.thread_tokens import ThreadTokensPass
 
     directory = Path(arguments.output)
     names = _names(arguments.programs)
     _check_directory(directory)
-    loaded = tuple(artifact.load(path) for path in arguments.programs)
-    aligned = align_order(
-        Job(loaded, device_options(arguments)), ThreadTokensPass(form=arguments.form)
-    )
+    threading, options = ThreadTokensPass(form=arguments.form), device_options(arguments)
+    for keeps_all in (False, True):
+        loaded = tuple(artifact.load(path) for path in arguments.programs)
+        aligned = align_order(Job(loaded, options), threading, keeps_all=keeps_all)
+        if aligned.finding is not None:
+            print_answer(finding_text(aligned.programs, aligned.finding), holds=False)
+            return 1
+        order = _compiled(arguments, loaded)
+        if order is None or order.holds:
+            break
+    else:
+        print_answer(order_text(order), holds=False)
+        print("error: tokens cannot keep this order; nothing was written", file=sys.stderr)
+        return 1
     for text in dict.fromkeys(told.render(name) for name, told in aligned.warnings):
         print(text, file=sys.stderr)
-    if aligned.finding is not None:
-        print_answer(finding_text(aligned.programs, aligned.finding), holds=False)
-        return 1
     programs = [
         (directory / n, artifact.encode(a, a.form)) for n, a in zip(names, loaded, strict=True)
     ]
@@ -63,6 +85,19 @@ def run(arguments: argparse.Namespace) -> int:
     atomic.write_all_atomically(programs)
     print("\n".join(str(path) for path, _ in programs))
     return 0
+
+
+def _compiled(arguments: argparse.Namespace, aligned: Sequence[Artifact]) -> JobOrder | None:
+    """The order of aligned programs by their compilers; None if no compiler is asked or takes
+    them."""
+    from stablehlo_tools.targets.job_schedules import decide_order
+
+    targets = chosen_targets(arguments)
+    if targets == [] or len(aligned) == 1:
+        return None
+    options, timeout = compiler_options(arguments), arguments.timeout
+    order = decide_order(aligned, device_options(arguments), targets, options, timeout)
+    return None if order.worst.target is None else order
 
 
 def _names(paths: list[str]) -> list[str]:

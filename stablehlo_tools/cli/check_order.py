@@ -1,8 +1,11 @@
 """Prove that programs compiled apart cannot deadlock in their collectives, or show how they can.
 
 PROGRAM... are one program for all devices of a job, or one for each equal part of them, in the
-order of the devices. The answer is `ordered`, `may-deadlock` or `mismatch`, with the devices, the
-collectives and the interleaving that hangs. Exit code 0: ordered; 1: not; 2: bad input.
+order of the devices. Each distinct program is compiled ahead of time, and the order is decided on
+the schedules; the answer holds for the compilers, versions and options that it names. With
+`--target none` no compiler is asked: only what tokens or barriers keep as it is counts then. The
+answer is `ordered`, `may-deadlock` or `mismatch`, with the devices, the collectives and the
+interleaving that hangs. Exit code 0: ordered; 1: not; 2: bad input.
 """
 
 from __future__ import annotations
@@ -10,12 +13,19 @@ from __future__ import annotations
 import argparse
 import json
 import os
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from stablehlo_tools.cli.shared_arguments import add_compiler_options, compiler_options, seconds
 from stablehlo_tools.cli.streams import print_answer
+from stablehlo_tools.cli.usage_errors import typed
+from stablehlo_tools.order.findings import Verdict
 
 if TYPE_CHECKING:
     from stablehlo_tools.artifacts.program_set import Options
+    from stablehlo_tools.targets.chips import Target
+    from stablehlo_tools.targets.job_schedules import JobOrder
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,6 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="take each device's program to be compiled apart, where one is given for several",
     )
     add_device_arguments(parser)
+    add_target_arguments(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
@@ -61,6 +72,41 @@ def add_device_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_target_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments that say which compilers make the schedules, which align-order has too."""
+    parser.add_argument(
+        "--target",
+        action="append",
+        choices=("cpu", "gpu", "tpu", "none"),
+        help="a compiler that makes the schedules, or none; may be given more than once (default: "
+        "the installed ones of the platforms that the programs name)",
+    )
+    add_compiler_options(parser)
+    parser.add_argument(
+        "--timeout",
+        metavar="SECONDS",
+        type=seconds,
+        default=600.0,
+        help="limit of one compilation in seconds (default: 600)",
+    )
+
+
+def chosen_targets(arguments: argparse.Namespace) -> list[Target] | None:
+    """The targets of `--target`: none of them after `--target none`, None without the option.
+
+    Raises ToolError for `none` beside others, and for compiler options without a compiler.
+    """
+    from stablehlo_tools.diagnostics import ToolError
+    from stablehlo_tools.targets.chips import Target
+
+    words: list[str] = list(dict.fromkeys(arguments.target or ()))
+    if "none" not in words:
+        return [Target(word) for word in words] or None
+    if len(words) > 1 or arguments.compiler_option:
+        raise ToolError("--target none asks no compiler: leave out other targets and options")
+    return []
+
+
 def device_options(arguments: argparse.Namespace) -> Options:
     """What those arguments say."""
     from stablehlo_tools.artifacts.program_set import Options
@@ -71,6 +117,7 @@ def device_options(arguments: argparse.Namespace) -> Options:
         arguments.platform,
         arguments.trust_partitioner,
         tuple(arguments.local),
+        getattr(arguments, "strict", False),
     )
 
 
@@ -91,24 +138,42 @@ def run(arguments: argparse.Namespace) -> int:
     """Prints the verdict. Raises ToolError on bad input."""
     import gc
 
-    from stablehlo_tools.artifacts.program_set import read_programs
     from stablehlo_tools.diagnostics import ToolError
-    from stablehlo_tools.order.report import as_json, as_text
     from stablehlo_tools.order.simulation import UndecidedError
-    from stablehlo_tools.order.verdict import decide
+    from stablehlo_tools.targets.order_report import order_json, order_text
 
-    options = device_options(arguments)
     gc.disable()  # many small objects, all of which stay
-    programs = read_programs(arguments.programs, options, workers=os.cpu_count() or 1)
     try:
-        decided = decide(programs, strict=arguments.strict)
+        order = _decide(arguments)
     except UndecidedError:
         raise ToolError(
             "not decided: loops of unlike form would have to be stepped through for too long"
         ) from None
-    holds = decided.finding is None
     if arguments.json:
-        print(json.dumps(as_json(decided), indent=1))
+        print(json.dumps(order_json(order), indent=1))
     else:
-        print_answer(as_text(decided), holds=holds)
-    return 0 if holds else 1
+        text = order_text(order)
+        if order.worst.decided.verdict is Verdict.ORDERED_UNLESS_REWRITTEN:
+            words = [word for word in arguments.words if word not in ("--target", "none")]
+            text += f"\n  try: {typed([*words, '--target', 'cpu'])}"
+        print_answer(text, holds=order.holds)
+    return 0 if order.holds else 1
+
+
+def _decide(arguments: argparse.Namespace) -> JobOrder:
+    from stablehlo_tools.artifacts import artifact
+    from stablehlo_tools.artifacts.program_set import read_programs
+    from stablehlo_tools.order.verdict import decide, judge_rewriting
+    from stablehlo_tools.targets.job_schedules import JobOrder, OrderAnswer, decide_order
+
+    options, targets = device_options(arguments), chosen_targets(arguments)
+    if targets != []:
+        loaded = [artifact.load(path) for path in arguments.programs]
+        return decide_order(
+            loaded, options, targets, compiler_options(arguments), arguments.timeout
+        )
+    options = replace(options, judges_rewriting=True)
+    programs = read_programs(arguments.programs, options, workers=os.cpu_count() or 1)
+    decided = decide(programs, strict=options.strict)
+    is_one = len({Path(path).read_bytes() for path in arguments.programs if path != "-"}) < 2
+    return JobOrder((OrderAnswer(decided if is_one else judge_rewriting(decided)),))

@@ -15,6 +15,7 @@ class Verdict(enum.Enum):
     """The answers of check-order."""
 
     ORDERED = "ordered"
+    ORDERED_UNLESS_REWRITTEN = "ordered-unless-rewritten"
     MAY_DEADLOCK = "may-deadlock"
     MISMATCH = "mismatch"
 

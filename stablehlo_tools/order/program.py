@@ -62,6 +62,8 @@ class Issue:
     """A collective, and who waits for whom in it. `id` counts the program's collectives.
 
     `beside` tells what a compiler may rewrite together with it; alike where the texts are equal.
+    `doubt` says why a compiler may issue another collective, or none, if that was asked. `origins`
+    of an issue of a schedule are the collectives of the program's text that it stands for.
     `groups` are all of the op, or the pairs of a transfer, those of other programs too; empty where
     only its own are known.
     """
@@ -73,6 +75,8 @@ class Issue:
     transfer: str = ""  # `send` or `recv`
     beside: str = ""
     groups: tuple[tuple[int, ...], ...] = ()
+    doubt: str = ""
+    origins: tuple[int, ...] = ()
 
     @cached_property
     def links(self) -> frozenset[tuple[int, ...]]:
@@ -294,7 +298,7 @@ def in_text_order(block: Block) -> Block:
 
     def of(node: Node) -> Node:
         if isinstance(node, Issue):
-            return replace(node, beside="")
+            return replace(node, beside="", doubt="")
         inner = [in_text_order(each) for each in inner_blocks(node)]
         if isinstance(node, Loop):
             return replace(node, condition=inner[0], body=inner[1], is_chained=True)

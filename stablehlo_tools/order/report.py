@@ -23,20 +23,21 @@ _MOST_MEETINGS = 10_000  # listed in a proof
 _CERTAIN = frozenset({"no-common-order", "unmatched-transfer"})  # without a replay
 
 
-def as_text(decided: Decided) -> str:
-    """The verdict, then what shows it."""
+def as_text(decided: Decided, *, is_scheduled: bool = False) -> str:
+    """The verdict, then what shows it; `is_scheduled`: the programs are schedules."""
     if decided.finding is not None:
         return finding_text(decided.programs, decided.finding)
-    lines = [*_reasons(decided), *_assumptions(decided.programs)]
+    lines = [*_reasons(decided, is_scheduled=is_scheduled), *_assumptions(decided.programs)]
     return "\n".join([_headline(decided), *(f"  {line}" for line in lines)])
 
 
 def finding_text(programs: Sequence[Program], finding: Finding) -> str:
     """A counterexample in sentences."""
-    lines = [f"{finding.verdict.value}: {finding.message}"]
+    is_open = finding.verdict is Verdict.ORDERED_UNLESS_REWRITTEN
+    lines = [finding.message if is_open else f"{finding.verdict.value}: {finding.message}"]
     lines += [f"  {sentence}" for sentence in finding.sentences]
     lines += _order_lines(programs, finding)
-    if not finding.confirmed and finding.rule not in _CERTAIN:
+    if not finding.confirmed and not is_open and finding.rule not in _CERTAIN:
         lines.append("  not replayed: this may be a false alarm (see docs/check-order.md)")
     lines += [f"  {line}" for line in _assumptions(programs)]
     return "\n".join(lines)
@@ -79,7 +80,7 @@ def _headline(decided: Decided) -> str:
     )
 
 
-def _reasons(decided: Decided) -> list[str]:
+def _reasons(decided: Decided, *, is_scheduled: bool) -> list[str]:
     if len(decided.programs) == 1:
         reasons = ["one program, compiled once: every device issues in the same order"]
         if any(True for _ in _decisions(decided.programs[0].block)):
@@ -88,7 +89,9 @@ def _reasons(decided: Decided) -> list[str]:
     return [
         "every participant issues every collective, equally often",
         f"run once in text order, all {len(decided.meetings)} meetings take place",
-        "no other order that tokens and dataflow leave open ends otherwise",
+        "a device issues in the order of its schedule"
+        if is_scheduled
+        else "no other order that tokens and dataflow leave open ends otherwise",
     ]
 
 

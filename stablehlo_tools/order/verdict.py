@@ -50,6 +50,7 @@ from stablehlo_tools.order.program import (
     Loop,
     Node,
     Program,
+    Signature,
     blocks_of,
     decision_of,
     issues_of,
@@ -97,6 +98,64 @@ def decide(programs: Sequence[Program], *, strict: bool = False) -> Decided:
     if decided.finding is not None:
         return replace(decided, finding=_doubted(decided.programs, decided.finding))
     return replace(decided, finding=find_communicator_conflict(decided.programs))
+
+
+def judge_rewriting(decided: Decided) -> Decided:
+    """The verdict if no compiler was asked: a collective that one may rewrite leaves it open."""
+    if decided.finding is not None or len(decided.programs) == 1:
+        return decided
+    for number, program in enumerate(decided.programs):
+        own = set(program.devices)
+        shared = (
+            issue
+            for issue in issues_of(program.block)
+            if not all(own.issuperset(meeting.members) for meeting in issue.rendezvous)
+        )
+        issue = next((issue for issue in shared if issue.doubt), None)
+        if issue is not None:
+            place = at(decided.programs, number, issue.place)
+            message = f"ordered unless a compiler rewrites {name(issue)} at {place}: {issue.doubt}"
+            actor = actor_of(number, program.devices[0], issue)
+            verdict = Verdict.ORDERED_UNLESS_REWRITTEN
+            return replace(decided, finding=Finding(verdict, "rewritable", message, (actor,)))
+    return decided
+
+
+def judge_origins(decided: Decided) -> Decided:
+    """The verdict on schedules, in which collectives of one form must not meet other ones.
+
+    The n-th of a form in one text means the n-th in the others, of those that the schedules have.
+    """
+    if decided.finding is not None:
+        return decided
+    forms: dict[tuple[int, Signature, tuple[int, ...]], list[tuple[int, ...]]] = {}
+    for number, program in enumerate(decided.programs):
+        for issue in issues_of(program.block):
+            for meeting in issue.rendezvous:
+                form = forms.setdefault((number, issue.signature, meeting.members), [])
+                if issue.origins not in form:
+                    form.append(issue.origins)
+    for form in forms.values():
+        form.sort()
+    for meeting in decided.meetings:
+        met = [(a, a.node) for a in meeting.arrivals if isinstance(a.node, Issue)]
+        counts = [
+            forms[a.program, node.signature, a.members].index(node.origins) for a, node in met
+        ]
+        other = next((i for i, count in enumerate(counts) if count != counts[0]), None)
+        if other is None:
+            continue
+        (one, issue), (two, its) = met[0], met[other]
+        places = [at(decided.programs, a.program, node.place) for a, node in (met[0], met[other])]
+        message = (
+            f"{name(issue)} at {places[0]} meets {name(its)} at {places[1]}, another one of the "
+            "same form in the programs' texts: nobody waits for ever, and the devices exchange the "
+            "wrong data without a word"
+        )
+        actors = (actor_at(one), actor_at(two))
+        finding = Finding(Verdict.MISMATCH, "swapped", message, actors, confirmed=True)
+        return replace(decided, finding=finding)
+    return decided
 
 
 def _doubted(programs: Sequence[Program], finding: Finding) -> Finding:

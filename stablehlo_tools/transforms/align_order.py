@@ -12,14 +12,17 @@ from dataclasses import dataclass, replace
 from functools import reduce
 from operator import or_
 
+from stablehlo_tools.analysis.collectives import Collective
 from stablehlo_tools.analysis.effects import unknown_calls_counted
+from stablehlo_tools.analysis.fences import Fences
 from stablehlo_tools.analysis.issued import Issued
-from stablehlo_tools.analysis.liveness import live_values
+from stablehlo_tools.analysis.liveness import has_effect, live_values
+from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.artifacts.program_set import Job
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Diagnostic, Diagnostics, Severity, naming, to_place
 from stablehlo_tools.ir.values import key_of
-from stablehlo_tools.ir.walk import FUNCTION
+from stablehlo_tools.ir.walk import FUNCTION, entry_function
 from stablehlo_tools.order.agreement import (
     find_disagreement,
     find_divergence,
@@ -52,8 +55,11 @@ class Aligned:
     warnings: tuple[tuple[str, Diagnostic], ...] = ()
 
 
-def align_order(job: Job, threading: ThreadTokensPass) -> Aligned:
+def align_order(job: Job, threading: ThreadTokensPass, *, keeps_all: bool = False) -> Aligned:
     """Rewrites the modules of a job's artifacts in place.
+
+    `keeps_all`: a compiler deleted a collective, so a returned value uses each that no output
+    surely needs.
 
     Where the result has a finding they are left half-way, and must not be written. Raises a located
     ToolError where a program is not understood or cannot be threaded.
@@ -61,6 +67,9 @@ def align_order(job: Job, threading: ThreadTokensPass) -> Aligned:
     for loaded in job.artifacts:
         strip_module(loaded.module)
     warnings: list[tuple[str, Diagnostic]] = []
+    if keeps_all:
+        for loaded, part in zip(job.artifacts, job.read(keeps_platforms=True), strict=True):
+            warnings += [(loaded.name, told) for told in _keep_all_alive(loaded, part)]
     issued, finding = _agreeing(job, warnings)
     programs, _ = pair_transfers([part.program for part in issued])
     if finding is not None:
@@ -101,12 +110,21 @@ def _agreeing(
         dead = finding.actors[-1]
         assert dead.issue is not None
         loaded, collective = job.artifacts[dead.program], issued[dead.program].ops[dead.issue]
-        live = live_values(loaded.module)
-        with naming(loaded.name):
-            keep_alive(collective, live)
-        message = f"{collective.inner.name}: others wait for it, so a returned value now uses it"
-        place = to_place(collective.op.location)
-        warnings.append((loaded.name, Diagnostic(Severity.WARNING, message, place)))
+        warnings.append((loaded.name, _keep_alive(loaded, collective)))
+
+
+def _keep_alive(loaded: Artifact, collective: Collective) -> Diagnostic:
+    with naming(loaded.name):
+        keep_alive(collective, live_values(loaded.module))
+    message = f"{collective.inner.name}: others wait for it, so a returned value now uses it"
+    return Diagnostic(Severity.WARNING, message, to_place(collective.op.location))
+
+
+def _keep_all_alive(loaded: Artifact, part: Issued) -> list[Diagnostic]:
+    """Gives a use to each collective that no output surely needs."""
+    needed = Fences(entry_function(loaded.module)).needed
+    unsure = [c for c in part.ops if not has_effect(c) and needed.isdisjoint(c.op.results)]
+    return [_keep_alive(loaded, collective) for collective in unsure]
 
 
 def _common_order(programs: Sequence[Program], issued: Sequence[Issued]) -> Choice | Finding:

@@ -1,28 +1,28 @@
 // Devices 0 and 1 take one branch, 2 and 3 the other; the groups are those pairs.
 
-// RUN: stablehlo-tools check-order %s | filecheck %s
-// RUN: stablehlo-tools check-order %s %s %s %s | filecheck %s --check-prefix=APART
+// RUN: stablehlo-tools check-order --target none %s | filecheck %s
+// RUN: stablehlo-tools check-order --target none %s %s %s %s | filecheck %s --check-prefix=APART
 // CHECK: ordered: 1 program on devices 0 to 3, 2 collectives
 // CHECK-NEXT: one program, compiled once: every device issues in the same order
 // CHECK-NEXT: every loop and branch is decided alike by all participants inside
 // APART: ordered: 4 programs on devices 0 to 3, 4 collectives
 
-// RUN: stablehlo-tools check-order %s --json | filecheck %s --check-prefix=JSON
+// RUN: stablehlo-tools check-order --target none %s --json | filecheck %s --check-prefix=JSON
 // JSON: "step": "uniform-control-flow"
 // JSON: "known": true
 
 // Groups that the branches divide.
 // RUN: sed 's/\[\[0, 1\], \[2, 3\]\]/[[0, 2], [1, 3]]/' %s > %t.across.mlir
-// RUN: not stablehlo-tools check-order %t.across.mlir > %t.out
+// RUN: not stablehlo-tools check-order --target none %t.across.mlir > %t.out
 // RUN: filecheck %s --check-prefix=ACROSS < %t.out
 // ACROSS: may-deadlock: all_gather at {{.*}}across.mlir:{{.*}} stands inside a branch at {{.*}}across.mlir:{{.*}}, and which branch is taken differs between its participants 0 and 2
 // ACROSS-NEXT: device 0 takes branch 0
 // ACROSS-NEXT: device 2 takes branch 1
 
 // A case on the same index, computed otherwise.
-// RUN: stablehlo-tools check-order %S/Inputs/case.mlir | filecheck %s --check-prefix=CASE
+// RUN: stablehlo-tools check-order --target none %S/Inputs/case.mlir | filecheck %s --check-prefix=CASE
 // RUN: sed 's/\[\[0, 1\], \[2, 3\]\]/[[0, 2], [1, 3]]/' %S/Inputs/case.mlir > %t.case.mlir
-// RUN: not stablehlo-tools check-order %t.case.mlir > %t.out
+// RUN: not stablehlo-tools check-order --target none %t.case.mlir > %t.out
 // RUN: filecheck %s --check-prefix=DIVIDED < %t.out
 // CASE: ordered: 1 program on devices 0 to 3, 1 collective
 // DIVIDED: may-deadlock: all_gather at {{.*}}case.mlir:{{.*}} stands inside a branch

@@ -2,7 +2,7 @@
 
 // RUN: stablehlo-tools opt %s -p thread-tokens -o %t.a.mlir
 // RUN: stablehlo-tools opt %S/Inputs/turned.mlir -p thread-tokens -o %t.b.mlir
-// RUN: not stablehlo-tools check-order %t.a.mlir %t.b.mlir > %t.out
+// RUN: not stablehlo-tools check-order --target none %t.a.mlir %t.b.mlir > %t.out
 // RUN: filecheck %s < %t.out
 // CHECK: may-deadlock: the programs issue all_gather at {{.*}}a.mlir:[[FIRST:[0-9:]+]] and all_reduce at {{.*}}b.mlir:[[SECOND:[0-9:]+]] in conflicting orders
 // CHECK-NEXT: device 0 is in all_gather at {{.*}}a.mlir:[[FIRST]] and waits for device 1
@@ -10,11 +10,11 @@
 // CHECK-NOT: not replayed
 
 // With nothing that forces them, each may take the order of the other, or not.
-// RUN: not stablehlo-tools check-order %s %S/Inputs/turned.mlir > %t.out
+// RUN: not stablehlo-tools check-order --target none %s %S/Inputs/turned.mlir > %t.out
 // RUN: filecheck %s --check-prefix=LOOSE < %t.out
 // LOOSE: may-deadlock: the programs issue all_gather at {{.*}}order.mlir:{{.*}} and all_reduce at {{.*}}turned.mlir:{{.*}} in conflicting orders
 
-// RUN: not stablehlo-tools check-order %t.a.mlir %t.b.mlir --json > %t.json
+// RUN: not stablehlo-tools check-order --target none %t.a.mlir %t.b.mlir --json > %t.json
 // RUN: python -m json.tool --compact < %t.json | filecheck %s --check-prefix=JSON
 // JSON: "rule":"conflicting-order"
 // JSON-SAME: "orders":[],"replayed":true

@@ -3,7 +3,7 @@
 // Devices 0 and 2 take the one pairing first, devices 1 and 3 the other.
 // RUN: sed 's/dense<0>/dense<[[1, 2], [3, 0]]>/; s/dense<1>/dense<[[0, 1], [2, 3]]>/' %s > %t.odd.mlir
 // RUN: sed 's/dense<0>/dense<[[0, 1], [2, 3]]>/; s/dense<1>/dense<[[1, 2], [3, 0]]>/' %s > %t.even.mlir
-// RUN: not stablehlo-tools check-order %t.even.mlir %t.odd.mlir %t.even.mlir %t.odd.mlir > %t.out
+// RUN: not stablehlo-tools check-order --target none %t.even.mlir %t.odd.mlir %t.even.mlir %t.odd.mlir > %t.out
 // RUN: filecheck %s < %t.out
 // CHECK: may-deadlock: the programs issue all_gather at {{.*}}even.mlir:[[FIRST:[0-9:]+]] and all_gather at {{.*}}odd.mlir:[[FIRST]] and all_gather at {{.*}}even.mlir:[[FIRST]]{{.*}} in conflicting orders
 // CHECK-NEXT: device 0 is in all_gather at {{.*}}even.mlir:[[FIRST]] and waits for device 1
@@ -11,18 +11,18 @@
 // CHECK-NEXT: device 2 is in all_gather at {{.*}}even.mlir:[[FIRST]] and waits for device 3
 // CHECK-NEXT: device 3 is in all_gather at {{.*}}odd.mlir:[[FIRST]] and waits for device 0
 
-// RUN: not stablehlo-tools check-order %t.even.mlir %t.odd.mlir %t.even.mlir %t.odd.mlir --json > %t.json
+// RUN: not stablehlo-tools check-order --target none %t.even.mlir %t.odd.mlir %t.even.mlir %t.odd.mlir --json > %t.json
 // RUN: filecheck %s --check-prefix=JSON < %t.json
 // JSON: "rule": "cyclic-wait"
 // JSON: "replayed": true
 
 // All in one order.
-// RUN: stablehlo-tools check-order %t.even.mlir %t.even.mlir %t.even.mlir %t.even.mlir | filecheck %s --check-prefix=ALIKE
+// RUN: stablehlo-tools check-order --target none %t.even.mlir %t.even.mlir %t.even.mlir %t.even.mlir | filecheck %s --check-prefix=ALIKE
 // ALIKE: ordered: 4 programs on devices 0 to 3, 8 collectives
 
 // With nothing that orders the two of each, some schedule closes the ring.
 // RUN: sed 's/(%h)/(%y)/' %t.even.mlir > %t.loose.mlir
-// RUN: not stablehlo-tools check-order %t.loose.mlir %t.loose.mlir %t.loose.mlir %t.loose.mlir > %t.out
+// RUN: not stablehlo-tools check-order --target none %t.loose.mlir %t.loose.mlir %t.loose.mlir %t.loose.mlir > %t.out
 // RUN: filecheck %s --check-prefix=LOOSE < %t.out
 // LOOSE: may-deadlock: what is unordered can close a cycle of waits
 // LOOSE-NOT: not replayed

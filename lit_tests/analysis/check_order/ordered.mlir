@@ -1,8 +1,8 @@
-// RUN: stablehlo-tools check-order %s %s | filecheck %s
-// RUN: stablehlo-tools check-order %s %s --json | python -m json.tool --compact \
+// RUN: stablehlo-tools check-order --target none %s %s | filecheck %s
+// RUN: stablehlo-tools check-order --target none %s %s --json | python -m json.tool --compact \
 // RUN:   | sed 's/},{/},\n{/g' | filecheck %s --check-prefix=JSON
-// RUN: stablehlo-tools check-order %s | filecheck %s --check-prefix=ALONE
-// RUN: stablehlo-tools check-order %s --strict | filecheck %s --check-prefix=STRICT
+// RUN: stablehlo-tools check-order --target none %s | filecheck %s --check-prefix=ALONE
+// RUN: stablehlo-tools check-order --target none %s --strict | filecheck %s --check-prefix=STRICT
 
 // A token orders the first two, a value the third; what nobody uses is no part of it.
 

@@ -1,14 +1,14 @@
 // A branch that is decided while the program runs, by the first element of %decides.
 
 // Of a sum over all four participants: they decide alike, whoever compiles them.
-// RUN: stablehlo-tools check-order %s | filecheck %s
-// RUN: stablehlo-tools check-order %s %s %s %s | filecheck %s --check-prefix=APART
+// RUN: stablehlo-tools check-order --target none %s | filecheck %s
+// RUN: stablehlo-tools check-order --target none %s %s %s %s | filecheck %s --check-prefix=APART
 // CHECK: ordered: 1 program on devices 0 to 3, 2 collectives
 // APART: ordered: 4 programs on devices 0 to 3, 8 collectives
 
 // Of a sum over two of them: the others may decide otherwise.
 // RUN: sed '/of the sum/s/\[\[0, 1, 2, 3\]\]> : tensor<1x4xi64>/[[0, 1], [2, 3]]> : tensor<2x2xi64>/' %s > %t.part.mlir
-// RUN: not stablehlo-tools check-order %t.part.mlir > %t.out
+// RUN: not stablehlo-tools check-order --target none %t.part.mlir > %t.out
 // RUN: filecheck %s --check-prefix=PART < %t.out
 // PART: may-deadlock: all_gather at {{.*}}part.mlir:{{.*}} stands inside a branch at {{.*}}part.mlir:{{.*}}, and which branch is taken may differ between its participants 0 and 2
 // PART-NEXT: nothing shows that device 0 and device 2 decide alike
@@ -16,16 +16,16 @@
 
 // Of an argument: each device has its own, but for one that is said to be replicated.
 // RUN: sed 's/slice %reduced/slice %x/' %s > %t.own.mlir
-// RUN: not stablehlo-tools check-order %t.own.mlir > %t.out
+// RUN: not stablehlo-tools check-order --target none %t.own.mlir > %t.out
 // RUN: filecheck %s --check-prefix=OWN < %t.out
 // RUN: sed 's/slice %reduced/slice %x/; s/%x: tensor<4xf32>/%x: tensor<4xf32> {mhlo.sharding = "{replicated}"}/' %s > %t.alike.mlir
-// RUN: stablehlo-tools check-order %t.alike.mlir | filecheck %s
+// RUN: stablehlo-tools check-order --target none %t.alike.mlir | filecheck %s
 // OWN: may-deadlock: all_gather at {{.*}} which branch is taken may differ between its participants 0 and 1
 
 // But programs compiled apart may be given other arguments, replicated or not.
-// RUN: not stablehlo-tools check-order %t.alike.mlir %t.alike.mlir > %t.out
+// RUN: not stablehlo-tools check-order --target none %t.alike.mlir %t.alike.mlir > %t.out
 // RUN: filecheck %s --check-prefix=FOREIGN < %t.out
-// RUN: not stablehlo-tools check-order %t.alike.mlir %t.alike.mlir --json | filecheck %s --check-prefix=RULE
+// RUN: not stablehlo-tools check-order --target none %t.alike.mlir %t.alike.mlir --json | filecheck %s --check-prefix=RULE
 // FOREIGN: may-deadlock: the branch at {{.*}}alike.mlir:{{.*}} communicates with {{.*}}alike.mlir, and which branch is taken is decided at run time
 // RULE: "rule": "decided-at-run-time"
 module attributes {mhlo.num_replicas = 1 : i32, mhlo.num_partitions = 4 : i32} {

@@ -1,13 +1,13 @@
 // A send and its recv are two ops that wait for each other.
 
 // Device 0 sends to 1 and 1 to 2, each after it has received: a pipeline.
-// RUN: stablehlo-tools check-order %s | filecheck %s
-// RUN: stablehlo-tools check-order %s --strict | filecheck %s --check-prefix=STRICT
+// RUN: stablehlo-tools check-order --target none %s | filecheck %s
+// RUN: stablehlo-tools check-order --target none %s --strict | filecheck %s --check-prefix=STRICT
 // CHECK: ordered: 1 program on devices 0 to 2, 2 collectives
 // STRICT: ordered: 3 programs on devices 0 to 2, 6 collectives
 
 // Both send before they receive.
-// RUN: not stablehlo-tools check-order %S/Inputs/head_to_head.mlir > %t.out
+// RUN: not stablehlo-tools check-order --target none %S/Inputs/head_to_head.mlir > %t.out
 // RUN: filecheck %s --check-prefix=HEADS < %t.out
 // HEADS: may-deadlock: the programs issue send at {{.*}}head_to_head.mlir:[[SEND:[0-9:]+]] and send at {{.*}}head_to_head.mlir:[[SEND]] in conflicting orders
 // HEADS-NEXT: device 0 is in send at {{.*}} and waits for device 1
@@ -15,7 +15,7 @@
 
 // A send without its recv.
 // RUN: sed 's/\[\[0, 1\], \[1, 2\]\]> : tensor<2x2xi64>} : (!stable/[[0, 1]]> : tensor<1x2xi64>} : (!stable/' %s > %t.alone.mlir
-// RUN: not stablehlo-tools check-order %t.alone.mlir > %t.out
+// RUN: not stablehlo-tools check-order --target none %t.alone.mlir > %t.out
 // RUN: filecheck %s --check-prefix=ALONE < %t.out
 // ALONE: mismatch: device 1 issues send tensor<2xf32> channel 7 ({{.*}}alone.mlir:{{.*}}); device 2 has no recv for it ({{.*}}alone.mlir)
 module attributes {mhlo.num_replicas = 1 : i32, mhlo.num_partitions = 3 : i32} {

@@ -27,13 +27,13 @@ ENDS = 600.0  # seconds, for what hangs only if something is wrong
 
 def ordered(programs: Sequence[Path], directory: Path) -> list[Path]:
     """The programs, rewritten into `directory` with one order of collectives for all."""
-    assert main(["align-order", *map(str, programs), "-o", str(directory)]) == 0
+    assert main(["align-order", "--target", "cpu", *map(str, programs), "-o", str(directory)]) == 0
     return [directory / program.name for program in programs]
 
 
 def check_order(programs: Sequence[Path]) -> int:
     """What the command says of the programs, without running them: 0 ordered, 1 not."""
-    return main(["check-order", *map(str, programs)])
+    return main(["check-order", "--target", "cpu", *map(str, programs)])
 
 
 def pair(name: str) -> list[Path]:

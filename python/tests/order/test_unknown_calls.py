@@ -161,6 +161,9 @@ def test_the_command_takes_what_is_local(
     for path, text in zip(paths, (UNORDERED, ALONE), strict=True):
         path.write_text(text)
     names = [str(path) for path in paths]
+    names += ["--target", "none"]
     assert main(["check-order", "--json", *names]) == 1
     assert json.loads(capsys.readouterr().out)["counterexample"]["rule"] == "not-understood"
-    assert main(["check-order", *names, "--local", "nccl_exchange"]) == 0
+    assert main(["check-order", *names, "--json", "--local", "nccl_exchange"]) == 1
+    told = json.loads(capsys.readouterr().out)["counterexample"]["rule"]
+    assert told == "rewritable"  # no barrier keeps the collectives

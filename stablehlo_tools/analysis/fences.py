@@ -1,0 +1,144 @@
+"""Finds collectives that a compiler may delete, rewrite or move: all but the fenced ones.
+
+XLA's simplifier has hundreds of patterns, so none is listed here. A collective stays as it is if
+optimization barriers make its operands and take its results, as `thread-tokens` writes them, and
+if an output surely needs one of these results:
+
+    (x', t') = barrier(x, t);  y = collective(x');  (y', t'') = barrier(y, t');  return tanh(y')
+
+An output surely needs a value if it follows from it by the ops of `_KEEPING`, which no compiler
+removes. Barriers alone do not keep element types: XLA:TPU may exchange another one for floats of 16
+bits or fewer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+
+from stablehlo_tools.analysis.collectives import Collective
+from stablehlo_tools.analysis.liveness import has_effect
+from stablehlo_tools.analysis.loops import constant_trips
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.names import ALL_GATHER, ALL_REDUCE, BARRIER, CONVERT, REDUCE, WHILE
+from stablehlo_tools.dialect.reducers import reducer_kind
+from stablehlo_tools.dialect.traits import COMPUTATIONS, LAYOUT, Trait, full_names, ops_with
+from stablehlo_tools.ir.values import producer
+from stablehlo_tools.ir.walk import terminator
+
+# Of float tensors with elements: no identity takes any of their operands away.
+_KEEPING = (
+    ops_with(Trait.UNARY | Trait.TRANSCENDENTAL)
+    | full_names("add subtract multiply divide dot_general negate reduce_scatter all_to_all")
+    | LAYOUT
+    | {ALL_GATHER, ALL_REDUCE, CONVERT, REDUCE}
+)
+_WIDE = frozenset({"f32", "f64"})
+
+
+class Fences:
+    """Tells which collectives of a module without calls are fenced."""
+
+    def __init__(self, main: ir.Operation) -> None:
+        self.main = main
+
+    def doubt(self, collective: Collective) -> str:
+        """Why a compiler may issue another collective, or none; empty if it cannot."""
+        if has_effect(collective):
+            return ""
+        op = collective.op
+        tensors = [v for v in op.operands if isinstance(v.type, ir.RankedTensorType)]
+        makers = [producer(value) for value in tensors]
+        if any(maker is None or maker.name != BARRIER for maker in makers):
+            return "no barrier makes its operands"
+        users = [use.owner.operation for result in op.results for use in result.uses]
+        if any(user.name != BARRIER for user in users):
+            return "its results reach other ops than barriers"
+        for value in [*tensors, *op.results]:
+            if _is_real(value) and _element(value) not in _WIDE:
+                return f"a compiler may exchange another type than {_element(value)}"
+        if not any(result in self.needed for result in op.results):
+            return "a compiler may find that no output needs it"
+        return ""
+
+    @cached_property
+    def needed(self) -> set[ir.Value]:
+        """The values that an output surely needs."""
+        block = self.main.regions[0].blocks[0]
+        needed = set(terminator(block).operands)
+        _mark_needed(block, needed)
+        return needed
+
+
+def _mark_needed(block: ir.Block, needed: set[ir.Value]) -> None:
+    """Adds the values of a block that the needed ones follow from, the last op first."""
+    for view in reversed(list(block.operations)):
+        op = view.operation
+        for number, result in enumerate(op.results):
+            if result not in needed:
+                continue
+            if op.name == BARRIER:
+                needed.add(op.operands[number])
+            elif op.name in COMPUTATIONS:
+                _mark_region(op, number, needed)
+            elif op.name == WHILE:
+                _mark_loop(op, number, needed)
+            elif _keeps_operands(op):
+                needed.update(op.operands)
+
+
+def _mark_region(op: ir.Operation, number: int, needed: set[ir.Value]) -> None:
+    """Marks a computation that runs once; `number` is that of its needed result."""
+    block = op.regions[0].blocks[0]
+    needed.add(terminator(block).operands[number])
+    _mark_needed(block, needed)
+    _mark_operands(block.arguments, op, needed)
+
+
+def _mark_loop(op: ir.Operation, number: int, needed: set[ir.Value]) -> None:
+    """Marks a loop that surely runs; a carry that is needed is so in each iteration."""
+    trips = constant_trips(op)
+    if not trips:
+        return
+    block = op.regions[1].blocks[0]
+    ends = list(terminator(block).operands)
+    marked = {number}
+    pending = [number]
+    while pending:
+        needed.add(ends[pending.pop()])
+        _mark_needed(block, needed)
+        if trips > 1:
+            asked = {i for i, argument in enumerate(block.arguments) if argument in needed}
+            pending += sorted(asked - marked)
+            marked |= asked
+    _mark_operands(block.arguments, op, needed)
+
+
+def _mark_operands(
+    arguments: Sequence[ir.BlockArgument], op: ir.Operation, needed: set[ir.Value]
+) -> None:
+    needed.update(
+        operand
+        for argument, operand in zip(arguments, op.operands, strict=True)
+        if argument in needed
+    )
+
+
+def _keeps_operands(op: ir.Operation) -> bool:
+    values = [*op.operands, *op.results]
+    if op.name not in _KEEPING or len({*op.operands}) < len(op.operands):
+        return False
+    if op.name == REDUCE and reducer_kind(op.regions[0].blocks[0]) != "add":
+        return False
+    shapes = [ir.RankedTensorType(value.type) for value in values if _is_real(value)]
+    has_elements = all(shape.has_static_shape and 0 not in shape.shape for shape in shapes)
+    return len(shapes) == len(values) and has_elements
+
+
+def _is_real(value: ir.Value) -> bool:
+    type_ = value.type
+    return isinstance(type_, ir.RankedTensorType) and isinstance(type_.element_type, ir.FloatType)
+
+
+def _element(value: ir.Value) -> str:
+    return str(ir.RankedTensorType(value.type).element_type)

@@ -1,0 +1,217 @@
+"""Decides the order of a job's programs on the schedules that their compilers make.
+
+A compiler rewrites, deletes, merges and reorders the collectives of a program's text. What a device
+issues is in the scheduled module alone. Each distinct program of the job is compiled once, ahead of
+time, for all devices of the job; its schedule is then read like any scheduled HLO text.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+
+from stablehlo_tools.analysis.replica_groups import ProcessGrid
+from stablehlo_tools.artifacts.artifact import Artifact, parse
+from stablehlo_tools.artifacts.program_set import Job, Options
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.order.program import Issue, Program, rebuilt
+from stablehlo_tools.order.simulation import UndecidedError
+from stablehlo_tools.order.verdict import Decided, decide, judge_origins, judge_rewriting
+from stablehlo_tools.targets.chips import Target
+from stablehlo_tools.targets.compilation import DEFAULT_TIMEOUT, Compilation, compile_artifact
+from stablehlo_tools.targets.compiler_options import NO_OPTIONS, CompilerOptions
+from stablehlo_tools.targets.hlo_text import TAG_MARK
+from stablehlo_tools.targets.topologies import compiler_version, missing_package
+
+_MARKS = re.compile(rf"{TAG_MARK}(\d+)")
+_INSTRUCTION = re.compile(r"\s*(?:ROOT )?%?([\w.-]+) = ")
+_OP_NAME = re.compile(r'(op_name="[^"]*)"')
+_GRID = ("mhlo.num_replicas", "mhlo.num_partitions")
+
+
+@dataclass(frozen=True)
+class OrderAnswer:
+    """The verdict on a job, and the compiler whose schedules it is about; empty if none was asked.
+
+    `open_in_text` tells what the programs' texts leave open, although the schedules do not.
+    """
+
+    decided: Decided
+    target: Target | None = None
+    compiler: str = ""
+    options: CompilerOptions = NO_OPTIONS
+    open_in_text: str = ""
+
+
+@dataclass(frozen=True)
+class JobOrder:
+    """The verdicts on a job by several compilers, and those compilers that refused a program."""
+
+    answers: tuple[OrderAnswer, ...]
+    refused: tuple[tuple[Target, ToolError], ...] = ()
+
+    @property
+    def worst(self) -> OrderAnswer:
+        """The first answer that is not `ordered`, or else the first."""
+        failed = (each for each in self.answers if each.decided.finding is not None)
+        return next(failed, self.answers[0])
+
+    @property
+    def holds(self) -> bool:
+        """Returns True if every answer is `ordered`."""
+        return self.worst.decided.finding is None
+
+
+def decide_order(
+    artifacts: Sequence[Artifact],
+    options: Options,
+    targets: Sequence[Target] | None,
+    compiler_options: CompilerOptions = NO_OPTIONS,
+    timeout: float = DEFAULT_TIMEOUT,
+) -> JobOrder:
+    """Decides the order of a job on the schedules of the targets' compilers.
+
+    None for `targets` means `default_targets`; a compiler of these that refuses a program is left
+    out. No compiler is asked about schedules, and, by default, about one program for all devices,
+    which is compiled once. Raises ToolError if a program cannot be read, if a chosen compiler
+    refuses one, and UndecidedError as `decide` does.
+    """
+    is_final = all(artifact.is_scheduled for artifact in artifacts)
+    if is_final or (targets is None and len(artifacts) == 1 and not options.strict):
+        return JobOrder((OrderAnswer(decide(_programs(artifacts, options)[0])),))
+    asked = default_targets(artifacts, options.platform) if targets is None else targets
+    if any(a.exported is not None and len(a.exported.platforms) > 1 for a in artifacts) and asked:
+        options = replace(options, platform=options.platform or asked[0].platform)
+    programs, grids = _programs(artifacts, options)
+    left_open = _left_open(programs, strict=options.strict)
+    answers: list[OrderAnswer] = []
+    refused: list[tuple[Target, ToolError]] = []
+    for target in asked:
+        try:
+            programs = _schedule_job(artifacts, grids, options, target, compiler_options, timeout)
+        except ToolError as error:
+            if targets is not None:
+                raise
+            refused.append((target, error))
+            continue
+        decided = judge_origins(decide(programs, strict=options.strict))
+        open_in_text = left_open if decided.finding is None else ""
+        compiler = compiler_version(target)
+        answers.append(OrderAnswer(decided, target, compiler, compiler_options, open_in_text))
+    if not answers:
+        answers = [OrderAnswer(decide_without_compilers(artifacts, options))]
+    return JobOrder(tuple(answers), tuple(refused))
+
+
+def _programs(
+    artifacts: Sequence[Artifact], options: Options
+) -> tuple[list[Program], list[ProcessGrid]]:
+    """What each text issues, and the processes that it runs as."""
+    copies = tuple(artifact.copy() for artifact in artifacts)  # reading changes them
+    issued = Job(copies, options).read()
+    return [each.program for each in issued], [each.grid for each in issued]
+
+
+def _left_open(programs: Sequence[Program], *, strict: bool) -> str:
+    """What the texts of programs leave open, in words; empty if they force one order."""
+    try:
+        finding = decide(programs, strict=strict).finding
+    except UndecidedError:
+        return "loops of the programs' texts were not stepped through"
+    return "" if finding is None else finding.message
+
+
+def decide_without_compilers(artifacts: Sequence[Artifact], options: Options) -> Decided:
+    """The verdict on what programs issue whatever a compiler makes of them."""
+    programs, _ = _programs(artifacts, replace(options, judges_rewriting=True))
+    decided = decide(programs, strict=options.strict)
+    return judge_rewriting(decided) if len(artifacts) > 1 else decided
+
+
+def default_targets(artifacts: Sequence[Artifact], platform: str | None) -> list[Target]:
+    """The installed compilers of the platforms that programs were exported for; all installed ones
+    if the programs name no platform."""
+    named = {p for a in artifacts if a.exported is not None for p in a.exported.platforms}
+    if platform is not None:
+        named = {platform}
+    chosen = [each for each in Target if not named or each.platform in named]
+    return [each for each in chosen if missing_package(each) is None]
+
+
+def _schedule_job(
+    artifacts: Sequence[Artifact],
+    grids: Sequence[ProcessGrid],
+    options: Options,
+    target: Target,
+    compiler_options: CompilerOptions,
+    timeout: float,
+) -> list[Program]:
+    """Compiles each distinct program for a target and reads the schedules.
+
+    `grids` are the processes that each program runs as; `timeout` is that of one compilation, in
+    seconds.
+    """
+    distinct: dict[str, Artifact] = {}
+    keys: list[str] = []
+    for artifact, grid in zip(artifacts, grids, strict=True):
+        stated = _with_grid(artifact, grid)
+        text = stated.module.operation.get_asm(enable_debug_info=False, large_elements_limit=None)
+        keys.append(hashlib.sha256(str(text).encode()).hexdigest())
+        distinct.setdefault(keys[-1], stated)
+
+    def compile_text(artifact: Artifact) -> str:
+        if artifact.hlo is not None and artifact.is_scheduled:
+            return artifact.hlo.text
+        return _marked(compile_artifact(artifact, target, timeout, options=compiler_options))
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        texts = dict(zip(distinct, pool.map(compile_text, distinct.values()), strict=True))
+    scheduled = tuple(
+        parse(texts[key].encode(), artifact.name)
+        for key, artifact in zip(keys, artifacts, strict=True)
+    )
+    issued = Job(scheduled, replace(options, platform=None)).read()
+    on_gpu = target is Target.GPU
+    programs = [each.program for each in issued]
+    return [
+        replace(p, may_run_on_gpu=on_gpu, block=rebuilt(p.block, _with_origins)) for p in programs
+    ]
+
+
+def _marked(compilation: Compilation) -> str:
+    """The schedule's text; each op_name ends with the marks of all collectives of the program's
+    text that the instruction stands for."""
+    ids = {event.instruction: event.ids for event in compilation.schedule.events if event.ids}
+
+    def mark(line: str) -> str:
+        name = _INSTRUCTION.match(line)
+        if name is None or name[1] not in ids:
+            return line
+        marks = "".join(f"{TAG_MARK}{number}" for number in ids[name[1]])
+        return _OP_NAME.sub(lambda found: f'{_MARKS.sub("", found[1])}{marks}"', line)
+
+    return "\n".join(map(mark, compilation.text.split("\n")))
+
+
+def _with_origins(issue: Issue) -> Issue:
+    """An issue of a schedule with the collectives of the program's text that it stands for."""
+    marks = tuple(int(number) for number in _MARKS.findall(issue.place.name))
+    place = replace(issue.place, name=_MARKS.sub("", issue.place.name))
+    return replace(issue, place=place, origins=marks)
+
+
+def _with_grid(artifact: Artifact, grid: ProcessGrid) -> Artifact:
+    """A copy whose module states its processes, which else would be inferred from it alone."""
+    copy = artifact.copy()
+    attributes = copy.module.operation.attributes
+    if not any(name in attributes for name in _GRID):
+        with copy.module.context:
+            i32 = ir.IntegerType.get_signless(32)
+            for name, count in zip(_GRID, (grid.num_replicas, grid.num_partitions), strict=True):
+                attributes[name] = ir.IntegerAttr.get(i32, count)
+    return copy
