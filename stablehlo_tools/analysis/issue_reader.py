@@ -217,6 +217,13 @@ class IssueReader:
         self._bind(block.arguments, [GIVEN] * len(block.arguments))
         self.block(block, sites, level)
 
+    def assume_equal(self, argument: ir.Value, symbol: str) -> None:
+        """Takes an argument of the program to be the same on all devices of the job; programs name
+        such arguments by the same symbols."""
+        if self.uniformity is not None and self.common is not None:
+            self.uniformity.bind([argument], [self.uniformity.everywhere])
+            self.common.symbols[argument] = symbol
+
     def block(self, block: ir.Block, sites: Sequence[Site], level: Level) -> None:
         """Reads a block into a level; the arguments' dependences are known."""
         waiting = iter(sites)
@@ -339,10 +346,20 @@ class IssueReader:
         body = op.regions[0].blocks[0]
         if self.uniformity is not None:
             self.uniformity.enter(op)
+            self._share_symbols(op.operands, body.arguments)
         self._bind(body.arguments, [self._of(value) for value in op.operands])
         self._bind(op.results, self._region(body, sites, level))
         if self.uniformity is not None:
             self.uniformity.leave(op)
+
+    def _share_symbols(self, outside: Iterable[ir.Value], arguments: Iterable[ir.Value]) -> None:
+        """Gives arguments of a computation the symbols of the values outside, if whole."""
+        assert self.uniformity is not None
+        assert self.common is not None
+        for value, argument in zip(outside, arguments, strict=True):
+            symbol = self.common.symbols.get(value)
+            if symbol is not None and self.uniformity.of(argument) == self.uniformity.everywhere:
+                self.common.symbols[argument] = symbol
 
     def _region(self, body: ir.Block, sites: Sequence[Site], level: Level) -> list[Dependence]:
         """Reads a block into a level; what the values it ends with depend on."""

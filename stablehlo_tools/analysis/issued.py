@@ -6,7 +6,7 @@ itself. Collectives that compilers delete, because nobody uses their results, ar
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from stablehlo_tools.analysis.chains import is_chain
@@ -90,14 +90,16 @@ def read_issued(
     by_channel: bool = False,
     is_scheduled: bool = False,
     judges_rewriting: bool = False,
+    equal: Mapping[int, str] | None = None,
 ) -> Issued:
     """What `main` issues when it runs on the devices, some or all of the grid that `facts` states.
 
     `platform` is the index of the platform, in an artifact for several. `by_channel` pairs sends
     and recvs by their channels alone, whatever pairs of devices they name. What `is_scheduled`
     issues all it says, in the order in which it stands. `judges_rewriting`: each issue says why a
-    compiler may rewrite it. Raises a located ToolError for groups that name devices the grid does
-    not have.
+    compiler may rewrite it. `equal` are arguments that have one value on all devices of the job, by
+    number, with symbols that programs share. Raises a located ToolError for groups that name
+    devices the grid does not have.
     """
     module, main, sites = inlined.module, inlined.main, inlined.sites
     live = live_paths(inlined.collectives)
@@ -111,6 +113,8 @@ def read_issued(
     rendezvous = Rendezvousing(facts, devices, by_channel=by_channel)
     fences = Fences(main) if judges_rewriting else None
     reader = IssueReader(module, rendezvous, tuple(devices), deletable, uniformity, fences)
+    for number, symbol in (equal or {}).items():
+        reader.assume_equal(main.regions[0].blocks[0].arguments[number], symbol)
     level = Level()
     ours = list(iterate_collectives(list(sites)))
     if uniformity is None and live is not None and is_chain(ours, live):

@@ -19,7 +19,7 @@ from typing import Any
 
 from stablehlo_tools.analysis.collectives import ModuleFacts
 from stablehlo_tools.analysis.effects import unknown_calls_counted
-from stablehlo_tools.analysis.entry import is_per_device
+from stablehlo_tools.analysis.entry import is_per_device, path_of
 from stablehlo_tools.analysis.issued import Inlined, Issued, inline_module, read_issued
 from stablehlo_tools.analysis.partitioner_work import (
     EXPLICIT,
@@ -31,10 +31,10 @@ from stablehlo_tools.analysis.partitioner_work import (
 from stablehlo_tools.analysis.replica_groups import ProcessGrid
 from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.artifacts.artifact import Artifact, Form
-from stablehlo_tools.diagnostics import Diagnostic, ToolError, naming
+from stablehlo_tools.diagnostics import Diagnostic, ToolError, naming, nearest
 from stablehlo_tools.dialect.names import MANUAL_COMPUTATION
-from stablehlo_tools.ir.platform_index import fix_platform
-from stablehlo_tools.ir.walk import terminator
+from stablehlo_tools.ir.platform_index import argument_number, fix_platform
+from stablehlo_tools.ir.walk import entry_function, terminator
 from stablehlo_tools.order.program import Program, issues_of, renumbered
 
 _WORTH_A_POOL = 8  # programs
@@ -53,7 +53,9 @@ class Options:
     that XLA adds no collective outside of manual computations. Custom calls
     of the targets in `local` are taken to reach no other device. `strict`: each device compiles its
     program by itself. `judges_rewriting`: no compiler will be asked, so each collective is read
-    with the reason why one may rewrite it.
+    with the reason why one may rewrite it. `equal` are arguments that have the same value on all
+    devices: `INDEX` or `PATH` of each program, `PROGRAM:INDEX` or `PROGRAM:PATH` of one; the n-th
+    that is given for one program is the n-th of the others.
     """
 
     devices: tuple[tuple[int, ...], ...] = ()
@@ -63,6 +65,7 @@ class Options:
     local: tuple[str, ...] = ()
     strict: bool = False
     judges_rewriting: bool = False
+    equal: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -200,6 +203,7 @@ def _read(loaded: Artifact, part: _Part, *, keeps_platforms: bool = False) -> _R
             by_channel=by_channel,
             is_scheduled=loaded.is_scheduled,
             judges_rewriting=options.judges_rewriting,
+            equal=equal_arguments(loaded, part.index, options.equal),
         )
         is_shared = part.count == 1 and not options.strict  # by all devices, compiled once
         if not is_shared and not loaded.is_scheduled:  # a schedule has all its collectives
@@ -208,6 +212,31 @@ def _read(loaded: Artifact, part: _Part, *, keeps_platforms: bool = False) -> _R
             issued, program=replace(issued.program, may_run_on_gpu=_may_run_on_gpu(loaded, options))
         )
         return _Read(issued, size, is_stated)
+
+
+def equal_arguments(loaded: Artifact, program: int, equal: Sequence[str]) -> dict[int, str]:
+    """The arguments of a program that `Options.equal` names, by number, with their symbols."""
+    arguments = list(entry_function(loaded.module).regions[0].blocks[0].arguments)
+    numbers = {str(argument_number(argument)): i for i, argument in enumerate(arguments)}
+    numbers |= {path_of(argument): i for i, argument in enumerate(arguments)}
+    found: dict[int, str] = {}
+    own = 0
+    for text in equal:
+        first, colon, rest = text.partition(":")
+        is_of_one = bool(colon) and first.isdigit()
+        if is_of_one and int(first) != program:
+            continue
+        own += is_of_one
+        word = rest if is_of_one else text
+        if word not in numbers:
+            named = [path_of(argument) for argument in arguments if path_of(argument)]
+            near = nearest(word, named)
+            raise ToolError(
+                f"--equal {text}: the program has {len(arguments)} arguments, and none is {word!r}",
+                instead=(text, f"{first}:{near}" if is_of_one else near) if near else None,
+            )
+        found[numbers[word]] = f"equal({own if is_of_one else word})"
+    return found
 
 
 def _devices(part: _Part, size: int) -> tuple[int, ...]:

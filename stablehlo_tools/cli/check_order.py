@@ -70,6 +70,14 @@ def add_device_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         help="custom calls of this target reach no other device",
     )
+    parser.add_argument(
+        "--equal",
+        metavar="[PROGRAM:]ARGUMENT",
+        action="append",
+        default=[],
+        help="an argument, by index or path, that has the same value on all devices, of every "
+        "program or of the one with that number, from 0",
+    )
 
 
 def add_target_arguments(parser: argparse.ArgumentParser) -> None:
@@ -118,6 +126,7 @@ def device_options(arguments: argparse.Namespace) -> Options:
         arguments.trust_partitioner,
         tuple(arguments.local),
         getattr(arguments, "strict", False),
+        equal=tuple(arguments.equal),
     )
 
 

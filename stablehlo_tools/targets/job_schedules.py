@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 from stablehlo_tools.analysis.replica_groups import ProcessGrid
 from stablehlo_tools.artifacts.artifact import Artifact, parse
-from stablehlo_tools.artifacts.program_set import Job, Options
+from stablehlo_tools.artifacts.program_set import Job, Options, equal_arguments
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.order.program import Issue, Program, rebuilt
@@ -175,7 +175,12 @@ def _schedule_job(
         parse(texts[key].encode(), artifact.name)
         for key, artifact in zip(keys, artifacts, strict=True)
     )
-    issued = Job(scheduled, replace(options, platform=None)).read()
+    numbered = [
+        f"{program}:{number}"
+        for program, artifact in enumerate(artifacts)
+        for number in equal_arguments(artifact, program, options.equal)
+    ]
+    issued = Job(scheduled, replace(options, platform=None, equal=tuple(numbered))).read()
     on_gpu = target is Target.GPU
     programs = [each.program for each in issued]
     return [

@@ -28,6 +28,15 @@
 // RUN: not stablehlo-tools check-order --target none %t.alike.mlir %t.alike.mlir --json | filecheck %s --check-prefix=RULE
 // FOREIGN: may-deadlock: the branch at {{.*}}alike.mlir:{{.*}} communicates with {{.*}}alike.mlir, and which branch is taken is decided at run time
 // RULE: "rule": "decided-at-run-time"
+
+// Unless the caller says that the argument has one value on all devices.
+// RUN: stablehlo-tools check-order --target none %t.alike.mlir %t.alike.mlir --equal 0 | filecheck %s --check-prefix=EQUAL
+// RUN: stablehlo-tools check-order --target none %t.own.mlir %t.own.mlir --equal 0:0 --equal 1:0 | filecheck %s --check-prefix=EQUAL
+// RUN: not stablehlo-tools check-order --target none %t.own.mlir %t.own.mlir --equal 0:0 | filecheck %s --check-prefix=ONE
+// RUN: python %{inputs}/expect_refusal.py stablehlo-tools check-order --target none %t.own.mlir %t.own.mlir --equal 4 | filecheck %s --check-prefix=ABSENT
+// EQUAL: ordered: 2 programs on devices 0 to 3, 4 collectives
+// ONE: may-deadlock: all_gather at {{.*}} which branch is taken may differ between its participants 2 and 3
+// ABSENT: --equal 4: the program has 1 arguments, and none is '4'
 module attributes {mhlo.num_replicas = 1 : i32, mhlo.num_partitions = 4 : i32} {
   func.func @main(%x: tensor<4xf32>) -> tensor<16xf32> {
     %reduced = "stablehlo.all_reduce"(%x) ({
