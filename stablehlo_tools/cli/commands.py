@@ -104,10 +104,6 @@ GROUPS = {
             "print what makes bash, zsh or tcsh complete commands, options, passes and hardware",
             "completion zsh > ~/.zfunc/_stablehlo-tools",
         ),
-        "man": Command(
-            "print the manual page",
-            "man > ~/.local/share/man/man1/stablehlo-tools.1",
-        ),
     },
 }
 COMMANDS = {name: each for group in GROUPS.values() for name, each in group.items()}

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from sys import UnraisableHookArgs
 
 # The commands that read and write no program, and the one that says why programs cannot be read.
-WITHOUT_MLIR = {"schedule", "overlap-graph", "completion", "man", "doctor"}
+WITHOUT_MLIR = {"schedule", "overlap-graph", "completion", "doctor"}
 _UNTIL_INTERRUPTED_AGAIN = 2.0  # seconds, for what is on its way out to clean up
 _DEEPEST_NESTING = 20_000  # regions and calls nest by recursion, in Python alone
 TRACEBACK = "STABLEHLO_TOOLS_TRACEBACK"

@@ -1,4 +1,4 @@
-"""The parsers of the commands, each by itself or all in one, for help, completion and manual.
+"""The parsers of the commands, each by itself or all in one, for help and completion.
 
 A parser is what its command's module adds arguments to; what it says of words that it cannot take
 is in `usage_errors`.

@@ -85,7 +85,6 @@ WRONG = (
     "opt x.mlir -p 'partition(hardware=h100)'",
     "opt x.mlir -p 'builtin.module(cse)'",
     "opt x.mlir -p cse -o x.txt",
-    "man optimise",
     "report x.mlir",
     "report x.mlir -o x.txt",
     "make-test x.mlir -p cse",

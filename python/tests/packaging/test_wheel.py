@@ -111,7 +111,6 @@ def test_doctor_knows_the_releases_that_were_seen_to_work():
 @pytest.mark.parametrize("words", [
     ("doctor",),
     ("completion", "bash"),
-    ("man",),
     ("report", WORKER, "--hardware", "h100", "-o", "report.html"),
     ("report", WORKER, "--hardware", "h100", "-o", "trace.json"),
     ("compile", WORKER, "--target", "cpu"),
