@@ -1,4 +1,4 @@
-"""Print what makes a shell complete commands, options, passes, hardware and files.
+"""Print a script that makes a shell complete commands, options, passes, hardware and files.
 
 Put it where the shell looks for it:
 
@@ -6,42 +6,18 @@ Put it where the shell looks for it:
   zsh    stablehlo-tools completion zsh > ~/.zfunc/_stablehlo-tools    with ~/.zfunc in fpath
   tcsh   eval "`stablehlo-tools completion tcsh`"                      in ~/.tcshrc
 
-Behind -p the passes and the named pipelines are completed, in bash and zsh each behind the comma.
+Passes and named pipelines are completed after -p, in bash and zsh also after each comma.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from stablehlo_tools.cli.parsers import CommandParser
 
 SHELLS = ("bash", "zsh", "tcsh")
-_DIRECTORIES = {"DIR"}
-_WORDS = "_stablehlo_tools_words_"  # and of what: a function of the shell
-_BASH = """
-{name}() {{
-  compgen -W "{words}" -- "$1"
-}}
-"""
-_BASH_LIST = """
-{name}() {{
-  local before="${{1%"${{1##*,}}"}}"
-  compgen -W "{words}" -P "$before" -- "${{1##*,}}"
-}}
-"""
-_ZSH = """
-{name}() {{
-  compadd -- {words}
-}}
-"""
-_ZSH_LIST = """
-{name}() {{
-  compset -P '*,'
-  compadd -S '' -- {words}
-}}
+_BASH_PASSES = """
+_stablehlo_tools_passes() {
+  compgen -W "PASSES" -P "${1%"${1##*,}"}" -- "${1##*,}"
+}
 """
 
 
@@ -57,74 +33,35 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def script(shell: str) -> str:
-    """What the shell is to source."""
+    """The script that the shell sources."""
     import shtab
 
     from stablehlo_tools.cli.commands import COMMANDS
-    from stablehlo_tools.cli.parsers import PROGRAM, parser_of
-
-    parser, commands = parser_of(COMMANDS)
-    parser.prog = PROGRAM
-    lists = _lists()
-    for command in commands.values():
-        for action in _actions(command):
-            _complete(action, lists)
-    return shtab.complete(parser, shell, preamble=_preamble(shell, lists))
-
-
-def _lists() -> dict[str, list[str]]:
-    """The words that are not choices of a parser, by what they are."""
+    from stablehlo_tools.cli.parsers import parser_of
     from stablehlo_tools.cost.hardware import known_hardware
     from stablehlo_tools.passes.registry import NAMED, PASSES
     from stablehlo_tools.schedules.catalogue import entries
 
-    passes = [*PASSES, *NAMED]
-    schedules = [entry.name for entry in entries()]
-    return {
-        "pipeline": passes,
-        "passes": passes,
-        "hardware": list(known_hardware()),
-        "schedules": schedules,
+    hardware, schedules = known_hardware(), [entry.name for entry in entries()]
+    passes = " ".join([*PASSES, *NAMED])
+    pipeline = {
+        "bash": "_stablehlo_tools_passes",
+        "zsh": f"{{compset -P '*,'; compadd -S '' -- {passes}}}",
+        "tcsh": f"({passes})",
+        "preamble": {"bash": _BASH_PASSES.replace("PASSES", passes)},
     }
-
-
-def _actions(command: CommandParser) -> Iterator[argparse.Action]:
-    yield from command._actions  # pyright: ignore[reportPrivateUsage]
-
-
-def _complete(action: argparse.Action, lists: dict[str, list[str]]) -> None:
-    """Says how an argument is completed, by what its help calls it; choices say it themselves."""
-    import shtab
-
-    if action.choices or action.nargs == 0:
-        return
-    kind = _kind(action)
-    how: Any = shtab.DIRECTORY if action.metavar in _DIRECTORIES else shtab.FILE
-    if kind:
-        name = f"{_WORDS}{kind}"
-        how = {"bash": name, "zsh": name, "tcsh": f"({' '.join(lists[kind])})"}
-    elif action.type is not None:  # numbers and the like
-        return
-    action.complete = how  # pyright: ignore[reportAttributeAccessIssue]
-
-
-def _kind(action: argparse.Action) -> str:
-    """Which of the lists an argument takes a word of; "" for none."""
-    if action.dest in ("pipeline", "hardware"):
-        return action.dest
-    if action.metavar == "HARDWARE":
-        return "hardware"
-    if action.metavar == "PASS":
-        return "passes"
-    return "schedules" if action.dest in ("schedule", "name") else ""
-
-
-def _preamble(shell: str, lists: dict[str, list[str]]) -> str:
-    """The functions that give the words; tcsh has none."""
-    forms = {"bash": (_BASH, _BASH_LIST), "zsh": (_ZSH, _ZSH_LIST)}
-    if shell not in forms:
-        return ""
-    return "".join(
-        forms[shell][kind == "pipeline"].format(name=f"{_WORDS}{kind}", words=" ".join(words))
-        for kind, words in lists.items()
-    )
+    words = {
+        **dict.fromkeys(("hardware", "HARDWARE"), hardware),
+        **dict.fromkeys(("schedule", "name"), schedules),
+        "PASS": passes.split(),
+    }
+    parser, commands = parser_of(COMMANDS)
+    for action in (each for command in commands.values() for each in command._actions):  # pyright: ignore[reportPrivateUsage]
+        known = words.get(action.dest) or words.get(str(action.metavar))
+        complete = shtab.DIRECTORY if action.metavar == "DIR" else shtab.FILE
+        if known:
+            action.choices = known
+        elif action.choices is None and action.type is None and action.nargs != 0:
+            complete = pipeline if action.dest == "pipeline" else complete
+            setattr(action, "complete", complete)  # noqa: B010 - for shtab
+    return shtab.complete(parser, shell)
