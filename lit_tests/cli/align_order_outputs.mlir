@@ -24,7 +24,7 @@
 // TAKEN: error: cannot write '{{.*}}other.mlir': Is a directory
 
 // RUN: not stablehlo-tools align-order %s 2>&1 | filecheck %s --check-prefix=USAGE
-// USAGE: error: needs --output
+// USAGE: error: needs -o/--output
 module attributes {mhlo.num_replicas = 2 : i32, mhlo.num_partitions = 1 : i32} {
   func.func @main(%x: tensor<2xf32>) -> tensor<4xf32> {
     %g = "stablehlo.all_gather"(%x) {

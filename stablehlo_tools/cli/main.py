@@ -18,10 +18,9 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from stablehlo_tools.cli import streams
-from stablehlo_tools.cli.commands import COMMANDS
-from stablehlo_tools.cli.parsers import parser_of
+from stablehlo_tools.cli.parsers import parse
 from stablehlo_tools.cli.supervisor import BAD_INPUT, INTERRUPTED, supervised
-from stablehlo_tools.cli.usage_errors import PROGRAM, retyped, typed, unknown_command
+from stablehlo_tools.cli.usage_errors import PROGRAM, replace_word, typed
 
 if TYPE_CHECKING:
     from sys import UnraisableHookArgs
@@ -58,21 +57,7 @@ def _command(words: list[str]) -> int:
 
 
 def _run(words: list[str]) -> int:
-    name = words[0] if words else ""
-    if name not in {"", "-h", "--help", "--version", *COMMANDS}:
-        said, tried = unknown_command(words)
-        print(f"stablehlo-tools: error: {said}\ntry: {tried}", file=sys.stderr)
-        return BAD_INPUT
-    parser, commands = parser_of([name] if name in COMMANDS else ())
-    for each in (parser, *commands.values()):
-        each.words = words
-    commands.get(name, parser).check_words()
-    parsed, rest = parser.parse_known_args(words)
-    if rest:
-        commands.get(name, parser).refuse_rest(rest)
-    parsed.words = words
-    if "run" not in parsed:
-        parser.error("needs a command")
+    parsed = parse(words)
     from stablehlo_tools.diagnostics import ToolError
 
     try:
@@ -83,12 +68,12 @@ def _run(words: list[str]) -> int:
         return code
     except ToolError as error:
         told = error.diagnostic
-        again = retyped(words, *told.instead) if told.instead else ""
-        again = typed([*words, *told.added]) if told.added else again
-        hint = again or _of_input(told.hint, parsed)
+        again = replace_word(words, *told.instead) if told.instead else []
+        again = [*words, *told.added] if told.added else again
+        hint = typed(again) if again else _of_input(told.hint, parsed)
         said = replace(told, hint=hint).render(error.input_name or PROGRAM)
         if not hint and said.startswith(f"{PROGRAM}: "):  # of the words, not of a file
-            said += f"\ntry: {PROGRAM} {name} --help"
+            said += f"\ntry: {PROGRAM} {words[0]} --help"
         print(said, file=sys.stderr)
         return BAD_INPUT
     except ImportError as error:

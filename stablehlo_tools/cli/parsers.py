@@ -1,59 +1,104 @@
 """The parsers of the commands, each by itself or all in one, for help and completion.
 
-A parser is what its command's module adds arguments to; what it says of words that it cannot take
-is in `usage_errors`.
+The module of each command adds its arguments. `usage_errors` corrects words that a parser refuses.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
+import io
 import sys
 from collections.abc import Iterable, Sequence
 from types import ModuleType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from stablehlo_tools.cli.commands import COMMANDS, listed
 from stablehlo_tools.cli.usage_errors import (
     PROGRAM,
-    CommandLine,
-    explained,
-    taken_apart,
-    unknown_words,
-    with_one_dash,
+    UsageError,
+    add_missing,
+    check_options,
+    check_quotes,
+    extra_words,
+    replace_value,
+    typed,
+    unknown_command,
 )
+
+_CORRECTIONS = 4  # of one command line
 
 
 class CommandParser(argparse.ArgumentParser):
-    """A parser whose errors are one line, and one with what to try."""
+    """A parser that raises UsageError, with the words to try instead."""
 
-    example = ""  # words for the command line
-    words: Sequence[str] = ()  # those that are parsed
+    words: Sequence[str] = ()  # the command line, from the command on
 
     def error(self, message: str) -> NoReturn:
-        """Exit code 2, and in words of this tool what argparse says."""
-        self._refuse(*explained(message, self._line))
+        """Raises UsageError with the message of argparse."""
+        _, is_missing, names = message.partition("arguments are required: ")
+        if not is_missing:
+            raise UsageError(message)
+        instead = add_missing(names.split(", "), self.words, self._actions)
+        raise UsageError(f"needs {names}", instead)
 
-    def refuse_rest(self, rest: Sequence[str]) -> NoReturn:
-        """The error for words that nothing takes: perhaps another option was meant."""
-        self._refuse(*unknown_words(rest, self._line))
+    def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
+        try:
+            return super()._get_values(action, arg_strings)  # pyright: ignore
+        except argparse.ArgumentError as error:
+            instead = replace_value(action, arg_strings[-1], self.words)
+            raise UsageError(str(error), instead) from None
 
-    def check_words(self) -> None:
-        """The errors for words that argparse would take for others: those of a pipeline that a
-        shell took apart, and `-hardware`, which is no `-h`."""
-        apart = taken_apart(self._line)
-        if apart:
-            self._refuse(*apart)
-        word = with_one_dash(self._line)
-        if word:
-            self.refuse_rest([word])
 
-    @property
-    def _line(self) -> CommandLine:
-        return CommandLine(self.words, self._actions, self.prog, self.example)
+def parse(words: list[str]) -> argparse.Namespace:
+    """The arguments of a command line; `run` among them is the command.
 
-    def _refuse(self, said: str, tried: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: error: {said}\ntry: {tried}\n")
+    Ends with exit code 2, one message and a command to try if the words cannot be parsed.
+    """
+    try:
+        return _parse(words)
+    except UsageError as error:
+        program = " ".join([PROGRAM, *(word for word in words[:1] if word in COMMANDS)])
+        tried = _correct(error, _CORRECTIONS)
+        shown = typed(tried) if tried else f"{program} --help"
+        print(f"{program}: error: {error}\ntry: {shown}", file=sys.stderr)
+        sys.exit(2)
+
+
+def _parse(words: list[str]) -> argparse.Namespace:
+    name = words[0] if words else ""
+    if name not in {"-h", "--help", "--version", *COMMANDS}:
+        raise unknown_command(words)
+    parser, commands = parser_of([name] if name in COMMANDS else ())
+    for command in commands.values():
+        command.words = words
+        options = command._option_string_actions  # pyright: ignore[reportPrivateUsage]
+        check_options(words, options)
+        check_quotes(words, options)
+    parsed, rest = parser.parse_known_args(words)
+    if rest:
+        raise extra_words(rest, words, commands[name]._option_string_actions)  # pyright: ignore[reportPrivateUsage]
+    parsed.words = words
+    return parsed
+
+
+def _correct(error: UsageError, corrections: int) -> list[str]:
+    """The words to try, without further faults; none if one of those cannot be corrected."""
+    if not error.instead:
+        return []
+    silent = io.StringIO()
+    try:
+        # The words may ask for a list or the help, which would be printed here.
+        with (
+            contextlib.redirect_stdout(silent),
+            contextlib.redirect_stderr(silent),
+            contextlib.suppress(SystemExit),
+        ):
+            _parse(error.instead)
+    except UsageError as further:
+        return _correct(further, corrections - 1) if corrections else []
+    return error.instead
 
 
 def parser_of(chosen: Iterable[str]) -> tuple[CommandParser, dict[str, CommandParser]]:
@@ -84,8 +129,7 @@ def _added(commands: argparse._SubParsersAction[CommandParser], name: str) -> Co
     )
     module.add_arguments(command)
     command.set_defaults(run=module.run)
-    command.example = f"{PROGRAM} {COMMANDS[name].example}"
-    example = f"example:\n  {command.example}"
+    example = f"example:\n  {PROGRAM} {COMMANDS[name].example}"
     command.epilog = f"{command.epilog}\n\n{example}" if command.epilog else example
     return command
 

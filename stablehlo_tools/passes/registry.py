@@ -202,6 +202,7 @@ NAMED: dict[str, tuple[NamedStep, ...]] = {
         _ORDER,
     ),
 }
+KNOWN_NAMES = (*PASSES, *NAMED, "cse", "canonicalize", "symbol-dce")  # the last are C++ passes
 
 
 def find_pass(name: str) -> type[Pass] | None:
@@ -214,7 +215,7 @@ def find_pass(name: str) -> type[Pass] | None:
 
 def unknown_pass(name: str) -> ToolError:
     """What to say of a name that neither this registry nor MLIR knows."""
-    near = nearest(name, [*PASSES, *NAMED, "cse", "canonicalize", "symbol-dce"])
+    near = nearest(name, KNOWN_NAMES)
     hint = f"did you mean {near!r}?" if near else f"passes here: {', '.join(PASSES)}"
     return ToolError(
         f"unknown pass {name!r}: neither in this toolkit nor registered in MLIR; {hint}",

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from stablehlo_tools.cli.main import main
-from stablehlo_tools.cli.parsers import parser_of
-from stablehlo_tools.cli.usage_errors import retyped
+from stablehlo_tools.cli.parsers import parse, parser_of
+from stablehlo_tools.cli.usage_errors import replace_word
 
 WRONG = (
     "opt x.mlir -p partition,expand-pipelineaxis=stage partition,expand-pipelinemicrobatches=8",
@@ -151,6 +151,11 @@ def test_a_number_in_other_units_is_converted(
             "x.mlir --target gpu -o y.mlir --hardware h100",
         ),
         ("compile x.mlir --target=tpu-v5p", "compile x.mlir --target=tpu --hardware tpu-v5p"),
+        ("opt -p cse", "opt -p cse step.jax_export"),
+        ("opt x.mlir -out y.mlir", "opt x.mlir --output y.mlir"),
+        ("opt --list-pases", "opt --list-passes"),
+        ("optt x.mlir -outptu y.mlir", "opt x.mlir --output y.mlir"),
+        ("optimize x.mlir --traget gup --jobs=no", "optimize x.mlir --target gpu --jobs=4"),
     ],
 )
 def test_what_was_typed_is_kept(words: str, tried: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -204,7 +209,11 @@ def test_of_two_pipelines_none_is_dropped(capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_a_word_is_replaced_whole_before_it_is_within_others() -> None:
-    assert retyped(["opt", "h10.mlir", "h10"], "h10", "h100") == "stablehlo-tools opt h10.mlir h100"
-    assert retyped(["opt", "-p", "a,b{c=d}"], "b", "e") == "stablehlo-tools opt -p 'a,e{c=d}'"
-    assert not retyped(["opt", "x-b"], "b", "e")
-    assert not retyped(["verify", "a.mlir", "b.mlir"], "b.mlir", "a.mlir")
+    assert replace_word(["opt", "h10.mlir", "h10"], "h10", "h100") == ["opt", "h10.mlir", "h100"]
+    assert replace_word(["opt", "-p", "a,b{c=d}"], "b", "e") == ["opt", "-p", "a,e{c=d}"]
+    assert not replace_word(["opt", "x-b"], "b", "e")
+    assert not replace_word(["verify", "a.mlir", "b.mlir"], "b.mlir", "a.mlir")
+
+
+def test_the_words_of_a_script_are_its_own() -> None:
+    assert parse(["run-mpmd", "set", "--train", "s.py", "--lr", "3"]).train == ["s.py", "--lr", "3"]

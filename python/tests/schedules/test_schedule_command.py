@@ -256,7 +256,7 @@ def test_the_width_is_the_terminals(
         (("1f1b", *SMALL, "--width", "0"), "'0' is no whole number from 1 up"),
         (("1f1b", *SMALL, "--costs", "nosuch.json"), "nosuch.json: error: cannot read the file"),
         (("1f1b", *SMALL, "--costs", "x", "--cost", "1,1,1"), "holds what --cost says"),
-        (("1f1b", *SMALL, "--format", "svg"), "not 'svg'"),
+        (("1f1b", *SMALL, "--format", "svg"), "invalid choice: 'svg'"),
         (("1f1b", *SMALL, "-o", "/nosuch/out.json"), "cannot write '/nosuch/out.json'"),
         (("compare", *SMALL, "--format", "html"), "schedule compare prints table, json, csv"),
         (("nosuch.csv",), "nosuch.csv: error: cannot read the file: No such file"),
