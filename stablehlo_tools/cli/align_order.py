@@ -53,6 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Writes the programs. Raises ToolError on bad input."""
     from stablehlo_tools.artifacts import artifact
     from stablehlo_tools.artifacts.program_set import Job
+    from stablehlo_tools.diagnostics import ToolError
     from stablehlo_tools.files import atomic
     from stablehlo_tools.order.report import finding_text
     from stablehlo_tools.targets.order_report import order_text
@@ -81,7 +82,10 @@ def run(arguments: argparse.Namespace) -> int:
     programs = [
         (directory / n, artifact.encode(a, a.form)) for n, a in zip(names, loaded, strict=True)
     ]
-    _make(directory)
+    try:
+        directory.mkdir(exist_ok=True)
+    except OSError as error:
+        raise ToolError(f"cannot make {str(directory)!r}: {error.strerror}") from None
     atomic.write_all_atomically(programs)
     print("\n".join(str(path) for path, _ in programs))
     return 0
@@ -114,15 +118,6 @@ def _names(paths: list[str]) -> list[str]:
         if name == "-":
             raise ToolError("standard input has no name to be written under: give a file")
     return names
-
-
-def _make(directory: Path) -> None:
-    from stablehlo_tools.diagnostics import ToolError
-
-    try:
-        directory.mkdir(exist_ok=True)
-    except OSError as error:
-        raise ToolError(f"cannot make {str(directory)!r}: {error.strerror}") from None
 
 
 def _check_directory(directory: Path) -> None:

@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING, Any
 
 from stablehlo_tools.cli.shared_arguments import (
     add_timing_arguments,
+    amount,
     question,
-    tolerance,
     tool_version,
 )
 
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from stablehlo_tools.analysis.partitioner_work import LeftToCompiler
     from stablehlo_tools.artifacts.artifact import Artifact
     from stablehlo_tools.report.document import ProgramReport
-    from stablehlo_tools.report.pipeline_report import PipelineReport
 
 
 _BOUNDED = ("exposed_ns", "bytes", "peak_bytes")
@@ -77,9 +76,12 @@ def run(arguments: argparse.Namespace) -> int:
         unnumbered_replicas,
     )
     from stablehlo_tools.analysis.partitioner_work import left_to_the_partitioner
+    from stablehlo_tools.analysis.pipelines.reading import find_pipelines
     from stablehlo_tools.analysis.replica_groups import ProcessGrid
     from stablehlo_tools.artifacts import artifact
     from stablehlo_tools.diagnostics import ToolError
+    from stablehlo_tools.report.pipeline_report import pipeline_lines
+    from stablehlo_tools.report.pipeline_rows import pipeline_report
 
     percent = _percent(arguments)
     loaded = artifact.load(arguments.input)
@@ -97,7 +99,7 @@ def run(arguments: argparse.Namespace) -> int:
         if fewest > 1:
             facts = ModuleFacts(ProcessGrid(fewest), facts.meshes)
         rows = [_row(c, facts, loaded.name) for c in collectives]
-        pipelines = _pipelines(loaded)
+        pipelines = [pipeline_report(each, loaded.name) for each in find_pipelines(loaded.module)]
         left = left_to_the_partitioner(loaded.module)
     except ToolError as error:
         error.input_name = loaded.name
@@ -121,7 +123,8 @@ def run(arguments: argparse.Namespace) -> int:
             )
         if left is not None:
             print(f"note: {_unseen(left, loaded.name)}")
-        _print_pipelines(pipelines)
+        for each in pipelines:
+            print("\n" + "\n".join(pipeline_lines(each)))
     return 0
 
 
@@ -137,26 +140,12 @@ def _unseen(left: LeftToCompiler, name: str) -> str:
     )
 
 
-def _pipelines(loaded: Artifact) -> list[PipelineReport]:
-    from stablehlo_tools.analysis.pipelines.reading import find_pipelines
-    from stablehlo_tools.report.pipeline_rows import pipeline_report
-
-    return [pipeline_report(each, loaded.name) for each in find_pipelines(loaded.module)]
-
-
-def _print_pipelines(pipelines: list[PipelineReport]) -> None:
-    from stablehlo_tools.report.pipeline_report import pipeline_lines
-
-    for each in pipelines:
-        print("\n" + "\n".join(pipeline_lines(each)))
-
-
 def _bound(text: str) -> tuple[str, float]:
     """`exposed_ns=12000`: a figure and its bound."""
     name, equals, value = text.partition("=")
     if not equals or name not in _BOUNDED:
         raise argparse.ArgumentTypeError(f"{text!r} is not FIGURE=NUMBER, of {', '.join(_BOUNDED)}")
-    return name, tolerance(value)
+    return name, amount(value)
 
 
 def _percent(arguments: argparse.Namespace) -> float:

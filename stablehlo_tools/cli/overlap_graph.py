@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import time
 from typing import TYPE_CHECKING, Any
+
+from stablehlo_tools.cli.shared_arguments import amount, positive, positive_amount
 
 if TYPE_CHECKING:
     from stablehlo_tools.overlap.scheduling.scheduler import Limits, Schedule
@@ -32,13 +33,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--memory-limit",
         metavar="GIB",
-        type=_gib,
+        type=amount,
         help="the most alive at any time; the peak of the graph's own order + 1 GiB by default",
     )
     parser.add_argument(
         "--in-flight",
         metavar="N",
-        type=_count,
+        type=positive,
         help="the most transfers of one stream that are issued and not yet waited for",
     )
     parser.add_argument("--no-buckets", action="store_true", help="leave every collective alone")
@@ -48,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--compute-overlap-multiplier",
         metavar="X",
-        type=_factor,
+        type=positive_amount,
         default=1.0,
         help="how much of the time of compute hides transfers, in the plan; 1 by default",
     )
@@ -127,12 +128,12 @@ def _exposed_whole(flights: list[Flight]) -> set[int]:
 
 
 def _table(facts: dict[str, Any], asked: float | None) -> str:
-    limit = "the peak before + 1 GiB" if asked is None else "as asked"
+    gap, limit = facts["gap"], "the peak before + 1 GiB" if asked is None else "as asked"
     lines = [
         f"{'':12} {'before':>12} {'after':>12}",
         f"{'total':12} {facts['before_ms']:>9.3f} ms {facts['total_ms']:>9.3f} ms",
         f"{'floor':12} {'':12} {facts['floor_ms']:>9.3f} ms   unbucketed; "
-        f"after is {_percent(facts['gap'])} it",
+        f"after is {abs(gap):.1%} {'above' if gap >= 0 else 'below'} it",
         f"{'exposed':12} {facts['exposed_before_ms']:>9.3f} ms {facts['exposed_ms']:>9.3f} ms",
         f"{'collectives':12} {facts['collectives']:>12,} {facts['launched']:>12,}   "
         f"{facts['buckets']} buckets of {facts['bucketed']}",
@@ -144,35 +145,3 @@ def _table(facts: dict[str, Any], asked: float | None) -> str:
         f"{'scheduled in':12} {'':12} {facts['seconds']:>10.2f} s",
     ]
     return "\n".join(lines)
-
-
-def _percent(gap: float) -> str:
-    return f"{abs(gap):.1%} {'above' if gap >= 0 else 'below'}"
-
-
-def _gib(text: str) -> float:
-    return _number(text, "amount of memory")
-
-
-def _factor(text: str) -> float:
-    value = _number(text, "factor")
-    if not value:
-        raise argparse.ArgumentTypeError("compute that hides nothing leaves nothing to plan")
-    return value
-
-
-def _count(text: str) -> int:
-    value = _number(text, "number of transfers")
-    if value < 1 or value != int(value):
-        raise argparse.ArgumentTypeError(f"{text} is no number of transfers from 1 up")
-    return int(value)
-
-
-def _number(text: str, what: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value) or value < 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is no {what}")
-    return value

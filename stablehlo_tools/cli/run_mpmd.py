@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stablehlo_tools.cli.shared_arguments import add_set_argument, seconds, tolerance, whole_number
+from stablehlo_tools.cli.shared_arguments import add_set_argument, amount, seconds, whole_number
 from stablehlo_tools.cli.verify import compare_with_origin, print_comparison
 from stablehlo_tools.processes import activity
 
@@ -62,9 +62,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="compare floats; --rtol, --atol and the other values of --how imply it",
     )
     parser.add_argument(
-        "--rtol", type=tolerance, help="accept |difference| <= ATOL + RTOL * |original|"
+        "--rtol", type=amount, help="accept |difference| <= ATOL + RTOL * |original|"
     )
-    parser.add_argument("--atol", type=tolerance, help="see --rtol")
+    parser.add_argument("--atol", type=amount, help="see --rtol")
     parser.add_argument(
         "--timeout",
         metavar="SECONDS",

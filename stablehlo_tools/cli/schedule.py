@@ -16,16 +16,14 @@ from typing import TYPE_CHECKING
 from stablehlo_tools.cli.schedule_options import (
     add_output_arguments,
     add_setting_arguments,
-    count,
-    count_or_zero,
     encoded,
     form_of,
-    positive_amount,
     put,
     setting,
     slice_costs,
     to_file,
 )
+from stablehlo_tools.cli.shared_arguments import positive, positive_amount, whole_number
 from stablehlo_tools.diagnostics import ToolError, naming
 
 if TYPE_CHECKING:
@@ -47,13 +45,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     checks.add_argument(
         "--buffers",
         metavar="K",
-        type=count_or_zero,
+        type=whole_number,
         help="messages that may wait between two ranks, where the file names its transfers; "
         "0 by default: a send waits for its receive",
     )
     comparing = parser.add_argument_group("compare")
     comparing.add_argument(
-        "--max-chunks", metavar="V", type=count, help="the most stages a rank to try (4)"
+        "--max-chunks", metavar="V", type=positive, help="the most stages a rank to try (4)"
     )
     comparing.add_argument(
         "--no-search", action="store_true", help="leave out auto, which takes longest"
@@ -79,9 +77,11 @@ def run(arguments: argparse.Namespace) -> int:
         return put(arguments, _comparison(arguments))
     if arguments.name in known:
         return put(arguments, encoded(arguments, *_named(arguments)))
+    from stablehlo_tools.schedules.validator import violations
+
     _check_is_file(arguments.name, known)
     table, costs = _read(arguments)
-    faults = _faults(arguments, table, costs)
+    faults = violations(table, costs, arguments.memory_limit, arguments.buffers or 0)
     if faults:
         print(_report(arguments, faults))
         return 1
@@ -155,12 +155,6 @@ def _cut(table: Table, slices: int | None) -> Table:
     if table.microbatches % slices:
         raise ToolError(f"--slices {slices}: the file has {table.microbatches} in all, no multiple")
     return replace(table, sequence_slices=slices)
-
-
-def _faults(arguments: argparse.Namespace, table: Table, costs: Costs) -> list[Violation]:
-    from stablehlo_tools.schedules.validator import violations
-
-    return violations(table, costs, arguments.memory_limit, arguments.buffers or 0)
 
 
 def _report(arguments: argparse.Namespace, faults: list[Violation]) -> str:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import math
 import shutil
 import sys
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
+from stablehlo_tools.cli.shared_arguments import amount, positive
 from stablehlo_tools.cli.streams import put_in_colour
 from stablehlo_tools.cli.terminal import in_colour
 from stablehlo_tools.cli.usage_errors import typed
@@ -25,15 +25,18 @@ _UNIT_COST = (1.0, 1.0, 1.0, 0.0)
 def add_setting_arguments(parser: argparse.ArgumentParser) -> None:
     """Counts, times, memory."""
     counts = parser.add_argument_group("counts")
-    counts.add_argument("--stages", metavar="P", type=count, help="pipeline ranks")
-    counts.add_argument("--microbatches", metavar="M", type=count, help="microbatches of a step")
+    counts.add_argument("--stages", metavar="P", type=positive, help="pipeline ranks")
+    counts.add_argument("--microbatches", metavar="M", type=positive, help="microbatches of a step")
     counts.add_argument(
-        "--chunks", metavar="V", type=count, help="stages a rank; otherwise as the schedule has it"
+        "--chunks",
+        metavar="V",
+        type=positive,
+        help="stages a rank; otherwise as the schedule has it",
     )
     counts.add_argument(
         "--slices",
         metavar="K",
-        type=count,
+        type=positive,
         help="slices of a microbatch's sequence, for schedules that cut it",
     )
     times = parser.add_argument_group("times, of one rank's share and one microbatch")
@@ -146,37 +149,6 @@ def slice_costs(arguments: argparse.Namespace, ranks: int, slices: int) -> Costs
     )
 
 
-def count(text: str) -> int:
-    """A whole number from 1 up, for argparse."""
-    if not text.isascii() or not text.isdigit() or len(text) > 9 or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 1 up")
-    return int(text)
-
-
-def count_or_zero(text: str) -> int:
-    """A whole number from 0 up, for argparse."""
-    return 0 if text == "0" else count(text)
-
-
-def amount(text: str) -> float:
-    """A finite number from 0 up, for argparse."""
-    try:
-        value = float(text.replace("_", "?"))
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value) or value < 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number from 0 up")
-    return abs(value)
-
-
-def positive_amount(text: str) -> float:
-    """A finite number above 0, for argparse."""
-    value = amount(text)
-    if not value:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number above 0")
-    return value
-
-
 def _cost(text: str) -> tuple[float, float, float, float]:
     figures = [amount(part) for part in text.split(",")]
     if len(figures) not in (3, 4):
@@ -219,7 +191,7 @@ def add_output_arguments(parser: argparse.ArgumentParser) -> None:
         "--color", choices=("auto", "always", "never"), default="auto", help="of the table"
     )
     output.add_argument(
-        "--width", metavar="COLUMNS", type=count, help="of the table; the terminal's by default"
+        "--width", metavar="COLUMNS", type=positive, help="of the table; the terminal's by default"
     )
 
 

@@ -124,20 +124,31 @@ def whole_number(text: str, least: int = 0) -> int:
     except ValueError:
         number = least - 1
     if number < least:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of {least} or more")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {least} up")
     return number
 
 
 def positive(text: str) -> int:
-    """A whole number of 1 or more."""
+    """A whole number from 1 up."""
     return whole_number(text, least=1)
 
 
-def tolerance(text: str) -> float:
-    """A finite number of 0 or more."""
+def amount(text: str) -> float:
+    """A finite number from 0 up."""
     number = any_number(text)
     if not 0 <= number < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a tolerance of 0 or more")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 up")
+    return abs(number)  # -0.0 too
+
+
+def positive_amount(text: str, kind: str = "number") -> float:
+    """A positive, finite number."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive {kind}")
     return number
 
 
@@ -150,20 +161,10 @@ def any_number(text: str) -> float:
 
 
 def seconds(text: str) -> float:
-    """A positive, finite number of seconds, for argparse."""
-    return _positive_amount(text, "seconds")
+    """A positive, finite number of seconds."""
+    return positive_amount(text, "number of seconds")
 
 
 def gib(text: str) -> float:
-    """A positive, finite number of GiB, for argparse."""
-    return _positive_amount(text, "GiB")
-
-
-def _positive_amount(text: str, unit: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not (math.isfinite(value) and value > 0):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number of {unit}")
-    return value
+    """A positive, finite number of GiB."""
+    return positive_amount(text, "number of GiB")

@@ -25,10 +25,10 @@ from typing import TYPE_CHECKING
 
 from stablehlo_tools.cli.shared_arguments import (
     add_set_argument,
+    amount,
     gib,
     positive,
     seconds,
-    tolerance,
     whole_number,
 )
 from stablehlo_tools.cli.streams import print_answer
@@ -68,10 +68,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="compare floats; the options from here to --backend imply it",
     )
-    parser.add_argument(
-        "--rtol", type=tolerance, help="accept |difference| <= ATOL + RTOL * |before|"
-    )
-    parser.add_argument("--atol", type=tolerance, help="see --rtol; either one makes NaN equal NaN")
+    parser.add_argument("--rtol", type=amount, help="accept |difference| <= ATOL + RTOL * |before|")
+    parser.add_argument("--atol", type=amount, help="see --rtol; either one makes NaN equal NaN")
     parser.add_argument(
         "--any-nan", action="store_true", help="bitwise, but any NaN equals any other NaN"
     )
@@ -337,7 +335,9 @@ def _may_be_rounding(verification: Verification) -> bool:
     """Returns True if all that differs, and was compared bit by bit, are floats, and near each
     other."""
     is_near = verification.exact is None and not any(map(_is_far, verification.outputs))
-    return verification.rule.is_bitwise and _only_floats_differ(verification) and is_near
+    differing = [output for output in verification.outputs if output.differing]
+    is_rounded = not verification.same and all(_is_rounded(output.dtype) for output in differing)
+    return verification.rule.is_bitwise and is_rounded and is_near
 
 
 def _is_far(output: Output) -> bool:
@@ -351,11 +351,6 @@ def _is_far(output: Output) -> bool:
         return False
     apart, largest = abs(before - after), max(abs(before), abs(after))
     return apart > _FAR * largest and apart > _FAR * output.max_abs_difference
-
-
-def _only_floats_differ(verification: Verification) -> bool:
-    differing = [output for output in verification.outputs if output.differing]
-    return not verification.same and all(_is_rounded(output.dtype) for output in differing)
 
 
 def _is_rounded(dtype: str) -> bool:

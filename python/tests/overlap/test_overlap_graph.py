@@ -130,14 +130,14 @@ def test_the_limit_that_an_error_names_works(tmp_path: Path, capsys: pytest.Capt
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--memory-limit", "much"], "--memory-limit: 'much' is no amount of memory"),
-        (["--memory-limit", "-1"], "--memory-limit: '-1' is no amount of memory"),
-        (["--memory-limit", "nan"], "--memory-limit: 'nan' is no amount of memory"),
-        (["--in-flight", "0"], "--in-flight: 0 is no number of transfers from 1 up"),
-        (["--in-flight", "1.5"], "--in-flight: 1.5 is no number of transfers from 1 up"),
+        (["--memory-limit", "much"], "--memory-limit: 'much' is not a number"),
+        (["--memory-limit", "-1"], "--memory-limit: '-1' is not a number from 0 up"),
+        (["--memory-limit", "nan"], "--memory-limit: 'nan' is not a number from 0 up"),
+        (["--in-flight", "0"], "--in-flight: '0' is not a whole number from 1 up"),
+        (["--in-flight", "1.5"], "--in-flight: '1.5' is not a whole number from 1 up"),
         (
             ["--compute-overlap-multiplier", "0"],
-            "--compute-overlap-multiplier: compute that hides nothing",
+            "--compute-overlap-multiplier: '0' is not a positive number",
         ),
         (["--exact"], "no option is called '--exact'"),
         (["--time-limit", "5"], "no option is called '--time-limit'"),
