@@ -96,24 +96,24 @@ func.func @sum_of_columns(
 
 // -----
 
-// A sum that starts from 5 would start from it on every device: the dimension is gathered.
+// A sum that starts from 5 would start from it on every device: 5 is added afterwards.
 sdy.mesh @mesh = <["x"=4, "y"=2]>
 // CHECK-LABEL: func.func @sum_from_five
 // CHECK-NEXT: sdy.manual_computation(
 // CHECK-SAME: manual_axes={"x", "y"} (%[[X:.+]]: tensor<2xi32>) {
-// CHECK-NEXT: %[[CONSTANT:.+]] = stablehlo.constant dense<5> : tensor<i32>
-// CHECK-NEXT: %[[GATHER:.+]] = "stablehlo.all_gather"(%[[X]])
-// CHECK-SAME: all_gather_dim = 0 : i64, channel_handle = #stablehlo.channel_handle<handle = 1, type = 1>
-// CHECK-SAME: replica_groups = dense<{{\[\[}}0, 2, 4, 6], [1, 3, 5, 7]]>
-// CHECK-SAME: -> tensor<8xi32>
-// CHECK-NEXT: %[[REDUCE:.+]] = stablehlo.reduce(%[[GATHER]] init: %[[CONSTANT]]) applies stablehlo.add across dimensions = [0]
+// CHECK-DAG: %[[FIVE:.+]] = stablehlo.constant dense<5> : tensor<i32>
+// CHECK-DAG: %[[ZERO:.+]] = stablehlo.constant dense<0> : tensor<i32>
+// CHECK: %[[REDUCE:.+]] = stablehlo.reduce(%[[X]] init: %[[ZERO]]) applies stablehlo.add across dimensions = [0]
 // CHECK-SAME: -> tensor<i32>
-// CHECK-NEXT: sdy.return %[[REDUCE]] : tensor<i32>
+// CHECK-NEXT: %[[REDUCED:.+]] = "stablehlo.all_reduce"(%[[REDUCE]])
+// CHECK-SAME: replica_groups = dense<{{\[\[}}0, 2, 4, 6], [1, 3, 5, 7]]>
+// CHECK: %[[SPREAD:.+]] = stablehlo.broadcast_in_dim %[[FIVE]], dims = []
+// CHECK-NEXT: %[[SUM:.+]] = stablehlo.add %[[REDUCED]], %[[SPREAD]] : tensor<i32>
+// CHECK-NEXT: sdy.return %[[SUM]] : tensor<i32>
 func.func @sum_from_five(
     %x: tensor<8xi32> {sdy.sharding = #sdy.sharding<@mesh, [{"x"}]>}
 ) -> tensor<i32> {
   %five = stablehlo.constant dense<5> : tensor<i32>
-  // expected-warning@+1 {{stablehlo.reduce cannot run on parts of dimension 0, divided over {"x"}: it is gathered}}
   %0 = stablehlo.reduce(%x init: %five) applies stablehlo.add across dimensions = [0] : (tensor<8xi32>, tensor<i32>) -> tensor<i32>
   return %0 : tensor<i32>
 }
@@ -144,24 +144,104 @@ func.func @maximum_from_five(
 
 // -----
 
-// A start that is data is not known to be harmless.
+// A start that is data is combined afterwards, too.
 sdy.mesh @mesh = <["x"=4, "y"=2]>
-// CHECK-LABEL: func.func @sum_from_an_argument
+// CHECK-LABEL: func.func @maximum_from_an_argument
 // CHECK-NEXT: sdy.manual_computation(
 // CHECK-SAME: manual_axes={"x", "y"} (%[[X:.+]]: tensor<2x4xi32>, %[[START:.+]]: tensor<i32>) {
-// CHECK-NEXT: %[[GATHER:.+]] = "stablehlo.all_gather"(%[[X]])
-// CHECK-SAME: all_gather_dim = 0 : i64, channel_handle = #stablehlo.channel_handle<handle = 1, type = 1>
-// CHECK-SAME: replica_groups = dense<{{\[\[}}0, 2, 4, 6], [1, 3, 5, 7]]>
-// CHECK-SAME: -> tensor<8x4xi32>
-// CHECK-NEXT: %[[REDUCE:.+]] = stablehlo.reduce(%[[GATHER]] init: %[[START]]) applies stablehlo.add across dimensions = [0]
+// CHECK-NEXT: %[[LEAST:.+]] = stablehlo.constant dense<-2147483648> : tensor<i32>
+// CHECK-NEXT: %[[REDUCE:.+]] = stablehlo.reduce(%[[X]] init: %[[LEAST]]) applies stablehlo.maximum across dimensions = [0]
 // CHECK-SAME: -> tensor<4xi32>
-// CHECK-NEXT: sdy.return %[[REDUCE]] : tensor<4xi32>
-func.func @sum_from_an_argument(
+// CHECK-NEXT: %[[REDUCED:.+]] = "stablehlo.all_reduce"(%[[REDUCE]])
+// CHECK-SAME: replica_groups = dense<{{\[\[}}0, 2, 4, 6], [1, 3, 5, 7]]>
+// CHECK: %[[SPREAD:.+]] = stablehlo.broadcast_in_dim %[[START]], dims = []
+// CHECK-NEXT: %[[MAXIMUM:.+]] = stablehlo.maximum %[[REDUCED]], %[[SPREAD]] : tensor<4xi32>
+// CHECK-NEXT: sdy.return %[[MAXIMUM]] : tensor<4xi32>
+func.func @maximum_from_an_argument(
     %x: tensor<8x4xi32> {sdy.sharding = #sdy.sharding<@mesh, [{"x"}, {}]>}, %start: tensor<i32>
 ) -> tensor<4xi32> {
-  // expected-warning@+1 {{stablehlo.reduce cannot run on parts of dimension 0, divided over {"x"}: it is gathered}}
-  %0 = stablehlo.reduce(%x init: %start) applies stablehlo.add across dimensions = [0] : (tensor<8x4xi32>, tensor<i32>) -> tensor<4xi32>
+  %0 = stablehlo.reduce(%x init: %start) applies stablehlo.maximum across dimensions = [0] : (tensor<8x4xi32>, tensor<i32>) -> tensor<4xi32>
   return %0 : tensor<4xi32>
+}
+
+// -----
+
+// A float that has no infinity has no identity of a maximum, and the dimension is gathered.
+sdy.mesh @mesh = <["x"=4, "y"=2]>
+// CHECK-LABEL: func.func @maximum_of_finite_floats
+// CHECK: %[[GATHER:.+]] = "stablehlo.all_gather"
+// CHECK-NEXT: stablehlo.reduce(%[[GATHER]] init: %{{.+}}) applies stablehlo.maximum across dimensions = [0]
+func.func @maximum_of_finite_floats(
+    %x: tensor<8xf8E4M3FN> {sdy.sharding = #sdy.sharding<@mesh, [{"x"}]>}, %start: tensor<f8E4M3FN>
+) -> tensor<f8E4M3FN> {
+  // expected-warning@+1 {{stablehlo.reduce cannot run on parts of dimension 0, divided over {"x"}: it is gathered}}
+  %0 = stablehlo.reduce(%x init: %start) applies stablehlo.maximum across dimensions = [0] : (tensor<8xf8E4M3FN>, tensor<f8E4M3FN>) -> tensor<f8E4M3FN>
+  return %0 : tensor<f8E4M3FN>
+}
+
+// -----
+
+// Complex numbers.
+sdy.mesh @mesh = <["x"=4, "y"=2]>
+// CHECK-LABEL: func.func @complex_sum
+// CHECK-DAG: %[[ZERO:.+]] = stablehlo.constant dense<(0.000000e+00,0.000000e+00)> : tensor<complex<f32>>
+// CHECK-DAG: %[[FIVE:.+]] = stablehlo.constant dense<(5.000000e+00,1.000000e+00)> : tensor<complex<f32>>
+// CHECK: stablehlo.reduce(%{{.+}} init: %[[ZERO]]) applies stablehlo.add across dimensions = [0]
+// CHECK-NEXT: %[[REDUCED:.+]] = "stablehlo.all_reduce"
+// CHECK: %[[SPREAD:.+]] = stablehlo.broadcast_in_dim %[[FIVE]], dims = []
+// CHECK-NEXT: stablehlo.add %[[REDUCED]], %[[SPREAD]] : tensor<complex<f32>>
+func.func @complex_sum(
+    %x: tensor<8xcomplex<f32>> {sdy.sharding = #sdy.sharding<@mesh, [{"x"}]>}
+) -> tensor<complex<f32>> {
+  %five = stablehlo.constant dense<(5.0, 1.0)> : tensor<complex<f32>>
+  %0 = stablehlo.reduce(%x init: %five) applies stablehlo.add across dimensions = [0] : (tensor<8xcomplex<f32>>, tensor<complex<f32>>) -> tensor<complex<f32>>
+  return %0 : tensor<complex<f32>>
+}
+
+// -----
+
+// Several sums at once start from zeros; the one that does so already is left alone.
+sdy.mesh @mesh = <["x"=4, "y"=2]>
+// CHECK-LABEL: func.func @two_sums
+// CHECK: %[[PART:.+]]:2 = stablehlo.reduce(%{{.+}} init: %[[ZERO:.+]]), (%{{.+}} init: %[[OTHER:.+]]) across dimensions = [0] : (tensor<2xi32>
+// CHECK: "stablehlo.all_gather"
+// CHECK: %[[WHOLE:.+]]:2 = stablehlo.reduce(
+// CHECK: %[[SUM:.+]] = stablehlo.add %[[WHOLE]]#0, %{{.+}} : tensor<i32>
+// CHECK-NEXT: sdy.return %[[SUM]], %[[WHOLE]]#1 : tensor<i32>, tensor<i32>
+func.func @two_sums(
+    %x: tensor<8xi32> {sdy.sharding = #sdy.sharding<@mesh, [{"x"}]>}
+) -> (tensor<i32>, tensor<i32>) {
+  %five = stablehlo.constant dense<5> : tensor<i32>
+  %zero = stablehlo.constant dense<0> : tensor<i32>
+  %0:2 = stablehlo.reduce(%x init: %five), (%x init: %zero) across dimensions = [0] : (tensor<8xi32>, tensor<8xi32>, tensor<i32>, tensor<i32>) -> (tensor<i32>, tensor<i32>)
+    reducer(%a: tensor<i32>, %b: tensor<i32>) (%m: tensor<i32>, %n: tensor<i32>) {
+      %1 = stablehlo.add %m, %n : tensor<i32>
+      %2 = stablehlo.add %a, %b : tensor<i32>
+      stablehlo.return %2, %1 : tensor<i32>, tensor<i32>
+    }
+  return %0#0, %0#1 : tensor<i32>, tensor<i32>
+}
+
+// -----
+
+// Windows start from the identity, too, which is the padding around the last device's rows.
+sdy.mesh @mesh = <["x"=4, "y"=2]>
+// CHECK-LABEL: func.func @windows_from_five
+// CHECK-DAG: %[[FIVE:.+]] = stablehlo.constant dense<5> : tensor<i32>
+// CHECK-DAG: %[[ZERO:.+]] = stablehlo.constant dense<0> : tensor<i32>
+// CHECK: %[[WINDOWS:.+]] = "stablehlo.reduce_window"(%{{.+}}, %[[ZERO]])
+// CHECK: %[[SPREAD:.+]] = stablehlo.broadcast_in_dim %[[FIVE]], dims = []
+// CHECK-NEXT: stablehlo.add %[[WINDOWS]], %[[SPREAD]] : tensor<2xi32>
+func.func @windows_from_five(
+    %x: tensor<8xi32> {sdy.sharding = #sdy.sharding<@mesh, [{"x"}]>}
+) -> (tensor<8xi32> {sdy.sharding = #sdy.sharding<@mesh, [{"x"}]>}) {
+  %five = stablehlo.constant dense<5> : tensor<i32>
+  %0 = "stablehlo.reduce_window"(%x, %five) ({
+  ^bb0(%a: tensor<i32>, %b: tensor<i32>):
+    %1 = stablehlo.add %a, %b : tensor<i32>
+    stablehlo.return %1 : tensor<i32>
+  }) {window_dimensions = array<i64: 2>, padding = dense<[[0, 1]]> : tensor<1x2xi64>} : (tensor<8xi32>, tensor<i32>) -> tensor<8xi32>
+  return %0 : tensor<8xi32>
 }
 
 // -----

@@ -6,6 +6,8 @@ identity is where a reduction starts from; an absorbing element decides the resu
 
 from __future__ import annotations
 
+from math import isinf
+
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import SHARDING_CONSTRAINT
 from stablehlo_tools.dialect.traits import Trait, ops_with, short_names
@@ -39,14 +41,30 @@ def _unconstrained(value: ir.Value) -> ir.Value:
 
 def reducer_kind(block: ir.Block) -> str | None:
     """The one op of REDUCERS that combines a block's two arguments; None for any other region."""
-    ops = combining_ops(block)
-    if len(ops) != 2 or len(block.arguments) != 2:
+    kinds = reducer_kinds(block)
+    return kinds[0] if kinds is not None and len(kinds) == 1 else None
+
+
+def reducer_kinds(block: ir.Block) -> list[str] | None:
+    """The op of REDUCERS that combines each argument of the first half with its counterpart.
+
+    Returns None for any other region.
+    """
+    *combines, end = combining_ops(block)
+    arguments, count = list(block.arguments), len(combines)
+    if len(arguments) != 2 * count:
         return None
-    combine, end = ops
-    reducer = combine.name.removeprefix("stablehlo.")
-    both = set(map(_unconstrained, combine.operands)) == set(block.arguments)
-    handed_on = list(map(_unconstrained, end.operands)) == list(combine.results)
-    return reducer if reducer in REDUCERS and both and handed_on else None
+    results: list[ir.Value] = [result for combine in combines for result in combine.results]
+    returned = [_unconstrained(value) for value in end.operands]
+    if set(returned) != set(results) or len(returned) != count:
+        return None
+    kinds: list[str] = []
+    for number, value in enumerate(returned):
+        combine = combines[results.index(value)]
+        kinds.append(combine.name.removeprefix("stablehlo."))
+        if set(map(_unconstrained, combine.operands)) != {*arguments[number::count]}:
+            return None
+    return kinds if REDUCERS.issuperset(kinds) else None
 
 
 def identity_of(reducer: str, element_type: ir.Type) -> float | int | None:
@@ -55,7 +73,9 @@ def identity_of(reducer: str, element_type: ir.Type) -> float | int | None:
     For a sum of floats -0.0, which unlike 0.0 keeps -0.0. None where there is none to write.
     """
     if isinstance(element_type, ir.FloatType):
-        return float_identity(reducer)
+        identity = float_identity(reducer)
+        # FN: finite values and NaN only, as of f8E4M3FN.
+        return None if identity and isinf(identity) and "FN" in str(element_type) else identity
     if not isinstance(element_type, ir.IntegerType):
         return None
     return integer_identity(reducer, element_type.width, signed=not element_type.is_unsigned)

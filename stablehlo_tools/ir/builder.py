@@ -55,14 +55,20 @@ class Builder:
         """The type of a tensor."""
         return ir.RankedTensorType.get(list(shape), element, loc=self.location)
 
-    def splat(self, number: float, shape: Sequence[int], element: ir.Type) -> ir.Value:
+    def splat(self, number: complex, shape: Sequence[int], element: ir.Type) -> ir.Value:
         """A constant tensor of one number."""
         value: ir.Attribute
+        type_ = self.tensor(shape, element)
+        if isinstance(number, complex):  # the bindings have no attribute for it
+            text = f"stablehlo.constant dense<({number.real:e},{number.imag:e})> : {type_}"
+            with self.location:
+                constant = ir.Operation.parse(text, context=self.context).operation
+            self.point.insert(constant)
+            return constant.results[0]
         if isinstance(element, ir.FloatType):
             value = ir.FloatAttr.get(element, number, loc=self.location)
         else:
             value = ir.IntegerAttr.get(element, int(number))
-        type_ = self.tensor(shape, element)
         return self.op("constant", [], type_, value=ir.DenseElementsAttr.get_splat(type_, value))
 
     def splat_like(self, number: float, value: ir.Value) -> ir.Value:

@@ -108,6 +108,7 @@ from stablehlo_tools.transforms.parts.partition.preparation import (
     prepare,
     rename_meshes,
 )
+from stablehlo_tools.transforms.parts.partition.reduce_starts import reduce_from_identities
 from stablehlo_tools.transforms.parts.partition.row_scatters import insert_indexed_dims
 from stablehlo_tools.transforms.parts.partition.scans import scans_as_windows
 
@@ -169,6 +170,7 @@ class PartitionPass(Pass):
             inline_all_calls(module)
             fold_equal_branches(module)
             plain_moves(module)
+            reduce_from_identities(module)
             insert_indexed_dims(module)
             apart = _set_apart(module, main)
             prepare(module, mesh)
