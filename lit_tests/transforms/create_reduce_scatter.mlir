@@ -718,3 +718,167 @@ func.func @padded_sum(%x: tensor<7x3xf32>) -> tensor<2x3xf32> {
   %1 = stablehlo.dynamic_slice %padded, %start, %zero, sizes = [2, 3] : (tensor<8x3xf32>, tensor<i32>, tensor<i32>) -> tensor<2x3xf32>
   return %1 : tensor<2x3xf32>
 }
+
+// -----
+
+// A reshape that puts chunks of the cut dimension side by side: it comes before the sum.
+// CHECK-LABEL: func.func @minor_dimension
+// CHECK-SAME: (%[[X:.+]]: tensor<3x8xf32>)
+// CHECK-NEXT: %[[FLAT:.+]] = stablehlo.reshape %[[X]] : (tensor<3x8xf32>) -> tensor<24xf32>
+// CHECK-NEXT: %[[PART:.+]] = "stablehlo.reduce_scatter"(%[[FLAT]])
+// CHECK-SAME: scatter_dimension = 0
+// CHECK-NOT: slice
+// CHECK: return %[[PART]] : tensor<6xf32>
+func.func @minor_dimension(%x: tensor<3x8xf32>) -> tensor<6xf32> {
+  %0 = "stablehlo.all_reduce"(%x) ({
+  ^bb0(%a: tensor<f32>, %b: tensor<f32>):
+    %c = stablehlo.add %a, %b : tensor<f32>
+    stablehlo.return %c : tensor<f32>
+  }) {channel_handle = #stablehlo.channel_handle<handle = 1, type = 1>, replica_groups = dense<[[0, 1, 2, 3]]> : tensor<1x4xi64>, use_global_device_ids} : (tensor<3x8xf32>) -> tensor<3x8xf32>
+  %r = stablehlo.reshape %0 : (tensor<3x8xf32>) -> tensor<24xf32>
+  %table_start = stablehlo.constant dense<[0, 6, 12, 18]> : tensor<4xi32>
+  %device_start = stablehlo.partition_id : tensor<ui32>
+  %row_start = stablehlo.dynamic_slice %table_start, %device_start, sizes = [1] : (tensor<4xi32>, tensor<ui32>) -> tensor<1xi32>
+  %start = stablehlo.reshape %row_start : (tensor<1xi32>) -> tensor<i32>
+  %1 = stablehlo.dynamic_slice %r, %start, sizes = [6] : (tensor<24xf32>, tensor<i32>) -> tensor<6xf32>
+  return %1 : tensor<6xf32>
+}
+
+// -----
+
+// A middle dimension that a reshape makes. The ops after the reshape are done on the part.
+// CHECK-LABEL: func.func @middle_dimension
+// CHECK-SAME: (%[[X:.+]]: tensor<8x3xf32>)
+// CHECK-NEXT: %[[PARTS:.+]] = stablehlo.reshape %[[X]] : (tensor<8x3xf32>) -> tensor<2x4x3xf32>
+// CHECK-NEXT: %[[PART:.+]] = "stablehlo.reduce_scatter"(%[[PARTS]])
+// CHECK-SAME: scatter_dimension = 1
+// CHECK: (tensor<2x4x3xf32>) -> tensor<2x1x3xf32>
+// CHECK-NEXT: %[[Y:.+]] = stablehlo.negate %[[PART]] : tensor<2x1x3xf32>
+// CHECK-NEXT: return %[[Y]]
+func.func @middle_dimension(%x: tensor<8x3xf32>) -> tensor<2x1x3xf32> {
+  %0 = "stablehlo.all_reduce"(%x) ({
+  ^bb0(%a: tensor<f32>, %b: tensor<f32>):
+    %c = stablehlo.add %a, %b : tensor<f32>
+    stablehlo.return %c : tensor<f32>
+  }) {channel_handle = #stablehlo.channel_handle<handle = 1, type = 1>, replica_groups = dense<[[0, 1, 2, 3]]> : tensor<1x4xi64>, use_global_device_ids} : (tensor<8x3xf32>) -> tensor<8x3xf32>
+  %r = stablehlo.reshape %0 : (tensor<8x3xf32>) -> tensor<2x4x3xf32>
+  %n = stablehlo.negate %r : tensor<2x4x3xf32>
+  %table_start = stablehlo.constant dense<[0, 1, 2, 3]> : tensor<4xi32>
+  %device_start = stablehlo.partition_id : tensor<ui32>
+  %row_start = stablehlo.dynamic_slice %table_start, %device_start, sizes = [1] : (tensor<4xi32>, tensor<ui32>) -> tensor<1xi32>
+  %start = stablehlo.reshape %row_start : (tensor<1xi32>) -> tensor<i32>
+  %zero = stablehlo.constant dense<0> : tensor<i32>
+  %1 = stablehlo.dynamic_slice %n, %zero, %start, %zero, sizes = [2, 1, 3] : (tensor<2x4x3xf32>, tensor<i32>, tensor<i32>, tensor<i32>) -> tensor<2x1x3xf32>
+  return %1 : tensor<2x1x3xf32>
+}
+
+// -----
+
+// A sum of sums, and a slice by the axis of the first: its groups scatter, the others sum the parts.
+// CHECK-LABEL: func.func @slice_by_the_first_axis
+// CHECK-SAME: (%[[X:.+]]: tensor<8x3xf32>)
+// CHECK-NEXT: %[[PART:.+]] = "stablehlo.reduce_scatter"(%[[X]])
+// CHECK-SAME: replica_groups = dense<{{\[\[}}0, 2], [1, 3]]>
+// CHECK: %[[SUM:.+]] = "stablehlo.all_reduce"(%[[PART]])
+// CHECK-SAME: replica_groups = dense<{{\[\[}}0, 1], [2, 3]]>
+// CHECK: (tensor<4x3xf32>) -> tensor<4x3xf32>
+// CHECK-NEXT: return %[[SUM]]
+func.func @slice_by_the_first_axis(%x: tensor<8x3xf32>) -> tensor<4x3xf32> {
+  %0 = "stablehlo.all_reduce"(%x) ({
+  ^bb0(%a: tensor<f32>, %b: tensor<f32>):
+    %c = stablehlo.add %a, %b : tensor<f32>
+    stablehlo.return %c : tensor<f32>
+  }) {channel_handle = #stablehlo.channel_handle<handle = 1, type = 1>, replica_groups = dense<[[0, 2], [1, 3]]> : tensor<2x2xi64>, use_global_device_ids} : (tensor<8x3xf32>) -> tensor<8x3xf32>
+  %1 = "stablehlo.all_reduce"(%0) ({
+  ^bb0(%a: tensor<f32>, %b: tensor<f32>):
+    %c = stablehlo.add %a, %b : tensor<f32>
+    stablehlo.return %c : tensor<f32>
+  }) {channel_handle = #stablehlo.channel_handle<handle = 1, type = 1>, replica_groups = dense<[[0, 1], [2, 3]]> : tensor<2x2xi64>, use_global_device_ids} : (tensor<8x3xf32>) -> tensor<8x3xf32>
+  %table_start = stablehlo.constant dense<[0, 0, 4, 4]> : tensor<4xi32>
+  %device_start = stablehlo.partition_id : tensor<ui32>
+  %row_start = stablehlo.dynamic_slice %table_start, %device_start, sizes = [1] : (tensor<4xi32>, tensor<ui32>) -> tensor<1xi32>
+  %start = stablehlo.reshape %row_start : (tensor<1xi32>) -> tensor<i32>
+  %zero = stablehlo.constant dense<0> : tensor<i32>
+  %2 = stablehlo.dynamic_slice %1, %start, %zero, sizes = [4, 3] : (tensor<8x3xf32>, tensor<i32>, tensor<i32>) -> tensor<4x3xf32>
+  return %2 : tensor<4x3xf32>
+}
+
+// -----
+
+// A slice by the axis of the second: that one scatters, before the first.
+// CHECK-LABEL: func.func @slice_by_the_second_axis
+// CHECK-SAME: (%[[X:.+]]: tensor<8x3xf32>)
+// CHECK-NEXT: %[[PART:.+]] = "stablehlo.reduce_scatter"(%[[X]])
+// CHECK-SAME: replica_groups = dense<{{\[\[}}0, 1], [2, 3]]>
+// CHECK: %[[SUM:.+]] = "stablehlo.all_reduce"(%[[PART]])
+// CHECK-SAME: replica_groups = dense<{{\[\[}}0, 2], [1, 3]]>
+// CHECK: return %[[SUM]]
+func.func @slice_by_the_second_axis(%x: tensor<8x3xf32>) -> tensor<4x3xf32> {
+  %0 = "stablehlo.all_reduce"(%x) ({
+  ^bb0(%a: tensor<f32>, %b: tensor<f32>):
+    %c = stablehlo.add %a, %b : tensor<f32>
+    stablehlo.return %c : tensor<f32>
+  }) {channel_handle = #stablehlo.channel_handle<handle = 1, type = 1>, replica_groups = dense<[[0, 2], [1, 3]]> : tensor<2x2xi64>, use_global_device_ids} : (tensor<8x3xf32>) -> tensor<8x3xf32>
+  %1 = "stablehlo.all_reduce"(%0) ({
+  ^bb0(%a: tensor<f32>, %b: tensor<f32>):
+    %c = stablehlo.add %a, %b : tensor<f32>
+    stablehlo.return %c : tensor<f32>
+  }) {channel_handle = #stablehlo.channel_handle<handle = 1, type = 1>, replica_groups = dense<[[0, 1], [2, 3]]> : tensor<2x2xi64>, use_global_device_ids} : (tensor<8x3xf32>) -> tensor<8x3xf32>
+  %table_start = stablehlo.constant dense<[0, 4, 0, 4]> : tensor<4xi32>
+  %device_start = stablehlo.partition_id : tensor<ui32>
+  %row_start = stablehlo.dynamic_slice %table_start, %device_start, sizes = [1] : (tensor<4xi32>, tensor<ui32>) -> tensor<1xi32>
+  %start = stablehlo.reshape %row_start : (tensor<1xi32>) -> tensor<i32>
+  %zero = stablehlo.constant dense<0> : tensor<i32>
+  %2 = stablehlo.dynamic_slice %1, %start, %zero, sizes = [4, 3] : (tensor<8x3xf32>, tensor<i32>, tensor<i32>) -> tensor<4x3xf32>
+  return %2 : tensor<4x3xf32>
+}
+
+// -----
+
+// Functions that slice, called with different starts, as jax writes an index: they are inlined.
+// CHECK-LABEL: func.func @sliced_in_functions
+// CHECK-SAME: (%[[X:.+]]: tensor<8x3xf32>, %[[Y:.+]]: tensor<8x3xf32>)
+// CHECK-NOT: call
+// CHECK-NOT: all_reduce
+// CHECK: "stablehlo.reduce_scatter"(%[[X]])
+// CHECK-SAME: replica_groups = dense<{{\[\[}}0, 1, 2, 3]]>
+// CHECK: "stablehlo.reduce_scatter"(%[[Y]])
+// CHECK-SAME: replica_groups = dense<{{\[\[}}3, 2, 1, 0]]>
+// CHECK-NOT: private @row
+module {
+  func.func @sliced_in_functions(%x: tensor<8x3xf32>, %y: tensor<8x3xf32>) -> (tensor<2x3xf32>, tensor<2x3xf32>) {
+  %0 = "stablehlo.all_reduce"(%x) ({
+  ^bb0(%a: tensor<f32>, %b: tensor<f32>):
+    %c = stablehlo.add %a, %b : tensor<f32>
+    stablehlo.return %c : tensor<f32>
+  }) {channel_handle = #stablehlo.channel_handle<handle = 1, type = 1>, replica_groups = dense<[[0, 1, 2, 3]]> : tensor<1x4xi64>, use_global_device_ids} : (tensor<8x3xf32>) -> tensor<8x3xf32>
+  %1 = stablehlo.reshape %0 : (tensor<8x3xf32>) -> tensor<4x2x3xf32>
+  %table_start = stablehlo.constant dense<[0, 1, 2, 3]> : tensor<4xi32>
+  %device_start = stablehlo.partition_id : tensor<ui32>
+  %row_start = stablehlo.dynamic_slice %table_start, %device_start, sizes = [1] : (tensor<4xi32>, tensor<ui32>) -> tensor<1xi32>
+  %start = stablehlo.reshape %row_start : (tensor<1xi32>) -> tensor<i32>
+  %2 = func.call @row(%1, %start) : (tensor<4x2x3xf32>, tensor<i32>) -> tensor<2x3xf32>
+  %3 = "stablehlo.all_reduce"(%y) ({
+  ^bb0(%a: tensor<f32>, %b: tensor<f32>):
+    %c = stablehlo.add %a, %b : tensor<f32>
+    stablehlo.return %c : tensor<f32>
+  }) {channel_handle = #stablehlo.channel_handle<handle = 1, type = 1>, replica_groups = dense<[[0, 1, 2, 3]]> : tensor<1x4xi64>, use_global_device_ids} : (tensor<8x3xf32>) -> tensor<8x3xf32>
+  %4 = stablehlo.reshape %3 : (tensor<8x3xf32>) -> tensor<4x2x3xf32>
+  %table_back = stablehlo.constant dense<[3, 2, 1, 0]> : tensor<4xi32>
+  %device_back = stablehlo.partition_id : tensor<ui32>
+  %row_back = stablehlo.dynamic_slice %table_back, %device_back, sizes = [1] : (tensor<4xi32>, tensor<ui32>) -> tensor<1xi32>
+  %back = stablehlo.reshape %row_back : (tensor<1xi32>) -> tensor<i32>
+  %5 = func.call @row(%4, %back) : (tensor<4x2x3xf32>, tensor<i32>) -> tensor<2x3xf32>
+  return %2, %5 : tensor<2x3xf32>, tensor<2x3xf32>
+  }
+  func.func private @row(%v: tensor<4x2x3xf32>, %i: tensor<i32>) -> tensor<2x3xf32> {
+    %r = func.call @part(%v, %i) : (tensor<4x2x3xf32>, tensor<i32>) -> tensor<1x2x3xf32>
+    %s = stablehlo.reshape %r : (tensor<1x2x3xf32>) -> tensor<2x3xf32>
+    return %s : tensor<2x3xf32>
+  }
+  func.func private @part(%v: tensor<4x2x3xf32>, %i: tensor<i32>) -> tensor<1x2x3xf32> {
+    %zero = stablehlo.constant dense<0> : tensor<i32>
+    %r = stablehlo.dynamic_slice %v, %i, %zero, %zero, sizes = [1, 2, 3] : (tensor<4x2x3xf32>, tensor<i32>, tensor<i32>, tensor<i32>) -> tensor<1x2x3xf32>
+    return %r : tensor<1x2x3xf32>
+  }
+}

@@ -419,24 +419,6 @@ func.func @reversed(%x: tensor<8x3xf32>) -> tensor<2x3xf32> {
 
 // -----
 
-// A reshape that puts chunks of the cut dimension side by side.
-func.func @minor_dimension(%x: tensor<3x8xf32>) -> tensor<6xf32> {
-  %0 = "stablehlo.all_reduce"(%x) ({
-  ^bb0(%a: tensor<f32>, %b: tensor<f32>):
-    %c = stablehlo.add %a, %b : tensor<f32>
-    stablehlo.return %c : tensor<f32>
-  }) {channel_handle = #stablehlo.channel_handle<handle = 1, type = 1>, replica_groups = dense<[[0, 1, 2, 3]]> : tensor<1x4xi64>, use_global_device_ids} : (tensor<3x8xf32>) -> tensor<3x8xf32>
-  %r = stablehlo.reshape %0 : (tensor<3x8xf32>) -> tensor<24xf32>
-  %table_start = stablehlo.constant dense<[0, 6, 12, 18]> : tensor<4xi32>
-  %device_start = stablehlo.partition_id : tensor<ui32>
-  %row_start = stablehlo.dynamic_slice %table_start, %device_start, sizes = [1] : (tensor<4xi32>, tensor<ui32>) -> tensor<1xi32>
-  %start = stablehlo.reshape %row_start : (tensor<1xi32>) -> tensor<i32>
-  %1 = stablehlo.dynamic_slice %r, %start, sizes = [6] : (tensor<24xf32>, tensor<i32>) -> tensor<6xf32>
-  return %1 : tensor<6xf32>
-}
-
-// -----
-
 // The sum times itself: both operands are followed.
 func.func @square(%x: tensor<8x3xf32>) -> tensor<2x3xf32> {
   %0 = "stablehlo.all_reduce"(%x) ({
@@ -836,4 +818,119 @@ func.func @padded_by_ones(%x: tensor<7x3xf32>) -> (tensor<2x3xf32>) {
   %y = stablehlo.dynamic_slice %p, %s, %z, sizes = [2, 3] : (tensor<8x3xf32>, tensor<i32>, tensor<i32>) -> tensor<2x3xf32>
   return %y : tensor<2x3xf32>
 }
+}
+
+// -----
+
+// A pad with what does not sum to itself, before a slice that otherwise scatters.
+func.func @padded_with_ones(%x: tensor<8x3xf32>) -> tensor<3x3xf32> {
+  %0 = "stablehlo.all_reduce"(%x) ({
+  ^bb0(%a: tensor<f32>, %b: tensor<f32>):
+    %c = stablehlo.add %a, %b : tensor<f32>
+    stablehlo.return %c : tensor<f32>
+  }) {channel_handle = #stablehlo.channel_handle<handle = 1, type = 1>, replica_groups = dense<[[0, 1, 2, 3]]> : tensor<1x4xi64>, use_global_device_ids} : (tensor<8x3xf32>) -> tensor<8x3xf32>
+  %one = stablehlo.constant dense<1.0> : tensor<f32>
+  %p = stablehlo.pad %0, %one, low = [0, 0], high = [4, 0], interior = [0, 0] : (tensor<8x3xf32>, tensor<f32>) -> tensor<12x3xf32>
+  %table_start = stablehlo.constant dense<[0, 3, 6, 9]> : tensor<4xi32>
+  %device_start = stablehlo.partition_id : tensor<ui32>
+  %row_start = stablehlo.dynamic_slice %table_start, %device_start, sizes = [1] : (tensor<4xi32>, tensor<ui32>) -> tensor<1xi32>
+  %start = stablehlo.reshape %row_start : (tensor<1xi32>) -> tensor<i32>
+  %zero = stablehlo.constant dense<0> : tensor<i32>
+  %1 = stablehlo.dynamic_slice %p, %start, %zero, sizes = [3, 3] : (tensor<12x3xf32>, tensor<i32>, tensor<i32>) -> tensor<3x3xf32>
+  return %1 : tensor<3x3xf32>
+}
+
+// -----
+
+// A maximum of sums is not one reduction.
+func.func @maximum_of_sums(%x: tensor<8x3xf32>) -> tensor<4x3xf32> {
+  %0 = "stablehlo.all_reduce"(%x) ({
+  ^bb0(%a: tensor<f32>, %b: tensor<f32>):
+    %c = stablehlo.add %a, %b : tensor<f32>
+    stablehlo.return %c : tensor<f32>
+  }) {channel_handle = #stablehlo.channel_handle<handle = 1, type = 1>, replica_groups = dense<[[0, 2], [1, 3]]> : tensor<2x2xi64>, use_global_device_ids} : (tensor<8x3xf32>) -> tensor<8x3xf32>
+  %1 = "stablehlo.all_reduce"(%0) ({
+  ^bb0(%a: tensor<f32>, %b: tensor<f32>):
+    %c = stablehlo.maximum %a, %b : tensor<f32>
+    stablehlo.return %c : tensor<f32>
+  }) {channel_handle = #stablehlo.channel_handle<handle = 1, type = 1>, replica_groups = dense<[[0, 1], [2, 3]]> : tensor<2x2xi64>, use_global_device_ids} : (tensor<8x3xf32>) -> tensor<8x3xf32>
+  %table_start = stablehlo.constant dense<[0, 0, 4, 4]> : tensor<4xi32>
+  %device_start = stablehlo.partition_id : tensor<ui32>
+  %row_start = stablehlo.dynamic_slice %table_start, %device_start, sizes = [1] : (tensor<4xi32>, tensor<ui32>) -> tensor<1xi32>
+  %start = stablehlo.reshape %row_start : (tensor<1xi32>) -> tensor<i32>
+  %zero = stablehlo.constant dense<0> : tensor<i32>
+  %2 = stablehlo.dynamic_slice %1, %start, %zero, sizes = [4, 3] : (tensor<8x3xf32>, tensor<i32>, tensor<i32>) -> tensor<4x3xf32>
+  return %2 : tensor<4x3xf32>
+}
+
+// -----
+
+// The first sum is used by itself, too.
+func.func @sum_of_a_used_sum(%x: tensor<8x3xf32>) -> (tensor<4x3xf32>, tensor<8x3xf32>) {
+  %0 = "stablehlo.all_reduce"(%x) ({
+  ^bb0(%a: tensor<f32>, %b: tensor<f32>):
+    %c = stablehlo.add %a, %b : tensor<f32>
+    stablehlo.return %c : tensor<f32>
+  }) {channel_handle = #stablehlo.channel_handle<handle = 1, type = 1>, replica_groups = dense<[[0, 2], [1, 3]]> : tensor<2x2xi64>, use_global_device_ids} : (tensor<8x3xf32>) -> tensor<8x3xf32>
+  %1 = "stablehlo.all_reduce"(%0) ({
+  ^bb0(%a: tensor<f32>, %b: tensor<f32>):
+    %c = stablehlo.add %a, %b : tensor<f32>
+    stablehlo.return %c : tensor<f32>
+  }) {channel_handle = #stablehlo.channel_handle<handle = 1, type = 1>, replica_groups = dense<[[0, 1], [2, 3]]> : tensor<2x2xi64>, use_global_device_ids} : (tensor<8x3xf32>) -> tensor<8x3xf32>
+  %table_start = stablehlo.constant dense<[0, 0, 4, 4]> : tensor<4xi32>
+  %device_start = stablehlo.partition_id : tensor<ui32>
+  %row_start = stablehlo.dynamic_slice %table_start, %device_start, sizes = [1] : (tensor<4xi32>, tensor<ui32>) -> tensor<1xi32>
+  %start = stablehlo.reshape %row_start : (tensor<1xi32>) -> tensor<i32>
+  %zero = stablehlo.constant dense<0> : tensor<i32>
+  %2 = stablehlo.dynamic_slice %1, %start, %zero, sizes = [4, 3] : (tensor<8x3xf32>, tensor<i32>, tensor<i32>) -> tensor<4x3xf32>
+  return %2, %0 : tensor<4x3xf32>, tensor<8x3xf32>
+}
+
+// -----
+
+// Sums over the same groups twice count each device twice.
+func.func @sum_of_the_same_sum(%x: tensor<8x3xf32>) -> tensor<4x3xf32> {
+  %0 = "stablehlo.all_reduce"(%x) ({
+  ^bb0(%a: tensor<f32>, %b: tensor<f32>):
+    %c = stablehlo.add %a, %b : tensor<f32>
+    stablehlo.return %c : tensor<f32>
+  }) {channel_handle = #stablehlo.channel_handle<handle = 1, type = 1>, replica_groups = dense<[[0, 1], [2, 3]]> : tensor<2x2xi64>, use_global_device_ids} : (tensor<8x3xf32>) -> tensor<8x3xf32>
+  %1 = "stablehlo.all_reduce"(%0) ({
+  ^bb0(%a: tensor<f32>, %b: tensor<f32>):
+    %c = stablehlo.add %a, %b : tensor<f32>
+    stablehlo.return %c : tensor<f32>
+  }) {channel_handle = #stablehlo.channel_handle<handle = 1, type = 1>, replica_groups = dense<[[0, 1], [2, 3]]> : tensor<2x2xi64>, use_global_device_ids} : (tensor<8x3xf32>) -> tensor<8x3xf32>
+  %table_start = stablehlo.constant dense<[0, 0, 4, 4]> : tensor<4xi32>
+  %device_start = stablehlo.partition_id : tensor<ui32>
+  %row_start = stablehlo.dynamic_slice %table_start, %device_start, sizes = [1] : (tensor<4xi32>, tensor<ui32>) -> tensor<1xi32>
+  %start = stablehlo.reshape %row_start : (tensor<1xi32>) -> tensor<i32>
+  %zero = stablehlo.constant dense<0> : tensor<i32>
+  %2 = stablehlo.dynamic_slice %1, %start, %zero, sizes = [4, 3] : (tensor<8x3xf32>, tensor<i32>, tensor<i32>) -> tensor<4x3xf32>
+  return %2 : tensor<4x3xf32>
+}
+
+// -----
+
+// A function that slices where data says: the call stays.
+module {
+  func.func @sliced_by_data(%x: tensor<8x3xf32>, %i: tensor<i32>) -> tensor<2x3xf32> {
+  %0 = "stablehlo.all_reduce"(%x) ({
+  ^bb0(%a: tensor<f32>, %b: tensor<f32>):
+    %c = stablehlo.add %a, %b : tensor<f32>
+    stablehlo.return %c : tensor<f32>
+  }) {channel_handle = #stablehlo.channel_handle<handle = 1, type = 1>, replica_groups = dense<[[0, 1, 2, 3]]> : tensor<1x4xi64>, use_global_device_ids} : (tensor<8x3xf32>) -> tensor<8x3xf32>
+  %1 = stablehlo.reshape %0 : (tensor<8x3xf32>) -> tensor<4x2x3xf32>
+  %2 = func.call @row(%1, %i) : (tensor<4x2x3xf32>, tensor<i32>) -> tensor<2x3xf32>
+  return %2 : tensor<2x3xf32>
+  }
+  func.func private @row(%v: tensor<4x2x3xf32>, %i: tensor<i32>) -> tensor<2x3xf32> {
+    %r = func.call @part(%v, %i) : (tensor<4x2x3xf32>, tensor<i32>) -> tensor<1x2x3xf32>
+    %s = stablehlo.reshape %r : (tensor<1x2x3xf32>) -> tensor<2x3xf32>
+    return %s : tensor<2x3xf32>
+  }
+  func.func private @part(%v: tensor<4x2x3xf32>, %i: tensor<i32>) -> tensor<1x2x3xf32> {
+    %zero = stablehlo.constant dense<0> : tensor<i32>
+    %r = stablehlo.dynamic_slice %v, %i, %zero, %zero, sizes = [1, 2, 3] : (tensor<4x2x3xf32>, tensor<i32>, tensor<i32>, tensor<i32>) -> tensor<1x2x3xf32>
+    return %r : tensor<1x2x3xf32>
+  }
 }

@@ -39,3 +39,12 @@ DIMENSIONS = {
     "reduce_scatter": ("scatter_dimension",),
     "all_to_all": ("split_dimension", "concat_dimension", "split_count"),
 }
+
+# The kinds that a compiler refuses of element types that begin so.
+_REFUSED = {("reduce_scatter", "complex"): "XLA:TPU"}
+
+
+def refusal(kind: str, element: str) -> str | None:
+    """The reason not to write a collective, if a compiler refuses its kind of its elements."""
+    compiler = _REFUSED.get((kind, element.partition("<")[0]))
+    return compiler and f"{compiler} has no {kind} of {element}"

@@ -13,6 +13,7 @@ from stablehlo_tools.dialect.names import SHARDING_CONSTRAINT
 from stablehlo_tools.dialect.traits import Trait, ops_with, short_names
 
 REDUCERS = short_names(ops_with(Trait.COMMUTATIVE | Trait.ASSOCIATIVE))
+IDEMPOTENT = short_names(ops_with(Trait.IDEMPOTENT))
 
 # Of a sum -0.0, which unlike 0.0 keeps -0.0.
 _OF_FLOATS = {

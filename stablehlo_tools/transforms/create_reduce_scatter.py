@@ -13,7 +13,9 @@ constants is computed for every device.
 
 Where other devices are summed over too, an all_reduce of the part follows; where several
 dimensions are cut, several reduce_scatters. Reshapes, transposes, broadcasts and exact elementwise
-ops between the two are done on the part. Likewise
+ops between the two are done on the part; reshapes that mix the chunks with others, and pads with
+what sums to itself, before the sum. All_reduces in a row count as one, and calls of functions that
+slice are inlined if that helps. Likewise
 
 - an all_gather of which each device takes its own part goes; one of which it takes a larger part,
   its own among them, gathers in smaller groups; one of which it takes another's part becomes a
@@ -50,15 +52,20 @@ agree on.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Sequence
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from stablehlo_tools.analysis.collectives import Collective, ModuleFacts, find_collectives
 from stablehlo_tools.analysis.device_values import DeviceValues
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.diagnostics import Diagnostics, ToolError
-from stablehlo_tools.ir.walk import functions_by_name
+from stablehlo_tools.diagnostics import Diagnostic, Diagnostics, ToolError, note
+from stablehlo_tools.dialect.names import CALL, DYNAMIC_SLICE
+from stablehlo_tools.dialect.traits import CALLS
+from stablehlo_tools.ir.clone import copy_module
+from stablehlo_tools.ir.inline import inline_call
+from stablehlo_tools.ir.values import maker_of
+from stablehlo_tools.ir.walk import callee_name, functions_by_name, ops_named
 from stablehlo_tools.passes.base import Pass
 from stablehlo_tools.passes.road import Milestone, Stage
 from stablehlo_tools.transforms.parts.create_reduce_scatter.chunked import Chunked, plan_chunked
@@ -75,9 +82,12 @@ from stablehlo_tools.transforms.parts.create_reduce_scatter.rewriting import (
     GroupForms,
     drop_unused_results,
     erase_unused,
+    purity,
 )
+from stablehlo_tools.transforms.parts.create_reduce_scatter.slices import find_slices
 
-_CHUNKED = frozenset({"all_reduce", "all_gather"})
+_SUM = "all_reduce"
+_CHUNKED = frozenset({_SUM, "all_gather"})
 _COPYING = frozenset({"all_gather", "all_to_all", "collective_permute"})
 
 
@@ -89,19 +99,30 @@ class CreateReduceScatterPass(Pass):
     `share-gathers=false` gathers again at each use, as FSDP wants it for its weights; where
     `jax.checkpoint` says so, a barrier keeps the two apart anyway. `memory-limit`: at most so many
     bytes a device are kept longer, of all gathers together; 0 for no limit. With a limit, gathers
-    that are shared are marked, for a second run to count them.
+    that are shared are marked, for a second run to count them. `explain`: a note for each
+    all_reduce, with the collectives that it became or the reason why it stays.
     """
 
     name: ClassVar[str] = "create-reduce-scatter"
     milestone: ClassVar[Milestone | None] = Milestone(Stage.SMALLER, ("", "share-gathers=false"))
     share_gathers: bool = True
     memory_limit: int = 0
+    explain: bool = False
 
     def run(self, module: ir.Module, diagnostics: Diagnostics) -> None:
         """Rewrites the module in place, until nothing is left to do."""
         self._check_options(module)
-        while plans := _plan(module):
-            _apply(plans, module)
+        notes: list[Diagnostic] = []
+        made: set[ir.Value] = set()
+        while (found := _plan(module)).plans or (found.calls and _inline_useful_calls(module)):
+            chunked = [plan for plan in found.plans if isinstance(plan, Chunked)]
+            reductions = [(plan.text, c) for plan in chunked for c in plan.chain if c.kind == _SUM]
+            notes += [note(text, collective.op.location) for text, collective in reductions]
+            made = _apply(found.plans, module, made)
+        if self.explain:
+            left = [(result, text) for result, text in found.left.items() if result not in made]
+            notes += [note(text, maker_of(result).location) for result, text in left]
+            diagnostics.collected += notes
         if self.share_gathers:
             collectives = find_collectives(module)
             forms = GroupForms(ModuleFacts.of(module, collectives))
@@ -125,24 +146,52 @@ class CreateReduceScatterPass(Pass):
 Plan = Chunked | Inverse | Constant | Padded
 
 
-def _plan(module: ir.Module) -> list[Plan]:
-    """Rewrites that do not touch each other's ops, in program order."""
-    collectives = find_collectives(module)
+@dataclass
+class _Findings:
+    """Rewrites that do not touch each other's ops, in program order; why other results stay; and
+    calls that slice a collective's result, each with the collective's number."""
+
+    plans: list[Plan] = field(default_factory=list[Plan])
+    left: dict[ir.Value, str] = field(default_factory=dict[ir.Value, str])
+    calls: list[tuple[int, ir.Operation]] = field(default_factory=list[tuple[int, ir.Operation]])
+
+
+def _plan(module: ir.Module) -> _Findings:
+    """Looks at every collective that was not started asynchronously."""
+    collectives, functions = find_collectives(module), functions_by_name(module)
     facts = ModuleFacts.of(module, collectives)
-    forms, values = GroupForms(facts), DeviceValues(module, facts)
+    forms, values, is_pure = GroupForms(facts), DeviceValues(module, facts), purity(functions)
     by_result: dict[ir.Value, Collective] = {
         result: c for c in collectives for result in c.op.results
     }
-    plans: list[Plan] = []
+    findings = _Findings()
     touched: set[ir.Value] = set()
-    for collective in collectives:
+    for number, collective in enumerate(collectives):
         if collective.is_async:
+            if collective.kind == _SUM:
+                findings.left[collective.op.results[0]] = "all_reduce stays: it is asynchronous"
             continue
-        for plan in _candidates(collective, forms, values, by_result):
-            if touched.isdisjoint(plan.touched):
+        plans = _candidates(collective, forms, values, by_result)
+        for position, result in enumerate(collective.op.results):
+            if collective.kind not in _CHUNKED:
+                break
+            slices = find_slices(result, values)
+            plan = plan_chunked(collective, position, slices, by_result, forms)
+            if isinstance(plan, Chunked):
                 plans.append(plan)
+            elif collective.kind == _SUM:
+                findings.left[result] = f"all_reduce stays: {plan}"
+            findings.calls += [
+                (number, user)
+                for user in slices.others
+                if user.name == CALL and is_pure(user)
+                if ops_named(functions[callee_name(user)], {DYNAMIC_SLICE, CALL})
+            ]
+        for plan in plans:
+            if touched.isdisjoint(plan.touched):
+                findings.plans.append(plan)
                 touched.update(plan.touched)
-    return plans
+    return findings
 
 
 def _candidates(
@@ -151,7 +200,7 @@ def _candidates(
     values: DeviceValues,
     by_result: dict[ir.Value, Collective],
 ) -> list[Plan]:
-    """What could be done about a collective, the best first."""
+    """What could be done about a collective as a whole, the best first."""
     plans: list[Plan | None] = []
     if collective.kind in _COPYING:
         plans.append(plan_constant(collective, forms))
@@ -159,20 +208,40 @@ def _candidates(
         plans.append(plan_inverse(collective, by_result, forms))
     if collective.kind == "all_gather":
         plans.append(plan_padded(collective, forms, values))
-    if collective.kind in _CHUNKED:
-        positions = range(len(collective.op.results))
-        plans += [plan_chunked(collective, i, forms, values) for i in positions]
     return [plan for plan in plans if plan is not None]
 
 
-def _apply(plans: Sequence[Plan], module: ir.Module) -> None:
-    """Applies the plans, and erases what nobody uses after them."""
+def _inline_useful_calls(module: ir.Module) -> bool:
+    """Inlines the calls between a collective and slices if that makes the collective smaller, as a
+    copy of the module shows. Returns True if there were any."""
+    draft = copy_module(module)
+    _inline_calls(draft, range(len(find_collectives(draft))))
+    replaced = {op.results[0] for plan in _plan(draft).plans for op in plan.replaced}
+    useful = [n for n, c in enumerate(find_collectives(draft)) if c.op.results[0] in replaced]
+    return _inline_calls(module, useful)
+
+
+def _inline_calls(module: ir.Module, numbers: Container[int]) -> bool:
+    """Inlines the calls that slice results of these collectives, and the calls in those."""
+    functions, names = functions_by_name(module), set[str]()
+    while calls := {call.results[0]: call for n, call in _plan(module).calls if n in numbers}:
+        for call in calls.values():
+            names.add(callee_name(call))
+            inline_call(call, functions[callee_name(call)])
+    for name in names - {callee_name(call) for call in ops_named(module.operation, CALLS)}:
+        if "sym_visibility" in functions[name].attributes:
+            functions[name].erase()
+    return bool(names)
+
+
+def _apply(plans: Sequence[Plan], module: ir.Module, made: set[ir.Value]) -> set[ir.Value]:
+    """Applies the plans, and erases what nobody uses after them. Returns what was made so far."""
     with ir.Location.unknown(module.context):
-        for plan in plans:
-            plan.apply()
+        made = made.union(*(plan.apply() or () for plan in plans))
     collectives = {op.results[0]: op for plan in plans for op in plan.replaced}
     touched = [value for plan in plans for value in plan.touched]
     erased = erase_unused(touched, functions_by_name(module), set(collectives))
     for result, op in collectives.items():
         if result not in erased:
             drop_unused_results(op)
+    return made - erased

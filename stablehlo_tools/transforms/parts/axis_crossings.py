@@ -50,7 +50,7 @@ from stablehlo_tools.dialect.names import (
     RESHAPE,
     SCATTER,
 )
-from stablehlo_tools.dialect.reducers import reducer_kind
+from stablehlo_tools.dialect.reducers import IDEMPOTENT, reducer_kind
 from stablehlo_tools.dialect.traits import DEVICE_IDS
 from stablehlo_tools.ir.builder import element_of
 from stablehlo_tools.ir.walk import ops_named
@@ -60,7 +60,6 @@ _TAKES = {ALL_GATHER: "all_gather_dim", ALL_TO_ALL: "concat_dimension"}
 _GIVES = {REDUCE_SCATTER: "scatter_dimension", ALL_TO_ALL: "split_dimension"}
 _UNDONE = frozenset({ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL})
 _INDEXED = frozenset({DYNAMIC_UPDATE_SLICE, SCATTER})
-_IDEMPOTENT = frozenset({"maximum", "minimum", "and", "or"})
 _ONE_SHARD = 1  # what a device has is one part of the whole
 
 
@@ -374,7 +373,7 @@ class Terms(PartialSums):
         if crossing.op.name not in {ALL_REDUCE, REDUCE_SCATTER}:
             return False
         if crossing.reducer != "add":
-            return crossing.reducer in _IDEMPOTENT
+            return crossing.reducer in IDEMPOTENT
         self.repeated.add(result)
         return isinstance(
             element_of(self.dims.graph.values[operand]), ir.FloatType | ir.IntegerType

@@ -10,19 +10,20 @@ device holds already.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
+from stablehlo_tools import bindings
 from stablehlo_tools.analysis.collectives import Collective
-from stablehlo_tools.analysis.device_values import DeviceValues
 from stablehlo_tools.analysis.replica_groups import GroupMode, ProcessGroups
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.dialect.dimensions import integers
+from stablehlo_tools.dialect.collectives import refusal
 from stablehlo_tools.dialect.names import PAD
-from stablehlo_tools.dialect.reducers import REDUCERS, reducer_kind
+from stablehlo_tools.dialect.reducers import IDEMPOTENT, reducer_kind
 from stablehlo_tools.ir.builder import Builder, element_of
-from stablehlo_tools.ir.values import splat_of
+from stablehlo_tools.ir.inline import copy_with
+from stablehlo_tools.ir.values import named, splat_of
 from stablehlo_tools.transforms.parts.create_reduce_scatter.rewriting import (
     GroupForms,
     collective_like,
@@ -31,16 +32,14 @@ from stablehlo_tools.transforms.parts.create_reduce_scatter.rewriting import (
 )
 from stablehlo_tools.transforms.parts.create_reduce_scatter.slices import (
     Slice,
+    Slices,
     Window,
-    find_slices,
     shape_of,
 )
 
-_REDUCTIONS = frozenset(f"stablehlo.{kind}" for kind in REDUCERS)
-_CONSTRAINT = "sdy.sharding_constraint"  # jax puts one into reductions under free axes
+_ByPart = Mapping[tuple[Window, tuple[ir.Operation, ...]], list[Slice]]
 _GROUPS = "replica_groups"
-# What any number of the same element reduce to that element, of any element and of one.
-_IDEMPOTENT = frozenset({"maximum", "minimum", "and", "or"})
+# The element that any number of reduce to itself.
 _NEUTRAL = {"add": 0, "multiply": 1, "xor": 0}
 
 
@@ -167,123 +166,171 @@ class Stage:
     dropped: tuple[str, ...] = ()
     dimension: int = 0
     factor: Fraction = Fraction(1)
+    members: int = 0  # of a group that reduces
 
 
 @dataclass(frozen=True)
 class Part:
-    """Slices that take one and the same part of a result, and the collectives that make it."""
+    """Slices that take one and the same part of a result, and the collectives that make it, of the
+    operand after the ops of `before`."""
 
     stages: tuple[Stage, ...]
     slices: tuple[Slice, ...]
+    before: tuple[ir.Operation, ...] = ()
 
 
 @dataclass(frozen=True)
 class Chunked:
-    """The parts that stand for one result of a collective, of which `pad` makes a larger one
-    first, if given."""
+    """The parts that stand for one result of a collective. `chain`: the collective, and all_reduces
+    that sum for it alone, last first."""
 
-    collective: Collective
+    chain: tuple[Collective, ...]
     position: int
     parts: tuple[Part, ...]
-    pad: ir.Operation | None = None
 
     @property
     def touched(self) -> list[ir.Value]:
         """Values of ops that the rewrite removes or moves."""
         inside = [value for part in self.parts for s in part.slices for value in s.touched]
-        padded = [] if self.pad is None else [self.pad.results[0]]
-        return [self.collective.op.results[self.position], *padded, *inside]
+        others = [collective.op.results[0] for collective in self.chain[1:]]
+        return [self.chain[0].op.results[self.position], *others, *inside]
 
     @property
     def replaced(self) -> list[ir.Operation]:
-        """The collective that may go."""
-        return [self.collective.op]
+        """The collectives that may go."""
+        return [collective.op for collective in self.chain]
 
-    def apply(self) -> None:
-        """Makes the parts; the original stays, unused as far as it was replaced."""
-        op = self.collective.op
-        whole = op.operands[self.position]
-        if self.pad is not None:
-            whole = _padded(self.pad, whole, op)
+    def apply(self) -> list[ir.Value]:
+        """Makes the parts; the originals stay, unused as far as they were replaced. Returns the
+        results of the new collectives."""
+        op, made = self.chain[0].op, list[ir.Value]()
         for part in self.parts:
-            value = whole
+            value = _operand_of(self.chain, self.position)
+            for moved in part.before:
+                value = _repeat_before(moved, value, op)
             location = _fused(op, part.slices[0].op)
             for stage in part.stages:
                 value = _made(stage, op, value, location)
+                made.append(value)
             for slice_ in part.slices:
                 compute_from(value, slice_)
+        return made
+
+    @property
+    def text(self) -> str:
+        """The reductions that take the place of the all_reduces."""
+        stages = [stage for part in self.parts for stage in part.stages]
+        made = [f"{stage.kind.partition('.')[2]} over {stage.members}" for stage in stages]
+        several = f"{len(self.chain)} all_reduces in a row"
+        return f"{several if self.chain[1:] else 'all_reduce'} became {' and '.join(made)}"
 
 
 def plan_chunked(
-    collective: Collective, position: int, forms: GroupForms, values: DeviceValues
-) -> Chunked | None:
-    """What stands for one result of an all_reduce or all_gather, if anything does."""
-    op = collective.op
-    result = op.results[position]
-    if shape_of(result) is None:
-        return None
-    pad = _neutral_pad(op, result) if collective.kind == "all_reduce" else None
-    slices = find_slices(result if pad is None else pad.results[0], values)
-    groups = forms.groups(collective) if slices.found else None
+    collective: Collective,
+    position: int,
+    slices: Slices,
+    by_result: Mapping[ir.Value, Collective],
+    forms: GroupForms,
+) -> Chunked | str:
+    """What stands for one result of an all_reduce or all_gather, or why nothing does.
+
+    `by_result`: all collectives of the module.
+    """
+    op, sums = collective.op, collective.kind == "all_reduce"
+    if not slices.found or (sums and slices.others):
+        first = next(map(named, slices.others), "")
+        return f"{first} takes no equal chunk of it by device" if first else "nothing uses it"
+    groups = forms.groups(collective)
     if not groups or is_of_unsure_order(collective, forms):
-        return None
-    by_window: dict[Window, list[Slice]] = {}
+        return "the order of its members is not known"
+    by_part: dict[tuple[Window, tuple[ir.Operation, ...]], list[Slice]] = {}
     for slice_ in slices.found:
-        by_window.setdefault(slice_.window, []).append(slice_)
-    planner = _Planner(collective, position, groups, forms)
-    if collective.kind == "all_reduce":
-        parts = planner.scattered(by_window, pad) if slices.complete else None
-    else:
-        parts = planner.gathered(by_window, slices.complete)
-    return Chunked(collective, position, tuple(parts), pad) if parts else None
+        by_part.setdefault((slice_.window, slice_.before), []).append(slice_)
+    if not sums:
+        parts = _Planner([collective], groups, forms).gathered(by_part, not slices.others)
+        return Chunked((collective,), position, tuple(parts)) if parts else "all of it is needed"
+    reducer = _reducer(op, position)
+    if reducer is None:
+        return "its reducer is not one op"
+    refused = refusal("reduce_scatter", str(element_of(op.results[position])))
+    if refused is not None:
+        return refused
+    between = [each for s in slices.found for each in s.before if not _commutes(each, reducer)]
+    if between:
+        return f"{named(between[0])} adds elements that the reducer does not leave alone"
+    chain = _chain(collective, position, by_result)
+    while chain:
+        joined = _join_groups([forms.groups(each) or () for each in chain], forms.facts.grid.size)
+        parts = _Planner(chain, joined, forms).scattered(by_part) if joined else None
+        if parts:
+            return Chunked(tuple(chain), position, tuple(parts))
+        chain.pop()
+    return "the parts that its members take are no equal chunks, or more bytes would be sent"
 
 
-def _neutral_pad(op: ir.Operation, result: ir.Value) -> ir.Operation | None:
-    """The pad that alone uses a result of an all_reduce, with an element that devices which all
-    have it reduce to itself."""
-    users = [use.owner.operation for use in result.uses]
-    if len(users) != 1 or users[0].name != PAD or users[0].block != op.block:
-        return None
-    (pad,) = users
-    number, kind = splat_of(pad.operands[1]), reducer_kind(op.regions[0].blocks[0])
-    if pad.operands[0] != result or number is None:
-        return None
-    return pad if kind in _IDEMPOTENT or number == _NEUTRAL.get(kind or "") else None
+def _chain(
+    collective: Collective, position: int, by_result: Mapping[ir.Value, Collective]
+) -> list[Collective]:
+    """An all_reduce, and those by the same reducer of which each is used by the one after alone."""
+    chain, reducer = [collective], _reducer(collective.op, position)
+    while True:
+        value = _operand_of(chain, position)
+        before = by_result.get(value)
+        if before is None or before.kind != "all_reduce" or before.is_async:
+            return chain
+        is_alone = len(before.op.results) == 1 and len(list(value.uses)) == 1
+        place = (before.op.block, before.group_mode, _reducer(before.op, 0))
+        if not is_alone or place != (collective.op.block, collective.group_mode, reducer):
+            return chain
+        chain.append(before)
 
 
-def _padded(pad: ir.Operation, value: ir.Value, op: ir.Operation) -> ir.Value:
-    """What a pad makes of another value, before an op."""
-    build = Builder(ir.InsertionPoint(op), pad.location)
-    number = splat_of(pad.operands[1])
-    assert isinstance(number, float | int), "asked before"
-    filling = build.splat(number, [], element_of(value))
-    low, high, interior = (
-        integers(pad, f"{name}_padding{edge}")
-        for name, edge in (("edge", "_low"), ("edge", "_high"), ("interior", ""))
-    )
-    return build.pad(value, filling, low, high, interior)
+def _operand_of(chain: Sequence[Collective], position: int) -> ir.Value:
+    """The operand of a chain's first all_reduce, which is the last in the list."""
+    return chain[-1].op.operands[0 if chain[1:] else position]
+
+
+def _join_groups(chained: Sequence[ProcessGroups], devices: int) -> ProcessGroups | None:
+    """The groups over which all_reduces in a row sum; they overlap if a device counts twice."""
+    groups = chained[0]
+    for other in chained[1:]:
+        if not (_divide_all(groups, devices) and _divide_all(other, devices)):
+            return None
+        home = {device: group for group in other for device in group}
+        groups = tuple(sorted({tuple(sorted(e for d in g for e in home[d])) for g in groups}))
+    return groups
+
+
+def _commutes(op: ir.Operation, reducer: str) -> bool:
+    """Returns True for a layout op, and for a pad with an element that devices which all have it
+    reduce to itself."""
+    number = splat_of(op.operands[-1]) if op.name == PAD else None
+    is_neutral = number is not None and number == _NEUTRAL.get(reducer)
+    return op.name != PAD or is_neutral or (number is not None and reducer in IDEMPOTENT)
+
+
+def _repeat_before(op: ir.Operation, value: ir.Value, before: ir.Operation) -> ir.Value:
+    """What an op that commutes with a reduction makes of another value, before an op."""
+    build = Builder(ir.InsertionPoint(before), op.location)
+    fillings = [(filling, splat_of(filling)) for filling in list(op.operands)[1:]]
+    known = {v: build.splat(n, [], element_of(v)) for v, n in fillings if n is not None}
+    return copy_with(op, {**known, op.operands[0]: value}, build.point).results[0]
 
 
 class _Planner:
     def __init__(
-        self, collective: Collective, position: int, groups: ProcessGroups, forms: GroupForms
+        self, chain: Sequence[Collective], groups: ProcessGroups, forms: GroupForms
     ) -> None:
-        self.collective = collective
-        self.position = position
+        self.chain = chain
         self.groups = groups
         self.forms = forms
         self.devices = forms.facts.grid.size
 
-    def scattered(
-        self, by_window: dict[Window, list[Slice]], pad: ir.Operation | None
-    ) -> list[Part] | None:
-        """Reduce_scatters for every window, unless they send more than the one all_reduce."""
-        op = self.collective.op
-        if not _reduces(op, self.position) or _is_complex(op.results[self.position]):
-            return None
+    def scattered(self, by_part: _ByPart) -> list[Part] | None:
+        """Reduce_scatters for every part, unless they send more than one all_reduce."""
         parts: list[Part] = []
         sent = Fraction(0)
-        for window, slices in by_window.items():
+        for (window, before), slices in by_part.items():
             plan = plan_scatter(self.groups, chunks_of(window), self.devices)
             if plan is None:
                 return None
@@ -296,21 +343,20 @@ class _Planner:
             made = [stage for stage in stages if stage is not None]
             if len(made) < len(stages):
                 return None
-            sent += plan.traffic()
-            parts.append(Part(tuple(made), tuple(slices)))
-        if pad is not None:
-            whole, summed = shape_of(pad.results[0]) or (), shape_of(pad.operands[0]) or ()
-            sent *= Fraction(math.prod(whole), max(1, math.prod(summed)))
+            ends = (before[0].operands[0], before[-1].results[0]) if before else ()
+            summed, whole = (math.prod(shape_of(value) or ()) for value in ends) if ends else (1, 1)
+            sent += plan.traffic() * Fraction(whole, max(1, summed))
+            parts.append(Part(tuple(made), tuple(slices), before))
         return parts if sent <= all_reduce_traffic(self.groups) else None
 
-    def gathered(self, by_window: dict[Window, list[Slice]], complete: bool) -> list[Part]:
-        """Smaller collectives for the windows; only what needs none where other uses stay."""
-        dimension = ir.IntegerAttr(self.collective.op.attributes["all_gather_dim"]).value
+    def gathered(self, by_part: _ByPart, complete: bool) -> list[Part]:
+        """Smaller collectives for the parts; only what needs none where other uses stay."""
+        dimension = ir.IntegerAttr(self.chain[0].op.attributes["all_gather_dim"]).value
         parts: list[Part] = []
-        for window, slices in by_window.items():
+        for (window, before), slices in by_part.items():
             plan = plan_gather(self.groups, dimension, chunks_of(window), self.devices)
             stages = None if plan is None else self._gathering(plan, dimension)
-            if stages is None:
+            if stages is None or before:
                 complete = False
             else:
                 parts.append(Part(tuple(stages), tuple(slices)))
@@ -319,24 +365,27 @@ class _Planner:
         return parts
 
     def _reduction(self, kind: str, groups: ProcessGroups, dimension: int | None) -> Stage | None:
-        attribute = self.forms.express(groups, self.collective)
+        forms = [self.forms.express(groups, collective) for collective in self.chain]
+        by_axes = bindings.ReplicaGroupMeshAxesAttr.isinstance
+        attribute = max(filter(None, forms), key=by_axes, default=None)
         if attribute is None:
             return None
+        changed, members = {_GROUPS: attribute}, len(groups[0])
         if dimension is None:
-            return Stage(f"stablehlo.{kind}", {_GROUPS: attribute})
-        changed = {_GROUPS: attribute, "scatter_dimension": _integer(dimension)}
-        return Stage(f"stablehlo.{kind}", changed, (), dimension, Fraction(len(groups[0])))
+            return Stage(f"stablehlo.{kind}", changed, members=members)
+        changed["scatter_dimension"] = _integer(dimension)
+        return Stage(f"stablehlo.{kind}", changed, (), dimension, Fraction(members), members)
 
     def _gathering(self, plan: GatherPlan, dimension: int) -> list[Stage] | None:
         if plan.groups is not None:
-            attribute = self.forms.express(plan.groups, self.collective)
+            attribute = self.forms.express(plan.groups, self.chain[0])
             if attribute is None:
                 return None
             factor = Fraction(1, len(plan.groups[0]))
             return [Stage("stablehlo.all_gather", {_GROUPS: attribute}, (), dimension, factor)]
         if plan.pairs is None:
             return []
-        pairs = self.forms.express_pairs(plan.pairs, self.collective)
+        pairs = self.forms.express_pairs(plan.pairs, self.chain[0])
         if pairs is None:
             return None
         dropped = (_GROUPS, "all_gather_dim", "use_global_device_ids")
@@ -360,33 +409,11 @@ def chunks_of(window: Window) -> list[Chunks]:
     return [Chunks(d, cut.count, cut.taken) for d, cut in enumerate(window) if cut is not None]
 
 
-def _is_complex(value: ir.Value) -> bool:
-    """Whether it has complex elements, which XLA:TPU takes in an all_reduce, and in no
-    reduce_scatter ("this rewriting is not implemented")."""
-    return isinstance(ir.ShapedType(value.type).element_type, ir.ComplexType)
-
-
-def _reduces(op: ir.Operation, position: int) -> bool:
-    """Whether an all_reduce applies one associative, commutative op to elements of its type."""
-    block = op.regions[0].blocks[0]
-    body = [inner.operation for inner in block.operations]
-    kept = [inner for inner in body if inner.name != _CONSTRAINT]
-    if len(kept) != 2 or kept[0].name not in _REDUCTIONS:
-        return False
-    (result,) = kept[1].operands
-    for constraint in reversed(body[1:-1]):
-        if constraint.name != _CONSTRAINT or result != constraint.results[0]:
-            return False
-        result = constraint.operands[0]
-    taken, arguments = list(kept[0].operands), list(block.arguments)
-    element = ir.RankedTensorType(op.results[position].type).element_type
-    types = {ir.RankedTensorType(argument.type).element_type for argument in arguments}
-    return (
-        result == kept[0].results[0]
-        and (taken in (arguments, arguments[::-1]))
-        and types == {element}
-        and ir.RankedTensorType(op.operands[position].type).element_type == element
-    )
+def _reducer(op: ir.Operation, position: int) -> str | None:
+    """The associative, commutative op that an all_reduce applies to elements of its type."""
+    block, values = op.regions[0].blocks[0], (op.operands[position], op.results[position])
+    elements = {element_of(value) for value in (*block.arguments, *values)}
+    return reducer_kind(block) if len(elements) == 1 else None
 
 
 def _made(stage: Stage, op: ir.Operation, value: ir.Value, location: ir.Location) -> ir.Value:

@@ -210,7 +210,7 @@ def erase_unused(
     Ops that might do more than compute stay, but for those with a first result in `replaced`.
     Returns the results of what was erased.
     """
-    is_pure = _purity(functions)
+    is_pure = purity(functions)
     pending = list(values)
     erased: set[ir.Value] = set()
     while pending:
@@ -289,7 +289,7 @@ def _copy(op: ir.Operation, type_: ir.Type, **changed: ir.Attribute) -> ir.Value
     ).results[0]
 
 
-def _purity(functions: Mapping[str, ir.Operation]) -> Callable[[ir.Operation], bool]:
+def purity(functions: Mapping[str, ir.Operation]) -> Callable[[ir.Operation], bool]:
     """A test for ops that only compute; a call or computation does if the ops in it do."""
     known: dict[str, bool] = {}
 

@@ -20,6 +20,7 @@ from stablehlo_tools.dialect.names import (
     BROADCAST,
     CONSTANT,
     DYNAMIC_SLICE,
+    PAD,
     RESHAPE,
     SHARDING_CONSTRAINT,
     TRANSPOSE,
@@ -161,7 +162,8 @@ def spreads(broadcast: ir.Operation, window: Window) -> bool:
     return all(cut is None or _is_repeated(relation, d) for d, cut in enumerate(window))
 
 
-_FOLLOWED = _HANDED_ON | {DYNAMIC_SLICE}
+_MOVABLE = frozenset({PAD, RESHAPE, TRANSPOSE})  # to before a reduction
+_FOLLOWED = _HANDED_ON | _MOVABLE | {DYNAMIC_SLICE}
 _LONGEST = 16  # ops between a collective and a slice
 _MOST = 64  # ops looked at for one result
 
@@ -177,24 +179,30 @@ class SliceStep:
 
 @dataclass(frozen=True)
 class Slice:
-    """A dynamic_slice, the steps that lead to it, and the window of the value they start from."""
+    """A dynamic_slice, the steps that lead to it, and the window of the value they start from.
+
+    `before`: the ops that make that value of the one that was searched, if no window of that one
+    is the same part: a pad, or a reshape that makes a middle dimension.
+    """
 
     op: ir.Operation
     steps: tuple[SliceStep, ...]
     window: Window
+    before: tuple[ir.Operation, ...] = ()
 
     @property
     def touched(self) -> list[ir.Value]:
-        """The results of the slice and of the steps: two rewrites must not share one."""
-        return [self.op.results[0], *(step.op.results[0] for step in self.steps)]
+        """The results of the slice and of all before it: two rewrites must not share one."""
+        ops = (self.op, *(step.op for step in self.steps), *self.before)
+        return [op.results[0] for op in ops]
 
 
 @dataclass
 class Slices:
-    """`found`, in program order; `complete`: no use of the value ends in anything else."""
+    """`found`, in program order; `others`: the ops in which other uses of the value end."""
 
     found: list[Slice] = field(default_factory=list[Slice])
-    complete: bool = True
+    others: list[ir.Operation] = field(default_factory=list[ir.Operation])
 
 
 def find_slices(value: ir.Value, values: DeviceValues) -> Slices:
@@ -215,11 +223,11 @@ class _Search:
 
     def follow(self, value: ir.Value, path: tuple[tuple[ir.Operation, int], ...]) -> None:
         uses = [(use.owner.operation, use.operand_number) for use in value.uses]
-        if not uses:
-            self.slices.complete = False
+        if not uses and path:
+            self.slices.others.append(path[-1][0])
         for user, position in reversed(uses):  # MLIR lists the latest first
             if not self._enter(user, path):
-                self.slices.complete = False
+                self.slices.others.append(user)
             elif user.name == DYNAMIC_SLICE:
                 self._end(user, position, path)
             else:
@@ -240,12 +248,15 @@ class _Search:
     ) -> None:
         window = sliced_window(user, self.values) if position == 0 else None
         steps: list[SliceStep] = []
-        for op, operand in reversed(path):
-            if window is None:
+        left = list(path)
+        while window is not None and left:
+            earlier = window_before(*left[-1], window)
+            if earlier is None:
                 break
-            steps.append(SliceStep(op, operand, window))
-            window = window_before(op, operand, window)
-        if window is None:
-            self.slices.complete = False
+            steps.append(SliceStep(*left.pop(), window))
+            window = earlier
+        if window is None or not all(op.name in _MOVABLE and not n for op, n in left):
+            self.slices.others.append(user)
             return
-        self.slices.found.append(Slice(user, tuple(reversed(steps)), window))
+        before = tuple(op for op, _ in left)
+        self.slices.found.append(Slice(user, tuple(reversed(steps)), window, before))

@@ -5,10 +5,9 @@
     %r = stablehlo.reduce(%x init: %identity) applies stablehlo.add
     %s = stablehlo.add %r, %five
 
-Devices can then reduce their parts. A reduce from another value would also be computed wrongly:
-partitioning writes concatenations, and XLA's simplifier splits a reduce of a concatenation into a
-reduce for each piece, each of which counts the initial value. Windows are pieces, too. Around the
-operand of a window XLA:CPU puts nothing, where a partitioned one gets the initial value as padding.
+Devices can then reduce their parts. XLA would compute another reduce wrongly: its simplifier splits
+a reduce of a concatenation, which partitioning writes, and counts the initial value in each piece.
+Around windows XLA:CPU puts nothing, where partitioning pads with the initial value.
 """
 
 from __future__ import annotations
@@ -17,29 +16,29 @@ from stablehlo_tools.analysis.reducers import starts_idempotent
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.dimensions import static_shapes
 from stablehlo_tools.dialect.names import REDUCE
-from stablehlo_tools.dialect.reducers import complex_identity, identity_of, reducer_kinds
-from stablehlo_tools.dialect.traits import Trait, ops_with, short_names
+from stablehlo_tools.dialect.reducers import (
+    IDEMPOTENT,
+    complex_identity,
+    identity_of,
+    reducer_kinds,
+)
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.ir.values import is_identity_of, stand_in
 from stablehlo_tools.ir.walk import ops_named
 from stablehlo_tools.transforms.parts.partition.needs import REDUCE_WINDOW
-
-_IDEMPOTENT = short_names(ops_with(Trait.IDEMPOTENT))
 
 
 def reduce_from_identities(module: ir.Module) -> None:
     """Rewrites reduces and windows whose initial values may count once only, in place."""
     for op in ops_named(module.operation, {REDUCE, REDUCE_WINDOW}):
         kinds = reducer_kinds(op.regions[0].blocks[0])
-        if kinds is None or static_shapes(op.results) is None or _may_start_twice(op, kinds):
+        if kinds is None or static_shapes(op.results) is None:
+            continue
+        # Initial values that may count any number of times stay.
+        if IDEMPOTENT.issuperset(kinds) if op.name == REDUCE_WINDOW else starts_idempotent(op):
             continue
         for number, kind in enumerate(kinds):
             _combine_afterwards(op, number, kind)
-
-
-def _may_start_twice(op: ir.Operation, kinds: list[str]) -> bool:
-    """Returns True if the initial values may count any number of times."""
-    return _IDEMPOTENT.issuperset(kinds) if op.name == REDUCE_WINDOW else starts_idempotent(op)
 
 
 def _combine_afterwards(op: ir.Operation, number: int, kind: str) -> None:

@@ -26,8 +26,8 @@ from stablehlo_tools.analysis.shardings import SHARDING
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.frontend_attributes import FRONTEND_ATTRIBUTES, LAYOUTS, shared
 from stablehlo_tools.dialect.names import SLICE
-from stablehlo_tools.dialect.reducers import reducer_kind
-from stablehlo_tools.dialect.traits import LAYOUT, Trait, full_names, ops_with, short_names
+from stablehlo_tools.dialect.reducers import IDEMPOTENT, reducer_kind
+from stablehlo_tools.dialect.traits import LAYOUT, full_names, short_names
 from stablehlo_tools.ir.builder import element_of, shape_of
 from stablehlo_tools.ir.values import producer, splat_of
 
@@ -35,7 +35,6 @@ type Classify = Callable[[ir.Operation], Collective | None]
 
 _LONGEST = 16  # ops between a collective and the sum that it is a term of
 _MOVES = short_names(LAYOUT | {SLICE})
-_IDEMPOTENT = short_names(ops_with(Trait.IDEMPOTENT))
 _SCALES = frozenset({"divide", "multiply"})
 _PASSED = full_names("convert dynamic_slice negate pad slice divide multiply") | LAYOUT
 _GROUPING = "_scheduling_group_id"  # with which others a collective is scheduled: of a sum, none
@@ -155,7 +154,7 @@ def _commutes(op: ir.Operation, kind: str, collective: str) -> bool:
         return False
     if name == "pad":
         filled = splat_of(op.operands[1])
-        return filled is not None and (kind in _IDEMPOTENT or (kind == "add" and filled == 0))
+        return filled is not None and (kind in IDEMPOTENT or (kind == "add" and filled == 0))
     return name in _MOVES
 
 
@@ -179,7 +178,7 @@ def _widens(op: ir.Operation, kind: str) -> bool:
     if not (isinstance(narrow, ir.IntegerType) and isinstance(wide, ir.IntegerType)):
         return False
     extends = narrow.is_unsigned == wide.is_unsigned and 1 < narrow.width < wide.width
-    return extends and kind in _IDEMPOTENT
+    return extends and kind in IDEMPOTENT
 
 
 def _is_same(one: ir.Operation, other: ir.Operation) -> bool:
