@@ -63,3 +63,24 @@ func.func @async(%x: tensor<2x3xf32>) -> tensor<8x3xf32> {
   return %y : tensor<8x3xf32>
 }
 }
+
+// -----
+
+// A sum of complex numbers would be scattered; a gather of them is none.
+// CHECK: all_reduce over 4: left as it is, XLA:TPU has no reduce_scatter of complex<f32>
+// CHECK: reduce_scatter over 4: left as it is, XLA:TPU has no reduce_scatter of complex<f32>
+module attributes {mhlo.num_partitions = 4 : i32, mhlo.num_replicas = 1 : i32} {
+func.func @complex(%x: tensor<8x3xcomplex<f32>>) -> (tensor<8x3xcomplex<f32>>, tensor<2x3xcomplex<f32>>) {
+  %y = "stablehlo.all_reduce"(%x) ({
+  ^bb0(%l: tensor<complex<f32>>, %r: tensor<complex<f32>>):
+    %s = stablehlo.add %l, %r : tensor<complex<f32>>
+    stablehlo.return %s : tensor<complex<f32>>
+  }) {channel_handle = #stablehlo.channel_handle<handle = 1, type = 1>, replica_groups = dense<[[0, 1, 2, 3]]> : tensor<1x4xi64>, use_global_device_ids} : (tensor<8x3xcomplex<f32>>) -> tensor<8x3xcomplex<f32>>
+  %z = "stablehlo.reduce_scatter"(%x) ({
+  ^bb0(%l: tensor<complex<f32>>, %r: tensor<complex<f32>>):
+    %s = stablehlo.add %l, %r : tensor<complex<f32>>
+    stablehlo.return %s : tensor<complex<f32>>
+  }) {scatter_dimension = 0 : i64, channel_handle = #stablehlo.channel_handle<handle = 2, type = 1>, replica_groups = dense<[[0, 1, 2, 3]]> : tensor<1x4xi64>, use_global_device_ids} : (tensor<8x3xcomplex<f32>>) -> tensor<2x3xcomplex<f32>>
+  return %y, %z : tensor<8x3xcomplex<f32>>, tensor<2x3xcomplex<f32>>
+}
+}

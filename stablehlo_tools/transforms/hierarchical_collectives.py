@@ -29,9 +29,10 @@ was, u the unit roundoff of its type, as long as nothing on the way overflows.
 
 Left as they are, with a note of the reason under `explain`: what no table makes faster by the cost
 model (on switches, one whose rows stay within the fast link and whose columns only cross it);
-several operands at once; groups of different sizes, or that the channel of the collective cannot
-express; async pairs; what a frontend attribute steers; and all, where XLA is not expected to be
-faster with them (`overlap.compilers`), unless `rows` asks for it.
+several operands at once; sums of complex numbers, which XLA:TPU cannot scatter; groups of different
+sizes, or that the channel of the collective cannot express; async pairs; what a frontend attribute
+steers; and all, where XLA is not expected to be faster with them (`overlap.compilers`), unless
+`rows` asks for it.
 """
 
 from __future__ import annotations
@@ -55,6 +56,7 @@ from stablehlo_tools.cost.collectives import transfer_time
 from stablehlo_tools.cost.hardware import Hardware, load_hardware
 from stablehlo_tools.cost.transfers import Transfer, TransferTime
 from stablehlo_tools.diagnostics import Diagnostics, ToolError, duration, note
+from stablehlo_tools.dialect.collectives import refusal
 from stablehlo_tools.dialect.frontend_attributes import steering
 from stablehlo_tools.ir.clone import copy_module, take_over
 from stablehlo_tools.ir.token_chain import refuse_tokens
@@ -148,7 +150,9 @@ def _why_left(collective: Collective, groups: ProcessGroups) -> str | None:
         return f"left as it is, {steering(collective.op)[0][0]} steers it"
     if tensor_bytes(_moved(collective)) is None:
         return "left as it is, its size is not known"
-    return None
+    is_gather = collective.kind == "all_gather"
+    refused = refusal("reduce_scatter", str(_moved(collective).element_type))
+    return None if is_gather or refused is None else f"left as it is, {refused}"
 
 
 @dataclass(frozen=True, slots=True)
