@@ -113,3 +113,100 @@ func.func @main(%x: tensor<8x4xf32>, %w: tensor<2x2x4xf32>, %given: tensor<2x2x4
   return %z#1, %z#2 : tensor<8x4xf32>, tensor<2x2x4xf32>
 }
 }
+
+// Sums go on from the first device's carry: the carry stays local, and is reduced once.
+// EXPLAINED: note: all_reduce runs once, behind the loop that repeats it
+// CHECK-LABEL: module @from_the_first_device attributes
+// CHECK: func.func @main({{.+}}, %[[GIVEN:.+]]: tensor<16x4xf32>, %{{.+}}: tensor<i32>)
+// CHECK: %[[START:.+]] = stablehlo.select %{{.+}}, %[[GIVEN]], %{{.+}} : tensor<i1>, tensor<16x4xf32>
+// CHECK-NEXT: %[[W:.+]]:2 = stablehlo.while(%{{.+}}, %[[LOCAL:.+]] = %[[START]])
+// CHECK: } do {
+// CHECK-NOT: select
+// CHECK: %[[ADDED:.+]] = "stablehlo.scatter"(%[[LOCAL]],
+// CHECK: stablehlo.return %{{.+}}, %[[ADDED]] : tensor<i32>, tensor<16x4xf32>
+// CHECK-NEXT: }
+// CHECK-NEXT: %[[ONCE:.+]] = "stablehlo.all_reduce"(%[[W]]#1)
+// -----
+module @from_the_first_device attributes {mhlo.num_partitions = 2 : i32, mhlo.num_replicas = 1 : i32} {
+func.func @main(%ids: tensor<3x2x1xi32>, %rows: tensor<3x2x4xf32>, %given: tensor<16x4xf32>, %times: tensor<i32>) -> tensor<16x4xf32> {
+  %zero = stablehlo.constant dense<0> : tensor<i32>
+  %one = stablehlo.constant dense<1> : tensor<i32>
+  %three = stablehlo.constant dense<3> : tensor<i32>
+  %zeros = stablehlo.constant dense<0.0> : tensor<16x4xf32>
+  %z:2 = stablehlo.while(%i = %zero, %sum = %given) : tensor<i32>, tensor<16x4xf32>
+  cond {
+    %more = stablehlo.compare LT, %i, %three : (tensor<i32>, tensor<i32>) -> tensor<i1>
+    stablehlo.return %more : tensor<i1>
+  } do {
+    %d = stablehlo.partition_id : tensor<ui32>
+    %device = stablehlo.convert %d : (tensor<ui32>) -> tensor<i32>
+    %first = stablehlo.compare EQ, %device, %zero : (tensor<i32>, tensor<i32>) -> tensor<i1>
+    %own = stablehlo.select %first, %sum, %zeros : tensor<i1>, tensor<16x4xf32>
+    %id = stablehlo.dynamic_slice %ids, %i, %zero, %zero, sizes = [1, 2, 1] : (tensor<3x2x1xi32>, tensor<i32>, tensor<i32>, tensor<i32>) -> tensor<1x2x1xi32>
+    %places = stablehlo.reshape %id : (tensor<1x2x1xi32>) -> tensor<2x1xi32>
+    %row = stablehlo.dynamic_slice %rows, %i, %zero, %zero, sizes = [1, 2, 4] : (tensor<3x2x4xf32>, tensor<i32>, tensor<i32>, tensor<i32>) -> tensor<1x2x4xf32>
+    %updates = stablehlo.reshape %row : (tensor<1x2x4xf32>) -> tensor<2x4xf32>
+    %added = "stablehlo.scatter"(%own, %places, %updates) ({
+    ^bb0(%l: tensor<f32>, %r: tensor<f32>):
+      %s = stablehlo.add %l, %r : tensor<f32>
+      stablehlo.return %s : tensor<f32>
+    }) {scatter_dimension_numbers = #stablehlo.scatter<update_window_dims = [1], inserted_window_dims = [0], scatter_dims_to_operand_dims = [0], index_vector_dim = 1>} : (tensor<16x4xf32>, tensor<2x1xi32>, tensor<2x4xf32>) -> tensor<16x4xf32>
+    %next = "stablehlo.all_reduce"(%added) ({
+    ^bb0(%l: tensor<f32>, %r: tensor<f32>):
+      %s = stablehlo.add %l, %r : tensor<f32>
+      stablehlo.return %s : tensor<f32>
+    }) {replica_groups = dense<[[0, 1]]> : tensor<1x2xi64>, channel_handle = #stablehlo.channel_handle<handle = 1, type = 1>, use_global_device_ids} : (tensor<16x4xf32>) -> tensor<16x4xf32>
+    %n = stablehlo.add %i, %one : tensor<i32>
+    stablehlo.return %n, %next : tensor<i32>, tensor<16x4xf32>
+  }
+  return %z#1 : tensor<16x4xf32>
+}
+}
+
+// XLA's partitioner asks for the other devices instead.
+// CHECK-LABEL: module @of_the_other_devices attributes
+// CHECK: func.func @main({{.+}}, %[[GIVEN:.+]]: tensor<16x4xf32>, %{{.+}}: tensor<i32>)
+// CHECK: %[[START:.+]] = stablehlo.select %{{.+}}, %{{.+}}, %[[GIVEN]] : tensor<i1>, tensor<16x4xf32>
+// CHECK-NEXT: %[[W:.+]]:2 = stablehlo.while(%{{.+}}, %[[LOCAL:.+]] = %[[START]])
+// CHECK: } do {
+// CHECK-NOT: select
+// CHECK: %[[ADDED:.+]] = "stablehlo.scatter"(%[[LOCAL]],
+// CHECK: stablehlo.return %{{.+}}, %[[ADDED]] : tensor<i32>, tensor<16x4xf32>
+// CHECK-NEXT: }
+// CHECK-NEXT: %[[ONCE:.+]] = "stablehlo.all_reduce"(%[[W]]#1)
+// -----
+module @of_the_other_devices attributes {mhlo.num_partitions = 2 : i32, mhlo.num_replicas = 1 : i32} {
+func.func @main(%ids: tensor<3x2x1xi32>, %rows: tensor<3x2x4xf32>, %given: tensor<16x4xf32>, %times: tensor<i32>) -> tensor<16x4xf32> {
+  %zero = stablehlo.constant dense<0> : tensor<i32>
+  %one = stablehlo.constant dense<1> : tensor<i32>
+  %three = stablehlo.constant dense<3> : tensor<i32>
+  %zeros = stablehlo.constant dense<0.0> : tensor<16x4xf32>
+  %z:2 = stablehlo.while(%i = %zero, %sum = %given) : tensor<i32>, tensor<16x4xf32>
+  cond {
+    %more = stablehlo.compare LT, %i, %three : (tensor<i32>, tensor<i32>) -> tensor<i1>
+    stablehlo.return %more : tensor<i1>
+  } do {
+    %d = stablehlo.partition_id : tensor<ui32>
+    %device = stablehlo.convert %d : (tensor<ui32>) -> tensor<i32>
+    %first = stablehlo.compare NE, %device, %zero : (tensor<i32>, tensor<i32>) -> tensor<i1>
+    %own = stablehlo.select %first, %zeros, %sum : tensor<i1>, tensor<16x4xf32>
+    %id = stablehlo.dynamic_slice %ids, %i, %zero, %zero, sizes = [1, 2, 1] : (tensor<3x2x1xi32>, tensor<i32>, tensor<i32>, tensor<i32>) -> tensor<1x2x1xi32>
+    %places = stablehlo.reshape %id : (tensor<1x2x1xi32>) -> tensor<2x1xi32>
+    %row = stablehlo.dynamic_slice %rows, %i, %zero, %zero, sizes = [1, 2, 4] : (tensor<3x2x4xf32>, tensor<i32>, tensor<i32>, tensor<i32>) -> tensor<1x2x4xf32>
+    %updates = stablehlo.reshape %row : (tensor<1x2x4xf32>) -> tensor<2x4xf32>
+    %added = "stablehlo.scatter"(%own, %places, %updates) ({
+    ^bb0(%l: tensor<f32>, %r: tensor<f32>):
+      %s = stablehlo.add %l, %r : tensor<f32>
+      stablehlo.return %s : tensor<f32>
+    }) {scatter_dimension_numbers = #stablehlo.scatter<update_window_dims = [1], inserted_window_dims = [0], scatter_dims_to_operand_dims = [0], index_vector_dim = 1>} : (tensor<16x4xf32>, tensor<2x1xi32>, tensor<2x4xf32>) -> tensor<16x4xf32>
+    %next = "stablehlo.all_reduce"(%added) ({
+    ^bb0(%l: tensor<f32>, %r: tensor<f32>):
+      %s = stablehlo.add %l, %r : tensor<f32>
+      stablehlo.return %s : tensor<f32>
+    }) {replica_groups = dense<[[0, 1]]> : tensor<1x2xi64>, channel_handle = #stablehlo.channel_handle<handle = 1, type = 1>, use_global_device_ids} : (tensor<16x4xf32>) -> tensor<16x4xf32>
+    %n = stablehlo.add %i, %one : tensor<i32>
+    stablehlo.return %n, %next : tensor<i32>, tensor<16x4xf32>
+  }
+  return %z#1 : tensor<16x4xf32>
+}
+}

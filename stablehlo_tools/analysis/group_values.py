@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from stablehlo_tools.analysis.collectives import classify_communication
+from stablehlo_tools.analysis.collectives import Collective, classify_communication
 from stablehlo_tools.analysis.device_values import COMPUTED, DeviceValues
 from stablehlo_tools.analysis.loops import constant_step, counter_of
 from stablehlo_tools.bindings import ir
@@ -37,6 +37,16 @@ class AlikeInGroups:
         groups = [list(group) for each in found if each is not None for group in each]
         steering = [counter.bound, loop.operands[counter.position]]
         return None not in found and self._are_alike([*steering, *values], groups)
+
+    def picks_one(self, collective: Collective, value: ir.Value, *, by: bool) -> bool:
+        """Returns True if all of a boolean is `by` on one device of each group of a collective, and
+        nothing of it is on the others."""
+        groups, known = self._values.facts.groups(collective), self._values.of(value)
+        if groups is None or known is None or len(known) == 1:
+            return False
+        rows = known.reshape(len(known), -1) == by
+        uniform = (rows.all(axis=1) == rows.any(axis=1)).all()
+        return bool(uniform) and all(rows[list(group), 0].sum() == 1 for group in groups)
 
     def _are_alike(self, pending: list[ir.Value], groups: Sequence[list[int]]) -> bool:
         seen: set[ir.Value] = set()

@@ -40,7 +40,7 @@ from stablehlo_tools.dialect.names import (
     SUBTRACT,
     WHILE,
 )
-from stablehlo_tools.dialect.reducers import REDUCERS, combining_ops
+from stablehlo_tools.dialect.reducers import REDUCERS, reducer_kind
 from stablehlo_tools.ir.builder import shape_of
 from stablehlo_tools.ir.values import is_float, key_of, named, producer, unconstrained
 from stablehlo_tools.ir.walk import is_inside
@@ -262,7 +262,7 @@ def _covers(rows: Rows) -> bool:
 
 
 def _links(end: ir.Value, argument: ir.Value) -> list[Link] | None:
-    """The ops that lead from an argument to what comes back for it, each read by the next alone."""
+    """The ops that lead from a value to another, each read by the next alone, as the last is."""
     if len(list(argument.uses)) != 1:
         return None
     links: list[Link] = []
@@ -271,9 +271,9 @@ def _links(end: ir.Value, argument: ir.Value) -> list[Link] | None:
         uses = list(value.uses)
         if len(uses) != 1:
             return None
+        if value == end:
+            return links or None
         user, place = uses[0].owner.operation, uses[0].operand_number
-        if user.name == "stablehlo.return":
-            return links if value == end and links else None
         known = _reducer(user) is not None or user.name in _THROUGH
         if not known or (user.name in _ONLY_LEFT and place):
             return None
@@ -300,13 +300,8 @@ def _reducer(op: ir.Operation) -> str | None:
 
 
 def _scattered_by(scatter: ir.Operation) -> str | None:
-    block = scatter.regions[0].blocks[0]
-    ops = combining_ops(block)
-    if len(scatter.operands) != 3 or len(ops) != 2 or ops[0].name in _ONLY_LEFT:
-        return None
-    both = set(map(unconstrained, ops[0].operands)) == set(block.arguments)
-    is_whole = both and producer(unconstrained(ops[1].operands[0])) == ops[0]
-    return _reducer(ops[0]) if is_whole else None
+    kind = reducer_kind(scatter.regions[0].blocks[0])
+    return None if kind == "xor" else kind
 
 
 def _keeps_sums(op: ir.Operation) -> bool:

@@ -1,10 +1,11 @@
 """Which collectives of a loop can run once, behind it, and the loop without them.
 
-Four ways are tried, in this order: on the sum that an accumulator makes of what is sent (`sums`),
-on what the last iteration sends (`last_values`), on the sums that it makes in the rows of a buffer
-(`row_sums`), on what all iterations send, stacked (`rows`). The first needs least memory and the
-last most. A collective that the loop's own rewriting has brought
-out is then merged with others that are alike: one message for each kind of them.
+Five ways are tried, in this order: on the sum that an accumulator makes of what is sent (`sums`),
+on a sum that goes on from one device's carry (`masked_sums`), on what the last iteration sends
+(`last_values`), on the sums that it makes in the rows of a buffer (`row_sums`), on what all
+iterations send, stacked (`rows`). The first two need least memory and the last most. A collective
+that the loop's own rewriting has brought out is then merged with others that are alike: one message
+for each kind of them.
 """
 
 from __future__ import annotations
@@ -30,6 +31,11 @@ from stablehlo_tools.transforms.parts.pipeline_collectives.sinking.last_values i
     last_of,
     last_value,
 )
+from stablehlo_tools.transforms.parts.pipeline_collectives.sinking.masked_sums import (
+    MaskedSum,
+    MaskedSumWriter,
+    masked_sum,
+)
 from stablehlo_tools.transforms.parts.pipeline_collectives.sinking.opened import OpenedLoop
 from stablehlo_tools.transforms.parts.pipeline_collectives.sinking.row_sums import (
     RowSum,
@@ -51,7 +57,7 @@ from stablehlo_tools.transforms.parts.pipeline_collectives.sinking.sums import (
 SUNK = "stablehlo_tools.sunk"  # on the collectives that came out of a loop
 _LARGEST = 32 << 20  # bytes of a bucket's operands: beyond, a larger message gains nothing
 
-Plan = Accumulated | LastValue | RowSum | Stacked
+Plan = Accumulated | MaskedSum | LastValue | RowSum | Stacked
 
 
 @dataclass(frozen=True)
@@ -95,6 +101,10 @@ class _Planner:
         trees = Trees(body)
         self._sums = {key_of(c.op): accumulated(body, c, trees) for c in self._left()}
         self._note_chains(self._sums)
+        for collective in self._left():
+            masked = masked_sum(body, collective, trips, alike)
+            if masked is not None:
+                self._note([key_of(collective.op)], masked)
         lasts = {key_of(c.op): last_value(body, c, trips) for c in self._left()}
         for group, ops in self._groups(lasts):
             self._note(group, last_of(body, ops, trips))
@@ -167,6 +177,8 @@ class _Planner:
     def _extra(self, plan: Plan) -> int | None:
         if isinstance(plan, Accumulated):
             return self._extra_sum(plan)
+        if isinstance(plan, MaskedSum):
+            return 0
         if isinstance(plan, LastValue):
             more = _bytes(value for value in plan.read if not self._body.carries_of(value))
             return _difference(more, _bytes(self._body.arguments[n] for n in set(plan.carries)))
@@ -204,6 +216,7 @@ def _adds_to_a_slice(op: ir.Operation) -> bool:
 
 _WAYS: dict[type, Literal["sum", "last", "row sum", "batch"]] = {
     Accumulated: "sum",
+    MaskedSum: "sum",
     LastValue: "last",
     RowSum: "row sum",
     Stacked: "batch",
@@ -284,7 +297,9 @@ def _writers(body: LoopBody, chosen: Sequence[Sinking]) -> Iterator[SinkWriter]:
         yield SumWriter(body, leaves)
     for group in sorted(plans):
         plan = plans[group]
-        if isinstance(plan, LastValue):
+        if isinstance(plan, MaskedSum):
+            yield MaskedSumWriter(body, plan)
+        elif isinstance(plan, LastValue):
             yield LastWriter(body, plan)
         elif isinstance(plan, RowSum):
             yield RowSumWriter(body, plan)
