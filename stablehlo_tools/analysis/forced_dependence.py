@@ -55,9 +55,9 @@ from stablehlo_tools.dialect.names import (
     SCATTER,
     SELECT,
 )
+from stablehlo_tools.dialect.reducers import reducer_kind
 from stablehlo_tools.dialect.traits import LAYOUT, Trait, full_names, ops_with, ops_with_any
 from stablehlo_tools.ir.values import is_float, producer, splat_of, value_of
-from stablehlo_tools.ir.walk import terminator
 
 Known = Mapping[ir.Value, Dependence]
 
@@ -94,7 +94,6 @@ _RULES = {
     SELECT: "select",
     "stablehlo.sort": "own",
 }
-_REDUCERS = ops_with(Trait.COMMUTATIVE | Trait.ASSOCIATIVE) - full_names("xor")
 _HANDS_ON = LAYOUT | {CONVERT, "stablehlo.negate"}
 _CONSTANT = frozenset({CONSTANT, IOTA})
 _DEEPEST_CONSTANT = 8
@@ -363,11 +362,8 @@ def _reduced(op: ir.Operation, operands: Sequence[Dependence]) -> Dependence:
 
 def _reducer(op: ir.Operation) -> str | None:
     """The op by which the region combines its two arguments, if it loses neither."""
-    body = op.regions[0].blocks[0]
-    combined = producer(terminator(body).operands[0])
-    if combined is None or combined.name not in _REDUCERS:
-        return None
-    return combined.name if set(combined.operands) == set(body.arguments) else None
+    kind = reducer_kind(op.regions[0].blocks[0])
+    return None if kind in (None, "xor") else f"stablehlo.{kind}"
 
 
 def _may_end(reducer: str, initial: ir.Value) -> bool:

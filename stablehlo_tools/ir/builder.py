@@ -59,19 +59,20 @@ class Builder:
         """A constant tensor of one number."""
         value: ir.Attribute
         type_ = self.tensor(shape, element)
-        if isinstance(number, complex):  # the bindings have no attribute for it
-            text = f"stablehlo.constant dense<({number.real:e},{number.imag:e})> : {type_}"
+        if isinstance(element, ir.ComplexType):  # of which the bindings have no attributes
+            parts = f"({number.real:.17e},{number.imag:.17e})"
+            text = f"stablehlo.constant dense<{parts}> : {type_}"
             with self.location:
                 constant = ir.Operation.parse(text, context=self.context).operation
             self.point.insert(constant)
             return constant.results[0]
         if isinstance(element, ir.FloatType):
-            value = ir.FloatAttr.get(element, number, loc=self.location)
+            value = ir.FloatAttr.get(element, number.real, loc=self.location)
         else:
-            value = ir.IntegerAttr.get(element, int(number))
+            value = ir.IntegerAttr.get(element, int(number.real))
         return self.op("constant", [], type_, value=ir.DenseElementsAttr.get_splat(type_, value))
 
-    def splat_like(self, number: float, value: ir.Value) -> ir.Value:
+    def splat_like(self, number: complex, value: ir.Value) -> ir.Value:
         """A constant tensor of one number, of another tensor's type."""
         return self.splat(number, shape_of(value), element_of(value))
 

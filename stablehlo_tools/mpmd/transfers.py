@@ -65,12 +65,11 @@ from stablehlo_tools.dialect.names import (
     AFTER_ALL,
     CALL,
     COLLECTIVE_PERMUTE,
-    CONSTANT,
     MANUAL_COMPUTATION,
     RECV,
     SEND,
 )
-from stablehlo_tools.ir.builder import barrier
+from stablehlo_tools.ir.builder import Builder, barrier
 from stablehlo_tools.ir.carriers import append, append_to_terminator, resize_function
 from stablehlo_tools.ir.walk import functions_by_name, terminator
 from stablehlo_tools.mpmd.manifest import Transfer
@@ -161,10 +160,8 @@ def check_form(ranks: RankSet, form: str) -> None:
 
 def zeros(type_: ir.Type, point: ir.InsertionPoint, location: ir.Location) -> ir.Value:
     """A constant of zeros."""
-    value = ir.Attribute.parse(zeros_of(type_), type_.context)
-    return ir.Operation.create(
-        CONSTANT, results=[type_], attributes={"value": value}, loc=location, ip=point
-    ).results[0]
+    tensor = ir.RankedTensorType(type_)
+    return Builder(point, location).splat(0, tensor.shape, tensor.element_type)
 
 
 def zeros_of(type_: ir.Type) -> str:

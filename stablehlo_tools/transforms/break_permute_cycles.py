@@ -158,7 +158,7 @@ def _apply(plan: _Plan, membership: Membership, channels: Channels) -> None:
     value = operand
     if not plan.all_own:
         back = _permuted(permute, cut.back, channels) if cut.back else None
-        value = _permuted(permute, cut.forward) if cut.forward else _zeros(op)
+        value = _permuted(permute, cut.forward) if cut.forward else build.splat_like(0, operand)
         if back is not None:
             chosen = membership.predicate(permute, cut.back_targets)
             value = build.same("select", chosen, back, value)
@@ -179,27 +179,6 @@ def _permuted(
     if channels is not None:
         channels.renew(copy)
     return copy.results[0]
-
-
-def _zeros(op: ir.Operation) -> ir.Value:
-    """Zeros of the type of a permute's result, in front of it."""
-    type_ = ir.RankedTensorType(op.results[0].type)
-    zero = _zero(type_.element_type)
-    # As text: the bindings hand out no attribute of complex elements.
-    text = f'"stablehlo.constant"() <{{value = dense<{zero}> : {type_}}}> : () -> {type_}'
-    with op.location:
-        constant = ir.Operation.parse(text, context=op.context).operation
-    ir.InsertionPoint(op).insert(constant)
-    return constant.results[0]
-
-
-def _zero(element: ir.Type) -> str:
-    if isinstance(element, ir.ComplexType):
-        part = _zero(element.element_type)
-        return f"({part}, {part})"
-    if isinstance(element, ir.IntegerType):
-        return "false" if element.width == 1 else "0"
-    return "0.0"
 
 
 def _explained(permute: Collective, cut: Cut, reason: str | None) -> Diagnostic:

@@ -175,11 +175,11 @@ class _MicrobatchLoopWriter:
         self._zero = build.i32(0)
         carried = [_nothing(build, kind, self._values[n]) for n, kind in division.sums]
         carried += [
-            _zeros(build, self._rows(n, self._dims.tilings[n]), element_of(self._values[n]))
+            build.splat(0, self._rows(n, self._dims.tilings[n]), element_of(self._values[n]))
             for n in division.samples
         ]
         carried += [
-            _zeros(build, shape_of(value), element_of(value))
+            build.splat(0, shape_of(value), element_of(value))
             for value in map(self._values.__getitem__, division.same)
         ]
         self.loop = CountedLoop(build, build.i32(self._dims.parts), carried)
@@ -249,14 +249,7 @@ def _nothing(build: Builder, kind: str, value: ir.Value) -> ir.Value:
     """What an accumulator starts from: the number that a reduction never shows."""
     element = wide(element_of(value))
     if isinstance(element, ir.ComplexType):
-        return _zeros(build, shape_of(value), element)
+        return build.splat(0, shape_of(value), element)
     start = identity_of(kind, element)
     assert start is not None
     return build.splat(start, shape_of(value), element)
-
-
-def _zeros(build: Builder, shape: Sequence[int], element: ir.Type) -> ir.Value:
-    if not isinstance(element, ir.ComplexType):
-        return build.splat(0, shape, element)
-    part = build.splat(0, shape, element.element_type)
-    return build.op("complex", [part, part], build.tensor(shape, element))

@@ -51,7 +51,7 @@ from stablehlo_tools.transforms.parts.partition import moved_ops
 from stablehlo_tools.transforms.parts.partition.dividing import all_reduce_of
 from stablehlo_tools.transforms.parts.partition.halo import Parts
 from stablehlo_tools.transforms.parts.partition.local_body import LocalView
-from stablehlo_tools.transforms.parts.partition.moving import within, zeros
+from stablehlo_tools.transforms.parts.partition.moving import within
 from stablehlo_tools.transforms.parts.partition.needs import REDUCE_WINDOW, SELECT_AND_SCATTER
 from stablehlo_tools.transforms.parts.partition.op_rules import starts_known
 
@@ -212,7 +212,7 @@ def _shifted_rows(
             starts[dim] = build.same("add", shift, build.splat(taken[dim], [], element_of(shift)))
     if not any(edges):
         return update
-    filling = zeros(build, [], element_of(update))
+    filling = build.splat(0, [], element_of(update))
     wide = build.pad(update, filling, edges, edges, [0] * len(edges))
     return build.dynamic_slice(wide, starts, taken)
 
@@ -397,7 +397,7 @@ def _mask(
     build = Builder(ir.InsertionPoint(op), op.location)
     shape = shape_of(value)
     if filling is None:
-        others = zeros(build, shape, element_of(value))
+        others = build.splat(0, shape, element_of(value))
     else:
         others = build.broadcast(filling, shape, [])
     mask = _valid(local, build, shape, padding)

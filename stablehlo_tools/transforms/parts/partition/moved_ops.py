@@ -39,7 +39,6 @@ from stablehlo_tools.transforms.parts.partition.moving import (
     seen_through,
     within,
     write,
-    zeros,
 )
 from stablehlo_tools.transforms.parts.partition.needs import (
     Need,
@@ -197,7 +196,7 @@ def select_and_scatter(local: LocalView, op: ir.Operation) -> None:
         build = Builder(ir.InsertionPoint(op), op.location)
         element = element_of(source)
         number = identity_of("add", element)
-        nothing = zeros(build, [], element) if number is None else build.splat(number, [], element)
+        nothing = build.splat(0 if number is None else number, [], element)
         operand = _assembled(local, op, [operand], (dim, axes, looked))
         source = _assembled(local, op, [source], (dim, axes, added), nothing)
         piece, block = looked.pieces[0], Parts.blocks(shapes[0][dim], parts)
@@ -228,7 +227,7 @@ def convolution(local: LocalView, op: ir.Operation) -> None:
     build = Builder(ir.InsertionPoint(op), op.location)
     needs = _needs(local, op)
     for needed in needs:
-        nothing = zeros(build, [], element_of(op.operands[0]))
+        nothing = build.splat(0, [], element_of(op.operands[0]))
         op.operands[0] = _assembled(local, op, [op.operands[0]], needed, nothing)
     dims = [numbers.input_spatial.index(dim) for dim, _, _ in needs]
     _complete(op, dims, len(numbers.input_spatial), "lhs_dilation")

@@ -134,17 +134,9 @@ def write(devices: Devices, build: Builder, moved: Moved, dim: int, axes: Axes) 
     return _Writer(devices, build, moved, dim, axes).write()
 
 
-def zeros(build: Builder, shape: Sequence[int], element: ir.Type) -> ir.Value:
-    """A tensor of zeros, of any element type."""
-    if isinstance(element, ir.FloatType | ir.IntegerType):
-        return build.splat(0, shape, element)
-    real = build.splat(0, shape, ir.F32Type.get(build.context))
-    return build.op("convert", [real], build.tensor(shape, element))
-
-
 def undefined(build: Builder, shape: Sequence[int], element: ir.Type) -> ir.Value:
     """A tensor of which nobody may ask what is in it."""
-    return zeros(build, shape, element)
+    return build.splat(0, shape, element)
 
 
 def resized(build: Builder, value: ir.Value, dim: int, size: int) -> ir.Value:
@@ -274,7 +266,7 @@ class _Writer:
         inside = self._cut(value, max(begin, 0), min(end, size))
         edges = max(-begin, 0), max(end - size, 0)
         if any(edges) and self._moved.is_zero:  # what a message does not bring is zeros, too
-            nothing = zeros(self._build, [], element_of(value))
+            nothing = self._build.splat(0, [], element_of(value))
             return _padded(self._build, inside, self._dim, *edges, nothing)
         return _padded(self._build, inside, self._dim, *edges)
 

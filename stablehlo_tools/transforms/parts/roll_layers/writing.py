@@ -201,11 +201,8 @@ class _Body:
 
 def _no_term(build: Builder, like: ir.Value) -> ir.Value:
     """What changes no number that is added to it: -0.0 for floats."""
-    element = element_of(like)
-    if isinstance(element, ir.ComplexType):
-        part = build.splat(-0.0, shape_of(like), element.element_type)
-        return build.op("complex", [part, part], like.type)
-    return build.splat(-0.0 if isinstance(element, ir.FloatType) else 0, shape_of(like), element)
+    is_complex = isinstance(element_of(like), ir.ComplexType)
+    return build.splat_like(complex(-0.0, -0.0) if is_complex else -0.0, like)
 
 
 def _rows_of_one(values: list[ir.Value | None]) -> ir.Value | None:

@@ -102,10 +102,7 @@ class OpenedLoop:
     def _constant(self, type_: ir.Type, number: float) -> ir.Value:
         """One number in all elements of a type."""
         like = ir.RankedTensorType(type_)
-        if not isinstance(like.element_type, ir.ComplexType):
-            return self._before.splat(number, like.shape, like.element_type)
-        part = self._before.splat(number, like.shape, like.element_type.element_type)
-        return self._before.op("convert", [part], type_)
+        return self._before.splat(number, like.shape, like.element_type)
 
 
 def build_at(opened: OpenedLoop, location: ir.Location) -> Builder:
