@@ -254,8 +254,6 @@ class Host:
 
     def _solve(self, options: Mapping[str, Any], matrix: Array, right: Array) -> Array:
         """Substitution in the field, row by row: op(A) X = B, or X op(A) = B."""
-        if np.iscomplexobj(matrix):
-            raise NotImplementedError("complex triangular solves")
         flip = not options["left_side"]  # X A = B is A^T X^T = B^T
         if options["transposed"] != flip:
             matrix = np.swapaxes(matrix, -1, -2)

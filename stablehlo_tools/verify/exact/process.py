@@ -146,14 +146,15 @@ class FieldComparison:
         return [int(number) for each in marked for number in each.missing(host.seen)]
 
     def compile(self, names: Sequence[str]) -> None:
-        """Compiles programs at the same time: XLA does most of it in one thread."""
-        Stage("compiling", names[0].partition("_")[0], "cpu").write(self.directory)
-        with ThreadPoolExecutor(len(names)) as pool:
+        """Compiles programs at the same time, as XLA does most of it in one thread; or one after
+        the other, so that the stage names the one that ends the process."""
+        with ThreadPoolExecutor(len(names) if self.together else 1) as pool:
             for name, program in zip(names, pool.map(self.compile_program, names), strict=True):
                 self.programs[name] = program
 
     def compile_program(self, name: str) -> tuple[Program, Host]:
         """A program that is ready to run, and its host."""
+        Stage("compiling", name.partition("_")[0], "cpu").write(self.directory)
         described = self.runs[name]
         code = (self.directory / name).read_bytes()
         program = ModuleProgram(code, described.run, "before", skipped=_SKIPPED)
