@@ -203,6 +203,13 @@ class ModuleFacts:
             name = collective.inner.name
             raise ToolError(f"{name}: {error}", collective.op.location) from None
 
+    def has_groups_of_one(self, collective: Collective) -> bool:
+        """Returns True if each device is in a group of its own, or a permute has no pairs: jax
+        writes these in the global view if the manual axes of a shard_map have one device."""
+        groups = None if collective.kind in TRANSFERS else self.groups(collective)
+        alone = groups is not None and all(len(set(group)) == 1 for group in groups)
+        return alone and len(groups or ()) in (0, self.grid.size)
+
     def _pairs(self, collective: Collective, mode: GroupMode) -> ProcessGroups | None:
         pairs = collective.inner.attributes.get("source_target_pairs")
         if pairs is None or not isinstance(pairs, ir.DenseIntElementsAttr):

@@ -5,14 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from stablehlo_tools.analysis.collectives import find_collectives
+from stablehlo_tools.analysis.collectives import ModuleFacts, find_collectives
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.gspmd import is_manual_body, is_shard_map_border
 from stablehlo_tools.dialect.names import CALL, COMPOSITE, MANUAL_COMPUTATION, PARTITION_ID
+from stablehlo_tools.dialect.traits import Trait, ops_with
+from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.ir.platform_index import argument_number
 from stablehlo_tools.ir.walk import ENTRY, callee_name, functions_by_name, walk
 from stablehlo_tools.order.program import UNKNOWN_CALL
 
+_COLLECTIVES = ops_with(Trait.COLLECTIVE)
 # Of a program for all devices.
 _LEGAL_OUTSIDE = frozenset({"custom_call", UNKNOWN_CALL, "infeed", "outfeed"})
 
@@ -21,21 +24,28 @@ def is_per_device(module: ir.Module) -> bool:
     """Whether `main` is what one device runs: it communicates outside manual computations.
 
     Between GSPMD's custom calls, which do not nest, nothing is told apart: with them it is not.
+    Collectives of groups of one send nothing: a program for all devices may have them, too.
     """
-    communicating = {c.op for c in find_collectives(module) if c.kind not in _LEGAL_OUTSIDE}
+    collectives = [c for c in find_collectives(module) if c.kind not in _LEGAL_OUTSIDE]
+    facts = ModuleFacts.of(module, collectives)
+    communicating = {c.op for c in collectives if not facts.has_groups_of_one(c)}
+    ops = _ops_outside_manual(module)
+    if any(map(is_shard_map_border, ops)):
+        return False
+    return any(op.name == PARTITION_ID or op in communicating for op in ops)
+
+
+def _ops_outside_manual(module: ir.Module) -> list[ir.Operation]:
+    """The ops of `main`, and of all that it calls, that are outside of manual computations."""
     functions = functions_by_name(module)
-    entries = [ENTRY] if ENTRY in functions else list(functions)
-    pending, seen = entries, set(entries)
-    is_annotated = in_shard_map = False
+    pending = [ENTRY] if ENTRY in functions else list(functions)
+    seen = set(pending)
+    ops: list[ir.Operation] = []
 
     def visit(op: ir.Operation) -> ir.WalkResult:
-        nonlocal is_annotated, in_shard_map
         if op.name == MANUAL_COMPUTATION:
             return ir.WalkResult.SKIP
-        if is_shard_map_border(op):
-            in_shard_map = True
-        if op.name == PARTITION_ID or op in communicating:
-            is_annotated = True
+        ops.append(op)
         is_call = op.name in (CALL, COMPOSITE) and not is_manual_body(callee_name(op))
         if is_call and callee_name(op) not in seen:
             seen.add(callee_name(op))
@@ -46,7 +56,33 @@ def is_per_device(module: ir.Module) -> bool:
         function = functions.get(pending.pop())
         if function is not None:
             walk(function, visit)
-    return is_annotated and not in_shard_map
+    return ops
+
+
+def erase_groups_of_one(module: ir.Module) -> int:
+    """Erases collectives of groups of one of a program for all devices, in place, and counts them.
+    The result is the operand, or zero for a permute without pairs. XLA's partitioner refuses most.
+    """
+    outside = {op for op in _ops_outside_manual(module) if op.name in _COLLECTIVES}
+    if not outside or is_per_device(module):
+        return 0
+    facts = ModuleFacts.of(module)
+    chosen = [
+        each
+        for each in find_collectives(module)
+        if each.inner in outside
+        and [v.type for v in each.inner.operands] == [v.type for v in each.op.results]
+        and facts.has_groups_of_one(each)
+    ]
+    for each in chosen:
+        build = Builder(ir.InsertionPoint(each.op), each.op.location)
+        for value, result in zip(each.op.operands, each.op.results, strict=True):
+            zeros = (
+                None if facts.groups(each) else build.splat(0, shape_of(value), element_of(value))
+            )
+            result.replace_all_uses_with(value if zeros is None else zeros)
+        each.op.erase()
+    return len(chosen)
 
 
 _NAME = re.compile(r'"([^"]*)"(?!:\d)')  # of a place in a file a number follows

@@ -19,7 +19,7 @@ from typing import Any
 
 from stablehlo_tools.analysis.collectives import ModuleFacts
 from stablehlo_tools.analysis.effects import unknown_calls_counted
-from stablehlo_tools.analysis.entry import is_per_device, path_of
+from stablehlo_tools.analysis.entry import erase_groups_of_one, is_per_device, path_of
 from stablehlo_tools.analysis.issued import Inlined, Issued, inline_module, read_issued
 from stablehlo_tools.analysis.partitioner_work import (
     EXPLICIT,
@@ -184,6 +184,7 @@ def _read(loaded: Artifact, part: _Part, *, keeps_platforms: bool = False) -> _R
         platform, by_channel = _platform(loaded, part), options.separate
         if platform is not None and not keeps_platforms:
             fix_platform(module, platform)
+        erase_groups_of_one(module)
         inlined = inline_module(module)
         # The pairs of separate programs' transfers name devices of the others.
         own = [c for c in inlined.collectives if not (options.separate and c.kind in _TRANSFERS)]

@@ -70,11 +70,13 @@ class Compilation:
     options: CompilerOptions = NO_OPTIONS
     stand_in: str = ""  # in words, where another chip than the hardware's was compiled for
     foreign: str = ""  # in words, where the program was exported for another accelerator
+    erased: int = 0  # collectives of groups of one, which the compiler did not see
 
     @property
     def remarks(self) -> tuple[str, ...]:
         """What to know of the figures."""
-        return tuple(filter(None, (self.stand_in, self.foreign)))
+        said = f"left out, as XLA may refuse them: {self.erased} collectives of groups of one"
+        return tuple(filter(None, (self.stand_in, self.foreign, said if self.erased else "")))
 
 
 def compile_artifact(
@@ -137,6 +139,7 @@ def _compile(
         options=options,
         stand_in=stand_in,
         foreign="" if "cpu" in prepared.exported_for else _foreign(prepared, target),
+        erased=prepared.erased,
     )
 
 

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 
 from stablehlo_tools import bindings
 from stablehlo_tools.analysis.collectives import Collective, ModuleFacts, find_collectives
-from stablehlo_tools.analysis.entry import is_per_device
+from stablehlo_tools.analysis.entry import erase_groups_of_one, is_per_device
 from stablehlo_tools.analysis.replica_groups import GroupMode, ProcessGrid
 from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.bindings import ir
@@ -64,6 +64,7 @@ class PreparedModule:
     tagged: tuple[TaggedOp, ...]
     program: tuple[Item, ...]
     exported_for: tuple[str, ...] = ()  # platforms, as jax.export names them
+    erased: int = 0  # collectives of groups of one
 
     def program_ids(self) -> tuple[int, ...]:
         """The ids that `main` issues, each once, in the program's order."""
@@ -78,6 +79,7 @@ def prepare(artifact: Artifact, target: Target) -> PreparedModule:
     """
     module = artifact.copy().module
     restore_shardy(module)  # XLA ends the process on manual computations as jax 0.4 wrote them
+    erased = erase_groups_of_one(module)
     main = main_function(module)
     if main is None or not main.regions[0].blocks:
         raise ToolError("the module has no function @main to compile")
@@ -94,7 +96,7 @@ def prepare(artifact: Artifact, target: Target) -> PreparedModule:
     arguments = len(main.regions[0].blocks[0].arguments)
     platforms = () if artifact.exported is None else tuple(artifact.exported.platforms)
     code = bindings.write_bytecode(module)
-    return PreparedModule(code, grid, arguments, tagged, program, platforms)
+    return PreparedModule(code, grid, arguments, tagged, program, platforms, erased)
 
 
 def _platform_index(artifact: Artifact, target: Target) -> int | None:

@@ -26,7 +26,8 @@ Preconditions:
   P3  All shardings name one mesh: the same axes over the same devices.
   P4  The program runs as one replica of several partitions.
   P5  Outside of manual computations no op communicates, has a side effect, asks which device it
-      runs on or draws random numbers of its own (`stablehlo.rng`).
+      runs on or draws random numbers of its own (`stablehlo.rng`). Collectives of groups of one
+      communicate nothing; they are erased.
   P6  It is clear of which sums devices hold parts (`unreduced`): manual computations take no parts
       along an axis of their own, what keeps parts is linear, and what Shardy's collectives reduce
       says how it is divided.
@@ -51,6 +52,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from stablehlo_tools.analysis.collectives import next_channel
+from stablehlo_tools.analysis.entry import erase_groups_of_one
 from stablehlo_tools.analysis.shardings import Axes, MeshAxes, ValueShardings
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.cost.hardware import load_hardware
@@ -175,6 +177,7 @@ class PartitionPass(Pass):
             apart = _set_apart(module, main)
             prepare(module, mesh)
             restore_global_view(module, shardings, lambda each: native.run(each, _RULES))
+            erase_groups_of_one(module)
             check_sums(module, shardings)
             sum_everywhere(module, shardings, next_channel(module))
             check(module, main, shardings)

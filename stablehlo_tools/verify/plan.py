@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from stablehlo_tools import bindings
 from stablehlo_tools.analysis.argument_ranges import index_limits, steering_arguments
+from stablehlo_tools.analysis.entry import erase_groups_of_one
 from stablehlo_tools.analysis.replica_groups import ProcessGrid
 from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.artifacts.exported import argument_leaves
@@ -268,6 +269,7 @@ def runnable_module(artifact: Artifact, platform: int, *, interpreted: bool = Fa
     context = bindings.new_context()
     module = bindings.parse_module(bindings.write_bytecode(artifact.module), context)
     restore_shardy(module)  # XLA ends the process on manual computations as jax 0.4 wrote them
+    erase_groups_of_one(module)
     if interpreted:
         bindings.parse_pass_pipeline(_LOWER_CHLO, context).run(module.operation)
     entry = entry_function(module)

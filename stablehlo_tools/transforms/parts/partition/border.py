@@ -125,12 +125,7 @@ def _part(
             return maker.operands[0]
     first = offsets.by_position(axes, [1] + [0] * (shardings.axes.size(axes) - 1))
     holds = build.compare("EQ", first, build.splat(1, [], element_of(first)))
-    element = element_of(value)
-    if isinstance(element, ir.FloatType | ir.IntegerType):
-        zeros = build.splat(0, shape_of(value), element)
-    else:
-        real = build.splat(0, shape_of(value), ir.F32Type.get(build.context))
-        zeros = build.op("convert", [real], value.type)
+    zeros = build.splat(0, shape_of(value), element_of(value))
     return build.op("select", [holds, value, zeros], value.type)
 
 
