@@ -6,7 +6,8 @@ Two promises, measured from outside on whole processes, the runs of what is comp
 
   cost    `stablehlo-tools opt STEP.jax_export -p thread-tokens -o OUT.jax_export` takes less than
           5 % of the time that XLA:CPU takes to compile STEP, a program of about 27,000 ops
-  growth  four times the ops take at most 4.6 times as long, the whole process and the pass alone
+  growth  four times the ops take at most 4.6 times as long, the whole process and the pass alone;
+          of layers that slice a stack of weights, less the time of a program of one layer
 
 Prints tables of medians and one line of JSON. Exit code 1 when a promise is broken; `--quick` runs
 smaller programs, judges growth only, and takes half a minute instead of several.
@@ -30,7 +31,7 @@ from statistics import median
 sys.path.insert(0, str(Path(__file__).parents[1]))  # for `models`
 
 from models.devices import mesh
-from models.large import UNROLLED_OPS_PER_LAYER, unrolled_step, wide_program
+from models.large import UNROLLED_OPS_PER_LAYER, stacked_program, unrolled_step, wide_program
 
 import stablehlo_tools
 from stablehlo_tools.analysis.collectives import find_collectives
@@ -48,12 +49,13 @@ class Plan:
     step_layers: int
     layers: tuple[int, ...]
     collectives: tuple[int, ...]
+    stacked: tuple[int, ...]
     rounds: int  # of opt and a compilation of its input
     repetitions: int  # of opt for each size
 
 
-FULL = Plan(400, (15, 60, 240), (625, 2500, 10_000), rounds=2, repetitions=9)
-QUICK = Plan(60, (15, 60), (2500, 10_000), rounds=1, repetitions=5)
+FULL = Plan(400, (15, 60, 240), (625, 2500, 10_000), (240, 960, 3840), rounds=2, repetitions=9)
+QUICK = Plan(60, (15, 60), (2500, 10_000), (240, 960), rounds=1, repetitions=5)
 
 
 @dataclass
@@ -141,14 +143,17 @@ def measure_growth(plan: Plan, directory: Path) -> dict[str, list[float]]:
     families = {
         "unrolled layers": [build_step(layers, directory) for layers in plan.layers],
         "independent collectives": [build_wide(count, directory) for count in plan.collectives],
+        "layers of a stack": [build_stacked(layers, directory) for layers in plan.stacked],
     }
+    one = {"layers of a stack": build_stacked(1, directory)}
     growth: dict[str, list[float]] = {}
     for name, programs in families.items():
         for _ in range(plan.repetitions):
-            for program in programs:
+            for program in [*programs, *([one[name]] if name in one else [])]:
                 program.thread()
-        whole = growth[f"{name}, whole process"] = ratios([p.whole for p in programs])
-        alone = growth[f"{name}, pass alone"] = ratios([p.alone for p in programs])
+        fixed = one.get(name, Program(directory, 0, 0))
+        whole = growth[f"{name}, whole process"] = ratios([p.whole for p in programs], fixed.whole)
+        alone = growth[f"{name}, pass alone"] = ratios([p.alone for p in programs], fixed.alone)
         say(f"  {name:24}{'ops':>9}{'collectives':>13}{'opt':>9}{'x':>7}{'pass':>9}{'x':>7}")
         for program, *times in zip(programs, [None, *whole], [None, *alone], strict=True):
             cells = [
@@ -175,6 +180,15 @@ def build_wide(collectives: int, directory: Path) -> Program:
     path.write_text(wide_program(collectives))
     program = measured(path)
     assert program.collectives == collectives, program.collectives
+    return program
+
+
+def build_stacked(layers: int, directory: Path) -> Program:
+    """Written-out layers of one stack of weights and gradients, as MLIR text."""
+    path = directory / f"stacked{layers}.mlir"
+    path.write_text(stacked_program(layers))
+    program = measured(path)
+    assert program.collectives == 2 * layers, program.collectives
     return program
 
 
@@ -219,10 +233,14 @@ def compile_seconds(path: Path) -> float:
     return time.perf_counter() - started
 
 
-def ratios(seconds: Sequence[Sequence[float]]) -> list[float]:
-    """Of the runs of each size over those of the size before, the median of their ratios."""
+def ratios(seconds: Sequence[Sequence[float]], fixed: Sequence[float]) -> list[float]:
+    """Of the runs of each size over those of the size before, the median of their ratios.
+
+    `fixed`, if given, are the seconds of runs beside them, which are subtracted from both.
+    """
+    less = fixed or [0.0] * len(seconds[0])
     return [
-        round(median(more / less for less, more in zip(smaller, larger, strict=True)), 3)
+        round(median((b - f) / (a - f) for a, b, f in zip(smaller, larger, less, strict=True)), 3)
         for smaller, larger in itertools.pairwise(seconds)
     ]
 

@@ -84,6 +84,62 @@ def wide_program(collectives: int) -> str:
     return f"{head}{''.join(body)}    return %t{collectives} : {_ROW}\n  }}\n}}\n"
 
 
+def stacked_program(layers: int) -> str:
+    """MLIR text of `layers` written-out layers in a shard_map over 8 devices, as jax writes the
+    gradients of a Python loop over the rows of one stack of weights.
+
+    A layer slices its weights from the stack and gathers them. Its gradient is scattered, padded
+    with zeros to a stack, and added to that of the later layers.
+    """
+    whole, stack = f"tensor<{layers}x64x64xf32>", f"tensor<{layers}x8x64xf32>"
+    sharding = f'<@mesh, [{{}}, {{"{FSDP}"}}, {{}}]>'
+    head = f"""module @stacked attributes {{
+  mhlo.num_partitions = {DEVICES} : i32, mhlo.num_replicas = 1 : i32
+}} {{
+  sdy.mesh @mesh = <["{FSDP}"={DEVICES}]>
+  func.func public @main(%weights: {whole}, %batch: {_WEIGHTS}) -> {whole} {{
+    %0 = sdy.manual_computation(%weights, %batch)
+        in_shardings=[{sharding}, <@mesh, [{{"{FSDP}"}}, {{}}]>] out_shardings=[{sharding}]
+        manual_axes={{"{FSDP}"}} (%stack: {stack}, %x0: {_TILE}) {{
+      %zero = stablehlo.constant dense<0.0> : tensor<f32>
+      %s{layers} = stablehlo.constant dense<0.0> : {stack}
+      %d{layers} = stablehlo.negate %x0 : {_TILE}
+"""
+    forward = (
+        f"""
+      %p{i} = stablehlo.slice %stack [{i}:{i + 1}, 0:8, 0:64] : ({stack}) -> {_TILES}
+      %r{i} = stablehlo.reshape %p{i} : ({_TILES}) -> {_TILE}
+      %w{i} = "stablehlo.all_gather"(%r{i}) <{{all_gather_dim = 0 : i64, {_GROUPS}}}>
+          : ({_TILE}) -> {_WEIGHTS}
+      %y{i} = stablehlo.dot_general %x{i}, %w{i}, contracting_dims = [1] x [0]
+          : ({_TILE}, {_WEIGHTS}) -> {_TILE}
+      %x{i + 1} = stablehlo.tanh %y{i} : {_TILE}
+"""
+        for i in range(layers)
+    )
+    backward = (
+        f"""
+      %c{i} = stablehlo.multiply %d{i + 1}, %x{i + 1} : {_TILE}
+      %g{i} = stablehlo.dot_general %x{i}, %c{i}, contracting_dims = [0] x [0]
+          : ({_TILE}, {_TILE}) -> {_WEIGHTS}
+      %d{i} = stablehlo.dot_general %c{i}, %w{i}, contracting_dims = [1] x [1]
+          : ({_TILE}, {_WEIGHTS}) -> {_TILE}
+      %h{i} = "stablehlo.reduce_scatter"(%g{i}) <{{scatter_dimension = 0 : i64, {_GROUPS}}}>
+          {_SUM} : ({_WEIGHTS}) -> {_TILE}
+      %b{i} = stablehlo.broadcast_in_dim %h{i}, dims = [1, 2] : ({_TILE}) -> {_TILES}
+      %q{i} = stablehlo.pad %b{i}, %zero, low = [{i}, 0, 0], high = [{layers - 1 - i}, 0, 0],
+          interior = [0, 0, 0] : ({_TILES}, tensor<f32>) -> {stack}
+      %s{i} = stablehlo.add %s{i + 1}, %q{i} : {stack}
+"""
+        for i in reversed(range(layers))
+    )
+    return (
+        f"{head}{''.join((*forward, *backward))}      sdy.return %s0 : {stack}\n"
+        f"    }} : ({whole}, {_WEIGHTS}) -> {whole}\n    return %0 : {whole}\n  }}\n}}\n"
+    )
+
+
+_TILE, _TILES, _WEIGHTS = "tensor<8x64xf32>", "tensor<1x8x64xf32>", "tensor<64x64xf32>"
 _ROW = "tensor<1x8xf32>"
 _CHANNEL = "channel_handle = #stablehlo.channel_handle<handle = 1, type = 1>"
 _GROUPS = (

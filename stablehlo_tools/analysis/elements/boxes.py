@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import groupby
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -112,11 +112,24 @@ def boxes_outside(shape: Shape, covered: Sequence[Box]) -> list[Box]:
         return [whole_box(shape)]
     outside: list[Box] = []
     for dimension, size in enumerate(shape):
-        free = np.ones(size, np.bool_)
-        for box in covered:
-            free[box[dimension].start : box[dimension].stop : box[dimension].step] = False
-        outside += [_along(shape, dimension, run) for run in _runs(free)[:_MOST_RUNS]]
+        free = _gaps(size, [box[dimension] for box in covered])
+        outside += [_along(shape, dimension, run) for run in free[:_MOST_RUNS]]
     return outside
+
+
+def _gaps(size: int, covered: Sequence[range]) -> list[range]:
+    """The numbers below `size` that no range has, in a row each; the longest first. No walk over
+    all numbers: written-out layers each ask this of the whole stack of their gradients."""
+    if any(numbers.step != 1 for numbers in covered):
+        free = np.ones(size, np.bool_)
+        for numbers in covered:
+            free[numbers.start : numbers.stop : numbers.step] = False
+        return _runs(free)
+    ordered = sorted(covered, key=lambda numbers: numbers.start)
+    stops = accumulate((numbers.stop for numbers in ordered), max, initial=0)
+    starts = [*(numbers.start for numbers in ordered), size]
+    rows = [range(stop, start) for stop, start in zip(stops, starts, strict=True)]
+    return _longest_first([row for row in rows if row])
 
 
 def _along(shape: Shape, dimension: int, numbers: range) -> Box:
@@ -125,18 +138,17 @@ def _along(shape: Shape, dimension: int, numbers: range) -> Box:
 
 def _runs(profile: NDArray[Any]) -> list[range]:
     """The places that are true, in a row each; the longest first."""
-    places = np.flatnonzero(profile)
-    apart = groupby(enumerate(places.tolist()), key=lambda pair: pair[1] - pair[0])
-    rows = [[place for _, place in group] for _, group in apart]
-    evenly = range(*_bounds(places.tolist())) if len(places) else range(0)
-    if len(rows) > 1 and places.tolist() == list(evenly):
-        return [canonical(evenly)]
-    return sorted((range(row[0], row[-1] + 1) for row in rows), key=len, reverse=True)
+    edges = np.flatnonzero(np.diff(profile.astype(np.int8), prepend=0, append=0)).tolist()
+    return _longest_first([range(*pair) for pair in zip(edges[::2], edges[1::2], strict=True)])
 
 
-def _bounds(places: list[int]) -> tuple[int, int, int]:
-    step = places[1] - places[0] if len(places) > 1 else 1
-    return places[0], places[-1] + 1, step
+def _longest_first(rows: list[range]) -> list[range]:
+    """Rows sorted by their lengths; single numbers that are evenly apart as one range."""
+    starts = [row.start for row in rows]
+    evenly = range(starts[0], starts[-1] + 1, starts[1] - starts[0]) if len(rows) > 1 else range(0)
+    if all(len(row) == 1 for row in rows) and starts == list(evenly):
+        return [canonical(evenly)] if rows else []
+    return sorted(rows, key=len, reverse=True)
 
 
 def reshaped(box: Box, before: Shape, after: Shape) -> Box:
