@@ -16,7 +16,7 @@ module attributes {mhlo.num_replicas = 6 : i32} {
 
     // Groups of different sizes: -1 fills up the short one.
     // CHECK: "groups":{{\[\[0,2,4,5],\[1,3]]}}
-    // TEXT: all_reduce 2 x 4 {0,2,4,5}
+    // TEXT: all_reduce {0,2,4,5} {1,3}
     %1 = "stablehlo.all_reduce"(%0) ({
     ^bb0(%a: tensor<f32>, %b: tensor<f32>):
       %sum = stablehlo.add %a, %b : tensor<f32>

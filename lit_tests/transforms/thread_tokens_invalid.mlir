@@ -269,51 +269,7 @@ func.func @no_mesh(%p: tensor<i1>, %x: tensor<f32>) -> tensor<f32> {
 
 // -----
 
-// P5: nothing communicates between an async_start and its async_done, which share a block.
-func.func @between_start_and_done_p5(%x: tensor<2xf32>) -> (tensor<2xf32>, tensor<2xf32>) {
-  // expected-note@+1 {{the async_start is here}}
-  %0 = "stablehlo.async_start"(%x) ({
-  ^bb0(%a: tensor<2xf32>):
-    %1 = "stablehlo.collective_permute"(%a) {
-      source_target_pairs = dense<[[0, 1]]> : tensor<1x2xi64>
-    } : (tensor<2xf32>) -> tensor<2xf32>
-    stablehlo.return %1 : tensor<2xf32>
-  }) : (tensor<2xf32>) -> !stablehlo.future<tensor<2xf32>>
-  // expected-error@+1 {{stablehlo.collective_permute between an async_start and its async_done}}
-  %2 = "stablehlo.collective_permute"(%x) {
-    source_target_pairs = dense<[[0, 1]]> : tensor<1x2xi64>
-  } : (tensor<2xf32>) -> tensor<2xf32>
-  %3 = "stablehlo.async_done"(%0) : (!stablehlo.future<tensor<2xf32>>) -> tensor<2xf32>
-  return %2, %3 : tensor<2xf32>, tensor<2xf32>
-}
-
-// -----
-
-// A loop that communicates is communication too.
-func.func @loop_between_start_and_done_p5(%p: tensor<i1>, %x: tensor<2xf32>) -> (tensor<2xf32>, tensor<2xf32>) {
-  %0 = "stablehlo.async_start"(%x) ({
-  ^bb0(%a: tensor<2xf32>):
-    %1 = "stablehlo.collective_permute"(%a) {
-      source_target_pairs = dense<[[0, 1]]> : tensor<1x2xi64>
-    } : (tensor<2xf32>) -> tensor<2xf32>
-    stablehlo.return %1 : tensor<2xf32>
-  }) : (tensor<2xf32>) -> !stablehlo.future<tensor<2xf32>>
-  // expected-error@+1 {{stablehlo.while between an async_start and its async_done}}
-  %2 = stablehlo.while(%v = %x) : tensor<2xf32>
-    cond {
-      stablehlo.return %p : tensor<i1>
-    } do {
-      %4 = "stablehlo.collective_permute"(%v) {
-        source_target_pairs = dense<[[0, 1]]> : tensor<1x2xi64>
-      } : (tensor<2xf32>) -> tensor<2xf32>
-      stablehlo.return %4 : tensor<2xf32>
-    }
-  %3 = "stablehlo.async_done"(%0) : (!stablehlo.future<tensor<2xf32>>) -> tensor<2xf32>
-  return %2, %3 : tensor<2xf32>, tensor<2xf32>
-}
-
-// -----
-
+// P5: a start and its done share a block.
 func.func @future_leaves_the_block_p5(%x: tensor<2xf32>) -> !stablehlo.future<tensor<2xf32>> {
   // expected-error@+1 {{async_start whose async_done does not stand in the same block}}
   %0 = "stablehlo.async_start"(%x) ({

@@ -203,3 +203,47 @@ func.func @not_partitioned(%x: tensor<4xf32> {sdy.sharding = #sdy.sharding<@mesh
 func.func @one_device(%x: tensor<4xf32>) -> tensor<4xf32> {
   return %x : tensor<4xf32>
 }
+
+// -----
+
+// Two pairs are in flight together, as in a schedule of XLA's: the first one ends earlier.
+func.func @between_start_and_done(%x: tensor<2xf32>) -> (tensor<2xf32>, tensor<2xf32>) {
+  %0 = "stablehlo.async_start"(%x) ({
+  ^bb0(%a: tensor<2xf32>):
+    %1 = "stablehlo.collective_permute"(%a) {
+      source_target_pairs = dense<[[0, 1]]> : tensor<1x2xi64>
+    } : (tensor<2xf32>) -> tensor<2xf32>
+    stablehlo.return %1 : tensor<2xf32>
+  }) : (tensor<2xf32>) -> !stablehlo.future<tensor<2xf32>>
+  %2 = "stablehlo.collective_permute"(%x) {
+    source_target_pairs = dense<[[0, 1]]> : tensor<1x2xi64>
+  } : (tensor<2xf32>) -> tensor<2xf32>
+  // expected-warning@+1 {{stablehlo.async_done now stands before the stablehlo.collective_permute that followed its start}}
+  %3 = "stablehlo.async_done"(%0) : (!stablehlo.future<tensor<2xf32>>) -> tensor<2xf32>
+  return %2, %3 : tensor<2xf32>, tensor<2xf32>
+}
+
+// -----
+
+// A loop that communicates is communication, too.
+func.func @loop_between_start_and_done(%p: tensor<i1>, %x: tensor<2xf32>) -> (tensor<2xf32>, tensor<2xf32>) {
+  %0 = "stablehlo.async_start"(%x) ({
+  ^bb0(%a: tensor<2xf32>):
+    %1 = "stablehlo.collective_permute"(%a) {
+      source_target_pairs = dense<[[0, 1]]> : tensor<1x2xi64>
+    } : (tensor<2xf32>) -> tensor<2xf32>
+    stablehlo.return %1 : tensor<2xf32>
+  }) : (tensor<2xf32>) -> !stablehlo.future<tensor<2xf32>>
+  %2 = stablehlo.while(%v = %x) : tensor<2xf32>
+    cond {
+      stablehlo.return %p : tensor<i1>
+    } do {
+      %4 = "stablehlo.collective_permute"(%v) {
+        source_target_pairs = dense<[[0, 1]]> : tensor<1x2xi64>
+      } : (tensor<2xf32>) -> tensor<2xf32>
+      stablehlo.return %4 : tensor<2xf32>
+    }
+  // expected-warning@+1 {{stablehlo.async_done now stands before the stablehlo.while that followed its start}}
+  %3 = "stablehlo.async_done"(%0) : (!stablehlo.future<tensor<2xf32>>) -> tensor<2xf32>
+  return %2, %3 : tensor<2xf32>, tensor<2xf32>
+}

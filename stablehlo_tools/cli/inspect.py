@@ -224,6 +224,8 @@ def _row(collective: Collective, facts: ModuleFacts, name: str) -> dict[str, Any
 
 
 def _table(rows: list[dict[str, Any]], facts: ModuleFacts, name: str, *, is_scheduled: bool) -> str:
+    from stablehlo_tools.overlap.collective_times import groups_text
+
     grid = facts.grid
     lines = [
         f"{name}: {len(rows)} communicating ops on {grid.num_replicas} x {grid.num_partitions} "
@@ -235,23 +237,14 @@ def _table(rows: list[dict[str, Any]], facts: ModuleFacts, name: str, *, is_sche
             f"{'reduction':9}  place"
         )
     for number, row in enumerate(rows):
-        kind = ("async " if row["async"] else "") + row["kind"]
+        kind, groups = ("async " if row["async"] else "") + row["kind"], row["groups"]
+        shown = "{}" if groups == () else groups_text(groups or (), pairs=False, width=14)
         lines.append(
-            f"{number:>5}  {kind:20} {_groups(row['groups']):24} "
+            f"{number:>5}  {kind:20} {shown:24} "
             f"{','.join(row['element_types']):6} {_bytes(row['bytes_in']):>12} "
             f"{_bytes(row['bytes_out']):>12}  {row['reduction'] or '-':9}  {row['place']}"
         )
     return "\n".join(line.rstrip() for line in lines)
-
-
-def _groups(groups: tuple[tuple[int, ...], ...] | None) -> str:
-    if groups is None:
-        return "-"
-    first = ",".join(map(str, groups[0])) if groups else ""
-    text = f"{{{first}}}"
-    if len(text) > 16:
-        text = f"{{{groups[0][0]},…,{groups[0][-1]}}}"
-    return text if len(groups) < 2 else f"{len(groups)} x {len(groups[0])} {text}"
 
 
 def _bytes(count: int | None) -> str:

@@ -188,12 +188,19 @@ def _why(around: Independence, ns: float, hint: str | None, path: Path) -> str:
     return f"{text}; {hint}" if hint else text
 
 
-def groups_text(groups: tuple[tuple[int, ...], ...], *, pairs: bool) -> str:
-    """`2 x 4 {0,1,2,3}`: how many groups of how many, and the first; `8 pairs {0,1}`."""
+def groups_text(groups: tuple[tuple[int, ...], ...], *, pairs: bool, width: int = 16) -> str:
+    """`2 x 4 {0,1,2,3}`: how many groups of how many, and the first; `8 pairs {0,1}`.
+
+    Of different sizes, `{0,1,2} {3}`, or `9 of 1 to 5 {0}`. Beyond `width` a group is shortened.
+    """
     if not groups:
         return "-"
-    first = ",".join(map(str, groups[0]))
-    text = f"{{{first}}}" if len(first) <= 16 else f"{{{groups[0][0]},…,{groups[0][-1]}}}"
+    texts = [f"{{{','.join(map(str, group))}}}" for group in groups]
+    text = texts[0] if len(texts[0]) <= width + 2 else f"{{{groups[0][0]},…,{groups[0][-1]}}}"
     if pairs:
         return f"{len(groups)} pairs {text}" if len(groups) > 1 else f"pair {text}"
+    sizes = set(map(len, groups))
+    if len(sizes) > 1:
+        listed, spread = " ".join(texts), f"{len(groups)} of {min(sizes)} to {max(sizes)} {text}"
+        return listed if len(listed) <= width + 8 else spread
     return text if len(groups) == 1 else f"{len(groups)} x {len(groups[0])} {text}"

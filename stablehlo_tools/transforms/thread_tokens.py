@@ -29,8 +29,8 @@ Preconditions:
   P2  Communication stands in functions of one block and in structured control flow.
   P3  A function that communicates is not recursive; a public one is not called in the module.
   P4  A communicating op has an operand a token can enter beside, and a result it leaves beside.
-  P5  Nothing communicates between an async_start and its async_done, which share a block. (Of
-      jax's explicit pairs the done is moved up to before what communicates, with a warning.)
+  P5  An asynchronous start and its done share a block. (If something communicates between them,
+      the done is moved up to before that, with a warning.)
   P6  No op that must carry the token has an `mhlo.sharding` (GSPMD) list of its values.
   P7  `minimal` is an option of the barrier form.
   P8  A manual computation that communicates takes an operand; where no token may enter it, an
@@ -113,7 +113,7 @@ def _warn_of_dead_collectives(module: ir.Module, diagnostics: Diagnostics) -> No
 
 
 def _warn_of_moved_dones(functions: Sequence[FunctionPlan], diagnostics: Diagnostics) -> None:
-    """Two explicit asynchronous collectives in flight together cannot be ordered by tokens."""
+    """Two asynchronous collectives in flight together cannot be ordered by tokens."""
     pending = [step for function in functions for step in function.steps]
     while pending:
         step = pending.pop(0)

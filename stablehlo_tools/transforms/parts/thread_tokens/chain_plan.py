@@ -32,7 +32,7 @@ from stablehlo_tools.analysis.liveness import has_effect, live_values
 from stablehlo_tools.analysis.permute_pairs import PAIRS, find_cycles, pairs_of
 from stablehlo_tools.analysis.rendezvous import is_host_transfer
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.diagnostics import ToolError, note
+from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.dialect.custom_calls import is_async_done, label
 from stablehlo_tools.dialect.names import CUSTOM_CALL
 from stablehlo_tools.dialect.traits import COMPUTATIONS
@@ -366,27 +366,15 @@ def _async_done(start: ir.Operation) -> ir.Operation:
 
 
 def _done_moves(sites: Sequence[Site]) -> dict[ir.Value | ir.Operation, ir.Operation]:
-    """The explicit starts of jax's whose dones have to stand further up, and before which op.
-
-    No token leaves a start. Refuses communication between an async_start and its async_done.
-    """
+    """The starts whose dones have to stand further up, and before which op: no token leaves a
+    start, so nothing may communicate before the done."""
     moves: dict[ir.Value | ir.Operation, ir.Operation] = {}
     for site, following in _pairwise(sites):
         if site.collective is None or not site.collective.is_async:
             continue
         done = _async_done(site.op)
-        if following is None or done.is_before_in_block(following.op):
-            continue
-        if site.collective.is_async_call:
+        if following is not None and not done.is_before_in_block(following.op):
             moves[key_of(site.op)] = following.op
-            continue
-        raise ToolError(
-            f"{following.op.name} between an async_start and its async_done: a future can "
-            "carry no token, so their order cannot be fixed; wait for the first before the "
-            "second, or thread tokens before making collectives asynchronous",
-            following.op.location,
-            (note("the async_start is here", site.op.location),),
-        )
     return moves
 
 
