@@ -361,7 +361,8 @@ class _Reader:
         for argument, operand in zip(block.arguments, op.operands, strict=True):
             index, number = values[operand]
             node = self.body.nodes[index]
-            if node.role is Role.INPUT:  # what one device holds of it
+            if node.role is Role.INPUT and values[operand] not in self._in_host:
+                # What one device holds of it.
                 sizes = list(node.result_bytes)
                 sizes[number] = bytes_of(argument)
                 node.result_bytes = tuple(sizes)
