@@ -28,6 +28,7 @@ from stablehlo_tools.cost.hardware import load_hardware
 from stablehlo_tools.dialect.names import WHILE
 from stablehlo_tools.ir.walk import ENTRY, copy_referenced_symbols, functions_by_name, ops_named
 from stablehlo_tools.mpmd.manifest import Manifest, Stage
+from stablehlo_tools.mpmd.origins import Origin
 from stablehlo_tools.mpmd.proof.flow import InSums
 from stablehlo_tools.mpmd.proof.labels import Labels, action_of
 from stablehlo_tools.mpmd.reading import Call, Event, Message, Reading
@@ -233,9 +234,9 @@ class RankMemory:
     """The memory of a rank, in bytes.
 
     `peak` is all that is alive at once, the temporaries of functions included, while event
-    `peak_at` runs; `arguments` are those of `main`. `weights` are what the manifest counts of the
-    rank's stages: parameters and sums of gradients. `fixed` is the most that is alive of what
-    belongs to no microbatch, `temporary` the most that a function takes while it runs.
+    `peak_at` runs; `arguments` are those of `main`. `weights` are parameters and sums of gradients,
+    each once: stages of the rank may share one. `fixed` is the most that is alive of what belongs
+    to no microbatch, `temporary` the most that a function takes while it runs.
     """
 
     rank: int
@@ -298,8 +299,27 @@ def rank_memory(
         held.append(now)
     allowed = bounds(reading, actions, manifest.stages, sizes)
     moments = tuple(map(Moment, range(len(held)), held, allowed))
-    weights = sum(manifest.stages[stage].weights for stage in manifest.ranks[reading.rank].stages)
+    weights = _weights(reading, actions, sums)
     return RankMemory(reading.rank, peak, peak_at, arguments, weights, fixed, longest, moments)
+
+
+def _weights(reading: Reading, actions: Sequence[Action | None], sums: InSums) -> float:
+    """The bytes of what phases take that is of no microbatch, the same in all calls, and of the
+    sums that they add to. A sum begins where no other phase has added to what a first call takes.
+    """
+    first = {call.function: call for call in reversed(reading.calls)}
+    fixed: dict[Origin, float] = {}
+    begun = 0.0
+    for call in first.values():
+        for slot, origin in enumerate(call.operands[1:], 1):
+            maker = reading.events[origin.event] if origin.event >= 0 else None
+            size = bytes_of(call.op.operands[slot])
+            if (call.function, slot) in sums.operands:
+                name = maker.function if isinstance(maker, Call) else ""
+                begun += 0.0 if (name, origin.number) in sums.results else size
+            elif maker is None or actions[origin.event] is None:
+                fixed[origin] = size
+    return begun + sum(fixed.values())
 
 
 def _sizes(reading: Reading) -> list[list[float]]:
