@@ -136,6 +136,20 @@ def divided_behind(weights: Tree, batch: Tree) -> Any:
     return jax.tree.map(lambda w, g: w - g / count, weights, sums), value / count, count
 
 
+def rows_added_up(weights: Tree, batch: Tree) -> Any:
+    """A step whose scan gives the gradients of each microbatch, which sums after it add up: those
+    of the first weights in bf16, as their sums are."""
+    parts = jax.tree.map(lambda a: a.reshape(MICROBATCHES, ROWS, *a.shape[1:]), batch)
+
+    def body(carry: Any, part: Any) -> tuple[Any, Any]:
+        value, gradients = jax.value_and_grad(unrolled)(weights, part)
+        return carry, (value, {**gradients, "in": gradients["in"].astype(jnp.bfloat16)})
+
+    _, (values, rows) = lax.scan(body, None, parts)
+    sums = jax.tree.map(lambda each: jnp.sum(each, 0).astype(jnp.float32), rows)
+    return jax.tree.map(lambda w, g: w - 0.1 * g, weights, sums), jnp.mean(values)
+
+
 def finite_only(weights: Tree, batch: Tree) -> Any:
     """A step that leaves out microbatches whose loss is not finite."""
     parts = jax.tree.map(lambda a: a.reshape(MICROBATCHES, ROWS, *a.shape[1:]), batch)
@@ -211,6 +225,7 @@ PROGRAMS: dict[str, tuple[Step, Tree]] = {
         UNROLLED,
     ),
     "divided-behind": (divided_behind, UNROLLED),
+    "rows-added-up": (rows_added_up, UNROLLED),
     "finite-only": (finite_only, UNROLLED),
     "without-a-loss": (without_a_loss, STACKED),
     "unrolled-by-two": (unrolled_by_two, UNROLLED),

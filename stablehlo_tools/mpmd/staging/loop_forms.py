@@ -3,12 +3,15 @@
     %b = stablehlo.convert %a : tensor<f32>                  ==>  %a
     %b = select(%p, add(%a, %x), %a)                         ==>  add(%a, select(%p, %x, zeros))
     %j = reshape(dynamic_slice(iota, %i))                    ==>  %i
+    reduce(%rows) by add, of %b = update(%rows, %x, %i)      ==>  %b = add(%a, %x)
     %b = scatter(%a, [%i], %row) by what is written          ==>  dynamic_update_slice(%a, %row, %i)
 
 jax writes the first where a number is weakly typed, the third in a scan over `jnp.arange(n)`, the
 last for `losses.at[i].set(loss)`. The second, where %a is a carry, leaves out microbatches whose
-gradients are not finite. A scatter drops what is out of bounds, and a slice is moved back: so the
-last two are rewritten only where %i is known to be inside in every iteration.
+gradients are not finite. The fourth is of gradients that a scan returns and a sum after it adds up:
+a rank would hold those of all microbatches. A scatter drops what is out of bounds, and a slice is
+moved back: so the third and the last are rewritten only where %i is known to be inside in every
+iteration.
 
 Computes in front of the loop over microbatches what each hands to the next, where no work on the
 microbatches goes into it: a key of random numbers that is split in every iteration, a rate.
@@ -26,7 +29,7 @@ from __future__ import annotations
 from stablehlo_tools.analysis.collectives import classify_communication
 from stablehlo_tools.analysis.dataflow import Dataflow, Node
 from stablehlo_tools.analysis.effects import Effects
-from stablehlo_tools.analysis.loop_carries import is_accumulated
+from stablehlo_tools.analysis.loop_carries import LoopCarries, is_accumulated
 from stablehlo_tools.analysis.loop_values import LoopIndices
 from stablehlo_tools.analysis.loops import (
     LoopBody,
@@ -35,6 +38,7 @@ from stablehlo_tools.analysis.loops import (
     known_integer,
 )
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.dimensions import integers
 from stablehlo_tools.dialect.names import (
     ADD,
     BROADCAST,
@@ -42,15 +46,17 @@ from stablehlo_tools.dialect.names import (
     CONVERT,
     DYNAMIC_SLICE,
     IOTA,
+    REDUCE,
     RESHAPE,
     SCATTER,
     SELECT,
     WHILE,
 )
+from stablehlo_tools.dialect.reducers import reducer_kind
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.ir.carriers import add_carries
 from stablehlo_tools.ir.inline import copy_with
-from stablehlo_tools.ir.values import producer
+from stablehlo_tools.ir.values import producer, splat_of
 from stablehlo_tools.ir.walk import ops_named, terminator, values_used_outside, walk
 from stablehlo_tools.ir.while_loop import CountedLoop
 from stablehlo_tools.mpmd.staging.step import heavy_ops
@@ -71,6 +77,7 @@ def use_plain_forms(block: ir.Block, effects: Effects) -> None:
             _select_term(view.operation)
         _count_directly(loop, trips, effects)
         _rewrite_scatters(loop, trips, effects)
+        _add_up_rows(loop, trips, effects)
 
 
 def carry_stacks(block: ir.Block) -> None:
@@ -251,6 +258,51 @@ def _as_slice(op: ir.Operation, starts: list[ir.Value | None]) -> None:
     )
     op.results[0].replace_all_uses_with(written)
     op.erase()
+
+
+def _add_up_rows(loop: ir.Operation, trips: int, effects: Effects) -> None:
+    """Carries sums of rows in the place of rows that only sums after the loop read."""
+    sums_of = {n: sums for n, value in enumerate(loop.results) if (sums := _sums_of_rows(value))}
+    carries = LoopCarries(LoopBody(loop, effects), trips)
+    rows: dict[int, ir.Value] = {}
+    for carry in sums_of:
+        stack = carries.rows_written(carry)
+        if stack and not stack.read and shape_of(loop.results[carry])[0] == trips:
+            rows[carry] = stack.written.accesses[0].op.operands[1]
+    if not rows:
+        return
+    build, totals = Builder(ir.InsertionPoint(loop), loop.location), [sums_of[c][0] for c in rows]
+    zeros = [build.zeros(shape_of(op.results[0]), element_of(op.results[0])) for op in totals]
+    inside = loop.regions[1].blocks[0]
+    add_carries(loop, zeros, zeros)
+    end = terminator(inside)
+    rebuilt = end.parent
+    assert rebuilt is not None, "a terminator is in an op"
+    for place, (carry, row) in enumerate(rows.items(), len(end.operands) - len(rows)):
+        total = inside.arguments[place]
+        build = Builder(ir.InsertionPoint(end), end.location)
+        added = build.convert(build.reshape(row, shape_of(total)), element_of(total))
+        end.operands[place] = build.same("add", total, added)
+        end.operands[carry] = inside.arguments[carry]
+        for sum_ in sums_of[carry]:
+            sum_.results[0].replace_all_uses_with(rebuilt.results[place])
+            sum_.erase()
+
+
+def _sums_of_rows(stack: ir.Value) -> list[ir.Operation]:
+    """The users of a stack, or of what it is converted to, if all add up its rows."""
+    users = [use.owner.operation for use in stack.uses]
+    if len(users) == 1 and users[0].name == CONVERT:
+        users = [use.owner.operation for use in users[0].results[0].uses]
+    are_sums = all(
+        op.name == REDUCE
+        and len(op.operands) == 2
+        and list(integers(op, "dimensions")) == [0]
+        and reducer_kind(op.regions[0].blocks[0]) == "add"
+        and splat_of(op.operands[1]) == 0
+        for op in users
+    )
+    return users if are_sums else []
 
 
 def stack_recurrences(block: ir.Block, effects: Effects) -> None:
