@@ -11,6 +11,7 @@ index. Where a device has one row of many, the program of all devices has no suc
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import astuple
 from typing import NamedTuple
 
@@ -69,7 +70,7 @@ def _adds_units(op: ir.Operation) -> bool:
     return in_order and added == [1] * len(added) and before == [after[dim] for dim in dims]
 
 
-class _Rows(NamedTuple):
+class IndexedRows(NamedTuple):
     """Which dimensions of slices are windows, which of the operand are left out of them, which of
     operand and indices go together, what the components of an index are for, and along which
     dimension they are: the numbers of a gather or a scatter, in the order of both."""
@@ -85,16 +86,24 @@ class _Rows(NamedTuple):
 def batch_units(root: ir.Operation) -> None:
     """Lets gathers and scatters of rows by rows, which take a dimension of one element whole, go
     along it, too: as `jnp.take_along_axis` does along one of more elements."""
+    rewrite_rows(root, _batched)
+
+
+def rewrite_rows(
+    root: ir.Operation, change: Callable[[ir.Operation, IndexedRows], IndexedRows]
+) -> None:
+    """Gives gathers, and scatters into one tensor, the numbers that `change` returns; it adapts the
+    indices, the second operand, itself."""
     for op in ops_where(root, lambda op: op.name in (GATHER, SCATTER)):
         if op.name == GATHER:
             name, written = "dimension_numbers", bindings.GatherDimensionNumbers
-            rows = _Rows(*astuple(gather_numbers(op)))
+            rows = IndexedRows(*astuple(gather_numbers(op)))
         elif len(op.operands) == 3:
             name, written = "scatter_dimension_numbers", bindings.ScatterDimensionNumbers
-            rows = _Rows(*astuple(scatter_numbers(op)))
+            rows = IndexedRows(*astuple(scatter_numbers(op)))
         else:
             continue
-        found = _batched(op, rows)
+        found = change(op, rows)
         if found != rows:
             op.attributes[name] = written.get(
                 list(found.windows),
@@ -107,7 +116,7 @@ def batch_units(root: ir.Operation) -> None:
             )
 
 
-def _batched(op: ir.Operation, rows: _Rows) -> _Rows:
+def _batched(op: ir.Operation, rows: IndexedRows) -> IndexedRows:
     """The dimensions with those of one element among the ones that go together; the indices, the
     second operand, are reshaped."""
     shape = shape_of(op.operands[0])

@@ -70,6 +70,7 @@ from stablehlo_tools.ir.walk import (
 from stablehlo_tools.passes.base import Pass
 from stablehlo_tools.passes.native_passes import NativePasses
 from stablehlo_tools.passes.road import Milestone, Stage
+from stablehlo_tools.transforms.parts.partition.batched_rows import batch_rows
 from stablehlo_tools.transforms.parts.partition.border import (
     Border,
     Signature,
@@ -174,6 +175,7 @@ class PartitionPass(Pass):
             plain_moves(module)
             reduce_from_identities(module)
             insert_indexed_dims(module)
+            batch_rows(module)
             apart = _set_apart(module, main)
             prepare(module, mesh)
             restore_global_view(module, shardings, lambda each: native.run(each, _RULES))

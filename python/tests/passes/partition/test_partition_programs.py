@@ -97,6 +97,34 @@ def _right(program: ShardedProgram) -> None:
         np.testing.assert_array_equal(one, other)
 
 
+def _own_rows(form: str) -> ShardedProgram:
+    """Reads and writes a tensor, of which rows are divided, at `[arange(32), places]`."""
+
+    def run(_: Constrain, x: Any, places: Any, rows: Any) -> Any:
+        number = jnp.arange(32)
+        if form == "fill":
+            return x.at[number[:, None], places].get(mode="fill")
+        if form == "loop":
+            return lax.fori_loop(0, 3, lambda n, x: x.at[number, places[:, 0] + n].set(rows), x)
+        if form == "drop":
+            return x.at[number[:, None], places].add(rows[:, None], mode="drop")
+        if form == "clip":
+            return x.at[number, places[:, 0]].multiply(rows, mode="clip")
+        return jax.grad(lambda x: jnp.vdot(x[number, places[:, 1]], rows))(x)
+
+    places = np.arange(64, dtype=np.int32).reshape(32, 2) * 7 % 11 - 3
+    rows = np.arange(32, dtype=np.float32)
+    return ShardedProgram(form, run, (_ROWS, places, rows), (P("x"), P("x"), P("x")), "8")
+
+
+@pytest.mark.parametrize("form", ["fill", "loop", "drop", "clip", "gradient"])
+def test_each_device_reads_and_writes_its_own_rows(form: str) -> None:
+    program = _own_rows(form)
+    after = stablehlo_tools.transform(program.exported(), "partition")
+    assert not find_collectives(from_exported(after).module)
+    _right(program)
+
+
 def test_starts_without_a_sign() -> None:
     def run(_: Constrain, x: Any, starts: Any) -> Any:
         return [lax.dynamic_update_slice(x, x[:3] * 2, (start, start)) for start in starts]

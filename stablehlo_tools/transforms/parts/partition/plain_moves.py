@@ -10,19 +10,17 @@ A partitioner sees which elements go where, and sends those alone.
 
 from __future__ import annotations
 
-import numpy as np
-
+from stablehlo_tools.analysis.elements.folding import folded
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.dimension_numbers import scatter_numbers
 from stablehlo_tools.dialect.dimensions import integers
-from stablehlo_tools.dialect.names import BROADCAST, CONCATENATE, CONSTANT, RESHAPE, SCATTER
+from stablehlo_tools.dialect.names import BROADCAST, RESHAPE, SCATTER
 from stablehlo_tools.dialect.reducers import reducer_kind
 from stablehlo_tools.ir.builder import Builder, shape_of
 from stablehlo_tools.ir.values import has_uses, producer
 from stablehlo_tools.ir.walk import ops_named
 
 _MOST_COPIES = 8  # of an edge: a wider one is spread by a broadcast
-_MOST_INDICES = 16  # components of an index that are looked up
 
 
 def plain_moves(module: ir.Module) -> None:
@@ -33,36 +31,10 @@ def plain_moves(module: ir.Module) -> None:
         _as_copies(op)
 
 
-def known_numbers(value: ir.Value) -> np.ndarray | None:
-    """The elements of a small integer tensor that is made of constants; None for any other."""
-    op = producer(value)
-    shape = shape_of(value)
-    if op is None or int(np.prod(shape)) > _MOST_INDICES:
-        return None
-    if op.name == CONSTANT:
-        attribute = op.attributes["value"]
-        known = isinstance(attribute, ir.DenseIntElementsAttr)
-        return np.array(attribute).reshape(shape) if known else None
-    if op.name not in (BROADCAST, RESHAPE, CONCATENATE):
-        return None
-    parts = [known_numbers(operand) for operand in op.operands]
-    found = [part for part in parts if part is not None]
-    if len(found) < len(parts):
-        return None
-    if op.name == CONCATENATE:
-        return np.concatenate(found, ir.IntegerAttr(op.attributes["dimension"]).value)
-    if op.name == RESHAPE:
-        return found[0].reshape(shape)
-    spread = [1] * len(shape)
-    for dim, size in zip(integers(op, "broadcast_dimensions"), found[0].shape, strict=True):
-        spread[dim] = size
-    return np.broadcast_to(found[0].reshape(spread), shape)
-
-
 def _as_update(op: ir.Operation) -> None:
     """A scatter of one window, wholly within its operand, that overwrites or combines by one op."""
     numbers = scatter_numbers(op)
-    index = known_numbers(op.operands[1]) if len(op.results) == 1 else None
+    index = folded(op.operands[1]) if len(op.results) == 1 else None
     if index is None or index.ndim != 1 or numbers.index_vector != 0 or numbers.operand_batching:
         return
     operand, _, update = op.operands

@@ -16,8 +16,10 @@ from collections.abc import Sequence
 from stablehlo_tools import bindings
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.dimension_numbers import scatter_numbers
-from stablehlo_tools.dialect.names import SCATTER
+from stablehlo_tools.dialect.dimensions import integer
+from stablehlo_tools.dialect.names import CONCATENATE, SCATTER
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
+from stablehlo_tools.ir.values import producer
 from stablehlo_tools.ir.walk import ops_named
 
 
@@ -75,19 +77,29 @@ def _insert(op: ir.Operation) -> None:
     )
 
 
+def select_components(build: Builder, indices: ir.Value, dim: int, kept: Sequence[int]) -> ir.Value:
+    """These components of indices, whose dimension `dim` holds them."""
+    op = producer(indices)
+    is_joined = op is not None and op.name == CONCATENATE and integer(op, "dimension") == dim
+    if op is not None and is_joined and len(op.operands) == shape_of(indices)[dim]:
+        parts = [op.operands[n] for n in kept]
+    else:
+        parts = [build.slice_along(indices, dim, n, n + 1) for n in kept]
+    return parts[0] if len(parts) == 1 else build.concatenate(parts, dim)
+
+
 def _only(build: Builder, indices: ir.Value, dim: int, kept: Sequence[int]) -> ir.Value:
     """These components of indices; all -1, where no window is, for an index of which another
     component is not 0."""
     shape = shape_of(indices)
-    parts = [build.slice_along(indices, dim, n, n + 1) for n in range(shape[dim])]
+    taken = select_components(build, indices, dim, kept)
     starts: ir.Value | None = None
-    for component, part in enumerate(parts):
+    for component in range(shape[dim]):
         if component not in kept:
+            part = build.slice_along(indices, dim, component, component + 1)
             is_start = build.compare("EQ", part, build.splat_like(0, part))
             starts = is_start if starts is None else build.same("and", starts, is_start)
     assert starts is not None, "one is left out"
-    taken = parts[kept[0]]
     if len(kept) > 1:
-        taken = build.concatenate([parts[component] for component in kept], dim)
         starts = build.broadcast(starts, shape_of(taken), list(range(len(shape))))
     return build.op("select", [starts, taken, build.splat_like(-1, taken)], taken.type)
