@@ -130,6 +130,7 @@ _OWN_ATTRIBUTE = {
     **dict.fromkeys(ops_with(Trait.RESHARDING), "out_sharding"),
 }
 
+_UNREDUCED = re.compile(r", unreduced=\w*\{[^}]*\}")
 _AXIS = re.compile(r'"([^"]+)"(?::\((\d+)\)(\d+))?')
 
 
@@ -351,6 +352,13 @@ def function_sharding(function: ir.Operation, list_name: str, number: int) -> ir
         return None
     entry = ir.DictAttr(ir.ArrayAttr(function.attributes[list_name])[number])
     return next((e.attr for e in entry if e.name == SHARDING), None)
+
+
+def without_parts(attribute: ir.Attribute) -> ir.Attribute:
+    """The shardings in an attribute, as those of whole values instead of parts of sums."""
+    text = str(attribute)
+    whole = _UNREDUCED.sub("", text)
+    return attribute if whole == text else ir.Attribute.parse(whole, attribute.context)
 
 
 def rank_of(value: ir.Value) -> int:

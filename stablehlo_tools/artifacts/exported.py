@@ -197,12 +197,15 @@ def _restated(exported: Exported, module: ir.Module, before: Any, attribute: ir.
         return before
     from jax.sharding import NamedSharding, PartitionSpec
 
-    known = () if before is None else tuple(before.spec)
+    known = () if before is None else before.spec.partitions
+    parts = bindings.TensorShardingAttr(attribute).unreduced_axes
+    unreduced = frozenset(bindings.SdyAxisRefAttr(axis).name for axis in parts)
+    reduced = frozenset() if before is None else before.spec.reduced
     entries: list[Any] = []
     for place, axes in enumerate(stated):
         is_free = not axes and not dims[place].is_closed and place < len(known)
         entries.append(known[place] if is_free else _entry(axes))
-    return NamedSharding(mesh, PartitionSpec(*entries))
+    return NamedSharding(mesh, PartitionSpec(*entries, unreduced=unreduced, reduced=reduced))
 
 
 def _entry(axes: Sequence[str]) -> Any:
@@ -213,7 +216,7 @@ def _entry(axes: Sequence[str]) -> Any:
 def _axes_of(sharding: Any, rank: int) -> tuple[tuple[str, ...], ...]:
     """The axes for each dimension, as a NamedSharding has them; none where they are left open."""
     axes_per_dim: list[tuple[str, ...]] = []
-    entries: Sequence[Any] = () if sharding is None else tuple(sharding.spec)
+    entries: Sequence[Any] = () if sharding is None else sharding.spec.partitions
     for entry in entries:
         several = isinstance(entry, tuple)
         axes_per_dim.append(tuple(entry) if several else (entry,) if isinstance(entry, str) else ())

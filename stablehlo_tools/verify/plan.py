@@ -14,17 +14,21 @@ from stablehlo_tools import bindings
 from stablehlo_tools.analysis.argument_ranges import index_limits, steering_arguments
 from stablehlo_tools.analysis.entry import erase_groups_of_one
 from stablehlo_tools.analysis.replica_groups import ProcessGrid
+from stablehlo_tools.analysis.shardings import sharding_per_value, without_parts
 from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.artifacts.exported import argument_leaves
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.dialect.names import MANUAL_COMPUTATION
 from stablehlo_tools.ir.async_calls import (
     find_async_starts,
     is_waited_for_beside,
     lower_async_calls,
 )
+from stablehlo_tools.ir.builder import constrained
 from stablehlo_tools.ir.shardy_round_trip import restore_shardy
-from stablehlo_tools.ir.walk import entry_function, symbol_name
+from stablehlo_tools.ir.values import stand_in
+from stablehlo_tools.ir.walk import entry_function, ops_where, symbol_name
 from stablehlo_tools.verify.device_grid import (
     inferred_grid,
     is_partitioned,
@@ -290,7 +294,28 @@ def runnable_module(artifact: Artifact, platform: int, *, interpreted: bool = Fa
                 ip=ir.InsertionPoint.at_block_begin(block),
             )
             argument.replace_all_uses_with(constant.results[0])
+    _sum_parts(module)
     return module
+
+
+def _sum_parts(module: ir.Module) -> None:
+    """Lets devices hold whole sums outside of manual computations, since they may divide a sum into
+    other parts; adds up what these leave in parts."""
+    for op in ops_where(module.operation, lambda op: True):
+        if op.name != MANUAL_COMPUTATION:
+            for name in ("sdy.sharding", "sharding", "arg_attrs", "res_attrs"):
+                if name in op.attributes:
+                    op.attributes[name] = without_parts(op.attributes[name])
+            continue
+        sides = ("in_shardings", "out_shardings")
+        ins, outs = (sharding_per_value(op.attributes[side]) for side in sides)
+        for number, sharding in enumerate(ins):
+            if without_parts(sharding) != sharding:
+                point = ir.InsertionPoint(op)
+                op.operands[number] = constrained(op.operands[number], sharding, point)
+        for result, sharding in zip(op.results, outs, strict=True):
+            if (whole := without_parts(sharding)) != sharding:
+                stand_in(result, constrained(result, whole, ir.InsertionPoint.after(op)))
 
 
 def cpu_index(artifacts: Mapping[Side, Artifact]) -> int:

@@ -21,11 +21,11 @@ from stablehlo_tools.dialect.custom_calls import (
 )
 from stablehlo_tools.dialect.dimension_numbers import conv_numbers, dot_numbers
 from stablehlo_tools.dialect.dimensions import integers
-from stablehlo_tools.dialect.names import BITCAST_CONVERT, CUSTOM_CALL
+from stablehlo_tools.dialect.names import BITCAST_CONVERT, CUSTOM_CALL, SHARDING_CONSTRAINT
 from stablehlo_tools.dialect.reducers import reducer_kind
 from stablehlo_tools.dialect.traits import Trait, ops_with, ops_with_any
 from stablehlo_tools.ir.builder import shape_of
-from stablehlo_tools.ir.values import CONSTANTS, splat_of
+from stablehlo_tools.ir.values import CONSTANTS, producer, splat_of
 from stablehlo_tools.ir.walk import enclosing
 from stablehlo_tools.verify.exact.constants import elements_of
 from stablehlo_tools.verify.exact.field_builder import CENTRED_BITS, FieldBuilder
@@ -235,6 +235,13 @@ def _reduction(module: MappedModule, each: MappedOp, builder: FieldBuilder) -> N
 def _centre_sums(module: MappedModule, each: MappedOp, builder: FieldBuilder) -> None:
     """Has sums of residues reduced modulo p after the op that makes them."""
     _change_results(module, each, builder, FieldBuilder.centred)
+
+
+def _constrained(module: MappedModule, each: MappedOp, builder: FieldBuilder) -> None:
+    """A constraint has XLA add up the parts of sums that a manual computation leaves."""
+    maker = producer(each.op.operands[0])
+    if maker and "unreduced=" in str(maker.attributes.get("out_shardings")):
+        _centre_sums(module, each, builder)
 
 
 def _change_results(
@@ -470,6 +477,7 @@ RULES: Mapping[str, Rule] = {
     "chlo.square": _square,
     **dict.fromkeys(SUMMING, _reduction),
     **dict.fromkeys(("sdy.all_reduce", "sdy.reduce_scatter"), _centre_sums),
+    SHARDING_CONSTRAINT: _constrained,
     **dict.fromkeys(("stablehlo.dot", "stablehlo.dot_general"), _dot),
     "stablehlo.convolution": _convolution,
     "stablehlo.fft": _fourier,

@@ -18,6 +18,7 @@ from stablehlo_tools.ir.walk import enclosing, erase_unused_meshes, ops_named, o
 _PLACING = ops_with_any(Trait.SHARDING_ONLY | Trait.RESHARDING)
 _GROUPING = "sdy.sharding_group"
 _ATTRIBUTES = ("sdy.sharding", "mhlo.sharding")
+_BORDER = ("in_shardings", "out_shardings")
 _OF_DEVICES = COLLECTIVES | DEVICE_IDS
 _PARTITIONS = "mhlo.num_partitions"
 
@@ -26,7 +27,8 @@ def drop_shardings(module: ir.Module, devices: int) -> int | None:
     """Takes all shardings but those of manual computations out of a module, in place.
 
     Returns how many devices run what is left: 1 without manual computations. None, with a module
-    that is not to be used, if there is a collective outside of a manual computation.
+    that is not to be used, if there is a collective outside of a manual computation, or parts of a
+    sum cross the border of one.
     """
     if any(map(is_gspmd, ops_where(module.operation, lambda op: True))):
         try:
@@ -37,6 +39,8 @@ def drop_shardings(module: ir.Module, devices: int) -> int | None:
     manual = ops_named(module.operation, (MANUAL_COMPUTATION,))
     of_devices = ops_named(module.operation, _OF_DEVICES)
     if any(enclosing(op, MANUAL_COMPUTATION) is None for op in of_devices):
+        return None
+    if any("unreduced=" in str(op.attributes[side]) for op in manual for side in _BORDER):
         return None
     for op in ops_where(module.operation, lambda op: True):
         for name in _ATTRIBUTES:

@@ -8,7 +8,6 @@ axes all of it and the others zeros.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -23,6 +22,7 @@ from stablehlo_tools.analysis.shardings import (
     manual_axes,
     rank_of,
     sharding_per_value,
+    without_parts,
 )
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Diagnostics, ToolError
@@ -32,7 +32,7 @@ from stablehlo_tools.dialect.traits import Trait, ops_with_any, traits_of
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.ir.carriers import append_to_terminator, drop_from_terminator
 from stablehlo_tools.ir.inline import wrap_body
-from stablehlo_tools.ir.values import maker_of, producer
+from stablehlo_tools.ir.values import has_uses, maker_of, producer
 from stablehlo_tools.ir.walk import ops_named, terminator, walk
 from stablehlo_tools.transforms.parts.partition.local_body import (
     DeviceOffsets,
@@ -43,7 +43,6 @@ from stablehlo_tools.transforms.parts.partition.preparation import WITH_SHARDING
 
 # Ops that carry each value on as it is.
 _CARRIERS = ops_with_any(Trait.BRANCH | Trait.LOOP) | {BARRIER, "stablehlo.return"}
-_UNREDUCED = re.compile(r", unreduced=\w*\{[^}]*\}")
 _REDUCERS = {"sum": "add", "max": "maximum", "min": "minimum"}
 
 
@@ -102,9 +101,11 @@ class UnreducedBorder:
         build = Builder(ir.InsertionPoint(end), main.location)
         for number, parts in enumerate(self.results):
             if parts.axes and parts.reduction == "sum":
-                end.operands[number] = _part(
-                    build, end.operands[number], parts.axes, shardings, offsets
-                )
+                whole = end.operands[number]
+                end.operands[number] = _part(build, whole, parts.axes, shardings, offsets)
+                maker = producer(whole)
+                if maker is not None and not any(map(has_uses, maker.results)):
+                    maker.erase()
         offsets.finish()
 
 
@@ -171,8 +172,8 @@ def sum_everywhere(module: ir.Module, shardings: ValueShardings, channel: int) -
     def strip(op: ir.Operation) -> ir.WalkResult:
         for name in WITH_SHARDINGS:
             attribute = op.attributes.get(name)
-            if attribute is not None and _UNREDUCED.search(text := str(attribute)):
-                op.attributes[name] = ir.Attribute.parse(_UNREDUCED.sub("", text), op.context)
+            if attribute is not None and (whole := without_parts(attribute)) != attribute:
+                op.attributes[name] = whole
         return ir.WalkResult.ADVANCE
 
     walk(module.operation, strip)
