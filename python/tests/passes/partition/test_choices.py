@@ -211,3 +211,41 @@ def test_weights_are_gathered_where_kernels_hide_that(positions: int, activation
     ]
     assert gathered
     assert any(positions in shape[:2] for shape in gathered) == activations
+
+
+def test_a_gather_along_two_dimensions_is_two_collectives() -> None:
+    # Two heads do not divide over four chips: in each step of a decoder each more small collective
+    # costs a latency, so that caches of heads in parts of sequences take longer.
+    mesh = AbstractMesh((4,), ("x",), (AxisType.Auto,))
+
+    def shaped(*shape: int, spec: PartitionSpec | None = None) -> Any:
+        return jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=NamedSharding(mesh, spec or P()))
+
+    def decode(wq: Any, wk: Any, wv: Any, wo: Any, keys: Any, values: Any, x: Any) -> Any:
+        def step(carry: Any, t: Any) -> Any:
+            keys, values, x = carry
+            query = (x @ wq).reshape(8, 2, 16, 128)
+            keys, values = (
+                jax.lax.dynamic_update_slice(cache, (x @ w).reshape(8, 1, 2, 128), (0, t, 0, 0))
+                for cache, w in ((keys, wk), (values, wv))
+            )
+            scores = jnp.einsum("bgqd,bsgd->bgqs", query, keys) / 11
+            scores = jnp.where(jnp.arange(4096) <= t, scores, -1e9)
+            weights = jax.nn.softmax(scores.astype(jnp.float32)).astype(jnp.bfloat16)
+            out = jnp.einsum("bgqs,bsgd->bgqd", weights, values).reshape(8, 4096)
+            return (keys, values, jnp.tanh(out @ wo)), None
+
+        return jax.lax.scan(step, (keys, values, x), jnp.arange(64, dtype=jnp.int32))[0]
+
+    columns, cache = P(None, "x"), (8, 4096, 2, 128)
+    weights = [shaped(4096, width, spec=columns) for width in (4096, 256, 256)]
+    arguments = (
+        *weights,
+        shaped(4096, 4096, spec=P("x")),
+        shaped(*cache),
+        shaped(*cache),
+        shaped(8, 4096),
+    )
+    exported = export.export(jax.jit(decode))(*arguments)
+    after = transform(exported, "partition{hardware=h100}")
+    assert len(find_collectives(artifact.from_exported(after).module)) <= 10

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise, permutations
 
 from stablehlo_tools.cost.collectives import transfer_time
 from stablehlo_tools.cost.hardware import Hardware
@@ -87,8 +87,7 @@ class Prices:
             scattered = scattered_layout(made, partial, wanted)
             into = tuple(atom for atom in partial if _has(scattered, atom))
             rest = tuple(atom for atom in partial if atom not in into)
-            if into:
-                steps.append(Step("reduce_scatter", into, held))
+            steps += self._along_each("reduce_scatter", into, scattered, held)
             if rest:
                 steps.append(Step("all_reduce", rest, held / self.atoms.size(into)))
             made = scattered
@@ -126,9 +125,23 @@ class Prices:
         held = min(held, whole / size_of(gone))
         for dim in sorted({place_after[atom] for atom in moved}):
             steps.append(Step("all_to_all", tuple(a for a in moved if place_after[a] == dim), held))
-        if gone:
-            steps.append(Step("all_gather", tuple(gone), whole))
-        return steps
+        return steps + self._along_each("all_gather", gone, made, whole)[::-1]
+
+    def _along_each(
+        self, kind: str, atoms: Sequence[int], layout: Layout, size: float
+    ) -> list[Step]:
+        """A collective along each dimension that has some of the atoms, the largest first, in the
+        order that takes least time; one of all where a small program stands for a large one."""
+        if self._latency_share < 1:
+            return [Step(kind, tuple(atoms), size)] if atoms else []
+        groups = [tuple(atom for atom in atoms if atom in each) for each in layout]
+
+        def ordered(order: Sequence[AtomList]) -> list[Step]:
+            sizes = accumulate(order, lambda n, group: n / self.atoms.size(group), initial=size)
+            return [Step(kind, *each) for each in zip(order, sizes, strict=False)]
+
+        orders = map(ordered, permutations(filter(None, groups)))
+        return min(orders, key=lambda steps: sum(map(self.step, steps)))
 
     def step(self, step: Step) -> float:
         """ns of one collective."""
