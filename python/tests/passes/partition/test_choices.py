@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import Mock
 
 import jax
 import jax.numpy as jnp
@@ -18,12 +19,14 @@ from soaking import first
 from stablehlo_tools.analysis.collectives import find_collectives
 from stablehlo_tools.api.transforming import transform
 from stablehlo_tools.artifacts import artifact
+from stablehlo_tools.bindings import ir
 from stablehlo_tools.cost.hardware import load_hardware
 from stablehlo_tools.diagnostics import Diagnostics
 from stablehlo_tools.transforms import partition
 from stablehlo_tools.transforms.parts.partition import choosing
+from stablehlo_tools.transforms.parts.partition.choosing import explaining
 from stablehlo_tools.transforms.parts.partition.choosing.hiding import Hiding
-from stablehlo_tools.transforms.parts.partition.choosing.layouts import Choice
+from stablehlo_tools.transforms.parts.partition.choosing.layouts import Atoms, Choice
 from stablehlo_tools.transforms.parts.partition.choosing.moves import Moves
 from stablehlo_tools.transforms.parts.partition.choosing.problem import Node
 from stablehlo_tools.transforms.parts.partition.choosing.proposals import improve
@@ -249,3 +252,10 @@ def test_a_gather_along_two_dimensions_is_two_collectives() -> None:
     exported = export.export(jax.jit(decode))(*arguments)
     after = transform(exported, "partition{hardware=h100}")
     assert len(find_collectives(artifact.from_exported(after).module)) <= 10
+
+
+def test_a_remedy_without_a_price_costs_nothing() -> None:
+    link = Mock()
+    link.value.location = ir.Location.unknown(ir.Context())
+    told = explaining._told(explaining._Remedy(link, (), 0.0), Mock(spec=Atoms))
+    assert told.endswith("removes it at no cost")

@@ -102,6 +102,8 @@ def _told(remedy: _Remedy | None, atoms: Atoms) -> str:
     )
     if remedy.saves > 0:
         return f"; {what} saves {duration(remedy.saves)}"
+    if round(remedy.saves) == 0:
+        return f"; {what} removes it at no cost"
     return f"; {what} removes it, and costs {duration(-remedy.saves)} more elsewhere"
 
 
