@@ -27,7 +27,10 @@ from stablehlo_tools.verify.job import Stage, value_of
 from stablehlo_tools.verify.signatures import Value
 
 # Integers need none of these, and they take most of the time.
-_SKIPPED = ("algsimp", "small-while-loop-hoisting")
+_SKIPPED = (
+    *("algsimp", "small-while-loop-hoisting", "reshape-mover", "transpose-folding"),
+    *("constant_folding", "simplify-conditional"),
+)
 
 _SCALARS_WITHOUT_GAIN = 40  # that are tried before a program is taken for explored
 

@@ -76,7 +76,7 @@ def verify_twins(
     """
     twin = twins(before, after, bytes_limit)
     fixed = _by_argument(before, options)
-    options = replace(options, fixed=fixed, limits=twin.limits)
+    options = replace(options, fixed=fixed, limits=twin.limits, partitioned=False)
     verification = verify_artifacts(twin.before, twin.after, options)
     not_covered = dict(twin.counted)
     if verification.exact is not None:  # floats count no outcomes
