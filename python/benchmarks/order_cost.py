@@ -4,7 +4,8 @@
 
 Each of the 64 programs of an 8 x 8 mesh differs from the others by ops of its own, so that none is
 read for another. Per layer: an all_gather and a reduce_scatter along one axis, an all_reduce along
-the other, in one token chain. The whole command is timed, as a user runs it, start-up included.
+the other, in one token chain. The whole command is timed, as a user runs it, start-up included;
+no compiler is asked.
 """
 
 from __future__ import annotations
@@ -34,9 +35,7 @@ def groups(rows: list[list[int]]) -> str:
 
 def program(collectives: int, number: int) -> str:
     """A threaded program of so many collectives; its number decides what else it computes."""
-    lines = [f"module @worker_{number} {{"]
-    lines.append("  func.func @main(%x0: tensor<16xf32>) -> tensor<16xf32> {")
-    lines.append("    %t0 = stablehlo.after_all : !stablehlo.token")
+    lines = ["    %t0 = stablehlo.after_all : !stablehlo.token"]
     layer = [
         ("all_gather", f"all_gather_dim = 0 : i64, {groups(ROWS)}", "", 16, 128),
         ("all_reduce", groups(COLUMNS), SUM, 128, 128),
@@ -60,15 +59,9 @@ def program(collectives: int, number: int) -> str:
             f"    %t{i + 1} = stablehlo.after_all %o{i}#1 : !stablehlo.token",
         ]
         size = after
-    if size == 16:
-        lines.append(f"    return %x{collectives} : tensor<16xf32>")
-    else:
-        lines.append(
-            f"    %end = stablehlo.slice %x{collectives} [0:16] : (tensor<{size}xf32>) "
-            "-> tensor<16xf32>"
-        )
-        lines.append("    return %end : tensor<16xf32>")
-    return "\n".join([*lines, "  }", "}", ""])
+    lines.append(f"    return %x{collectives} : tensor<{size}xf32>")
+    main = f"  func.func @main(%x0: tensor<16xf32>) -> tensor<{size}xf32> {{"
+    return "\n".join([f"module @worker_{number} {{", main, *lines, "  }", "}", ""])
 
 
 def run(directory: Path, collectives: int) -> tuple[float, float, int]:
@@ -76,7 +69,8 @@ def run(directory: Path, collectives: int) -> tuple[float, float, int]:
     paths = [directory / f"worker{number:02}.mlir" for number in range(PROGRAMS)]
     for number, path in enumerate(paths):
         path.write_text(program(collectives, number))
-    command = [sys.executable, "-m", "stablehlo_tools.cli.main", "check-order", *map(str, paths)]
+    command = [sys.executable, "-m", "stablehlo_tools.cli.main", "check-order"]
+    command += ["--target", "none", *map(str, paths)]
     start, used = time.perf_counter(), cpu_seconds()
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     seconds = time.perf_counter() - start

@@ -33,7 +33,7 @@ COMMANDS = {
     "thread-tokens": ("opt", "model.mlir", "-p", "partition,thread-tokens", "-o", "out.mlirbc"),
     "partition": ("opt", "step.mlir", "-p", "partition", "-o", "out.mlirbc"),
     "inspect --hardware": ("inspect", "model.mlir", "--hardware", "h100", "--json"),
-    "check-order": ("check-order", "local.mlirbc", "local.mlirbc", "--json"),
+    "check-order": ("check-order", "local.mlirbc", "local.mlirbc", "--target", "none", "--json"),
     "expand-mpmd": ("expand-mpmd", "step.mlir", "-o", "ranks", *PIPELINE),
 }
 SMALL = "func.func @main(%x: tensor<4xf32>) -> tensor<4xf32> {\n  return %x : tensor<4xf32>\n}\n"
