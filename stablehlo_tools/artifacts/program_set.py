@@ -172,7 +172,10 @@ def _placed(
     for program in placed:
         for device in program.devices:
             if device in seen:
-                raise ToolError(f"device {device} is given to two programs: see --devices")
+                raise ToolError(
+                    f"device {device} is given to two programs: programs that run in sequence on "
+                    "the same devices are not judged together; check each by itself"
+                )
             seen.add(device)
     return placed
 

@@ -13,7 +13,7 @@
 // RUN: python %{inputs}/expect_refusal.py stablehlo-tools check-order --target none %s %s --devices 0 | filecheck %s --check-prefix=DEVICES
 // DEVICES: error: devices are given for 1 of 2 programs: give them for each, in order
 // RUN: python %{inputs}/expect_refusal.py stablehlo-tools check-order --target none %s %s --devices 0 --devices 0 | filecheck %s --check-prefix=TWICE
-// TWICE: error: device 0 is given to two programs: see --devices
+// TWICE: error: device 0 is given to two programs: programs that run in sequence on the same devices are not judged together; check each by itself
 // RUN: python %{inputs}/expect_refusal.py stablehlo-tools check-order --target none %s --devices 0-2 | filecheck %s --check-prefix=OUTSIDE
 // OUTSIDE: error: device 2 is none of the program's 2 processes
 // RUN: not stablehlo-tools check-order --target none %s --devices 1-x 2>&1 | filecheck %s --check-prefix=LIST
