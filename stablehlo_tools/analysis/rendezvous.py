@@ -13,6 +13,7 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.collectives import DIMENSIONS, RAGGED_ALL_TO_ALL
 from stablehlo_tools.dialect.custom_calls import stays_on_device, target_of
 from stablehlo_tools.dialect.traits import Trait, ops_with, short_names
+from stablehlo_tools.order.components import connected
 from stablehlo_tools.order.program import UNKNOWN_CALL, Rendezvous, Signature
 
 _GROUPED = short_names(ops_with(Trait.GROUPED)) | {RAGGED_ALL_TO_ALL}
@@ -70,21 +71,22 @@ class Rendezvousing:
         return ()
 
     def groups_of_all(self, collective: Collective) -> tuple[tuple[int, ...], ...]:
-        """All groups of a collective, or all pairs of a transfer between devices.
-
-        Whoever runs them; none where that is not known.
+        """All groups of a collective, all pairs of a transfer between devices, or all components of
+        a permute, whichever programs run them; none if that is not known.
         """
-        if collective.kind in ("send", "recv"):
-            if self.by_channel or is_host_transfer(collective):
+        is_permute = collective.kind == "collective_permute"
+        if collective.kind in ("send", "recv", "collective_permute"):
+            if not is_permute and (self.by_channel or is_host_transfer(collective)):
                 return ()
             groups = collective.inner.attributes.get("source_target_pairs")
         elif collective.kind in _GROUPED:
             groups = collective.group_attribute("replica_groups")
         else:
             return ()
-        key = groups, collective.group_mode
+        key = is_permute, groups, collective.group_mode
         if key not in self.whole:
-            self.whole[key] = tuple(tuple(group) for group in self.facts.groups(collective) or ())
+            listed = self.facts.groups(collective) or ()
+            self.whole[key] = tuple(connected(listed, self.everyone) if is_permute else listed)
         return self.whole[key]
 
     def _cached(self, collective: Collective) -> tuple[Rendezvous, ...]:

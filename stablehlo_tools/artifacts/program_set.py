@@ -9,6 +9,7 @@ one program after the other.
 from __future__ import annotations
 
 import gc
+import re
 import shlex
 import sys
 from collections.abc import Callable, Sequence
@@ -35,6 +36,7 @@ from stablehlo_tools.diagnostics import Diagnostic, ToolError, naming, nearest
 from stablehlo_tools.dialect.names import MANUAL_COMPUTATION
 from stablehlo_tools.ir.platform_index import argument_number, fix_platform
 from stablehlo_tools.ir.walk import entry_function, terminator
+from stablehlo_tools.order.communicators import COMPONENTS
 from stablehlo_tools.order.program import Program, issues_of, renumbered
 
 _WORTH_A_POOL = 8  # programs
@@ -212,10 +214,13 @@ def _read(loaded: Artifact, part: _Part, *, keeps_platforms: bool = False) -> _R
         is_shared = part.count == 1 and not options.strict  # by all devices, compiled once
         if not is_shared and not loaded.is_scheduled:  # a schedule has all its collectives
             _check_apart(loaded, inlined, facts, issued, options)
-        issued = replace(
-            issued, program=replace(issued.program, may_run_on_gpu=_may_run_on_gpu(loaded, options))
+        program = replace(
+            issued.program,
+            may_run_on_gpu=_may_run_on_gpu(loaded, options),
+            permutes_on_components=loaded.hlo is not None
+            and re.search(rf"{COMPONENTS}\W+true", loaded.hlo.text) is not None,
         )
-        return _Read(issued, size, is_stated)
+        return _Read(replace(issued, program=program), size, is_stated)
 
 
 def equal_arguments(loaded: Artifact, program: int, equal: Sequence[str]) -> dict[int, str]:

@@ -14,6 +14,12 @@ To open one takes all its devices. So programs compiled apart wait for each othe
 - a communicator is split off a larger one (`ncclCommSplit`), which is left to all devices of that
   one, where all are in the groups of the collective (openxla/xla#36981, #38105), and a program of
   one of them has no such collective.
+
+Under the option `COMPONENTS`, a permute has a communicator for each connected component of its
+pairs, where a device without a pair is one. XLA:GPU refuses one that two permutes ask for with
+other components beside it. Its devices alone see that (openxla/xla#44530); here device 3, for {3}:
+
+    pairs (0, 1): {0, 1} {2} {3}    pairs (2, 3): {0} {1} {2, 3}    pairs (1, 2): {0} {1, 2} {3}
 """
 
 from __future__ import annotations
@@ -37,7 +43,10 @@ from stablehlo_tools.order.program import (
     Program,
     compiled_blocks,
     inner_blocks,
+    issues_of,
 )
+
+COMPONENTS = "xla_gpu_collective_permute_connected_components"
 
 _PERMUTE = "collective_permute"
 _OTHERS = frozenset({"custom_call", UNKNOWN_CALL, "transfer"})
@@ -87,6 +96,9 @@ class _Opened:
 
 def find_communicator_conflict(programs: Sequence[Program]) -> Finding | None:
     """Communicators that the devices of programs compiled apart cannot open on XLA:GPU."""
+    conflict = find_component_conflict(programs)
+    if conflict is not None and any(program.permutes_on_components for program in programs):
+        return conflict
     # One program is compiled once: its devices open the same, in the same order.
     if len(programs) < 2 or not all(program.may_run_on_gpu for program in programs):
         return None
@@ -108,15 +120,40 @@ def find_communicator_conflict(programs: Sequence[Program]) -> Finding | None:
     return None
 
 
+def find_component_conflict(programs: Sequence[Program]) -> Finding | None:
+    """Two permutes of a program of which XLA:GPU would refuse the second under `COMPONENTS`."""
+    for number, program in enumerate(programs):
+        asked: dict[tuple[int, ...], Issue] = {}
+        permutes = (i for i in issues_of(program.block) if i.signature.kind == _PERMUTE)
+        for groups, issue in {issue.groups: issue for issue in permutes}.items():
+            for group in groups:
+                first = asked.setdefault(group, issue)
+                device = next((d for d in group if d in program.devices), None)
+                if first is issue or device is None:
+                    continue
+                places = " and ".join(at(programs, number, i.place) for i in (first, issue))
+                message = (
+                    f"under {COMPONENTS}, XLA:GPU gives each component of a permute's pairs a "
+                    f"communicator. The permutes at {places} ask for that of {devices_text(group)} "
+                    "with other components beside it: it may refuse this, and other devices hang"
+                )
+                actors = tuple(actor_of(number, device, each) for each in (first, issue))
+                return Finding(Verdict.MAY_DEADLOCK, "permute-components", message, actors)
+    return None
+
+
 def _opened(program: Program) -> _Opened:
     opened = _Opened()
     for use in _uses(program.block, ()):
         if use.issue.signature.kind in _OTHERS:
             continue
         is_of_permutes = use.issue.signature.kind == _PERMUTE
-        for meeting in use.issue.rendezvous:
-            if len(meeting.members) > 1 and not set(meeting.members).isdisjoint(program.devices):
-                key = _Communicator(tuple(sorted(meeting.members)), is_of_permutes)
+        groups = [meeting.members for meeting in use.issue.rendezvous]
+        if is_of_permutes and program.permutes_on_components:
+            groups = use.issue.groups
+        for group in groups:
+            if len(group) > 1 and not set(group).isdisjoint(program.devices):
+                key = _Communicator(tuple(sorted(group)), is_of_permutes)
                 opened.uses.setdefault(key, []).append(use)
     return opened
 

@@ -64,8 +64,8 @@ class Issue:
     `beside` tells what a compiler may rewrite together with it; alike where the texts are equal.
     `doubt` says why a compiler may issue another collective, or none, if that was asked. `origins`
     of an issue of a schedule are the collectives of the program's text that it stands for.
-    `groups` are all of the op, or the pairs of a transfer, those of other programs too; empty where
-    only its own are known.
+    `groups` are all of the op, the components of a permute, or the pairs of a transfer, those of
+    other programs too; empty where only its own are known.
     """
 
     id: int
@@ -186,7 +186,8 @@ class Block:
 class Program:
     """A compiled program: the devices that run it, what it issues, what compilers delete of it.
 
-    `may_run_on_gpu`: nothing says that it is for another platform.
+    `may_run_on_gpu`: nothing says that it is for another platform. `permutes_on_components`: under
+    the option of that name (`order.communicators`).
     """
 
     name: str
@@ -195,6 +196,7 @@ class Program:
     dead: tuple[Issue, ...] = ()
     place: Place = NOWHERE
     may_run_on_gpu: bool = True
+    permutes_on_components: bool = False
 
 
 def bit_positions(bits: int) -> Iterator[int]:

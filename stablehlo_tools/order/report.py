@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from stablehlo_tools.order.communicators import find_component_conflict
 from stablehlo_tools.order.findings import Actor, Finding, Verdict, at, devices_text, name
 from stablehlo_tools.order.program import (
     UNKNOWN_CALL,
@@ -28,6 +29,9 @@ def as_text(decided: Decided, *, is_scheduled: bool = False) -> str:
     if decided.finding is not None:
         return finding_text(decided.programs, decided.finding)
     lines = [*_reasons(decided, is_scheduled=is_scheduled), *_assumptions(decided.programs)]
+    if not is_scheduled and all(program.may_run_on_gpu for program in decided.programs):
+        conflict = find_component_conflict(decided.programs)
+        lines += [f"not judged: {conflict.message}"] if conflict else []
     return "\n".join([_headline(decided), *(f"  {line}" for line in lines)])
 
 

@@ -19,6 +19,7 @@ from stablehlo_tools.artifacts.artifact import Artifact, parse
 from stablehlo_tools.artifacts.program_set import Job, Options, equal_arguments
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.order.communicators import COMPONENTS
 from stablehlo_tools.order.program import Issue, Program, rebuilt
 from stablehlo_tools.order.simulation import UndecidedError
 from stablehlo_tools.order.verdict import Decided, decide, judge_origins, judge_rewriting
@@ -182,9 +183,14 @@ def _schedule_job(
     ]
     issued = Job(scheduled, replace(options, platform=None, equal=tuple(numbered))).read()
     on_gpu = target is Target.GPU
-    programs = [each.program for each in issued]
     return [
-        replace(p, may_run_on_gpu=on_gpu, block=rebuilt(p.block, _with_origins)) for p in programs
+        replace(
+            each.program,
+            may_run_on_gpu=on_gpu,
+            permutes_on_components=on_gpu and (COMPONENTS, True) in compiler_options.values,
+            block=rebuilt(each.program.block, _with_origins),
+        )
+        for each in issued
     ]
 
 
@@ -205,9 +211,10 @@ def _marked(compilation: Compilation) -> str:
 
 def _with_origins(issue: Issue) -> Issue:
     """An issue of a schedule with the collectives of the program's text that it stands for."""
-    marks = tuple(int(number) for number in _MARKS.findall(issue.place.name))
-    place = replace(issue.place, name=_MARKS.sub("", issue.place.name))
-    return replace(issue, place=place, origins=marks)
+    function, name = issue.place.function, issue.place.name
+    marks = dict.fromkeys(int(number) for number in _MARKS.findall(f"{function} {name}"))
+    place = replace(issue.place, function=_MARKS.sub("", function), name=_MARKS.sub("", name))
+    return replace(issue, place=place, origins=tuple(marks))
 
 
 def _with_grid(artifact: Artifact, grid: ProcessGrid) -> Artifact:

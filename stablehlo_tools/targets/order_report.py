@@ -23,8 +23,8 @@ def _lines(answer: OrderAnswer) -> list[str]:
     first, *rest = as_text(answer.decided, is_scheduled=answer.target is not None).splitlines()
     if answer.target is None:
         return [first, *rest]
-    options = "".join(f" {name}={value}" for name, value in answer.options.values)
-    lines = [first, f"  as scheduled by {answer.compiler}{options and f', with{options}'}", *rest]
+    options = f", with {answer.options}" if answer.options.values else ""
+    lines = [first, f"  as scheduled by {answer.compiler}{options}", *rest]
     if answer.open_in_text:
         lines.append(
             "  another compiler or version may order otherwise (align-order forces one order): "
