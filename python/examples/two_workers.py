@@ -1,12 +1,12 @@
-"""Two workers that wait for each other for ever, and the two commands that find and mend it.
+"""Two workers that wait for each other for ever, and the two commands that find and repair it.
 
     python two_workers.py [--keep DIR]
 
 Two workers train one model with fully sharded data parallelism; each traces, exports and compiles
 the step by itself. Someone looks for a NaN and guards the gradient of the weights on worker 1: one
 op more, and XLA:CPU issues the step's collectives in another order there. The two processes hang.
-`check-order` says so beforehand, and with what `align-order` writes they finish, with the values
-that NumPy computes. Takes half a minute and no accelerator. Exit code 0 when all goes like that.
+`check-order` compiles both programs and says so beforehand. The programs of `align-order` finish,
+with the values of NumPy. It runs for 1 to 2 minutes without an accelerator. Exit code 0 if so.
 """
 
 from __future__ import annotations

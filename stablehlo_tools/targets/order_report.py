@@ -13,7 +13,7 @@ def order_text(order: JobOrder) -> str:
     answers = sorted(order.answers, key=lambda each: each is not order.worst)
     lines = [line for answer in answers for line in _lines(answer)]
     lines += [
-        f"  {target.title} was not asked: {error.diagnostic.message}"
+        f"  {target.title} is left out: {error.diagnostic.message}"
         for target, error in order.refused
     ]
     return "\n".join(lines)
