@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Generator, Iterable
+from collections.abc import Collection, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, cast
@@ -308,9 +308,10 @@ def installing(extra: str) -> str:
     return f"pip install '.[{extra}]'  # in a clone of stablehlo-tools"
 
 
+GIB = 2.0**30
 # Figures as people read them, three digits.
 _TIMES = ((1e9, "s"), (1e6, "ms"), (1e3, "us"), (1.0, "ns"))
-_SIZES = ((2.0**40, "TiB"), (2.0**30, "GiB"), (2.0**20, "MiB"), (2.0**10, "KiB"), (1.0, "B"))
+_SIZES = ((2.0**40, "TiB"), (GIB, "GiB"), (2.0**20, "MiB"), (2.0**10, "KiB"), (1.0, "B"))
 
 
 def duration(ns: float) -> str:
@@ -326,6 +327,15 @@ def size(count: float) -> str:
 def share(part: float, whole: float) -> str:
     """`31 %`; a dash where there is no whole."""
     return f"{100 * part / whole:.0f} %" if whole else "-"
+
+
+def table_lines(
+    rows: Sequence[Sequence[str]], left: Collection[str] = (), gap: str = "  "
+) -> list[str]:
+    """Returns the lines of a table; the first row has the headings, `left` those to align left."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    sides = ["<" if heading in left else ">" for heading in rows[0]]
+    return [gap.join(map("{:{}{}}".format, row, sides, widths)).rstrip() for row in rows]
 
 
 def _scaled(amount: float, units: tuple[tuple[float, str], ...]) -> str:

@@ -13,14 +13,14 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from stablehlo_tools.cli.shared_arguments import amount, positive, positive_amount
+from stablehlo_tools.diagnostics import GIB
 
 if TYPE_CHECKING:
     from stablehlo_tools.overlap.scheduling.scheduler import Limits, Schedule
     from stablehlo_tools.overlap.simulator import Flight
     from stablehlo_tools.overlap.task_graph import TaskGraph
 
-_GIB = 2**30
-_ROOM = _GIB  # over the peak of the graph's own order, where no limit is given
+_ROOM = GIB  # over the peak of the graph's own order, where no limit is given
 _HIDDEN_NS = 1  # a collective that stalls the device for less is hidden
 
 
@@ -81,7 +81,7 @@ def _limits(arguments: argparse.Namespace, graph: TaskGraph) -> Limits:
 
     memory = arguments.memory_limit
     return Limits(
-        memory=memory_profile(graph).peak_bytes + _ROOM if memory is None else memory * _GIB,
+        memory=memory_profile(graph).peak_bytes + _ROOM if memory is None else memory * GIB,
         in_flight=arguments.in_flight,
         buckets=not arguments.no_buckets,
         reorder_compute=not arguments.no_compute_reorder,
@@ -115,9 +115,9 @@ def _facts(graph: TaskGraph, schedule: Schedule, limits: Limits, seconds: float)
         "hidden_in_part_before": len(potential - _exposed_whole(earlier)),
         "buckets": len(schedule.buckets),
         "bucketed": sum(map(len, schedule.buckets)),
-        "peak_gib": schedule.peak_bytes / _GIB,
-        "peak_before_gib": schedule.before_bytes / _GIB,
-        "limit_gib": limits.memory / _GIB,
+        "peak_gib": schedule.peak_bytes / GIB,
+        "peak_before_gib": schedule.before_bytes / GIB,
+        "limit_gib": limits.memory / GIB,
         "seconds": seconds,
     }
 

@@ -125,7 +125,7 @@ def _train(ranks: RankSet, words: Sequence[str]) -> int:
 
 def _run_text(outcome: SetOutcome) -> str:
     """Returns how the set ran, and what each rank did where that is known."""
-    from stablehlo_tools.diagnostics import size
+    from stablehlo_tools.diagnostics import size, table_lines
 
     functions = f", {outcome.functions} functions compiled" if outcome.functions else ""
     lines = [f"{outcome.ranks} ranks, {outcome.how}{functions}, {outcome.seconds:.1f} s"]
@@ -137,12 +137,13 @@ def _run_text(outcome: SetOutcome) -> str:
             (str(rank), str(len(played.actions)), size(played.peak_bytes), played.peak_at)
             for rank, played in enumerate(outcome.played)
         ]
-        lines += ["", *_table(("rank", "actions", "most held", "in"), rows)]
+        headings = ("rank", "actions", "most held", "in")
+        lines += ["", *table_lines([headings, *rows], headings)]
     return "\n".join(lines)
 
 
 def _compilations(compiled: Sequence[RankCompilation]) -> str:
-    from stablehlo_tools.diagnostics import size
+    from stablehlo_tools.diagnostics import size, table_lines
 
     rows = [
         (
@@ -155,12 +156,4 @@ def _compilations(compiled: Sequence[RankCompilation]) -> str:
         for compilation in compiled
     ]
     headings = ("rank", "XLA:GPU", "sends and recvs", "order", "temporaries")
-    return "\n".join(_table(headings, rows))
-
-
-def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(headings, *rows, strict=True)]
-    return [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in (headings, *rows)
-    ]
+    return "\n".join(table_lines([headings, *rows], headings))

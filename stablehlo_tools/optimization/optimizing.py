@@ -25,7 +25,7 @@ from stablehlo_tools.analysis.replica_groups import mesh_with
 from stablehlo_tools.artifacts import artifact as artifacts
 from stablehlo_tools.artifacts.artifact import Artifact, Form
 from stablehlo_tools.cost.hardware import Hardware, load_hardware
-from stablehlo_tools.diagnostics import ToolError, naming
+from stablehlo_tools.diagnostics import GIB, ToolError, naming
 from stablehlo_tools.optimization.crew import Crew, Machine, OutOfTimeError, Program
 from stablehlo_tools.optimization.figures import Figures
 from stablehlo_tools.optimization.option_trials import OptionTrial, deadline, try_options
@@ -49,7 +49,6 @@ from stablehlo_tools.targets.compiler_options import NO_OPTIONS, CompilerOptions
 from stablehlo_tools.targets.topologies import check_installed, compiler_version
 
 DEFAULT_BUDGET = 600.0  # seconds
-_GIB = 2.0**30
 _TO_FINISH = 600.0  # seconds, beyond the budget, to rewrite an answer in one go and prove it
 _PIPELINE = "expand-pipeline"  # the pass that takes the axis for one
 _MOST_WORKERS = 8  # a compiler of a large program takes some GiB
@@ -214,7 +213,7 @@ class _Optimizer:
         self._memory = (
             self._hardware.memory_bytes
             if request.memory_limit is None
-            else request.memory_limit * _GIB
+            else request.memory_limit * GIB
         )
         data = artifacts.encode(artifact, _kept_form(artifact))
         self._program = Program(store.keep_blob(data), artifact.name)

@@ -12,7 +12,7 @@ import html
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from stablehlo_tools.diagnostics import duration, size
+from stablehlo_tools.diagnostics import duration, size, table_lines
 from stablehlo_tools.mpmd.manifest import Manifest
 from stablehlo_tools.mpmd.set_report import Level, RankRow, SetReport
 from stablehlo_tools.report.document import SCHEMA
@@ -92,12 +92,12 @@ def _summary(report: SetReport) -> Iterator[str]:
 
 def messages_table(report: SetReport) -> Iterator[str]:
     """How much goes from which rank to which."""
-    yield from _aligned([_LINKS, *message_rows(report)])
+    yield from table_lines([_LINKS, *message_rows(report)])
 
 
 def memory_table(report: SetReport) -> Iterator[str]:
     """What each rank holds, against the bound of the schedule."""
-    yield from _aligned([_MEMORY, *(memory_cells(row) for row in report.ranks)])
+    yield from table_lines([_MEMORY, *(memory_cells(row) for row in report.ranks)])
 
 
 def message_rows(report: SetReport) -> list[tuple[str, ...]]:
@@ -120,13 +120,6 @@ def memory_cells(row: RankRow) -> tuple[str, ...]:
     amounts = (row.held, row.bound, row.peak, row.limit, row.weights, row.arguments)
     stages = ",".join(map(str, row.stages))
     return (str(row.rank), stages, *map(size, amounts), row.peak_at)
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        cells = (cell.rjust(width) for cell, width in zip(row, widths, strict=True))
-        yield "  ".join(cells).rstrip()
 
 
 def to_json(report: SetReport) -> dict[str, Any]:

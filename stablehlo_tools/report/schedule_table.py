@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
+from stablehlo_tools.diagnostics import table_lines
 from stablehlo_tools.report.schedule_gantt import (
     FILLINGS,
     IDLE,
@@ -124,7 +125,7 @@ def _sides(timeline: Timeline, units: Units) -> list[str]:
             timeline.idle, timeline.peak_activations, timeline.peak_bytes, strict=True
         )
     ]
-    return _aligned([_HEADINGS, *rows])
+    return table_lines([_HEADINGS, *rows], gap=" ")
 
 
 def _short(amount: float, units: Units) -> str:
@@ -132,13 +133,6 @@ def _short(amount: float, units: Units) -> str:
     if units is not OF_A_MODEL:
         return text
     return text if len(text) <= _LONGEST_AMOUNT else f"{amount:.4g}"
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        " ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows
-    ]
 
 
 def _legend(gantt: Gantt, colour: bool, units: Units) -> Iterator[str]:
@@ -215,7 +209,7 @@ def _comparison_lines(comparison: Comparison, units: Units) -> Iterator[str]:
     limited = comparison.setting.limit is not None
     headings = _COMPARISON_HEADINGS if limited else _COMPARISON_HEADINGS[:-1]
     rows = [_comparison_row(each, units)[: len(headings)] for each in comparison.candidates]
-    yield from _comparison_table(headings, rows)
+    yield from table_lines([headings, *rows], headings[:1])
     if comparison.refusals:
         yield ""
         yield from (f"{refusal.name}: {refusal.why}" for refusal in comparison.refusals)
@@ -238,13 +232,3 @@ def _comparison_row(candidate: Candidate, units: Units) -> tuple[str, ...]:
         f"{candidate.messages:,}",
         "yes" if candidate.fits else "no",
     )
-
-
-def _comparison_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    widths = [max(map(len, column)) for column in zip(headings, *rows, strict=True)]
-    for row in (headings, *rows):
-        first, *others = (
-            cell.rjust(width) if at else cell.ljust(width)
-            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        yield "  ".join([first, *others])

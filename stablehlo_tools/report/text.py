@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from stablehlo_tools.diagnostics import duration, share, size
+from stablehlo_tools.diagnostics import duration, share, size, table_lines
 from stablehlo_tools.report.document import Advice, Advised, Document, ProgramReport
 from stablehlo_tools.report.pipeline_report import pipeline_lines
 
@@ -17,7 +17,7 @@ _HEADINGS = (
     "hideable", "place",
 )  # fmt: skip
 _PLACE = re.compile(r"(?:.*?/)?([^/\s]+:\d+(?::\d+)?(?: in \S+)?)(?: \(.*\))?$")
-_LEFT = frozenset({"kind", "groups", "axes", "type", "hidden by", "place"})
+_LEFT = frozenset({"kind", "groups", "axes", "type", "hidden by", "place", "loop", "kernel"})
 _TOLD = 0.05  # of the total
 _OTHERS = "copies and kernels of other streams than the collectives'"
 
@@ -218,14 +218,7 @@ def short_place(place: str) -> str:
 
 
 def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    widths = [max(map(len, column)) for column in zip(headings, *rows, strict=True)]
-    left = [heading in _LEFT or heading in ("loop", "kernel") for heading in headings]
-    for row in (headings, *rows):
-        cells = [
-            cell.ljust(width) if at_left else cell.rjust(width)
-            for cell, width, at_left in zip(row, widths, left, strict=True)
-        ]
-        yield ("  " + "  ".join(cells)).rstrip()
+    yield from (f"  {line}" for line in table_lines([headings, *rows], _LEFT))
 
 
 def _numbers(numbers: Sequence[int]) -> str:

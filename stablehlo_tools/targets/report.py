@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from stablehlo_tools.diagnostics import table_lines
 from stablehlo_tools.targets.compilation import Compilation, Memory
 from stablehlo_tools.targets.scheduled_hlo import Event
 from stablehlo_tools.targets.tagging import TaggedOp
@@ -165,7 +166,7 @@ def _table(compilation: Compilation, input_name: str) -> list[str]:
                 _source(event, by_id, input_name),
             )
         )
-    return _aligned(rows)
+    return table_lines(rows, _HEADER[1:])
 
 
 def _short_ids(ids: Sequence[int]) -> str:
@@ -181,18 +182,6 @@ def _source(event: Event, by_id: dict[int, TaggedOp], input_name: str) -> str:
     other = "" if op.kind == event.kind.replace("-", "_") else f"{op.kind} at "
     more = f" and {len(event.ids) - 1} more" if len(event.ids) > 1 else ""
     return other + op.place.render(input_name) + more
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = (
-        "  ".join(
-            cell.rjust(width) if column == 0 else cell.ljust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in rows
-    )
-    return [line.rstrip() for line in lines]
 
 
 def _memory_line(memory: Memory) -> str:

@@ -38,7 +38,7 @@ from typing import ClassVar, Literal
 from stablehlo_tools.analysis.tasks.expected import is_faster
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.cost.hardware import load_hardware
-from stablehlo_tools.diagnostics import Diagnostic, Diagnostics, Severity, ToolError, note
+from stablehlo_tools.diagnostics import GIB, Diagnostic, Diagnostics, Severity, ToolError, note
 from stablehlo_tools.ir.clone import copy_module, take_over
 from stablehlo_tools.passes.base import Pass
 from stablehlo_tools.passes.road import Milestone, Stage
@@ -52,8 +52,6 @@ from stablehlo_tools.transforms.parts.bucket_collectives.planning import (
 
 # `Merger` is for other passes that make collectives alike, and then one.
 __all__ = ["BucketCollectivesPass", "Merger"]
-
-_GIB = 2.0**30
 
 
 @dataclass(frozen=True)
@@ -81,7 +79,7 @@ class BucketCollectivesPass(Pass):
                 "bucket-collectives: memory-limit is a number of GiB, not negative (P3)",
                 module.operation.location,
             )
-        limit = None if self.memory_limit is None else self.memory_limit * _GIB
+        limit = None if self.memory_limit is None else self.memory_limit * GIB
         hardware = load_hardware(self.hardware)
         plan = plan_buckets(module, hardware, limit)
         left = False

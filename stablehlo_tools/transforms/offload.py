@@ -48,7 +48,7 @@ from stablehlo_tools.analysis.partitioner_work import left_to_the_partitioner
 from stablehlo_tools.analysis.tasks.expected import expected_run
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.cost.hardware import load_hardware
-from stablehlo_tools.diagnostics import Diagnostics, duration, note, size
+from stablehlo_tools.diagnostics import GIB, Diagnostics, duration, note, size
 from stablehlo_tools.ir.clone import copy_module, take_over
 from stablehlo_tools.ir.inline import inline_all_calls
 from stablehlo_tools.ir.token_chain import refuse_tokens
@@ -64,8 +64,6 @@ from stablehlo_tools.transforms.parts.offload.fitting import (
     how_to_run,
     offloaded,
 )
-
-_GIB = 2.0**30
 
 
 @dataclass(frozen=True)
@@ -94,7 +92,7 @@ class OffloadPass(Pass):
         inline_all_calls(draft)
         before = self._run(draft)
         whole = load_hardware(self.hardware).memory_bytes
-        limit = whole if self.memory_limit is None else self.memory_limit * _GIB
+        limit = whole if self.memory_limit is None else self.memory_limit * GIB
         safe = (1.0 - self.margin) * limit
         if before.peak_bytes <= safe:
             self._say(module, diagnostics, "the program fits as it is")

@@ -58,7 +58,7 @@ from stablehlo_tools.analysis.collectives import find_collectives
 from stablehlo_tools.analysis.partitioner_work import refuse_unpartitioned
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.cost.hardware import load_hardware
-from stablehlo_tools.diagnostics import Diagnostic, Diagnostics, ToolError, note
+from stablehlo_tools.diagnostics import GIB, Diagnostic, Diagnostics, ToolError, note
 from stablehlo_tools.ir.cleanup import write_as_values
 from stablehlo_tools.ir.clone import copy_module, take_over
 from stablehlo_tools.ir.equal_branches import fold_equal_branches
@@ -71,8 +71,6 @@ from stablehlo_tools.transforms.parts.pipeline_collectives.pipelining import (
     is_better,
     pipelined,
 )
-
-_GIB = 2.0**30
 
 
 @dataclass(frozen=True)
@@ -102,7 +100,7 @@ class PipelineCollectivesPass(Pass):
         """Rewrites a copy of the module, and takes it over where anything has changed."""
         hardware = load_hardware(self.hardware)
         self._check(module)
-        limit = None if self.memory_limit is None else self.memory_limit * _GIB
+        limit = None if self.memory_limit is None else self.memory_limit * GIB
         draft = copy_module(module)
         inline_all_calls(draft)
         fold_equal_branches(draft)

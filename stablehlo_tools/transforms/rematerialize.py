@@ -51,7 +51,15 @@ from typing import ClassVar, Literal
 from stablehlo_tools.analysis.partitioner_work import left_to_the_partitioner
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.cost.hardware import Hardware, load_hardware
-from stablehlo_tools.diagnostics import Diagnostic, Diagnostics, ToolError, duration, note, size
+from stablehlo_tools.diagnostics import (
+    GIB,
+    Diagnostic,
+    Diagnostics,
+    ToolError,
+    duration,
+    note,
+    size,
+)
 from stablehlo_tools.ir.clone import copy_module, take_over
 from stablehlo_tools.ir.token_chain import refuse_tokens
 from stablehlo_tools.ir.walk import entry_function
@@ -78,8 +86,6 @@ from stablehlo_tools.transforms.parts.rematerialize.prices import (
     forget_numbers,
     partitioned_prices,
 )
-
-_GIB = 2.0**30
 
 
 @dataclass(frozen=True)
@@ -111,7 +117,7 @@ class RematerializePass(Pass):
         hardware = load_hardware(self.hardware)
         self._check(module)
         refuse_tokens(module, "rematerialize", "P2")
-        limit = hardware.memory_bytes if self.memory_limit is None else self.memory_limit * _GIB
+        limit = hardware.memory_bytes if self.memory_limit is None else self.memory_limit * GIB
         with _no_collection():
             chosen = self._chosen(module, hardware, limit)
         if chosen.module is not module:

@@ -55,6 +55,7 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.cost.clock import Clock
 from stablehlo_tools.cost.hardware import Hardware, load_hardware
 from stablehlo_tools.diagnostics import (
+    GIB,
     Diagnostic,
     Diagnostics,
     Severity,
@@ -84,8 +85,7 @@ from stablehlo_tools.transforms.parts.schedule_overlap.scheduled_block import (
 # A block is planned and written by other passes, too: `pipeline-collectives` holds its loops so.
 __all__ = ["PlanLimits", "ScheduleOverlapPass", "ScheduledBlock", "schedule_block", "write_block"]
 
-_GIB = 2.0**30
-_HEADROOM = _GIB  # bytes that a plan may need more than the program's own order
+_HEADROOM = GIB  # bytes that a plan may need more than the program's own order
 _HIDES = 0.6  # of what could be hidden: a plan that hides less is not written
 _WORTH = 0.98  # of what XLA makes of a block by itself: fences cost fusions that no model has
 _TRIES = 3  # plans, each with less memory than the one before
@@ -154,7 +154,7 @@ class ScheduleOverlapPass(Pass):
         """
         draft, less = self._written(module, hardware, 0.0, chosen), 0.0
         for _ in range(_TRIES):
-            over = 0.0 if self.memory_limit is None else draft.peak - self.memory_limit * _GIB
+            over = 0.0 if self.memory_limit is None else draft.peak - self.memory_limit * GIB
             if over <= 0 or None not in draft.left:
                 return draft
             less += over
@@ -200,7 +200,7 @@ class ScheduleOverlapPass(Pass):
     def _headroom(self, work: _Work) -> float:
         if self.memory_limit is None:
             return _HEADROOM
-        return self.memory_limit * _GIB - work.peak
+        return self.memory_limit * GIB - work.peak
 
     def _blocks(
         self,

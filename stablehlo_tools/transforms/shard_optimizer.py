@@ -52,7 +52,7 @@ from stablehlo_tools.analysis.replica_groups import AxisRef, mesh_with
 from stablehlo_tools.analysis.shardings import Axes, MeshAxes, ValueShardings
 from stablehlo_tools.analysis.tasks.op_work import bytes_of
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.diagnostics import Diagnostic, Diagnostics, ToolError, note, to_place
+from stablehlo_tools.diagnostics import GIB, Diagnostic, Diagnostics, ToolError, note, to_place
 from stablehlo_tools.ir.builder import constrained, shape_of
 from stablehlo_tools.ir.clone import copy_module, take_over
 from stablehlo_tools.ir.equal_branches import fold_equal_branches
@@ -63,8 +63,6 @@ from stablehlo_tools.passes.base import Pass
 from stablehlo_tools.passes.road import Milestone, Stage, When
 from stablehlo_tools.transforms.parts.partition.border import state_border
 from stablehlo_tools.transforms.parts.partition.preparation import import_shardings, one_mesh
-
-_GIB = 2.0**30
 
 
 @dataclass(frozen=True)
@@ -190,7 +188,7 @@ class _Step:
         notes = [
             note(
                 f"shard-optimizer: {len(divided)} arguments that are state are divided over "
-                f"{axis!r}: {before / _GIB:.3g} GiB become {before / size / _GIB:.3g} GiB a device",
+                f"{axis!r}: {before / GIB:.3g} GiB become {before / size / GIB:.3g} GiB a device",
                 location,
             )
         ]

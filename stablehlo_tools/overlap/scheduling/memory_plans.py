@@ -19,13 +19,13 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from stablehlo_tools.diagnostics import GIB
 from stablehlo_tools.overlap.scheduling.problem import COMPUTE, Problem
 
 type Bytes = npt.NDArray[np.float64]
 _WINDOW = 24  # ready tasks that are compared at a time
 _ROUNDS = 6
 _SLACKS = (0.0, 1e-4, 1e-2)  # of the peak: what a task may take that moves up with givers
-_GIB = 2**30
 _DIGITS = 6
 
 
@@ -210,9 +210,9 @@ def gib(count: float) -> str:
     """Bytes in GiB with six digits, rounded up: as a limit it is enough."""
     if not count:
         return "0"
-    unit = 10.0 ** (math.floor(math.log10(count / _GIB)) + 1 - _DIGITS)
-    digits = math.ceil(count / _GIB / unit)
-    while float(f"{digits * unit:.{_DIGITS}g}") * _GIB < count:
+    unit = 10.0 ** (math.floor(math.log10(count / GIB)) + 1 - _DIGITS)
+    digits = math.ceil(count / GIB / unit)
+    while float(f"{digits * unit:.{_DIGITS}g}") * GIB < count:
         digits += 1
     return f"{digits * unit:.{_DIGITS}g}"
 

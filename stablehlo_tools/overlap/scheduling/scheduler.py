@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from math import isfinite
 
-from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.diagnostics import GIB, ToolError
 from stablehlo_tools.overlap.bounds import floor
 from stablehlo_tools.overlap.scheduling.forward import Moments, Pass, Rules, forward
 from stablehlo_tools.overlap.scheduling.lateness import Lateness
@@ -52,7 +52,6 @@ _VERY_FEW = 100  # tasks: of so few, many more
 _SHAKES = 40
 _STRENGTH = 0.3  # of the longest chain
 _SAME = 1e-4  # of the total: too little to look for
-_GIB = 2**30
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,8 +306,8 @@ class _Search:
             return plan
         raise ToolError(
             "no order was found that needs as little memory as "
-            f"{self._limits.memory / _GIB:.6g} GiB: {gib(plan.peak)} GiB is enough, and "
-            f"less than {least_bytes(self._problem) / _GIB:.6g} GiB is not"
+            f"{self._limits.memory / GIB:.6g} GiB: {gib(plan.peak)} GiB is enough, and "
+            f"less than {least_bytes(self._problem) / GIB:.6g} GiB is not"
         )
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.cost.hardware import load_hardware
-from stablehlo_tools.diagnostics import Diagnostic, ToolError, note, size
+from stablehlo_tools.diagnostics import GIB, Diagnostic, ToolError, note, size
 from stablehlo_tools.dialect.names import BROADCAST, RESHAPE
 from stablehlo_tools.ir.clone import copy_module
 from stablehlo_tools.ir.values import producer
@@ -15,8 +15,6 @@ from stablehlo_tools.overlap.compilers.expected import Expected
 from stablehlo_tools.transforms.parts.offload.moving import bytes_of_rows, movable, move
 from stablehlo_tools.transforms.parts.offload.state import move_state, state_groups
 from stablehlo_tools.transforms.parts.rematerialize.passages import KeptRows
-
-_GIB = 2.0**30
 
 
 @dataclass(frozen=True)
@@ -47,8 +45,8 @@ def does_not_fit(
 ) -> ToolError:
     """The error of a pass that finds nothing within a limit: the least that it has found, bytes."""
     return ToolError(
-        f"{name}: the least memory that was found is {least / _GIB:.3g} GiB a device, and the "
-        f"limit is {limit / _GIB:.3g} GiB ({precondition})",
+        f"{name}: the least memory that was found is {least / GIB:.3g} GiB a device, and the "
+        f"limit is {limit / GIB:.3g} GiB ({precondition})",
         place,
     )
 
