@@ -3,89 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
-_ENDLESS = 1 << 62
-
-
-class CutGraph:
-    """Nodes 0, 1, 2, … with a price each; None for one that cannot be cut."""
-
-    def __init__(self, prices: Sequence[int | None]) -> None:
-        self._prices = list(prices)
-        self._source = 2 * len(self._prices)
-        self._sink = self._source + 1
-        self._left: list[dict[int, int]] = [{} for _ in range(self._sink + 1)]
-        for node, price in enumerate(self._prices):
-            self._edge(2 * node, 2 * node + 1, _ENDLESS if price is None else price)
-
-    def connect(self, node: int, following: int) -> None:
-        """Lets a path go from one node to another."""
-        self._edge(2 * node + 1, 2 * following, _ENDLESS)
-
-    def start(self, node: int) -> None:
-        """Makes a node one where paths start, which may be cut all the same."""
-        self._edge(self._source, 2 * node, _ENDLESS)
-
-    def end(self, node: int) -> None:
-        """Makes a node one where paths end, which may be cut all the same."""
-        self._edge(2 * node + 1, self._sink, _ENDLESS)
-
-    def cheapest(self) -> list[int] | None:
-        """The nodes of the cheapest cut, in order; of several, those nearest to where paths end.
-
-        None where no cut separates them.
-        """
-        while (path := self._path()) is not None:
-            room = min(self._left[tail][head] for tail, head in path)
-            if room >= _ENDLESS // 2:
-                return None
-            for tail, head in path:
-                self._left[tail][head] -= room
-                self._left[head][tail] = self._left[head].get(tail, 0) + room
-        behind = self._leading_to_sink()
-        return [
-            node
-            for node in range(len(self._prices))
-            if 2 * node + 1 in behind and 2 * node not in behind
-        ]
-
-    def _edge(self, tail: int, head: int, room: int) -> None:
-        self._left[tail][head] = room
-        self._left[head].setdefault(tail, 0)
-
-    def _path(self) -> list[tuple[int, int]] | None:
-        """A shortest path with room on every edge."""
-        before: dict[int, int] = {self._source: self._source}
-        pending = deque([self._source])
-        while pending and self._sink not in before:
-            tail = pending.popleft()
-            for head, room in self._left[tail].items():
-                if room > 0 and head not in before:
-                    before[head] = tail
-                    pending.append(head)
-        if self._sink not in before:
-            return None
-        return _edges(before, self._sink, self._source)
-
-    def _leading_to_sink(self) -> set[int]:
-        leading = {self._sink}
-        pending = [self._sink]
-        while pending:
-            head = pending.pop()
-            for tail in self._left[head]:
-                if self._left[tail].get(head, 0) > 0 and tail not in leading:
-                    leading.add(tail)
-                    pending.append(tail)
-        return leading
-
-
-def _edges(before: Mapping[int, int], end: int, start: int) -> list[tuple[int, int]]:
-    edges: list[tuple[int, int]] = []
-    while end != start:
-        edges.append((before[end], end))
-        end = before[end]
-    return edges
+_ENDLESS = 1 << 62  # prices are bytes: SciPy's capacities, of 32 bits, hold too few
 
 
 def cheapest_cut(
@@ -94,15 +14,45 @@ def cheapest_cut(
     starts: Iterable[int],
     ends: Iterable[int],
 ) -> list[int] | None:
-    """The cheapest nodes without which no path leads from `starts` to `ends`, in order.
+    """The cheapest nodes without which no path leads from `starts` to `ends`, in order; of several
+    such sets, the one nearest to the ends.
 
     Nodes of both kinds may be cut themselves. None where nodes without a price are in the way.
     """
-    graph = CutGraph(prices)
-    for tail, head in edges:
-        graph.connect(tail, head)
-    for node in starts:
-        graph.start(node)
-    for node in ends:
-        graph.end(node)
-    return graph.cheapest()
+    source = 2 * len(prices)
+    sink = source + 1
+    left: list[dict[int, int]] = [{} for _ in range(sink + 1)]  # the room for more, by edge
+    inner = [(2 * n, 2 * n + 1, _ENDLESS if p is None else p) for n, p in enumerate(prices)]
+    outer = [(2 * tail + 1, 2 * head) for tail, head in edges]
+    outer += [(source, 2 * node) for node in starts] + [(2 * node + 1, sink) for node in ends]
+    for tail, head, room in [*inner, *((*edge, _ENDLESS) for edge in outer)]:
+        left[tail][head] = room
+        left[head].setdefault(tail, 0)
+    while sink in (before := _search(left, source, lambda node, other: left[node][other])):
+        path = [sink]
+        while path[-1] != source:
+            path.append(before[path[-1]])
+        steps = list(zip(path[1:], path, strict=False))
+        room = min(left[tail][head] for tail, head in steps)
+        if room >= _ENDLESS // 2:
+            return None
+        for tail, head in steps:
+            left[tail][head] -= room
+            left[head][tail] += room
+    behind = _search(left, sink, lambda node, other: left[other][node])
+    return [n for n in range(len(prices)) if 2 * n + 1 in behind and 2 * n not in behind]
+
+
+def _search(
+    neighbours: Sequence[Iterable[int]], start: int, room: Callable[[int, int], int]
+) -> dict[int, int]:
+    """The nodes reached where there is room, each with the one before it on a shortest path."""
+    before = {start: start}
+    pending = deque([start])
+    while pending:
+        node = pending.popleft()
+        for other in neighbours[node]:
+            if other not in before and room(node, other) > 0:
+                before[other] = node
+                pending.append(other)
+    return before
