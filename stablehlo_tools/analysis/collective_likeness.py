@@ -23,7 +23,6 @@ Constraints, each named in the reason that is given where it fails:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stablehlo_tools.analysis.collectives import Collective, ModuleFacts
@@ -34,6 +33,7 @@ from stablehlo_tools.dialect.frontend_attributes import FRONTEND_ATTRIBUTES, LAY
 from stablehlo_tools.dialect.names import BARRIER
 from stablehlo_tools.dialect.reducers import reducer_kind
 from stablehlo_tools.ir.builder import element_of, shape_of
+from stablehlo_tools.ir.structural_key import block_key
 
 REDUCING = frozenset({"all_reduce", "reduce_scatter"})
 EXCHANGING = frozenset({"all_gather", "all_to_all", "collective_permute"})
@@ -226,34 +226,4 @@ def _reduction(op: ir.Operation) -> object:
     results = tuple(dict.fromkeys(str(element_of(value)) for value in op.results))
     block = op.regions[0].blocks[0]
     types = tuple(str(argument.type) for argument in block.arguments)
-    return results, types, reducer_kind(block) or structure(block, [])
-
-
-def structure(block: ir.Block, outer: Sequence[ir.Value]) -> object:
-    """A block's ops, in terms of its own values' numbers; values from outside stand for themselves.
-
-    `outer` are the values of the blocks around it that count as its own.
-    """
-    numbers = {value: number for number, value in enumerate(outer)}
-    for argument in block.arguments:
-        numbers[argument] = len(numbers)
-    described: list[object] = []
-    for view in block.operations:
-        op = view.operation
-        inner = [
-            (tuple(str(a.type) for a in nested.arguments), structure(nested, list(numbers)))
-            for region in op.regions
-            for nested in region.blocks
-        ]
-        described.append(
-            (
-                op.name,
-                tuple(sorted((name, str(value)) for name, value in op.attributes.items())),
-                tuple(numbers.get(value, value) for value in op.operands),
-                tuple(str(result.type) for result in op.results),
-                tuple(inner),
-            )
-        )
-        for result in op.results:
-            numbers[result] = len(numbers)
-    return tuple(described)
+    return results, types, reducer_kind(block) or block_key(block, lambda value: value, str)

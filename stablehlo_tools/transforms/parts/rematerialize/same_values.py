@@ -25,8 +25,9 @@ from stablehlo_tools.dialect.names import (
 )
 from stablehlo_tools.dialect.traits import ELEMENTWISE, Trait, ops_with
 from stablehlo_tools.ir.builder import element_of, shape_of
+from stablehlo_tools.ir.structural_key import block_key
 from stablehlo_tools.ir.values import CONSTANTS, producer, value_text
-from stablehlo_tools.ir.walk import values_used_outside, walk
+from stablehlo_tools.ir.walk import values_used_outside
 
 _UNSAID = ("sdy.", "stablehlo_tools.")  # how it is divided, and marks
 _UNSAID_NAMES = frozenset({"channel_handle", "mhlo.sharding"})
@@ -116,7 +117,7 @@ class SameValues:
     def _key(self, op: ir.Operation) -> Hashable:
         types = tuple(result.type for result in op.results)
         reads = tuple(self[value] for value in values_used_outside(op))
-        inside = _text(op) if len(op.regions) else ""
+        inside = _inside(op)
         return op.name, types, _said(op), reads, inside
 
     def _by_elements(self, op: ir.Operation) -> int:
@@ -131,7 +132,7 @@ class SameValues:
             along = sum(size != 1 for size in before[:dim])
         roots = tuple(self.root(self[value]) for value in op.operands)
         element = element_of(op.results[0])
-        inside = _text(op) if len(op.regions) else ""
+        inside = _inside(op)
         key = (op.name, element, said, along, roots, inside)
         shape = tuple(shape_of(op.results[0]))
         first = self._numbered(("elements", key))
@@ -154,31 +155,10 @@ class SameValues:
         return self._numbers.setdefault(key, len(self._numbers))
 
 
-def _text(op: ir.Operation) -> str:
-    """The regions of an op as text, in which what is outside of them has no name."""
-    numbers: dict[ir.Value, int] = {}
-    lines: list[str] = []
-
-    def name(value: ir.Value) -> str:
-        return str(numbers[value]) if value in numbers else "outside"
-
-    def visit(inner: ir.Operation) -> ir.WalkResult:
-        if inner != op:
-            said = [(n, str(v)) for n, v in inner.attributes.items() if _is_said(n)]
-            types = [str(result.type) for result in inner.results]
-            reads = [name(value) for value in inner.operands]
-            lines.append(f"{inner.name} {sorted(said)} {reads} {types}")
-            for result in inner.results:
-                numbers[result] = len(numbers)
-        for region in inner.regions:
-            for block in region.blocks:
-                lines.append(f"^ {[str(argument.type) for argument in block.arguments]}")
-                for argument in block.arguments:
-                    numbers[argument] = len(numbers)
-        return ir.WalkResult.ADVANCE
-
-    walk(op, visit)
-    return "\n".join(lines)
+def _inside(op: ir.Operation) -> Hashable:
+    """The regions of an op, in which what is outside of them has no name."""
+    blocks = [block for region in op.regions for block in region.blocks]
+    return tuple(block_key(block, lambda value: "outside", is_said=_is_said) for block in blocks)
 
 
 def _said(op: ir.Operation) -> tuple[tuple[str, ir.Attribute], ...]:

@@ -9,7 +9,7 @@ its gradients into others. That texts agree proves nothing yet about what the op
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Hashable, Iterator, Sequence, Set
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,6 +29,7 @@ from stablehlo_tools.dialect.names import (
     SLICE,
 )
 from stablehlo_tools.ir.builder import shape_of
+from stablehlo_tools.ir.structural_key import block_key, op_key
 from stablehlo_tools.ir.values import CONSTANTS
 
 CONTRACTIONS = frozenset({DOT_GENERAL, CONVOLUTION})
@@ -96,32 +97,17 @@ def _puts_row(node: Node) -> bool:
     return not any(any(edge[1:]) for edge in edges)
 
 
-def look(op: ir.Operation) -> Any:
+def look(op: ir.Operation) -> Hashable:
     """All that an op says but for its operands; of its regions, also which of their values each op
     in them takes."""
-    if not len(op.regions):
-        return _said(op)
-    numbers: dict[ir.Value, int] = {}
-    return _said(op), tuple(_block(b, numbers) for region in op.regions for b in region.blocks)
+    outer: dict[ir.Value, int] = {}
+    types = tuple(value.type for value in op.operands)
 
+    def outside(value: ir.Value) -> Hashable:
+        return value.type, outer.setdefault(value, len(outer))
 
-def _said(op: ir.Operation) -> Any:
-    said = frozenset((name, value) for name, value in op.attributes.items())
-    return op.name, said, tuple(v.type for v in op.operands), tuple(v.type for v in op.results)
-
-
-def _block(block: ir.Block, numbers: dict[ir.Value, int]) -> Any:
-    for argument in block.arguments:
-        numbers.setdefault(argument, len(numbers))
-    looks: list[Any] = [tuple(argument.type for argument in block.arguments)]
-    for view in block.operations:
-        op = view.operation
-        takes = tuple(numbers.setdefault(value, len(numbers)) for value in op.operands)
-        inner = tuple(_block(each, numbers) for region in op.regions for each in region.blocks)
-        for result in op.results:
-            numbers.setdefault(result, len(numbers))
-        looks.append((_said(op), takes, inner))
-    return tuple(looks)
+    blocks = [block for region in op.regions for block in region.blocks]
+    return op_key(op), types, tuple(block_key(block, outside) for block in blocks)
 
 
 def repetitions(sequence: OpSequence) -> list[Repetition]:
