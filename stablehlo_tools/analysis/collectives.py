@@ -198,7 +198,13 @@ class ModuleFacts:
             groups = collective.group_attribute("replica_groups")
             if mode is None or groups is None:
                 return None
-            return self._replica_groups(groups, mode)
+            if not bindings.ReplicaGroupMeshAxesAttr.isinstance(groups):
+                return process_groups(_rows(groups), mode, self.grid)
+            by_axes = bindings.ReplicaGroupMeshAxesAttr(groups)
+            axes = [_axis_ref(axis) for axis in ir.ArrayAttr(by_axes.axes)]
+            # Positions in the mesh are device ids, in the mode's numbering like dense groups.
+            mesh = _resolved_mesh(by_axes.mesh, self.meshes)
+            return process_groups(mesh_axes_groups(mesh, axes), mode, self.grid)
         except ValueError as error:
             name = collective.inner.name
             raise ToolError(f"{name}: {error}", collective.op.location) from None
@@ -215,15 +221,6 @@ class ModuleFacts:
         if pairs is None or not isinstance(pairs, ir.DenseIntElementsAttr):
             return None
         return permute_groups(_rows(pairs), mode, self.grid)
-
-    def _replica_groups(self, attribute: ir.Attribute, mode: GroupMode) -> ProcessGroups:
-        if not bindings.ReplicaGroupMeshAxesAttr.isinstance(attribute):
-            return process_groups(_rows(attribute), mode, self.grid)
-        by_axes = bindings.ReplicaGroupMeshAxesAttr(attribute)
-        axes = [_axis_ref(axis) for axis in ir.ArrayAttr(by_axes.axes)]
-        # Positions in the mesh are device ids, in the mode's numbering like dense groups.
-        mesh = _resolved_mesh(by_axes.mesh, self.meshes)
-        return process_groups(mesh_axes_groups(mesh, axes), mode, self.grid)
 
 
 def meshes_of(module: ir.Module) -> dict[str, DeviceMesh]:

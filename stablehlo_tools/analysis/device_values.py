@@ -370,7 +370,9 @@ class DeviceValues:
             return evaluated(op, [self._of(operand, call, depth) for operand in op.operands])
         position = ir.OpResult(value).result_number
         if op.name in DEVICE_IDS:
-            return self._ids(op.name)
+            devices = np.arange(self.facts.grid.size, dtype=np.uint32)
+            width = np.uint32(self.facts.grid.num_partitions)
+            return devices % width if op.name == "stablehlo.partition_id" else devices // width
         if op.name == BARRIER:
             return self._of(op.operands[position], call, depth)
         if op.name == WHILE:
@@ -380,11 +382,6 @@ class DeviceValues:
         if op.name == MANUAL_COMPUTATION:
             return self._leaving(op, position, call, depth)
         return None
-
-    def _ids(self, name: str) -> Values:
-        devices = np.arange(self.facts.grid.size, dtype=np.uint32)
-        width = np.uint32(self.facts.grid.num_partitions)
-        return devices % width if name == "stablehlo.partition_id" else devices // width
 
     def _argument(self, argument: ir.BlockArgument, call: _Call, depth: int) -> Values | None:
         op, position = argument.owner.owner.operation, argument.arg_number

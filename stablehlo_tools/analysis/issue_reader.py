@@ -231,7 +231,14 @@ class IssueReader:
         for view in block.operations:
             op = view.operation
             if site is not None and op == site.op:
-                self._site(op, site, level)
+                if site.collective is not None:
+                    self._collective(site.collective, level)
+                elif op.name == WHILE:
+                    self._loop(op, site.regions, level)
+                elif op.name in BRANCHES:
+                    self._branch(op, site.regions, level)
+                else:
+                    self._computation(op, site.regions[0], level)
                 site = next(waiting, None)
             else:
                 self._silent(op, level)
@@ -256,16 +263,6 @@ class IssueReader:
         )
         self.ops.append(collective)
         return issue
-
-    def _site(self, op: ir.Operation, site: Site, level: Level) -> None:
-        if site.collective is not None:
-            self._collective(site.collective, level)
-        elif op.name == WHILE:
-            self._loop(op, site.regions, level)
-        elif op.name in BRANCHES:
-            self._branch(op, site.regions, level)
-        else:
-            self._computation(op, site.regions[0], level)
 
     def _silent(self, op: ir.Operation, level: Level) -> None:
         """An op that does not communicate."""

@@ -294,14 +294,10 @@ def _reducer(op: ir.Operation) -> str | None:
     if op.name == DYNAMIC_UPDATE_SLICE:
         return ROWS
     if op.name == SCATTER:
-        return _scattered_by(op)
+        kind = reducer_kind(op.regions[0].blocks[0])
+        return None if kind == "xor" else kind
     reducer = accumulates_by(op)
     return None if reducer == "xor" else reducer  # nothing is written that combines parts by xor
-
-
-def _scattered_by(scatter: ir.Operation) -> str | None:
-    kind = reducer_kind(scatter.regions[0].blocks[0])
-    return None if kind == "xor" else kind
 
 
 def _keeps_sums(op: ir.Operation) -> bool:

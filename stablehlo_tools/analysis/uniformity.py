@@ -128,7 +128,12 @@ class Uniformity:
         if name == WHILE:
             self._loop(op)
         elif name in BRANCHES:
-            self._branches(op)
+            choice = self.of(op.operands[0])
+            known = [self.block(region.blocks[0]) for region in op.regions]
+            indices = branch_indices(op, choice)
+            for position, result in enumerate(op.results):
+                parts = [branch[position] for branch in known]
+                self.env[result] = self._merged(choice, parts, indices)
         elif name in COMPUTATIONS:
             self.enter(op)
             self.block(op.regions[0].blocks[0])
@@ -327,14 +332,6 @@ class Uniformity:
                 inside = origin in self.position
                 keys.append(inputs[self.position[origin]] if inside else ("from", origin))
         return Variation(number_classes(keys))
-
-    def _branches(self, op: ir.Operation) -> None:
-        choice = self.of(op.operands[0])
-        known = [self.block(region.blocks[0]) for region in op.regions]
-        indices = branch_indices(op, choice)
-        for position, result in enumerate(op.results):
-            parts = [branch[position] for branch in known]
-            self.env[result] = self._merged(choice, parts, indices)
 
     def _merged(
         self, choice: Variation, parts: Sequence[Variation], indices: tuple[int, ...] | None

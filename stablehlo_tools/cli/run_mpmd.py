@@ -30,7 +30,6 @@ from stablehlo_tools.cli.verify import compare_with_origin, print_comparison
 from stablehlo_tools.processes import activity
 
 if TYPE_CHECKING:
-    from stablehlo_tools.mpmd.rank_set import RankSet
     from stablehlo_tools.mpmd.running.compiling import RankCompilation
     from stablehlo_tools.mpmd.running.outcome import SetOutcome
 
@@ -81,7 +80,14 @@ def run(arguments: argparse.Namespace) -> int:
 
     ranks = load(arguments.directory)
     if arguments.train is not None:
-        return _train(ranks, arguments.train)
+        words = arguments.train
+        from stablehlo_tools.diagnostics import ToolError
+        from stablehlo_tools.mpmd.runtime.launching import launch
+
+        if not words or not Path(words[0]).is_file():
+            raise ToolError(f"--train: there is no script {words[0] if words else ''!r}")
+        activity.show(None)
+        return launch(ranks, words[0], words[1:], grace=60.0)
     if arguments.compile:
         from stablehlo_tools.mpmd.running.compiling import compile_ranks
 
@@ -111,16 +117,6 @@ def run(arguments: argparse.Namespace) -> int:
             print_comparison(outcome.values, arguments.words)
         print(_run_text(outcome))
     return 0 if outcome.same else 1
-
-
-def _train(ranks: RankSet, words: Sequence[str]) -> int:
-    from stablehlo_tools.diagnostics import ToolError
-    from stablehlo_tools.mpmd.runtime.launching import launch
-
-    if not words or not Path(words[0]).is_file():
-        raise ToolError(f"--train: there is no script {words[0] if words else ''!r}")
-    activity.show(None)
-    return launch(ranks, words[0], words[1:], grace=60.0)
 
 
 def _run_text(outcome: SetOutcome) -> str:

@@ -82,7 +82,10 @@ class _Supervisor:
             return code
         if self.interrupted:
             return _print("stablehlo-tools: interrupted", INTERRUPTED)
-        return self._explain(code)
+        from stablehlo_tools.processes.ending import explained
+
+        error = explained(self.present, code, self.overdue, self.errors)
+        return _print(error.diagnostic.render(error.input_name or "stablehlo-tools"), BAD_INPUT)
 
     def _hear(self, present: Activity) -> None:
         self.present = present
@@ -108,12 +111,6 @@ class _Supervisor:
             os.lseek(self.errors, 0, os.SEEK_SET)
             while data := os.read(self.errors, 1 << 16):
                 os.write(_STDERR, data)
-
-    def _explain(self, code: int) -> int:
-        from stablehlo_tools.processes.ending import explained
-
-        error = explained(self.present, code, self.overdue, self.errors)
-        return _print(error.diagnostic.render(error.input_name or "stablehlo-tools"), BAD_INPUT)
 
 
 def _shown(present: Activity) -> str | None:

@@ -13,7 +13,7 @@ its nanoseconds on one device.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol, cast
@@ -85,14 +85,10 @@ def _document(path: Path) -> Mapping[str, object]:
     fields = cast("dict[str, object]", document)
     if fields.get("schema") != SCHEMA:
         raise ToolError(f"'schema' is {fields.get('schema')!r}, and must be {SCHEMA!r}")
-    _refuse_unknown(fields)
-    return fields
-
-
-def _refuse_unknown(document: Iterable[str]) -> None:
-    for key in document:
+    for key in fields:
         if key not in ("schema", "source", "ops"):
             raise ToolError(f"{key!r} is not known; a profile has 'schema', 'source' and 'ops'")
+    return fields
 
 
 def _ops(value: object) -> dict[str, float]:

@@ -107,7 +107,14 @@ class ScatterNumbers:
 
 def dot_numbers(op: ir.Operation) -> DotNumbers:
     """Of a `dot_general` of StableHLO or MHLO."""
-    return _dot(op.attributes["dot_dimension_numbers"])
+    attribute = op.attributes["dot_dimension_numbers"]
+    dims = bindings.dot_dimension_numbers(attribute)
+    return DotNumbers(
+        tuple(dims.lhs_batching_dimensions),
+        tuple(dims.rhs_batching_dimensions),
+        tuple(dims.lhs_contracting_dimensions),
+        tuple(dims.rhs_contracting_dimensions),
+    )
 
 
 def conv_numbers(op: ir.Operation) -> ConvNumbers:
@@ -127,16 +134,6 @@ def scatter_numbers(op: ir.Operation) -> ScatterNumbers:
 
 def _others(rank: int, dims: Dims) -> Dims:
     return tuple(dim for dim in range(rank) if dim not in dims)
-
-
-def _dot(attribute: ir.Attribute) -> DotNumbers:
-    dims = bindings.dot_dimension_numbers(attribute)
-    return DotNumbers(
-        tuple(dims.lhs_batching_dimensions),
-        tuple(dims.rhs_batching_dimensions),
-        tuple(dims.lhs_contracting_dimensions),
-        tuple(dims.rhs_contracting_dimensions),
-    )
 
 
 def _conv(attribute: ir.Attribute) -> ConvNumbers:

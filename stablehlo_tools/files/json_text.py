@@ -253,16 +253,12 @@ def _check_depth(content: object) -> None:
             inner
             for outer in level
             if isinstance(outer, dict | list)
-            for inner in _contained(outer)
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
             if isinstance(inner, dict | list)
         ]
         if not level:
             return
     raise _too_deep()
-
-
-def _contained(outer: dict[str, object] | list[object]) -> Collection[object]:
-    return outer.values() if isinstance(outer, dict) else outer
 
 
 def _too_deep() -> ToolError:

@@ -315,7 +315,7 @@ def _done(one: _Instruction, split_starts: dict[str, int]) -> list[str]:
 
 def _one_exchange(one: _Instruction) -> list[str]:
     """An all-to-all whose operand i goes to member i, as one of their concatenation."""
-    shapes = [_SHAPE.fullmatch(_without_layout(shape)) for shape in _elements(one.shape)]
+    shapes = [_SHAPE.fullmatch(shape.partition("{")[0]) for shape in _elements(one.shape)]
     count = len(one.operands)
     if len(shapes) != count or shapes[0] is None:
         return [one.line(one.name, one.shape, ", ".join(one.operands), is_root=True)]
@@ -366,10 +366,6 @@ def _read(line: str) -> _Instruction | None:
 def _elements(shape: str) -> list[str]:
     """The shapes of a tuple's elements; none of what is no tuple."""
     return _split(shape[1:-1]) if shape.startswith("(") and shape.endswith(")") else []
-
-
-def _without_layout(shape: str) -> str:
-    return shape.partition("{")[0]
 
 
 def _without_aliasing(line: str) -> str:

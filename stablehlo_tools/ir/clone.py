@@ -81,7 +81,10 @@ def reshaped_clone(
     for result, type_ in zip(copy.results, types, strict=True):
         result.set_type(type_)
     if resize is not None:
-        _resize(copy, resize)
+        for name in extents_along(copy, resize.dim):
+            numbers = list(ir.DenseI64ArrayAttr(copy.attributes[name]))
+            numbers[resize.dim] = resize.size(numbers[resize.dim])
+            copy.attributes[name] = ir.DenseI64ArrayAttr.get(numbers, copy.context)
     return copy
 
 
@@ -126,13 +129,6 @@ def alike_clone(
     if counts or repeats:
         return reshaped_clone(op, list(op.operands), [type_], point).results[0]
     return None
-
-
-def _resize(copy: ir.Operation, resize: Resize) -> None:
-    for name in extents_along(copy, resize.dim):
-        numbers = list(ir.DenseI64ArrayAttr(copy.attributes[name]))
-        numbers[resize.dim] = resize.size(numbers[resize.dim])
-        copy.attributes[name] = ir.DenseI64ArrayAttr.get(numbers, copy.context)
 
 
 def _iota_dimension(iota: ir.Operation) -> int:

@@ -308,7 +308,10 @@ class _Region:
         for op in leaves:
             op.erase()
         for op in enters:
-            _erase_with_mark(op)
+            mark = producer(op.operands[0])
+            op.erase()
+            if mark is not None and _is_mark(mark) and not has_uses(mark.results[0]):
+                mark.erase()
 
     def _manual_axes(self, borders: Mapping[int, ManualBorder]) -> frozenset[str]:
         said = [(n, border.manual) for n, border in borders.items() if border.manual is not None]
@@ -366,13 +369,6 @@ def _unmarked(value: ir.Value) -> ir.Value:
 def _is_mark(op: ir.Operation) -> bool:
     # A group joins the value to others, too.
     return is_sharding_call(op) and "shard_" not in str(op.attributes[GSPMD])
-
-
-def _erase_with_mark(op: ir.Operation) -> None:
-    mark = producer(op.operands[0])
-    op.erase()
-    if mark is not None and _is_mark(mark) and not has_uses(mark.results[0]):
-        mark.erase()
 
 
 def _per_value(shardings: Iterable[ir.Attribute], context: ir.Context) -> ir.Attribute:

@@ -93,8 +93,17 @@ def load(directory: str | os.PathLike[str]) -> RankSet:
     loaded = RankSet(os.fspath(root), manifest, programs)
     for rank, program in enumerate(programs):
         with naming(program.name):
-            _check_main(program)
-            _check_grid(program, manifest)
+            main = main_function(program.module)
+            if main is None or not len(main.regions[0].blocks):
+                raise ToolError("there is no @main: this is no program of a rank")
+            count = manifest.devices * len(manifest.ranks)
+            stated = program.module.operation.attributes.get("mhlo.num_partitions")
+            stated_count = 1 if stated is None else ir.IntegerAttr(stated).value
+            if stated_count != count:
+                raise ToolError(
+                    f"the program is for {stated_count} devices, and the set is for {count}: "
+                    f"{len(manifest.ranks)} ranks of {manifest.devices}"
+                )
             _check_pieces(loaded, rank)
     return loaded
 
@@ -254,23 +263,6 @@ def piece_type(entry: Entry, piece: Piece) -> str:
     sizes = entry.type.removeprefix("tensor<").split("x")
     sizes[piece.dim] = str(piece.limit - piece.start)
     return "tensor<" + "x".join(sizes)
-
-
-def _check_main(program: Artifact) -> None:
-    main = main_function(program.module)
-    if main is None or not len(main.regions[0].blocks):
-        raise ToolError("there is no @main: this is no program of a rank")
-
-
-def _check_grid(program: Artifact, manifest: Manifest) -> None:
-    count = manifest.devices * len(manifest.ranks)
-    stated = program.module.operation.attributes.get("mhlo.num_partitions")
-    stated_count = 1 if stated is None else ir.IntegerAttr(stated).value
-    if stated_count != count:
-        raise ToolError(
-            f"the program is for {stated_count} devices, and the set is for {count}: "
-            f"{len(manifest.ranks)} ranks of {manifest.devices}"
-        )
 
 
 def _check_pieces(loaded: RankSet, rank: int) -> None:

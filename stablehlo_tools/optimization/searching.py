@@ -148,7 +148,10 @@ class Search:
         self._slow = slow
         try:
             with ThreadPoolExecutor(self._workers) as pool:
-                self._take_advice(advised, pool)
+                self._say("looking for what to do")
+                (asked,) = self._all([pool.submit(advised)])
+                base = self.outcome.trials[0]
+                self._rewrite([(base, candidate) for candidate in asked.result()], pool)
                 self._rounds(road, pool)
         except OutOfTimeError:
             self.outcome.ended = self._cut_short()
@@ -223,14 +226,6 @@ class Search:
         too_large = base.needed_bytes > self._limits.memory
         return too_large or figures.total_ns <= base.total_ns
 
-    def _take_advice(
-        self, advised: Callable[[], Sequence[Candidate]], pool: ThreadPoolExecutor
-    ) -> None:
-        self._say("looking for what to do")
-        (asked,) = self._all([pool.submit(advised)])
-        base = self.outcome.trials[0]
-        self._rewrite([(base, candidate) for candidate in asked.result()], pool)
-
     def _rounds(self, road: Road, pool: ThreadPoolExecutor) -> None:
         while not self._is_enough():
             for trial in self._promising():
@@ -240,7 +235,11 @@ class Search:
                     self._expand(trial, road, pool)
             chosen = self._chosen()
             if len(self.outcome.trials) > 1 or not chosen:
-                self._rewrite_slow(pool)
+                # Rewrites the neighbours that were left for later.
+                later = [pair for pair in self._slow_neighbours if pair[1] not in self._modules]
+                self._slow_neighbours = []
+                self._say(f"rewriting {len(later)} more")
+                self._rewrite(later, pool)
                 chosen = chosen or self._chosen()
             if not chosen:
                 self.outcome.ended = self.outcome.ended or "nothing was left to try"
@@ -291,13 +290,6 @@ class Search:
         quick = [(trial, candidate) for candidate in around if candidate not in slow]
         self._say(f"rewriting {len(quick)} neighbours of {trial.candidate or 'the export'}")
         self._rewrite(quick, pool)
-
-    def _rewrite_slow(self, pool: ThreadPoolExecutor) -> None:
-        """Rewrites the neighbours that were left for later."""
-        later = [pair for pair in self._slow_neighbours if pair[1] not in self._modules]
-        self._slow_neighbours = []
-        self._say(f"rewriting {len(later)} more")
-        self._rewrite(later, pool)
 
     def _rewrite(self, pairs: Sequence[tuple[Trial, Candidate]], pool: ThreadPoolExecutor) -> None:
         """Rewrites candidates, each with what it is a neighbour of; the new ones then wait."""

@@ -141,7 +141,13 @@ def simulate(
     run = device.passage(graph, issue, _bucket_of(buckets), {})
     done = device.streams.drain()
     total = max(device.clock, done)
-    _blame_tail(run, device.clock)
+    # Adds what outlasts the compute stream to the stall of the flights that do.
+    clock = device.clock
+    late = [flight for flight in _every_flight(run) if flight.end > clock]
+    for flight in sorted(late, key=lambda flight: flight.end):
+        flight.stall += flight.end - clock
+        flight.exposed += flight.end - clock
+        clock = flight.end
     return Simulation(run, total, device.busy, total - device.clock)
 
 
@@ -325,15 +331,6 @@ def _users_of_links(graph: TaskGraph) -> dict[str, frozenset[str]]:
                     for way in ways(link):
                         users.setdefault(way, set()).add(task.communication.stream)
     return {way: frozenset(streams) for way, streams in users.items()}
-
-
-def _blame_tail(run: Run, clock: float) -> None:
-    """Adds what outlasts the compute stream to the stall of the flights that do."""
-    late = [flight for flight in _every_flight(run) if flight.end > clock]
-    for flight in sorted(late, key=lambda flight: flight.end):
-        flight.stall += flight.end - clock
-        flight.exposed += flight.end - clock
-        clock = flight.end
 
 
 def _every_flight(run: Run) -> Iterator[Flight]:

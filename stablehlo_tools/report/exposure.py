@@ -20,7 +20,7 @@ from stablehlo_tools.analysis.tasks.mesh_axes import with_axes_of
 from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.cost.clock import Clock, MeasuredProfile
 from stablehlo_tools.cost.hardware import Hardware, load_hardware
-from stablehlo_tools.diagnostics import Diagnostic, ToolError, naming
+from stablehlo_tools.diagnostics import ToolError, naming
 from stablehlo_tools.hlo_input.text import HloText
 from stablehlo_tools.overlap.bounds import floor, floor_of_slots, iterations, stream_totals
 from stablehlo_tools.overlap.collective_times import Path as LoopPath
@@ -276,7 +276,7 @@ def partitioned(artifact: Artifact) -> tuple[Artifact, tuple[str, ...]]:
     return copy, (
         f"the program leaves its collectives to the compiler: it was partitioned ({AS_A_COMPILER}) "
         "to be timed; a compiler may partition otherwise, which --target shows",
-        *(_one_line(diagnostic, artifact.name) for diagnostic in reported.collected),
+        *(diagnostic.render(artifact.name).splitlines()[0] for diagnostic in reported.collected),
     )
 
 
@@ -383,10 +383,6 @@ def _report(
         pipelines=pipelines,
         with_timeline=question.with_timeline,
     )
-
-
-def _one_line(diagnostic: Diagnostic, name: str) -> str:
-    return diagnostic.render(name).splitlines()[0]
 
 
 @dataclass(frozen=True)

@@ -239,7 +239,15 @@ class _Machine:
         source = stage if kind.is_send else stage - away
         datum = self._datum(_ACTIVATION_IN if of_activation else _GRADIENT_IN, source) + microbatch
         if self._buffers is None:
-            return self._post(rank, datum)
+            # One end of a transfer that holds no rank.
+            clock = self._clocks[rank]
+            self._record(rank, clock, clock)
+            other = self._offered.pop(datum, None)
+            if other is None:
+                self._offered[datum] = (rank, clock)
+            else:
+                self._arrive(datum, max(clock, other[1]) + self._communication)
+            return True
         if self._buffers == RENDEZVOUS:
             return self._meet(rank, datum)
         route = self._routes[microbatch % len(self._routes)]
@@ -247,17 +255,6 @@ class _Machine:
         if kind.is_send:
             return self._send(rank, datum, channel, self._buffers)
         return self._receive(rank, datum, channel)
-
-    def _post(self, rank: int, datum: int) -> bool:
-        """One end of a transfer that holds no rank."""
-        clock = self._clocks[rank]
-        self._record(rank, clock, clock)
-        other = self._offered.pop(datum, None)
-        if other is None:
-            self._offered[datum] = (rank, clock)
-        else:
-            self._arrive(datum, max(clock, other[1]) + self._communication)
-        return True
 
     def _meet(self, rank: int, datum: int) -> bool:
         """One end of a transfer for which both ranks wait."""

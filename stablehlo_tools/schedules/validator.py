@@ -346,22 +346,18 @@ def _needs(table: Table, at: Positions, rank: int, step: Step, buffers: int) -> 
     """What a step may have to wait for."""
     for action in parts(step):
         if action.kind.is_compute:
-            yield from _inputs(table, at, action)
+            # What makes the inputs of a phase; of the same stage is earlier in the row, by C9.
+            kind, stage, microbatch = action
+            if kind is Kind.FORWARD and stage > 0:
+                yield Action(Kind.FORWARD, stage - 1, microbatch)
+            if kind in (Kind.BACKWARD, Kind.INPUT_GRADIENT) and stage + 1 < table.stages:
+                full = Action(Kind.BACKWARD, stage + 1, microbatch)
+                split = Action(Kind.INPUT_GRADIENT, stage + 1, microbatch)
+                yield split if _position(table, at, full) == MISSING else full
         elif action.kind.is_send and buffers != RENDEZVOUS:
             yield from _room(table, at, rank, action, buffers)
         else:
             yield other_end(action)
-
-
-def _inputs(table: Table, at: Positions, action: Action) -> Iterator[Action]:
-    """What makes the inputs of a phase; of the same stage is earlier in the row, by C9."""
-    kind, stage, microbatch = action
-    if kind is Kind.FORWARD and stage > 0:
-        yield Action(Kind.FORWARD, stage - 1, microbatch)
-    if kind in (Kind.BACKWARD, Kind.INPUT_GRADIENT) and stage + 1 < table.stages:
-        full = Action(Kind.BACKWARD, stage + 1, microbatch)
-        split = Action(Kind.INPUT_GRADIENT, stage + 1, microbatch)
-        yield split if _position(table, at, full) == MISSING else full
 
 
 def _room(table: Table, at: Positions, rank: int, send: Action, buffers: int) -> Iterator[Action]:

@@ -170,23 +170,19 @@ def _run_compiler(
     if outcome.in_time(overdue) or outcome.answer is None:
         raise outcome.death(f"the compiler {target.title}", "compiling")
     if outcome.error:
-        _refuse_unknown(outcome.error, options, target)
+        error = outcome.error
+        for name, value in options.values:
+            if f"'{name}'" in error and "No such compile option" in error:
+                raise ToolError(
+                    f"{target.title} has no compiler option {name}",
+                    hint="a name as in XLA_FLAGS, without the dashes, that this compiler has",
+                )
+            if name in error and _NO_VALUE.search(error):
+                raise ToolError(f"{target.title} takes no {name}={value}: {shortened(error)}")
         message = f"{target.title} refused the program: {shortened(outcome.error)}"
         foreign = _foreign(prepared, target)
         raise ToolError(message, notes=(note(foreign),) if foreign else ())
     return outcome.answer
-
-
-def _refuse_unknown(error: str, options: CompilerOptions, target: Target) -> None:
-    """Raises ToolError where a compiler takes exception to one of its options."""
-    for name, value in options.values:
-        if f"'{name}'" in error and "No such compile option" in error:
-            raise ToolError(
-                f"{target.title} has no compiler option {name}",
-                hint="a name as in XLA_FLAGS, without the dashes, that this compiler has",
-            )
-        if name in error and _NO_VALUE.search(error):
-            raise ToolError(f"{target.title} takes no {name}={value}: {shortened(error)}")
 
 
 _NO_VALUE = re.compile(r"While setting option|Failed to parse|is not valid|[Ee]xpected")

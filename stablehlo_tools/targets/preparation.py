@@ -87,7 +87,14 @@ def prepare(artifact: Artifact, target: Target) -> PreparedModule:
     if index is not None:
         fix_platform(module, index)
         drop_platform_argument(main)
-    _check_shapes(main)
+    for argument in main.regions[0].blocks[0].arguments:
+        type_ = argument.type
+        if isinstance(type_, ir.ShapedType) and not type_.has_static_shape:
+            raise ToolError(
+                f"argument {argument.arg_number} is a {type_}: a symbolic shape where sizes are "
+                "needed; export with concrete shapes to compile",
+                argument.location,
+            )
     grid = _process_grid(module)
     inline_composites(module)  # so that collectives that share a decomposition are told apart
     tagged, program = tag_collectives(module)
@@ -110,17 +117,6 @@ def _platform_index(artifact: Artifact, target: Target) -> int | None:
             f"{target.platform}: export with {target.platform!r} among the platforms"
         )
     return platforms.index(target.platform)
-
-
-def _check_shapes(main: ir.Operation) -> None:
-    for argument in main.regions[0].blocks[0].arguments:
-        type_ = argument.type
-        if isinstance(type_, ir.ShapedType) and not type_.has_static_shape:
-            raise ToolError(
-                f"argument {argument.arg_number} is a {type_}: a symbolic shape where sizes are "
-                "needed; export with concrete shapes to compile",
-                argument.location,
-            )
 
 
 def _process_grid(module: ir.Module) -> ProcessGrid:

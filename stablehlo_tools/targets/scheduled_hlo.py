@@ -170,7 +170,9 @@ class _Builder:
         elif suffix == "start":
             yield from self._start(instruction, base, state)
         elif suffix == "update":
-            self._continue(instruction, state)
+            for operand in instruction.operands[:1]:
+                if operand in state.started:
+                    state.started[instruction.name] = state.started.pop(operand)
         elif suffix == "done":
             yield from self._done(instruction, base, state)
         elif opcode in TRANSFERS:
@@ -264,11 +266,6 @@ class _Builder:
             else:
                 for called in self._talking(instruction):
                     yield from self._collectives_within(called)
-
-    def _continue(self, instruction: Instruction, state: _Block) -> None:
-        for operand in instruction.operands[:1]:
-            if operand in state.started:
-                state.started[instruction.name] = state.started.pop(operand)
 
     def _done(self, instruction: Instruction, base: str, state: _Block) -> Iterator[Event]:
         for operand in instruction.operands[:1]:

@@ -204,12 +204,8 @@ def _collectives_in(computations: Computations) -> _Collectives:
         (computation, instruction.name): instruction
         for computation, instructions in computations.items()
         for instruction in instructions
-        if _plain_opcode(instruction) in COLLECTIVES
+        if instruction.opcode.removesuffix("-start") in COLLECTIVES
     }
-
-
-def _plain_opcode(instruction: Instruction) -> str:
-    return instruction.opcode.removesuffix("-start")
 
 
 def read_host_transfers(text: str, kinds: Mapping[int, str]) -> dict[str, tuple[int, ...]]:

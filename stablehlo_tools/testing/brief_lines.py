@@ -92,7 +92,12 @@ def _holders(module: ir.Module) -> set[ir.Operation]:
 def _check(line: Line, holds: bool, end: str) -> _Check | None:
     op = line.op
     if op.name == FUNCTION:
-        return _function(line)
+        # A function whose name jax does not choose.
+        visibility = line.op.attributes.get("sym_visibility")
+        private = visibility is not None and ir.StringAttr(visibility).value == "private"
+        if line.role is not Role.HEADER or private:
+            return None
+        return _Check("-LABEL", line.text[: line.text.index("(") + 1])
     if communicates(op):
         header = line.role is Role.HEADER
         return _Check("", _collective(line.text), escaped(end)) if header else None
@@ -102,15 +107,6 @@ def _check(line: Line, holds: bool, end: str) -> _Check | None:
         axes = re.search(r"manual_axes=\{[^}]*\}", line.text)
         return _Check("", op.name + (f"{_ANY} {axes[0]}" if axes else ""))
     return _Check("", escaped(line.text)) if line.role is Role.BETWEEN else None
-
-
-def _function(line: Line) -> _Check | None:
-    """A function whose name jax does not choose."""
-    visibility = line.op.attributes.get("sym_visibility")
-    private = visibility is not None and ir.StringAttr(visibility).value == "private"
-    if line.role is not Role.HEADER or private:
-        return None
-    return _Check("-LABEL", line.text[: line.text.index("(") + 1])
 
 
 def _collective(text: str) -> str:

@@ -128,12 +128,23 @@ class _CheckWriter:
         op = line.op
         shown = self.selection.shows(op)
         if line.role is Role.HEADER:
-            self._define(line, shown)
+            for name in line.arguments:
+                self.values[name] = Variable(_argument_base(line.op), name) if shown else None
+            for base in dict.fromkeys(name.partition("#")[0] for name in line.results):
+                self.values[base] = Variable(_base(line.op), base[1:]) if shown else None
+            for name in line.arguments:
+                variable = self.values[name]
+                if variable is not None:
+                    variable.printed = name[1:]
         if op.name == "builtin.module":
             if line.role is Role.HEADER:
                 self._add_module(line)
         elif op.name == _MESH:
-            self._add_mesh(line)
+            # Meshes that look the same are checked once.
+            content = str(line.op.attributes["mesh"])
+            if content not in self.meshes:
+                self.meshes.add(content)
+                self._add(line, "-DAG", self._pieces(line))
         elif shown and self._is_checked(line):
             self._add(line, "", self._pieces(line))
         elif line.role is Role.HEADER and self.selection.shows_name_only(op):
@@ -146,16 +157,6 @@ class _CheckWriter:
             return len(line.text) > 1  # more than a bracket
         return line.role is Role.BETWEEN
 
-    def _define(self, line: Line, shown: bool) -> None:
-        for name in line.arguments:
-            self.values[name] = Variable(_argument_base(line.op), name) if shown else None
-        for base in dict.fromkeys(name.partition("#")[0] for name in line.results):
-            self.values[base] = Variable(_base(line.op), base[1:]) if shown else None
-        for name in line.arguments:
-            variable = self.values[name]
-            if variable is not None:
-                variable.printed = name[1:]
-
     def _add_module(self, line: Line) -> None:
         names = ("mhlo.num_partitions", "mhlo.num_replicas")
         pieces: list[Piece] = []
@@ -165,13 +166,6 @@ class _CheckWriter:
                 pieces.append(Text(f"{name} = {line.op.attributes[name]}"))
         if pieces:
             self._add(line, "", pieces)
-
-    def _add_mesh(self, line: Line) -> None:
-        """Meshes that look the same are checked once."""
-        content = str(line.op.attributes["mesh"])
-        if content not in self.meshes:
-            self.meshes.add(content)
-            self._add(line, "-DAG", self._pieces(line))
 
     def _add(self, line: Line, suffix: str, pieces: list[Piece]) -> None:
         if line.role is Role.HEADER and line.op.name == FUNCTION:

@@ -148,14 +148,10 @@ def _common_order(programs: Sequence[Program], issued: Sequence[Issued]) -> Choi
         return choice
     outcome = simulator.run(choice)
     if not outcome.ended:
-        return _unmatched(programs)
+        finding = decide(programs).finding
+        assert finding is not None, "the text orders of the programs conflict"
+        return finding
     return choice
-
-
-def _unmatched(programs: Sequence[Program]) -> Finding:
-    finding = decide(programs).finding
-    assert finding is not None, "the text orders of the programs conflict"
-    return finding
 
 
 type _Anchored = dict[ir.Value | ir.Operation, tuple[ir.Operation, list[int]]]

@@ -58,7 +58,7 @@ from stablehlo_tools.analysis.collectives import find_collectives
 from stablehlo_tools.analysis.partitioner_work import refuse_unpartitioned
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.cost.hardware import load_hardware
-from stablehlo_tools.diagnostics import GIB, Diagnostic, Diagnostics, ToolError, note
+from stablehlo_tools.diagnostics import GIB, Diagnostics, ToolError, note
 from stablehlo_tools.ir.cleanup import write_as_values
 from stablehlo_tools.ir.clone import copy_module, take_over
 from stablehlo_tools.ir.equal_branches import fold_equal_branches
@@ -112,7 +112,8 @@ class PipelineCollectivesPass(Pass):
         if work.changed and not left:
             take_over(module, work.module)
         if self.explain:
-            diagnostics.collected += [_left(module)] if left else work.notes
+            told = "the loops stay as they are: XLA is expected to be as fast by itself"
+            diagnostics.collected += [note(told, module.operation.location)] if left else work.notes
 
     def _check(self, module: ir.Module) -> None:
         location = module.operation.location
@@ -125,10 +126,3 @@ class PipelineCollectivesPass(Pass):
         if not find_collectives(module):
             refuse_unpartitioned(module, "pipeline-collectives", "P1")
         refuse_tokens(module, "pipeline-collectives", "P3")
-
-
-def _left(module: ir.Module) -> Diagnostic:
-    return note(
-        "the loops stay as they are: XLA is expected to be as fast by itself",
-        module.operation.location,
-    )

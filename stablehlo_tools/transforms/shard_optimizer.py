@@ -177,7 +177,9 @@ class _Step:
             stated.setdefault(("res_attrs", number), self._attribute(dims))
             self._constrain(number, axes)
         for value, axes in self._gradients(divided).items():
-            self._divide(value, axes)
+            # Has all that use a value take parts of it.
+            behind = ir.InsertionPoint.after(maker_of(value))
+            stand_in(value, constrained(value, self._attribute(axes), behind))
         state_border(self._main, stated)
 
     def notes(self, divided: Sequence[State], whole: Sequence[int], axis: str) -> list[Diagnostic]:
@@ -219,11 +221,6 @@ class _Step:
             for value in self._state.gradients(state.argument):
                 found.setdefault(value, state.axes)
         return found
-
-    def _divide(self, value: ir.Value, axes: tuple[Axes, ...]) -> None:
-        """Has all that use a value take parts of it."""
-        behind = ir.InsertionPoint.after(maker_of(value))
-        stand_in(value, constrained(value, self._attribute(axes), behind))
 
     def _constrain(self, result: int, axes: tuple[Axes, ...]) -> None:
         """Has a result made in parts, before it is gathered."""

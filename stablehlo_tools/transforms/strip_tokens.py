@@ -142,7 +142,7 @@ def _trim(carrier: ir.Operation, placeholder: ir.Value) -> None:
         if carrier.name not in BRANCHES:
             _release(carrier, list(block.arguments)[-count:], placeholder)
             drop_arguments(block, count)
-        if not _is_condition(carrier, region):
+        if not (carrier.name == WHILE and region == carrier.regions[0]):
             drop_from_terminator(block, count)
     del carrier.attributes[CARRIED]
     if carrier.name == FUNCTION:
@@ -150,10 +150,6 @@ def _trim(carrier: ir.Operation, placeholder: ir.Value) -> None:
         return
     _release(carrier, list(carrier.results)[-count:], placeholder)
     drop(carrier, 0 if carrier.name in BRANCHES else count, count)
-
-
-def _is_condition(carrier: ir.Operation, region: ir.Region) -> bool:
-    return carrier.name == WHILE and region == carrier.regions[0]
 
 
 def _release(carrier: ir.Operation, values: Sequence[ir.Value], placeholder: ir.Value) -> None:

@@ -94,7 +94,14 @@ def permute_demand(module: ir.Module, facts: ModuleFacts) -> list[PermuteDemand]
     levels = Levels(program, facts)
     rules = Rules(program, module, facts, knowledge, levels, tracked)
     for record in records.values():
-        _read_targets(record, rules, facts)
+        collective = rules.communication(record.node)
+        groups = facts.groups(collective) if collective is not None else None
+        if groups is None:
+            record.reason = PAIRLESS
+        elif not _is_direct(record):
+            record.reason = ELSEWHERE
+        else:
+            record.targets = [target for _, target in groups]
     walk = Walk(program, rules, knowledge, levels, budget, records)
     try:
         walk.run()
@@ -124,17 +131,6 @@ def _permutes(code: Body, loop: Node | None) -> list[tuple[Node, Node | None]]:
         for region in node.bodies:
             permutes += _permutes(region, node if node.name == WHILE else loop)
     return permutes
-
-
-def _read_targets(record: Record, rules: Rules, facts: ModuleFacts) -> None:
-    collective = rules.communication(record.node)
-    groups = facts.groups(collective) if collective is not None else None
-    if groups is None:
-        record.reason = PAIRLESS
-    elif not _is_direct(record):
-        record.reason = ELSEWHERE
-    else:
-        record.targets = [target for _, target in groups]
 
 
 def _is_direct(record: Record) -> bool:

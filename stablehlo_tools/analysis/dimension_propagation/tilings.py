@@ -205,7 +205,11 @@ class Query:
         if first is None or tiling is None:
             return None
         if name == RESHAPE:
-            return self._reshaped(tiling)
+            (before,), (after,) = self.relation.operands, self.relation.results
+            if 0 in before:
+                return None
+            behind = reshaped(tiling, before, after, self.parts)
+            return None if behind is None else OpTiling((tiling,), (behind,))
         factors = self.relation.along_operand(first, tiling.dim)
         if len(factors) != 1:
             return None
@@ -264,13 +268,6 @@ class Query:
             return None
         return reducer
 
-    def _reshaped(self, tiling: DimTiling) -> OpTiling | None:
-        (before,), (after,) = self.relation.operands, self.relation.results
-        if 0 in before:
-            return None
-        behind = reshaped(tiling, before, after, self.parts)
-        return None if behind is None else OpTiling((tiling,), (behind,))
-
     def _each_by_itself(self) -> OpTiling | None:
         """Collectives, of whose operands none may be whole, and barriers."""
         if self.op.name != BARRIER and None in self.tilings:
@@ -313,20 +310,17 @@ class Query:
         """Slices, pads and concatenates along the batch, which take or add as much of each part."""
         match self.op.name:
             case "stablehlo.slice":
-                return self._sliced(factor, tiling)
+                taken = factor.operands[0]
+                outers = self._outers(tiling, 0, (taken.start or 0, factor.size))
+                if outers is None or taken.step != 1:
+                    return None
+                return OpTiling((tiling,), (DimTiling(tiling.dim, outers[1]),))
             case "stablehlo.pad":
                 return self._padded(factor, tiling)
             case "stablehlo.concatenate":
                 return self._joined(tiling)
             case _:
                 return None
-
-    def _sliced(self, factor: Factor, tiling: DimTiling) -> OpTiling | None:
-        taken = factor.operands[0]
-        outers = self._outers(tiling, 0, (taken.start or 0, factor.size))
-        if outers is None or taken.step != 1:
-            return None
-        return OpTiling((tiling,), (DimTiling(tiling.dim, outers[1]),))
 
     def _padded(self, factor: Factor, tiling: DimTiling) -> OpTiling | None:
         taken, put = factor.operands[0], factor.results[0]

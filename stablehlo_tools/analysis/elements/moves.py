@@ -105,13 +105,6 @@ def _related(op: ir.Operation, shapes: Sequence[Shape], result: Shape) -> Moved:
     return _moved(links, kept)
 
 
-def _window(taken: list[range], operand: Shape, result: Shape) -> Moved:
-    """A part of the operand."""
-    ranges = [*map(canonical, taken), *map(range, operand[len(taken) :])]
-    piece = Piece(tuple(ranges), whole_box(result), _same(len(result)))
-    return _moved([(0, piece)], kept=[0] if operand == result else [])
-
-
 def _pad(op: ir.Operation, shapes: Sequence[Shape], result: Shape) -> Moved:
     """What no element of the operand becomes is filled."""
     operand, filling = shapes
@@ -170,7 +163,10 @@ def _dynamic_slice(op: ir.Operation, shapes: Sequence[Shape], result: Shape) -> 
         for start, size in zip(starts, sizes, strict=True)
         if start is not None
     ]
-    return _window(taken, shapes[0], result)
+    operand = shapes[0]
+    ranges = [*map(canonical, taken), *map(range, operand[len(taken) :])]
+    piece = Piece(tuple(ranges), whole_box(result), _same(len(result)))
+    return _moved([(0, piece)], kept=[0] if operand == result else [])
 
 
 def _starts(indices: Sequence[ir.Value], sizes: Sequence[int], whole: Shape) -> list[int | None]:

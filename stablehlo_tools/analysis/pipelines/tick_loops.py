@@ -364,17 +364,13 @@ def _held_outside(value: ir.Value, loop: ir.Operation) -> ir.Value | None:
         op = producer(value)
     while op is None:
         around = ir.BlockArgument(value).owner.owner.operation
-        if around.name != "stablehlo.while" or not _is_or_in(around, loop):
+        if around.name != "stablehlo.while" or not (around == loop or is_inside(around, loop)):
             return value
         outside = outside_of(value, around)
         if outside is None:
             return None
         return _held_outside(outside, loop)
     return None if is_inside(op, loop) else value
-
-
-def _is_or_in(op: ir.Operation, outer: ir.Operation) -> bool:
-    return op == outer or is_inside(op, outer)
 
 
 def _written(loop: TickLoop, layers: ir.Operation, flows: Iterable[Flow]) -> Iterator[ir.Value]:

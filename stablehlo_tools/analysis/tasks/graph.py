@@ -111,14 +111,10 @@ def _is_last(
             return True  # each reader has its own
         if source.role is Role.INPUT and source.persistent:
             return False
-        if any(_reads_later(user, node, step, nodes) for user in users[step[0]]):
+        if any((user > node.index and step in nodes[user].sources) for user in users[step[0]]):
             return False
         step = source.passes[step[1]] if step[1] < len(source.passes) else None
     return True
-
-
-def _reads_later(user: int, node: Node, ref: Ref, nodes: Mapping[int, Node]) -> bool:
-    return user > node.index and ref in nodes[user].sources
 
 
 _MAKES_NOTHING = (TaskKind.VIEW, TaskKind.OUTPUT)

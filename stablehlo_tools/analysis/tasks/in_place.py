@@ -42,7 +42,9 @@ def read_in_step(
                     read.add(ref)
                 else:
                     out_of_step.add(ref)  # at another index, as a broadcast reads it
-        if _is_elementwise(node):
+        if node.role is Role.RESHAPE or (
+            node.role is Role.FUSIBLE and node.kind is WorkKind.ELEMENTWISE
+        ):
             in_step[node.index] = read
         else:
             in_step[node.index] = set()
@@ -54,12 +56,6 @@ def read_in_step(
         size = sum(node.result_bytes)
         found[node.index] = sorted(ref for ref in free if size_of(ref, nodes) == size)
     return found
-
-
-def _is_elementwise(node: Node) -> bool:
-    return node.role is Role.RESHAPE or (
-        node.role is Role.FUSIBLE and node.kind is WorkKind.ELEMENTWISE
-    )
 
 
 def body_in_place(

@@ -139,7 +139,10 @@ def op_work(op: ir.Operation, name: str) -> OpWork:
     if name in _NOTHING:
         return OpWork(Role.NOTHING)
     if name == "constant":
-        return _constant(op)
+        # One number is written wherever it is read; a table lies in memory like an argument.
+        if bytes_of(op.results[0]) <= TINY:
+            return OpWork(Role.NOTHING)
+        return OpWork(Role.CHEAP if is_splat(op) else Role.INPUT)
     if name in _VIEWS or is_annotation(op):
         return OpWork(Role.VIEW)
     if name in _RESHAPES:
@@ -159,7 +162,14 @@ def op_work(op: ir.Operation, name: str) -> OpWork:
     if name in ("dot_general", "dot", "convolution"):
         return _products(op, name)
     if name in ("reduce", "reduce_window"):
-        return _reduction(op, name, dtype)
+        operand = ir.ShapedType(op.operands[0].type)
+        body = list(op.regions[0].blocks[0].operations)
+        each = sum(_per_element(short_name(inner.operation)) for inner in body[:-1])
+        count = _elements(operand)
+        if name == "reduce_window":
+            each_place = math.prod(map(_steps, _integers(op.attributes["window_dimensions"])))
+            count = _elements(ir.ShapedType(op.results[0].type)) * each_place
+        return OpWork(Role.REDUCTION, WorkKind.REDUCTION, count * max(each, 1.0), None, dtype)
     if name == "dynamic_update_slice":
         return OpWork(Role.UPDATE, WorkKind.COPY, dtype=dtype, reads=(0.0,))
     if name in _OWN_KERNELS:
@@ -205,13 +215,6 @@ def _tensor(value: ir.Value) -> Tensor:
     return Tensor(tuple(type_.shape), str(type_.element_type), size)
 
 
-def _constant(op: ir.Operation) -> OpWork:
-    """One number is written wherever it is read; a table lies in memory like an argument."""
-    if bytes_of(op.results[0]) <= TINY:
-        return OpWork(Role.NOTHING)
-    return OpWork(Role.CHEAP if is_splat(op) else Role.INPUT)
-
-
 def _per_element(name: str) -> float:
     if name in _UNCOUNTED:
         return 0.0
@@ -235,17 +238,6 @@ def _own_kernel(op: ir.Operation, name: str, dtype: str) -> OpWork:
     elif name == "select_and_scatter":
         flops = 2.0 * _elements(ir.ShapedType(op.operands[0].type))
     return OpWork(Role.KERNEL, _OWN_KERNELS[name], flops, None, dtype, reads)
-
-
-def _reduction(op: ir.Operation, name: str, dtype: str) -> OpWork:
-    operand = ir.ShapedType(op.operands[0].type)
-    body = list(op.regions[0].blocks[0].operations)
-    each = sum(_per_element(short_name(inner.operation)) for inner in body[:-1])
-    count = _elements(operand)
-    if name == "reduce_window":
-        each_place = math.prod(map(_steps, _integers(op.attributes["window_dimensions"])))
-        count = _elements(ir.ShapedType(op.results[0].type)) * each_place
-    return OpWork(Role.REDUCTION, WorkKind.REDUCTION, count * max(each, 1.0), None, dtype)
 
 
 def _steps(window: int) -> float:

@@ -78,7 +78,9 @@ class Dependences:
         if op.name == WHILE:
             return self._loop(op, operands, values)
         if op.name in _CHOICES:
-            return self._choice(op, operands[0], values)
+            decided = operands[0]
+            branches = [self._block(region.blocks[0], dict(values)) for region in op.regions]
+            return [_joined((decided, *results)) for results in zip(*branches, strict=True)]
         outside = [values.get(value, _NOTHING) for value in captured(op)]
         return [_joined([*operands, *outside])] * len(op.results)
 
@@ -98,12 +100,6 @@ class Dependences:
         self, block: ir.Block, carried: list[Dependence], values: dict[ir.Value, Dependence]
     ) -> tuple[Dependence, ...]:
         return self._block(block, values | dict(zip(block.arguments, carried, strict=True)))
-
-    def _choice(
-        self, op: ir.Operation, decided: Dependence, values: dict[ir.Value, Dependence]
-    ) -> Sequence[Dependence]:
-        branches = [self._block(region.blocks[0], dict(values)) for region in op.regions]
-        return [_joined((decided, *results)) for results in zip(*branches, strict=True)]
 
 
 def _joined(parts: Iterable[Dependence]) -> Dependence:

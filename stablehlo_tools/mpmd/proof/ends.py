@@ -138,18 +138,14 @@ def _check_wiring(
     wired: Mapping[str, Sequence[str]],
     findings: Findings,
 ) -> None:
-    places = _places(reading)
+    places = {
+        f"@{event.function}" if isinstance(event, Call) else f"channel {event.channel}": event.op
+        for event in reading.events
+    }
     for name in dict.fromkeys((*expected, *wired)):
         said = _difference(name, wired.get(name), expected.get(name))
         if said:
             findings.add(Rule.OUTSIDE, said, reading, places.get(name, reading.main))
-
-
-def _places(reading: Reading) -> dict[str, ir.Operation]:
-    return {
-        f"@{event.function}" if isinstance(event, Call) else f"channel {event.channel}": event.op
-        for event in reading.events
-    }
 
 
 def _difference(name: str, actual: Sequence[str] | None, expected: Sequence[str] | None) -> str:

@@ -63,14 +63,6 @@ _TRANSFERS = frozenset({SEND, RECV})
 
 def check_structure(reading: Reading, stages: Sequence[int], findings: Findings) -> None:
     """M1 and M2 of one rank, which has these stages."""
-    _check_ops(reading, findings)
-    _check_calls(reading, stages, findings)
-    _check_functions(reading, findings)
-    _check_messages_chain(reading, findings)
-    _check_actions_chain(reading, findings)
-
-
-def _check_ops(reading: Reading, findings: Findings) -> None:
     for op in reading.ops:
         name = op.name
         if name not in _ALLOWED and name not in _ENDS:
@@ -78,11 +70,15 @@ def _check_ops(reading: Reading, findings: Findings) -> None:
             findings.add(Rule.FORM, message, reading, op)
         elif name in _TRANSFERS and len(op.operands) + len(op.results) != _VALUES:
             findings.add(Rule.FORM, f"{name} is of several tensors, or none", reading, op)
+    _check_calls(reading, stages, findings)
+    _check_functions(reading, findings)
+    _check_messages_chain(reading, findings)
+    _check_actions_chain(reading, findings)
 
 
 def _check_calls(reading: Reading, stages: Sequence[int], findings: Findings) -> None:
     before, computed, prepared = -1, False, 0
-    last = _last_scheduled(reading)
+    last = max((call.index for call in reading.calls), default=-1)
     for event in reading.events:
         if isinstance(event, Message):
             _check_known(reading, event, findings)
@@ -106,10 +102,6 @@ def _check_calls(reading: Reading, stages: Sequence[int], findings: Findings) ->
             before = event.round
         if said:
             findings.add(Rule.FORM, said, reading, event.op)
-
-
-def _last_scheduled(reading: Reading) -> int:
-    return max((call.index for call in reading.calls), default=-1)
 
 
 def _of_action(call: Call, stages: Sequence[int]) -> str:

@@ -72,7 +72,10 @@ def use_plain_forms(block: ir.Block, effects: Effects) -> None:
             continue
         inside = loop.regions[1].blocks[0]
         for view in list(inside.operations):
-            _drop_conversion(view.operation)
+            op = view.operation
+            if op.name == CONVERT and op.operands[0].type == op.results[0].type:
+                op.results[0].replace_all_uses_with(op.operands[0])
+                op.erase()
         for view in list(inside.operations):
             _select_term(view.operation)
         _count_directly(loop, trips, effects)
@@ -103,12 +106,6 @@ def _carry_stacks(loop: ir.Operation) -> None:
         for op in slices:
             if op.operands[0] == stack:
                 op.operands[0] = argument
-
-
-def _drop_conversion(op: ir.Operation) -> None:
-    if op.name == CONVERT and op.operands[0].type == op.results[0].type:
-        op.results[0].replace_all_uses_with(op.operands[0])
-        op.erase()
 
 
 def _select_term(op: ir.Operation) -> None:

@@ -96,18 +96,14 @@ def _take_out(module: ir.Module, axis: str, size: int) -> None:
     for op in ops_where(module.operation, lambda op: op.name != MESH):
         for name in list(op.attributes):
             if name in ("arg_attrs", "res_attrs"):
-                _take_out_of_entries(op, name, axis)
+                for number, entry in enumerate(list(ir.ArrayAttr(op.attributes[name]))):
+                    for named in ir.DictAttr(entry):
+                        if _names(named.attr, axis):
+                            set_entry(op, name, number, named.name, _without(named.attr, axis))
             elif _names(op.attributes[name], axis):
                 op.attributes[name] = _without(op.attributes[name], axis)
     count = ir.IntegerAttr(module.operation.attributes[_PARTITIONS])
     module.operation.attributes[_PARTITIONS] = ir.IntegerAttr.get(count.type, count.value // size)
-
-
-def _take_out_of_entries(function: ir.Operation, side: str, axis: str) -> None:
-    for number, entry in enumerate(list(ir.ArrayAttr(function.attributes[side]))):
-        for named in ir.DictAttr(entry):
-            if _names(named.attr, axis):
-                set_entry(function, side, number, named.name, _without(named.attr, axis))
 
 
 def _names(attribute: ir.Attribute, axis: str) -> bool:

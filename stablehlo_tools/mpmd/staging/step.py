@@ -162,16 +162,13 @@ class TrainingStep:
                     "schedule would change (P3)",
                     node.op.location,
                 )
-            self._note(node)
-
-    def _note(self, node: Node) -> None:
-        fixed = [self._is_fixed(n) for n in node.inputs]
-        if all(fixed) and not self._has_collective(node.op):
-            self.invariant.update(node.results)
-        elif self._is_free(node):
-            self.free.update(node.results)
-        else:
-            self.staged.append(node)
+            fixed = [self._is_fixed(n) for n in node.inputs]
+            if all(fixed) and not self._has_collective(node.op):
+                self.invariant.update(node.results)
+            elif self._is_free(node):
+                self.free.update(node.results)
+            else:
+                self.staged.append(node)
 
     def _is_fixed(self, number: int) -> bool:
         """Whether a value is the same for every microbatch: from outside, or made of such."""

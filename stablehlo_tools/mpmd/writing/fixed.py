@@ -228,7 +228,16 @@ def _identity_number(reducer: str, element: ir.Type) -> str:
     if is_boolean:
         return "true" if reducer in ("and", "multiply", "minimum") else "false"
     if reducer in ("maximum", "minimum"):
-        return _extreme(reducer == "minimum", element)
+        greatest = reducer == "minimum"
+        if isinstance(element, ir.FloatType):
+            name = str(element)
+            exponent = {"bf16": 8, "f16": 5, "f32": 8, "f64": 11}[name]
+            bits = ((1 << exponent) - 1) << (element.width - 1 - exponent)
+            return hex(bits if greatest else bits | 1 << (element.width - 1))
+        integer = ir.IntegerType(element)
+        if integer.is_unsigned:
+            return str(2**integer.width - 1) if greatest else "0"
+        return str(2 ** (integer.width - 1) - 1) if greatest else str(-(2 ** (integer.width - 1)))
     if reducer == "multiply":
         return "1.0" if is_float else "1"
     if reducer == "and":
@@ -236,21 +245,6 @@ def _identity_number(reducer: str, element: ir.Type) -> str:
             "-1" if isinstance(element, ir.IntegerType) and element.is_signless else _all(element)
         )
     return "0.0" if is_float else "0"
-
-
-def _extreme(greatest: bool, element: ir.Type) -> str:
-    if isinstance(element, ir.FloatType):
-        return _infinity(element.width, greatest, str(element))
-    integer = ir.IntegerType(element)
-    if integer.is_unsigned:
-        return str(2**integer.width - 1) if greatest else "0"
-    return str(2 ** (integer.width - 1) - 1) if greatest else str(-(2 ** (integer.width - 1)))
-
-
-def _infinity(width: int, positive: bool, name: str) -> str:
-    exponent = {"bf16": 8, "f16": 5, "f32": 8, "f64": 11}[name]
-    bits = ((1 << exponent) - 1) << (width - 1 - exponent)
-    return hex(bits if positive else bits | 1 << (width - 1))
 
 
 def _all(element: ir.Type) -> str:

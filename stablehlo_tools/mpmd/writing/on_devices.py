@@ -195,7 +195,15 @@ class OnDevices:
         Raises a located ToolError for rows of a dimension that the devices divide.
         """
         self._extend_groups(module)
-        _count_from(module, self._devices.count * rank)
+        # A device asks for its number within its rank, whose first device is `first`.
+        first = self._devices.count * rank
+        for op in ops_named(module.operation, {PARTITION_ID}) if first else []:
+            type_ = ir.RankedTensorType(op.results[0].type)
+            build = Builder(ir.InsertionPoint(op), op.location)
+            everywhere = build.op("partition_id", [], type_)
+            here = build.same("subtract", everywhere, build.splat(first, [], type_.element_type))
+            op.results[0].replace_all_uses_with(here)
+            op.erase()
         gather_local_permutes(module, self._ranks, self._devices.count)
         erase_unused_meshes(module)  # groups that named axes of a mesh are lists of devices now
         if self._devices.mesh is None:
@@ -316,14 +324,3 @@ def _write_groups(collective: Collective, groups: list[list[int]], channel: int)
 def _set_partitions(module: ir.Module, count: int) -> None:
     i32 = ir.IntegerType.get_signless(32, module.context)
     module.operation.attributes["mhlo.num_partitions"] = ir.IntegerAttr.get(i32, count)
-
-
-def _count_from(module: ir.Module, first: int) -> None:
-    """Makes a device know its number within its rank, whose first device is `first`."""
-    for op in ops_named(module.operation, {PARTITION_ID}) if first else []:
-        type_ = ir.RankedTensorType(op.results[0].type)
-        build = Builder(ir.InsertionPoint(op), op.location)
-        everywhere = build.op("partition_id", [], type_)
-        here = build.same("subtract", everywhere, build.splat(first, [], type_.element_type))
-        op.results[0].replace_all_uses_with(here)
-        op.erase()

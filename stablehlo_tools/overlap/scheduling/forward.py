@@ -117,7 +117,9 @@ class _Pass:
                 self._stand_still()
             else:
                 self._compute_beside(task)
-            self._land()
+            # Ends the waits for transfers that are over.
+            while self._waits and self._waits[0][0] <= self.clock:
+                self._wait(heappop(self._waits)[1])
         self.result.total = max([self.clock, *self.free])
         return self.result
 
@@ -139,11 +141,6 @@ class _Pass:
         not_before = self.rules.not_before
         return 0.0 if not_before is None else not_before[task]
 
-    def _release(self) -> None:
-        """Lets the compute go whose moment has come."""
-        while self._held and self._held[0][0] <= self.clock:
-            self._let_go()
-
     def _let_go(self) -> None:
         task = heappop(self._held)[1]
         if not self._done[task]:
@@ -162,11 +159,6 @@ class _Pass:
         self._left[user] -= 1
         if not self._left[user]:
             self._make_ready(user)
-
-    def _land(self) -> None:
-        """Ends the waits for transfers that are over."""
-        while self._waits and self._waits[0][0] <= self.clock:
-            self._wait(heappop(self._waits)[1])
 
     def _wait(self, task: int) -> None:
         start = self.problem.starts[task]
@@ -205,7 +197,9 @@ class _Pass:
 
     def _choose(self) -> int | None:
         """The compute to run now; None if it is better to stand still."""
-        self._release()
+        # Lets the compute go whose moment has come.
+        while self._held and self._held[0][0] <= self.clock:
+            self._let_go()
         heap = self._compute
         refused: list[tuple[float, int]] = []
         chosen = None

@@ -285,15 +285,12 @@ class Reserve:
             if since < 0:
                 self._alive -= problem.sizes[storage]
         if turn == self._next:
-            self._advance()
+            position, done = self._next, self._done
+            while done[position]:
+                position += 1
+            self._next = position
         if self._most > self._limit and more:
             self._most = max(self._alive, float(profile[self._next :].max(initial=0.0)))
-
-    def _advance(self) -> None:
-        position, done = self._next, self._done
-        while done[position]:
-            position += 1
-        self._next = position
 
     def _ends(self, task: int) -> list[tuple[int, int]]:
         """The storages whose last use a task is, and where it is without it; -1: nowhere."""

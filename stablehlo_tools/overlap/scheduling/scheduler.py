@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import random
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import isfinite
@@ -233,18 +233,15 @@ class _Search:
         longest = forward(self._problem, self._plan, longest_tails(self._problem), self._rules)
         self._keep(_Candidate(tuple(longest.order), _tuples(longest.buckets), longest.total))
         if self._problem.size <= _VERY_FEW:
-            self._shake(lead.ends)
-
-    def _shake(self, ends: Sequence[float]) -> None:
-        """Tries leads that differ at random, from seeds that are always the same."""
-        scale = max(heads(self._problem), default=0.0)
-        for seed in range(_SHAKES):
-            chance = random.Random(seed)
-            shaken = [at + chance.uniform(-1, 1) * scale * _STRENGTH for at in ends]
-            rules = replace(self._rules, look_again=seed % 2 > 0, compute_first=seed % 4 > 1)
-            plan = Plan(self._problem, self._best.order) if seed % 3 else self._plan
-            first = self._try(self._lead(shaken), rules, plan)
-            self._try(self._lead(first.ends), rules, plan)
+            # Tries leads that differ at random, from seeds that are always the same.
+            scale = max(heads(self._problem), default=0.0)
+            for seed in range(_SHAKES):
+                chance = random.Random(seed)
+                shaken = [at + chance.uniform(-1, 1) * scale * _STRENGTH for at in lead.ends]
+                rules = replace(self._rules, look_again=seed % 2 > 0, compute_first=seed % 4 > 1)
+                plan = Plan(self._problem, self._best.order) if seed % 3 else self._plan
+                first = self._try(self._lead(shaken), rules, plan)
+                self._try(self._lead(first.ends), rules, plan)
 
     def _leave_room(self, lead: _Lead) -> None:
         """Keeps slots free for what cannot be hidden, as the best schedule so far shows it."""
@@ -348,7 +345,7 @@ class _Delay:
         self._place = {task: place for place, task in enumerate(order)}
         # Nothing is put between the starts of a bucket.
         self._opening = {self._place[start]: self._place[b[0]] for b in buckets for start in b}
-        self._last_use = _last_uses(problem, order)
+        self._last_use = {u: place for place, task in enumerate(order) for u in problem.reads[task]}
         self._before: dict[int, list[int]] = {}  # by place, what moves to right before it
         self._moved: set[int] = set()
         # Of the transfer that is next on each stream: when it begins at the latest, and its place.
@@ -407,7 +404,3 @@ class _Delay:
 
 def _bytes(problem: Problem, storages: set[int]) -> float:
     return sum(problem.sizes[u] for u in sorted(storages))
-
-
-def _last_uses(problem: Problem, order: Sequence[int]) -> Mapping[int, int]:
-    return {u: place for place, task in enumerate(order) for u in problem.reads[task]}

@@ -88,16 +88,13 @@ class ScheduleReader:
             self._values[instruction.name] = self._value(instruction)
         return self._values[self._computation.root.name]
 
-    def _operands(self, instruction: HloInstruction) -> list[Value]:
-        return [self._values[name] for name in instruction.operands]
-
     def _value(self, instruction: HloInstruction) -> Value:
         opcode = instruction.opcode
         if opcode == "parameter":
             return self._arguments[int(instruction.literal)]
         if opcode in _NOTHING:
             return Leaf()
-        operands = self._operands(instruction)
+        operands = [self._values[name] for name in instruction.operands]
         if opcode == "tuple":
             return tuple(operands)
         if opcode == "get-tuple-element":

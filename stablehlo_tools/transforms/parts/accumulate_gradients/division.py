@@ -234,7 +234,14 @@ class _Reading:
         for node in self.dims.graph.root.nodes:
             self.terms.visit([node])
             if node in self.known:
-                self._foresee(node)
+                # What is known beforehand is neither a term nor blocked.
+                in_parts = all(number in self.dims.tilings for number in node.results)
+                runs = in_parts and self._works_on_samples(node) and self._waits(node, ()) is None
+                if runs and not communicates(node):
+                    self.again.add(node)
+                for number in node.results:
+                    self.terms.terms.pop(number, None)
+                    self.terms.blocked.pop(number, None)
             else:
                 self._place(node)
 
@@ -266,16 +273,6 @@ class _Reading:
             if node not in loop:
                 used |= inputs_of(node)
         return [number for node in gone for number in node.results if number in used]
-
-    def _foresee(self, node: Node) -> None:
-        """What is known beforehand is neither a term nor blocked."""
-        in_parts = all(number in self.dims.tilings for number in node.results)
-        runs = in_parts and self._works_on_samples(node) and self._waits(node, ()) is None
-        if runs and not communicates(node):
-            self.again.add(node)
-        for number in node.results:
-            self.terms.terms.pop(number, None)
-            self.terms.blocked.pop(number, None)
 
     def _works_on_samples(self, node: Node) -> bool:
         return any(number in self.dims.tilings for number in inputs_of(node))

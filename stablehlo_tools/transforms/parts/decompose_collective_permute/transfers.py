@@ -90,7 +90,7 @@ def to_transfers(
     thread_collectives(module, lambda collective: key_of(collective.op) in chained)
     for number, permute in enumerate(permutes, channel):
         _replace(permute.op, number)
-    _unmark(module)
+    drop_attributes(module.operation, (LINK, CARRIED))
 
 
 def _replace(permute: ir.Operation, channel: int) -> None:
@@ -147,7 +147,3 @@ def _create(
         loc=permute.location,
         ip=ir.InsertionPoint(permute),
     )
-
-
-def _unmark(module: ir.Module) -> None:
-    drop_attributes(module.operation, (LINK, CARRIED))

@@ -121,7 +121,7 @@ class LinkWriter:
         held: Sequence[ir.Value],
         taken: Taken,
     ) -> tuple[Values, list[ir.Value]]:
-        types = [self._part(number) for number in self._made]
+        types = [ir.RankedTensorType(part_type_of(self._dims, number)) for number in self._made]
         choice = ir.Operation.create(
             "stablehlo.if",
             results=[*types, *(value.type for value in held)],
@@ -187,6 +187,3 @@ class LinkWriter:
 
     def _value(self, number: int) -> ir.Value:
         return self._dims.graph.values[number]
-
-    def _part(self, number: int) -> ir.RankedTensorType:
-        return ir.RankedTensorType(part_type_of(self._dims, number))

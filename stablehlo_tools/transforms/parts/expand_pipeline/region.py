@@ -205,7 +205,7 @@ class Region:
         scalar = build.tensor([], element)
         block = reduce.regions[0].blocks.append(scalar, scalar, arg_locs=[self.location] * 2)
         inner = Builder(ir.InsertionPoint(block), self.location)
-        name = "or" if _is_boolean(element) else "add"
+        name = "or" if isinstance(element, ir.IntegerType) and element.width == 1 else "add"
         inner.end_region([inner.same(name, *block.arguments)])
         return reduce.results[0]
 
@@ -288,7 +288,3 @@ def channel_handle(channel: int, context: ir.Context) -> ir.Attribute:
     """A channel between devices."""
     text = f"#stablehlo.channel_handle<handle = {channel}, type = 0>"
     return ir.Attribute.parse(text, context)
-
-
-def _is_boolean(element: ir.Type) -> bool:
-    return isinstance(element, ir.IntegerType) and element.width == 1

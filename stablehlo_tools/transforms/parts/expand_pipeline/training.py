@@ -413,7 +413,12 @@ class _Planner:
                 self._to_link(number, i - 1)
         for i, numbers in enumerate(read):
             for number in numbers:
-                self._to_layers(number, i)
+                made, stack = self._place[number], self._mirror(i)
+                if i < self._stacks or made >= stack:
+                    self._along(number, made, i)
+                else:
+                    self._along(number, made, stack)
+                    self._ways.kept[i].add(number)
 
     def _to_link(self, number: int, link: int) -> None:
         made, stack = self._place[number], self._mirror(link)
@@ -423,14 +428,6 @@ class _Planner:
         else:  # the link runs on the rank that began this stack's forward, behind another link
             self._to_link(number, stack - 1)
             self._ways.held[link].add(number)
-
-    def _to_layers(self, number: int, loop: int) -> None:
-        made, stack = self._place[number], self._mirror(loop)
-        if loop < self._stacks or made >= stack:
-            self._along(number, made, loop)
-        else:
-            self._along(number, made, stack)
-            self._ways.kept[loop].add(number)
 
     def _along(self, number: int, made: int, until: int) -> None:
         """From the link behind loop `made` through all loops up to `until`."""

@@ -256,7 +256,15 @@ class _Shards:
             return Piece(source, Box.whole(query.box.sizes), query.view)
         op = producer(value)
         if op is None:
-            return self._entering(query)
+            # What a device's shard of an operand is of the whole.
+            argument = ir.BlockArgument(query.value)
+            if argument.owner != self._block:
+                raise UnresolvedError("it takes what is outside of it", self._manual, 3)
+            number = argument.arg_number
+            sharding = sharding_per_value(self._manual.attributes["in_shardings"])[number]
+            shard = self._shard(sharding, shape_of(query.value), query.rank)
+            box = query.box.moved(shard.starts)
+            return Piece(Outside(self._manual.operands[number]), box, query.view)
         if op.name in CONSTANTS and is_splat(op):
             text = value_text(op).rpartition(" : ")[0]
             splat = Splat(text, str(element_of(value)), splat_of(value) == 0)
@@ -283,14 +291,3 @@ class _Shards:
             return self._followed(replace(term, view=View(Box.whole(term.box.sizes))))
 
         return only_nonzero(op, [query.at(value, query.box) for value in op.operands], pieces)
-
-    def _entering(self, query: BoxQuery) -> Piece:
-        """What a device's shard of an operand is of the whole."""
-        argument = ir.BlockArgument(query.value)
-        if argument.owner != self._block:
-            raise UnresolvedError("it takes what is outside of it", self._manual, 3)
-        number = argument.arg_number
-        sharding = sharding_per_value(self._manual.attributes["in_shardings"])[number]
-        shard = self._shard(sharding, shape_of(query.value), query.rank)
-        box = query.box.moved(shard.starts)
-        return Piece(Outside(self._manual.operands[number]), box, query.view)

@@ -124,14 +124,11 @@ class _Scan(RowLoop):
             elif not self._read_stack(position):
                 return False
         for value, number in self._numbers.items():  # also where the body takes it as it is
-            if number in handed and self._taken_within(value):
+            if number in handed and any(op.block != self.block for op in self.users(value)):
                 return False
             if not self._read_input(value, number):
                 return False
         return states == set(handed) and self._read_outputs(set(handed.values()))
-
-    def _taken_within(self, value: ir.Value) -> bool:
-        return any(op.block != self.block for op in self.users(value))
 
     def _read_input(self, value: ir.Value, number: int | None) -> bool:
         """Notes the slices of what is the same for all layers; whether nothing else takes it then,

@@ -88,16 +88,32 @@ def follow_move(op: ir.Operation, query: BoxQuery, known: Integers) -> Answer:
     if op.name == SELECT:
         return _selected(op, query, numbers_along(op.operands[0], known))
     if op.name in BRANCHES:
-        return _branch(op, query, known(op.operands[0]))
+        index = known(op.operands[0])
+        if index is None:
+            return None
+        last = len(op.regions) - 1
+        if op.name == IF:
+            chosen = 0 if bool(index) else 1
+        else:  # any number that is none of a branch means the last
+            chosen = int(index) if 0 <= int(index) <= last else last
+        end = terminator(op.regions[chosen].blocks[0])
+        return [query.at(end.operands[ir.OpResult(query.value).result_number], query.box)]
     if op.name in _AT_INDICES:
-        return _at_indices(op, query, known)
+        windows = (_indexed if op.name in (GATHER, SCATTER) else _window)(op, known)
+        if windows is None:
+            return None
+        if op.name in ops_with(Trait.PIECE):
+            return _read(op, query, windows)
+        return _written(op, query, windows)
     if op.name == CONVERT:
         view_op = Convert(str(element_of(query.value)))
         return [query.through(op.operands[0], query.box, view_op)]
     if op.name == RESHAPE:
         return _reshaped(op, query)
     if op.name == TRANSPOSE:
-        return _transposed(op, query)
+        order = integers(op, "permutation")
+        box, _ = Transpose(tuple(order.index(d) for d in range(len(order)))).restricted(query.box)
+        return [query.through(op.operands[0], box, Transpose(order))]
     if is_reshaping_sum(op):
         return _reshaped(op, query)
     relation = dimensions_of(op) if op.name in MOVING else None
@@ -162,12 +178,6 @@ def _reshaped(op: ir.Operation, query: BoxQuery) -> Answer:
     if box is None:
         return None
     return [query.through(op.operands[0], box, Reshape(box.sizes, query.box.sizes))]
-
-
-def _transposed(op: ir.Operation, query: BoxQuery) -> Answer:
-    order = integers(op, "permutation")
-    box, _ = Transpose(tuple(order.index(d) for d in range(len(order)))).restricted(query.box)
-    return [query.through(op.operands[0], box, Transpose(order))]
 
 
 def _broadcast(op: ir.Operation, query: BoxQuery, relation: OpDimensions) -> Answer:
@@ -296,18 +306,6 @@ def _selected(op: ir.Operation, query: BoxQuery, predicate: Values | None) -> An
     return None
 
 
-def _branch(op: ir.Operation, query: BoxQuery, index: Values | None) -> Answer:
-    if index is None:
-        return None
-    last = len(op.regions) - 1
-    if op.name == IF:
-        chosen = 0 if bool(index) else 1
-    else:  # any number that is none of a branch means the last
-        chosen = int(index) if 0 <= int(index) <= last else last
-    end = terminator(op.regions[chosen].blocks[0])
-    return [query.at(end.operands[ir.OpResult(query.value).result_number], query.box)]
-
-
 @dataclass(frozen=True)
 class _Windows:
     """Windows of a tensor at known indices, side by side in another one: the result of a
@@ -352,15 +350,6 @@ class _Windows:
         for dim, along in zip(self.kept, self.inner, strict=True):
             inner = inner.along(along, box.starts[dim] - starts[dim], box.sizes[dim])
         return inner
-
-
-def _at_indices(op: ir.Operation, query: BoxQuery, known: Integers) -> Answer:
-    windows = (_indexed if op.name in (GATHER, SCATTER) else _window)(op, known)
-    if windows is None:
-        return None
-    if op.name in ops_with(Trait.PIECE):
-        return _read(op, query, windows)
-    return _written(op, query, windows)
 
 
 def _read(op: ir.Operation, query: BoxQuery, windows: _Windows) -> Answer:

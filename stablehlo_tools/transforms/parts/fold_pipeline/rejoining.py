@@ -111,22 +111,19 @@ class _Sizes:
             dims.append([])
             left = size
             while left > 1 and self.are_known:
-                self._part(rest, left)
+                # Parts the first of some parts in two, where it is more than a size.
+                whole = rest[0]
+                inner, more = divmod(self.of_part[whole], left)
+                if inner > 1 and not more:
+                    new = len(self.of_part)
+                    self.of_part |= {whole: left, new: inner}
+                    for parts in (self.first, rest):
+                        parts.insert(parts.index(whole) + 1, new)
                 part = rest.pop(0)
                 dims[-1].append(part)
                 self.are_known = left % self.of_part[part] == 0
                 left //= self.of_part[part]
         self.now = [part for dim in order for part in dims[dim]]
-
-    def _part(self, rest: list[int], size: int) -> None:
-        """Parts the first of some parts in two, where it is more than a size."""
-        whole = rest[0]
-        inner, more = divmod(self.of_part[whole], size)
-        if inner > 1 and not more:
-            new = len(self.of_part)
-            self.of_part |= {whole: size, new: inner}
-            for parts in (self.first, rest):
-                parts.insert(parts.index(whole) + 1, new)
 
 
 def _converted_before(op: ir.Operation, value: ir.Value) -> ir.Value:

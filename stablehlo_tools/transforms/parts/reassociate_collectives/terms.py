@@ -231,7 +231,10 @@ def write_merged(combine: ir.Operation, one: Term, other: Term) -> None:
         values = list(op.operands)
         values[through(op)] = value
         value = _create(op, values, op.results[0].type, point)
-    _keep_sharding(combine, value)
+    if SHARDING in combine.attributes:
+        maker = value.owner
+        assert isinstance(maker, ir.Operation | ir.OpView), "the result of an op"
+        maker.operation.attributes[SHARDING] = combine.attributes[SHARDING]
     combine.results[0].replace_all_uses_with(value)
     combine.erase()
     terms = [one] if one.collective.op == other.collective.op else [one, other]
@@ -285,13 +288,6 @@ def _create(
         loc=like.location,
         ip=point,
     ).results[0]
-
-
-def _keep_sharding(combine: ir.Operation, value: ir.Value) -> None:
-    if SHARDING in combine.attributes:
-        maker = value.owner
-        assert isinstance(maker, ir.Operation | ir.OpView), "the result of an op"
-        maker.operation.attributes[SHARDING] = combine.attributes[SHARDING]
 
 
 def _tensor(shape: Sequence[int], element: ir.Type, location: ir.Location) -> ir.Type:

@@ -346,7 +346,8 @@ def kept_rows(block: ir.Block, effects: Effects) -> list[KeptRows]:
             for written, read in _links(forward, backward):
                 stack = forward.op.results[written.carry]
                 unused = not has_uses(backward.op.results[read.carry])
-                if not unused or not _is_splat(forward.op.operands[written.carry]):
+                start = splat_of(unconstrained(forward.op.operands[written.carry]))
+                if not unused or start is None:
                     continue
                 updates = [access.op for access in written.accesses]
                 kept = found.setdefault(stack, KeptRows(stack, forward.trips, updates, []))
@@ -364,10 +365,6 @@ def _row_reader(loop: ir.Operation, written: Rows, read: Rows) -> RowReader:
         for update in written.accesses
     ]
     return RowReader(loop, slices, written.is_reverse != read.is_reverse)
-
-
-def _is_splat(value: ir.Value) -> bool:
-    return splat_of(unconstrained(value)) is not None
 
 
 def _count_uses(value: ir.Value) -> int:

@@ -83,7 +83,9 @@ class Prices:
     def _ns(self, op: ir.Operation) -> float:
         collective = self.classify(op)
         if collective is not None:
-            return self._collective_ns(collective)
+            groups = self.facts.groups(collective) or ()
+            clock = Clock(self.hardware, self.facts.grid.size)
+            return _EXPOSED * clock.collective(transfer_of(collective, groups), ()).ns
         name = short_name(op)
         if op.name == WHILE:
             return (constant_trips(op) or 1) * self._inside(op.regions[1])
@@ -109,11 +111,6 @@ class Prices:
 
     def _inside(self, region: ir.Region) -> float:
         return sum(self.ns(view.operation) for view in region.blocks[0].operations)
-
-    def _collective_ns(self, collective: Collective) -> float:
-        groups = self.facts.groups(collective) or ()
-        clock = Clock(self.hardware, self.facts.grid.size)
-        return _EXPOSED * clock.collective(transfer_of(collective, groups), ()).ns
 
 
 @dataclass

@@ -163,7 +163,8 @@ def plan_rolling(flow: Dataflow, found: Sequence[Iterations]) -> RollPlan:
             numbers = _in_layers(each.numbers, loop)
             stack = known.match(numbers) or known.add(Stack(numbers))
             loop.reads[each] = stack
-            _demand(stack)
+            if stack.loop is not None and stack not in stack.loop.writes:
+                stack.loop.writes.append(stack)
         known.add_all(_written_by(loop))
         loops.append(loop)
     return RollPlan(flow, loops, _uses(flow, loops))
@@ -210,11 +211,6 @@ def _written_by(loop: RolledLoop) -> Iterator[Stack]:
         for result in range(len(node.results)):
             made = Made(position, result)
             yield Stack(_in_layers(iterations.row_of(made), loop), loop, made)
-
-
-def _demand(stack: Stack) -> None:
-    if stack.loop is not None and stack not in stack.loop.writes:
-        stack.loop.writes.append(stack)
 
 
 def _uses(flow: Dataflow, loops: Sequence[RolledLoop]) -> dict[int, RowUse]:

@@ -13,7 +13,7 @@ behind it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from stablehlo_tools.analysis.dataflow import Dataflow, Node
 from stablehlo_tools.bindings import ir
@@ -77,7 +77,10 @@ class _Writer:
     def _start(self, build: Builder, loop: RolledLoop, carried: Carried) -> ir.Value:
         if carried.start is not None:
             return self._value(carried.start)
-        return _no_term(build, loop.iterations.template[carried.made.position].op.results[0])
+        # Adding to it changes no number: -0.0 for floats.
+        like = loop.iterations.template[carried.made.position].op.results[0]
+        is_complex = isinstance(element_of(like), ir.ComplexType)
+        return build.splat_like(complex(-0.0, -0.0) if is_complex else -0.0, like)
 
     def _value(self, number: int) -> ir.Value:
         return self._new.get(number, self._flow.values[number])
@@ -168,13 +171,11 @@ class _Body:
         for position in range(len(node.operands)):
             copy.operands[position] = values[position]
         for region in copy.regions:
-            inner = dict(zip(self._old(node.captures), values[len(node.operands) :], strict=True))
+            captures = [self._flow.values[number] for number in node.captures]
+            inner = dict(zip(captures, values[len(node.operands) :], strict=True))
             for view in region.blocks[0].operations:
                 rename(view.operation, inner)
         return copy
-
-    def _old(self, numbers: Sequence[int]) -> list[ir.Value]:
-        return [self._flow.values[number] for number in numbers]
 
     def _source(self, source: Source) -> ir.Value:
         if isinstance(source, Inside):
@@ -197,12 +198,6 @@ class _Body:
 
     def _at(self, shape: list[int]) -> list[ir.Value]:
         return [self._layer, *[self._zero] * (len(shape) - 1)]
-
-
-def _no_term(build: Builder, like: ir.Value) -> ir.Value:
-    """What changes no number that is added to it: -0.0 for floats."""
-    is_complex = isinstance(element_of(like), ir.ComplexType)
-    return build.splat_like(complex(-0.0, -0.0) if is_complex else -0.0, like)
 
 
 def _rows_of_one(values: list[ir.Value | None]) -> ir.Value | None:

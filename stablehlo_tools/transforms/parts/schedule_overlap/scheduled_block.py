@@ -607,11 +607,9 @@ class _BlockWriter:
         uses = [(use.owner.operation, use.operand_number) for use in value.uses]
         for op, number in uses:
             if key_of(op) != barrier and any(takes(op) for takes in takers):
-                self._set_operand(op, number, result)
-
-    def _set_operand(self, op: ir.Operation, number: int, value: ir.Value) -> None:
-        """An op without results stands for itself, and with other operands for another one."""
-        place = None if len(op.results) else self._places.pop(op, None)
-        op.operands[number] = value
-        if place is not None:
-            self._places[op] = place
+                # An op without results stands for itself, and with other operands for another
+                # one.
+                place = None if len(op.results) else self._places.pop(op, None)
+                op.operands[number] = result
+                if place is not None:
+                    self._places[op] = place

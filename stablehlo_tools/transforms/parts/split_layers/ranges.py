@@ -112,7 +112,8 @@ class RangeWriter:
         self._bound(copy, part)
         mark(copy, part.number)
         if part.iterations(loop)[0]:
-            self._renumber(copy)
+            for op in _inside(copy):
+                self._channels.renew(op)
         return copy
 
     def _shift(self, copy: ir.Operation, part: Range) -> None:
@@ -153,10 +154,6 @@ class RangeWriter:
         number = self._counted.starts[0] + last * counter.step
         bound = self._builder(compare).splat(number, [], element_of(counter.bound))
         compare.operands[place] = bound
-
-    def _renumber(self, copy: ir.Operation) -> None:
-        for op in _inside(copy):
-            self._channels.renew(op)
 
     def _builder(self, place: ir.Operation) -> Builder:
         return Builder(ir.InsertionPoint(place), self._loop.op.location)

@@ -192,7 +192,7 @@ class _Planner:
 
     def function(self, function: CommunicatingFunction) -> FunctionPlan:
         steps = self._block(function.sites, open_ended=not function.is_public)
-        chains = _union(steps)
+        chains = tuple(sorted({chain for step in steps for chain in step.chains}))
         self.chains_of_function[function.name] = chains
         return FunctionPlan(function.op, function.name, function.is_public, steps, chains)
 
@@ -283,10 +283,6 @@ class _Planner:
 
     def _position_of_token(self, values: Sequence[ir.Value]) -> int | None:
         return next((i for i, value in enumerate(values) if value.type == self.token), None)
-
-
-def _union(steps: Sequence[ChainStep]) -> tuple[Chain, ...]:
-    return tuple(sorted({chain for step in steps for chain in step.chains}))
 
 
 def _check_can_be_tied(
