@@ -32,6 +32,13 @@ from stablehlo_tools.dialect.traits import Trait, ops_with
 from stablehlo_tools.ir.values import producer
 from stablehlo_tools.ir.walk import FUNCTION, ops_named
 
+# What taking an axis away leaves behind: a comma at the end, a priority of nothing, empty lists.
+_LEFT = (
+    (re.compile(r", \}"), "}"),
+    (re.compile(r"\{\}p\d+"), "{}"),
+    (re.compile(r", (?:replicated|unreduced)=\{\}"), ""),
+)
+
 
 def sharding_axes(attribute: ir.Attribute) -> tuple[str, tuple[str, ...]]:
     """The mesh of a tensor's sharding (empty for one written in line), and the axes that shard it.
@@ -73,6 +80,14 @@ def without_axis(attribute: ir.Attribute, axis: str) -> ir.Attribute:
         kept = [each for each in held.axes if bindings.SdyAxisRefAttr(each).name != axis]
         dims.append(bindings.SdyDimensionShardingAttr.get(kept, held.is_closed, context=context))
     return bindings.TensorShardingAttr.get(sharding.mesh_or_ref, dims, context=context)
+
+
+def drop_axis(attribute: ir.Attribute, axis: str) -> ir.Attribute:
+    """A sharding, of one value or several, without the axis and its parts."""
+    text = re.sub(rf'"{re.escape(axis)}"(?::\(\d+\)\d+)?(?:, )?', "", str(attribute))
+    for left, meant in _LEFT:
+        text = left.sub(meant, text)
+    return ir.Attribute.parse(text, attribute.context)
 
 
 def with_axis(attribute: ir.Attribute, dimension: int, axis: str) -> ir.Attribute:

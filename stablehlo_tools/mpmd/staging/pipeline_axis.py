@@ -13,11 +13,11 @@ says what single devices do, by collectives or in a manual computation, is refus
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator
 
 from stablehlo_tools.analysis.collectives import find_collectives, meshes_of
 from stablehlo_tools.analysis.replica_groups import STAGE_AXES, mesh_with
+from stablehlo_tools.analysis.shardings import drop_axis
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.dialect.names import MANUAL_COMPUTATION, PARTITION_ID
@@ -27,12 +27,6 @@ from stablehlo_tools.transforms.parts.free_axes import free_axes_of_layers
 from stablehlo_tools.transforms.parts.partition.preparation import import_shardings
 
 _PARTITIONS = "mhlo.num_partitions"
-# What taking an axis away leaves behind: a comma at the end, a priority of nothing, empty lists.
-_LEFT = (
-    (re.compile(r", \}"), "}"),
-    (re.compile(r"\{\}p\d+"), "{}"),
-    (re.compile(r", (?:replicated|unreduced)=\{\}"), ""),
-)
 
 
 def ranks_along(module: ir.Module, axis: str) -> int:
@@ -99,9 +93,9 @@ def _take_out(module: ir.Module, axis: str, size: int) -> None:
                 for number, entry in enumerate(list(ir.ArrayAttr(op.attributes[name]))):
                     for named in ir.DictAttr(entry):
                         if _names(named.attr, axis):
-                            set_entry(op, name, number, named.name, _without(named.attr, axis))
+                            set_entry(op, name, number, named.name, drop_axis(named.attr, axis))
             elif _names(op.attributes[name], axis):
-                op.attributes[name] = _without(op.attributes[name], axis)
+                op.attributes[name] = drop_axis(op.attributes[name], axis)
     count = ir.IntegerAttr(module.operation.attributes[_PARTITIONS])
     module.operation.attributes[_PARTITIONS] = ir.IntegerAttr.get(count.type, count.value // size)
 
@@ -109,11 +103,3 @@ def _take_out(module: ir.Module, axis: str, size: int) -> None:
 def _names(attribute: ir.Attribute, axis: str) -> bool:
     text = str(attribute)
     return text.startswith("#sdy.") and f'"{axis}"' in text
-
-
-def _without(attribute: ir.Attribute, axis: str) -> ir.Attribute:
-    """A sharding, of one value or several, without the axis and its parts."""
-    text = re.sub(rf'"{re.escape(axis)}"(?::\(\d+\)\d+)?(?:, )?', "", str(attribute))
-    for left, meant in _LEFT:
-        text = left.sub(meant, text)
-    return ir.Attribute.parse(text, attribute.context)

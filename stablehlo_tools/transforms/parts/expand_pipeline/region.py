@@ -7,20 +7,19 @@ all operands, results and shardings, when the region is closed.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
-
-import numpy as np
 
 from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling
 from stablehlo_tools.analysis.replica_groups import AxisRef, DeviceMesh, mesh_axes_groups
+from stablehlo_tools.analysis.shardings import drop_axis
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import MANUAL_COMPUTATION
-from stablehlo_tools.ir.builder import Builder, element_of, shape_of
+from stablehlo_tools.ir.builder import Builder, element_of, shape_of, write_reducer
 from stablehlo_tools.ir.clone import alike_clone
 from stablehlo_tools.ir.values import in_block_order, is_spread_constant, maker_of, producer
 from stablehlo_tools.ir.walk import values_used
 from stablehlo_tools.transforms.parts.one_part import apart, cut, part_type, window
+from stablehlo_tools.transforms.parts.partition.local_body import dense_groups
 
 
 def without_axis(op: ir.Operation, axis: str) -> None:
@@ -28,17 +27,7 @@ def without_axis(op: ir.Operation, axis: str) -> None:
     for name in ("sharding", "sdy.sharding"):
         if name not in op.attributes or f'"{axis}"' not in str(op.attributes[name]):
             continue
-        op.attributes[name] = ir.Attribute.parse(
-            _without(str(op.attributes[name]), axis), op.context
-        )
-
-
-def _without(text: str, axis: str) -> str:
-    """The text of a sharding without an axis, or parts of it, among those of a dimension."""
-    reference = rf'"{re.escape(axis)}"(?::\(\d+\)\d+)?'
-    text = re.sub(rf"{reference}, ", "", text)
-    text = re.sub(rf", {reference}", "", text)
-    return re.sub(reference, "", text)
+        op.attributes[name] = drop_axis(op.attributes[name], axis)
 
 
 def sum_identity(build: Builder, shape: Sequence[int], element: ir.Type) -> ir.Value:
@@ -65,11 +54,11 @@ class Axis:
         self.size = dict(mesh.axes)[name]
         self.groups = mesh_axes_groups(mesh, (AxisRef(name),))
 
-    def ring(self, step: int) -> list[list[int]]:
+    def ring(self, step: int) -> list[tuple[int, ...]]:
         """From each device to the one `step` further along the axis, the last to the first."""
         size = self.size
         return [
-            [group[rank], group[(rank + step) % size]]
+            (group[rank], group[(rank + step) % size])
             for rank in range(size)
             for group in self.groups
         ]
@@ -180,12 +169,11 @@ class Region:
 
     def permute(self, build: Builder, value: ir.Value, step: int) -> ir.Value:
         """What the rank `step` before has."""
-        pairs = np.array(self.axis.ring(step), dtype=np.int64)
         return build.op(
             "collective_permute",
             [value],
             value.type,
-            source_target_pairs=self._dense(pairs),
+            source_target_pairs=dense_groups(self.axis.ring(step), self.context),
             channel_handle=self._handle(),
         )
 
@@ -196,17 +184,12 @@ class Region:
                 "all_reduce",
                 [value],
                 value.type,
-                replica_groups=self._dense(np.array(self.axis.groups, dtype=np.int64)),
+                replica_groups=dense_groups(self.axis.groups, self.context),
                 channel_handle=self._handle(),
                 use_global_device_ids=ir.UnitAttr.get(self.context),
             )
         )
-        element = element_of(value)
-        scalar = build.tensor([], element)
-        block = reduce.regions[0].blocks.append(scalar, scalar, arg_locs=[self.location] * 2)
-        inner = Builder(ir.InsertionPoint(block), self.location)
-        name = "or" if isinstance(element, ir.IntegerType) and element.width == 1 else "add"
-        inner.end_region([inner.same(name, *block.arguments)])
+        write_reducer("add", element_of(value), reduce.regions[0], self.location)
         return reduce.results[0]
 
     def from_one(self, build: Builder, value: ir.Value, is_one: ir.Value) -> ir.Value:
@@ -274,10 +257,6 @@ class Region:
     def _sharding(self, rank: int, dimension: int | None) -> str:
         dims = [f'{{"{self.axis.name}", ?}}' if d == dimension else "{?}" for d in range(rank)]
         return f"<@{self.axis.mesh_name}, [{', '.join(dims)}]>"
-
-    def _dense(self, rows: np.ndarray) -> ir.Attribute:
-        with self.context:
-            return ir.DenseElementsAttr.get(rows)
 
     def _handle(self) -> ir.Attribute:
         self._channel += 1
