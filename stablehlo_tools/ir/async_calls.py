@@ -20,12 +20,12 @@ from stablehlo_tools.dialect.collectives import DIMENSIONS
 from stablehlo_tools.dialect.custom_calls import ASYNC_STARTS, is_async_done, label, target_of
 from stablehlo_tools.dialect.names import ASYNC_DONE, ASYNC_START, CUSTOM_CALL
 from stablehlo_tools.dialect.traits import Trait, ops_with, short_names
+from stablehlo_tools.ir.builder import DEVICE_TO_DEVICE
 from stablehlo_tools.ir.inline import copy_body, copy_with
 from stablehlo_tools.ir.walk import FUNCTION, functions_by_name, ops_named, ops_where, terminator
 
 CONFIG = "async_collective_config"
 FRONTEND_ATTRIBUTES = "mhlo.frontend_attributes"
-_DEVICE_TO_DEVICE = 1
 _GROUPS = "replica_groups"
 _PAIRS = "permutation"
 _SPELLED = {"all_gather_dim": "all_gather_dimension"}  # in configurations
@@ -174,7 +174,7 @@ def _attributes(
         attributes["replica_groups"] = _table(start, config, _GROUPS)
     channel = _integer(start, config, "channel_id") if "channel_id" in config else 0
     if channel:
-        attributes["channel_handle"] = bindings.ChannelHandle.get(channel, _DEVICE_TO_DEVICE)
+        attributes["channel_handle"] = bindings.ChannelHandle.get(channel, DEVICE_TO_DEVICE)
     if config.get("use_global_device_ids") not in (None, False):
         attributes["use_global_device_ids"] = ir.UnitAttr.get()
     return attributes

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from stablehlo_tools import bindings
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import BARRIER, SHARDING_CONSTRAINT
 
+DEVICE_TO_DEVICE = 1  # the type of a channel
 _WITH_REDUCER = frozenset({"all_reduce", "reduce", "reduce_scatter"})
 
 
@@ -209,6 +211,17 @@ class Builder:
     def integer(self, number: int) -> ir.Attribute:
         """A 64-bit integer."""
         return ir.IntegerAttr.get(ir.IntegerType.get_signless(64, self.context), number)
+
+
+def transfer_attributes(
+    channel: int, pairs: Sequence[Sequence[int]], context: ir.Context
+) -> dict[str, ir.Attribute]:
+    """The channel of a permute, send or recv, and the pairs of devices that use it."""
+    with context:
+        return {
+            "channel_handle": bindings.ChannelHandle.get(channel, DEVICE_TO_DEVICE),
+            "source_target_pairs": ir.DenseElementsAttr.get(np.array(pairs, np.int64)),
+        }
 
 
 def shape_of(value: ir.Value) -> list[int]:

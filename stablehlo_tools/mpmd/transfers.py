@@ -55,8 +55,6 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-import numpy as np
-
 from stablehlo_tools import bindings
 from stablehlo_tools.analysis.collectives import ModuleFacts, find_collectives
 from stablehlo_tools.bindings import ir
@@ -69,7 +67,7 @@ from stablehlo_tools.dialect.names import (
     RECV,
     SEND,
 )
-from stablehlo_tools.ir.builder import Builder, barrier
+from stablehlo_tools.ir.builder import Builder, barrier, transfer_attributes
 from stablehlo_tools.ir.carriers import append, append_to_terminator, resize_function
 from stablehlo_tools.ir.walk import functions_by_name, terminator
 from stablehlo_tools.mpmd.manifest import Transfer
@@ -78,7 +76,6 @@ from stablehlo_tools.mpmd.reading import body_of
 
 Round = tuple[Transfer, ...]  # of one type, between different ranks: one permute
 PERMUTES = "permutes"
-_DEVICE_TO_DEVICE = 1
 _WATCHED = "watched"
 BOTH_ENDS = "both-ends"
 # XLA:GPU divides autotuning among processes by the program's fingerprint: those with different
@@ -373,10 +370,7 @@ class _PermuteWriter:
             COLLECTIVE_PERMUTE,
             results=[given.type],
             operands=[given],
-            attributes={
-                "channel_handle": bindings.ChannelHandle.get(number, _DEVICE_TO_DEVICE),
-                "source_target_pairs": ir.DenseElementsAttr.get(np.array(pairs, np.int64)),
-            },
+            attributes=transfer_attributes(number, pairs, location.context),
             loc=location,
             ip=point,
         ).results[0]

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from stablehlo_tools.ir.builder import DEVICE_TO_DEVICE
 from stablehlo_tools.mpmd.manifest import FINISH, Manifest, Transfer
 from stablehlo_tools.mpmd.origins import Origin
 from stablehlo_tools.mpmd.proof.findings import Findings, Rule
@@ -19,7 +20,6 @@ from stablehlo_tools.schedules.forms import step_of
 from stablehlo_tools.schedules.table import Action, Kind
 from stablehlo_tools.schedules.validator import other_end
 
-_DEVICE_TO_DEVICE = 1
 _SENT_BY = {
     Kind.FORWARD: Kind.SEND_FORWARD,
     Kind.RECEIVE_FORWARD: Kind.SEND_FORWARD,
@@ -167,7 +167,7 @@ def _check_message(
     rank = transfer.source if message.is_send else transfer.target
     is_host, channel_type = message.is_host_transfer, message.channel_type
     found = (reading.rank, message.type, message.pairs, is_host, channel_type)
-    wanted = (rank, transfer.type, pairs, False, _DEVICE_TO_DEVICE)
+    wanted = (rank, transfer.type, pairs, False, DEVICE_TO_DEVICE)
     if found == wanted:
         return
     texts = (

@@ -20,13 +20,11 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from stablehlo_tools import bindings
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.dialect.names import AFTER_ALL, RECV, SEND
-from stablehlo_tools.ir.builder import Builder
+from stablehlo_tools.ir.builder import Builder, transfer_attributes
 from stablehlo_tools.ir.carriers import append_to_terminator, resize_function
 from stablehlo_tools.ir.walk import entry_function, terminator
 from stablehlo_tools.mpmd.manifest import FINISH, Entry, Manifest, Piece, Transfer
@@ -36,7 +34,6 @@ from stablehlo_tools.mpmd.running.localisation import LocalProgram
 
 type Keys = tuple[str, ...]
 _KEY = re.compile(r"""\[(?:'((?:[^'\\]|\\.)*)'|"((?:[^"\\]|\\.)*)"|([^\]]+))\]|\.(\w+)""")
-_DEVICE_TO_DEVICE = 1
 
 
 def keys_of(path: str) -> Keys:
@@ -334,11 +331,7 @@ class _Writer:
     def _ends(self, transfer: Transfer) -> dict[str, ir.Attribute]:
         size = self._devices
         pairs = [[transfer.source * size + d, transfer.target * size + d] for d in range(size)]
-        with self._main.context:
-            return {
-                "channel_handle": bindings.ChannelHandle.get(transfer.channel, _DEVICE_TO_DEVICE),
-                "source_target_pairs": ir.DenseElementsAttr.get(np.array(pairs, np.int64)),
-            }
+        return transfer_attributes(transfer.channel, pairs, self._main.context)
 
     def _op(
         self,

@@ -40,7 +40,7 @@ from stablehlo_tools.dialect.names import (
     RESHARD,
     SHARDING_CONSTRAINT,
 )
-from stablehlo_tools.ir.builder import Builder
+from stablehlo_tools.ir.builder import DEVICE_TO_DEVICE, Builder
 from stablehlo_tools.ir.inline import dissolve, unwrap_body, wrap_body
 from stablehlo_tools.ir.walk import (
     MESH,
@@ -57,7 +57,6 @@ from stablehlo_tools.transforms.create_reduce_scatter import CreateReduceScatter
 from stablehlo_tools.transforms.partition import PartitionPass
 
 _SAYING = frozenset({SHARDING_CONSTRAINT, RESHARD, "sdy.propagation_barrier"})
-_DEVICE_TO_DEVICE = 1  # the type of a channel
 _PERMUTE = "collective_permute"
 _GROUPED = REDUCTION_GROUPED | EXCHANGE_GROUPED | {_PERMUTE}
 _MESH = "mesh"
@@ -315,7 +314,7 @@ def _write_groups(collective: Collective, groups: list[list[int]], channel: int)
     inner.attributes[name] = ir.Attribute.parse(
         f"dense<{padded}> : tensor<{len(padded)}x{width}xi64>", context
     )
-    handle = bindings.ChannelHandle.get(channel, _DEVICE_TO_DEVICE, context)
+    handle = bindings.ChannelHandle.get(channel, DEVICE_TO_DEVICE, context)
     inner.attributes["channel_handle"] = handle
     if collective.kind in REDUCTION_GROUPED:
         inner.attributes["use_global_device_ids"] = ir.UnitAttr.get(context)

@@ -15,11 +15,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from stablehlo_tools import bindings
 from stablehlo_tools.analysis.dataflow import Node
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import AFTER_ALL, BARRIER, CALL, CONSTANT, RECV, SEND
-from stablehlo_tools.ir.builder import Builder, shape_of
+from stablehlo_tools.ir.builder import Builder, shape_of, transfer_attributes
 from stablehlo_tools.ir.inline import copy_with
 from stablehlo_tools.mpmd.manifest import FINISH, PREPARE, Piece
 from stablehlo_tools.mpmd.writing.fixed import Key, Rows, elements_in, identity
@@ -27,7 +26,6 @@ from stablehlo_tools.mpmd.writing.phases import Phase, barred, private_function,
 from stablehlo_tools.mpmd.writing.plan import Made, Plan, Returned
 from stablehlo_tools.schedules.table import Action, actions_of
 
-_DEVICE_TO_DEVICE = 1  # the type of a channel
 _COMBINED_BY = {"rows": "add"}
 
 
@@ -201,13 +199,8 @@ class RankWriter:
         transfer = self._plan.transfers[channel - 1]
         first, second = transfer.source * self._devices, transfer.target * self._devices
         pairs = [[first + device, second + device] for device in range(self._devices)]
-        return {
-            "channel_handle": bindings.ChannelHandle.get(channel, _DEVICE_TO_DEVICE, self._context),
-            "is_host_transfer": ir.BoolAttr.get(False, self._context),
-            "source_target_pairs": ir.Attribute.parse(
-                f"dense<{pairs}> : tensor<{len(pairs)}x2xi64>", self._context
-            ),
-        }
+        attributes = transfer_attributes(channel, pairs, self._context)
+        return attributes | {"is_host_transfer": ir.BoolAttr.get(False, self._context)}
 
     def _call(
         self, name: str, types: Sequence[ir.Type], operands: Sequence[ir.Value]

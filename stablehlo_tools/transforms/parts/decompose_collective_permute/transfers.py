@@ -26,6 +26,7 @@ from stablehlo_tools.analysis.collectives import Collective, ModuleFacts
 from stablehlo_tools.analysis.permute_pairs import PAIRS
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.collectives import TRANSFERS
+from stablehlo_tools.ir.builder import DEVICE_TO_DEVICE
 from stablehlo_tools.ir.token_chain import CARRIED, LINK
 from stablehlo_tools.ir.values import key_of, maker_of
 from stablehlo_tools.ir.walk import drop_attributes
@@ -74,7 +75,6 @@ def _meet(groups: _Groups, others: _Groups) -> bool:
     return any(len(group & other) > 1 for group in groups for other in others)
 
 
-_DEVICE_TO_DEVICE = 1
 _FRONTEND = "mhlo.frontend_attributes"
 
 
@@ -123,7 +123,7 @@ def _attributes(permute: ir.Operation, channel: int) -> dict[str, ir.Attribute]:
     """
     context = permute.context
     attributes = {
-        "channel_handle": bindings.ChannelHandle.get(channel, _DEVICE_TO_DEVICE, context),
+        "channel_handle": bindings.ChannelHandle.get(channel, DEVICE_TO_DEVICE, context),
         "is_host_transfer": ir.BoolAttr.get(False, context),
         PAIRS: permute.attributes[PAIRS],
     }

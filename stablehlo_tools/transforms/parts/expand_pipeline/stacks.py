@@ -33,6 +33,7 @@ from stablehlo_tools.ir.walk import FUNCTION
 from stablehlo_tools.transforms.parts.expand_pipeline.expansion_plan import RANK_DIMENSION, Chunks
 from stablehlo_tools.transforms.parts.expand_pipeline.region import Axis, Region, channel_handle
 from stablehlo_tools.transforms.parts.one_part import apart
+from stablehlo_tools.transforms.parts.partition.local_body import dense_groups
 
 
 def is_divided(value: ir.Value, axis: str) -> bool:
@@ -142,16 +143,13 @@ class _Exchange:
         ways = [(p % self._chunks.ranks, p // self._chunks.repeats) for p in sent]
         if ordered:
             ways = sorted((target, source) for source, target in ways)
-        pairs = [[group[one], group[other]] for one, other in ways for group in self._axis.groups]
-        with build.context:
-            dense = ir.DenseElementsAttr.get(np.array(pairs, dtype=np.int64))
-        handle = channel_handle(0, build.context)
+        pairs = [(group[one], group[other]) for one, other in ways for group in self._axis.groups]
         return build.op(
             "collective_permute",
             [value],
             value.type,
-            source_target_pairs=dense,
-            channel_handle=handle,
+            source_target_pairs=dense_groups(pairs, build.context),
+            channel_handle=channel_handle(0, build.context),
         )
 
     def _table(self, *, ordered: bool) -> ir.Value:
