@@ -67,11 +67,6 @@ class LeftToCompiler:
         return f"run {EXPLICIT} first"
 
 
-def leaves_work_to_the_partitioner(module: ir.Module) -> bool:
-    """Whether some of a program is written for all devices and sharded among them."""
-    return left_to_the_partitioner(module) is not None
-
-
 def refuse_unpartitioned(module: ir.Module, name: str, precondition: str) -> None:
     """Raises ToolError where a pass would miss the collectives that are left to a compiler."""
     left = left_to_the_partitioner(module)

@@ -45,7 +45,6 @@ from stablehlo_tools.targets.xla_partitioner import partition_with_xla
 
 _MOST_ALIVE = 25
 AS_WRITTEN = "as-written"
-TARGETS = (AS_WRITTEN, "gpu", "tpu")
 # What is nearest to a compiler's own partitioner, which does not choose by cost.
 AS_A_COMPILER = "partition{choices=shardy},create-reduce-scatter"
 _MOST_EVENTS = 20_000  # beyond so many, further iterations of a loop are drawn as one block

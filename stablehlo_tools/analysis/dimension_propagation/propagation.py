@@ -108,11 +108,6 @@ class BatchDims:
         """The tiling of a value; None where it is whole."""
         return self.tilings.get(self.graph.numbers[value])
 
-    def combined_by(self, value: ir.Value) -> str | None:
-        """The reduction (`add`, …) that makes a value of what each part gives; None for others."""
-        number = self.graph.numbers[value]
-        return next((s.combine for n, s in self.op_tilings.items() if number in n.results), None)
-
 
 def propagate(
     graph: Graph,

@@ -117,7 +117,6 @@ def _is_last(
     return True
 
 
-_MAKES_NOTHING = (TaskKind.VIEW, TaskKind.OUTPUT)
 _TOGETHER = 2  # results of a barrier that share a view
 
 

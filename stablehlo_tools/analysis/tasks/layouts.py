@@ -20,7 +20,6 @@ from stablehlo_tools.analysis.tasks.nodes import Ref
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.dimensions import integers
 
-LAYOUT_COPY = "layout copy"
 LEAST_BYTES = 2.0**20  # of a value whose order is followed
 
 type _Dims = tuple[int, ...]
