@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.ir.values import value_text
 
 type Spell = Callable[[ir.Attribute | ir.Type], Hashable]
 
@@ -16,7 +17,11 @@ def op_key(
 ) -> Hashable:
     """The name of an op, the attributes whose names count and the types of its results. `spell`
     makes comparable what belongs to a context."""
-    said = tuple((name, spell(value)) for name, value in op.attributes.items() if is_said(name))
+    said: Hashable
+    try:
+        said = tuple((name, spell(value)) for name, value in op.attributes.items() if is_said(name))
+    except TypeError:  # a constant of complex numbers, of which the bindings have no attribute
+        said = value_text(op)
     return op.name, said, tuple(spell(result.type) for result in op.results)
 
 

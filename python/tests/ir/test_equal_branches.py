@@ -98,6 +98,13 @@ def test_what_one_branch_returns_of_the_outside_is_told_apart():
     assert not folded(both)[0]
 
 
+def test_branches_with_constants_of_complex_numbers_are_compared():
+    constant = "%a = stablehlo.constant dense<[({}, 1.0), (0.0, 1.0)]> : tensor<2xcomplex<f32>>"
+    one, other = constant.format("1.0"), constant.format("2.0")
+    assert folded(program(one, one, result="2xcomplex<f32>"))[0]
+    assert not folded(program(one, other, result="2xcomplex<f32>"))[0]
+
+
 def test_a_choice_of_a_choice_goes_with_what_asked_for_it():
     """As jax writes it where two of the platforms have the same lowering."""
     branch = f"{{\n{SCALED.format(other='%y')}\nstablehlo.return %a : tensor<2xf32>\n}}"
