@@ -8,7 +8,7 @@ if an output surely needs one of these results:
 
 An output surely needs a value if it follows from it by the ops of `_KEEPING`, which no compiler
 removes. Barriers alone do not keep element types: XLA:TPU may exchange another one for floats of 16
-bits or fewer.
+bits or fewer, and bf16 for wider floats that only conversions and products use.
 """
 
 from __future__ import annotations
@@ -20,18 +20,19 @@ from stablehlo_tools.analysis.collectives import Collective
 from stablehlo_tools.analysis.liveness import has_effect
 from stablehlo_tools.analysis.loops import constant_trips
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.dialect.names import ALL_GATHER, ALL_REDUCE, BARRIER, CONVERT, REDUCE, WHILE
+from stablehlo_tools.dialect.names import ALL_GATHER, ALL_REDUCE, BARRIER, REDUCE, WHILE
 from stablehlo_tools.dialect.reducers import reducer_kind
 from stablehlo_tools.dialect.traits import COMPUTATIONS, LAYOUT, Trait, full_names, ops_with
 from stablehlo_tools.ir.values import producer
 from stablehlo_tools.ir.walk import terminator
 
-# Of float tensors with elements: no identity takes any of their operands away.
+# Of float tensors with elements: no identity takes any of their operands away, and none is read in
+# another type.
 _KEEPING = (
     ops_with(Trait.UNARY | Trait.TRANSCENDENTAL)
-    | full_names("add subtract multiply divide dot_general negate reduce_scatter all_to_all")
+    | full_names("add subtract multiply divide negate reduce_scatter all_to_all")
     | LAYOUT
-    | {ALL_GATHER, ALL_REDUCE, CONVERT, REDUCE}
+    | {ALL_GATHER, ALL_REDUCE, REDUCE}
 )
 _WIDE = frozenset({"f32", "f64"})
 
@@ -58,7 +59,7 @@ class Fences:
             if _is_real(value) and _element(value) not in _WIDE:
                 return f"a compiler may exchange another type than {_element(value)}"
         if not any(result in self.needed for result in op.results):
-            return "a compiler may find that no output needs it"
+            return "a compiler may find that no output needs it as it is"
         return ""
 
     @cached_property
