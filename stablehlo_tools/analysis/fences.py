@@ -13,7 +13,6 @@ bits or fewer, and bf16 for wider floats that only conversions and products use.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import cached_property
 
 from stablehlo_tools.analysis.collectives import Collective
@@ -35,6 +34,7 @@ _KEEPING = (
     | {ALL_GATHER, ALL_REDUCE, REDUCE}
 )
 _WIDE = frozenset({"f32", "f64"})
+_MOST_TRIPS = 64  # of a loop whose carries go round
 
 
 class Fences:
@@ -93,36 +93,31 @@ def _mark_region(op: ir.Operation, number: int, needed: set[ir.Value]) -> None:
     block = op.regions[0].blocks[0]
     needed.add(terminator(block).operands[number])
     _mark_needed(block, needed)
-    _mark_operands(block.arguments, op, needed)
+    given = zip(block.arguments, op.operands, strict=True)
+    needed.update(operand for argument, operand in given if argument in needed)
 
 
 def _mark_loop(op: ir.Operation, number: int, needed: set[ir.Value]) -> None:
-    """Marks a loop that surely runs; a carry that is needed is so in each iteration."""
+    """Marks a loop that surely runs: of its body the values that each iteration needs, because a
+    compiler may unroll it."""
     trips = constant_trips(op)
     if not trips:
         return
     block = op.regions[1].blocks[0]
     ends = list(terminator(block).operands)
-    marked = {number}
-    pending = [number]
-    while pending:
-        needed.add(ends[pending.pop()])
-        _mark_needed(block, needed)
-        if trips > 1:
-            asked = {i for i, argument in enumerate(block.arguments) if argument in needed}
-            pending += sorted(asked - marked)
-            marked |= asked
-    _mark_operands(block.arguments, op, needed)
-
-
-def _mark_operands(
-    arguments: Sequence[ir.BlockArgument], op: ir.Operation, needed: set[ir.Value]
-) -> None:
-    needed.update(
-        operand
-        for argument, operand in zip(arguments, op.operands, strict=True)
-        if argument in needed
-    )
+    asked = {number}
+    each: set[ir.Value] | None = None
+    for trip in range(trips):
+        before, inside = asked, {ends[i] for i in asked}
+        _mark_needed(block, inside)
+        each = inside if each is None else each & inside
+        asked = {i for i, argument in enumerate(block.arguments) if argument in inside}
+        if asked == before:
+            break
+        if trip == _MOST_TRIPS:
+            return
+    needed |= each or set()
+    needed.update(op.operands[i] for i in asked)
 
 
 def _keeps_operands(op: ir.Operation) -> bool:

@@ -212,6 +212,8 @@ def loop(ends: str, result: int, *, trips: int = 3, body: str = "", bound: str =
         ("%c, %a", 1, 1, False),  # turned round: after one trip the other one is there
         ("%c, %a", 2, 1, True),
         ("%c, %a", 1, 2, True),
+        ("%c, %a", 2, 2, False),
+        ("%c, %a", 2, 65, False),
         ("%a, %c", 1, 0, False),  # no iteration: XLA may still remove the loop, but nothing is said
     ],
 )
@@ -221,6 +223,21 @@ def test_a_carry_of_a_loop(ends: str, result: int, trips: int, needed: bool) -> 
 
 def test_a_loop_that_may_not_run() -> None:
     assert doubt(loop("%a, %c", 1, bound="%i")) == OPEN
+
+
+@pytest.mark.parametrize(
+    ("ends", "result", "trips", "expected"),
+    [
+        ("%u, %c", 1, 3, ["", ""]),
+        ("%u, %c", 2, 3, [OPEN, OPEN]),
+        ("%a, %u", 2, 3, ["", OPEN]),  # of which a compiler that unrolls the loop needs the last
+        ("%u, %c", 1, 0, [OPEN, OPEN]),
+    ],
+)
+def test_a_sum_in_a_loop(ends: str, result: int, trips: int, expected: list[str]) -> None:
+    inside = summed(operand="%a", result="%u")
+    body = f"{summed()}\n{loop(ends, result, trips=trips, body=inside)}"
+    assert doubts(body, F, f"%x: {F}, %y: {F}, %i: tensor<i32>") == expected
 
 
 def test_a_sum_in_a_manual_computation() -> None:
