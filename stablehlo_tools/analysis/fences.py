@@ -18,6 +18,7 @@ from functools import cached_property
 from stablehlo_tools.analysis.collectives import Collective
 from stablehlo_tools.analysis.liveness import has_effect
 from stablehlo_tools.analysis.loops import constant_trips
+from stablehlo_tools.analysis.replica_groups import GroupMode
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import ALL_GATHER, ALL_REDUCE, BARRIER, REDUCE, WHILE
 from stablehlo_tools.dialect.reducers import reducer_kind
@@ -33,6 +34,9 @@ _KEEPING = (
     | LAYOUT
     | {ALL_GATHER, ALL_REDUCE, REDUCE}
 )
+# Of what differs between replicas they make what differs.
+_MIXING = _KEEPING - {ALL_GATHER, ALL_REDUCE} | full_names("convert dot_general")
+_SAME = "mhlo.is_same_data_across_replicas"  # of an argument
 _WIDE = frozenset({"f32", "f64"})
 _MOST_TRIPS = 64  # of a loop whose carries go round
 
@@ -58,6 +62,9 @@ class Fences:
         for value in [*tensors, *op.results]:
             if _is_real(value) and _element(value) not in _WIDE:
                 return f"a compiler may exchange another type than {_element(value)}"
+        is_sum = op.name == ALL_REDUCE and collective.group_mode is GroupMode.CROSS_REPLICA
+        if is_sum and not all(map(self._differs, tensors)):
+            return "a compiler may find that all replicas have the same value"
         if not any(result in self.needed for result in op.results):
             return "a compiler may find that no output needs it as it is"
         return ""
@@ -69,6 +76,23 @@ class Fences:
         needed = set(terminator(block).operands)
         _mark_needed(block, needed)
         return needed
+
+    def _differs(self, value: ir.Value) -> bool:
+        """Whether a value follows from an argument so that no compiler takes it to be the same on
+        all replicas. Nothing is said of what loops carry."""
+        arguments = set(self.main.regions[0].blocks[0].arguments)
+        pending, seen = [value], set[ir.Value]()
+        while pending:
+            value = pending.pop()
+            maker = None if value in seen else producer(value)
+            seen.add(value)
+            if value in arguments:
+                return _SAME not in str(self.main.attributes.get("arg_attrs"))
+            if maker is not None and maker.name == BARRIER:
+                pending.append(maker.operands[ir.OpResult(value).result_number])
+            elif maker is not None and _keeps_operands(maker, _MIXING):
+                pending += maker.operands
+        return False
 
 
 def _mark_needed(block: ir.Block, needed: set[ir.Value]) -> None:
@@ -120,9 +144,9 @@ def _mark_loop(op: ir.Operation, number: int, needed: set[ir.Value]) -> None:
     needed.update(op.operands[i] for i in asked)
 
 
-def _keeps_operands(op: ir.Operation) -> bool:
+def _keeps_operands(op: ir.Operation, names: frozenset[str] = _KEEPING) -> bool:
     values = [*op.operands, *op.results]
-    if op.name not in _KEEPING or len({*op.operands}) < len(op.operands):
+    if op.name not in names or len({*op.operands}) < len(op.operands):
         return False
     if op.name == REDUCE and reducer_kind(op.regions[0].blocks[0]) != "add":
         return False

@@ -258,3 +258,61 @@ def test_a_sum_in_a_manual_computation() -> None:
         module = artifact.parse(text.encode()).module
         (collective,) = find_collectives(module)
         assert Fences(entry_function(module)).doubt(collective) == ("" if needed else OPEN)
+
+
+ALIKE = "a compiler may find that all replicas have the same value"
+ONES = f"%y = stablehlo.constant dense<1.0> : {F}"
+REPLICATED = {
+    "argument": ("", True),
+    "product": (
+        f"""%m = stablehlo.dot_general %x, %x2, contracting_dims = [] x []
+            : ({F}, {F}) -> tensor<4x4xf32>
+        %z = stablehlo.constant dense<0.0> : tensor<f32>
+        %u = stablehlo.reduce(%m init: %z) applies stablehlo.add across dimensions = [0]
+            : (tensor<4x4xf32>, tensor<f32>) -> {F}""",
+        True,
+    ),
+    "converted": (
+        f"""%n = stablehlo.convert %x : ({F}) -> tensor<4xbf16>
+        %u = stablehlo.convert %n : (tensor<4xbf16>) -> {F}""",
+        True,
+    ),
+    "barrier": (f"%u, %u2 = stablehlo.optimization_barrier %x, %x2 : {F}, {F}", True),
+    "constant": (f"%u = stablehlo.constant dense<1.0> : {F}", False),
+    "iota": (f"%u = stablehlo.iota dim = 0 : {F}", False),
+    "sum of all": (summed(result="%u").replace(GROUPS, REPLICAS), False),
+    "integers": (
+        f"""%n = stablehlo.convert %x : ({F}) -> tensor<4xi32>
+        %z = stablehlo.constant dense<0> : tensor<4xi32>
+        %p = stablehlo.multiply %n, %z : tensor<4xi32>
+        %u = stablehlo.convert %p : (tensor<4xi32>) -> {F}""",
+        False,
+    ),
+    "branch": (
+        f"""{ONES}
+        %u = "stablehlo.case"(%i) ({{ stablehlo.return %y : {F} }},
+            {{ stablehlo.return %y : {F} }}) : (tensor<i32>) -> {F}""",
+        False,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REPLICATED)
+def test_a_sum_over_replicas_of_what_may_be_the_same_on_all(name: str) -> None:
+    before, differs = REPLICATED[name]
+    operand = "%u" if before else "%x"
+    body = f"{before}\n{summed(operand=operand).replace(GROUPS, REPLICAS)}\nreturn %v : {F}"
+    found = doubts(body, F, f"%x: {F}, %x2: {F}, %i: tensor<i32>")
+    assert found[-1] == ("" if differs else ALIKE)
+
+
+def test_an_argument_that_is_the_same_on_all_replicas() -> None:
+    body = f"{summed().replace(GROUPS, REPLICAS)}\nreturn %v : {F}"
+    same = f"%x: {F} {{mhlo.is_same_data_across_replicas = true}}"
+    assert doubts(body, F, same) == [ALIKE]
+
+
+def test_a_sum_over_replicas_of_a_carry() -> None:
+    inside = summed(operand="%a", result="%u").replace(GROUPS, REPLICAS)
+    body = f"{ONES.replace('%y', '%v')}\n{loop('%u, %c', 1, body=inside)}"
+    assert doubts(body, F, f"%x: {F}, %y: {F}") == [ALIKE]

@@ -10,6 +10,7 @@ from itertools import islice
 import pytest
 from collective_surroundings import Surrounding, exported, listed_collectives, surroundings
 from compile_targets import TARGETS
+from order_cases import all_reduce, main, read
 
 from stablehlo_tools.api.transforming import run_pipeline
 from stablehlo_tools.artifacts import artifact
@@ -104,6 +105,33 @@ def test_a_type_that_no_output_needs_is_exchanged_as_another(
     one, other = compiled_lists(pair(made, threaded=True), target)
     assert ("bf16[" in one[0], "f32[" in other[0]) == (True, True)
     assert not is_claimed(made)
+
+
+SAME = """%ones = stablehlo.constant dense<1.0> : tensor<4xf32>
+    %i = stablehlo.constant dense<0> : tensor<i32>
+    %v = "stablehlo.case"(%i) ({ stablehlo.return %ones : tensor<4xf32> },
+        { stablehlo.return %ones : tensor<4xf32> }) : (tensor<i32>) -> tensor<4xf32>"""
+
+
+@pytest.mark.parametrize(
+    "target", [pytest.param(*GPU.values, marks=[*GPU.marks, pytest.mark.soak]), TPU]
+)
+def test_a_sum_of_what_all_replicas_have_is_not_exchanged(target: Target) -> None:
+    """A branch hides the constant from the text, but not from the compiler."""
+    texts = [
+        main(
+            f"{SAME}\n{all_reduce('%r', value)}\nreturn %r : tensor<4xf32>",
+            arguments="%x: tensor<4xf32>",
+            results="tensor<4xf32>",
+        )
+        for value in ("%v", "%x")
+    ]
+    programs = read(*texts)
+    for program in programs:
+        run_pipeline(program, Pipeline.parse("thread-tokens"))
+    one, other = compiled_lists(programs, target)
+    assert (len(one), len(other)) == (0, 1)
+    assert decide_without_compilers(programs, OPTIONS).verdict is not Verdict.ORDERED
 
 
 @pytest.mark.soak
