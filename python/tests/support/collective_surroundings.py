@@ -39,7 +39,9 @@ def _rounded(x: Array, y: Array) -> Array:
 
 
 def _in_scan(x: Array, y: Array) -> Array:
-    return lax.scan(lambda c, _: (jnp.tanh(c) + x, None), jnp.zeros_like(x), length=TRIPS)[0]
+    return lax.scan(
+        lambda c, _: (jnp.tanh(c).astype(x.dtype) + x, None), jnp.zeros_like(x), length=TRIPS
+    )[0]
 
 
 OPERANDS: dict[str, Change] = {
