@@ -156,7 +156,7 @@ func.func @symbolic_shape_p2(%n: tensor<1xi32>) -> tensor<i32> {
 
 // An argument's.
 sdy.mesh @mesh = <["x"=4, "y"=2]>
-// expected-error@+1 {{func.func has a value of a symbolic shape, tensor<?x4xf32>}}
+// expected-error@+1 {{argument 0 has a value of a symbolic shape, tensor<?x4xf32>}}
 func.func @symbolic_argument_p2(%x: tensor<?x4xf32>) -> tensor<?x4xf32> {
   return %x : tensor<?x4xf32>
 }

@@ -138,7 +138,8 @@ def judge_origins(decided: Decided) -> Decided:
     for form in forms.values():
         form.sort()
     for meeting in decided.meetings:
-        met = [(a, a.node) for a in meeting.arrivals if isinstance(a.node, Issue)]
+        arrivals = [(a, a.node) for a in meeting.arrivals if isinstance(a.node, Issue)]
+        met = [(a, node) for a, node in arrivals if node.origins]  # others' text is not known
         counts = [
             forms[a.program, node.signature, a.members].index(node.origins) for a, node in met
         ]

@@ -181,11 +181,23 @@ def _run_compiler(
                 raise ToolError(f"{target.title} takes no {name}={value}: {shortened(error)}")
         message = f"{target.title} refused the program: {shortened(outcome.error)}"
         foreign = _foreign(prepared, target)
-        raise ToolError(message, notes=(note(foreign),) if foreign else ())
+        notes = [note(foreign)] if foreign else []
+        if unknown := _UNKNOWN_CALL.search(outcome.error):
+            notes.append(
+                note(
+                    f"only a process that loads the library of {unknown[1]} can compile it; "
+                    "`inspect --hardware NAME` predicts times without a compiler"
+                )
+            )
+        raise ToolError(message, notes=tuple(notes))
     return outcome.answer
 
 
 _NO_VALUE = re.compile(r"While setting option|Failed to parse|is not valid|[Ee]xpected")
+_UNKNOWN_CALL = re.compile(
+    r"(?:No FFI handler registered for|No registered implementation for (?:untyped )?custom call to"
+    r"|Custom emitter for) (\S+)"
+)
 _OUT_OF_MEMORY = re.compile(r"RESOURCE_EXHAUSTED.*?\b([\d.]+)([KMGT])", re.DOTALL)
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 

@@ -314,7 +314,9 @@ def _in_floats(artifacts: Mapping[Side, Artifact], options: Options) -> Verifica
             answers = run_child(directory, request, artifacts, options.timeout)
         except ToolError as error:
             hints = _steering(plans[0].run.inputs, plans[0].steering, options.fixed)
-            notes = tuple(map(note, hints))
+            notes = [note(hint) for hint in hints]
+            if error.diagnostic.message.startswith("XLA:CPU"):
+                notes.append(note(_EXACT_RUNS))
             error.diagnostic = replace(error.diagnostic, notes=(*error.diagnostic.notes, *notes))
             raise
     shown = len(answers) - 1 if not answers[-1].same else 0
@@ -339,6 +341,10 @@ def _with_hidden_constants(artifact: Artifact) -> Artifact:
     return copy
 
 
+_EXACT_RUNS = (
+    "exact arithmetic, the default without --floats and tolerances, runs other ops on integers and "
+    "may have no need of this one"
+)
 _WITH_SCALARS = ops_with_any(Trait.REDUCTION | Trait.ACROSS_DEVICES) | full_names(
     "map scatter select_and_scatter sort"
 )

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from stablehlo_tools import bindings
 from stablehlo_tools.analysis.collectives import find_collectives, meshes_of
+from stablehlo_tools.analysis.entry import argument_name
 from stablehlo_tools.analysis.partitioner_work import (
     Annotation,
     first_annotation,
@@ -355,10 +356,12 @@ def _call_target(op: ir.Operation) -> str:
 def _check_static(value: ir.Value, op: ir.Operation) -> None:
     type_ = value.type
     if isinstance(type_, ir.RankedTensorType) and not type_.has_static_shape:
+        is_argument = isinstance(value.owner, ir.Block)
+        which = argument_name(value) if is_argument else op.name
         raise ToolError(
-            f"{op.name} has a value of a symbolic shape, {type_}: partition needs static shapes; "
+            f"{which} has a value of a symbolic shape, {type_}: partition needs static shapes; "
             "export for concrete ones (P2)",
-            op.location,
+            value.location if is_argument else op.location,
         )
 
 
