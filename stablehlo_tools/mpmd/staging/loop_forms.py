@@ -269,7 +269,7 @@ def _add_up_rows(loop: ir.Operation, trips: int, effects: Effects) -> None:
     if not rows:
         return
     build, totals = Builder(ir.InsertionPoint(loop), loop.location), [sums_of[c][0] for c in rows]
-    zeros = [build.zeros(shape_of(op.results[0]), element_of(op.results[0])) for op in totals]
+    zeros = [build.splat(0, shape_of(op.results[0]), element_of(op.results[0])) for op in totals]
     inside = loop.regions[1].blocks[0]
     add_carries(loop, zeros, zeros)
     end = terminator(inside)
