@@ -20,6 +20,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[1]))  # for `models`
+
+from models.zoo import MODELS
+
 from stablehlo_tools import bindings
 from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.artifacts.artifact import Artifact
@@ -96,8 +100,6 @@ def main() -> int:
 
 
 def _programs(words: list[str]) -> Iterator[tuple[str, Artifact]]:
-    from models.zoo import MODELS
-
     for word in words or [name for name, model in MODELS.items() if not model.large]:
         if word in MODELS:
             built = MODELS[word].build()
@@ -154,5 +156,4 @@ def _compared(before: Artifact, after: Artifact, seconds: float) -> str:
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     sys.exit(main())

@@ -20,7 +20,7 @@ from stablehlo_tools.artifacts.program_set import Job, Options, equal_arguments
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.order.communicators import COMPONENTS
-from stablehlo_tools.order.program import Issue, Program, rebuilt
+from stablehlo_tools.order.program import Issue, Program, issues_of, rebuilt
 from stablehlo_tools.order.simulation import UndecidedError
 from stablehlo_tools.order.verdict import Decided, decide, judge_origins, judge_rewriting
 from stablehlo_tools.targets.chips import Target
@@ -29,6 +29,7 @@ from stablehlo_tools.targets.compiler_options import NO_OPTIONS, CompilerOptions
 from stablehlo_tools.targets.hlo_text import TAG_MARK
 from stablehlo_tools.targets.topologies import compiler_version, missing_package
 
+_TRANSFERS = "a schedule does not say which devices a send or recv links: use --target none"
 _MARKS = re.compile(rf"{TAG_MARK}(\d+)")
 _INSTRUCTION = re.compile(r"\s*(?:ROOT )?%?([\w.-]+) = ")
 _OP_NAME = re.compile(r'(op_name="[^"]*)"')
@@ -94,13 +95,15 @@ def decide_order(
     refused: list[tuple[Target, ToolError]] = []
     for target in asked:
         try:
-            programs = _schedule_job(artifacts, grids, options, target, compiler_options, timeout)
+            if any(issue.transfer for program in programs for issue in issues_of(program.block)):
+                raise ToolError(_TRANSFERS)
+            scheduled = _schedule_job(artifacts, grids, options, target, compiler_options, timeout)
         except ToolError as error:
             if targets is not None:
                 raise
             refused.append((target, error))
             continue
-        decided = judge_origins(decide(programs, strict=options.strict))
+        decided = judge_origins(decide(scheduled, strict=options.strict))
         open_in_text = left_open if decided.finding is None else ""
         compiler = compiler_version(target)
         answers.append(OrderAnswer(decided, target, compiler, compiler_options, open_in_text))
