@@ -26,6 +26,7 @@ from stablehlo_tools.cli.streams import print_answer
 
 if TYPE_CHECKING:
     from stablehlo_tools.artifacts.artifact import Artifact
+    from stablehlo_tools.targets.chips import Target
     from stablehlo_tools.targets.job_schedules import JobOrder
 
 
@@ -64,13 +65,14 @@ def run(arguments: argparse.Namespace) -> int:
     names = _names(arguments.programs)
     _check_directory(directory)
     threading, options = ThreadTokensPass(form=arguments.form), device_options(arguments)
+    targets = chosen_targets(arguments)
     for keeps_all in (False, True):
         loaded = tuple(artifact.load(path) for path in arguments.programs)
         aligned = align_order(Job(loaded, options), threading, keeps_all=keeps_all)
         if aligned.finding is not None:
             print_answer(finding_text(aligned.programs, aligned.finding), holds=False)
             return 1
-        order = _compiled(arguments, loaded)
+        order = _compiled(arguments, targets, loaded)
         if order is None or order.holds:
             break
     else:
@@ -91,12 +93,13 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _compiled(arguments: argparse.Namespace, aligned: Sequence[Artifact]) -> JobOrder | None:
+def _compiled(
+    arguments: argparse.Namespace, targets: list[Target] | None, aligned: Sequence[Artifact]
+) -> JobOrder | None:
     """The order of aligned programs by their compilers; None if no compiler is asked or takes
     them."""
     from stablehlo_tools.targets.job_schedules import decide_order
 
-    targets = chosen_targets(arguments)
     if targets == [] or len(aligned) == 1:
         return None
     options, timeout = compiler_options(arguments), arguments.timeout

@@ -91,13 +91,15 @@ def decide_order(
         options = replace(options, platform=options.platform or asked[0].platform)
     programs, grids = _programs(artifacts, options)
     left_open = _left_open(programs, strict=options.strict)
+    has_transfers = any(issue.transfer for p in programs for issue in issues_of(p.block))
+    sources = _sources(artifacts, grids) if asked and not has_transfers else []
     answers: list[OrderAnswer] = []
     refused: list[tuple[Target, ToolError]] = []
     for target in asked:
         try:
-            if any(issue.transfer for program in programs for issue in issues_of(program.block)):
+            if has_transfers:
                 raise ToolError(_TRANSFERS)
-            scheduled = _schedule_job(artifacts, grids, options, target, compiler_options, timeout)
+            scheduled = _schedule_job(sources, options, target, compiler_options, timeout)
         except ToolError as error:
             if targets is not None:
                 raise
@@ -147,9 +149,20 @@ def default_targets(artifacts: Sequence[Artifact], platform: str | None) -> list
     return [each for each in chosen if missing_package(each) is None]
 
 
+def _sources(
+    artifacts: Sequence[Artifact], grids: Sequence[ProcessGrid]
+) -> list[tuple[str, Artifact]]:
+    """The programs to compile, each with a key that equal ones share."""
+    sources: list[tuple[str, Artifact]] = []
+    for artifact, grid in zip(artifacts, grids, strict=True):
+        stated = _with_grid(artifact, grid)
+        text = stated.module.operation.get_asm(enable_debug_info=False, large_elements_limit=None)
+        sources.append((hashlib.sha256(str(text).encode()).hexdigest(), stated))
+    return sources
+
+
 def _schedule_job(
-    artifacts: Sequence[Artifact],
-    grids: Sequence[ProcessGrid],
+    sources: Sequence[tuple[str, Artifact]],
     options: Options,
     target: Target,
     compiler_options: CompilerOptions,
@@ -157,16 +170,11 @@ def _schedule_job(
 ) -> list[Program]:
     """Compiles each distinct program for a target and reads the schedules.
 
-    `grids` are the processes that each program runs as; `timeout` is that of one compilation, in
-    seconds.
+    `timeout` is that of one compilation, in seconds.
     """
     distinct: dict[str, Artifact] = {}
-    keys: list[str] = []
-    for artifact, grid in zip(artifacts, grids, strict=True):
-        stated = _with_grid(artifact, grid)
-        text = stated.module.operation.get_asm(enable_debug_info=False, large_elements_limit=None)
-        keys.append(hashlib.sha256(str(text).encode()).hexdigest())
-        distinct.setdefault(keys[-1], stated)
+    for key, artifact in sources:
+        distinct.setdefault(key, artifact)
 
     def compile_text(artifact: Artifact) -> str:
         if artifact.hlo is not None and artifact.is_scheduled:
@@ -175,13 +183,10 @@ def _schedule_job(
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         texts = dict(zip(distinct, pool.map(compile_text, distinct.values()), strict=True))
-    scheduled = tuple(
-        parse(texts[key].encode(), artifact.name)
-        for key, artifact in zip(keys, artifacts, strict=True)
-    )
+    scheduled = tuple(parse(texts[key].encode(), artifact.name) for key, artifact in sources)
     numbered = [
         f"{program}:{number}"
-        for program, artifact in enumerate(artifacts)
+        for program, (_, artifact) in enumerate(sources)
         for number in equal_arguments(artifact, program, options.equal)
     ]
     issued = Job(scheduled, replace(options, platform=None, equal=tuple(numbered))).read()
