@@ -98,3 +98,25 @@ func.func @other_rows(
   }> : (tensor<8x6xf32>, tensor<4x2xi32>) -> tensor<4xf32>
   return %0, %1 : tensor<8xf32>, tensor<4xf32>
 }
+
+// -----
+
+// Every row in its place: no component of the index is left, and a zero takes its place.
+sdy.mesh @mesh = <["x"=4]>
+// CHECK-LABEL: func.func @all_rows
+// CHECK: sdy.manual_computation
+// CHECK-SAME: manual_axes={"x"} (%[[C:.+]]: tensor<2x6xf32>) {
+// CHECK: %[[ZERO:.+]] = stablehlo.constant dense<0> : tensor<2x1xi32>
+// CHECK-NEXT: "stablehlo.gather"(%[[C]], %[[ZERO]])
+// CHECK-SAME: dimension_numbers = #stablehlo.gather<offset_dims = [1], operand_batching_dims = [0], start_indices_batching_dims = [0], start_index_map = [1], index_vector_dim = 1>
+// CHECK-NEXT: sdy.return
+func.func @all_rows(
+    %c: tensor<8x6xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"x"}, {}]>}
+) -> (tensor<8x6xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"x"}, {}]>}) {
+  %rows = stablehlo.iota dim = 0 : tensor<8x1xi32>
+  %0 = "stablehlo.gather"(%c, %rows) <{
+    dimension_numbers = #stablehlo.gather<offset_dims = [1], collapsed_slice_dims = [0], start_index_map = [0], index_vector_dim = 1>,
+    slice_sizes = array<i64: 1, 6>
+  }> : (tensor<8x6xf32>, tensor<8x1xi32>) -> tensor<8x6xf32>
+  return %0 : tensor<8x6xf32>
+}

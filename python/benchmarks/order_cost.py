@@ -29,8 +29,8 @@ SUM = """({
 
 
 def groups(rows: list[list[int]]) -> str:
-    """The attribute of some replica groups."""
-    return f"replica_groups = dense<{rows}> : tensor<{SIDE}x{SIDE}xi64>"
+    """The attributes of collectives of all partitions, for some groups; the channel is to add."""
+    return f"replica_groups = dense<{rows}> : tensor<{SIDE}x{SIDE}xi64>, use_global_device_ids"
 
 
 def program(collectives: int, number: int) -> str:
@@ -51,7 +51,8 @@ def program(collectives: int, number: int) -> str:
             f"    %y{i} = stablehlo.{own} %x{i} : {before_type}",
             f"    %i{i}:2 = stablehlo.optimization_barrier %y{i}, %t{i} : {before_type}, "
             "!stablehlo.token",
-            f'    %c{i} = "stablehlo.{kind}"(%i{i}#0) <{{{attributes}}}> {region} : '
+            f'    %c{i} = "stablehlo.{kind}"(%i{i}#0) <{{{attributes}, channel_handle = '
+            f"#stablehlo.channel_handle<handle = {i + 1}, type = 1>}}> {region} : "
             f"({before_type}) -> {after_type}",
             f"    %o{i}:2 = stablehlo.optimization_barrier %c{i}, %i{i}#1 : {after_type}, "
             "!stablehlo.token",
@@ -61,7 +62,8 @@ def program(collectives: int, number: int) -> str:
         size = after
     lines.append(f"    return %x{collectives} : tensor<{size}xf32>")
     main = f"  func.func @main(%x0: tensor<16xf32>) -> tensor<{size}xf32> {{"
-    return "\n".join([f"module @worker_{number} {{", main, *lines, "  }", "}", ""])
+    grid = f"attributes {{mhlo.num_replicas = 1 : i32, mhlo.num_partitions = {PROGRAMS} : i32}}"
+    return "\n".join([f"module @worker_{number} {grid} {{", main, *lines, "  }", "}", ""])
 
 
 def run(directory: Path, collectives: int) -> tuple[float, float, int]:

@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterator
+from math import prod
 
 from stablehlo_tools.analysis.loop_carries import is_accumulated
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import (
     ADD,
     BARRIER,
+    BROADCAST,
     CONVERT,
     DYNAMIC_UPDATE_SLICE,
     MANUAL_COMPUTATION,
+    REDUCE,
     RESHAPE,
     SHARDING_CONSTRAINT,
     TRANSPOSE,
     WHILE,
 )
-from stablehlo_tools.dialect.traits import Trait, ops_with_any
-from stablehlo_tools.ir.builder import element_of
-from stablehlo_tools.ir.values import producer
+from stablehlo_tools.dialect.reducers import reducer_kind
+from stablehlo_tools.dialect.traits import ELEMENTWISE, Trait, ops_with_any
+from stablehlo_tools.ir.builder import element_of, shape_of
+from stablehlo_tools.ir.values import producer, splat_of
 from stablehlo_tools.ir.walk import FUNCTION, terminator
 from stablehlo_tools.ir.while_loop import is_invariant
 
@@ -33,6 +37,10 @@ _SAME_VALUES = ops_with_any(Trait.LAYOUT | Trait.PIECE | Trait.RETYPE) | {
     "stablehlo.all_gather",
 }
 _MOST_FOLLOWED = 12  # ops between a collective and the sum or the convert that it goes into
+_EXACT = frozenset({"maximum", "minimum"})  # in any order and in parts
+_SMALL = 64  # times as many elements go into a reduction whose result is cheap to combine
+
+type Number = ir.FloatType | ir.IntegerType
 
 
 class AddedUp(enum.Enum):
@@ -83,13 +91,23 @@ def narrower_after(op: ir.Operation) -> ir.FloatType | None:
     return _narrower([t for value in op.results for t in _converted_to(value, 0)], op)
 
 
+def narrower_after_ops(op: ir.Operation) -> Number | None:
+    """The narrower type that all that a collective moves is converted to after ops on each element.
+
+    Maxima and minima of the moved values do not count: devices can combine those of their parts.
+    """
+    if op.name in _REDUCING:
+        return None
+    return _narrower([t for value in op.results for t in _converted_later(value, op, 0)], op)
+
+
 def float_of(value: ir.Value) -> ir.FloatType | None:
     """The element type of a tensor of real floats."""
     element = element_of(value) if isinstance(value.type, ir.RankedTensorType) else None
     return element if isinstance(element, ir.FloatType) else None
 
 
-def _narrower(types: list[ir.FloatType | None], op: ir.Operation) -> ir.FloatType | None:
+def _narrower[T: Number](types: list[T | None], op: ir.Operation) -> T | None:
     """The one type, if it is narrower than the collective's."""
     wide = float_of(op.operands[0]) if len(op.operands) else None
     narrow = types[0] if len(set(types)) == 1 else None
@@ -120,6 +138,45 @@ def _converted_to(value: ir.Value, depth: int) -> Iterator[ir.FloatType | None]:
             yield from _converted_to(user.results[0], depth + 1)
         else:
             yield None
+
+
+def _converted_later(
+    value: ir.Value, collective: ir.Operation, depth: int
+) -> Iterator[Number | None]:
+    """The narrower types that a moved value is converted to after ops on each element."""
+    wide = float_of(collective.operands[0])
+    for use in value.uses:
+        user = use.owner.operation
+        if user.name == REDUCE and len(user.results) == 1:
+            if reducer_kind(user.regions[0].blocks[0]) not in _EXACT or not _is_small(user):
+                yield None
+            continue
+        element = element_of(user.results[0]) if len(user.results) == 1 else None
+        is_number = isinstance(element, ir.FloatType | ir.IntegerType)
+        if user.name == CONVERT and is_number and wide and element.width < wide.width:
+            yield element
+        elif depth < _MOST_FOLLOWED and _is_on_each(user, use.operand_number):
+            yield from _converted_later(user.results[0], collective, depth + 1)
+        else:
+            yield None
+
+
+def _is_small(reduce: ir.Operation) -> bool:
+    return _SMALL * prod(shape_of(reduce.results[0])) <= prod(shape_of(reduce.operands[0]))
+
+
+def _is_on_each(op: ir.Operation, operand: int) -> bool:
+    """Returns True if an op computes each element from that of one operand and from scalars."""
+    if op.name in _MOVES:
+        return len(op.results) == 1
+    others = [value for number, value in enumerate(op.operands) if number != operand]
+    return op.name in ELEMENTWISE and all(map(_is_spread_scalar, others))
+
+
+def _is_spread_scalar(value: ir.Value) -> bool:
+    op = producer(value)
+    spread = op is not None and op.name == BROADCAST
+    return not shape_of(op.operands[0] if op and spread else value) or splat_of(value) is not None
 
 
 def argument_behind(value: ir.Value) -> ir.Value | None:

@@ -10,19 +10,22 @@ from stablehlo_tools.advice.collective_uses import argument_behind
 from stablehlo_tools.advice.program import Program
 from stablehlo_tools.analysis.entry import is_per_device
 from stablehlo_tools.analysis.replica_groups import AxisRef, DeviceMesh, mesh_axes_groups
+from stablehlo_tools.analysis.shardings import sharding_axes
 from stablehlo_tools.analysis.tasks.graph import TracedGraph
 from stablehlo_tools.analysis.tasks.op_work import bytes_of, op_work, short_name
 from stablehlo_tools.analysis.uniformity import Uniformity
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.cost.kernels import Matmul, Work, WorkKind
 from stablehlo_tools.diagnostics import duration
-from stablehlo_tools.dialect.names import WHILE
+from stablehlo_tools.dialect.names import SHARDING_CONSTRAINT, WHILE
 from stablehlo_tools.dialect.traits import Trait, ops_with
-from stablehlo_tools.ir.walk import enclosing, entry_function
+from stablehlo_tools.ir.values import producer
+from stablehlo_tools.ir.walk import enclosing, entry_function, ops_named
 from stablehlo_tools.overlap.bounds import iterations
 from stablehlo_tools.report.document import Advice
 
 _CONTRACTIONS = ops_with(Trait.CONTRACTION)
+_MOST_FOLLOWED = 64  # ops between a product and the constraint on what it reads
 _FEW = 256  # rows of a product: so few leave a matrix unit idle, or wait for the weights
 
 
@@ -94,6 +97,9 @@ def _repeated(
         f"{len(alike)} matrix products, {duration(sum(each.ns for each in alike))} in all, are "
         f"computed alike on all {devices} devices of {axis}"
     )
+    constraint = _constraint_without(program, first.op, axis)
+    if constraint is not None:
+        cause += f"; the constraint at {program.place(constraint)} divides nothing over {axis}"
     stages = ""
     if enclosing(first.op, WHILE) is not None:
         stages = f", or make its layers stages of a pipeline: expand-pipeline{{axis={axis}}}"
@@ -105,6 +111,24 @@ def _repeated(
         f"divide the batch or these weights over {axis} as well (a batch of a multiple of all the "
         f"devices it is divided over), or give its devices to another axis{stages}",
     )
+
+
+def _constraint_without(program: Program, op: ir.Operation, axis: str) -> ir.Operation | None:
+    """The nearest constraint, in the program as it came, on what an op reads, if it leaves out an
+    axis."""
+    location = str(op.location)
+    named = ops_named(program.given.module.operation, frozenset({op.name}))
+    ops = [each for each in named if str(each.location) == location]
+    seen = set(ops)
+    for user in ops:  # which grows
+        for maker in filter(None, map(producer, user.operands)):
+            if maker.name == SHARDING_CONSTRAINT:
+                axes = sharding_axes(maker.attributes["sharding"])[1]
+                return None if axis in axes else maker
+            if maker not in seen and len(ops) < _MOST_FOLLOWED:
+                seen.add(maker)
+                ops.append(maker)
+    return None
 
 
 def small_kernels(program: Program) -> Iterator[Advice]:

@@ -8,8 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from stablehlo_tools.advice.collective_uses import float_of, narrower_after, narrower_before
+from stablehlo_tools.advice.collective_uses import (
+    Number,
+    float_of,
+    narrower_after,
+    narrower_after_ops,
+    narrower_before,
+)
 from stablehlo_tools.advice.program import Collective, Program
+from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import duration, size
 from stablehlo_tools.report.document import Advice
 
@@ -37,8 +44,12 @@ def narrow_share(collective: Collective) -> float:
     """The share of its bytes that a collective needs to send, 1 where that is all."""
     op = collective.op
     wide = float_of(op.operands[0]) if len(op.operands) else None
-    narrow = narrower_before(op) or narrower_after(op)
+    narrow = _narrow_type(op)
     return 1.0 if wide is None or narrow is None else narrow.width / wide.width
+
+
+def _narrow_type(op: ir.Operation) -> Number | None:
+    return narrower_before(op) or narrower_after(op) or narrower_after_ops(op)
 
 
 def _item(
@@ -46,19 +57,22 @@ def _item(
 ) -> Advice:
     first, _ = max(alike, key=lambda pair: pair[0].ns)
     before = narrower_before(first.op)
-    narrow = before or narrower_after(first.op)
+    narrow = _narrow_type(first.op)
+    after = "right after" if before or narrower_after(first.op) else "after ops on each element"
     sent = sum(each.times * each.sent.bytes for each, _ in alike)
     kinds = " and ".join(dict.fromkeys(each.sent.kind for each, _ in alike))
     cause = (
         f"{len(alike)} {kinds} of {size(sent)} in {first.sent.dtype}, "
         f"{duration(sum(each.ns for each, _ in alike))} in all, of values that "
-        f"{'were' if before else 'become'} {narrow} right {'before' if before else 'after'}"
+        f"{f'were {narrow} right before' if before else f'become {narrow} {after}'}"
     )
     if reducing:
         remedy = f"reduce in {narrow}, where sums so rounded will do: the values change"
     else:
         order = "after" if before else "before"
         remedy = f"convert {order} the collective: it moves {narrow}, and the values stay the same"
+        if narrow != (before or narrower_after(first.op)):
+            remedy += "; partition does so for collectives that it writes"
     return program.advice(
         "wide-reduction" if reducing else "wide-collective",
         gain,

@@ -16,8 +16,9 @@ asynchronous. They become one for each operand, in the same place:
     %d = (f32[8], f32[16]) tuple(%d.part0, %d.part1)
 
 An all-to-all of tuples, whose operand i goes to member i, becomes one of a concatenation.
-`output_to_operand_aliasing` of collectives goes, which XLA prints and does not parse. And operands
-of another precision than the result, which XLA:TPU has, get a convert.
+`output_to_operand_aliasing` of collectives goes, which XLA prints and does not parse. XLA:TPU mixes
+precisions: operands of another precision than the result get a convert, a reduction has the
+precision of its computation, and an all_reduce gets a copy of its computation in its own.
 
 Pure Python; linear in the text. An instruction that goes on over several lines stays as it is.
 """
@@ -25,7 +26,7 @@ Pure Python; linear in the text. An instruction that goes on over several lines 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 _HEADER = "HloModule"
@@ -166,6 +167,7 @@ _COLLECTIVE = re.compile(
 _HEAD = re.compile(r"(\s*)(ROOT\s+)?(%?[^\s=]+)\s+=\s+")
 _ALIASING = "output_to_operand_aliasing="
 _SHAPE = re.compile(r"([a-z]\w*)\[([\d,]*)\]")
+_TO_APPLY = re.compile(r"\bto_apply=(%[\w.-]+)")
 _OPCODE = re.compile(r"\s([a-z][a-z0-9-]*)\(")
 _TILE = ":T("  # of layouts of XLA:TPU, which computes in several precisions
 _FLOATS = frozenset({"bf16", "f16", "f32", "f64"})
@@ -179,6 +181,7 @@ _OF_ONE_TYPE = frozenset(
         "subtract", "tanh", "transpose",
     }
 )  # fmt: skip
+_REDUCTIONS = frozenset({"reduce", "reduce-window"})
 _SINGLE = frozenset({"collective-permute", "reduce-scatter"})  # of one operand in StableHLO
 
 
@@ -215,46 +218,110 @@ def _normalized(text: str) -> tuple[str, tuple[int, ...]]:
     split_starts: dict[str, int] = {}
     is_mixed = _TILE in text
     shapes: dict[str, tuple[str, str]] = {}
+    reducers = _Reducers()
     for number, line in enumerate(text.splitlines(), start=1):
         written = [line]
+        if is_mixed and not line.startswith(" "):
+            reducers.begin(line, len(lines))
         if _COLLECTIVE.search(line):
             written = _written(line, split_starts)
+            if is_mixed:
+                written = [reducers.retype(each, lines, origins) for each in written]
         elif is_mixed:
-            written = _of_one_type(line, shapes)
+            written = _of_one_type(line, shapes, reducers.applied(line, lines)[2])
         lines += written
         origins += [number] * len(written)
     end = "\n" if text.endswith("\n") else ""  # XLA tells where it stopped
     return "\n".join(lines) + end, tuple(origins)
 
 
-def _of_one_type(line: str, shapes: dict[str, tuple[str, str]]) -> list[str]:
+@dataclass
+class _Reducers:
+    """The computations so far, for reductions of XLA:TPU whose computation has another precision.
+
+    StableHLO takes the element type of an all_reduce from its computation, so a reduction of bf16
+    by a computation of f32 gets a copy of it in bf16. XLA prints a computation before its users.
+    """
+
+    begins: dict[str, int] = field(default_factory=dict)
+    holder: int = 0  # the line at which the computation of the current line begins
+    copies: set[str] = field(default_factory=set)
+
+    def begin(self, line: str, at: int) -> None:
+        opened = _COMPUTATION.match(line)
+        if opened is not None:
+            self.begins[f"%{opened.group(1)}"] = self.holder = at
+
+    def applied(self, line: str, lines: list[str]) -> tuple[str, list[str], set[str]]:
+        """The name, the lines and the float types of the computation that a line applies."""
+        applied = _TO_APPLY.search(line)
+        begin = None if applied is None else self.begins.get(applied.group(1))
+        if applied is None or begin is None:
+            return "", [], set()
+        ends = (at for at in range(begin, len(lines)) if lines[at].startswith("}"))
+        body = lines[begin : next(ends, begin) + 1]
+        return applied.group(1), body, {e for e, _ in _SHAPE.findall("".join(body))} & _FLOATS
+
+    def retype(self, line: str, lines: list[str], origins: list[int]) -> str:
+        """A collective's line with a computation of its own precision.
+
+        A new copy goes into `lines`, before the computation that holds the collective.
+        """
+        name, body, found = self.applied(line, lines)
+        shape = _SHAPE.search(line)
+        element = "" if shape is None else shape.group(1)
+        if element not in _FLOATS or found <= {element}:
+            return line
+        own = f"{name}.{element}"
+        if own not in self.copies:
+            self.copies.add(own)
+            other = re.compile(rf"\b(?:{'|'.join(sorted(found))})(?=\[)")
+            copied = [other.sub(element, text) for text in body]
+            copied[0] = copied[0].replace(name, own, 1)
+            begin = self.begins[name]
+            lines[self.holder : self.holder] = copied
+            origins[self.holder : self.holder] = origins[begin : begin + len(body)]
+            self.holder += len(copied)
+        return re.sub(rf"(?<=\bto_apply=){re.escape(name)}(?![\w.-])", own, line)
+
+
+def _of_one_type(line: str, shapes: dict[str, tuple[str, str]], computed: set[str]) -> list[str]:
     """An instruction that StableHLO wants of one type, with a convert for each operand of another.
 
-    `shapes` has the element type and the dimensions of every array so far, by name.
+    A reduction has the type of its computation, of whose float types `computed` is the set, and is
+    converted afterwards. `shapes` has the element type and the dimensions of every array so far, by
+    name.
     """
     head = _HEAD.match(line)
     shape = None if head is None else _SHAPE.match(line, head.end())
     if head is None or shape is None:
         return [line]
-    shapes[head.group(3).removeprefix("%")] = (shape.group(1), shape.group(2))
+    indent, root, name = head.group(1), head.group(2) or "", head.group(3)
+    shapes[name.removeprefix("%")] = (shape.group(1), shape.group(2))
     opcode = _OPCODE.search(line, shape.end())
-    if opcode is None or opcode.group(1) not in _OF_ONE_TYPE or shape.group(1) not in _FLOATS:
+    end = None if opcode is None else _closing(line, opcode.end() - 1)
+    if opcode is None or end is None or shape.group(1) not in _FLOATS:
         return [line]
-    end = _closing(line, opcode.end() - 1)
-    if end is None:
+    wanted = shape.group(1)
+    if opcode.group(1) in _REDUCTIONS and len(computed) == 1:
+        wanted = min(computed)
+    elif opcode.group(1) not in _OF_ONE_TYPE:
         return [line]
     operands = _split(_COMMENT.sub("", line[opcode.end() : end]))
     converts: list[str] = []
     for number, operand in enumerate(operands):
         value = operand.split()[-1]
         element, sizes = shapes.get(value.removeprefix("%"), ("", ""))
-        if element in _FLOATS and element != shape.group(1):
-            operands[number] = f"{head.group(3)}.given{number}"
-            made = f"{operands[number]} = {shape.group(1)}[{sizes}] convert({value})"
-            converts.append(head.group(1) + made)
-    if not converts:
-        return [line]
-    return [*converts, f"{line[: opcode.end()]}{', '.join(operands)}{line[end:]}"]
+        if element in _FLOATS and element != wanted:
+            operands[number] = f"{name}.given{number}"
+            converts.append(f"{indent}{operands[number]} = {wanted}[{sizes}] convert({value})")
+    given = ", ".join(operands)
+    if wanted != shape.group(1):
+        made = f"{wanted}[{shape.group(2)}] {opcode.group(1)}({given}){line[end + 1 :]}"
+        whole = line[head.end() : opcode.start()]
+        after = f"{indent}{root}{name} = {whole} convert({name}.made)"
+        return [*converts, f"{indent}{name}.made = {made}", after]
+    return [*converts, f"{line[: opcode.end()]}{given}{line[end:]}"] if converts else [line]
 
 
 def _written(line: str, split_starts: dict[str, int]) -> list[str]:

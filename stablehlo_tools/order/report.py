@@ -29,10 +29,17 @@ def as_text(decided: Decided, *, is_scheduled: bool = False) -> str:
     if decided.finding is not None:
         return finding_text(decided.programs, decided.finding)
     lines = [*_reasons(decided, is_scheduled=is_scheduled), *_assumptions(decided.programs)]
-    if not is_scheduled and all(program.may_run_on_gpu for program in decided.programs):
-        conflict = find_component_conflict(decided.programs)
-        lines += [f"not judged: {conflict.message}"] if conflict else []
+    lines += [f"not judged: {message}" for message in _not_judged(decided, is_scheduled)]
     return "\n".join([_headline(decided), *(f"  {line}" for line in lines)])
+
+
+def _not_judged(decided: Decided, is_scheduled: bool) -> list[str]:
+    """The hazards of an option of XLA:GPU that the verdict `ordered` leaves out."""
+    may_hang = decided.finding is None and not is_scheduled
+    if not may_hang or not all(program.may_run_on_gpu for program in decided.programs):
+        return []
+    conflict = find_component_conflict(decided.programs)
+    return [conflict.message] if conflict else []
 
 
 def finding_text(programs: Sequence[Program], finding: Finding) -> str:
@@ -62,11 +69,13 @@ def _assumptions(programs: Sequence[Program]) -> list[str]:
     ]
 
 
-def as_json(decided: Decided) -> dict[str, Any]:
-    """The verdict with its proof or its counterexample, for programs to read."""
+def as_json(decided: Decided, *, is_scheduled: bool = False) -> dict[str, Any]:
+    """The verdict with its proof or its counterexample, for programs to read; `is_scheduled` as in
+    `as_text`."""
     report: dict[str, Any] = {
         "verdict": decided.verdict.value,
         "programs": [_program(program) for program in decided.programs],
+        "not_judged": _not_judged(decided, is_scheduled),
     }
     if decided.finding is None:
         report["proof"] = _proof(decided)

@@ -133,10 +133,14 @@ def _left_open(programs: Sequence[Program], *, strict: bool) -> str:
 
 
 def decide_without_compilers(artifacts: Sequence[Artifact], options: Options) -> Decided:
-    """The verdict on what programs issue whatever a compiler makes of them."""
+    """The verdict on what programs issue whatever a compiler makes of them.
+
+    A compiler makes the same of equal texts, so only the order of those is judged.
+    """
     programs, _ = _programs(artifacts, replace(options, judges_rewriting=True))
     decided = decide(programs, strict=options.strict)
-    return judge_rewriting(decided) if len(artifacts) > 1 else decided
+    is_one = len(set(map(_hash_text, artifacts))) == 1
+    return decided if is_one else judge_rewriting(decided)
 
 
 def default_targets(artifacts: Sequence[Artifact], platform: str | None) -> list[Target]:
@@ -156,9 +160,13 @@ def _sources(
     sources: list[tuple[str, Artifact]] = []
     for artifact, grid in zip(artifacts, grids, strict=True):
         stated = _with_grid(artifact, grid)
-        text = stated.module.operation.get_asm(enable_debug_info=False, large_elements_limit=None)
-        sources.append((hashlib.sha256(str(text).encode()).hexdigest(), stated))
+        sources.append((_hash_text(stated), stated))
     return sources
+
+
+def _hash_text(artifact: Artifact) -> str:
+    text = artifact.module.operation.get_asm(enable_debug_info=False, large_elements_limit=None)
+    return hashlib.sha256(str(text).encode()).hexdigest()
 
 
 def _schedule_job(

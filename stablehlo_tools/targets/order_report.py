@@ -41,7 +41,7 @@ def order_json(order: JobOrder) -> dict[str, Any]:
             "compiler": answer.compiler,
             "compiler_options": dict(answer.options.values),
             "open_in_text": answer.open_in_text,
-            **as_json(answer.decided),
+            **as_json(answer.decided, is_scheduled=True),
         }
         for answer in order.answers
         if answer.target is not None
@@ -50,4 +50,5 @@ def order_json(order: JobOrder) -> dict[str, Any]:
         {"target": target.value, "message": error.diagnostic.message}
         for target, error in order.refused
     ]
-    return {**as_json(order.worst.decided), "compilers": compilers, "refused": refused}
+    worst = as_json(order.worst.decided, is_scheduled=order.worst.target is not None)
+    return {**worst, "compilers": compilers, "refused": refused}

@@ -5,6 +5,10 @@
 // CHECK: ordered: 1 program on devices 0 to 3, 3 collectives
 // CHECK: not judged: under xla_gpu_collective_permute_connected_components, XLA:GPU gives each component of a permute's pairs a communicator. The permutes at {{.*}}permute_components.mlir:{{.*}} and {{.*}} ask for that of device 0 with other components beside it
 
+// RUN: stablehlo-tools check-order %s --json | filecheck %s --check-prefix=OPEN
+// OPEN: "not_judged": [
+// OPEN-NEXT: "under xla_gpu_collective_permute_connected_components,
+
 // RUN: not stablehlo-tools check-order --target gpu --compiler-option xla_gpu_collective_permute_connected_components=true %s > %t.out
 // RUN: filecheck %s --check-prefix=OPTION < %t.out
 // RUN: not stablehlo-tools check-order --target gpu --compiler-option xla_gpu_collective_permute_connected_components=true %s --json | filecheck %s --check-prefix=JSON

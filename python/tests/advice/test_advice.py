@@ -21,6 +21,7 @@ from advice_programs import (
     optimizer,
     product,
     reduced,
+    scaled_weight,
     tensor_parallel,
     two_networks,
     weights_gathered,
@@ -122,6 +123,12 @@ CAUSES: dict[str, tuple[Detector, Build, Build, str]] = {
         partial(reduced, sent="bf16"),
         "h100",
     ),
+    "wide-collective": (
+        wide_collectives,
+        partial(scaled_weight, largest=True),
+        partial(scaled_weight, largest=False),
+        "h100",
+    ),
     "gathered-twice": (
         weights_gathered_again,
         partial(weights_gathered, again=True),
@@ -218,6 +225,14 @@ def test_a_cause_is_found_with_its_gain_and_its_near_miss_is_not(cause: str, tmp
     assert item.gain_ns > 0 or item.gain_bytes > 0
     assert "advice_programs.py" in item.place or cause == "does-not-fit"
     assert cause not in found(detect, near_miss(), hardware)
+
+
+@pytest.mark.parametrize("constrained", [False, True])
+def test_the_constraint_that_leaves_an_axis_out_is_named(constrained: bool):
+    given = product(rows=4096, spec=P("data"), constrained=constrained)
+    cause = found(repeated_compute, given, "h100")["computed-alike"].cause
+    assert ("the constraint at" in cause) is constrained
+    assert not constrained or "divides nothing over model" in cause
 
 
 def test_what_partition_makes_decides_whether_a_pipeline_is_advised():

@@ -18,7 +18,7 @@ from stablehlo_tools.analysis.collectives import find_collectives
 from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.artifacts.program_set import Options, read_programs
-from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.diagnostics import ToolError, to_place
 from stablehlo_tools.hlo_input.converter import MARK, mark_of, marked
 from stablehlo_tools.hlo_input.text import Computation, HloText, is_hlo_text
 from stablehlo_tools.order.program import TextOrder, blocks_of
@@ -190,6 +190,37 @@ def test_a_bitcast_between_tiles_has_no_values(tmp_path: Path) -> None:
         artifact.encode(read, artifact.Form.BYTECODE)
     plain = _artifact(TILED.replace(":T(8,128)", ""), tmp_path)
     assert "stablehlo.reshape" in artifact.to_text(plain.module)
+
+
+MIXED = """HloModule m, is_scheduled=true, num_partitions=2
+
+%add (x: f32[], y: f32[]) -> f32[] {
+  %x = f32[]{:T(128)} parameter(0)
+  %y = f32[]{:T(128)} parameter(1)
+  ROOT %sum = f32[]{:T(128)} add(%x, %y)
+}
+
+ENTRY %e (a: f32[8,256]) -> (bf16[8,256], f32[8,256], bf16[8,256]) {
+  %a = f32[8,256]{1,0:T(8,128)} parameter(0)
+  %b = bf16[8,256]{1,0:T(8,128)} all-reduce(%a), channel_id=1, replica_groups={{0,1}}, to_apply=%add
+  %c = f32[8,256]{1,0:T(8,128)} all-reduce(%a), channel_id=2, replica_groups={{0,1}}, to_apply=%add
+  %d = bf16[8,256]{1,0:T(8,128)} all-reduce(%b), channel_id=3, replica_groups={{0,1}}, to_apply=%add
+  ROOT %t = (bf16[8,256]{1,0}, f32[8,256]{1,0}, bf16[8,256]{1,0}) tuple(%b, %c, %d)
+}
+"""
+
+
+def test_a_sum_in_another_precision_than_its_computation(tmp_path: Path) -> None:
+    """XLA:TPU leaves the computation in f32 if it narrows an all_reduce."""
+    read = _artifact(MIXED, tmp_path)
+    collectives = find_collectives(read.module)
+    signatures = [
+        (str(each.op.operands[0].type), str(each.op.results[0].type)) for each in collectives
+    ]
+    wide, narrow = "tensor<8x256xf32>", "tensor<8x256xbf16>"
+    assert signatures == [(wide, narrow), (wide, wide), (narrow, narrow)]
+    lines = [to_place(each.op.location).line for each in collectives]
+    assert lines == [11, 12, 13]
 
 
 def test_marks_survive_what_they_mark() -> None:

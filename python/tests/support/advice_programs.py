@@ -171,6 +171,22 @@ def gathered_weight(*, sent: str) -> Artifact:
     return exported(step, *shapes, data=8)
 
 
+def scaled_weight(*, largest: bool) -> Artifact:
+    """A gathered weight that becomes f8 after a division by its largest element, or by its sum."""
+
+    def local(w: jax.Array, x: jax.Array) -> jax.Array:
+        whole = lax.all_gather(w, "data", tiled=True)
+        scale = jnp.max(jnp.abs(whole)) if largest else jnp.sum(whole)
+        narrow = jnp.clip(whole / scale, -1, 1).astype(jnp.float8_e4m3fn)
+        return x @ narrow.astype(jnp.bfloat16)
+
+    def step(w: jax.Array, x: jax.Array) -> jax.Array:
+        return jax.shard_map(local, in_specs=P("data"), out_specs=P("data"))(w, x)
+
+    shapes = ((WIDTH, HIDDEN), jnp.bfloat16, P("data")), ((8 * 512, WIDTH), jnp.bfloat16, P("data"))
+    return exported(step, *shapes, data=8)
+
+
 def reduced(*, sent: str) -> Artifact:
     """A sum over devices of bf16 values, in f32 or as they are."""
 
@@ -226,13 +242,19 @@ def generated(*, donated: bool) -> Artifact:
     )
 
 
-def product(*, rows: int, spec: P) -> Artifact:
+def product(*, rows: int, spec: P, constrained: bool = False) -> Artifact:
     """A product of so many rows, divided over one axis of two, or over both."""
+
+    def step(x: jax.Array, w: jax.Array) -> jax.Array:
+        if constrained:
+            x = lax.with_sharding_constraint(x, spec)
+        return jnp.tanh(x) @ w
+
     shapes = (
         ((rows, HIDDEN), jnp.bfloat16, spec),
         ((HIDDEN, HIDDEN), jnp.bfloat16, P()),
     )
-    return exported(lambda x, w: jnp.tanh(x) @ w, *shapes, out=spec, data=4, model=2)
+    return exported(step, *shapes, out=spec, data=4, model=2)
 
 
 def weights_gathered(*, again: bool) -> Artifact:

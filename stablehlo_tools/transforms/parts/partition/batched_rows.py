@@ -6,7 +6,8 @@
                             start_indices_batching_dims = [0]
 
 Devices that have the same rows of operand and indices then need nothing from others. An iota is in
-range, so that clamped starts and dropped updates stay as they are.
+range, so that clamped starts and dropped updates stay as they are. If no component of the index is
+left (c[arange(64)]), one of zeros takes the place: the start of a dimension that is taken whole.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from stablehlo_tools.analysis.collectives import ModuleFacts
 from stablehlo_tools.analysis.device_values import DeviceValues, Values
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.dimensions import integer, integers
-from stablehlo_tools.dialect.names import BROADCAST, CONCATENATE
+from stablehlo_tools.dialect.names import BROADCAST, CONCATENATE, GATHER
 from stablehlo_tools.ir.builder import Builder, shape_of
 from stablehlo_tools.ir.unit_dims import IndexedRows, rewrite_rows
 from stablehlo_tools.ir.values import producer
@@ -27,20 +28,22 @@ from stablehlo_tools.transforms.parts.partition.row_scatters import select_compo
 
 
 def batch_rows(module: ir.Module) -> None:
-    """Turns iotas in the indices of a module's gathers and scatters into batching dimensions; one
-    component of an index stays."""
+    """Turns iotas in the indices of a module's gathers and scatters into batching dimensions."""
     known = DeviceValues(module, ModuleFacts.of(module, []))
     rewrite_rows(module.operation, partial(_batched, known))
 
 
 def _batched(known: DeviceValues, op: ir.Operation, rows: IndexedRows) -> IndexedRows:
     indices, whole = op.operands[1], shape_of(op.operands[0])
-    if len(rows.index_map) == 1:
+    if rows.vector == len(shape_of(indices)):
         return rows
+    sliced = shape_of(op.results[0] if op.name == GATHER else op.operands[2])
+    taken = [d for d in range(len(whole)) if d not in (*rows.left_out, *rows.operand)]
+    full = [d for d, at in zip(taken, rows.windows, strict=True) if sliced[at] == whole[d]]
     pairs: dict[int, int] = dict(zip(rows.operand, rows.indices, strict=True))
     kept: list[int] = []
     for component, dim in enumerate(rows.index_map):
-        is_last = not kept and component == len(rows.index_map) - 1
+        is_last = not kept and not full and component == len(rows.index_map) - 1
         along = _iota_dim(known, indices, rows.vector, component, whole[dim])
         if along in (None, rows.vector, *pairs.values()) or dim not in rows.left_out or is_last:
             kept.append(component)
@@ -49,14 +52,16 @@ def _batched(known: DeviceValues, op: ir.Operation, rows: IndexedRows) -> Indexe
     if len(kept) == len(rows.index_map):
         return rows
     build = Builder(ir.InsertionPoint(op), op.location)
-    op.operands[1] = select_components(build, indices, rows.vector, kept)
+    op.operands[1] = select_components(build, indices, rows.vector, kept or [0])
+    if not kept:
+        op.operands[1] = build.splat_like(0, op.operands[1])
     if "indices_are_sorted" in op.attributes:  # by all components
         op.attributes["indices_are_sorted"] = ir.BoolAttr.get(False, op.context)
     return rows._replace(
         left_out=tuple(dim for dim in rows.left_out if dim not in pairs),
         operand=tuple(sorted(pairs)),
         indices=tuple(pairs[dim] for dim in sorted(pairs)),
-        index_map=tuple(rows.index_map[component] for component in kept),
+        index_map=tuple(rows.index_map[component] for component in kept) or (full[0],),
     )
 
 
