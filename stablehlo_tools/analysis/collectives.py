@@ -57,6 +57,7 @@ from stablehlo_tools.ir.walk import functions_around, symbol_name, walk
 from stablehlo_tools.order.program import UNKNOWN_CALL
 
 _KINDS = {name: name.partition(".")[2] for name in ops_with_any(Trait.COLLECTIVE | Trait.TRANSFER)}
+_OF_PAIRS = TRANSFERS | {"collective_permute"}
 _CANDIDATES = frozenset(_KINDS) | {ASYNC_START, CUSTOM_CALL}
 
 # What may stand between a start and its done: it hands values on as they are.
@@ -165,6 +166,9 @@ class ModuleFacts:
 
     grid: ProcessGrid
     meshes: dict[str, DeviceMesh]
+    _read: dict[object, ProcessGroups | None] = field(
+        default_factory=dict[object, ProcessGroups | None], compare=False, repr=False
+    )
 
     @staticmethod
     def of(module: ir.Module, collectives: Sequence[Collective] | None = None) -> ModuleFacts:
@@ -191,23 +195,34 @@ class ModuleFacts:
         Raises a located ToolError for ids outside the grid, groups that overlap, or a mesh or an
         axis that the module does not have.
         """
-        mode = collective.group_mode
-        try:
-            if collective.kind in TRANSFERS or collective.kind == "collective_permute":
-                return self._pairs(collective, mode or GroupMode.CROSS_PARTITION)
-            groups = collective.group_attribute("replica_groups")
-            if mode is None or groups is None:
+        mode, is_paired = collective.group_mode, collective.kind in _OF_PAIRS
+        name = "source_target_pairs" if is_paired else "replica_groups"
+        groups = collective.group_attribute(name)
+        key = is_paired, groups, mode
+        if key not in self._read:
+            try:
+                self._read[key] = self._read_groups(groups, mode, is_paired=is_paired)
+            except ValueError as error:
+                name = collective.inner.name
+                raise ToolError(f"{name}: {error}", collective.op.location) from None
+        return self._read[key]
+
+    def _read_groups(
+        self, groups: ir.Attribute | None, mode: GroupMode | None, *, is_paired: bool
+    ) -> ProcessGroups | None:
+        if is_paired:
+            if groups is None or not isinstance(groups, ir.DenseIntElementsAttr):
                 return None
-            if not bindings.ReplicaGroupMeshAxesAttr.isinstance(groups):
-                return process_groups(_rows(groups), mode, self.grid)
-            by_axes = bindings.ReplicaGroupMeshAxesAttr(groups)
-            axes = [_axis_ref(axis) for axis in ir.ArrayAttr(by_axes.axes)]
-            # Positions in the mesh are device ids, in the mode's numbering like dense groups.
-            mesh = _resolved_mesh(by_axes.mesh, self.meshes)
-            return process_groups(mesh_axes_groups(mesh, axes), mode, self.grid)
-        except ValueError as error:
-            name = collective.inner.name
-            raise ToolError(f"{name}: {error}", collective.op.location) from None
+            return permute_groups(_rows(groups), mode or GroupMode.CROSS_PARTITION, self.grid)
+        if mode is None or groups is None:
+            return None
+        if not bindings.ReplicaGroupMeshAxesAttr.isinstance(groups):
+            return process_groups(_rows(groups), mode, self.grid)
+        by_axes = bindings.ReplicaGroupMeshAxesAttr(groups)
+        axes = [_axis_ref(axis) for axis in ir.ArrayAttr(by_axes.axes)]
+        # Positions in the mesh are device ids, in the mode's numbering like dense groups.
+        mesh = _resolved_mesh(by_axes.mesh, self.meshes)
+        return process_groups(mesh_axes_groups(mesh, axes), mode, self.grid)
 
     def has_groups_of_one(self, collective: Collective) -> bool:
         """Returns True if each device is in a group of its own, or a permute has no pairs: jax
@@ -215,12 +230,6 @@ class ModuleFacts:
         groups = None if collective.kind in TRANSFERS else self.groups(collective)
         alone = groups is not None and all(len(set(group)) == 1 for group in groups)
         return alone and len(groups or ()) in (0, self.grid.size)
-
-    def _pairs(self, collective: Collective, mode: GroupMode) -> ProcessGroups | None:
-        pairs = collective.inner.attributes.get("source_target_pairs")
-        if pairs is None or not isinstance(pairs, ir.DenseIntElementsAttr):
-            return None
-        return permute_groups(_rows(pairs), mode, self.grid)
 
 
 def meshes_of(module: ir.Module) -> dict[str, DeviceMesh]:

@@ -84,7 +84,8 @@ def unknown_calls_counted(module: ir.Module, local: Collection[str]) -> Generato
 
     The targets that are `local` are taken to stay on their device, whatever they say themselves.
     """
-    for op in _custom_calls(module):
+    marked = _custom_calls(module)
+    for op in marked:
         if target_of(op) in local:
             op.attributes[STAYS] = ir.UnitAttr.get(module.context)
         elif is_unknown(op):
@@ -92,7 +93,7 @@ def unknown_calls_counted(module: ir.Module, local: Collection[str]) -> Generato
     try:
         yield
     finally:
-        for op in _custom_calls(module):
+        for op in _custom_calls(module) if marked else ():  # inlining copies them
             for mark in (STAYS, MAY_COMMUNICATE):
                 if mark in op.attributes:
                     del op.attributes[mark]

@@ -5,10 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from stablehlo_tools.analysis.collectives import ModuleFacts, find_collectives
+from stablehlo_tools.analysis.collectives import Collective, ModuleFacts, find_collectives
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.gspmd import is_manual_body, is_shard_map_border
-from stablehlo_tools.dialect.names import CALL, COMPOSITE, MANUAL_COMPUTATION, PARTITION_ID
+from stablehlo_tools.dialect.names import (
+    CALL,
+    COMPOSITE,
+    CUSTOM_CALL,
+    MANUAL_COMPUTATION,
+    PARTITION_ID,
+)
 from stablehlo_tools.dialect.traits import Trait, ops_with
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.ir.platform_index import argument_number
@@ -20,17 +26,19 @@ _COLLECTIVES = ops_with(Trait.COLLECTIVE)
 _LEGAL_OUTSIDE = frozenset({"custom_call", UNKNOWN_CALL, "infeed", "outfeed"})
 
 
-def is_per_device(module: ir.Module) -> bool:
+def is_per_device(module: ir.Module, listed: Sequence[Collective] | None = None) -> bool:
     """Whether `main` is what one device runs: it communicates outside manual computations.
 
     Between GSPMD's custom calls, which do not nest, nothing is told apart: with them it is not.
     Collectives of groups of one send nothing: a program for all devices may have them, too.
+    `listed` are all collectives of the module, if known.
     """
-    collectives = [c for c in find_collectives(module) if c.kind not in _LEGAL_OUTSIDE]
+    listed = find_collectives(module) if listed is None else listed
+    collectives = [c for c in listed if c.kind not in _LEGAL_OUTSIDE]
     facts = ModuleFacts.of(module, collectives)
     communicating = {c.op for c in collectives if not facts.has_groups_of_one(c)}
     ops = _ops_outside_manual(module)
-    if any(map(is_shard_map_border, ops)):
+    if any(op.name == CUSTOM_CALL and is_shard_map_border(op) for op in ops):
         return False
     return any(op.name == PARTITION_ID or op in communicating for op in ops)
 
@@ -63,17 +71,19 @@ def erase_groups_of_one(module: ir.Module) -> int:
     """Erases collectives of groups of one of a program for all devices, in place, and counts them.
     The result is the operand, or zero for a permute without pairs. XLA's partitioner refuses most.
     """
-    outside = {op for op in _ops_outside_manual(module) if op.name in _COLLECTIVES}
-    if not outside or is_per_device(module):
-        return 0
-    facts = ModuleFacts.of(module)
+    listed = find_collectives(module)
+    facts = ModuleFacts.of(module, listed)
     chosen = [
         each
-        for each in find_collectives(module)
-        if each.inner in outside
-        and [v.type for v in each.inner.operands] == [v.type for v in each.op.results]
+        for each in listed
+        if each.inner.name in _COLLECTIVES
         and facts.has_groups_of_one(each)
+        and [v.type for v in each.inner.operands] == [v.type for v in each.op.results]
     ]
+    if not chosen or is_per_device(module, listed):
+        return 0
+    outside = set(_ops_outside_manual(module))
+    chosen = [each for each in chosen if each.inner in outside]
     for each in chosen:
         build = Builder(ir.InsertionPoint(each.op), each.op.location)
         for value, result in zip(each.op.operands, each.op.results, strict=True):

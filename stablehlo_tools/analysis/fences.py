@@ -46,6 +46,7 @@ class Fences:
 
     def __init__(self, main: ir.Operation) -> None:
         self.main = main
+        self._floats: dict[ir.Type, tuple[str, bool]] = {}
 
     def doubt(self, collective: Collective) -> str:
         """Why a compiler may issue another collective, or none; empty if it cannot."""
@@ -60,8 +61,9 @@ class Fences:
         if any(user.name != BARRIER for user in users):
             return "its results reach other ops than barriers"
         for value in [*tensors, *op.results]:
-            if _is_real(value) and _element(value) not in _WIDE:
-                return f"a compiler may exchange another type than {_element(value)}"
+            element, _ = self._float(value)
+            if element and element not in _WIDE:
+                return f"a compiler may exchange another type than {element}"
         is_sum = op.name == ALL_REDUCE and collective.group_mode is GroupMode.CROSS_REPLICA
         if is_sum and not all(map(self._differs, tensors)):
             return "a compiler may find that all replicas have the same value"
@@ -74,7 +76,7 @@ class Fences:
         """The values that an output surely needs."""
         block = self.main.regions[0].blocks[0]
         needed = set(terminator(block).operands)
-        _mark_needed(block, needed)
+        self._mark_needed(block, needed)
         return needed
 
     def _differs(self, value: ir.Value) -> bool:
@@ -90,75 +92,71 @@ class Fences:
                 return _SAME not in str(self.main.attributes.get("arg_attrs"))
             if maker is not None and maker.name == BARRIER:
                 pending.append(maker.operands[ir.OpResult(value).result_number])
-            elif maker is not None and _keeps_operands(maker, _MIXING):
+            elif maker is not None and self._keeps_operands(maker, _MIXING):
                 pending += maker.operands
         return False
 
+    def _mark_needed(self, block: ir.Block, needed: set[ir.Value]) -> None:
+        """Adds the values of a block that the needed ones follow from, the last op first."""
+        for view in reversed(list(block.operations)):
+            op = view.operation
+            for number, result in enumerate(op.results):
+                if result not in needed:
+                    continue
+                if op.name == BARRIER:
+                    needed.add(op.operands[number])
+                elif op.name in COMPUTATIONS:
+                    self._mark_region(op, number, needed)
+                elif op.name == WHILE:
+                    self._mark_loop(op, number, needed)
+                elif self._keeps_operands(op):
+                    needed.update(op.operands)
 
-def _mark_needed(block: ir.Block, needed: set[ir.Value]) -> None:
-    """Adds the values of a block that the needed ones follow from, the last op first."""
-    for view in reversed(list(block.operations)):
-        op = view.operation
-        for number, result in enumerate(op.results):
-            if result not in needed:
-                continue
-            if op.name == BARRIER:
-                needed.add(op.operands[number])
-            elif op.name in COMPUTATIONS:
-                _mark_region(op, number, needed)
-            elif op.name == WHILE:
-                _mark_loop(op, number, needed)
-            elif _keeps_operands(op):
-                needed.update(op.operands)
+    def _mark_region(self, op: ir.Operation, number: int, needed: set[ir.Value]) -> None:
+        """Marks a computation that runs once; `number` is that of its needed result."""
+        block = op.regions[0].blocks[0]
+        needed.add(terminator(block).operands[number])
+        self._mark_needed(block, needed)
+        given = zip(block.arguments, op.operands, strict=True)
+        needed.update(operand for argument, operand in given if argument in needed)
 
-
-def _mark_region(op: ir.Operation, number: int, needed: set[ir.Value]) -> None:
-    """Marks a computation that runs once; `number` is that of its needed result."""
-    block = op.regions[0].blocks[0]
-    needed.add(terminator(block).operands[number])
-    _mark_needed(block, needed)
-    given = zip(block.arguments, op.operands, strict=True)
-    needed.update(operand for argument, operand in given if argument in needed)
-
-
-def _mark_loop(op: ir.Operation, number: int, needed: set[ir.Value]) -> None:
-    """Marks a loop that surely runs: of its body the values that each iteration needs, because a
-    compiler may unroll it."""
-    trips = constant_trips(op)
-    if not trips:
-        return
-    block = op.regions[1].blocks[0]
-    ends = list(terminator(block).operands)
-    asked = {number}
-    each: set[ir.Value] | None = None
-    for trip in range(trips):
-        before, inside = asked, {ends[i] for i in asked}
-        _mark_needed(block, inside)
-        each = inside if each is None else each & inside
-        asked = {i for i, argument in enumerate(block.arguments) if argument in inside}
-        if asked == before:
-            break
-        if trip == _MOST_TRIPS:
+    def _mark_loop(self, op: ir.Operation, number: int, needed: set[ir.Value]) -> None:
+        """Marks a loop that surely runs: of its body the values that each iteration needs, because
+        a compiler may unroll it."""
+        trips = constant_trips(op)
+        if not trips:
             return
-    needed |= each or set()
-    needed.update(op.operands[i] for i in asked)
+        block = op.regions[1].blocks[0]
+        ends = list(terminator(block).operands)
+        asked = {number}
+        each: set[ir.Value] | None = None
+        for trip in range(trips):
+            before, inside = asked, {ends[i] for i in asked}
+            self._mark_needed(block, inside)
+            each = inside if each is None else each & inside
+            asked = {i for i, argument in enumerate(block.arguments) if argument in inside}
+            if asked == before:
+                break
+            if trip == _MOST_TRIPS:
+                return
+        needed |= each or set()
+        needed.update(op.operands[i] for i in asked)
 
+    def _keeps_operands(self, op: ir.Operation, names: frozenset[str] = _KEEPING) -> bool:
+        name, operands = op.name, list(op.operands)
+        if name not in names or len(set(operands)) < len(operands):
+            return False
+        if name == REDUCE and reducer_kind(op.regions[0].blocks[0]) != "add":
+            return False
+        return all(self._float(value)[1] for value in (*operands, *op.results))
 
-def _keeps_operands(op: ir.Operation, names: frozenset[str] = _KEEPING) -> bool:
-    values = [*op.operands, *op.results]
-    if op.name not in names or len({*op.operands}) < len(op.operands):
-        return False
-    if op.name == REDUCE and reducer_kind(op.regions[0].blocks[0]) != "add":
-        return False
-    shapes = [ir.RankedTensorType(value.type) for value in values if _is_real(value)]
-    has_elements = all(shape.has_static_shape and 0 not in shape.shape for shape in shapes)
-    return len(shapes) == len(values) and has_elements
-
-
-def _is_real(value: ir.Value) -> bool:
-    type_ = value.type
-    return isinstance(type_, ir.RankedTensorType) and isinstance(type_.element_type, ir.FloatType)
-
-
-def _element(value: ir.Value) -> str:
-    return str(ir.RankedTensorType(value.type).element_type)
+    def _float(self, value: ir.Value) -> tuple[str, bool]:
+        """The element type of a tensor of real floats, empty for other values, and whether it
+        surely has elements."""
+        type_ = value.type
+        if type_ not in self._floats:
+            is_tensor = isinstance(type_, ir.RankedTensorType)
+            is_float = is_tensor and isinstance(type_.element_type, ir.FloatType)
+            has_elements = is_float and type_.has_static_shape and 0 not in type_.shape
+            self._floats[type_] = str(type_.element_type) if is_float else "", has_elements
+        return self._floats[type_]

@@ -102,7 +102,10 @@ def read_issued(
     devices the grid does not have.
     """
     module, main, sites = inlined.module, inlined.main, inlined.sites
-    live = live_paths(inlined.collectives)
+    fences = Fences(main) if judges_rewriting else None
+    live = None if fences is None else fences.needed
+    if live is None or not all(live.intersection(c.op.results) for c in inlined.collectives):
+        live = live_paths(inlined.collectives)
     deletable = None
     if live is None and not is_scheduled:
         deletable = deletable_collectives(module, inlined.collectives)
@@ -111,7 +114,6 @@ def read_issued(
         uniformity = Uniformity(module, facts, devices)
         uniformity.bind_arguments(main, is_per_device(module), platform)
     rendezvous = Rendezvousing(facts, devices, by_channel=by_channel)
-    fences = Fences(main) if judges_rewriting else None
     reader = IssueReader(module, rendezvous, tuple(devices), deletable, uniformity, fences)
     for number, symbol in (equal or {}).items():
         reader.assume_equal(main.regions[0].blocks[0].arguments[number], symbol)

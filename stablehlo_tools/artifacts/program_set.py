@@ -332,7 +332,8 @@ def _check_apart(
             partly.location,
             instead=("none", "cpu"),
         )
-    op = None if is_per_device(inlined.module) else op_that_may_add(inlined.main)
+    is_local = is_per_device(inlined.module, inlined.collectives)
+    op = None if is_local else op_that_may_add(inlined.main)
     if op is not None:
         where = "stands outside of every manual computation, where"
         if op.name == MANUAL_COMPUTATION or op == terminator(inlined.main.regions[0].blocks[0]):
