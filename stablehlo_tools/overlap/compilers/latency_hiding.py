@@ -16,7 +16,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from heapq import heapify, heappop, heappush
+from functools import reduce
+from heapq import heappop, heappush
+from operator import xor
 
 from stablehlo_tools.overlap.scheduling.problem import COMPUTE, Problem
 from stablehlo_tools.overlap.task_graph import Task, TaskKind
@@ -63,8 +65,16 @@ class _Backwards:
         self._fills: list[int] = []
         self._ends: list[list[tuple[float, int, int]]] = [[] for _ in range(domains)]
         self._starts: list[int] = []
-        self._compute: dict[float, list[tuple[int, int]]] = {}  # place and task, by depth
+        # The compute that is ready, ranked, by depth and time; an entry is out of date if its task
+        # was taken or makes more ready by now.
+        self._compute: dict[float, dict[float, list[tuple[bool, int, int, int]]]] = {}
         self._depths: list[float] = []  # those of `_compute`, negative
+        self._queued: set[int] = set()
+        self._waiting = [reduce(xor, users, 0) for users in problem.users]  # one's number, if alone
+        self._frees = [0] * problem.size  # how many tasks each would make ready
+        for task, left in enumerate(self._left):
+            if left == 1:
+                self._frees[self._waiting[task]] += 1
 
     def order(self) -> list[int]:
         """All tasks."""
@@ -93,11 +103,17 @@ class _Backwards:
         elif self._eager and seen.op == "broadcast_in_dim" and not problem.deps[task]:
             self._fills.append(task)
         else:
-            depth = self._depth[task] if self._eager else 0.0
-            if depth not in self._compute:
-                self._compute[depth] = []
-                heappush(self._depths, -depth)
-            heappush(self._compute[depth], (-self._place_of[task], task))
+            self._queued.add(task)
+            self._enqueue(task)
+
+    def _enqueue(self, task: int) -> None:
+        depth = self._depth[task] if self._eager else 0.0
+        if depth not in self._compute:
+            self._compute[depth] = {}
+            heappush(self._depths, -depth)
+        ns = self._ns(task) if self._eager else 0.0
+        rank = self._rank(task) if self._eager else (False, 0, -self._place_of[task], task)
+        heappush(self._compute[depth].setdefault(ns, []), rank)
 
     def _next(self) -> int:
         for sure in (self._views, self._fills):
@@ -125,9 +141,9 @@ class _Backwards:
         depth = -self._depths[0]
         if not self._depth[start] or self._depth[start] != depth:
             return self._depth[start] > depth
-        _, compute = self._best_of(self._compute[depth])
         left = self._left_open()
-        return self._rank(start, left) < self._rank(compute, left)
+        waste = 0.0 if left is None else abs(left - self._ns(start))
+        return (waste, self._rank(start)) < self._best(depth)[:2]
 
     def _is_backed_up(self, start: int) -> bool:
         """Whether a collective waits until one less is open."""
@@ -135,29 +151,41 @@ class _Backwards:
         return self._free[domain] <= 0 and bool(self._ends[domain])
 
     def _take_compute(self) -> int:
-        alike = self._compute[-self._depths[0]]
-        if not self._eager or len(alike) == 1:
-            best = heappop(alike)
-        else:
-            best = self._best_of(alike)
-            alike.remove(best)
-            heapify(alike)
+        depth = -self._depths[0]
+        alike = self._compute[depth]
+        _, rank, ns = self._best(depth)
+        heappop(alike[ns])
+        self._queued.remove(rank[-1])
+        self._drop_outdated(alike, ns)
         if not alike:
             del self._compute[-heappop(self._depths)]
-        return best[-1]
+        return rank[-1]
 
-    def _best_of(self, alike: Sequence[tuple[int, int]]) -> tuple[int, int]:
-        left = self._left_open()
-        return min(alike, key=lambda entry: self._rank(entry[-1], left))
+    def _best(self, depth: float) -> tuple[float, tuple[bool, int, int, int], float]:
+        """The compute of a depth that comes first: how far its time is from what the first
+        collective will still be open, its rank, and its time."""
+        alike, left = self._compute[depth], self._left_open()
+        for ns in list(alike):
+            self._drop_outdated(alike, ns)
+        return min(
+            (0.0 if left is None else abs(left - ns), ranked[0], ns) for ns, ranked in alike.items()
+        )
 
-    def _rank(self, task: int, left: float | None) -> tuple[float, bool, int, int]:
-        """What tells two apart that the same collectives lead to: the least comes first. `left`:
-        how long the first collective will still be open; None if there is none."""
-        deps = self._problem.deps[task]
-        waste = 0.0 if left is None else abs(left - self._ns(task))
-        reads_end = any(self._problem.starts[dep] is not None for dep in deps)
-        makes_ready = sum(self._left[dep] == 1 for dep in deps)
-        return (waste, not reads_end, -makes_ready, -self._place_of[task])
+    def _drop_outdated(
+        self, alike: dict[float, list[tuple[bool, int, int, int]]], ns: float
+    ) -> None:
+        ranked = alike[ns]
+        while ranked:
+            _, frees, _, task = ranked[0]
+            if task in self._queued and (not self._eager or -frees == self._frees[task]):
+                return
+            heappop(ranked)
+        del alike[ns]
+
+    def _rank(self, task: int) -> tuple[bool, int, int, int]:
+        """What tells two apart that the same collectives lead to: the least comes first."""
+        reads_end = any(self._problem.starts[dep] is not None for dep in self._problem.deps[task])
+        return (not reads_end, -self._frees[task], -self._place_of[task], task)
 
     def _left_open(self) -> float | None:
         later = (self._since[start] - self._now for start in self._starts)
@@ -181,6 +209,12 @@ class _Backwards:
             takes = self._takes[dep] if dep == start else 0.0
             self._since[dep] = max(self._since[dep], self._now + takes)
             self._left[dep] -= 1
+            self._waiting[dep] ^= task
+            if self._left[dep] == 1:
+                alone = self._waiting[dep]
+                self._frees[alone] += 1
+                if alone in self._queued and self._eager:
+                    self._enqueue(alone)
             if not self._left[dep]:
                 self._ready(dep)
 

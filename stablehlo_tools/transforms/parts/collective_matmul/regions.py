@@ -21,6 +21,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
+from operator import or_
 
 from stablehlo_tools.analysis.collectives import Collective
 from stablehlo_tools.analysis.dataflow import Node
@@ -44,7 +46,7 @@ class Order:
     """The order in which the ops of a block stand, which regions change as they are written."""
 
     def __init__(self, nodes: Sequence[Node]) -> None:
-        self._nodes = list(nodes)
+        self._nodes: list[Node | None] = list(nodes)  # None for those that are erased
         self._place = {node: place for place, node in enumerate(self._nodes)}
 
     def sorted(self, nodes: Collection[Node]) -> list[Node]:
@@ -53,9 +55,8 @@ class Order:
 
     def without(self, nodes: Collection[Node]) -> None:
         """Forgets ops that are erased."""
-        gone = set(nodes)
-        self._nodes = [node for node in self._nodes if node not in gone]
-        self._place = {node: place for place, node in enumerate(self._nodes)}
+        for node in nodes:
+            self._nodes[self._place.pop(node)] = None
 
     def make_room(self, nodes: Sequence[Node]) -> None:
         """Moves all that follows from some ops behind the last one of them: they are written there.
@@ -67,7 +68,7 @@ class Order:
         follows = {number for node in nodes for number in node.results}
         stays: list[Node] = []
         moved: list[Node] = []
-        for node in self._nodes[first : last + 1]:
+        for node in filter(None, self._nodes[first : last + 1]):
             if node in inside or follows.isdisjoint(node.inputs):
                 stays.append(node)
             else:
@@ -77,9 +78,9 @@ class Order:
         for node in moved:
             node.op.move_after(behind)
             behind = node.op
-        self._nodes[first : last + 1] = stays + moved
-        for place in range(first, last + 1):
-            self._place[self._nodes[place]] = place
+        written = stays + moved
+        self._nodes[first : last + 1] = [*written, *[None] * (last + 1 - first - len(written))]
+        self._place.update((node, place) for place, node in enumerate(written, first))
 
 
 @dataclass(eq=False)
@@ -332,10 +333,11 @@ class _Finder:
         itself follows from the others' (in a backward pass, from the forward's), those alone."""
         tilings = [self._tilings.get(number) for number in node.operands]
         of = [self._in_blocks.get(number, 0) for number in node.operands]
-        later = 0
-        for number, bits in enumerate(self._before):
-            if any(each >> number & 1 for each in of):
-                later |= bits
+        gathers, later = reduce(or_, of, 0), 0
+        while gathers:
+            last = gathers.bit_length() - 1
+            later |= self._before[last]
+            gathers ^= 1 << last
         return tuple(
             None if bits & later else tiling for tiling, bits in zip(tilings, of, strict=True)
         )
