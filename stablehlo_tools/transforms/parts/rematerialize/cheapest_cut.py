@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import pairwise
 from math import inf
 
@@ -68,6 +69,19 @@ class Plan:
     weight: float  # the bytes as they count, where equal values shall not change together
 
 
+@dataclass(frozen=True, slots=True)
+class _CutGraph:
+    """Edges from `tails` to `heads`: those to values that are required, the `priced` ones of values
+    and then of ops, and those to what ops read. The last two nodes are the source and the sink."""
+
+    tails: np.ndarray
+    heads: np.ndarray
+    priced: slice
+    keep_ns: np.ndarray
+    weights: np.ndarray
+    repeat_ns: np.ndarray
+
+
 @dataclass
 class KeepOrRepeat:
     """The choice for a forward and a backward: `required` are values that the backward reads."""
@@ -87,38 +101,35 @@ class KeepOrRepeat:
         return self._known[ns_per_byte, without]
 
     def _cut(self, ns_per_byte: float, without: frozenset[int]) -> Plan:
-        count = len(self.values)
-        source, sink = count + len(self.ops), count + len(self.ops) + 1
-        keeping = [
-            v.keep_ns + ns_per_byte * self._weight(number) for number, v in enumerate(self.values)
-        ]
-        for number in without:
-            keeping[number] = inf
-        prices = [*keeping, *(op.ns for op in self.ops)]
-        unit = max([1.0, *(price for price in prices if price < inf)]) / _LARGEST
-        tails: list[int] = []
-        heads: list[int] = []
-        rooms: list[int] = []
-
-        def edge(tail: int, head: int, room: int) -> None:
-            tails.append(tail)
-            heads.append(head)
-            rooms.append(room)
-
-        for value in sorted(set(self.required)):
-            edge(source, value, _ENDLESS)
-        for number, value in enumerate(self.values):
-            head = sink if value.maker is None else count + value.maker
-            edge(number, head, _room(keeping[number], unit))
-        for number, op in enumerate(self.ops):
-            edge(count + number, sink, _room(op.ns, unit))
-            for read in dict.fromkeys(op.reads):
-                edge(count + number, read, _ENDLESS)
-        reached = _source_side(tails, heads, rooms, source, sink)
+        count, graph = len(self.values), self._graph
+        keeping = graph.keep_ns + ns_per_byte * graph.weights
+        keeping[list(without)] = inf
+        prices = np.concatenate([keeping, graph.repeat_ns])
+        finite = prices < inf
+        unit = np.max(prices[finite], initial=1.0) / _LARGEST
+        rooms = np.full(len(graph.tails), _ENDLESS, dtype=np.int32)
+        rooms[graph.priced][finite] = (prices[finite] / unit).astype(np.int32) + 1
+        reached = _source_side(graph.tails, graph.heads, rooms, count + len(self.ops))
         repeated = frozenset(n for n in range(len(self.ops)) if reached[count + n])
         needed = [n for n in range(count) if reached[n]]
         kept = frozenset(n for n in needed if self.values[n].maker not in repeated)
         return self._plan(ns_per_byte, without, kept, repeated)
+
+    @cached_property
+    def _graph(self) -> _CutGraph:
+        count, source = len(self.values), len(self.values) + len(self.ops)
+        required = sorted(set(self.required))
+        makers = [source + 1 if v.maker is None else count + v.maker for v in self.values]
+        ends = [*makers, *[source + 1] * len(self.ops)]
+        reads = [(count + n, read) for n, op in enumerate(self.ops) for read in {*op.reads}]
+        return _CutGraph(
+            np.array([*[source] * len(required), *range(source), *(op for op, _ in reads)]),
+            np.array([*required, *ends, *(read for _, read in reads)]),
+            slice(len(required), len(required) + source),
+            np.array([v.keep_ns for v in self.values]),
+            np.array([self._weight(n) for n in range(count)]),
+            np.array([op.ns for op in self.ops]),
+        )
 
     def _weight(self, number: int) -> float:
         """The bytes of keeping a value, somewhat less for the first ones, more for the last."""
@@ -182,17 +193,12 @@ def _undominated(plans: Sequence[Plan]) -> list[Plan]:
     return left[::-1]
 
 
-def _room(price: float, unit: float) -> int:
-    return _ENDLESS if price == inf else int(price / unit) + 1
-
-
 def _source_side(
-    tails: Sequence[int], heads: Sequence[int], rooms: Sequence[int], source: int, sink: int
+    tails: np.ndarray, heads: np.ndarray, rooms: np.ndarray, source: int
 ) -> Sequence[bool]:
-    """The nodes that a maximum flow leaves reachable from the source."""
-    shape = (sink + 1, sink + 1)
-    data = np.asarray(rooms, dtype=np.int32)
-    graph = csr_matrix((data, (tails, heads)), shape=shape)
+    """The nodes that a maximum flow to the node after the source leaves reachable from it."""
+    sink = source + 1
+    graph = csr_matrix((rooms, (tails, heads)), shape=(sink + 1, sink + 1))
     flow = maximum_flow(graph, source, sink).flow
     left = (graph - flow).tocsr()  # backward edges too: a flow is negative there
     left.data = np.maximum(left.data, 0)
