@@ -6,11 +6,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import islice
+from pathlib import Path
 
+import numpy as np
 import pytest
 from collective_surroundings import Surrounding, exported, listed_collectives, surroundings
 from compile_targets import TARGETS
 from order_cases import all_reduce, main, read
+from workers.run import State, run_workers
 
 from stablehlo_tools.api.transforming import run_pipeline
 from stablehlo_tools.artifacts import artifact
@@ -156,6 +159,25 @@ def test_what_is_said_of_schedules_holds(target: Target, made: Surrounding, thre
     assert other
     if order.holds:
         assert one == other
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(
+    "made",
+    list(islice((m for m in surroundings(4) if m.dtype != "bfloat16"), PAIRS)),  # as NumPy saves
+    ids=str,
+)
+def test_processes_end_if_the_schedules_are_ordered(made: Surrounding, tmp_path: Path) -> None:
+    """Two processes, each with a program of the pair, whose collectives gloo carries."""
+    order = decide_order(pair(made, threaded=False), OPTIONS, [Target.CPU])
+    if not order.holds:
+        pytest.skip("not ordered, so it may end or not")
+    paths = [tmp_path / f"{number}.jax_export" for number in range(2)]
+    for path, each in zip(paths, (made, made.plain), strict=True):
+        path.write_bytes(exported(each).serialize())
+    arguments = [np.ones(aval.shape, aval.dtype) for aval in exported(made).in_avals]
+    workers = run_workers(paths, [arguments, arguments])
+    assert [worker.state for worker in workers] == [State.FINISHED] * 2
 
 
 def test_the_reading_follows_loops_and_asynchronous_pairs() -> None:
