@@ -24,10 +24,10 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import BARRIER, WHILE
 from stablehlo_tools.dialect.traits import ELEMENTWISE, full_names
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
-from stablehlo_tools.ir.clone import alike_clone, emptied_clone, reshaped_clone
+from stablehlo_tools.ir.clone import alike_clone, emptied_clone
 from stablehlo_tools.ir.values import has_uses, producer
 from stablehlo_tools.ir.walk import is_inside, terminator
-from stablehlo_tools.transforms.parts.one_part import part_type, resize_of
+from stablehlo_tools.transforms.parts.block_rewriter import part_clone, part_type
 
 Values = tuple[ir.Value, ...]
 
@@ -122,12 +122,8 @@ class AllPartsWriter:
     def _copy(
         self, op: ir.Operation, operands: Sequence[ir.Value], step: OpTiling, number: int
     ) -> list[ir.Value]:
-        types = [
-            self._type(result, layout, number)
-            for result, layout in zip(op.results, step.results, strict=True)
-        ]
-        resize = resize_of(step, self._dims.parts, self._sizes[number])
-        copy = reshaped_clone(op, operands, types, ir.InsertionPoint(op), resize)
+        point, size = ir.InsertionPoint(op), self._sizes[number]
+        copy = part_clone(op, step, operands, point, self._dims.parts, size)
         if number:
             self._channels.renew(copy)
         return list(copy.results)

@@ -14,24 +14,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from stablehlo_tools.analysis.dataflow import Body, Node
+from stablehlo_tools.analysis.dataflow import Node
 from stablehlo_tools.analysis.dimension_propagation.propagation import BatchDims
-from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling, OpTiling, part_shape
+from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling, part_shape
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.dialect.names import WHILE
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
-from stablehlo_tools.ir.clone import Resize, alike_clone, emptied_clone, reshaped_clone
+from stablehlo_tools.ir.clone import alike_clone
+from stablehlo_tools.transforms.parts.block_rewriter import BlockRewriter
 
 Outside = Callable[[int, DimTiling | None], ir.Value]
 Finish = Callable[[ir.Operation], None]
 
 
-class OnePartWriter:
+class OnePartWriter(BlockRewriter):
     """Copies of ops for one microbatch, number `microbatch`, a scalar i32.
 
     `outside` gives a value that no op of the block makes, in a layout or whole; `finish` is called
     with each copy, its regions not yet filled. `values` are the stand-ins so far, by number.
     """
+
+    keeps_shardings = True
+    keeps_locations = False
 
     def __init__(
         self,
@@ -40,95 +43,32 @@ class OnePartWriter:
         outside: Outside,
         finish: Finish | None = None,
     ) -> None:
-        self._dims = dims
+        super().__init__(dims)
         self._microbatch = microbatch
         self._outside = outside
         self._finish = finish
-        self.values: dict[int, ir.Value] = {}
 
     def get(self, number: int, layout: DimTiling | None, build: Builder) -> ir.Value:
         """What stands for a value, where an op takes it in a layout."""
         stand_in = self.values.get(number)
         if stand_in is None:
             return self._outside(number, layout)
-        if layout is None or number in self._dims.tilings:
+        if layout is None or number in self.dims.tilings:
             return stand_in
-        return cut(build, stand_in, layout, self._dims.parts, self._microbatch)
+        return cut(build, stand_in, layout, self.dims.parts, self._microbatch)
 
-    def write(self, nodes: Sequence[Node], point: ir.InsertionPoint) -> None:
-        """Writes the ops, in order."""
-        for node in nodes:
-            if node.bodies:
-                self._control_flow(node, point)
-            else:
-                self._op(node, point)
+    def operand(
+        self, number: int, tiling: DimTiling | None, build: Builder, user: ir.Operation
+    ) -> ir.Value:
+        return self.get(number, tiling, build)
 
-    def _op(self, node: Node, point: ir.InsertionPoint) -> None:
-        build = Builder(point, node.op.location)
-        step, values = self._dims.op_tilings.get(node), self._dims.graph.values
-        layouts = step.operands if step is not None else (None,) * len(node.operands)
-        operands = self._taken(node.operands, layouts, build)
-        types = [result.type for result in node.op.results]
-        if step is not None:
-            types = [part_type_of(self._dims, number) for number in node.results]
-        captured = {values[number]: self.get(number, None, build) for number in node.captures}
-        resize = resize_of(step, self._dims.parts)
-        copy = reshaped_clone(node.op, operands, types, point, resize, captured)
-        self._record(node, copy)
+    def whole(self, number: int, build: Builder) -> ir.Value:
+        return self.get(number, None, build)
 
-    def _control_flow(self, node: Node, point: ir.InsertionPoint) -> None:
-        """A loop carries parts in place of whole values, and a branch returns them."""
-        build = Builder(point, node.op.location)
-        layouts = [self._dims.tilings.get(number) for number in node.results]
-        carried = layouts if node.name == WHILE else [None] * len(node.operands)
-        operands = self._taken(node.operands, carried, build)
-        types = [part_type_of(self._dims, number) for number in node.results]
-        if node.name == WHILE:
-            types = [value.type for value in operands]
-        copy = emptied_clone(node.op, operands, types, point, keep_shardings=True)
-        self._record(node, copy)
-        for body, region in zip(node.bodies, copy.regions, strict=True):
-            arguments = types if node.name == WHILE else []
-            block = region.blocks.append(*arguments, arg_locs=[node.op.location] * len(arguments))
-            self.values.update(zip(body.arguments, block.arguments, strict=True))
-            is_condition = node.name == WHILE and body is node.bodies[0]
-            self._fill(body, block, [None] if is_condition else layouts)
-
-    def _fill(self, body: Body, block: ir.Block, layouts: Sequence[DimTiling | None]) -> None:
-        build = Builder(ir.InsertionPoint(block), block.owner.location)
-        self.write(body.nodes, build.point)
-        build.end_region(self._taken(body.returned, layouts, build))
-
-    def _taken(
-        self, numbers: Sequence[int], layouts: Sequence[DimTiling | None], build: Builder
-    ) -> list[ir.Value]:
-        return [
-            self.get(number, layout, build) for number, layout in zip(numbers, layouts, strict=True)
-        ]
-
-    def _record(self, node: Node, copy: ir.Operation) -> None:
+    def record(self, node: Node, copy: ir.Operation) -> None:
         if self._finish is not None:
             self._finish(copy)
-        self.values.update(zip(node.results, copy.results, strict=True))
-
-
-def part_type_of(dims: BatchDims, number: int) -> ir.Type:
-    """The type of one part of a value, or of all of it where it is in none."""
-    return part_type(dims.graph.values[number], dims.tilings.get(number), dims.parts)
-
-
-def part_type(value: ir.Value, layout: DimTiling | None, parts: int, count: int = 1) -> ir.Type:
-    """The type of one part of a value, or of `count` consecutive ones together."""
-    if layout is None:
-        return value.type
-    shape = part_shape(tuple(shape_of(value)), layout, parts, count)
-    return ir.RankedTensorType.get(shape, element_of(value), loc=ir.Location.unknown())
-
-
-def resize_of(step: OpTiling | None, parts: int, count: int = 1) -> Resize | None:
-    """How the first operand of an op shrinks to `count` of its parts."""
-    layout = None if step is None else step.operands[0]
-    return None if layout is None else Resize(layout.dim, parts, count)
+        super().record(node, copy)
 
 
 def apart(shape: Sequence[int], layout: DimTiling, parts: int) -> list[int]:

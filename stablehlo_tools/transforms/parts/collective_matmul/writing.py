@@ -29,15 +29,16 @@ from stablehlo_tools.analysis.replica_groups import ProcessGroups
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import ALL_TO_ALL, DOT_GENERAL
 from stablehlo_tools.ir.builder import Builder, barrier, element_of, shape_of
-from stablehlo_tools.ir.clone import alike_clone, reshaped_clone
+from stablehlo_tools.ir.clone import alike_clone
 from stablehlo_tools.ir.values import maker_of
+from stablehlo_tools.transforms.parts.block_rewriter import part_clone
 from stablehlo_tools.transforms.parts.collective_matmul.regions import Region, integer_of
 from stablehlo_tools.transforms.parts.collective_matmul.rings import Part, Ring, Way
 from stablehlo_tools.transforms.parts.create_reduce_scatter.rewriting import (
     GroupForms,
     collective_like,
 )
-from stablehlo_tools.transforms.parts.one_part import apart, part_type, resize_of
+from stablehlo_tools.transforms.parts.one_part import apart
 
 _OF_OTHERS = (
     "replica_groups",
@@ -272,7 +273,7 @@ class RegionWriter:
 
     def _copy(self, node: Node, step: OpTiling, part: Part) -> None:
         """An op on one part; sums begin to travel with the first product."""
-        op, parts = node.op, self._parts
+        op = node.op
         operands: Sequence[ir.Value] = [
             value if tiling is None else self._block(node.operands[place], value, tiling, part)
             for place, (value, tiling) in enumerate(zip(op.operands, step.operands, strict=True))
@@ -282,12 +283,10 @@ class RegionWriter:
             operands = self._fenced(operands, [(self._leaving, number) for number in leaving])
             for number in leaving:
                 self._send(number)
-        types = [
-            _summed_type(result) if step.combine else part_type(result, tiling, parts)
-            for result, tiling in zip(op.results, step.results, strict=True)
-        ]
-        copy = reshaped_clone(op, operands, types, self._build.point, resize_of(step, parts))
+        copy = part_clone(op, step, operands, self._build.point, self._parts)
         made = copy.results[0]
+        if step.combine is not None:
+            made.set_type(_summed_type(made))
         if step.combine is None:
             for number, result in zip(node.results, copy.results, strict=True):
                 self._blocks[number, part] = result

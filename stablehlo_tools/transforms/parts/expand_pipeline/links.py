@@ -8,6 +8,7 @@ from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.frontend_attributes import set_mean_runs
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
+from stablehlo_tools.transforms.parts.block_rewriter import part_type_of
 from stablehlo_tools.transforms.parts.expand_pipeline.link_results import (
     LinkResults,
     Values,
@@ -20,12 +21,7 @@ from stablehlo_tools.transforms.parts.expand_pipeline.ticks import (
     wide,
 )
 from stablehlo_tools.transforms.parts.expand_pipeline.training import Training
-from stablehlo_tools.transforms.parts.one_part import (
-    OnePartWriter,
-    apart,
-    part_type_of,
-    window,
-)
+from stablehlo_tools.transforms.parts.one_part import OnePartWriter, apart, window
 
 Taken = Callable[[Builder, int], ir.Value]
 

@@ -18,7 +18,8 @@ from stablehlo_tools.ir.builder import Builder, element_of, shape_of, write_redu
 from stablehlo_tools.ir.clone import alike_clone
 from stablehlo_tools.ir.values import in_block_order, is_spread_constant, maker_of, producer
 from stablehlo_tools.ir.walk import values_used
-from stablehlo_tools.transforms.parts.one_part import apart, cut, part_type, window
+from stablehlo_tools.transforms.parts.block_rewriter import part_type
+from stablehlo_tools.transforms.parts.one_part import apart, cut, window
 from stablehlo_tools.transforms.parts.partition.local_body import dense_groups
 
 

@@ -22,6 +22,7 @@ from stablehlo_tools.dialect.frontend_attributes import set_mean_runs
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.ir.while_loop import CountedLoop
 from stablehlo_tools.schedules.lockstep import Direction
+from stablehlo_tools.transforms.parts.block_rewriter import part_type_of
 from stablehlo_tools.transforms.parts.expand_pipeline.expansion_plan import RANK_DIMENSION, Chunks
 from stablehlo_tools.transforms.parts.expand_pipeline.layer_phase import Phase, RowRead, RowWrite
 from stablehlo_tools.transforms.parts.expand_pipeline.region import (
@@ -30,13 +31,7 @@ from stablehlo_tools.transforms.parts.expand_pipeline.region import (
     without_axis,
 )
 from stablehlo_tools.transforms.parts.expand_pipeline.stacks import Stacks, row_shape
-from stablehlo_tools.transforms.parts.one_part import (
-    OnePartWriter,
-    Outside,
-    apart,
-    part_type_of,
-    window,
-)
+from stablehlo_tools.transforms.parts.one_part import OnePartWriter, Outside, apart, window
 
 
 def wide(element: ir.Type) -> ir.Type:

@@ -18,6 +18,7 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.builder import Builder
 from stablehlo_tools.ir.while_loop import CountedLoop
 from stablehlo_tools.schedules.lockstep import Cell, Direction, Lockstep, turns_of
+from stablehlo_tools.transforms.parts.block_rewriter import part_type_of
 from stablehlo_tools.transforms.parts.expand_pipeline.divided_head import DividedHeadWriter
 from stablehlo_tools.transforms.parts.expand_pipeline.head_division import HeadDivision
 from stablehlo_tools.transforms.parts.expand_pipeline.link_results import Values
@@ -36,7 +37,6 @@ from stablehlo_tools.transforms.parts.expand_pipeline.ticks import (
     State,
 )
 from stablehlo_tools.transforms.parts.expand_pipeline.training import Link, Training
-from stablehlo_tools.transforms.parts.one_part import part_type_of
 
 
 def write_training(
