@@ -8,10 +8,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from stablehlo_tools.analysis.dataflow import Node
-from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling, OpTiling
+from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import (
     DYNAMIC_SLICE,
@@ -24,7 +24,7 @@ from stablehlo_tools.dialect.names import (
 )
 from stablehlo_tools.dialect.traits import LAYOUT
 from stablehlo_tools.ir.builder import Builder, shape_of
-from stablehlo_tools.ir.inline import copy_with
+from stablehlo_tools.ir.clone import reshaped_clone
 from stablehlo_tools.ir.values import has_uses, maker_of, producer, splat_of
 from stablehlo_tools.ir.walk import terminator
 from stablehlo_tools.transforms.parts.axis_crossings import (
@@ -33,6 +33,8 @@ from stablehlo_tools.transforms.parts.axis_crossings import (
     Crossings,
     is_moved,
 )
+from stablehlo_tools.transforms.parts.block_rewriter import part_type
+from stablehlo_tools.transforms.parts.one_part import apart
 from stablehlo_tools.transforms.parts.partition.local_body import dense_groups
 from stablehlo_tools.transforms.parts.scaling import NotScaledError, Scaling
 
@@ -48,105 +50,87 @@ class AxisRemoval(Scaling):
         super().__init__(across.dims, size)
         self._crossings = crossings
         self._sums = across.sums
-        self._devices = size
         self._products: list[ir.Operation] = []
 
     def take(self, values: Iterable[ir.Value]) -> None:
         """Lets values of the outside stand for themselves."""
-        self._values.update((value, value) for value in values)
-
-    def write_all(self, arguments: Sequence[ir.Value], point: ir.InsertionPoint) -> list[ir.Value]:
-        """Writes the block for arguments; returns what stands for what it returns."""
-        return self.write(self._dims.graph.root, arguments, point)
+        self.values.update((self.dims.graph.number(value), value) for value in values)
 
     def type_in(self, value: ir.Value, shard: DimTiling | None) -> ir.Type:
         """The type of what stands for a value, in a shard if it has none of its own."""
-        return self._type(value, self._dims.tiling_of(value) or shard)
+        tiling = self.dims.tiling_of(value) or shard
+        return part_type(value, tiling, self.dims.parts, self.count)
 
     def shard(
         self, value: ir.Value, shard: DimTiling | None, end: ir.Operation, point: ir.InsertionPoint
     ) -> ir.Value:
         """What stands for a value that `end` returns, in a shard if it has none of its own."""
-        if shard is None or self._dims.tiling_of(value) is not None:
-            return self._values[value]
-        return self._repeated(value, shard, point, end)
+        number = self.dims.graph.number(value)
+        if shard is None or number in self.dims.tilings:
+            return self.values[number]
+        return self.resize_shared(number, shard, Builder(point, end.location), end)
 
-    def _node(self, node: Node, point: ir.InsertionPoint) -> None:
+    def write_node(self, node: Node, point: ir.InsertionPoint) -> None:
+        """Writes an op, for terms of sums over the axis that it adds to."""
         crossing = self._crossings.get(node.op)
         if crossing is not None:
             self._cross(node, crossing, point)
             return
         among = () if node.bodies else self._sums.among.get(node, ())
-        once = {
-            value: self._values[value] for value in map(self._dims.graph.values.__getitem__, among)
-        }
-        self._values.update((v, self._multiple(each, point)) for v, each in once.items())
-        super()._node(node, point)
-        self._values.update(once)
+        once = {number: self.values[number] for number in among}
+        self.values.update((n, self._multiple(each, point)) for n, each in once.items())
+        super().write_node(node, point)
+        self.values.update(once)
 
-    def _scaled(self, op: ir.Operation, op_tiling: OpTiling, point: ir.InsertionPoint) -> None:
-        if op.name == RESHAPE and self._moves(op, op_tiling):
-            (taken,), (given,) = op_tiling.operands, op_tiling.results
-            assert taken is not None
-            assert given is not None
-            value = self._values[op.operands[0]]
-            moved = self._moved(value, taken, op.results[0], given, Builder(point, op.location))
-            self._values[op.results[0]] = moved
-            return
-        super()._scaled(op, op_tiling, point)
+    def write_op(self, node: Node, point: ir.InsertionPoint) -> None:
+        """Writes an op; a reshape may move the devices to another dimension."""
+        step = self.dims.op_tilings.get(node)
+        if step is not None and node.name == RESHAPE:
+            (taken,), (given,) = step.operands, step.results
+            shapes = (tuple(shape_of(v)) for v in (node.op.operands[0], node.op.results[0]))
+            if taken and given and is_moved(taken, given, *shapes):
+                build = Builder(point, node.op.location)
+                self.values[node.results[0]] = self._move_devices(node, taken, given.dim, build)
+                return
+        super().write_op(node, point)
 
-    def _moves(self, reshape: ir.Operation, op_tiling: OpTiling) -> bool:
-        (taken,), (given,) = op_tiling.operands, op_tiling.results
-        if taken is None or given is None:
-            return False
-        shapes = (tuple(shape_of(v)) for v in (reshape.operands[0], reshape.results[0]))
-        return is_moved(taken, given, *shapes)
-
-    def _moved(
-        self,
-        value: ir.Value,
-        taken: DimTiling,
-        result: ir.Value,
-        given: DimTiling,
-        build: Builder,
-    ) -> ir.Value:
-        """What all devices have, reshaped, with the devices in front of another dimension."""
-        shape, dim = shape_of(value), taken.dim
-        inner = shape[dim] // (taken.outer * self._devices)
-        split = [*shape[:dim], taken.outer, self._devices, inner, *shape[dim + 1 :]]
+    def _move_devices(self, node: Node, taken: DimTiling, at: int, build: Builder) -> ir.Value:
+        """What all devices have, reshaped, with the devices in front of dimension `at`."""
+        value, after = self.values[node.operands[0]], shape_of(node.op.results[0])
+        dim, split = taken.dim, apart(shape_of(value), taken, self.count)
         places = [dim + 1, *(d for d in range(len(split)) if d != dim + 1)]
         devices_first = build.transpose(build.reshape(value, split), places)
-        after = shape_of(result)
-        whole = build.reshape(devices_first, [self._devices, *after])
-        at = given.dim
+        whole = build.reshape(devices_first, [self.count, *after])
         placed = build.transpose(whole, [*range(1, at + 1), 0, *range(at + 1, len(after) + 1)])
-        after[at] *= self._devices
+        after[at] *= self.count
         return build.reshape(placed, after)
 
-    def _handed_on(
-        self, value: ir.Value, result: int, point: ir.InsertionPoint, user: ir.Operation
+    def pass_value(
+        self, number: int, result: int | None, build: Builder, user: ir.Operation
     ) -> ir.Value:
-        taken = super()._handed_on(value, result, point, user)
-        number = self._dims.graph.number(value)
-        among = self._sums.is_multiple(number, self._sums.terms.get(result))
-        return self._multiple(taken, point) if among else taken
+        """The copy of a value; the sum of all copies, if the result is a sum over the axis."""
+        copy = super().pass_value(number, result, build, user)
+        reducer = None if result is None else self._sums.terms.get(result)
+        is_term = self._sums.is_multiple(number, reducer)
+        return self._multiple(copy, build.point) if is_term else copy
 
-    def _repeated(
-        self, value: ir.Value, tiling: DimTiling, point: ir.InsertionPoint, user: ir.Operation
+    def resize_shared(
+        self, number: int, tiling: DimTiling, build: Builder, user: ir.Operation
     ) -> ir.Value:
+        """Puts what all devices have one behind the other where it cannot be written larger."""
         try:
-            return super()._repeated(value, tiling, point, user)
+            return super().resize_shared(number, tiling, build, user)
         except NotScaledError:
-            return self._joined(self._values[value], tiling, Builder(point, user.location))
+            return self._joined(self.values[number], tiling, build)
 
     def _joined(self, value: ir.Value, tiling: DimTiling, build: Builder) -> ir.Value:
         """What all devices have, one behind the other."""
         shape, dim = shape_of(value), tiling.dim
         split = [*shape[:dim], tiling.outer, shape[dim] // tiling.outer, *shape[dim + 1 :]]
         places = [*range(dim + 1), *range(dim + 2, len(split) + 1)]
-        wide = [*split[: dim + 1], self._devices, *split[dim + 1 :]]
+        wide = [*split[: dim + 1], self.count, *split[dim + 1 :]]
         value = build.broadcast(build.reshape(value, split), wide, places)
-        shape[dim] *= self._devices
+        shape[dim] *= self.count
         return build.reshape(value, shape)
 
     def _multiple(self, value: ir.Value, point: ir.InsertionPoint) -> ir.Value:
@@ -156,7 +140,7 @@ class AxisRemoval(Scaling):
         if splat_of(value) == 0:
             return value
         if op is None or op.name not in _MOVES:
-            product = build.same("multiply", value, build.splat_like(self._devices, value))
+            product = build.same("multiply", value, build.splat_like(self.count, value))
             self._products.append(maker_of(product))
             return product
         moved = _MOVED.get(op.name, (0,))
@@ -183,20 +167,14 @@ class AxisRemoval(Scaling):
             product.erase()
 
     def _cross(self, node: Node, crossing: Crossing, point: ir.InsertionPoint) -> None:
-        values = [self._values[operand] for operand in node.op.operands]
+        values = [self.values[number] for number in node.operands]
         if crossing.others is not None:
-            values = list(self._over_others(crossing, point).results)
-        for number, result, value in zip(node.results, node.op.results, values, strict=True):
+            copy = reshaped_clone(node.op, values, [value.type for value in values], point)
+            copy.attributes["replica_groups"] = dense_groups(crossing.others, copy.context)
+            values = list(copy.results)
+        for number, value in zip(node.results, values, strict=True):
             repeated = number in self._sums.repeated
-            self._values[result] = self._multiple(value, point) if repeated else value
-
-    def _over_others(self, crossing: Crossing, point: ir.InsertionPoint) -> ir.Operation:
-        copy = copy_with(crossing.op, self._values, point)
-        assert crossing.others is not None
-        copy.attributes["replica_groups"] = dense_groups(crossing.others, copy.context)
-        for result, operand in zip(copy.results, copy.operands, strict=True):
-            result.set_type(operand.type)
-        return copy
+            self.values[number] = self._multiple(value, point) if repeated else value
 
 
 def _takers(value: ir.Value) -> list[ir.Operation]:

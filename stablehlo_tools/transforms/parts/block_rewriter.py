@@ -53,14 +53,14 @@ class BlockRewriter:
         op, step = node.op, self.dims.op_tilings.get(node)
         build = Builder(point, op.location)
         if step is None:
-            operands = [self.whole(number, build) for number in node.operands]
+            operands = [self.whole_value(number, build) for number in node.operands]
         else:
             operands = [
                 self.operand(number, tiling, build, op)
                 for number, tiling in zip(node.operands, step.operands, strict=True)
             ]
         values, parts = self.dims.graph.values, self.dims.parts
-        captured = {values[number]: self.whole(number, build) for number in node.captures}
+        captured = {values[number]: self.whole_value(number, build) for number in node.captures}
         self.record(node, part_clone(op, step, operands, point, parts, self.count, captured))
 
     def write_control_flow(self, node: Node, point: ir.InsertionPoint) -> None:
@@ -88,7 +88,7 @@ class BlockRewriter:
         """The copy of a value for an op that takes it in a tiling."""
         return self.values[number]
 
-    def whole(self, number: int, build: Builder) -> ir.Value:
+    def whole_value(self, number: int, build: Builder) -> ir.Value:
         """The copy of a value for an op that is written as it is."""
         return self.values[number]
 
@@ -99,14 +99,19 @@ class BlockRewriter:
         build: Builder,
         user: ir.Operation,
     ) -> list[ir.Value]:
-        """The copies of operands of control flow, or of a terminator in it, for the results that
-        they become. None: the value is a condition or chooses a branch."""
+        """The operands of control flow, or of a terminator in it, and the results that they become;
+        None for a condition or the choice of a branch."""
         return [
-            self.operand(
-                number, None if result is None else self.dims.tilings.get(result), build, user
-            )
+            self.pass_value(number, result, build, user)
             for number, result in zip(numbers, into, strict=True)
         ]
+
+    def pass_value(
+        self, number: int, result: int | None, build: Builder, user: ir.Operation
+    ) -> ir.Value:
+        """The copy of a value that control flow passes on to a result."""
+        tiling = None if result is None else self.dims.tilings.get(result)
+        return self.operand(number, tiling, build, user)
 
     def result_types(self, node: Node) -> list[ir.Type]:
         """The types of the copy of a branch."""

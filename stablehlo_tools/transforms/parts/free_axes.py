@@ -459,7 +459,7 @@ class _Freeing:
             values = self._written(computation, writer, operands, ir.InsertionPoint(op))
             self._leave(computation, values, constrain=True)
             return None
-        types = [writer.type_of(argument) for argument in block.arguments]
+        types = [writer.type_in(argument, None) for argument in block.arguments]
         new = self._narrowed(computation, operands, writer)
         inner = new.op.regions[0].blocks.append(
             *types, arg_locs=[argument.location for argument in block.arguments]

@@ -62,7 +62,7 @@ class OnePartWriter(BlockRewriter):
     ) -> ir.Value:
         return self.get(number, tiling, build)
 
-    def whole(self, number: int, build: Builder) -> ir.Value:
+    def whole_value(self, number: int, build: Builder) -> ir.Value:
         return self.get(number, None, build)
 
     def record(self, node: Node, copy: ir.Operation) -> None:

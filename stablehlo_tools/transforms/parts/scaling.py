@@ -12,14 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from stablehlo_tools.analysis.dataflow import Body, Node
+from stablehlo_tools.analysis.dataflow import Node
 from stablehlo_tools.analysis.dimension_propagation.propagation import (
     BatchDims,
     Graph,
     Origins,
     propagate,
 )
-from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling, OpTiling, reshaped
+from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling, reshaped
 from stablehlo_tools.analysis.partial_sums import PartialSums
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.dimensions import dimensions_of
@@ -33,11 +33,11 @@ from stablehlo_tools.dialect.names import (
     WHILE,
 )
 from stablehlo_tools.dialect.traits import ELEMENTWISE, LAYOUT
-from stablehlo_tools.ir.builder import element_of, shape_of
-from stablehlo_tools.ir.clone import Resize, emptied_clone, reshaped_clone
-from stablehlo_tools.ir.inline import copy_with
+from stablehlo_tools.ir.builder import Builder
+from stablehlo_tools.ir.clone import Resize, reshaped_clone
 from stablehlo_tools.ir.values import CONSTANTS, copy_constant, is_splat, producer
 from stablehlo_tools.ir.walk import terminator
+from stablehlo_tools.transforms.parts.block_rewriter import BlockRewriter, part_type
 
 # What is written again where a value that is the same for all samples is needed for more of them:
 # ops that exporters make such values by. A reverse has never been among them.
@@ -182,143 +182,51 @@ def _propagated(graph: Graph, seeds: Tilings, parts: int) -> BatchDims:
     return propagate(graph, {graph.root.arguments[i]: s for i, s in seeds.items()}, parts)
 
 
-class Scaling:
-    """Copies of the ops of a block, with `samples` where there were as many as the parts."""
+class Scaling(BlockRewriter):
+    """Copies of the ops of a block, with `count` samples where there were as many as the parts."""
 
-    def __init__(self, dims: BatchDims, samples: int) -> None:
-        self._dims = dims
-        self._samples = samples
-        self._values: dict[ir.Value, ir.Value] = {}
-
-    def write(
-        self, body: Body, arguments: Sequence[ir.Value], point: ir.InsertionPoint
-    ) -> list[ir.Value]:
-        """Writes the ops for new arguments; returns what stands for the results.
+    def write_all(self, arguments: Sequence[ir.Value], point: ir.InsertionPoint) -> list[ir.Value]:
+        """Writes the block for new arguments; returns the copies of its results.
 
         Raises NotScaledError.
         """
-        self._bind(body, arguments)
-        for node in body.nodes:
-            self._node(node, point)
-        numbers = self._dims.graph.values
-        return [self._values[numbers[number]] for number in body.returned]
+        root = self.dims.graph.root
+        self.values.update(zip(root.arguments, arguments, strict=True))
+        self.write(root.nodes, point)
+        return [self.values[number] for number in root.returned]
 
-    def type_of(self, value: ir.Value) -> ir.Type:
-        """The type of what stands for a value."""
-        return self._type(value, self._dims.tiling_of(value))
-
-    def _type(self, value: ir.Value, tiling: DimTiling | None) -> ir.Type:
-        if tiling is None:
-            return value.type
-        shape = shape_of(value)
-        shape[tiling.dim] = self._size(shape[tiling.dim])
-        return ir.RankedTensorType.get(shape, element_of(value), loc=ir.Location.unknown())
-
-    def _size(self, size: int) -> int:
-        return size // self._dims.parts * self._samples
-
-    def _bind(self, body: Body, arguments: Sequence[ir.Value]) -> None:
-        self._values.update(zip(body.block.arguments, arguments, strict=True))
-
-    def _node(self, node: Node, point: ir.InsertionPoint) -> None:
-        op_tiling = self._dims.op_tilings.get(node)
-        if node.bodies:
-            self._control_flow(node, point)
-        elif op_tiling is None:
-            copy = copy_with(node.op, self._values, point)
-            self._values.update(zip(node.op.results, copy.results, strict=True))
-        else:
-            self._scaled(node.op, op_tiling, point)
-
-    def _scaled(self, op: ir.Operation, op_tiling: OpTiling, point: ir.InsertionPoint) -> None:
-        operands = [
-            self._taken(value, tiling, point, op)
-            for value, tiling in zip(op.operands, op_tiling.operands, strict=True)
-        ]
-        types = [
-            self._type(r, tiling) for r, tiling in zip(op.results, op_tiling.results, strict=True)
-        ]
-        resize = self._resize(op_tiling.operands[0])
-        copy = reshaped_clone(op, operands, types, point, resize, self._values)
-        self._values.update(zip(op.results, copy.results, strict=True))
-
-    def _taken(
-        self,
-        value: ir.Value,
-        tiling: DimTiling | None,
-        point: ir.InsertionPoint,
-        user: ir.Operation,
+    def operand(
+        self, number: int, tiling: DimTiling | None, build: Builder, user: ir.Operation
     ) -> ir.Value:
-        """What stands for an operand that an op takes in a tiling."""
-        known = self._dims.tilings.get(self._dims.graph.number(value))
+        """The copy of a value; of one that is the same for all samples, for more or fewer."""
+        known = self.dims.tilings.get(number)
         if known == tiling:
-            return self._values[value]
+            return self.values[number]
         if tiling is None or known is not None:
             raise NotScaledError(user)
-        return self._repeated(value, tiling, point, user)
+        return self.resize_shared(number, tiling, build, user)
 
-    def _repeated(
-        self, value: ir.Value, tiling: DimTiling, point: ir.InsertionPoint, user: ir.Operation
+    def resize_shared(
+        self, number: int, tiling: DimTiling, build: Builder, user: ir.Operation
     ) -> ir.Value:
-        """A value that is the same for all samples, for more or fewer of them; `user` takes it."""
-        op, type_ = producer(_entering(value)), self._type(value, tiling)
+        """A value that is the same for all samples, for more or fewer of them."""
+        graph, parts = self.dims.graph, self.dims.parts
+        value = graph.values[number]
+        op, type_ = producer(_entering(value)), part_type(value, tiling, parts, self.count)
         if op is None:
             raise NotScaledError(user)
         if op.name in CONSTANTS and is_splat(op):
-            return copy_constant(op, type_, point)
-        tilings = _operand_tilings(op, tiling, self._dims.parts)
+            return copy_constant(op, type_, build.point)
+        tilings = _operand_tilings(op, tiling, parts)
         if tilings is None:
             raise NotScaledError(op)
+        inner = Builder(build.point, op.location)
         operands = [
-            self._values[value] if inner is None else self._repeated(value, inner, point, op)
-            for value, inner in zip(op.operands, tilings, strict=True)
+            self.values[number] if tiling is None else self.resize_shared(number, tiling, inner, op)
+            for number, tiling in zip(map(graph.number, op.operands), tilings, strict=True)
         ]
-        return reshaped_clone(op, operands, [type_], point, self._resize(tiling)).results[0]
-
-    def _resize(self, tiling: DimTiling | None) -> Resize | None:
-        return None if tiling is None else Resize(tiling.dim, self._dims.parts, self._samples)
-
-    def _control_flow(self, node: Node, point: ir.InsertionPoint) -> None:
-        op, is_loop = node.op, node.name == WHILE
-        operands = list(op.operands)
-        if is_loop:
-            taken = [
-                self._handed_on(value, result, point, op)
-                for value, result in zip(operands, node.results, strict=True)
-            ]
-        else:
-            taken = [self._values[value] for value in operands]
-        types = [self.type_of(result) for result in op.results]
-        new = emptied_clone(op, taken, types, point)
-        for number, (body, region) in enumerate(zip(node.bodies, new.regions, strict=True)):
-            inner = self._opened(body, region, types)
-            end = terminator(body.block)
-            if is_loop and number == 0:  # the condition returns no results
-                returned = [self._taken(value, None, inner, end) for value in end.operands]
-            else:
-                returned = [
-                    self._handed_on(value, result, inner, end)
-                    for value, result in zip(end.operands, node.results, strict=True)
-                ]
-            ir.Operation.create(end.name, operands=returned, loc=end.location, ip=inner)
-        self._values.update(zip(op.results, new.results, strict=True))
-
-    def _handed_on(
-        self, value: ir.Value, result: int, point: ir.InsertionPoint, user: ir.Operation
-    ) -> ir.Value:
-        """What stands for a value that control flow hands on to a result of its own."""
-        return self._taken(value, self._dims.tilings.get(result), point, user)
-
-    def _opened(self, body: Body, region: ir.Region, types: Sequence[ir.Type]) -> ir.InsertionPoint:
-        """Writes the ops of a body; returns where its terminator goes."""
-        types = types if len(body.block.arguments) else []
-        locations = [argument.location for argument in body.block.arguments]
-        block = region.blocks.append(*types, arg_locs=locations)
-        self._bind(body, list(block.arguments))
-        point = ir.InsertionPoint(block)
-        for node in body.nodes:
-            self._node(node, point)
-        return point
+        resize = Resize(tiling.dim, parts, self.count)
+        return reshaped_clone(op, operands, [type_], build.point, resize).results[0]
 
 
 def _entering(value: ir.Value) -> ir.Value:

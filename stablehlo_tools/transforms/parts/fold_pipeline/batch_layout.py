@@ -13,6 +13,7 @@ from stablehlo_tools.analysis.dimension_propagation.propagation import BatchDims
 from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.builder import shape_of
+from stablehlo_tools.transforms.parts.block_rewriter import part_type_of
 from stablehlo_tools.transforms.parts.fold_pipeline.chains import Handoff, Pieces
 from stablehlo_tools.transforms.parts.fold_pipeline.composing import (
     Located,
@@ -96,9 +97,9 @@ def _fits(graph: Graph, number: int, tiling: DimTiling, parts: int) -> bool:
 
 def _try(dims: BatchDims, scratch: Scratch) -> None:
     """Writes the block for twice as many samples. Raises NotScaledError where there is no way."""
-    root, scaling = dims.graph.root, Scaling(dims, 2 * dims.parts)
-    types = [scaling.type_of(dims.graph.values[number]) for number in root.arguments]
-    scratch.function(types, lambda b, given: scaling.write(root, given, ir.InsertionPoint(b)))
+    scaling = Scaling(dims, 2 * dims.parts)
+    types = [part_type_of(dims, number, scaling.count) for number in dims.graph.root.arguments]
+    scratch.function(types, lambda b, given: scaling.write_all(given, ir.InsertionPoint(b)))
 
 
 def _fitting(

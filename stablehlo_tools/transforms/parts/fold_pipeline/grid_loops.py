@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from stablehlo_tools.analysis.dimension_propagation.propagation import BatchDims
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.builder import Builder
+from stablehlo_tools.transforms.parts.block_rewriter import part_type_of
 from stablehlo_tools.transforms.parts.fold_pipeline.chains import Handoff
 from stablehlo_tools.transforms.parts.fold_pipeline.composing import Composer, no_sources
 from stablehlo_tools.transforms.parts.fold_pipeline.layers import (
@@ -65,10 +66,9 @@ class GridLoop:
         others = [number for number in range(len(self.operands)) if number not in handed]
         # What two inputs take of one stack is carried once.
         carried = list(dict.fromkeys(self.operands[number] for number in others))
-        scaling, graph = Scaling(self.dims, self.samples), self.dims.graph
         kept = [self.operands[number].value.type for number in self.kept_inputs]
-        returned = graph.root.returned
-        kept += [scaling.type_of(graph.values[returned[n]]) for n in self.kept_outputs]
+        returned = self.dims.graph.root.returned
+        kept += [part_type_of(self.dims, returned[n], self.samples) for n in self.kept_outputs]
         states = [self.operands[number].value for number in handed]
         states += [_empty(build, self.trips, type_) for type_ in kept]
 
@@ -77,8 +77,8 @@ class GridLoop:
             given = dict(zip(handed, taken, strict=False))
             slices = dict(zip(carried, taken[len(states) :], strict=True))
             given |= {number: slices[self.operands[number]] for number in others}
-            made = Scaling(self.dims, self.samples).write(
-                graph.root, [given[number] for number in range(len(given))], inner.point
+            made = Scaling(self.dims, self.samples).write_all(
+                [given[number] for number in range(len(given))], inner.point
             )
             composer = Composer(inner, no_sources)
             after = [composer.through(made[h.output], h.ops) for h in self.handoffs]

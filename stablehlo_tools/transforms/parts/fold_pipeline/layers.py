@@ -14,6 +14,7 @@ from stablehlo_tools.analysis.dimension_propagation.propagation import BatchDims
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import WHILE
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
+from stablehlo_tools.transforms.parts.block_rewriter import part_type_of
 from stablehlo_tools.transforms.parts.fold_pipeline.chains import Handoff
 from stablehlo_tools.transforms.parts.fold_pipeline.composing import Composer, no_sources
 from stablehlo_tools.transforms.parts.scaling import Scaling
@@ -99,13 +100,11 @@ class LayerLoop:
         return write_scan(build, count, buffers, outer, body)
 
     def _run(self, arguments: Sequence[ir.Value], build: Builder) -> list[ir.Value]:
-        scaling = Scaling(self.dims, self.samples)
-        return scaling.write(self.dims.graph.root, arguments, build.point)
+        return Scaling(self.dims, self.samples).write_all(arguments, build.point)
 
     def _unset(self, build: Builder, output: int) -> ir.Value:
-        graph = self.dims.graph
-        value = graph.values[graph.root.returned[output]]
-        type_ = ir.RankedTensorType(Scaling(self.dims, self.samples).type_of(value))
+        number = self.dims.graph.root.returned[output]
+        type_ = ir.RankedTensorType(part_type_of(self.dims, number, self.samples))
         return build.splat(0, type_.shape, type_.element_type)
 
 

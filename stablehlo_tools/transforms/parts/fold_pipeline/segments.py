@@ -35,6 +35,7 @@ from stablehlo_tools.ir.builder import shape_of
 from stablehlo_tools.ir.inline import copy_with
 from stablehlo_tools.ir.values import CONSTANTS, is_float, key_of, maker_of, producer
 from stablehlo_tools.ir.walk import walk
+from stablehlo_tools.transforms.parts.block_rewriter import part_type_of
 from stablehlo_tools.transforms.parts.fold_pipeline.loop_region import LoopRegion
 from stablehlo_tools.transforms.parts.fold_pipeline.moves import (
     BETWEEN_RANKS,
@@ -353,8 +354,8 @@ def rows_along(graph: Graph, number: int, dim: int, count: int, scratch: Scratch
         raise NotScaledError(maker_of(graph.values[graph.root.returned[0]]))
     scaling = Scaling(dims, 1)
     function = scratch.function(
-        [scaling.type_of(graph.values[n]) for n in graph.root.arguments],
-        lambda block, given: scaling.write(graph.root, given, ir.InsertionPoint(block)),
+        [part_type_of(dims, n) for n in graph.root.arguments],
+        lambda block, given: scaling.write_all(given, ir.InsertionPoint(block)),
     )
     inputs = _dims_of(graph.root.arguments, dims.tilings)
     return StageRows(function, count, inputs, _dims_of(graph.root.returned, dims.tilings))
