@@ -13,7 +13,7 @@ together, only where an op asks for it. `one_part.py` instead adds copies for on
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
 
 from stablehlo_tools.analysis.collectives import Channels
@@ -21,13 +21,13 @@ from stablehlo_tools.analysis.dataflow import Body, Node
 from stablehlo_tools.analysis.dimension_propagation.propagation import BatchDims
 from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling, OpTiling, part_shape
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.dialect.names import BARRIER, WHILE
+from stablehlo_tools.dialect.names import BARRIER
 from stablehlo_tools.dialect.traits import ELEMENTWISE, full_names
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
-from stablehlo_tools.ir.clone import alike_clone, emptied_clone
+from stablehlo_tools.ir.clone import alike_clone
 from stablehlo_tools.ir.values import has_uses, producer
 from stablehlo_tools.ir.walk import is_inside, terminator
-from stablehlo_tools.transforms.parts.block_rewriter import part_clone, part_type
+from stablehlo_tools.transforms.parts.block_rewriter import BlockRewriter, part_clone, part_type_of
 
 Values = tuple[ir.Value, ...]
 
@@ -36,82 +36,145 @@ Values = tuple[ir.Value, ...]
 _CHEAP = ELEMENTWISE | full_names("broadcast_in_dim concatenate constant iota reshape slice")
 
 
-class AllPartsWriter:
+class AllPartsWriter(BlockRewriter):
     """Rewrites a block as the analysis says; `sizes` are the parts that each piece holds, one
     without."""
 
     def __init__(
         self, dims: BatchDims, channels: Channels, sizes: Sequence[int] | None = None
     ) -> None:
-        self._dims = dims
-        self._values = dims.graph.values
+        super().__init__(dims)
         self._sizes = (1,) * dims.parts if sizes is None else tuple(sizes)
         self._pieces = Pieces(self._sizes)
         self._channels = channels
         self._dead: list[ir.Operation] = []
+        self._carries: list[tuple[ir.Block, int]] = []  # arguments that others stand for
         self._kept: list[ir.Operation] = []  # what may be unused now, and does nothing else
-        self._loops: list[tuple[ir.Operation, list[int]]] = []
 
     def run(self) -> None:
         """Rewrites the block; what it returns is whole, as before."""
-        root = self._dims.graph.root
-        self._nodes(root)
-        end = terminator(root.block)
-        self._take_whole(end, range(len(end.operands)))
-        self._clean_up()
-
-    def _clean_up(self) -> None:
-        """Erases what others stand for; at the end only, as a new value could be taken for one that
-        is gone."""
+        self._write_whole(self.dims.graph.root)
+        # At the end only: before, a new value could be taken for one that is gone.
         for op in reversed(self._dead):
             op.erase()
-        for loop, places in self._loops:
-            for region in loop.regions:
-                for place in reversed(places):
-                    region.blocks[0].erase_argument(place)
+        for block, place in reversed(self._carries):
+            block.erase_argument(place)
         for op in reversed(self._kept):
             if not any(has_uses(result) for result in op.results):
                 op.erase()
 
-    def _nodes(self, body: Body) -> None:
-        """Rewrites the nodes of a block."""
-        for node in body.nodes:
-            step = self._dims.op_tilings.get(node)
-            if node.name == WHILE:
-                self._loop(node)
-            elif node.bodies:
-                self._branches(node)
-            elif step is not None:
-                self._copies(node, step)
-                self._dead.append(node.op)
-            else:
-                self._take_whole(node.op, range(len(node.operands)))
-                self._capture_whole(node)
-                if node.name in _CHEAP:
-                    self._kept.append(node.op)
+    def _write_whole(self, body: Body) -> None:
+        """Rewrites a block that returns whole values."""
+        end = terminator(body.block)
+        self.write(body.nodes, ir.InsertionPoint(end))
+        self._take_whole(end)
 
-    def _copies(self, node: Node, step: OpTiling) -> None:
-        """An op, once for each part."""
+    def write_op(self, node: Node, point: ir.InsertionPoint) -> None:
+        """Writes an op once for each piece, in front of it, if it runs on parts."""
+        step = self.dims.op_tilings.get(node)
+        if step is None:
+            self._take_whole(node.op)
+            self._capture_whole(node)
+            if node.name in _CHEAP:
+                self._kept.append(node.op)
+            return
         if node.name == BARRIER:
             self._barriers(node, step)
-            return
-        op = node.op
-        taken = self._taken(op, step)
-        made: list[list[ir.Value]] = []
-        for number in range(len(self._sizes)):
-            operands = [values[number] for values in taken]
+        else:
+            self._copies(node, step)
+        self._dead.append(node.op)
+
+    def write_control_flow(self, node: Node, point: ir.InsertionPoint) -> None:
+        """Writes control flow around the rewritten bodies; what passes on no parts is kept."""
+        if self.dims.tilings.keys().isdisjoint(node.results):
+            self._take_whole(node.op)
+            for body in node.bodies:
+                self._write_whole(body)
+        else:
+            super().write_control_flow(node, ir.InsertionPoint(node.op))
+            self._dead.append(node.op)
+
+    def pass_on(
+        self,
+        numbers: Sequence[int],
+        into: Sequence[int | None],
+        build: Builder,
+        user: ir.Operation,
+    ) -> list[ir.Value]:
+        """Whole values, and behind them the parts of the others."""
+        whole: list[ir.Value] = []
+        parts: list[ir.Value] = []
+        for value, result in zip(user.operands, into, strict=True):
+            tiling = None if result is None else self.dims.tilings.get(result)
+            if tiling is None:
+                whole.append(self._pieces.whole(value, user))
+            else:
+                parts += self._pieces.parts_of(value, tiling, user)
+        return whole + parts
+
+    def result_types(self, node: Node) -> list[ir.Type]:
+        """The types of whole results, and behind them those of the parts of the others."""
+        whole, cut = self._separate(node.results)
+        types = [part_type_of(self.dims, number) for number in whole]
+        return types + [part_type_of(self.dims, n, size) for n in cut for size in self._sizes]
+
+    def record(self, node: Node, copy: ir.Operation) -> None:
+        """Lets the results of control flow stand for those that it had."""
+        whole, cut = self._separate(node.results)
+        results, values = iter(copy.results), self.dims.graph.values
+        for number in whole:
+            values[number].replace_all_uses_with(next(results))
+        for number in cut:
+            pieces = [next(results) for _ in self._sizes]
+            self._pieces.put(values[number], self.dims.tilings[number], pieces)
+
+    def open_body(
+        self, body: Body, region: ir.Region, types: Sequence[ir.Type]
+    ) -> ir.InsertionPoint:
+        """Moves a body, and adds an argument for each piece."""
+        body.block.append_to(region)
+        (block,) = region.blocks
+        location = body.block.owner.location
+        for place, number in enumerate(body.arguments):
+            tiling = self.dims.tilings.get(number)
+            if tiling is not None:
+                types = [part_type_of(self.dims, number, size) for size in self._sizes]
+                pieces = [block.add_argument(type_, location) for type_ in types]
+                self._pieces.put(self.dims.graph.values[number], tiling, pieces)
+                self._carries.append((block, place))
+        return ir.InsertionPoint(terminator(block))
+
+    def end_body(self, end: ir.Operation, values: Sequence[ir.Value], build: Builder) -> None:
+        """Lets a terminator return other values."""
+        super().end_body(end, values, build)
+        end.erase()
+
+    def _separate(self, numbers: Sequence[int]) -> tuple[list[int], list[int]]:
+        """The whole values, and those in parts."""
+        tilings = self.dims.tilings
+        return [n for n in numbers if n not in tilings], [n for n in numbers if n in tilings]
+
+    def _copies(self, node: Node, step: OpTiling) -> None:
+        """An op, once for each piece."""
+        op, operands = node.op, self._operands(node.op, step)
+        made: list[Sequence[ir.Value]] = []
+        for number, size in enumerate(self._sizes):
+            taken = [values[number] for values in operands]
             if step.chained and made:
-                operands[0] = made[-1][0]
-            made.append(self._copy(op, operands, step, number))
+                taken[0] = made[-1][0]
+            copy = part_clone(op, step, taken, ir.InsertionPoint(op), self.dims.parts, size)
+            if number:
+                self._channels.renew(copy)
+            made.append(list(copy.results))
         if step.chained:
             op.results[0].replace_all_uses_with(made[-1][0])
         elif step.combine is not None:
             op.results[0].replace_all_uses_with(_combined(op, step.combine, made))
         else:
-            self._record(node, step.results, made)
+            self._replace_results(node, step.results, made)
 
-    def _taken(self, op: ir.Operation, step: OpTiling) -> list[tuple[ir.Value, ...]]:
-        """Each operand, once for each part."""
+    def _operands(self, op: ir.Operation, step: OpTiling) -> list[Values]:
+        """Each operand, once for each piece."""
         return [
             (self._pieces.whole(value, op),) * len(self._sizes)
             if layout is None
@@ -119,19 +182,10 @@ class AllPartsWriter:
             for value, layout in zip(op.operands, step.operands, strict=True)
         ]
 
-    def _copy(
-        self, op: ir.Operation, operands: Sequence[ir.Value], step: OpTiling, number: int
-    ) -> list[ir.Value]:
-        point, size = ir.InsertionPoint(op), self._sizes[number]
-        copy = part_clone(op, step, operands, point, self._dims.parts, size)
-        if number:
-            self._channels.renew(copy)
-        return list(copy.results)
-
     def _barriers(self, node: Node, step: OpTiling) -> None:
         """A barrier for each part; what is whole waits with the first."""
         op = node.op
-        taken = self._taken(op, step)
+        taken = self._operands(op, step)
         made: list[list[ir.Value]] = []
         for number in range(len(self._sizes)):
             places = [i for i, layout in enumerate(step.operands) if layout or not number]
@@ -147,107 +201,21 @@ class AllPartsWriter:
             for place, value in zip(places, barrier.results, strict=True):
                 results[place] = value
             made.append(results)
-        self._record(node, step.results, made)
+        self._replace_results(node, step.results, made)
 
-    def _record(
+    def _replace_results(
         self, node: Node, layouts: Sequence[DimTiling | None], made: Sequence[Sequence[ir.Value]]
     ) -> None:
         """What stands for the results of a node: parts, or the first of `made` where whole."""
         for place, layout in enumerate(layouts):
-            result = self._values[node.results[place]]
+            result = node.op.results[place]
             if layout is None:
                 result.replace_all_uses_with(made[0][place])
             else:
                 self._pieces.put(result, layout, [values[place] for values in made])
 
-    def _loop(self, node: Node) -> None:
-        """A loop whose carries in parts become a carry for each part, behind the others."""
-        op = node.op
-        layouts = [self._dims.tilings.get(number) for number in node.results]
-        operands = self._flat(op, op.operands, layouts)
-        for body in node.bodies:
-            self._add_arguments(body, layouts)
-            self._nodes(body)
-            end = terminator(body.block)
-            if body is node.bodies[0]:
-                self._take_whole(end, [0])
-            else:
-                _replace_end(end, self._flat(end, end.operands, layouts))
-        new = self._rebuilt(node, operands, layouts)
-        self._loops.append((new, [i for i, layout in enumerate(layouts) if layout is not None]))
-
-    def _branches(self, node: Node) -> None:
-        op = node.op
-        layouts = [self._dims.tilings.get(number) for number in node.results]
-        self._take_whole(op, [0])
-        for body in node.bodies:
-            self._nodes(body)
-            end = terminator(body.block)
-            _replace_end(end, self._flat(end, end.operands, layouts))
-        self._rebuilt(node, list(op.operands), layouts)
-
-    def _flat(
-        self, user: ir.Operation, values: Iterable[ir.Value], layouts: Sequence[DimTiling | None]
-    ) -> list[ir.Value]:
-        """Whole values, and behind them the parts of the others."""
-        whole: list[ir.Value] = []
-        parts: list[ir.Value] = []
-        for value, layout in zip(values, layouts, strict=True):
-            if layout is None:
-                whole.append(self._pieces.whole(value, user))
-            else:
-                parts += self._pieces.parts_of(value, layout, user)
-        return whole + parts
-
-    def _add_arguments(self, body: Body, layouts: Sequence[DimTiling | None]) -> None:
-        for number, layout in zip(body.arguments, layouts, strict=True):
-            if layout is None:
-                continue
-            argument = self._values[number]
-            location = body.block.owner.location
-            parts = [
-                body.block.add_argument(type_, location) for type_ in self._types(argument, layout)
-            ]
-            self._pieces.put(argument, layout, parts)
-
-    def _rebuilt(
-        self, node: Node, operands: Sequence[ir.Value], layouts: Sequence[DimTiling | None]
-    ) -> ir.Operation:
-        """The op around rewritten blocks, with results in parts."""
-        op, pieces = node.op, len(self._sizes)
-        if not any(layouts):
-            for place, value in enumerate(operands):
-                op.operands[place] = value
-            return op
-        kept = [i for i, layout in enumerate(layouts) if layout is None]
-        cut = [i for i, layout in enumerate(layouts) if layout is not None]
-        types = [op.results[i].type for i in kept]
-        for i in cut:
-            types += self._types(op.results[i], layouts[i])
-        new = emptied_clone(op, operands, types, ir.InsertionPoint(op))
-        for source, target in zip(op.regions, new.regions, strict=True):
-            for block in list(source.blocks):
-                block.append_to(target)
-        for place, i in enumerate(kept):
-            op.results[i].replace_all_uses_with(new.results[place])
-        for place, i in enumerate(cut):
-            first = len(kept) + place * pieces
-            layout = layouts[i]
-            assert layout is not None
-            self._pieces.put(op.results[i], layout, list(new.results)[first : first + pieces])
-        self._dead.append(op)
-        return new
-
-    def _type(self, value: ir.Value, layout: DimTiling | None, number: int) -> ir.Type:
-        """The type of a piece of a value, or of all of it."""
-        return part_type(value, layout, self._dims.parts, self._sizes[number])
-
-    def _types(self, value: ir.Value, layout: DimTiling | None) -> list[ir.Type]:
-        return [self._type(value, layout, number) for number in range(len(self._sizes))]
-
-    def _take_whole(self, op: ir.Operation, places: Iterable[int]) -> None:
-        for place in places:
-            value = op.operands[place]
+    def _take_whole(self, op: ir.Operation) -> None:
+        for place, value in enumerate(op.operands):
             whole = self._pieces.whole(value, op)
             if whole != value:
                 op.operands[place] = whole
@@ -255,7 +223,7 @@ class AllPartsWriter:
     def _capture_whole(self, node: Node) -> None:
         """Whole values for the regions of an op that is not copied."""
         for number in node.captures:
-            value = self._values[number]
+            value = self.dims.graph.values[number]
             whole = self._pieces.whole(value, node.op)
             if whole == value:
                 continue
@@ -271,14 +239,6 @@ def _combined(op: ir.Operation, kind: str, made: Sequence[Sequence[ir.Value]]) -
     for (part,) in made[1:]:
         total = build.same(kind, total, part)
     return total
-
-
-def _replace_end(end: ir.Operation, values: Sequence[ir.Value]) -> None:
-    """Lets a terminator return other values."""
-    ir.Operation.create(
-        end.name, operands=list(values), loc=end.location, ip=ir.InsertionPoint(end)
-    )
-    end.erase()
 
 
 class Pieces:

@@ -186,16 +186,17 @@ class RangeEmission(AllPartsWriter):
         super().__init__(dims, channels, counts)
         self._cut = loops
 
-    def _loop(self, node: Node) -> None:
+    def write_control_flow(self, node: Node, point: ir.InsertionPoint) -> None:
+        """Writes a loop that is to be cut as loops over ranges, others around pieces."""
         loop = self._cut.find(node)
         if loop is not None:
             self._ranges(loop)
             self._dead.append(loop.op)
         elif self._cut.is_left(node):
-            self._take_whole(node.op, range(len(node.operands)))
+            self._take_whole(node.op)
             self._capture_whole(node)
         else:
-            super()._loop(node)
+            super().write_control_flow(node, point)
 
     def _ranges(self, loop: LayerLoop) -> None:
         """Writes the loops over ranges, and lets what they give stand for what the loop gave."""
