@@ -20,6 +20,7 @@ from stablehlo_tools.analysis.dimension_propagation.propagation import (
     BatchDims,
     Graph,
     Origins,
+    TiledValue,
     propagate,
 )
 from stablehlo_tools.analysis.dimension_propagation.tilings import CONTRACTIONS, DimTiling
@@ -45,6 +46,7 @@ class Trial:
     dims: BatchDims
     collectives: int
     work: int
+    to_the_end: bool  # else only up to the first meeting
 
     @property
     def independent(self) -> bool:
@@ -59,7 +61,7 @@ def try_seeds(
     joins and parts batches."""
     dims = propagate(graph, seeds, parts, to_the_end=to_the_end, regroups=regroups)
     collectives = sum(node.name in COLLECTIVES for node in dims.op_tilings)
-    return Trial(seeds, dims, collectives, work_of(graph, dims.op_tilings))
+    return Trial(seeds, dims, collectives, work_of(graph, dims.op_tilings), to_the_end)
 
 
 def work_of(graph: Graph, nodes: Iterable[Node]) -> int:
@@ -79,16 +81,8 @@ def find_seeds(graph: Graph, parts: int) -> Trial | None:
     Where another has at least twice its work, that one: the batch is then not independent, or no
     collective carries it. None where no argument has a dimension that can be cut.
     """
-    arguments = graph.root.arguments
-    integers = [n for n in arguments if not is_float(graph.values[n].type)]
-    floats = [n for n in arguments if is_float(graph.values[n].type)]
     seen: list[Trial] = []
-    for group in (integers, floats):
-        whole = set(group[-_MOST_FOLLOWED:])  # the batch comes behind the weights
-        tried = [
-            try_seeds(graph, seeds, parts, to_the_end=_is_likely(seeds, whole))
-            for seeds in candidates(graph, group, parts)
-        ]
+    for tried in map(list, search(graph, parts)):
         first = sorted((t for t in tried if t.independent), key=_least)[:_MOST_EXTENDED]
         longer = [*map(extended, first)]
         seen += [*longer, *tried]
@@ -127,8 +121,31 @@ def _work(trial: Trial) -> int:
     return trial.work
 
 
-def _is_likely(seeds: Seeds, arguments: set[int]) -> bool:
-    return all(number in arguments and tiling.dim == 0 for number, tiling in seeds.items())
+def search(
+    graph: Graph,
+    parts: int,
+    ways: Callable[[Graph, Seeds, int], Iterable[Seeds]] = lambda graph, seeds, parts: [seeds],
+    *,
+    to_the_end: bool = False,
+    regroups: bool = False,
+) -> Iterator[Iterator[Trial]]:
+    """Tries every dimension that can be cut: of integers, which may be tokens, then of floats.
+
+    `ways` are those to cut a dimension. Unless all are followed to the end, those are of which it
+    is likely: the outermost of the last arguments, as the batch comes behind the weights.
+    """
+
+    def tries(arguments: Sequence[int]) -> Iterator[Trial]:
+        last = set(arguments[-_MOST_FOLLOWED:])
+        for seeds in candidates(graph, arguments, parts):
+            for cut in ways(graph, seeds, parts):
+                end = to_the_end or all(n in last and not t.dim for n, t in cut.items())
+                yield try_seeds(graph, cut, parts, to_the_end=end, regroups=regroups)
+
+    arguments = graph.root.arguments
+    integers = [n for n in arguments if not is_float(graph.values[n].type)]
+    floats = [n for n in arguments if is_float(graph.values[n].type)]
+    return map(tries, (integers, floats))
 
 
 def candidates(graph: Graph, arguments: Iterable[int], parts: int) -> list[Seeds]:
@@ -146,6 +163,16 @@ def candidates(graph: Graph, arguments: Iterable[int], parts: int) -> list[Seeds
 
 def _outer(candidate: tuple[int, int]) -> int:
     return candidate[0]
+
+
+def strided(graph: Graph, seeds: Seeds, parts: int) -> Seeds:
+    """The same dimensions, sample k of every `parts` in microbatch k: however a batch is divided
+    over devices, each has its share of every microbatch."""
+    shapes = {number: graph.shape(number) or () for number in seeds}
+    return {
+        number: DimTiling(layout.dim, shapes[number][layout.dim] // parts)
+        for number, layout in seeds.items()
+    }
 
 
 def extended(trial: Trial) -> Trial:
@@ -174,7 +201,7 @@ def extended(trial: Trial) -> Trial:
 
 def needed_arguments(trial: Trial) -> list[int]:
     """The arguments from which whole values are computed that the parts take pieces of."""
-    graph, whole = trial.dims.graph, [number for number, _ in _taken_in_pieces(trial)]
+    graph, whole = trial.dims.graph, [number for number, _ in missing_pieces(trial.dims)]
     sources = solve(graph, dict.fromkeys(whole, True), dependences, backward=True)
     return [number for number in graph.root.arguments if number in sources]
 
@@ -185,7 +212,7 @@ def with_needed(trial: Trial) -> Trial:
     graph, parts = trial.dims.graph, trial.dims.parts
     arguments, longer = set(graph.root.arguments), trial
     while True:
-        needed = Origins(graph, parts).of(_taken_in_pieces(longer))
+        needed = Origins(graph, parts).of(missing_pieces(longer.dims))
         new = {n: tiling for n, tiling in needed.items() if n in arguments - longer.seeds.keys()}
         if not new:
             return longer
@@ -197,13 +224,13 @@ def with_needed(trial: Trial) -> Trial:
             return trial
 
 
-def _taken_in_pieces(trial: Trial) -> list[tuple[int, DimTiling]]:
-    """The whole values that the parts take pieces of, and which pieces."""
+def missing_pieces(dims: BatchDims) -> list[TiledValue]:
+    """The whole values that ops take pieces of, and which pieces."""
     return [
         (operand, tiling)
-        for node, op_tiling in trial.dims.op_tilings.items()
+        for node, op_tiling in dims.op_tilings.items()
         for operand, tiling in zip(node.operands, op_tiling.operands, strict=True)
-        if tiling is not None and operand not in trial.dims.tilings
+        if tiling is not None and operand not in dims.tilings
     ]
 
 

@@ -19,6 +19,7 @@ from stablehlo_tools.analysis.dimension_propagation.propagation import (
     Origins,
     propagate,
 )
+from stablehlo_tools.analysis.dimension_propagation.seeds import missing_pieces
 from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling, reshaped
 from stablehlo_tools.analysis.partial_sums import PartialSums
 from stablehlo_tools.bindings import ir
@@ -118,21 +119,13 @@ def _untiled(dims: BatchDims) -> set[Node]:
 def wanted(dims: BatchDims) -> list[tuple[int, DimTiling]]:
     """The operands that should carry the batch and do not, in the tilings that they should have: of
     ops, and of loops whose iterations hand on samples."""
-    needed = [
-        (number, tiling)
-        for node, op_tiling in dims.op_tilings.items()
-        for number, tiling in zip(node.operands, op_tiling.operands, strict=True)
-    ]
-    needed += [
-        (number, dims.tilings.get(result))
+    tilings = dims.tilings
+    return missing_pieces(dims) + [
+        (number, tilings[result])
         for node in dims.graph.nodes
         if node.name == WHILE
         for number, result in zip(node.operands, node.results, strict=True)
-    ]
-    return [
-        (number, tiling)
-        for number, tiling in needed
-        if tiling is not None and number not in dims.tilings
+        if result in tilings and number not in tilings
     ]
 
 

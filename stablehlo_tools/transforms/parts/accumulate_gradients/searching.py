@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from stablehlo_tools.analysis.dataflow import inputs_of, needed, nested
-from stablehlo_tools.analysis.dimension_propagation.propagation import Graph, Origins, TiledValue
+from stablehlo_tools.analysis.dimension_propagation.propagation import Graph, Origins
 from stablehlo_tools.analysis.dimension_propagation.seeds import (
     Seeds,
     Spread,
     Trial,
-    candidates,
     fewer_parts,
     has_integers,
+    missing_pieces,
     no_dimension,
+    search,
     sizes_undivided,
+    strided,
     try_seeds,
     undivided,
     work_of,
@@ -24,13 +26,10 @@ from stablehlo_tools.analysis.dimension_propagation.tilings import CONTRACTIONS,
 from stablehlo_tools.analysis.entry import counted_name
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Diagnostic, ToolError, note
-from stablehlo_tools.ir.values import is_float
 from stablehlo_tools.transforms.parts.accumulate_gradients.division import Division, divide
-from stablehlo_tools.transforms.parts.expand_pipeline.microbatches import strided
 
 _MOST_DIVIDED = 32
 _LEAST_SHARE = 16  # of the contractions one in so many is in the loop; others are an optimizer's
-_MOST_FOLLOWED = 32  # arguments whose outermost dimension is followed past what mixes it
 
 
 def find_division(
@@ -107,24 +106,14 @@ class _Search:
     @staticmethod
     def through(graph: Graph, parts: int) -> _Search:
         """Over integers first, and floats where these are not enough."""
-        arguments = graph.root.arguments
-        search = _Search(graph, parts)
-        search.over([n for n in arguments if not is_float(graph.values[n].type)])
-        if not search.is_enough:
-            search.over([n for n in arguments if is_float(graph.values[n].type)])
-        return search
-
-    def over(self, arguments: Sequence[int]) -> None:
-        """Tries every dimension of some arguments."""
-        trials: list[Trial] = []
-        last = set(arguments[-_MOST_FOLLOWED:])  # the batch comes behind the weights
-        for seeds in candidates(self.graph, arguments, self.parts):
-            likely = all(n in last and layout.dim == 0 for n, layout in seeds.items())
-            trial = self._try(seeds, to_the_end=likely)
-            if trial.work and (likely or trial.independent):
-                trials.append(trial)
-        for trial in sorted(trials, key=_unlikeliness)[:_MOST_DIVIDED]:
-            self._divide(trial)
+        found = _Search(graph, parts)
+        for trials in search(graph, parts, lambda *cut: [strided(*cut)], regroups=True):
+            likely = [t for t in trials if t.work and (t.to_the_end or t.independent)]
+            for trial in sorted(likely, key=_unlikeliness)[:_MOST_DIVIDED]:
+                found.divide(trial)
+            if found.is_enough:
+                break
+        return found
 
     @property
     def is_enough(self) -> bool:
@@ -160,11 +149,8 @@ class _Search:
         returned = {self.graph.values[n].type for n in self.graph.root.returned}
         return not returned.isdisjoint(self.graph.values[n].type for n in trial.seeds)
 
-    def _try(self, seeds: Seeds, *, to_the_end: bool = True) -> Trial:
-        cut = strided(self.graph, seeds, self.parts)
-        return try_seeds(self.graph, cut, self.parts, to_the_end=to_the_end, regroups=True)
-
-    def _divide(self, trial: Trial) -> None:
+    def divide(self, trial: Trial) -> None:
+        """Adds the division by a trial, or why there is none."""
         try:
             division = self._extended(divide(trial))
         except ToolError as error:
@@ -183,7 +169,7 @@ class _Search:
         """
         tried = set(division.trial.seeds)
         while True:
-            origins = self._origins.of(_missing(division.trial))
+            origins = self._origins.of(missing_pieces(division.dims))
             following = [n for n in self.graph.root.arguments if n in origins and n not in tried]
             if not following:
                 return division
@@ -198,14 +184,6 @@ class _Search:
         if not kept or trial.work < division.trial.work:
             return division
         return divide(trial)
-
-
-def _missing(trial: Trial) -> Iterator[TiledValue]:
-    """The whole values that ops take parts of."""
-    for node, step in trial.dims.op_tilings.items():
-        for number, layout in zip(node.operands, step.operands, strict=True):
-            if layout is not None and number not in trial.dims.tilings:
-                yield number, layout
 
 
 def _unlikeliness(trial: Trial) -> float:

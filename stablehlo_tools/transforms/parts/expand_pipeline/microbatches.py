@@ -11,11 +11,12 @@ from stablehlo_tools.analysis.dimension_propagation.propagation import Graph
 from stablehlo_tools.analysis.dimension_propagation.seeds import (
     Seeds,
     Trial,
-    candidates,
     extended,
     fewer_parts,
     has_integers,
+    search,
     sizes_undivided,
+    strided,
     try_seeds,
     undivided,
     with_needed,
@@ -58,7 +59,7 @@ def find_cut(graph: Graph, loops: Sequence[LayerLoop], parts: int, given: Seeds 
                 refusals.append(error)
         raise refusals[0]
     goes_over_samples = False
-    for trials in _trials(graph, parts):
+    for trials in map(list, search(graph, parts, cuts, to_the_end=True)):
         goes_over_samples |= any(t.independent and not _over_layers(loops, t) for t in trials)
         for trial in _likely(loops, trials):
             try:
@@ -74,16 +75,6 @@ def find_cut(graph: Graph, loops: Sequence[LayerLoop], parts: int, given: Seeds 
     raise _no_layers(loops) if goes_over_samples else _no_batch(graph, loops, parts)
 
 
-def _trials(graph: Graph, parts: int) -> Iterator[list[Trial]]:
-    """Every dimension of an argument that can be cut, of integers and then of floats."""
-    for group in _groups(graph):
-        yield [
-            try_seeds(graph, cut, parts)
-            for seeds in candidates(graph, group, parts)
-            for cut in cuts(graph, seeds, parts)
-        ]
-
-
 def _undivided(
     graph: Graph, loops: Sequence[LayerLoop], parts: int, *, are_refused: bool
 ) -> ToolError | None:
@@ -92,7 +83,7 @@ def _undivided(
     Where others `are_refused` for a reason of their own, only of integers: floats may be features.
     """
     for fewer in fewer_parts(graph, parts):
-        likely = (_likely(loops, trials) for trials in _trials(graph, fewer))
+        likely = (_likely(loops, trials) for trials in search(graph, fewer, cuts, to_the_end=True))
         for trial in chain.from_iterable(likely):
             said = undivided(graph, trial.seeds, parts, "microbatches")
             is_sure = not are_refused or has_integers(graph, trial.seeds)
@@ -155,16 +146,6 @@ def _cut_behind(value: ir.Value, dim: int, parts: int) -> list[int]:
     return [outer for outer in outers if outer > 1]
 
 
-def strided(graph: Graph, seeds: Seeds, parts: int) -> Seeds:
-    """The same dimensions, sample k of every `parts` in microbatch k: however a batch is divided
-    over devices, each has its share of every microbatch."""
-    shapes = {number: graph.shape(number) or () for number in seeds}
-    return {
-        number: DimTiling(layout.dim, shapes[number][layout.dim] // parts)
-        for number, layout in seeds.items()
-    }
-
-
 def _planned(trial: Trial, loops: Sequence[LayerLoop]) -> Cut:
     """The cut by a trial, and of what it takes pieces of besides, such as labels, where that can be
     cut, too."""
@@ -194,13 +175,7 @@ def _over_layers(loops: Sequence[LayerLoop], trial: Trial) -> list[LayerLoop]:
     return outermost
 
 
-def _groups(graph: Graph) -> Iterable[list[int]]:
-    arguments = graph.root.arguments
-    yield [n for n in arguments if not is_float(graph.values[n].type)]
-    yield [n for n in arguments if is_float(graph.values[n].type)]
-
-
-def _likely(loops: Sequence[LayerLoop], trials: Sequence[Trial]) -> Iterator[Trial]:
+def _likely(loops: Sequence[LayerLoop], trials: Iterable[Trial]) -> Iterator[Trial]:
     """Trials that put a flow of every layer loop in parts, the likeliest first."""
     likely: list[Trial] = []
     for found in trials:
