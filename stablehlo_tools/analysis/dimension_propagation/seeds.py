@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
+from operator import itemgetter
 
 from stablehlo_tools.analysis.dataflow import Node, dependences, solve
 from stablehlo_tools.analysis.dimension_propagation.propagation import (
@@ -83,17 +84,17 @@ def find_seeds(graph: Graph, parts: int) -> Trial | None:
     """
     seen: list[Trial] = []
     for tried in map(list, search(graph, parts)):
-        first = sorted((t for t in tried if t.independent), key=_least)[:_MOST_EXTENDED]
+        first = sorted((t for t in tried if t.independent), key=lambda t: -t.work)[:_MOST_EXTENDED]
         longer = [*map(extended, first)]
         seen += [*longer, *tried]
         useful = [trial for trial in longer if trial.collectives]
-        best = _outermost(useful)
+        best = outermost(useful)
         if best is not None and 2 * best.work > max(map(_work, seen)):
             return _together(best, useful)
     return max(seen, key=_work, default=None)
 
 
-def _outermost(trials: Sequence[Trial]) -> Trial | None:
+def outermost(trials: Sequence[Trial]) -> Trial | None:
     """The most work; but of trials that have at least half of that, one of an outer dimension."""
     most = max(map(_work, trials), default=0)
     near = [trial for trial in trials if 2 * trial.work >= most]
@@ -111,10 +112,6 @@ def _together(best: Trial, others: Sequence[Trial]) -> Trial:
         if kept and both.independent and both.collectives > best.collectives:
             best = both
     return best
-
-
-def _least(trial: Trial) -> int:
-    return -trial.work
 
 
 def _work(trial: Trial) -> int:
@@ -157,12 +154,9 @@ def candidates(graph: Graph, arguments: Iterable[int], parts: int) -> list[Seeds
         if DimTiling(dim).fits(graph.shape(number) or (), parts)
     ]
     return [
-        {number: DimTiling(dim)} for dim, number in sorted(divisible, key=_outer)[:_MOST_TRIALS]
+        {number: DimTiling(dim)}
+        for dim, number in sorted(divisible, key=itemgetter(0))[:_MOST_TRIALS]
     ]
-
-
-def _outer(candidate: tuple[int, int]) -> int:
-    return candidate[0]
 
 
 def strided(graph: Graph, seeds: Seeds, parts: int) -> Seeds:

@@ -19,7 +19,7 @@ from stablehlo_tools.analysis.dimension_propagation.propagation import (
     Origins,
     propagate,
 )
-from stablehlo_tools.analysis.dimension_propagation.seeds import missing_pieces
+from stablehlo_tools.analysis.dimension_propagation.seeds import Seeds, missing_pieces
 from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling, reshaped
 from stablehlo_tools.analysis.partial_sums import PartialSums
 from stablehlo_tools.bindings import ir
@@ -46,8 +46,6 @@ _FOLLOWED_BACK = (
     ELEMENTWISE | LAYOUT - {"stablehlo.reverse"} | {CONCATENATE, IOTA, SHARDING_CONSTRAINT, SLICE}
 )
 
-Tilings = dict[int, DimTiling]
-
 
 class NotScaledError(Exception):
     """The op that cannot be written for another number of samples."""
@@ -58,15 +56,15 @@ class NotScaledError(Exception):
 
 
 def follow_batch(
-    graph: Graph, seeds: Tilings, parts: int, *, sums: Collection[int] = ()
+    graph: Graph, seeds: Seeds, parts: int, *, sums: Collection[int] = ()
 ) -> BatchDims:
     """The batch from some arguments of a block on, and from all others that then carry it too.
 
-    `seeds` are by number of the argument. Results of the numbers `sums` are to be sums over the
+    Results of the numbers `sums` are to be sums over the
     batch, as gradients are. Raises NotScaledError where samples are mixed otherwise.
     """
     while True:
-        dims = _propagated(graph, seeds, parts)
+        dims = propagate(graph, seeds, parts)
         if not sums:
             _refuse_mixing(dims)
         added = _added(dims, seeds) if wanted(dims) else None
@@ -129,50 +127,40 @@ def wanted(dims: BatchDims) -> list[tuple[int, DimTiling]]:
     ]
 
 
-def _added(dims: BatchDims, seeds: Tilings) -> Tilings | None:
+def _added(dims: BatchDims, seeds: Seeds) -> Seeds | None:
     """The seeds and more, with which more operands carry the batch: what travels with the
     activations, such as the positions of tokens, meets them in some op. First those that operands
     ask for as they are, all in turn; where there are none, one other."""
-    graph = dims.graph
-    places = {number: argument for argument, number in enumerate(graph.root.arguments)}
-    more = seeds
+    graph, more, arguments = dims.graph, seeds, dims.graph.root.arguments
     origins = Origins(graph, dims.parts).of(wanted(dims))
-    for number, tiling in origins.items():
-        then = _with_one(dims, more, places.get(number), tiling)
+    asked = {number: tiling for number, tiling in origins.items() if number in arguments}
+    for number, tiling in asked.items():
+        then = _with_one(dims, more, number, tiling)
         if then is not None:
-            dims, more = then, {**more, places[number]: tiling}
+            dims, more = then, {**more, number: tiling}
     if len(more) > len(seeds):
         return more
-    for number, argument in places.items():
+    for number in arguments:
         for dim in range(len(graph.shape(number) or ())):
-            if _with_one(dims, seeds, argument, DimTiling(dim)) is not None:
-                return {**seeds, argument: DimTiling(dim)}
+            if _with_one(dims, seeds, number, DimTiling(dim)) is not None:
+                return {**seeds, number: DimTiling(dim)}
     # All that the operands are made of: two that only meet each other must both carry it.
-    together = {places[n]: tiling for n, tiling in origins.items() if n in places} | seeds
-    if together.keys() == seeds.keys() or _propagated(graph, together, dims.parts).meetings:
+    together = asked | seeds
+    if together.keys() == seeds.keys() or propagate(graph, together, dims.parts).meetings:
         return None
     return together
 
 
-def _with_one(
-    dims: BatchDims, seeds: Tilings, argument: int | None, tiling: DimTiling
-) -> BatchDims | None:
+def _with_one(dims: BatchDims, seeds: Seeds, number: int, tiling: DimTiling) -> BatchDims | None:
     """The batch from one more argument on; None where no more operands carry it then."""
-    graph, parts = dims.graph, dims.parts
-    if argument is None or argument in seeds:
+    graph, parts, shape = dims.graph, dims.parts, dims.graph.shape(number) or ()
+    if number in seeds or not tiling.fits(shape, parts) or shape[tiling.dim] == 1 != parts:
         return None
-    shape = graph.shape(graph.root.arguments[argument]) or ()
-    if not tiling.fits(shape, parts) or shape[tiling.dim] == 1 != parts:
-        return None
-    then = _propagated(graph, {**seeds, argument: tiling}, parts)
+    then = propagate(graph, {**seeds, number: tiling}, parts)
     if then.meetings or len(wanted(then)) >= len(wanted(dims)):
         return None
     # One along features ends where these meet samples.
     return then if _untiled(then) <= _untiled(dims) else None
-
-
-def _propagated(graph: Graph, seeds: Tilings, parts: int) -> BatchDims:
-    return propagate(graph, {graph.root.arguments[i]: s for i, s in seeds.items()}, parts)
 
 
 class Scaling(BlockRewriter):

@@ -15,6 +15,7 @@ from stablehlo_tools.analysis.dimension_propagation.seeds import (
     has_integers,
     missing_pieces,
     no_dimension,
+    outermost,
     search,
     sizes_undivided,
     strided,
@@ -125,12 +126,11 @@ class _Search:
     @property
     def best(self) -> Division | None:
         """The division to take; None where one that is refused is more than twice as likely."""
-        most = max((each.trial.work for each in self._found), default=0)
         least = min((_unlikeliness(each.trial) for each in self._found), default=0.0)
         if any(_unlikeliness(trial) < 2 * least for trial, _ in self._refused):
             return None
-        near = [each for each in self._found if 2 * each.trial.work >= most]
-        return min(near, key=_outermost, default=None)
+        best = outermost([each.trial for each in self._found])
+        return next((each for each in self._found if each.trial is best), None)
 
     @property
     def refused(self) -> Refused | None:
@@ -208,10 +208,6 @@ def _on_all_samples(division: Division) -> int:
     )
     run = nested([*ahead, *division.inside])
     return work_of(graph, [n for n in run if n.name in CONTRACTIONS and n not in steps])
-
-
-def _outermost(division: Division) -> tuple[int, int]:
-    return min(seed.dim for seed in division.trial.seeds.values()), -division.trial.work
 
 
 def _undivided(search: _Search, spread: Spread | None, location: ir.Location) -> ToolError | None:

@@ -191,7 +191,9 @@ def _likely(loops: Sequence[LayerLoop], trials: Iterable[Trial]) -> Iterator[Tri
 
 def _puts_flows_in_parts(loops: Sequence[LayerLoop], trial: Trial) -> bool:
     chosen = _over_layers(loops, trial)
-    return bool(chosen) and all(_carries(loop, trial) for loop in chosen)
+    return bool(chosen) and all(
+        any(trial.dims.tiling_of(loop.op.results[carry]) for carry in loop.flows) for loop in chosen
+    )
 
 
 def _unlikeliness(trial: Trial) -> tuple[int, int, int]:
@@ -207,14 +209,9 @@ def _cuts_features(loops: Sequence[LayerLoop], trial: Trial) -> bool:
     stacks = [loop.op.operands[carry] for loop in loops for carry in loop.weights]
     return any(
         graph.values[number] in stacks
-        or (is_float(graph.values[number].type) and 0 < layout.dim == _last(graph, number))
+        or (
+            is_float(graph.values[number].type)
+            and 0 < layout.dim == len(graph.shape(number) or ()) - 1
+        )
         for number, layout in trial.seeds.items()
     )
-
-
-def _last(graph: Graph, number: int) -> int:
-    return len(graph.shape(number) or ()) - 1
-
-
-def _carries(loop: LayerLoop, trial: Trial) -> bool:
-    return any(trial.dims.tiling_of(loop.op.results[carry]) for carry in loop.flows)
