@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -52,6 +52,7 @@ from stablehlo_tools.dialect.names import ASYNC_START, BARRIER, CUSTOM_CALL
 from stablehlo_tools.dialect.reducers import combining_ops
 from stablehlo_tools.dialect.traits import CARRIERS, Trait, ops_with_any
 from stablehlo_tools.ir.async_calls import detached_collective
+from stablehlo_tools.ir.builder import DEVICE_TO_DEVICE, device_table
 from stablehlo_tools.ir.values import producer
 from stablehlo_tools.ir.walk import functions_around, symbol_name, walk
 from stablehlo_tools.order.program import UNKNOWN_CALL
@@ -503,6 +504,16 @@ def channel_number(op: ir.Operation) -> int:
     """The number of an op's channel, 0 where it has none."""
     handle = op.attributes.get(_HANDLE)
     return 0 if handle is None else bindings.ChannelHandle(handle).handle
+
+
+def set_groups(collective: Collective, groups: Iterable[Sequence[int]], channel: int) -> None:
+    """Gives a collective or permute other groups, of flattened ids, on a channel of its own."""
+    name = "source_target_pairs" if collective.kind in _OF_PAIRS else "replica_groups"
+    attributes, context = collective.inner.attributes, collective.inner.context
+    attributes[name] = device_table(groups, context)
+    attributes[_HANDLE] = bindings.ChannelHandle.get(channel, DEVICE_TO_DEVICE, context)
+    if collective.kind in REDUCTION_GROUPED:
+        attributes["use_global_device_ids"] = ir.UnitAttr.get(context)
 
 
 class Channels:

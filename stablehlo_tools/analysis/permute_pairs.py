@@ -26,11 +26,6 @@ def pairs_of(collective: Collective) -> tuple[Pair, ...]:
     return tuple((int(source), int(target)) for source, target in rows)
 
 
-def pairs_attribute(pairs: Sequence[Pair]) -> ir.Attribute:
-    """Pairs, of which there is at least one, as an op holds them."""
-    return ir.DenseElementsAttr.get(np.array(pairs, dtype=np.int64))
-
-
 def check_min_bytes(min_bytes: int, name: str, precondition: str, module: ir.Module) -> None:
     """Raises ToolError for a limit that is none."""
     if min_bytes < 0:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -10,7 +10,7 @@ from stablehlo_tools import bindings
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import BARRIER, SHARDING_CONSTRAINT
 
-DEVICE_TO_DEVICE = 1  # the type of a channel
+ANY_CHANNEL, DEVICE_TO_DEVICE = 0, 1  # types of channels
 _WITH_REDUCER = frozenset({"all_reduce", "reduce", "reduce_scatter"})
 
 
@@ -43,15 +43,27 @@ class Builder:
         **attributes: ir.Attribute,
     ) -> ir.Value:
         """An op of StableHLO with one result; that of a reducer has an empty region."""
+        regions = int(name in _WITH_REDUCER)
+        return self.create(f"stablehlo.{name}", operands, [type_], attributes, regions).results[0]
+
+    def create(
+        self,
+        name: str,
+        operands: Sequence[ir.Value],
+        types: Iterable[ir.Type],
+        attributes: Mapping[str, ir.Attribute] | None = None,
+        regions: int = 0,
+    ) -> ir.Operation:
+        """An op of any dialect, with empty regions."""
         return ir.Operation.create(
-            f"stablehlo.{name}",
-            results=[type_],
+            name,
+            results=list(types),
             operands=list(operands),
-            attributes=attributes,
-            regions=int(name in _WITH_REDUCER),
+            attributes=dict(attributes or {}),
+            regions=regions,
             loc=self.location,
             ip=self.point,
-        ).results[0]
+        )
 
     def tensor(self, shape: Sequence[int], element: ir.Type) -> ir.Type:
         """The type of a tensor."""
@@ -194,6 +206,47 @@ class Builder:
         """A tensor with a part of it overwritten from `starts` on."""
         return self.op("dynamic_update_slice", [value, part, *starts], value.type)
 
+    def reduce(
+        self, value: ir.Value, initial: ir.Value, dims: Sequence[int], reducer: str
+    ) -> ir.Value:
+        """The value with some dimensions combined by an op."""
+        shape = [size for dim, size in enumerate(shape_of(value)) if dim not in dims]
+        types = [self.tensor(shape, element_of(value))]
+        attributes = {"dimensions": self.integers(dims)}
+        op = self.create("stablehlo.reduce", [value, initial], types, attributes, regions=1)
+        write_reducer(reducer, element_of(value), op.regions[0], self.location)
+        return op.results[0]
+
+    def permute(
+        self,
+        value: ir.Value,
+        pairs: Iterable[Sequence[int]],
+        channel: int,
+        channel_type: int = DEVICE_TO_DEVICE,
+    ) -> ir.Value:
+        """The value of each pair's first device on its second; zeros on devices without one."""
+        attributes = transfer_attributes(channel, pairs, self.context, channel_type)
+        return self.op("collective_permute", [value], value.type, **attributes)
+
+    def all_reduce(
+        self,
+        value: ir.Value,
+        groups: Iterable[Sequence[int]],
+        channel: int,
+        reducer: str | None = "add",
+        channel_type: int = DEVICE_TO_DEVICE,
+    ) -> ir.Value:
+        """The values of each group's devices combined by an op; an empty region without one."""
+        attributes = {
+            "replica_groups": device_table(groups, self.context),
+            "channel_handle": bindings.ChannelHandle.get(channel, channel_type, self.context),
+            "use_global_device_ids": ir.UnitAttr.get(self.context),
+        }
+        op = self.create("stablehlo.all_reduce", [value], [value.type], attributes, regions=1)
+        if reducer is not None:
+            write_reducer(reducer, element_of(value), op.regions[0], self.location)
+        return op.results[0]
+
     def end_region(self, values: Sequence[ir.Value]) -> None:
         """The terminator of a region of a StableHLO op, which returns the values."""
         ir.Operation.create(
@@ -214,14 +267,25 @@ class Builder:
 
 
 def transfer_attributes(
-    channel: int, pairs: Sequence[Sequence[int]], context: ir.Context
+    channel: int,
+    pairs: Iterable[Sequence[int]],
+    context: ir.Context,
+    channel_type: int = DEVICE_TO_DEVICE,
 ) -> dict[str, ir.Attribute]:
     """The channel of a permute, send or recv, and the pairs of devices that use it."""
+    return {
+        "channel_handle": bindings.ChannelHandle.get(channel, channel_type, context),
+        "source_target_pairs": device_table(pairs, context),
+    }
+
+
+def device_table(rows: Iterable[Sequence[int]], context: ir.Context) -> ir.Attribute:
+    """Rows of device ids, as replica groups or pairs are written; -1 fills short rows."""
+    rows = list(rows)
+    width = max(map(len, rows), default=0)
+    table = [[*row, *[-1] * (width - len(row))] for row in rows]
     with context:
-        return {
-            "channel_handle": bindings.ChannelHandle.get(channel, DEVICE_TO_DEVICE),
-            "source_target_pairs": ir.DenseElementsAttr.get(np.array(pairs, np.int64)),
-        }
+        return ir.DenseElementsAttr.get(np.array(table, np.int64).reshape(len(rows), width))
 
 
 def shape_of(value: ir.Value) -> list[int]:

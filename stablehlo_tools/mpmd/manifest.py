@@ -122,6 +122,11 @@ class Transfer:
     target: int
     type: str
 
+    def pairs(self, devices: int) -> tuple[tuple[int, int], ...]:
+        """The device that sends and the one that receives, for each device of a rank."""
+        first, second = self.source * devices, self.target * devices
+        return tuple((first + device, second + device) for device in range(devices))
+
     @property
     def is_scheduled(self) -> bool:
         """Whether it belongs to an action of the schedule."""

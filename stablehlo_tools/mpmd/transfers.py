@@ -62,12 +62,11 @@ from stablehlo_tools.diagnostics import ToolError, naming, note
 from stablehlo_tools.dialect.names import (
     AFTER_ALL,
     CALL,
-    COLLECTIVE_PERMUTE,
     MANUAL_COMPUTATION,
     RECV,
     SEND,
 )
-from stablehlo_tools.ir.builder import Builder, barrier, transfer_attributes
+from stablehlo_tools.ir.builder import Builder, barrier
 from stablehlo_tools.ir.carriers import append, append_to_terminator, resize_function
 from stablehlo_tools.ir.walk import functions_by_name, terminator
 from stablehlo_tools.mpmd.manifest import Transfer
@@ -199,14 +198,9 @@ def gather_local_permutes(module: ir.Module, ranks: int, devices: int) -> None:
             for view in parsed.body.operations:
                 view.operation.clone(ip=ir.InsertionPoint(module.body))
         with module.context:
-            call = ir.Operation.create(
-                CALL,
-                results=[type_],
-                operands=list(op.operands),
-                attributes={"callee": ir.FlatSymbolRefAttr.get(made[text])},
-                loc=op.location,
-                ip=ir.InsertionPoint(op),
-            )
+            build = Builder(ir.InsertionPoint(op), op.location)
+            attributes = {"callee": ir.FlatSymbolRefAttr.get(made[text])}
+            call = build.create(CALL, list(op.operands), [type_], attributes)
         op.results[0].replace_all_uses_with(call.results[0])
         op.erase()
 
@@ -340,10 +334,8 @@ class _PermuteWriter:
         following = _following(order)
         token = ends[0].taken if ends else None
         if token is None:
-            after_all = ir.Operation.create(
-                AFTER_ALL, results=[bindings.TokenType.get()], ip=self.top
-            )
-            token = after_all.results[0]
+            build = Builder(self.top, ir.Location.unknown())
+            token = build.create(AFTER_ALL, [], [bindings.TokenType.get()]).results[0]
         for number, (transfers, end) in enumerate(zip(self.rounds, order, strict=True), start=1):
             before = following[number - 1]
             point = ir.InsertionPoint(last if before is None else before.op)
@@ -358,31 +350,19 @@ class _PermuteWriter:
         token: ir.Value,
         point: ir.InsertionPoint,
     ) -> ir.Value:
-        location = end.op.location if end else self.location
+        build = Builder(point, end.op.location if end else self.location)
         if end is not None and end.is_send:
             given = end.op.operands[0]
         else:
             given = self._zeros(transfers[0].type)
-        given, token = barrier([given, token], point, location).results
+        given, token = barrier([given, token], point, build.location).results
         size = self.ranks.manifest.devices
-        pairs = [[t.source * size + d, t.target * size + d] for t in transfers for d in range(size)]
-        permuted = ir.Operation.create(
-            COLLECTIVE_PERMUTE,
-            results=[given.type],
-            operands=[given],
-            attributes=transfer_attributes(number, pairs, location.context),
-            loc=location,
-            ip=point,
-        ).results[0]
-        tensor, token = barrier([permuted, token], point, location).results
-        self.kept = ir.Operation.create(
-            CALL,
-            results=[self.kept.type],
-            operands=[self.kept, tensor],
-            attributes={"callee": ir.FlatSymbolRefAttr.get(self._watched(tensor.type))},
-            loc=location,
-            ip=point,
-        ).results[0]
+        pairs = [pair for transfer in transfers for pair in transfer.pairs(size)]
+        permuted = build.permute(given, pairs, number)
+        tensor, token = barrier([permuted, token], point, build.location).results
+        attributes = {"callee": ir.FlatSymbolRefAttr.get(self._watched(tensor.type))}
+        operands, types = [self.kept, tensor], [self.kept.type]
+        self.kept = build.create(CALL, operands, types, attributes).results[0]
         if end is not None:
             if not end.is_send:
                 end.op.results[0].replace_all_uses_with(tensor)
@@ -492,11 +472,4 @@ def _other_end(
 ) -> ir.Operation:
     present = end.op.attributes
     attributes = {name: present[name] for name in _COPIED if name in present}
-    return ir.Operation.create(
-        name,
-        results=results,
-        operands=operands,
-        attributes=attributes,
-        loc=end.op.location,
-        ip=point,
-    )
+    return Builder(point, end.op.location).create(name, operands, results, attributes)

@@ -53,14 +53,13 @@ from stablehlo_tools.analysis.permute_pairs import (
     check_min_bytes,
     cut_cycles,
     cycle_text,
-    pairs_attribute,
     pairs_of,
     why_left,
 )
 from stablehlo_tools.analysis.replica_groups import GroupMode
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Diagnostic, Diagnostics, Severity, ToolError, to_place
-from stablehlo_tools.ir.builder import Builder
+from stablehlo_tools.ir.builder import Builder, device_table
 from stablehlo_tools.ir.token_chain import refuse_tokens
 from stablehlo_tools.passes.base import Pass
 from stablehlo_tools.transforms.parts.break_permute_cycles.membership import Membership
@@ -174,8 +173,7 @@ def _permuted(
 ) -> ir.Value:
     """The permute with some of its pairs; with a new channel where it has one and `channels`."""
     copy = permute.op.clone(ip=ir.InsertionPoint(permute.op))
-    with permute.op.context:
-        copy.attributes[PAIRS] = pairs_attribute(pairs)
+    copy.attributes[PAIRS] = device_table(pairs, copy.context)
     if channels is not None:
         channels.renew(copy)
     return copy.results[0]

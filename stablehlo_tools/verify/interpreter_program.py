@@ -38,18 +38,22 @@ zeros, as on XLA:GPU, whose runtime clears the buffer.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 
 from stablehlo_tools import bindings
-from stablehlo_tools.analysis.collectives import Collective, ModuleFacts, find_collectives
+from stablehlo_tools.analysis.collectives import (
+    Collective,
+    ModuleFacts,
+    find_collectives,
+    set_groups,
+)
 from stablehlo_tools.analysis.rendezvous import is_host_transfer
-from stablehlo_tools.analysis.replica_groups import ProcessGrid, ProcessGroups
+from stablehlo_tools.analysis.replica_groups import ProcessGrid
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.dialect.collectives import EXCHANGE_GROUPED, REDUCTION_GROUPED
 from stablehlo_tools.dialect.device_placement import placement
-from stablehlo_tools.ir.builder import Builder
+from stablehlo_tools.ir.builder import DEVICE_TO_DEVICE, Builder
 from stablehlo_tools.ir.inline import inline_all_calls
 from stablehlo_tools.ir.walk import entry_function, symbol_name
 from stablehlo_tools.verify.device_grid import is_partitioned
@@ -61,7 +65,6 @@ _CONSTRAINT = "sdy.sharding_constraint"
 _CREATE_TOKEN = "stablehlo.create_token"
 _PERMUTE = "collective_permute"
 _REWRITTEN = REDUCTION_GROUPED | EXCHANGE_GROUPED | {_PERMUTE}
-_DEVICE_TO_DEVICE = 1
 _ENDS = ("send", "recv")  # in the order of a pair's ids
 
 
@@ -305,21 +308,12 @@ def _separate_rendezvous(program: ir.Module, grid: ProcessGrid, meet: str) -> st
     for channel, collective in enumerate(collectives, start=1):
         if collective.kind in _REWRITTEN:
             groups = facts.groups(collective) or ()
-            _renumber(collective, groups, channel)
+            set_groups(collective, groups, channel)
             if any(len(set(group)) > 1 for group in groups):
                 _repeat(collective.op, meet)
     _flatten_ids(program, grid)
     free = 1 + max([len(collectives), *channels])
     return _meeting(meet, _separate_transfers(collectives, facts, free))
-
-
-def _renumber(collective: Collective, groups: ProcessGroups, channel: int) -> None:
-    attributes = collective.inner.attributes
-    name = "source_target_pairs" if collective.kind == _PERMUTE else "replica_groups"
-    attributes[name] = ir.Attribute.parse(_table(groups))
-    attributes["channel_handle"] = ir.Attribute.parse(_channel(channel))
-    if collective.kind in REDUCTION_GROUPED:
-        attributes["use_global_device_ids"] = ir.UnitAttr.get()
 
 
 def _repeat(op: ir.Operation, meet: str) -> None:
@@ -406,13 +400,6 @@ def _transfer(channel: str, pair: str) -> str:
     )
 
 
-def _table(groups: ProcessGroups) -> str:
-    """A dense attribute; -1 fills short rows."""
-    width = max((len(group) for group in groups), default=0)
-    rows = [[*group, *[-1] * (width - len(group))] for group in groups]
-    return f"dense<{json.dumps(rows) if rows else ''}> : tensor<{len(rows)}x{width}xi64>"
-
-
 def _channel(number: int) -> str:
     return f"#stablehlo.channel_handle<handle = {number}, type = 1>"
 
@@ -455,23 +442,14 @@ def _if_own(
     op: ir.Operation, is_own: ir.Value, channel: int, otherwise: Sequence[ir.Value]
 ) -> list[ir.Value]:
     """What a copy of the op gives where the predicate holds, elsewhere the given values."""
-    choice = ir.Operation.create(
-        "stablehlo.if",
-        results=[value.type for value in otherwise],
-        operands=[is_own],
-        regions=2,
-        loc=op.location,
-        ip=ir.InsertionPoint(op),
-    )
+    build = Builder(ir.InsertionPoint(op), op.location)
+    choice = build.create("stablehlo.if", [is_own], [value.type for value in otherwise], regions=2)
     taking, other = (region.blocks.append() for region in choice.regions)
     copy = op.clone(ip=ir.InsertionPoint(taking))
-    copy.attributes["channel_handle"] = bindings.ChannelHandle.get(
-        channel, _DEVICE_TO_DEVICE, op.context
-    )
+    handle = bindings.ChannelHandle.get(channel, DEVICE_TO_DEVICE, op.context)
+    copy.attributes["channel_handle"] = handle
     for block, values in ((taking, copy.results), (other, otherwise)):
-        ir.Operation.create(
-            "stablehlo.return", operands=list(values), loc=op.location, ip=ir.InsertionPoint(block)
-        )
+        Builder(ir.InsertionPoint(block), op.location).end_region(values)
     return list(choice.results)
 
 

@@ -106,7 +106,7 @@ def check_transfers(
             ends[message.channel, message.is_send].append((reading, message))
             ranks = label.transfer.source, label.transfer.target
             if ranks not in pairs_of:
-                pairs_of[ranks] = _pairs(*ranks, manifest.devices)
+                pairs_of[ranks] = label.transfer.pairs(manifest.devices)
             _check_message(label.transfer, pairs_of[ranks], reading, message, findings)
     for transfer in manifest.transfers:
         for is_send in (True, False):
@@ -285,11 +285,6 @@ def check_fifo(readings: Sequence[Reading], labels: Labels, findings: Findings) 
                 )
                 findings.add(Rule.MESSAGES, said, reading, message.op)
                 break
-
-
-def _pairs(source: int, target: int, size: int) -> Pairs:
-    """The devices of two ranks, of so many each, that a transfer between them links."""
-    return tuple((source * size + device, target * size + device) for device in range(size))
 
 
 def _text(pairs: Pairs) -> str:

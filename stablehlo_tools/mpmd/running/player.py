@@ -336,7 +336,7 @@ class Player:
         self._give(op, [] if waiting.is_send else [self.zeros(op.results[0])])
 
     def _check(self, waiting: Waiting, transfer: Transfer) -> None:
-        op, size = waiting.op, self.manifest.devices
+        op = waiting.op
         carried = op.operands[0] if waiting.is_send else op.results[0]
         if str(carried.type) != transfer.type:
             raise ToolError(
@@ -344,8 +344,7 @@ class Player:
                 f"manifest it is {transfer.type}",
                 op.location,
             )
-        ends = (transfer.source * size, transfer.target * size)
-        expected = tuple((ends[0] + d, ends[1] + d) for d in range(size))
+        expected = transfer.pairs(self.manifest.devices)
         if waiting.pairs != expected:
             raise ToolError(
                 f"{op.name} on channel {transfer.channel} has pairs "

@@ -20,12 +20,12 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from stablehlo_tools import bindings
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.dialect.names import AFTER_ALL, RECV, SEND
 from stablehlo_tools.ir.builder import Builder, transfer_attributes
 from stablehlo_tools.ir.carriers import append_to_terminator, resize_function
+from stablehlo_tools.ir.token_chain import token_type
 from stablehlo_tools.ir.walk import entry_function, terminator
 from stablehlo_tools.mpmd.manifest import FINISH, Entry, Manifest, Piece, Transfer
 from stablehlo_tools.mpmd.rank_set import RankSet
@@ -295,16 +295,15 @@ class _Writer:
 
     def send(self, value: ir.Value, transfer: Transfer) -> None:
         """Sends a value."""
-        kinds = [self._chain().type]
-        operands = [value, self._chain()]
-        self._token = self._op(SEND, operands, kinds, self._ends(transfer)).results[0]
+        operands, ends = [value, self._chain()], self._ends(transfer)
+        self._token = self._builder.create(SEND, operands, [operands[1].type], ends).results[0]
 
     def receive(self, type_: ir.Type, transfer: Transfer) -> ir.Value:
         """Receives a value of a type, which may be another context's."""
         with self._main.context:
             own = ir.Type.parse(str(type_))
-        kinds = [own, self._chain().type]
-        op = self._op(RECV, [self._chain()], kinds, self._ends(transfer))
+        token, ends = self._chain(), self._ends(transfer)
+        op = self._builder.create(RECV, [token], [own, token.type], ends)
         self._token = op.results[1]
         return op.results[0]
 
@@ -322,29 +321,11 @@ class _Writer:
 
     def _chain(self) -> ir.Value:
         if self._token is None:
-            with self._main.context:
-                kinds = [bindings.TokenType.get()]
-            self._token = self._op(AFTER_ALL, [], kinds, {}).results[0]
+            kinds = [token_type(self._main.context)]
+            self._token = self._builder.create(AFTER_ALL, [], kinds).results[0]
         assert self._token is not None
         return self._token
 
     def _ends(self, transfer: Transfer) -> dict[str, ir.Attribute]:
-        size = self._devices
-        pairs = [[transfer.source * size + d, transfer.target * size + d] for d in range(size)]
+        pairs = transfer.pairs(self._devices)
         return transfer_attributes(transfer.channel, pairs, self._main.context)
-
-    def _op(
-        self,
-        name: str,
-        operands: Sequence[ir.Value],
-        results: Sequence[ir.Type],
-        attributes: Mapping[str, ir.Attribute],
-    ) -> ir.Operation:
-        return ir.Operation.create(
-            name,
-            results=list(results),
-            operands=list(operands),
-            attributes=dict(attributes),
-            loc=self._main.location,
-            ip=self._builder.point,
-        )

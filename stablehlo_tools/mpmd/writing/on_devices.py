@@ -19,8 +19,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 
-from stablehlo_tools import bindings
-from stablehlo_tools.analysis.collectives import Collective, ModuleFacts, find_collectives
+from stablehlo_tools.analysis.collectives import ModuleFacts, find_collectives, set_groups
 from stablehlo_tools.analysis.replica_groups import DeviceMesh, GroupMode
 from stablehlo_tools.analysis.shardings import (
     SHARDING,
@@ -40,7 +39,7 @@ from stablehlo_tools.dialect.names import (
     RESHARD,
     SHARDING_CONSTRAINT,
 )
-from stablehlo_tools.ir.builder import DEVICE_TO_DEVICE, Builder
+from stablehlo_tools.ir.builder import Builder
 from stablehlo_tools.ir.inline import dissolve, unwrap_body, wrap_body
 from stablehlo_tools.ir.walk import (
     MESH,
@@ -271,7 +270,7 @@ class OnDevices:
                 for rank in range(self._ranks)
                 for group in groups
             ]
-            _write_groups(collective, shifted, channel)
+            set_groups(collective, shifted, channel)
         _set_partitions(module, count * self._ranks)
 
 
@@ -303,21 +302,6 @@ def _write_mesh(module: ir.Module, mesh: DeviceMesh) -> str:
         ip=ir.InsertionPoint.at_block_begin(module.body),
     )
     return name
-
-
-def _write_groups(collective: Collective, groups: list[list[int]], channel: int) -> None:
-    inner = collective.inner
-    context = inner.context
-    width = max(map(len, groups), default=0)
-    padded = [group + [-1] * (width - len(group)) for group in groups]
-    name = "source_target_pairs" if collective.kind == _PERMUTE else "replica_groups"
-    inner.attributes[name] = ir.Attribute.parse(
-        f"dense<{padded}> : tensor<{len(padded)}x{width}xi64>", context
-    )
-    handle = bindings.ChannelHandle.get(channel, DEVICE_TO_DEVICE, context)
-    inner.attributes["channel_handle"] = handle
-    if collective.kind in REDUCTION_GROUPED:
-        inner.attributes["use_global_device_ids"] = ir.UnitAttr.get(context)
 
 
 def _set_partitions(module: ir.Module, count: int) -> None:

@@ -11,14 +11,14 @@ of what stands behind the loop over microbatches, up to the values that are sent
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from stablehlo_tools.analysis.dataflow import Node
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.dialect.names import AFTER_ALL, BARRIER, CALL, CONSTANT, RECV, SEND
-from stablehlo_tools.ir.builder import Builder, shape_of, transfer_attributes
+from stablehlo_tools.dialect.names import AFTER_ALL, CALL, CONSTANT, RECV, SEND
+from stablehlo_tools.ir.builder import Builder, barrier, shape_of, transfer_attributes
 from stablehlo_tools.ir.inline import copy_with
 from stablehlo_tools.mpmd.manifest import FINISH, PREPARE, Piece
 from stablehlo_tools.mpmd.writing.fixed import Key, Rows, elements_in, identity
@@ -59,11 +59,11 @@ class RankWriter:
         """Writes all of it."""
         self._main = self._open()
         self._block: ir.Block = self._main.regions[0].blocks[0]
-        self._point = ir.InsertionPoint(self._block)
+        self._build = Builder(ir.InsertionPoint(self._block), self._place)
         # Two chains, as a message need not wait for an action that it has no data of: what is sent
         # and received runs beside what is computed.
-        self._messages = self._op(AFTER_ALL, [self._token], []).results[0]
-        self._actions = self._op(AFTER_ALL, [self._token], []).results[0]
+        self._messages = self._build.create(AFTER_ALL, [], [self._token]).results[0]
+        self._actions = self._build.create(AFTER_ALL, [], [self._token]).results[0]
         for microbatch in range(self._plan.table.microbatches):
             self._numbers[microbatch] = self._number(microbatch)
         self._prepare()
@@ -82,7 +82,7 @@ class RankWriter:
         return main
 
     def _close(self, values: Sequence[ir.Value]) -> None:
-        self._op("func.return", [], values)
+        self._build.create("func.return", values, [])
         taken = [argument.type for argument in self._block.arguments]
         type_ = ir.FunctionType.get(taken, [value.type for value in values], self._context)
         self._main.attributes["function_type"] = ir.TypeAttr.get(type_, self._context)
@@ -90,7 +90,7 @@ class RankWriter:
     def _number(self, microbatch: int) -> ir.Value:
         type_ = self._plan.writer.number_type
         value = ir.Attribute.parse(f"dense<{microbatch}> : {type_}", self._context)
-        return self._op(CONSTANT, [type_], [], value=value).results[0]
+        return self._build.create(CONSTANT, [], [type_], {"value": value}).results[0]
 
     def _key(self, key: Key) -> ir.Value:
         """A fixed value: an argument, or what was prepared."""
@@ -177,28 +177,24 @@ class RankWriter:
     def _barrier(self, values: Sequence[ir.Value]) -> list[ir.Value]:
         """The values behind all actions so far, and the next ones behind them."""
         operands = [*values, self._actions]
-        types = [value.type for value in operands]
-        op = self._op(BARRIER, types, operands)
-        results: list[ir.Value] = list(op.results)
+        results: list[ir.Value] = list(barrier(operands, self._build.point, self._place).results)
         self._actions = results[-1]
         return results[:-1]
 
     def _send(self, channel: int, value: ir.Value) -> None:
         # NCCL runs the sends and recvs of a device in the order in which they are issued. The one
         # chain of tokens keeps that of the schedule, in which no two ranks wait for each other.
-        op = self._op(SEND, [self._token], [value, self._messages], **self._transfer(channel))
-        self._messages = op.results[0]
+        operands, transfer = [value, self._messages], self._transfer(channel)
+        self._messages = self._build.create(SEND, operands, [self._token], transfer).results[0]
 
     def _recv(self, channel: int, type_: ir.Type) -> ir.Value:
-        types = [type_, self._token]
-        op = self._op(RECV, types, [self._messages], **self._transfer(channel))
+        types, transfer = [type_, self._token], self._transfer(channel)
+        op = self._build.create(RECV, [self._messages], types, transfer)
         self._messages = op.results[1]
         return op.results[0]
 
     def _transfer(self, channel: int) -> dict[str, ir.Attribute]:
-        transfer = self._plan.transfers[channel - 1]
-        first, second = transfer.source * self._devices, transfer.target * self._devices
-        pairs = [[first + device, second + device] for device in range(self._devices)]
+        pairs = self._plan.transfers[channel - 1].pairs(self._devices)
         attributes = transfer_attributes(channel, pairs, self._context)
         return attributes | {"is_host_transfer": ir.BoolAttr.get(False, self._context)}
 
@@ -206,23 +202,7 @@ class RankWriter:
         self, name: str, types: Sequence[ir.Type], operands: Sequence[ir.Value]
     ) -> ir.Operation:
         callee = ir.FlatSymbolRefAttr.get(name, self._context)
-        return self._op(CALL, types, operands, callee=callee)
-
-    def _op(
-        self,
-        name: str,
-        types: Sequence[ir.Type],
-        operands: Iterable[ir.Value],
-        **attributes: ir.Attribute,
-    ) -> ir.Operation:
-        return ir.Operation.create(
-            name,
-            results=list(types),
-            operands=list(operands),
-            attributes=attributes,
-            loc=self._place,
-            ip=self._point,
-        )
+        return self._build.create(CALL, operands, types, {"callee": callee})
 
     def _finish(self) -> list[tuple[ir.Value, Returned]]:
         """Round by round what stands behind the loop; what is returned."""

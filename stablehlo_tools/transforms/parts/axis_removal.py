@@ -23,7 +23,7 @@ from stablehlo_tools.dialect.names import (
     WHILE,
 )
 from stablehlo_tools.dialect.traits import LAYOUT
-from stablehlo_tools.ir.builder import Builder, shape_of
+from stablehlo_tools.ir.builder import Builder, device_table, shape_of
 from stablehlo_tools.ir.clone import reshaped_clone
 from stablehlo_tools.ir.values import has_uses, maker_of, producer, splat_of
 from stablehlo_tools.ir.walk import terminator
@@ -35,7 +35,6 @@ from stablehlo_tools.transforms.parts.axis_crossings import (
 )
 from stablehlo_tools.transforms.parts.block_rewriter import part_type
 from stablehlo_tools.transforms.parts.one_part import apart
-from stablehlo_tools.transforms.parts.partition.local_body import dense_groups
 from stablehlo_tools.transforms.parts.scaling import NotScaledError, Scaling
 
 _MOVES = LAYOUT | {PAD, SELECT, SHARDING_CONSTRAINT, SLICE}
@@ -170,7 +169,7 @@ class AxisRemoval(Scaling):
         values = [self.values[number] for number in node.operands]
         if crossing.others is not None:
             copy = reshaped_clone(node.op, values, [value.type for value in values], point)
-            copy.attributes["replica_groups"] = dense_groups(crossing.others, copy.context)
+            copy.attributes["replica_groups"] = device_table(crossing.others, copy.context)
             values = list(copy.results)
         for number, value in zip(node.results, values, strict=True):
             repeated = number in self._sums.repeated

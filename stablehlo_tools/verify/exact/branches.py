@@ -15,7 +15,7 @@ from typing import Any
 
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import CASE, COMPARE, IF, WHILE
-from stablehlo_tools.ir.builder import Builder, shape_of, write_reducer
+from stablehlo_tools.ir.builder import Builder, shape_of
 from stablehlo_tools.ir.values import is_spread_constant, maker_of, named
 from stablehlo_tools.ir.walk import ops_named, terminator
 from stablehlo_tools.verify.exact.host_functions import PROBE, HostFunction, write_call
@@ -86,10 +86,8 @@ def _count_outcomes(compare: ir.Operation, number: int) -> HostFunction:
     holds, counts = compare.results[0], list[ir.Value]()
     boolean, i32 = (ir.IntegerType.get_signless(width) for width in (1, 32))
     for weight, booleans in ((1, holds), (2, builder.same("not", holds))):
-        dims = builder.integers(range(len(shape_of(holds))))
-        operands = [booleans, builder.splat(0, [], boolean)]
-        anywhere = builder.op("reduce", operands, builder.tensor([], boolean), dimensions=dims)
-        write_reducer("or", boolean, maker_of(anywhere).regions[0], builder.location)
+        dims = range(len(shape_of(holds)))
+        anywhere = builder.reduce(booleans, builder.splat(0, [], boolean), dims, "or")
         counts.append(builder.same("multiply", builder.i32(weight), builder.convert(anywhere, i32)))
     code = builder.same("add", *counts)
     function, [passed] = write_call(PROBE, PROBE, [code], [code], builder, number, {})

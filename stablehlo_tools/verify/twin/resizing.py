@@ -32,8 +32,8 @@ from stablehlo_tools.dialect.names import (
     SUBTRACT,
 )
 from stablehlo_tools.dialect.traits import Trait, ops_with_any
-from stablehlo_tools.ir.builder import Builder, element_of, shape_of, write_reducer
-from stablehlo_tools.ir.values import CONSTANTS, maker_of, named, producer, splat_element
+from stablehlo_tools.ir.builder import Builder, element_of, shape_of
+from stablehlo_tools.ir.values import CONSTANTS, named, producer, splat_element
 from stablehlo_tools.ir.walk import FUNCTION, ops_where, terminator
 from stablehlo_tools.verify.twin.extents import Extent
 from stablehlo_tools.verify.twin.relations import Dimensions, is_cumulative
@@ -295,14 +295,7 @@ def _nearest(index: ir.Value, extent: Extent, builder: Builder) -> ir.Value:
     )
     ones = builder.convert(reached, element_of(table))
     zero = builder.splat(0, [], element_of(table))
-    count = builder.op(
-        "reduce",
-        [ones, zero],
-        wide.type,
-        dimensions=builder.integers([len(shape)]),
-    )
-    reducer = maker_of(count).regions[0]
-    write_reducer("add", element_of(table), reducer, builder.location)
+    count = builder.reduce(ones, zero, [len(shape)], "add")
     below = builder.same("subtract", count, builder.splat_like(1, count))
     return builder.convert(below, element_of(index))
 

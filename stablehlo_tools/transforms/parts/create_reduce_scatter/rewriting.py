@@ -8,8 +8,6 @@ import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 
-import numpy as np
-
 from stablehlo_tools import bindings
 from stablehlo_tools.analysis.collectives import Collective, ModuleFacts
 from stablehlo_tools.analysis.device_values import COMPUTED
@@ -26,6 +24,7 @@ from stablehlo_tools.analysis.shardings import SHARDING
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import BROADCAST, CALL, CONSTANT, DYNAMIC_SLICE
 from stablehlo_tools.dialect.traits import COMPUTATIONS
+from stablehlo_tools.ir.builder import device_table
 from stablehlo_tools.ir.cleanup import keep_results
 from stablehlo_tools.ir.values import has_uses, producer
 from stablehlo_tools.ir.walk import callee_name
@@ -79,7 +78,7 @@ class GroupForms:
         rows = self._rows(groups, mode)
         if not rows or frozenset(process_groups(rows, mode, self.facts.grid)) != wanted:
             return None
-        return _table(rows)
+        return device_table(rows, original.context)
 
     def express_pairs(self, pairs: ProcessGroups, like: Collective) -> ir.Attribute | None:
         """(source, target) pairs for a collective_permute with the channel of `like`."""
@@ -93,7 +92,9 @@ class GroupForms:
             formed = permute_groups(rows, mode, self.facts.grid)
         except ValueError:  # a pair that crosses what the mode keeps apart
             return None
-        return _table(rows) if frozenset(formed) == frozenset(pairs) else None
+        if frozenset(formed) != frozenset(pairs):
+            return None
+        return device_table(rows, like.op.context)
 
     def _by_axes(
         self, original: ir.Attribute, mode: GroupMode, size: int
@@ -133,10 +134,6 @@ def _axis_ref(attribute: ir.Attribute) -> AxisRef:
     axis = bindings.StablehloAxisRefAttr(attribute)
     split = re.search(r"\((\d+)\)(\d+)", str(axis.sub_axis_info or ""))
     return AxisRef(axis.name, *(int(part) for part in split.groups()) if split else ())
-
-
-def _table(rows: Sequence[Sequence[int]]) -> ir.Attribute:
-    return ir.DenseElementsAttr.get(np.array(rows, dtype=np.int64))
 
 
 def with_shape(type_: ir.Type, shape: Sequence[int]) -> ir.RankedTensorType:

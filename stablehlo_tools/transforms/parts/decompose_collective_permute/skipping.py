@@ -21,14 +21,12 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
-import numpy as np
-
 from stablehlo_tools.analysis.collectives import ModuleFacts, tensor_bytes
 from stablehlo_tools.analysis.demand import Counter, PermuteDemand, Ranges, permute_demand
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Diagnostic, note
 from stablehlo_tools.dialect.traits import BRANCHES
-from stablehlo_tools.ir.builder import Builder
+from stablehlo_tools.ir.builder import Builder, device_table
 from stablehlo_tools.ir.clone import copy_module, take_over
 from stablehlo_tools.ir.inline import inline_all_calls
 from stablehlo_tools.ir.token_chain import refuse_tokens
@@ -257,20 +255,12 @@ class _SkippingWriter:
         return tuple((p.first, p.last) for p in self.plan.phases if p.edges == form)
 
     def _branch(self, name: str, choice: ir.Value, forms: Sequence[Edges]) -> ir.Value:
-        branch = ir.Operation.create(
-            f"stablehlo.{name}",
-            results=[self.op.results[0].type],
-            operands=[choice],
-            regions=len(forms),
-            loc=self.op.location,
-            ip=ir.InsertionPoint(self.op),
-        )
+        kind, types = f"stablehlo.{name}", [self.op.results[0].type]
+        branch = self.builder.create(kind, [choice], types, regions=len(forms))
         for region, form in zip(branch.regions, forms, strict=True):
             inside = ir.InsertionPoint(region.blocks.append())
             result = _form(self.op, self.plan, form, inside)
-            ir.Operation.create(
-                "stablehlo.return", operands=[result], loc=self.op.location, ip=inside
-            )
+            Builder(inside, self.op.location).end_region([result])
         return branch.results[0]
 
     def _within(self, windows: Ranges) -> ir.Value:
@@ -296,9 +286,7 @@ class _SkippingWriter:
         return self._number(self.counter.start + iteration * self.counter.step)
 
     def _number(self, number: int) -> ir.Value:
-        type_ = self.value.type
-        value = ir.Attribute.parse(f"dense<{number}> : {type_}", self.op.context)
-        return self.builder.op("constant", [], type_, value=value)
+        return self.builder.splat_like(number, self.value)
 
     def _looked_up(self) -> ir.Value:
         """The number of the form, out of a table by the iteration."""
@@ -321,32 +309,12 @@ class _SkippingWriter:
 
 def _form(op: ir.Operation, plan: ValidityPlan, form: Edges, at: ir.InsertionPoint) -> ir.Value:
     """The permute with some of its edges; zeros without any."""
-    type_ = op.results[0].type
     if not form:
-        return ir.Operation.create(
-            "stablehlo.constant",
-            results=[type_],
-            attributes={
-                "value": ir.Attribute.parse(f"dense<{_zero(type_)}> : {type_}", op.context)
-            },
-            loc=op.location,
-            ip=at,
-        ).results[0]
+        return Builder(at, op.location).splat_like(0, op.results[0])
     copy = op.clone(ip=at)
     pairs = [pair for edge, pair in enumerate(plan.demand.pairs) if edge in form]
-    copy.attributes[_PAIRS] = ir.DenseElementsAttr.get(
-        np.array(pairs, dtype=np.int64), context=op.context
-    )
+    copy.attributes[_PAIRS] = device_table(pairs, op.context)
     return copy.results[0]
-
-
-def _zero(type_: ir.Type) -> str:
-    element = ir.RankedTensorType(type_).element_type
-    if isinstance(element, ir.ComplexType):
-        return "(0.0, 0.0)" if isinstance(element.element_type, ir.FloatType) else "(0, 0)"
-    if isinstance(element, ir.FloatType):
-        return "0.0"
-    return "false" if ir.IntegerType(element).width == 1 else "0"
 
 
 def skip_unneeded(module: ir.Module, least_bytes: int, name: str) -> list[Diagnostic]:

@@ -26,7 +26,8 @@ from stablehlo_tools.analysis.collectives import Collective, ModuleFacts
 from stablehlo_tools.analysis.permute_pairs import PAIRS
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.collectives import TRANSFERS
-from stablehlo_tools.ir.builder import DEVICE_TO_DEVICE
+from stablehlo_tools.dialect.names import AFTER_ALL, RECV, SEND
+from stablehlo_tools.ir.builder import DEVICE_TO_DEVICE, Builder
 from stablehlo_tools.ir.token_chain import CARRIED, LINK
 from stablehlo_tools.ir.values import key_of, maker_of
 from stablehlo_tools.ir.walk import drop_attributes
@@ -98,22 +99,15 @@ def _replace(permute: ir.Operation, channel: int) -> None:
     (use,) = permute.results[0].uses
     after = use.owner.operation
     data, token = before.operands
-    received = _recv(permute, token, channel)
-    sent = _send(permute, data, token, channel)
-    joined = _create(permute, "after_all", [received.results[1], sent.results[0]], [token.type])
+    build = Builder(ir.InsertionPoint(permute), permute.location)
+    shared = _attributes(permute, channel)
+    received = build.create(RECV, [token], [permute.results[0].type, token.type], shared)
+    sent = build.create(SEND, [data, token], [token.type], shared)
+    joined = build.create(AFTER_ALL, [received.results[1], sent.results[0]], [token.type])
     after.results[0].replace_all_uses_with(received.results[0])
     after.results[1].replace_all_uses_with(joined.results[0])
     for op in (after, permute, before):
         op.erase()
-
-
-def _recv(permute: ir.Operation, token: ir.Value, channel: int) -> ir.Operation:
-    types = [permute.results[0].type, token.type]
-    return _create(permute, "recv", [token], types, _attributes(permute, channel))
-
-
-def _send(permute: ir.Operation, data: ir.Value, token: ir.Value, channel: int) -> ir.Operation:
-    return _create(permute, "send", [data, token], [token.type], _attributes(permute, channel))
 
 
 def _attributes(permute: ir.Operation, channel: int) -> dict[str, ir.Attribute]:
@@ -130,20 +124,3 @@ def _attributes(permute: ir.Operation, channel: int) -> dict[str, ir.Attribute]:
     if _FRONTEND in permute.attributes:
         attributes[_FRONTEND] = permute.attributes[_FRONTEND]
     return attributes
-
-
-def _create(
-    permute: ir.Operation,
-    name: str,
-    operands: Sequence[ir.Value],
-    results: Sequence[ir.Type],
-    attributes: dict[str, ir.Attribute] | None = None,
-) -> ir.Operation:
-    return ir.Operation.create(
-        f"stablehlo.{name}",
-        results=list(results),
-        operands=list(operands),
-        attributes=attributes or {},
-        loc=permute.location,
-        ip=ir.InsertionPoint(permute),
-    )

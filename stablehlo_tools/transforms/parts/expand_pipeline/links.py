@@ -118,13 +118,8 @@ class LinkWriter:
         taken: Taken,
     ) -> tuple[Values, list[ir.Value]]:
         types = [ir.RankedTensorType(part_type_of(self._dims, number)) for number in self._made]
-        choice = ir.Operation.create(
-            "stablehlo.if",
-            results=[*types, *(value.type for value in held)],
-            operands=[begins],
-            regions=2,
-            loc=self._region.location,
-            ip=build.point,
+        choice = build.create(
+            "stablehlo.if", [begins], [*types, *(v.type for v in held)], regions=2
         )
         set_mean_runs(choice, self._runs)
         inside = Builder(ir.InsertionPoint(choice.regions[0].blocks.append()), build.location)

@@ -14,13 +14,12 @@ from stablehlo_tools.analysis.replica_groups import AxisRef, DeviceMesh, mesh_ax
 from stablehlo_tools.analysis.shardings import drop_axis
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import MANUAL_COMPUTATION
-from stablehlo_tools.ir.builder import Builder, element_of, shape_of, write_reducer
+from stablehlo_tools.ir.builder import ANY_CHANNEL, Builder, element_of, shape_of
 from stablehlo_tools.ir.clone import alike_clone
 from stablehlo_tools.ir.values import in_block_order, is_spread_constant, maker_of, producer
 from stablehlo_tools.ir.walk import values_used
 from stablehlo_tools.transforms.parts.block_rewriter import part_type
 from stablehlo_tools.transforms.parts.one_part import apart, cut, window
-from stablehlo_tools.transforms.parts.partition.local_body import dense_groups
 
 
 def without_axis(op: ir.Operation, axis: str) -> None:
@@ -73,10 +72,11 @@ class Region:
         self.location = anchor.location
         self.context = anchor.context
         self._channel = channel
-        self._holder = ir.Operation.create(
+        self._holder = Builder(ir.InsertionPoint(anchor), self.location).create(
             MANUAL_COMPUTATION,
-            results=[],
-            attributes={
+            [],
+            [],
+            {
                 "in_shardings": self._shardings([]),
                 "out_shardings": self._shardings([]),
                 "manual_axes": ir.Attribute.parse(
@@ -84,8 +84,6 @@ class Region:
                 ),
             },
             regions=1,
-            loc=self.location,
-            ip=ir.InsertionPoint(anchor),
         )
         self.block = self._holder.regions[0].blocks.append()
         self._taken: list[tuple[ir.Value, int | None]] = []
@@ -170,28 +168,14 @@ class Region:
 
     def permute(self, build: Builder, value: ir.Value, step: int) -> ir.Value:
         """What the rank `step` before has."""
-        return build.op(
-            "collective_permute",
-            [value],
-            value.type,
-            source_target_pairs=dense_groups(self.axis.ring(step), self.context),
-            channel_handle=self._handle(),
-        )
+        self._channel += 1
+        return build.permute(value, self.axis.ring(step), self._channel, ANY_CHANNEL)
 
     def total(self, build: Builder, value: ir.Value) -> ir.Value:
         """The sum over the ranks; of booleans, whether any is set."""
-        reduce = maker_of(
-            build.op(
-                "all_reduce",
-                [value],
-                value.type,
-                replica_groups=dense_groups(self.axis.groups, self.context),
-                channel_handle=self._handle(),
-                use_global_device_ids=ir.UnitAttr.get(self.context),
-            )
-        )
-        write_reducer("add", element_of(value), reduce.regions[0], self.location)
-        return reduce.results[0]
+        self._channel += 1
+        groups = self.axis.groups
+        return build.all_reduce(value, groups, self._channel, channel_type=ANY_CHANNEL)
 
     def from_one(self, build: Builder, value: ir.Value, is_one: ir.Value) -> ir.Value:
         """What the one rank has for which `is_one` is set."""
@@ -215,23 +199,16 @@ class Region:
 
     def close(self, results: Sequence[tuple[ir.Value, int | None]]) -> list[ir.Value]:
         """Ends the region; the results outside, joined along their dimensions."""
-        ir.Operation.create(
-            "sdy.return",
-            operands=[value for value, _ in results],
-            loc=self.location,
-            ip=ir.InsertionPoint(self.block),
-        )
+        self.end.create("sdy.return", [value for value, _ in results], [])
         attributes = dict(self._holder.attributes.items())
         attributes["in_shardings"] = self._shardings([(v.type, dim) for v, dim in self._taken])
         attributes["out_shardings"] = self._shardings([(v.type, dim) for v, dim in results])
-        computation = ir.Operation.create(
+        computation = self.outside.create(
             MANUAL_COMPUTATION,
-            results=[self._global(value.type, dim) for value, dim in results],
-            operands=[value for value, _ in self._taken],
-            attributes=attributes,
+            [value for value, _ in self._taken],
+            [self._global(value.type, dim) for value, dim in results],
+            attributes,
             regions=1,
-            loc=self.location,
-            ip=ir.InsertionPoint(self._holder),
         )
         self.block.append_to(computation.regions[0])
         self._holder.erase()
@@ -258,13 +235,3 @@ class Region:
     def _sharding(self, rank: int, dimension: int | None) -> str:
         dims = [f'{{"{self.axis.name}", ?}}' if d == dimension else "{?}" for d in range(rank)]
         return f"<@{self.axis.mesh_name}, [{', '.join(dims)}]>"
-
-    def _handle(self) -> ir.Attribute:
-        self._channel += 1
-        return channel_handle(self._channel, self.context)
-
-
-def channel_handle(channel: int, context: ir.Context) -> ir.Attribute:
-    """A channel between devices."""
-    text = f"#stablehlo.channel_handle<handle = {channel}, type = 0>"
-    return ir.Attribute.parse(text, context)

@@ -24,16 +24,15 @@ from stablehlo_tools import bindings
 from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling
 from stablehlo_tools.analysis.loop_carries import Rows
 from stablehlo_tools.analysis.shardings import function_sharding
-from stablehlo_tools.bindings import ir
+from stablehlo_tools.bindings import ChannelHandle, ir
 from stablehlo_tools.dialect.names import SHARDING_CONSTRAINT
 from stablehlo_tools.dialect.traits import ELEMENTWISE
-from stablehlo_tools.ir.builder import Builder, element_of, shape_of
+from stablehlo_tools.ir.builder import ANY_CHANNEL, Builder, element_of, shape_of
 from stablehlo_tools.ir.values import has_uses, maker_of, producer
 from stablehlo_tools.ir.walk import FUNCTION
 from stablehlo_tools.transforms.parts.expand_pipeline.expansion_plan import RANK_DIMENSION, Chunks
-from stablehlo_tools.transforms.parts.expand_pipeline.region import Axis, Region, channel_handle
+from stablehlo_tools.transforms.parts.expand_pipeline.region import Axis, Region
 from stablehlo_tools.transforms.parts.one_part import apart
-from stablehlo_tools.transforms.parts.partition.local_body import dense_groups
 
 
 def is_divided(value: ir.Value, axis: str) -> bool:
@@ -144,13 +143,7 @@ class _Exchange:
         if ordered:
             ways = sorted((target, source) for source, target in ways)
         pairs = [(group[one], group[other]) for one, other in ways for group in self._axis.groups]
-        return build.op(
-            "collective_permute",
-            [value],
-            value.type,
-            source_target_pairs=dense_groups(pairs, build.context),
-            channel_handle=channel_handle(0, build.context),
-        )
+        return build.permute(value, pairs, 0, ANY_CHANNEL)
 
     def _table(self, *, ordered: bool) -> ir.Value:
         """[ranks, rounds, 2]: which of its chunks a rank sends, and which place it fills."""
@@ -284,7 +277,8 @@ class Stacks:
             self._permutes = [each for each in self._permutes if not _stands_in(each, op)]
             op.erase()
         for handle, permute in enumerate(self._permutes, channel + 1):
-            permute.attributes["channel_handle"] = channel_handle(handle, permute.context)
+            channel_handle = ChannelHandle.get(handle, ANY_CHANNEL, permute.context)
+            permute.attributes["channel_handle"] = channel_handle
         self._made.clear()
         return self._permutes
 

@@ -29,16 +29,12 @@ from stablehlo_tools.diagnostics import Diagnostics, ToolError
 from stablehlo_tools.dialect.names import BARRIER, MANUAL_COMPUTATION
 from stablehlo_tools.dialect.reducers import reducer_kind
 from stablehlo_tools.dialect.traits import Trait, ops_with_any, traits_of
-from stablehlo_tools.ir.builder import Builder, element_of, shape_of
+from stablehlo_tools.ir.builder import Builder, device_table, element_of, shape_of
 from stablehlo_tools.ir.carriers import append_to_terminator, drop_from_terminator
 from stablehlo_tools.ir.inline import wrap_body
 from stablehlo_tools.ir.values import has_uses, maker_of, producer
 from stablehlo_tools.ir.walk import ops_named, terminator, walk
-from stablehlo_tools.transforms.parts.partition.local_body import (
-    DeviceOffsets,
-    all_reduce,
-    dense_groups,
-)
+from stablehlo_tools.transforms.parts.partition.local_body import DeviceOffsets
 from stablehlo_tools.transforms.parts.partition.preparation import WITH_SHARDINGS
 
 # Ops that carry each value on as it is.
@@ -94,7 +90,7 @@ class UnreducedBorder:
                 build = Builder(ir.InsertionPoint(after_partition), main.location)
                 reducer = _REDUCERS[parts.reduction]
                 groups = shardings.axes.groups(parts.axes)
-                whole = all_reduce(build, argument, groups, reducer, channel)
+                whole = build.all_reduce(argument, groups, channel, reducer)
                 channel += 1
                 argument.replace_all_uses_except(whole, [maker_of(whole)])
         end = terminator(block)
@@ -120,7 +116,7 @@ def _part(
     maker = producer(value)
     if maker is not None and maker.name == "stablehlo.all_reduce" and len(maker.results) == 1:
         summed = reducer_kind(maker.regions[0].blocks[0]) == "add"
-        groups = dense_groups(shardings.axes.groups(axes), build.context)
+        groups = device_table(shardings.axes.groups(axes), build.context)
         alone = len(list(value.uses)) == 1
         if summed and alone and maker.attributes["replica_groups"] == groups:
             return maker.operands[0]
@@ -198,7 +194,7 @@ def _sum_results(computation: ir.Operation, shardings: ValueShardings, channel: 
             build = Builder(ir.InsertionPoint(end), computation.location)
             groups = shardings.axes.groups(axes)
             reducer = _REDUCERS[parts.reduction]
-            end.operands[number] = all_reduce(build, end.operands[number], groups, reducer, channel)
+            end.operands[number] = build.all_reduce(end.operands[number], groups, channel, reducer)
             channel += 1
     return channel
 

@@ -15,24 +15,27 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import permutations
 from typing import Protocol
 
-import numpy as np
-
-from stablehlo_tools import bindings
 from stablehlo_tools.analysis.collectives import element_bits
 from stablehlo_tools.analysis.reducers import captured, own_constants
-from stablehlo_tools.analysis.replica_groups import ProcessGroups
 from stablehlo_tools.analysis.shardings import Axes, Dims, MeshAxes, ValueShardings, axes_in
-from stablehlo_tools.bindings import ir
+from stablehlo_tools.bindings import ChannelHandle, ir
 from stablehlo_tools.cost.collectives import transfer_time
 from stablehlo_tools.cost.hardware import Hardware
 from stablehlo_tools.cost.transfers import Transfer
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.dialect.traits import Trait, ops_with
-from stablehlo_tools.ir.builder import Builder, element_of, shape_of, write_reducer
+from stablehlo_tools.ir.builder import (
+    DEVICE_TO_DEVICE,
+    Builder,
+    device_table,
+    element_of,
+    shape_of,
+    write_reducer,
+)
 from stablehlo_tools.ir.values import maker_of, producer
 from stablehlo_tools.transforms.parts.partition.halo import Parts, Piece
 from stablehlo_tools.transforms.parts.partition.moving import Moved, resized, write
@@ -159,7 +162,8 @@ class CollectiveWriter:
                 [value],
                 build.tensor(shape, element_of(value)),
                 all_gather_dim=build.integer(dim),
-                **self._grouped(build, axes, flattened=True),
+                use_global_device_ids=ir.UnitAttr.get(build.context),
+                **self._groups(build, axes),
             )
         return value
 
@@ -258,7 +262,7 @@ class CollectiveWriter:
                 split_dimension=build.integer(split),
                 concat_dimension=build.integer(concat),
                 split_count=build.integer(parts),
-                **self._grouped(build, axes, flattened=False),
+                **self._groups(build, axes),
             )
         return value
 
@@ -266,13 +270,7 @@ class CollectiveWriter:
         pairs = self._pairs(before, after)
         if all(source == target for source, target in pairs):
             return value
-        return build.op(
-            "collective_permute",
-            [value],
-            value.type,
-            source_target_pairs=dense_groups(pairs, build.context),
-            channel_handle=self._next_channel(build.context),
-        )
+        return build.permute(value, pairs, self._next_channel())
 
     def permute(
         self, build: Builder, value: ir.Value, axes: Axes, pairs: Sequence[tuple[int, int]]
@@ -280,13 +278,7 @@ class CollectiveWriter:
         """What each device gets when those at one position along the axes send to another; zeros
         where none does."""
         rows = [(group[s], group[t]) for group in self._axes.groups(axes) for s, t in pairs]
-        return build.op(
-            "collective_permute",
-            [value],
-            value.type,
-            source_target_pairs=dense_groups(rows, build.context),
-            channel_handle=self._next_channel(build.context),
-        )
+        return build.permute(value, rows, self._next_channel())
 
     def _pairs(self, before: Dims, after: Dims) -> list[tuple[int, int]]:
         """Who sends to whom, so that each holds the part that `after` gives it; itself first."""
@@ -310,12 +302,7 @@ class CollectiveWriter:
     def _all_reduce(
         self, build: Builder, value: ir.Value, axes: Axes, op: ir.Operation
     ) -> ir.Value:
-        result = build.op(
-            "all_reduce",
-            [value],
-            value.type,
-            **self._grouped(build, axes, flattened=True),
-        )
+        result = build.all_reduce(value, self._axes.groups(axes), self._next_channel(), None)
         region = maker_of(result).regions[0]
         maker = producer(value)
         if maker is not None and maker.name in ("stablehlo.reduce", "stablehlo.scatter"):
@@ -326,19 +313,14 @@ class CollectiveWriter:
             write_reducer("add", element_of(value), region, op.location)
         return result
 
-    def _grouped(self, build: Builder, axes: Axes, *, flattened: bool) -> dict[str, ir.Attribute]:
-        attributes: dict[str, ir.Attribute] = {
-            "replica_groups": dense_groups(self._axes.groups(axes), build.context),
-            "channel_handle": self._next_channel(build.context),
-        }
-        if flattened:
-            attributes["use_global_device_ids"] = ir.UnitAttr.get(build.context)
-        return attributes
+    def _groups(self, build: Builder, axes: Axes) -> dict[str, ir.Attribute]:
+        handle = ChannelHandle.get(self._next_channel(), DEVICE_TO_DEVICE, build.context)
+        groups = device_table(self._axes.groups(axes), build.context)
+        return {"replica_groups": groups, "channel_handle": handle}
 
-    def _next_channel(self, context: ir.Context) -> ir.Attribute:
-        handle = bindings.ChannelHandle.get(self._channel, 1, context)
+    def _next_channel(self) -> int:
         self._channel += 1
-        return handle
+        return self._channel - 1
 
 
 def copy_reducer(maker: ir.Operation, region: ir.Region) -> None:
@@ -353,30 +335,6 @@ def copy_reducer(maker: ir.Operation, region: ir.Region) -> None:
 
 def _axis_lists(op: ir.Operation, name: str) -> list[Axes]:
     return [axes_in(text) for text in _LISTS.findall(str(op.attributes[name]))]
-
-
-def all_reduce(
-    build: Builder, value: ir.Value, groups: ProcessGroups, reducer: str, channel: int
-) -> ir.Value:
-    """A value of which each device of a group holds a part, combined by one op."""
-    combined = build.op(
-        "all_reduce",
-        [value],
-        value.type,
-        replica_groups=dense_groups(groups, build.context),
-        channel_handle=bindings.ChannelHandle.get(channel, 1, build.context),
-        use_global_device_ids=ir.UnitAttr.get(build.context),
-    )
-    write_reducer(reducer, element_of(value), maker_of(combined).regions[0], build.location)
-    return combined
-
-
-def dense_groups(
-    rows: ProcessGroups | Iterable[tuple[int, ...]], context: ir.Context
-) -> ir.Attribute:
-    """Rows of device ids, as replica groups or pairs are written."""
-    with context:
-        return ir.DenseElementsAttr.get(np.asarray(list(rows), dtype=np.int64))
 
 
 class LocalView(Protocol):

@@ -45,8 +45,8 @@ from stablehlo_tools.dialect.names import (
     SLICE,
 )
 from stablehlo_tools.dialect.reducers import identity_of, reducer_kind
-from stablehlo_tools.ir.builder import Builder, element_of, shape_of, write_reducer
-from stablehlo_tools.ir.values import copy_constant, is_identity_of, is_splat, maker_of
+from stablehlo_tools.ir.builder import Builder, element_of, shape_of
+from stablehlo_tools.ir.values import copy_constant, is_identity_of, is_splat
 from stablehlo_tools.transforms.parts.partition import moved_ops
 from stablehlo_tools.transforms.parts.partition.dividing import all_reduce_of
 from stablehlo_tools.transforms.parts.partition.halo import Parts
@@ -284,15 +284,7 @@ def _inside(build: Builder, indices: ir.Value, limits: list[int], vector_dim: in
     rest = shape[:vector_dim] + shape[vector_dim + 1 :]
     if shape[vector_dim] == 1:
         return build.reshape(each, rest)
-    boolean = element_of(each)
-    whole = build.op(
-        "reduce",
-        [each, build.splat(1, [], boolean)],
-        build.tensor(rest, boolean),
-        dimensions=build.integers([vector_dim]),
-    )
-    write_reducer("and", boolean, maker_of(whole).regions[0], build.location)
-    return whole
+    return build.reduce(each, build.splat(1, [], element_of(each)), [vector_dim], "and")
 
 
 def _summed_axes(op: ir.Operation) -> Axes:
