@@ -28,7 +28,12 @@ from stablehlo_tools.analysis.loops import (
     integer_range,
 )
 from stablehlo_tools.analysis.replica_groups import AxisRef, DeviceMesh, mesh_axes_groups
-from stablehlo_tools.analysis.shardings import manual_axes, sharding_axes, sharding_per_value
+from stablehlo_tools.analysis.shardings import (
+    dimension_axes,
+    manual_axes,
+    sharding_axes,
+    sharding_per_value,
+)
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect import integer_arithmetic
 from stablehlo_tools.dialect.integer_arithmetic import Undefined, bitcast, compared, integer_dtype
@@ -490,12 +495,8 @@ def _manual_axes_by_dimension(
 ) -> list[list[str]] | None:
     """The manual axes that divide each dimension; None where one is split into sub-axes."""
     by_dimension: list[list[str]] = []
-    for dimension in bindings.TensorShardingAttr(sharding).dimension_shardings:
-        refs = [
-            bindings.SdyAxisRefAttr(axis)
-            for axis in bindings.SdyDimensionShardingAttr(dimension).axes
-        ]
-        if any(ref.sub_axis_info is not None for ref in refs):
+    for refs, _ in dimension_axes(sharding):
+        if any(ref.size is not None for ref in refs):
             return None
         by_dimension.append([ref.name for ref in refs if ref.name in manual])
     return by_dimension

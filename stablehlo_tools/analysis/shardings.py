@@ -32,6 +32,9 @@ from stablehlo_tools.dialect.traits import Trait, ops_with
 from stablehlo_tools.ir.values import producer
 from stablehlo_tools.ir.walk import FUNCTION, ops_named
 
+Axes = tuple[AxisRef, ...]
+Dims = tuple[Axes, ...]
+
 # What taking an axis away leaves behind: a comma at the end, a priority of nothing, empty lists.
 _LEFT = (
     (re.compile(r", \}"), "}"),
@@ -55,15 +58,35 @@ def sharding_axes(attribute: ir.Attribute) -> tuple[str, tuple[str, ...]]:
 def axes_by_dimension(attribute: ir.Attribute) -> list[list[str]]:
     """The axes by which a tensor's sharding divides each dimension, major to minor; a sub-axis
     counts as its axis."""
-    return [
-        [bindings.SdyAxisRefAttr(axis).name for axis in bindings.SdyDimensionShardingAttr(dim).axes]
-        for dim in bindings.TensorShardingAttr(attribute).dimension_shardings
-    ]
+    return [[axis.name for axis in axes] for axes, _ in dimension_axes(attribute)]
 
 
 def sharding_per_value(attribute: ir.Attribute) -> list[ir.Attribute]:
     """The shardings of a list of values, as `in_shardings` holds them."""
     return list(bindings.TensorShardingPerValueAttr(attribute).shardings)
+
+
+def dimension_axes(attribute: ir.Attribute) -> list[tuple[Axes, bool]]:
+    """The axes that divide each dimension of a tensor's sharding, and if others may."""
+    dims: list[tuple[Axes, bool]] = []
+    for each in bindings.TensorShardingAttr(attribute).dimension_shardings:
+        dim = bindings.SdyDimensionShardingAttr(each)
+        dims.append((tuple(map(_axis, dim.axes)), not dim.is_closed))
+    return dims
+
+
+def tensor_sharding(
+    mesh: str, dims: Iterable[tuple[Axes, bool]], context: ir.Context
+) -> ir.Attribute:
+    """The sharding by these axes of each dimension, which is open to others or not."""
+    words = [[*map(axis_text, axes), *(["?"] if is_open else [])] for axes, is_open in dims]
+    listed = ", ".join("{" + ", ".join(each) + "}" for each in words)
+    return ir.Attribute.parse(f"#sdy.sharding<@{mesh}, [{listed}]>", context)
+
+
+def open_dims(rank: int, dim: int | None = None, axes: Axes = ()) -> list[tuple[Axes, bool]]:
+    """Open dimensions, of which the axes divide one if it is given."""
+    return [(axes if each == dim else (), True) for each in range(rank)]
 
 
 def manual_axes(computation: ir.Operation) -> frozenset[str]:
@@ -134,9 +157,6 @@ class FreeAxes:
         free = [n for mesh in meshes for n, size in mesh.axes if size > 1 and n not in manual]
         return not meshes or bool(free)
 
-
-Axes = tuple[AxisRef, ...]
-Dims = tuple[Axes, ...]
 
 SHARDING = "sdy.sharding"
 # Ops that say the sharding of their one result in an attribute of their own.
@@ -272,13 +292,9 @@ class ValueShardings:
         """The sharding that an attribute stands for."""
         dims = self._read.get(attribute)
         if dims is None:
-            sharding = bindings.TensorShardingAttr(attribute)
-            if list(sharding.unreduced_axes):
+            if list(bindings.TensorShardingAttr(attribute).unreduced_axes):
                 self._unreduced.add(attribute)
-            dims = tuple(
-                self.axes.canonical(map(_axis, bindings.SdyDimensionShardingAttr(dim).axes))
-                for dim in sharding.dimension_shardings
-            )
+            dims = tuple(self.axes.canonical(axes) for axes, _ in dimension_axes(attribute))
             self._read[attribute] = dims
         return dims
 

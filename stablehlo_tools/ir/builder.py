@@ -8,7 +8,7 @@ import numpy as np
 
 from stablehlo_tools import bindings
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.dialect.names import BARRIER, SHARDING_CONSTRAINT
+from stablehlo_tools.dialect.names import BARRIER, MANUAL_COMPUTATION, SHARDING_CONSTRAINT
 
 ANY_CHANNEL, DEVICE_TO_DEVICE = 0, 1  # types of channels
 _WITH_REDUCER = frozenset({"all_reduce", "reduce", "reduce_scatter"})
@@ -246,6 +246,25 @@ class Builder:
         if reducer is not None:
             write_reducer(reducer, element_of(value), op.regions[0], self.location)
         return op.results[0]
+
+    def manual_computation(
+        self,
+        operands: Sequence[ir.Value],
+        types: Iterable[ir.Type],
+        shardings: tuple[Sequence[ir.Attribute], Sequence[ir.Attribute]],
+        axes: Iterable[str],
+    ) -> ir.Operation:
+        """A computation divided by hand over axes; its operands and results have the shardings."""
+        entering, leaving = (
+            bindings.TensorShardingPerValueAttr.get(list(each), self.context) for each in shardings
+        )
+        named = ", ".join(f'"{axis}"' for axis in axes)
+        attributes = {
+            "in_shardings": entering,
+            "out_shardings": leaving,
+            "manual_axes": ir.Attribute.parse(f"#sdy<manual_axes{{{named}}}>", self.context),
+        }
+        return self.create(MANUAL_COMPUTATION, operands, types, attributes, regions=1)
 
     def end_region(self, values: Sequence[ir.Value]) -> None:
         """The terminator of a region of a StableHLO op, which returns the values."""

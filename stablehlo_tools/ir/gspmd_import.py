@@ -372,10 +372,8 @@ class _Importer:
         pairs = list(zip(op.results, map(_Said, shardings), strict=True))
         attributes = [self._attribute(said, value, op.location) for value, said in pairs]
         if op.name not in CALLS:
-            texts = [str(each).removeprefix("#sdy.sharding") for each in attributes]
-            op.attributes[_SHARDING] = ir.Attribute.parse(
-                f"#sdy.sharding_per_value<[{', '.join(texts)}]>", op.context
-            )
+            per_value = bindings.TensorShardingPerValueAttr.get(attributes, op.context)
+            op.attributes[_SHARDING] = per_value
             return
         for (value, said), attribute in zip(pairs, attributes, strict=True):
             if not self._says_nothing(said):

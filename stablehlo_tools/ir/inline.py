@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.dialect.traits import CALLS
+from stablehlo_tools.ir.builder import Builder
 from stablehlo_tools.ir.carriers import resize_function
 from stablehlo_tools.ir.walk import callee_name, functions_by_name, terminator, walk
 
@@ -184,8 +185,7 @@ def rename(op: ir.Operation, values: Mapping[ir.Value, ir.Value]) -> None:
 
 def wrap_body(
     function: ir.Operation,
-    in_shardings: ir.Attribute,
-    out_shardings: ir.Attribute,
+    shardings: tuple[Sequence[ir.Attribute], Sequence[ir.Attribute]],
     axes: Sequence[str],
     outside: tuple[Sequence[ir.Type], Sequence[ir.Type]],
 ) -> None:
@@ -201,20 +201,8 @@ def wrap_body(
     inner_types = [argument.type for argument in arguments]
     for argument, type_ in zip(arguments, outside[0], strict=True):
         argument.set_type(type_)
-    named = ", ".join(f'"{axis}"' for axis in axes)
-    manual = ir.Operation.create(
-        "sdy.manual_computation",
-        results=list(outside[1]),
-        operands=arguments,
-        attributes={
-            "in_shardings": in_shardings,
-            "out_shardings": out_shardings,
-            "manual_axes": ir.Attribute.parse(f"#sdy<manual_axes{{{named}}}>", function.context),
-        },
-        regions=1,
-        loc=function.location,
-        ip=ir.InsertionPoint.at_block_begin(block),
-    )
+    build = Builder(ir.InsertionPoint.at_block_begin(block), function.location)
+    manual = build.manual_computation(arguments, outside[1], shardings, axes)
     inside = manual.regions[0].blocks.append(
         *inner_types, arg_locs=[function.location] * len(arguments)
     )

@@ -20,7 +20,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from stablehlo_tools.bindings import ir
@@ -31,8 +31,8 @@ from stablehlo_tools.dialect.gspmd import (
     is_shard_map_border,
     is_sharding_call,
 )
-from stablehlo_tools.dialect.names import MANUAL_COMPUTATION
 from stablehlo_tools.dialect.traits import CALLS
+from stablehlo_tools.ir.builder import Builder
 from stablehlo_tools.ir.values import has_uses, key_of, producer
 from stablehlo_tools.ir.walk import is_inside, terminator
 
@@ -273,20 +273,12 @@ class _Region:
             _check_shapes(self.regions.ops[number], border, axes)
         enters = [self.regions.ops[n] for n in entering]
         leaves = [self.regions.ops[n] for n in leaving]
-        named = ", ".join(f'"{axis}"' for axis in sorted(axes))
-        context = ops[0].context
-        manual = ir.Operation.create(
-            MANUAL_COMPUTATION,
-            results=[op.results[0].type for op in leaves],
-            operands=[_unmarked(op.operands[0]) for op in enters],
-            attributes={
-                "in_shardings": _per_value([borders[n].sharding for n in entering], context),
-                "out_shardings": _per_value([borders[n].sharding for n in leaving], context),
-                "manual_axes": ir.Attribute.parse(f"#sdy<manual_axes{{{named}}}>", context),
-            },
-            regions=1,
-            loc=(enters or leaves)[0].location,
-            ip=ir.InsertionPoint(ops[0]),
+        build = Builder(ir.InsertionPoint(ops[0]), (enters or leaves)[0].location)
+        manual = build.manual_computation(
+            [_unmarked(op.operands[0]) for op in enters],
+            [op.results[0].type for op in leaves],
+            ([borders[n].sharding for n in entering], [borders[n].sharding for n in leaving]),
+            sorted(axes),
         )
         block = manual.regions[0].blocks.append(
             *[op.results[0].type for op in enters], arg_locs=[op.location for op in enters]
@@ -369,8 +361,3 @@ def _unmarked(value: ir.Value) -> ir.Value:
 def _is_mark(op: ir.Operation) -> bool:
     # A group joins the value to others, too.
     return is_sharding_call(op) and "shard_" not in str(op.attributes[GSPMD])
-
-
-def _per_value(shardings: Iterable[ir.Attribute], context: ir.Context) -> ir.Attribute:
-    texts = [str(each).removeprefix("#sdy.sharding") for each in shardings]
-    return ir.Attribute.parse(f"#sdy.sharding_per_value<[{', '.join(texts)}]>", context)

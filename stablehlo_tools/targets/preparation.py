@@ -28,6 +28,7 @@ from stablehlo_tools import bindings
 from stablehlo_tools.analysis.collectives import Collective, ModuleFacts, find_collectives
 from stablehlo_tools.analysis.entry import erase_groups_of_one, is_per_device
 from stablehlo_tools.analysis.replica_groups import GroupMode, ProcessGrid
+from stablehlo_tools.analysis.shardings import tensor_sharding
 from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
@@ -156,7 +157,7 @@ def _make_manual(module: ir.Module, partitions: int) -> None:
     inputs = [argument.type for argument in block.arguments]
     outputs = [value.type for value in terminator(block).operands]
     taken, given = (_replicated(types, mesh, main.context) for types in (inputs, outputs))
-    wrap_body(main, taken, given, [_AXIS], (inputs, outputs))
+    wrap_body(main, (taken, given), [_AXIS], (inputs, outputs))
 
 
 def _drop_shardings(module: ir.Module) -> None:
@@ -190,8 +191,7 @@ def _add_mesh(module: ir.Module, partitions: int) -> str:
     return name
 
 
-def _replicated(types: list[ir.Type], mesh: str, context: ir.Context) -> ir.Attribute:
+def _replicated(types: list[ir.Type], mesh: str, context: ir.Context) -> list[ir.Attribute]:
     """A sharding for each value that shards nothing."""
     ranks = [t.rank if isinstance(t, ir.RankedTensorType) else 0 for t in types]
-    each = ", ".join(f"<@{mesh}, [{', '.join(['{}'] * rank)}]>" for rank in ranks)
-    return ir.Attribute.parse(f"#sdy.sharding_per_value<[{each}]>", context)
+    return [tensor_sharding(mesh, [((), False)] * rank, context) for rank in ranks]

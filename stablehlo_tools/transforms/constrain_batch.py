@@ -34,7 +34,14 @@ from stablehlo_tools.analysis.dimension_propagation.propagation import BatchDims
 from stablehlo_tools.analysis.dimension_propagation.seeds import Seeds, try_seeds
 from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling
 from stablehlo_tools.analysis.partitioner_work import left_to_the_partitioner
-from stablehlo_tools.analysis.shardings import Axes, MeshAxes, ValueShardings, axes_text
+from stablehlo_tools.analysis.shardings import (
+    Axes,
+    MeshAxes,
+    ValueShardings,
+    axes_text,
+    open_dims,
+    tensor_sharding,
+)
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Diagnostic, Diagnostics, ToolError, note
 from stablehlo_tools.dialect.names import DYNAMIC_UPDATE_SLICE, SHARDING_CONSTRAINT, WHILE
@@ -164,10 +171,10 @@ def constrain_carry(carry: Carry, batch: Batch) -> None:
 
 def constrain(value: ir.Value, dim: int, batch: Batch, point: ir.InsertionPoint) -> None:
     """Constrains a value, for all that use it, to have this dimension divided as the batch is."""
-    dims = ["{?}"] * len(shape_of(value))
-    dims[dim] = axes_text(batch.axes)
-    text = f"#sdy.sharding<@{batch.mesh}, [{', '.join(dims)}]>"
-    stand_in(value, constrained(value, ir.Attribute.parse(text, value.type.context), point))
+    dims = open_dims(len(shape_of(value)))
+    dims[dim] = (batch.axes, False)
+    sharding = tensor_sharding(batch.mesh, dims, value.type.context)
+    stand_in(value, constrained(value, sharding, point))
 
 
 def _explained(carry: Carry, batch: Batch) -> Diagnostic:

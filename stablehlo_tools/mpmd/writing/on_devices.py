@@ -232,9 +232,11 @@ class OnDevices:
             for listed, values in sides
         )
         shardings = ValueShardings(MeshAxes(mesh), name)
-        borders = [shardings.per_value(listed, module.context) for listed, _ in sides]
+        entering, leaving = (
+            [shardings.attribute(dims, module.context) for dims in listed] for listed, _ in sides
+        )
         axes = [axis for axis, _ in mesh.axes]
-        wrap_body(main, borders[0], borders[1], axes, (inside, outside))
+        wrap_body(main, (entering, leaving), axes, (inside, outside))
         main_type = ir.FunctionType.get(inside, outside, module.context)
         main.attributes["function_type"] = ir.TypeAttr.get(main_type, module.context)
 

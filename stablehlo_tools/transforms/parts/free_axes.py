@@ -42,7 +42,7 @@ from stablehlo_tools.dialect.names import (
     MANUAL_COMPUTATION,
     SHARDING_CONSTRAINT,
 )
-from stablehlo_tools.ir.builder import constrained
+from stablehlo_tools.ir.builder import Builder, constrained
 from stablehlo_tools.ir.cleanup import erase_unused
 from stablehlo_tools.ir.clone import copy_module, take_over
 from stablehlo_tools.ir.unit_dims import batch_units, reshape_units
@@ -527,25 +527,13 @@ class _Freeing:
         entering, leaving = (
             [without_axis(each, self._axis.name) for each in side] for side in computation.shardings
         )
-        named = ", ".join(f'"{axis}"' for axis in sorted(manual))
-        per_value = bindings.TensorShardingPerValueAttr
         returned = terminator(computation.block).operands
-        new = ir.Operation.create(
-            MANUAL_COMPUTATION,
-            results=[
-                self._type_outside(sharding, writer.type_in(value, self._handed.get(result)))
-                for result, sharding, value in zip(op.results, leaving, returned, strict=True)
-            ],
-            operands=list(operands),
-            attributes={
-                "in_shardings": per_value.get(entering, op.context),
-                "out_shardings": per_value.get(leaving, op.context),
-                "manual_axes": ir.Attribute.parse(f"#sdy<manual_axes{{{named}}}>", op.context),
-            },
-            regions=1,
-            loc=op.location,
-            ip=ir.InsertionPoint(op),
-        )
+        types = [
+            self._type_outside(sharding, writer.type_in(value, self._handed.get(result)))
+            for result, sharding, value in zip(op.results, leaving, returned, strict=True)
+        ]
+        build = Builder(ir.InsertionPoint(op), op.location)
+        new = build.manual_computation(operands, types, (entering, leaving), sorted(manual))
         return _Computation(new, axes, computation.entering, computation.leaving)
 
     def _type_outside(self, sharding: ir.Attribute, inside: ir.Type) -> ir.Type:

@@ -9,18 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from math import gcd
 
-from stablehlo_tools import bindings
 from stablehlo_tools.analysis.dataflow import Node, inputs_of, nested
 from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling, part_shape
 from stablehlo_tools.analysis.entry import counted_name
 from stablehlo_tools.analysis.replica_groups import DeviceMesh
 from stablehlo_tools.analysis.shardings import (
-    Axes,
     MeshAxes,
-    axes_in,
-    axis_text,
+    dimension_axes,
     function_sharding,
     sharding_axes,
+    tensor_sharding,
 )
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Diagnostic, Severity, to_place
@@ -59,7 +57,7 @@ def devices_along(block: ir.Block, place: int, dim: int, meshes: Meshes) -> int:
     if sharding is None or sharding_axes(sharding)[0] not in meshes:
         return 1
     axes = MeshAxes(meshes[sharding_axes(sharding)[0]])
-    return axes.size(_dimensions(sharding)[dim][0])
+    return axes.size(dimension_axes(sharding)[dim][0])
 
 
 def uneven_arguments(division: Division, meshes: Meshes) -> Iterator[Diagnostic]:
@@ -86,29 +84,14 @@ def _relax(op: ir.Operation, layout: DimTiling, meshes: Meshes) -> None:
     mesh_name = sharding_axes(sharding)[0]
     if mesh_name not in meshes:
         return
-    mesh, dims = MeshAxes(meshes[mesh_name]), _dimensions(sharding)
+    mesh, dims = MeshAxes(meshes[mesh_name]), dimension_axes(sharding)
     axes, is_open = dims[layout.dim]
     samples, devices = shape_of(op.results[0])[layout.dim], mesh.size(axes)
     if samples % devices == 0:
         return
     kept = mesh.split(axes, gcd(samples, devices))
     dims[layout.dim] = (kept[0] if kept is not None else ()), is_open
-    listed = ", ".join(
-        "{" + ", ".join([*map(axis_text, each), *(["?"] if rest else [])]) + "}"
-        for each, rest in dims
-    )
-    op.attributes["sharding"] = ir.Attribute.parse(
-        f"#sdy.sharding<@{mesh_name}, [{listed}]>", op.context
-    )
-
-
-def _dimensions(sharding: ir.Attribute) -> list[tuple[Axes, bool]]:
-    """The axes that divide each dimension, and whether others may."""
-    dimensions: list[tuple[Axes, bool]] = []
-    for attribute in bindings.TensorShardingAttr(sharding).dimension_shardings:
-        dim = bindings.SdyDimensionShardingAttr(attribute)
-        dimensions.append((axes_in(str(dim)), not dim.is_closed))
-    return dimensions
+    op.attributes["sharding"] = tensor_sharding(mesh_name, dims, op.context)
 
 
 def write_loop(division: Division, meshes: Meshes) -> None:

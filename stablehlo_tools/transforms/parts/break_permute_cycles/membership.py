@@ -101,25 +101,13 @@ def _mesh_name(around: list[ir.Operation]) -> str:
 
 def _in_manual_computation(op: ir.Operation, mesh: str, axes: list[str], ids: Set[int]) -> ir.Value:
     """The predicate out of a computation over the axes left free: only there is an id a scalar."""
-    named = ", ".join(f'"{axis}"' for axis in axes)
-    sharding = ir.Attribute.parse(f"#sdy.sharding_per_value<[<@{mesh}, []>]>", op.context)
+    sharding = ir.Attribute.parse(f"#sdy.sharding<@{mesh}, []>", op.context)
     one_bit = ir.IntegerType.get_signless(1, op.context)
     boolean = ir.RankedTensorType.get([], one_bit, loc=op.location)
-    manual = ir.Operation.create(
-        MANUAL_COMPUTATION,
-        results=[boolean],
-        attributes={
-            "in_shardings": ir.Attribute.parse("#sdy.sharding_per_value<[]>", op.context),
-            "out_shardings": sharding,
-            "manual_axes": ir.Attribute.parse(f"#sdy<manual_axes{{{named}}}>", op.context),
-        },
-        regions=1,
-        loc=op.location,
-        ip=ir.InsertionPoint(op),
-    )
-    inside = ir.InsertionPoint(manual.regions[0].blocks.append())
-    value = _contains(Builder(inside, op.location), "partition_id", ids)
-    ir.Operation.create("sdy.return", operands=[value], loc=op.location, ip=inside)
+    build = Builder(ir.InsertionPoint(op), op.location)
+    manual = build.manual_computation([], [boolean], ([], [sharding]), axes)
+    inside = Builder(ir.InsertionPoint(manual.regions[0].blocks.append()), op.location)
+    inside.create("sdy.return", [_contains(inside, "partition_id", ids)], [])
     return manual.results[0]
 
 

@@ -11,9 +11,8 @@ from collections.abc import Sequence
 
 from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling
 from stablehlo_tools.analysis.replica_groups import AxisRef, DeviceMesh, mesh_axes_groups
-from stablehlo_tools.analysis.shardings import drop_axis
+from stablehlo_tools.analysis.shardings import drop_axis, open_dims, rank_of, tensor_sharding
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.dialect.names import MANUAL_COMPUTATION
 from stablehlo_tools.ir.builder import ANY_CHANNEL, Builder, element_of, shape_of
 from stablehlo_tools.ir.clone import alike_clone
 from stablehlo_tools.ir.values import in_block_order, is_spread_constant, maker_of, producer
@@ -72,18 +71,8 @@ class Region:
         self.location = anchor.location
         self.context = anchor.context
         self._channel = channel
-        self._holder = Builder(ir.InsertionPoint(anchor), self.location).create(
-            MANUAL_COMPUTATION,
-            [],
-            [],
-            {
-                "in_shardings": self._shardings([]),
-                "out_shardings": self._shardings([]),
-                "manual_axes": ir.Attribute.parse(
-                    f'#sdy<manual_axes{{"{axis.name}"}}>', self.context
-                ),
-            },
-            regions=1,
+        self._holder = Builder(ir.InsertionPoint(anchor), self.location).manual_computation(
+            [], [], ([], []), [axis.name]
         )
         self.block = self._holder.regions[0].blocks.append()
         self._taken: list[tuple[ir.Value, int | None]] = []
@@ -200,15 +189,11 @@ class Region:
     def close(self, results: Sequence[tuple[ir.Value, int | None]]) -> list[ir.Value]:
         """Ends the region; the results outside, joined along their dimensions."""
         self.end.create("sdy.return", [value for value, _ in results], [])
-        attributes = dict(self._holder.attributes.items())
-        attributes["in_shardings"] = self._shardings([(v.type, dim) for v, dim in self._taken])
-        attributes["out_shardings"] = self._shardings([(v.type, dim) for v, dim in results])
-        computation = self.outside.create(
-            MANUAL_COMPUTATION,
+        computation = self.outside.manual_computation(
             [value for value, _ in self._taken],
             [self._global(value.type, dim) for value, dim in results],
-            attributes,
-            regions=1,
+            (self._shardings(self._taken), self._shardings(results)),
+            [self.axis.name],
         )
         self.block.append_to(computation.regions[0])
         self._holder.erase()
@@ -228,10 +213,9 @@ class Region:
             shape[dimension] *= self.axis.size
         return ir.RankedTensorType.get(shape, tensor.element_type, loc=self.location)
 
-    def _shardings(self, values: Sequence[tuple[ir.Type, int | None]]) -> ir.Attribute:
-        texts = [self._sharding(ir.RankedTensorType(type_).rank, dim) for type_, dim in values]
-        return ir.Attribute.parse(f"#sdy.sharding_per_value<[{', '.join(texts)}]>", self.context)
-
-    def _sharding(self, rank: int, dimension: int | None) -> str:
-        dims = [f'{{"{self.axis.name}", ?}}' if d == dimension else "{?}" for d in range(rank)]
-        return f"<@{self.axis.mesh_name}, [{', '.join(dims)}]>"
+    def _shardings(self, values: Sequence[tuple[ir.Value, int | None]]) -> list[ir.Attribute]:
+        own, mesh = AxisRef(self.axis.name), self.axis.mesh_name
+        return [
+            tensor_sharding(mesh, open_dims(rank_of(value), dim, (own,)), self.context)
+            for value, dim in values
+        ]

@@ -15,15 +15,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from stablehlo_tools import bindings
 from stablehlo_tools.analysis.dataflow import Node, dependences, solve
 from stablehlo_tools.analysis.dimension_propagation.tilings import CONTRACTIONS
 from stablehlo_tools.analysis.replica_groups import AxisRef
 from stablehlo_tools.analysis.shardings import (
     MeshAxes,
     ValueShardings,
-    axis_text,
+    dimension_axes,
+    open_dims,
     sharding_axes,
+    tensor_sharding,
     with_axis,
 )
 from stablehlo_tools.bindings import ir
@@ -63,10 +64,9 @@ class Shares:
         behind = self._stated_behind(phase.node, number)
         if behind is None:
             return None
-        dims = ["{?}"] * len(shape)
-        dims[layout.dim] = "{" + ", ".join([*map(axis_text, self._batch), "?"]) + "}"
-        text = f"#sdy.sharding<@{self._axis.mesh_name}, [{', '.join(dims)}]>"
-        return Share(ir.Attribute.parse(text, value.type.context), behind)
+        dims = open_dims(len(shape), layout.dim, self._batch)
+        mesh, context = self._axis.mesh_name, value.type.context
+        return Share(tensor_sharding(mesh, dims, context), behind)
 
     def _axes_of_batch(self, plan: Plan) -> tuple[AxisRef, ...]:
         """The axes that divide the samples of an argument, and that of the ranks, the fastest."""
@@ -110,8 +110,8 @@ class Shares:
         mesh, axes = sharding_axes(sharding)
         if layout is None or mesh != self._axis.mesh_name or self._axis.name in axes:
             return False
-        of_dims = bindings.TensorShardingAttr(sharding).dimension_shardings
-        return bindings.SdyDimensionShardingAttr(of_dims[layout.dim]).is_closed
+        _, is_open = dimension_axes(sharding)[layout.dim]
+        return not is_open
 
     def _rest_on_divided(self, numbers: Iterable[int]) -> bool:
         """Whether values are made of something that the axis of the ranks divides."""

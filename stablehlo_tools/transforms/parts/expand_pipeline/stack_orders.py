@@ -15,13 +15,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stablehlo_tools import bindings
 from stablehlo_tools.analysis.dataflow import Node
 from stablehlo_tools.analysis.dimension_propagation.propagation import BatchDims, Graph
 from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling, reshaped
 from stablehlo_tools.analysis.entry import counted_name
 from stablehlo_tools.analysis.loop_carries import Rows
-from stablehlo_tools.analysis.shardings import SHARDING, axes_in, axis_text
+from stablehlo_tools.analysis.replica_groups import AxisRef
+from stablehlo_tools.analysis.shardings import (
+    SHARDING,
+    dimension_axes,
+    open_dims,
+    tensor_sharding,
+)
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError, note
 from stablehlo_tools.dialect.names import (
@@ -480,19 +485,7 @@ def divided_first(
 
     Where there is none yet, the other dimensions are left open.
     """
-    dims = [("", True)] * rank
-    if sharding is not None:
-        given = list(bindings.TensorShardingAttr(sharding).dimension_shardings)
-        dims = [_axes(bindings.SdyDimensionShardingAttr(dim), axis.name) for dim in given]
-    listed: list[str] = []
-    for place, (axes, is_open) in enumerate(dims):
-        first = f'"{axis.name}"' if place == dimension else ""
-        rest = "?" if is_open and place != dimension else ""
-        listed.append("{" + ", ".join(filter(None, (first, axes, rest))) + "}")
-    text = f"#sdy.sharding<@{axis.mesh_name}, [{', '.join(listed)}]>"
-    return ir.Attribute.parse(text, context)
-
-
-def _axes(dim: bindings.SdyDimensionShardingAttr, without: str) -> tuple[str, bool]:
-    axes = [axis for axis in axes_in(str(dim)) if axis.name != without]
-    return ", ".join(map(axis_text, axes)), not dim.is_closed
+    dims = open_dims(rank) if sharding is None else dimension_axes(sharding)
+    dims = [(tuple(a for a in axes if a.name != axis.name), rest) for axes, rest in dims]
+    dims[dimension] = ((AxisRef(axis.name), *dims[dimension][0]), False)
+    return tensor_sharding(axis.mesh_name, dims, context)

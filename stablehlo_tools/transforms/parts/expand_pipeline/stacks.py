@@ -20,10 +20,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from stablehlo_tools import bindings
 from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling
 from stablehlo_tools.analysis.loop_carries import Rows
-from stablehlo_tools.analysis.shardings import function_sharding
+from stablehlo_tools.analysis.replica_groups import AxisRef
+from stablehlo_tools.analysis.shardings import dimension_axes, function_sharding
 from stablehlo_tools.bindings import ChannelHandle, ir
 from stablehlo_tools.dialect.names import SHARDING_CONSTRAINT
 from stablehlo_tools.dialect.traits import ELEMENTWISE
@@ -60,14 +60,8 @@ def is_divided(value: ir.Value, axis: str) -> bool:
 
 def divides(sharding: ir.Attribute, axis: str) -> bool:
     """Whether a sharding divides dimension 0 over all of an axis, and only then over others."""
-    dims = list(bindings.TensorShardingAttr(sharding).dimension_shardings)
-    if not dims:
-        return False
-    axes = list(bindings.SdyDimensionShardingAttr(dims[0]).axes)
-    if not axes:
-        return False
-    first = bindings.SdyAxisRefAttr(axes[0])
-    return first.name == axis and first.sub_axis_info is None
+    dims = dimension_axes(sharding)
+    return bool(dims) and dims[0][0][:1] == (AxisRef(axis),)
 
 
 def _stated(value: ir.Value) -> ir.Attribute | None:

@@ -19,13 +19,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from stablehlo_tools import bindings
 from stablehlo_tools.analysis.collectives import Collective, ModuleFacts
 from stablehlo_tools.analysis.device_values import DeviceValues, Values
 from stablehlo_tools.analysis.loop_values import ControlValues
 from stablehlo_tools.analysis.loops import is_integer_scalar
-from stablehlo_tools.analysis.replica_groups import AxisRef, DeviceMesh
-from stablehlo_tools.analysis.shardings import MeshAxes, sharding_axes, sharding_per_value
+from stablehlo_tools.analysis.replica_groups import DeviceMesh
+from stablehlo_tools.analysis.shardings import (
+    MeshAxes,
+    dimension_axes,
+    sharding_axes,
+    sharding_per_value,
+)
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import ADD, COLLECTIVE_PERMUTE, MANUAL_COMPUTATION, WHILE
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
@@ -219,16 +223,10 @@ class _Shards:
         if mesh is None or mesh.size != self._facts.grid.size:
             raise UnresolvedError("its mesh is not the program's", self._manual, 3)
         axes, starts = MeshAxes(mesh), list[int]()
-        dims = bindings.TensorShardingAttr(sharding).dimension_shardings
-        for size, dim in zip(shape, dims, strict=True):
-            refs = [
-                bindings.SdyAxisRefAttr(axis)
-                for axis in bindings.SdyDimensionShardingAttr(dim).axes
-            ]
-            if any(ref.sub_axis_info is not None for ref in refs):
+        for size, (refs, _) in zip(shape, dimension_axes(sharding), strict=True):
+            if any(ref.size is not None for ref in refs):
                 raise UnresolvedError("a part of an axis divides it", self._manual, 3)
-            names = tuple(AxisRef(ref.name) for ref in refs)
-            starts.append(size * int(axes.positions(names)[device]) if names else 0)
+            starts.append(size * int(axes.positions(refs)[device]) if refs else 0)
         return Box(tuple(starts), tuple(shape))
 
     def _known(self, value: ir.Value, device: int) -> Values | None:

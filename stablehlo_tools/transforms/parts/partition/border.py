@@ -225,9 +225,8 @@ class Signature:
             witness = build.splat(0, [], ir.IntegerType.get_signless(32, main.context))
             append_to_terminator(block, [witness])
             results.append(witness.type)
-            each = [*sharding_per_value(shardings), border.witness]
-            shardings = bindings.TensorShardingPerValueAttr.get(each, main.context)
-        wrap_body(main, border.arguments, shardings, axes, (self.arguments, results))
+            shardings = [*shardings, border.witness]
+        wrap_body(main, (border.arguments, shardings), axes, (self.arguments, results))
         if border.witness is not None:
             drop_from_terminator(block, 1)
         for name in ("arg_attrs", "res_attrs"):
@@ -245,25 +244,26 @@ class Border:
     sum that does not give parts of one along the same axes (sdy-verify-unreduced-axes).
     """
 
-    arguments: ir.Attribute
-    results: ir.Attribute
+    arguments: list[ir.Attribute]
+    results: list[ir.Attribute]
     witness: ir.Attribute | None
 
     @staticmethod
     def of(main: ir.Operation, shardings: ValueShardings, unreduced: UnreducedBorder) -> Border:
         """How Shardy divided them, and what of them is in parts of a sum."""
-        sides: list[ir.Attribute] = []
+        sides: list[list[ir.Attribute]] = []
         for name, parts in (("arg_attrs", unreduced.arguments), ("res_attrs", unreduced.results)):
-            listed = [
-                shardings.attribute(
-                    _at_border(main, name, number, value, shardings),
-                    main.context,
-                    parts[number].axes,
-                    parts[number].reduction,
-                )
-                for number, value in enumerate(_values(main, name))
-            ]
-            sides.append(bindings.TensorShardingPerValueAttr.get(listed, main.context))
+            sides.append(
+                [
+                    shardings.attribute(
+                        _at_border(main, name, number, value, shardings),
+                        main.context,
+                        parts[number].axes,
+                        parts[number].reduction,
+                    )
+                    for number, value in enumerate(_values(main, name))
+                ]
+            )
         axes = shardings.axes.canonical(
             dict.fromkeys(axis for parts in unreduced.arguments for axis in parts.axes)
         )

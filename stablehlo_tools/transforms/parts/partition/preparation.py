@@ -21,6 +21,7 @@ from stablehlo_tools.analysis.partitioner_work import (
 from stablehlo_tools.analysis.replica_groups import DeviceMesh
 from stablehlo_tools.analysis.shardings import (
     ValueShardings,
+    dimension_axes,
     function_sharding,
     manual_axes,
     rank_of,
@@ -259,11 +260,10 @@ def _goes_on_as(
 ) -> bool:
     """Whether what the signature says of a value agrees with how a computation takes or gives it:
     evenly, and divided further where the signature leaves that open."""
-    stated = bindings.TensorShardingAttr(said).dimension_shardings
     wanted = shardings.even_dims(value, shardings.read(said))
-    for dim, outer, inner in zip(stated, wanted, shardings.read(inside), strict=True):
-        closed = bindings.SdyDimensionShardingAttr(dim).is_closed
-        if inner != outer and (closed or inner[: len(outer)] != outer):
+    dims = zip(dimension_axes(said), wanted, shardings.read(inside), strict=True)
+    for (_, is_open), outer, inner in dims:
+        if inner != outer and (not is_open or inner[: len(outer)] != outer):
             return False
     return shardings.unreduced_axes(said) == shardings.unreduced_axes(inside)
 
