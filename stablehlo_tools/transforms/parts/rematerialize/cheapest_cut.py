@@ -23,8 +23,9 @@ from itertools import pairwise
 from math import inf
 
 import numpy as np
-from scipy.sparse import csr_matrix
-from scipy.sparse.csgraph import breadth_first_order, maximum_flow
+from scipy.sparse import csr_array
+
+from stablehlo_tools.analysis.minimum_cut import source_side
 
 _ENDLESS = (1 << 31) - 1  # the most that SciPy's capacities hold
 _LARGEST = 1 << 29  # of a finite one
@@ -109,9 +110,11 @@ class KeepOrRepeat:
         unit = np.max(prices[finite], initial=1.0) / _LARGEST
         rooms = np.full(len(graph.tails), _ENDLESS, dtype=np.int32)
         rooms[graph.priced][finite] = (prices[finite] / unit).astype(np.int32) + 1
-        reached = _source_side(graph.tails, graph.heads, rooms, count + len(self.ops))
-        repeated = frozenset(n for n in range(len(self.ops)) if reached[count + n])
-        needed = [n for n in range(count) if reached[n]]
+        source, sink = count + len(self.ops), count + len(self.ops) + 1
+        edges = csr_array((rooms, (graph.tails, graph.heads)), shape=(sink + 1, sink + 1))
+        reached = source_side(edges, source, sink)
+        repeated = frozenset(n for n in range(len(self.ops)) if count + n in reached)
+        needed = [n for n in range(count) if n in reached]
         kept = frozenset(n for n in needed if self.values[n].maker not in repeated)
         return self._plan(ns_per_byte, without, kept, repeated)
 
@@ -191,18 +194,3 @@ def _undominated(plans: Sequence[Plan]) -> list[Plan]:
         if not left or plan.ns < left[-1].ns:
             left.append(plan)
     return left[::-1]
-
-
-def _source_side(
-    tails: np.ndarray, heads: np.ndarray, rooms: np.ndarray, source: int
-) -> Sequence[bool]:
-    """The nodes that a maximum flow to the node after the source leaves reachable from it."""
-    sink = source + 1
-    graph = csr_matrix((rooms, (tails, heads)), shape=(sink + 1, sink + 1))
-    flow = maximum_flow(graph, source, sink).flow
-    left = (graph - flow).tocsr()  # backward edges too: a flow is negative there
-    left.data = np.maximum(left.data, 0)
-    left.eliminate_zeros()
-    reached = np.zeros(sink + 1, dtype=bool)
-    reached[breadth_first_order(left, source, return_predecessors=False)] = True
-    return reached.tolist()

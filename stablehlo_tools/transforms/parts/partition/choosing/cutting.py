@@ -14,8 +14,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 from scipy.sparse import csr_array
-from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
+from stablehlo_tools.analysis.minimum_cut import source_side
 from stablehlo_tools.transforms.parts.partition.choosing.layouts import Choice
 from stablehlo_tools.transforms.parts.partition.choosing.prices import Prices
 from stablehlo_tools.transforms.parts.partition.choosing.problem import Link, Node, Problem
@@ -239,12 +239,4 @@ def _least(
     scale = _LARGEST / max(-change[gains].sum(), 1e-9)
     graph.data = np.minimum(np.rint(graph.data * scale), _LARGEST).astype(np.int32)
     graph.eliminate_zeros()
-    flow = maximum_flow(graph, source, sink).flow
-    residual = csr_array(graph - flow)
-    residual.data[residual.data < 0] = 0
-    residual.eliminate_zeros()
-    # As few as can be: those that reach the sink say no.
-    back = csr_array(residual.T)
-    no = set(breadth_first_order(back, sink, return_predecessors=False).tolist())
-    reached = set(breadth_first_order(residual, source, return_predecessors=False).tolist())
-    return [n for n in range(count) if n in reached and n not in no]
+    return sorted(source_side(graph, source, sink) - {source})
