@@ -47,6 +47,7 @@ from stablehlo_tools.dialect.names import (
     CONVERT,
     DYNAMIC_SLICE,
     GATHER,
+    IF,
     IOTA,
     MANUAL_COMPUTATION,
     RESHAPE,
@@ -114,6 +115,15 @@ def evaluated(op: ir.Operation, operands: Iterable[Values | None]) -> Values | N
         known.append(operand)
     result, dtype = apply(op, known), element_dtype(op.results[0].type)
     return None if result is None or dtype is None else result.astype(dtype, copy=False)
+
+
+def chosen_regions(branch: ir.Operation, index: Values) -> Values:
+    """The region of an `if` or `case` that each integer of its operand selects; the last one of a
+    `case` for numbers of no region."""
+    if branch.name == IF:
+        return np.where(index, 0, 1)
+    last = len(branch.regions) - 1
+    return np.where((index < 0) | (index > last), last, index)
 
 
 def scalar_rows(numbers: Sequence[int], type_: ir.Type) -> Values:

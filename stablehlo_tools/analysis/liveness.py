@@ -24,6 +24,7 @@ from stablehlo_tools.analysis.collectives import (
 )
 from stablehlo_tools.analysis.communication import is_public
 from stablehlo_tools.analysis.dependence import VARIES, Dependence
+from stablehlo_tools.analysis.device_values import chosen_regions
 from stablehlo_tools.analysis.elements.boxes import Box, contains, shape_of, whole_box
 from stablehlo_tools.analysis.elements.folding import folded
 from stablehlo_tools.analysis.elements.links import Link, link_of
@@ -563,13 +564,8 @@ class _Surviving(_Liveness):
 
 def _taken(branch: ir.Operation) -> int | None:
     """The number of the region that a branch surely enters."""
-    chosen = folded(branch.operands[0])
-    if chosen is None:
-        return None
-    if branch.name == "stablehlo.if":
-        return 0 if chosen else 1
-    count = len(branch.regions)
-    return int(chosen) if 0 <= int(chosen) < count else count - 1
+    index = folded(branch.operands[0])
+    return None if index is None else int(chosen_regions(branch, index))
 
 
 def _operands(result: ir.Value) -> Sequence[ir.Value]:

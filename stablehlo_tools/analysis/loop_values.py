@@ -21,6 +21,7 @@ from stablehlo_tools.analysis.device_values import (
     COMPUTED,
     SCALAR_OPS,
     Values,
+    chosen_regions,
     element_dtype,
     evaluated,
     scalar_result,
@@ -35,7 +36,7 @@ from stablehlo_tools.analysis.loops import (
     wrap,
 )
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.dialect.names import BARRIER, DYNAMIC_UPDATE_SLICE, IF, WHILE
+from stablehlo_tools.dialect.names import BARRIER, DYNAMIC_UPDATE_SLICE, WHILE
 from stablehlo_tools.dialect.traits import BRANCHES, COMPUTATIONS, DEVICE_IDS
 from stablehlo_tools.ir.values import key_of, producer
 from stablehlo_tools.ir.walk import terminator
@@ -241,12 +242,8 @@ class _Followed:
         index = self._of(branch.operands[0], known)
         if index is None or index.ndim != 1:
             return None
-        if branch.name == IF:
-            taken = np.where(index, 0, 1)
-        else:
-            last = len(branch.regions) - 1
-            taken = np.where((index < 0) | (index > last), last, index)
-        return tuple(int(n) for n in np.broadcast_to(taken, (self._devices,)))
+        taken = np.broadcast_to(chosen_regions(branch, index), (self._devices,))
+        return tuple(map(int, taken))
 
     def _of(self, value: ir.Value, known: _Known, depth: int = _DEEPEST) -> Values | None:
         if value in known:

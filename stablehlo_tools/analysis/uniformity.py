@@ -27,6 +27,7 @@ from stablehlo_tools.analysis.device_values import (
     COMPUTED,
     SCALAR_OPS,
     Values,
+    chosen_regions,
     element_dtype,
     evaluated,
     scalar_result,
@@ -398,10 +399,7 @@ def branch_indices(op: ir.Operation, choice: Variation) -> tuple[int, ...] | Non
     """Which region each device runs, where that is known."""
     if choice.values is None:
         return None
-    last = len(op.regions) - 1
-    if op.name == "stablehlo.if":
-        return tuple(0 if value else 1 for value in choice.values)
-    return tuple(value if 0 <= value <= last else last for value in choice.values)
+    return tuple(map(int, chosen_regions(op, np.array(choice.values))))
 
 
 def _is_replicated(attributes: ir.DictAttr | None) -> bool:

@@ -29,6 +29,7 @@ from stablehlo_tools.analysis.device_values import (
     COMPUTED,
     DeviceValues,
     apply,
+    chosen_regions,
     element_dtype,
 )
 from stablehlo_tools.bindings import ir
@@ -207,6 +208,11 @@ class Knowledge:
             return known
         return np.broadcast_to(known, (self._devices, *known.shape[1:]))
 
+    def regions_run(self, branch: Node) -> Values | None:
+        """The region of an `if` or `case` that each device runs; None where that is not known."""
+        index = self.of_devices(branch.operands[0])
+        return None if index is None or index.ndim != 1 else chosen_regions(branch.op, index)
+
     def _is_computed(self, node: Node, unknown: Set[int]) -> bool:
         if node.name in _CONSTANTS or self._dtypes[node.results[0]] is None:
             return False
@@ -282,7 +288,7 @@ class Knowledge:
     def _branches(self, node: Node) -> None:
         for region in node.bodies:
             self.forward(region)
-        chosen = chosen_region(self.of_devices(node.operands[0]), node)
+        chosen = self.regions_run(node)
         for result, returned in handed_on(node):
             self.now[result] = merged(chosen, [*map(self.of_devices, returned)], _LARGEST)
         self.zeros.merge(node, chosen)
@@ -341,13 +347,3 @@ def _are_same_integers(before: Carries, after: Carries) -> bool:
         one is other or (one is not None and other is not None and np.array_equal(one, other))
         for (one, _), (other, _) in zip(before, after, strict=True)
     )
-
-
-def chosen_region(predicate: Values | None, node: Node) -> Values | None:
-    """Which region of an `if` or `case` each device runs."""
-    if predicate is None or predicate.ndim != 1:
-        return None
-    last = len(node.bodies) - 1
-    if node.name == "stablehlo.if":
-        return np.where(predicate, 0, 1)
-    return np.where((predicate < 0) | (predicate > last), last, predicate)

@@ -30,7 +30,6 @@ from stablehlo_tools.analysis.demand.knowledge import (
     Budget,
     Carries,
     Knowledge,
-    chosen_region,
 )
 from stablehlo_tools.analysis.demand.program import (
     EDGES,
@@ -482,8 +481,7 @@ class Walk:
         return trip_count(loop.op, initial) is not None
 
     def _branches(self, node: Node, needs: Sequence[Need | None]) -> None:
-        predicate = node.operands[0]
-        chosen = chosen_region(self._knowledge.of_devices(predicate), node)
+        chosen = self._knowledge.regions_run(node)
         if chosen is None:
             self._add_predicate(node, needs)
         around = self._active

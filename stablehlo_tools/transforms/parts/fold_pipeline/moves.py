@@ -13,7 +13,7 @@ from math import prod
 
 import numpy as np
 
-from stablehlo_tools.analysis.device_values import COMPUTED, Values, evaluated
+from stablehlo_tools.analysis.device_values import COMPUTED, Values, chosen_regions, evaluated
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.dimension_numbers import gather_numbers, scatter_numbers
 from stablehlo_tools.dialect.dimensions import dimensions_of, integer, integers
@@ -27,7 +27,6 @@ from stablehlo_tools.dialect.names import (
     COMPARE,
     CONVERT,
     GATHER,
-    IF,
     IOTA,
     REDUCE,
     RESHAPE,
@@ -91,12 +90,7 @@ def follow_move(op: ir.Operation, query: BoxQuery, known: Integers) -> Answer:
         index = known(op.operands[0])
         if index is None:
             return None
-        last = len(op.regions) - 1
-        if op.name == IF:
-            chosen = 0 if bool(index) else 1
-        else:  # any number that is none of a branch means the last
-            chosen = int(index) if 0 <= int(index) <= last else last
-        end = terminator(op.regions[chosen].blocks[0])
+        end = terminator(op.regions[int(chosen_regions(op, index))].blocks[0])
         return [query.at(end.operands[ir.OpResult(query.value).result_number], query.box)]
     if op.name in _AT_INDICES:
         windows = (_indexed if op.name in (GATHER, SCATTER) else _window)(op, known)
