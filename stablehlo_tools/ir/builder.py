@@ -18,13 +18,7 @@ def barrier(
     values: Sequence[ir.Value], point: ir.InsertionPoint, location: ir.Location
 ) -> ir.Operation:
     """An optimization barrier, which has a result for each value: it is there once all are."""
-    return ir.Operation.create(
-        BARRIER,
-        results=[value.type for value in values],
-        operands=list(values),
-        loc=location,
-        ip=point,
-    )
+    return Builder(point, location).create(BARRIER, values, [value.type for value in values])
 
 
 class Builder:
@@ -335,13 +329,8 @@ def constrained(
     sharding: ir.Attribute,
     point: ir.InsertionPoint,
     place: ir.Location | None = None,
+    op_name: str = SHARDING_CONSTRAINT,
 ) -> ir.Value:
-    """A value with a sharding constraint on it."""
-    return ir.Operation.create(
-        SHARDING_CONSTRAINT,
-        results=[value.type],
-        operands=[value],
-        attributes={"sharding": sharding},
-        loc=place or value.location,
-        ip=point,
-    ).results[0]
+    """A value with a sharding constraint on it, or resharded by another op."""
+    build = Builder(point, place or value.location)
+    return build.create(op_name, [value], [value.type], {"sharding": sharding}).results[0]

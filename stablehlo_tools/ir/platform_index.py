@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import CASE, CONSTANT, MANUAL_COMPUTATION
+from stablehlo_tools.ir.builder import Builder
 from stablehlo_tools.ir.walk import FUNCTION, terminator
 
 _GLOBAL_CONSTANT = "jax.global_constant"
@@ -134,15 +135,5 @@ def _constant_value(value: ir.Value) -> int | None:
 
 def _replace_by_constant(block: ir.Block, argument: ir.Value, value: int) -> None:
     type_ = ir.RankedTensorType(argument.type)
-    constant = ir.Operation.create(
-        CONSTANT,
-        results=[type_],
-        attributes={
-            "value": ir.DenseElementsAttr.get_splat(
-                type_, ir.IntegerAttr.get(type_.element_type, value)
-            )
-        },
-        loc=block.owner.location,
-        ip=ir.InsertionPoint.at_block_begin(block),
-    )
-    argument.replace_all_uses_with(constant.results[0])
+    build = Builder(ir.InsertionPoint.at_block_begin(block), block.owner.location)
+    argument.replace_all_uses_with(build.splat(value, type_.shape, type_.element_type))

@@ -93,14 +93,7 @@ class CountedLoop:
         zero, one = build.i32(0), build.i32(1)
         operands = [zero, *carried]
         types, location = [value.type for value in operands], build.location
-        self.op = ir.Operation.create(
-            "stablehlo.while",
-            results=types,
-            operands=operands,
-            regions=2,
-            loc=location,
-            ip=build.point,
-        )
+        self.op = build.create("stablehlo.while", operands, types, regions=2)
         locations = [location] * len(types)
         condition = self.op.regions[0].blocks.append(*types, arg_locs=locations)
         inner = Builder(ir.InsertionPoint(condition), location)

@@ -118,15 +118,8 @@ class FieldBuilder(Builder):
         XLA does not see how long it is: it would unroll it."""
         steps = self.splat(exponent.bit_length() - 1, [], self.i64)
         [step] = barrier([steps], self.point, self.location).results
-        loop = ir.Operation.create(
-            WHILE,
-            results=[step.type, value.type],
-            operands=[step, self.number(1, value)],
-            regions=2,
-            loc=self.location,
-            ip=self.point,
-        )
         types = [step.type, value.type]
+        loop = self.create(WHILE, [step, self.number(1, value)], types, regions=2)
         places = [self.location] * 2
         condition, body = (r.blocks.append(*types, arg_locs=places) for r in loop.regions)
         inner = FieldBuilder(self.field, ir.InsertionPoint(condition), self.location)
@@ -239,14 +232,9 @@ class FieldBuilder(Builder):
         )
         kept = [d for d in range(rank) if d != dim]
         shape = [shape_of(value)[d] for d in kept] + [size]
-        op = ir.Operation.create(
-            DOT_GENERAL,
-            results=[self.tensor(shape, ir.ComplexType.get(self.f64))],
-            operands=[value, table],
-            attributes={"dot_dimension_numbers": ir.Attribute.parse(text, self.context)},
-            loc=self.location,
-            ip=self.point,
-        )
+        types = [self.tensor(shape, ir.ComplexType.get(self.f64))]
+        attributes = {"dot_dimension_numbers": ir.Attribute.parse(text, self.context)}
+        op = self.create(DOT_GENERAL, [value, table], types, attributes)
         product = self.product(op, value, table, matrix[0].shape[0])
         op.erase()
         order = [*range(dim), rank - 1, *range(dim, rank - 1)]

@@ -129,9 +129,7 @@ def write_scan(
     i32 = ir.IntegerType.get_signless(32, build.context)
     carried = [*(operand.value for operand in operands), build.i32(0), *states]
     types, location = [value.type for value in carried], build.location
-    loop = ir.Operation.create(
-        WHILE, results=types, operands=carried, regions=2, loc=location, ip=build.point
-    )
+    loop = build.create(WHILE, carried, types, regions=2)
     blocks = [
         region.blocks.append(*types, arg_locs=[location] * len(types)) for region in loop.regions
     ]

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.dialect.names import CONSTANT, CONVERT, WHILE
+from stablehlo_tools.ir.builder import Builder
 from stablehlo_tools.ir.carriers import drop, drop_entry_argument
 from stablehlo_tools.ir.token_chain import create_join, tie_operands, tie_results
 from stablehlo_tools.ir.walk import symbol_name
@@ -156,7 +157,8 @@ def _start_anew(chain: TokenGraph, op: ir.Operation, position: int) -> None:
     """Replaces a token operand by the root of the chain, where one can be had."""
     type_ = op.operands[position].type
     if chain.root is None:
-        op.operands[position] = _zero(op, type_)
+        build = Builder(ir.InsertionPoint(op), op.location)
+        op.operands[position] = build.splat_like(0, op.operands[position])
         return
     root = _token_argument(chain, enclosing_function(op))
     if root is None:
@@ -171,22 +173,6 @@ def _start_anew(chain: TokenGraph, op: ir.Operation, position: int) -> None:
 def _token_argument(chain: TokenGraph, function: ir.Operation) -> Base:
     arguments = function.regions[0].blocks[0].arguments
     return next((argument for argument in arguments if argument in chain.bases), None)
-
-
-def _zero(op: ir.Operation, type_: ir.Type) -> ir.Value:
-    element = ir.RankedTensorType(type_).element_type
-    if isinstance(element, ir.FloatType):
-        scalar: ir.Attribute = ir.FloatAttr.get(element, 0.0, loc=op.location)
-    else:
-        scalar = ir.IntegerAttr.get(element, 0)
-    literal = ir.DenseElementsAttr.get_splat(type_, scalar)
-    return ir.Operation.create(
-        CONSTANT,
-        results=[type_],
-        attributes={"value": literal},
-        loc=op.location,
-        ip=ir.InsertionPoint(op),
-    ).results[0]
 
 
 def _without_token(plan: ImportPlan, carry: Maker) -> ir.Operation:

@@ -44,6 +44,7 @@ from stablehlo_tools.dialect.names import (
     WHILE,
 )
 from stablehlo_tools.dialect.traits import BRANCHES, ELEMENTWISE, TERMINATORS, Trait, ops_with
+from stablehlo_tools.ir.builder import constrained
 from stablehlo_tools.ir.values import producer, stand_in
 from stablehlo_tools.ir.walk import FUNCTION, ops_named
 from stablehlo_tools.transforms.parts.partition.op_rules import (
@@ -123,14 +124,8 @@ class Resharder:
     def _reshard(
         self, value: ir.Value, dims: Dims, location: ir.Location, point: ir.InsertionPoint
     ) -> ir.Value:
-        return ir.Operation.create(
-            RESHARD,
-            results=[value.type],
-            operands=[value],
-            attributes={"sharding": self._shardings.attribute(dims, location.context)},
-            loc=location,
-            ip=point,
-        ).results[0]
+        sharding = self._shardings.attribute(dims, location.context)
+        return constrained(value, sharding, point, location, RESHARD)
 
 
 def all_reduce_of(value: ir.Value) -> ir.Operation | None:

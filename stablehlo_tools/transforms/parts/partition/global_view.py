@@ -30,7 +30,7 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.dialect.names import RESHARD
 from stablehlo_tools.dialect.traits import Trait, ops_with
-from stablehlo_tools.ir.builder import Builder, element_of, shape_of
+from stablehlo_tools.ir.builder import Builder, constrained, element_of, shape_of
 from stablehlo_tools.ir.values import producer
 from stablehlo_tools.ir.walk import FUNCTION, ops_named, walk
 
@@ -208,11 +208,5 @@ def _after_edge(op: ir.Operation) -> ir.Value:
 def _reshard(
     op: ir.Operation, attribute: ir.Attribute | None = None, name: str = RESHARD
 ) -> ir.Value:
-    return ir.Operation.create(
-        name,
-        results=[op.results[0].type],
-        operands=[op.operands[0]],
-        attributes={"sharding": attribute or op.attributes["out_sharding"]},
-        loc=op.location,
-        ip=ir.InsertionPoint(op),
-    ).results[0]
+    sharding = attribute or op.attributes["out_sharding"]
+    return constrained(op.operands[0], sharding, ir.InsertionPoint(op), op.location, name)

@@ -31,6 +31,7 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError, from_mlir_error, note, to_place
 from stablehlo_tools.dialect.names import MANUAL_COMPUTATION, NAMED_COMPUTATION, SHARDING_CONSTRAINT
 from stablehlo_tools.dialect.traits import CALLS
+from stablehlo_tools.ir.builder import constrained
 from stablehlo_tools.ir.gspmd_import import import_gspmd
 from stablehlo_tools.ir.platform_index import platform_arguments
 from stablehlo_tools.ir.shardy_round_trip import restore_shardy
@@ -211,14 +212,8 @@ def _constrained(
 ) -> ir.Value:
     if name not in op.attributes or not isinstance(value.type, ir.RankedTensorType):
         return value
-    return ir.Operation.create(
-        "sdy.sharding_constraint",
-        results=[value.type],
-        operands=[value],
-        attributes={"sharding": sharding_per_value(op.attributes[name])[number]},
-        loc=op.location,
-        ip=point,
-    ).results[0]
+    sharding = sharding_per_value(op.attributes[name])[number]
+    return constrained(value, sharding, point, op.location)
 
 
 _ASKS = frozenset({"stablehlo.partition_id", "stablehlo.replica_id", "stablehlo.rng"})

@@ -8,6 +8,7 @@ from itertools import groupby
 from stablehlo_tools.analysis.shardings import SHARDING, rank_of
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import RESHARD
+from stablehlo_tools.ir.builder import constrained
 from stablehlo_tools.ir.values import producer
 from stablehlo_tools.transforms.parts.partition.choosing.layouts import Layout
 from stablehlo_tools.transforms.parts.partition.choosing.prices import scattered_layout
@@ -72,11 +73,4 @@ def _reshard(value: ir.Value, uses: list[Use], layout: Layout, problem: Problem)
         assert before.parent is not None, "uses stand in the value's block or deeper"
         before = before.parent
     attribute = problem.shardings.attribute(problem.atoms.dims(layout), value.type.context)
-    return ir.Operation.create(
-        RESHARD,
-        results=[value.type],
-        operands=[value],
-        attributes={"sharding": attribute},
-        loc=before.location,
-        ip=ir.InsertionPoint(before),
-    ).results[0]
+    return constrained(value, attribute, ir.InsertionPoint(before), before.location, RESHARD)
