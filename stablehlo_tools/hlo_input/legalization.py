@@ -15,14 +15,14 @@ Ops of MHLO that stand for something else stay: who does not know them refuses t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from stablehlo_tools import bindings
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Place, ToolError, from_mlir_error, to_place
 from stablehlo_tools.hlo_input.converter import mark_of, to_stablehlo
 from stablehlo_tools.hlo_input.text import HloText
-from stablehlo_tools.ir.builder import element_of, shape_of
+from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.ir.cleanup import major_first, reread
 from stablehlo_tools.ir.inline import copy_body, dissolve
 from stablehlo_tools.ir.shardy_round_trip import restore_shardy, set_entry
@@ -198,28 +198,21 @@ def _rewrite_dot(op: ir.Operation) -> None:
         op.context,
     )
     kept = {a: op.attributes[a] for a in ("precision_config", _FRONTEND) if a in op.attributes}
-    general = ir.Operation.create(
-        "stablehlo.dot_general",
-        results=[op.results[0].type],
-        operands=list(op.operands),
-        attributes={**kept, "dot_dimension_numbers": numbers},
-        loc=op.location,
-        ip=ir.InsertionPoint(op),
-    )
-    op.results[0].replace_all_uses_with(general.results[0])
-    op.erase()
+    _replace(op, "stablehlo.dot_general", {**kept, "dot_dimension_numbers": numbers})
 
 
 def _rename(op: ir.Operation) -> None:
     """The same op of CHLO."""
-    renamed = ir.Operation.create(
-        _IN_CHLO[op.name],
-        results=[op.results[0].type],
-        operands=list(op.operands),
-        loc=op.location,
-        ip=ir.InsertionPoint(op),
-    )
-    op.results[0].replace_all_uses_with(renamed.results[0])
+    _replace(op, _IN_CHLO[op.name], {})
+
+
+def _replace(op: ir.Operation, name: str, attributes: Mapping[str, ir.Attribute]) -> None:
+    """Replaces an op by another one of the same operands and results."""
+    build = Builder(ir.InsertionPoint(op), op.location)
+    types = [result.type for result in op.results]
+    new = build.create(name, list(op.operands), types, attributes)
+    for old, result in zip(op.results, new.results, strict=True):
+        old.replace_all_uses_with(result)
     op.erase()
 
 
@@ -227,17 +220,7 @@ def _rewrite_top_k(op: ir.Operation) -> None:
     """The largest elements of the last dimension and where they stand; CHLO has no smallest."""
     if not ir.BoolAttr(op.attributes["largest"]).value:
         return
-    top = ir.Operation.create(
-        "chlo.top_k",
-        results=[value.type for value in op.results],
-        operands=list(op.operands),
-        attributes={"k": op.attributes["k"]},
-        loc=op.location,
-        ip=ir.InsertionPoint(op),
-    )
-    for result, new in zip(op.results, top.results, strict=True):
-        result.replace_all_uses_with(new)
-    op.erase()
+    _replace(op, "chlo.top_k", {"k": op.attributes["k"]})
 
 
 def _rewrite_bitcast(op: ir.Operation) -> None:
@@ -273,13 +256,7 @@ def _with_the_bits_of(op: ir.Operation, given: ir.Value) -> ir.Value:
     """The operand of a bitcast, its elements taken for those of the result."""
     with op.location:
         converted = ir.RankedTensorType.get(shape_of(given), element_of(op.results[0]))
-    return ir.Operation.create(
-        "stablehlo.bitcast_convert",
-        results=[converted],
-        operands=[given],
-        loc=op.location,
-        ip=ir.InsertionPoint(op),
-    ).results[0]
+    return Builder(ir.InsertionPoint(op), op.location).op("bitcast_convert", [given], converted)
 
 
 def tiled_bitcast(module: ir.Module) -> ir.Operation | None:
@@ -355,14 +332,8 @@ def _pair_tpu_collectives(function: ir.Operation) -> None:
         ends = [end for end in ends if end is not own[0]]
         future = _async_start(collective, start)
         result = own[0].results[0]
-        done = ir.Operation.create(
-            "stablehlo.async_done",
-            results=[result.type],
-            operands=[future],
-            loc=own[0].location,
-            ip=ir.InsertionPoint(own[0]),
-        )
-        result.replace_all_uses_with(done.results[0])
+        build = Builder(ir.InsertionPoint(own[0]), own[0].location)
+        result.replace_all_uses_with(build.op("async_done", [future], result.type))
         for part in _elements(start):
             if ir.IntegerAttr(part.attributes["index"]).value == 0:
                 part.results[0].replace_all_uses_with(collective.operands[0])
@@ -385,23 +356,15 @@ def _elements(start: ir.Operation) -> list[ir.Operation]:
 
 def _async_start(collective: ir.Operation, point: ir.Operation) -> ir.Value:
     future = ir.Type.parse(f"!stablehlo.future<{collective.results[0].type}>", collective.context)
-    start = ir.Operation.create(
-        "stablehlo.async_start",
-        results=[future],
-        operands=list(collective.operands),
-        regions=1,
-        loc=collective.location,
-        ip=ir.InsertionPoint(point),
-    )
+    build = Builder(ir.InsertionPoint(point), collective.location)
+    start = build.create("stablehlo.async_start", list(collective.operands), [future], regions=1)
     types = [value.type for value in collective.operands]
     block = start.regions[0].blocks.append(*types, arg_locs=[collective.location] * len(types))
     with ir.InsertionPoint(block):
         inner = collective.clone()
         for position, argument in enumerate(block.arguments):
             inner.operands[position] = argument
-        ir.Operation.create(
-            "stablehlo.return", operands=[inner.results[0]], loc=collective.location
-        )
+    Builder(ir.InsertionPoint(block), collective.location).end_region([inner.results[0]])
     return start.results[0]
 
 

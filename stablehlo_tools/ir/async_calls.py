@@ -20,7 +20,7 @@ from stablehlo_tools.dialect.collectives import DIMENSIONS
 from stablehlo_tools.dialect.custom_calls import ASYNC_STARTS, is_async_done, label, target_of
 from stablehlo_tools.dialect.names import ASYNC_DONE, ASYNC_START, CUSTOM_CALL
 from stablehlo_tools.dialect.traits import Trait, ops_with, short_names
-from stablehlo_tools.ir.builder import DEVICE_TO_DEVICE
+from stablehlo_tools.ir.builder import DEVICE_TO_DEVICE, Builder
 from stablehlo_tools.ir.inline import copy_body, copy_with
 from stablehlo_tools.ir.walk import FUNCTION, functions_by_name, ops_named, ops_where, terminator
 
@@ -115,14 +115,12 @@ def _write_collective(
             "where jax writes one of each",
             start.location,
         )
-    op = ir.Operation.create(
+    op = Builder(point, start.location).create(
         f"stablehlo.{kind}",
-        results=[start.results[0].type],
-        operands=operands,
-        attributes=_attributes(start, kind, _configuration(start)),
+        operands,
+        [start.results[0].type],
+        _attributes(start, kind, _configuration(start)),
         regions=int(kind in _REDUCING),
-        loc=start.location,
-        ip=point,
     )
     if kind in _REDUCING:
         _copy_reducer(start, functions, op, ir.RankedTensorType(operands[0].type))

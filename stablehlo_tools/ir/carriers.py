@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from stablehlo_tools import bindings
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.ir.builder import Builder
 from stablehlo_tools.ir.walk import terminator
 
 # Attributes that hold one entry per operand or per result.
@@ -48,15 +49,8 @@ def reopened(
     _resize_lists(op, attributes, _PER_OPERAND, len(operands) - len(op.operands), grown)
     grown = list(result_types[len(op.results) :])
     _resize_lists(op, attributes, _PER_RESULT, len(result_types) - len(op.results), grown)
-    return ir.Operation.create(
-        op.name,
-        results=list(result_types),
-        operands=list(operands),
-        attributes=attributes,
-        regions=len(op.regions),
-        loc=op.location,
-        ip=ir.InsertionPoint(op),
-    )
+    build = Builder(ir.InsertionPoint(op), op.location)
+    return build.create(op.name, operands, result_types, attributes, regions=len(op.regions))
 
 
 def append(

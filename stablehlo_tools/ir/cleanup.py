@@ -181,15 +181,10 @@ def keep_results(
 ) -> None:
     """Puts an op whose result i is what becomes of operand i, with some of these and with its
     regions, in its place; nothing uses the other results."""
-    new = ir.Operation.create(
-        op.name,
-        results=[op.results[number].type for number in kept],
-        operands=[op.operands[number] for number in kept],
-        attributes=dict(attributes),
-        regions=len(op.regions),
-        loc=op.location,
-        ip=ir.InsertionPoint(op),
-    )
+    operands = [op.operands[number] for number in kept]
+    types = [op.results[number].type for number in kept]
+    build = Builder(ir.InsertionPoint(op), op.location)
+    new = build.create(op.name, operands, types, attributes, regions=len(op.regions))
     for source, target in zip(op.regions, new.regions, strict=True):
         source.blocks[0].append_to(target)
     for number, result in zip(kept, new.results, strict=True):

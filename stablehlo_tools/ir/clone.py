@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from stablehlo_tools import bindings
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.extents import extents_along
-from stablehlo_tools.ir.builder import shape_of
+from stablehlo_tools.ir.builder import Builder, shape_of
 from stablehlo_tools.ir.inline import copy_with
 from stablehlo_tools.ir.values import CONSTANTS, copy_constant, is_splat, producer
 
@@ -103,15 +103,8 @@ def emptied_clone(
         for name, value in op.attributes.items()
         if keep_shardings or name not in _PER_RESULT
     }
-    return ir.Operation.create(
-        op.name,
-        results=list(types),
-        operands=list(operands),
-        attributes=attributes,
-        regions=len(op.regions),
-        loc=op.location,
-        ip=point,
-    )
+    build = Builder(point, op.location)
+    return build.create(op.name, operands, types, attributes, regions=len(op.regions))
 
 
 def alike_clone(

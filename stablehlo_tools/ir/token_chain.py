@@ -13,6 +13,7 @@ from stablehlo_tools import bindings
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.dialect.names import COMPOSITE
+from stablehlo_tools.ir.builder import Builder, barrier
 from stablehlo_tools.ir.inline import inline_call
 from stablehlo_tools.ir.walk import FUNCTION, callee_name, symbol_name, walk
 
@@ -75,15 +76,9 @@ def create_barrier(
 ) -> tuple[list[ir.Value], ir.Value]:
     """A marked barrier over the values and the token: what comes out for each."""
     operands = [*values, token]
-    barrier = ir.Operation.create(
-        BARRIER,
-        results=[value.type for value in operands],
-        operands=operands,
-        attributes={LINK: ir.UnitAttr.get(location.context)},
-        loc=location,
-        ip=ip,
-    )
-    *outputs, token_out = barrier.results
+    linked = barrier(operands, ip, location)
+    linked.attributes[LINK] = ir.UnitAttr.get(location.context)
+    *outputs, token_out = linked.results
     return list(outputs), token_out
 
 
@@ -91,15 +86,8 @@ def create_join(
     tokens: Sequence[ir.Value], ip: ir.InsertionPoint, location: ir.Location
 ) -> ir.Value:
     """A marked token after all of `tokens`; of none, the root of a chain."""
-    join = ir.Operation.create(
-        AFTER_ALL,
-        results=[token_type(location.context)],
-        operands=list(tokens),
-        attributes={LINK: ir.UnitAttr.get(location.context)},
-        loc=location,
-        ip=ip,
-    )
-    return join.results[0]
+    types, link = [token_type(location.context)], {LINK: ir.UnitAttr.get(location.context)}
+    return Builder(ip, location).create(AFTER_ALL, tokens, types, link).results[0]
 
 
 def tie_operands(
@@ -127,10 +115,10 @@ def tie_values(
 ) -> ir.Value:
     """A token that comes after some values, which all others read beside it."""
     outputs, token = create_barrier(values, token, ip, location)
-    barrier = token.owner
-    assert not isinstance(barrier, ir.Block)
+    linked = token.owner
+    assert not isinstance(linked, ir.Block)
     for value, output in zip(values, outputs, strict=True):
-        value.replace_all_uses_except(output, barrier.operation)
+        value.replace_all_uses_except(output, linked.operation)
     return token
 
 

@@ -110,18 +110,16 @@ def write_call(
     types = [value.type for value in results]
     single = len(types) == 1
     given = [builder.i32(number), *operands]
-    call = ir.Operation.create(
+    call = builder.create(
         CUSTOM_CALL,
-        results=types if single else [ir.TupleType.get_tuple(types, builder.context)],
-        operands=given,
-        attributes={
+        given,
+        types if single else [ir.TupleType.get_tuple(types, builder.context)],
+        {
             "call_target_name": ir.StringAttr.get(TARGET, builder.context),
             "api_version": ir.IntegerAttr.get(ir.IntegerType.get_signless(32, builder.context), 1),
             "operand_layouts": _row_major(given),
             "result_layouts": _row_major(results),
         },
-        loc=builder.location,
-        ip=builder.point,
     )
     if single:
         return function, list(call.results)

@@ -270,15 +270,9 @@ class _BucketWriter:
     ) -> ir.Operation:
         """The collective, with attributes changed; it takes the first member's region, once."""
         kept = {name: a for name, a in self.like.attributes.items() if name not in _OF_ONE}
-        new = ir.Operation.create(
-            self.like.name,
-            results=list(types),
-            operands=list(operands),
-            attributes={**kept, **self.frontend, **changed},
-            regions=len(self.like.regions),
-            loc=self.builder.location,
-            ip=self.point,
-        )
+        attributes = {**kept, **self.frontend, **changed}
+        count = len(self.like.regions)
+        new = self.builder.create(self.like.name, operands, types, attributes, regions=count)
         for source, target in zip(self.like.regions, new.regions, strict=True):
             source.blocks[0].append_to(target)
         return new

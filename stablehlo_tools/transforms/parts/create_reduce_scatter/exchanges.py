@@ -73,14 +73,10 @@ class Inverse:
         """Repeats the layout ops on the operand of the first."""
         value = self.first.op.operands[0]
         for op, shape in zip(self.between, self.shapes, strict=True):
-            value = ir.Operation.create(
-                op.name,
-                results=[with_shape(value.type, shape)],
-                operands=[value],
-                attributes={n: a for n, a in op.attributes.items() if n != SHARDING},
-                loc=op.location,
-                ip=ir.InsertionPoint(self.second.op),
-            ).results[0]
+            build = Builder(ir.InsertionPoint(self.second.op), op.location)
+            types = [with_shape(value.type, shape)]
+            attributes = {n: a for n, a in op.attributes.items() if n != SHARDING}
+            value = build.create(op.name, [value], types, attributes).results[0]
         self.second.op.results[0].replace_all_uses_with(value)
 
 
@@ -104,16 +100,10 @@ class Constant:
     def apply(self) -> None:
         """Puts the constants in the place of the results."""
         op = self.collective.op
+        build = Builder(ir.InsertionPoint(op), op.location)
         for result, splat in zip(op.results, self.splats, strict=True):
             value = ir.DenseElementsAttr.get_splat(result.type, splat)
-            made = ir.Operation.create(
-                CONSTANT,
-                results=[result.type],
-                attributes={"value": value},
-                loc=op.location,
-                ip=ir.InsertionPoint(op),
-            )
-            result.replace_all_uses_with(made.results[0])
+            result.replace_all_uses_with(build.op("constant", [], result.type, value=value))
 
 
 def plan_inverse(

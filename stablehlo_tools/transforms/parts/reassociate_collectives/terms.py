@@ -28,7 +28,7 @@ from stablehlo_tools.dialect.frontend_attributes import FRONTEND_ATTRIBUTES, LAY
 from stablehlo_tools.dialect.names import SLICE
 from stablehlo_tools.dialect.reducers import IDEMPOTENT, reducer_kind
 from stablehlo_tools.dialect.traits import LAYOUT, full_names, short_names
-from stablehlo_tools.ir.builder import element_of, shape_of
+from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.ir.values import producer, splat_of
 
 type Classify = Callable[[ir.Operation], Collective | None]
@@ -248,7 +248,7 @@ def _before(term: Term, point: ir.InsertionPoint) -> ir.Value:
     for op in term.before:
         type_ = op.results[0].type
         if term.collective.kind == "reduce_scatter":  # an elementwise op, on all that it takes
-            type_ = _tensor(shape_of(value), element_of(op.results[0]), op.location)
+            type_ = Builder(point, op.location).tensor(shape_of(value), element_of(op.results[0]))
         value = _create(op, [value, *list(op.operands)[1:]], type_, point)
     return value
 
@@ -258,21 +258,15 @@ def _collective(value: ir.Value, one: Term, other: Term, point: ir.InsertionPoin
     kept = {name: a for name, a in ops[0].attributes.items() if name not in _OF_ONE}
     locations = list(dict.fromkeys(op.location for op in ops))
     location = ir.Location.fused(locations, context=ops[0].context)
-    new = ir.Operation.create(
-        ops[0].name,
-        results=[one.between.type],
-        operands=[value],
-        attributes={**kept, **shared(ops)},
-        regions=1,
-        loc=location,
-        ip=point,
-    )
-    scalar = _tensor([], element_of(value), location)
+    attributes = {**kept, **shared(ops)}
+    build = Builder(point, location)
+    new = build.create(ops[0].name, [value], [one.between.type], attributes, regions=1)
+    scalar = build.tensor([], element_of(value))
     block = ir.Block.create_at_start(new.regions[0], [scalar, scalar], [location, location])
     inner = ir.InsertionPoint(block)
     combine = ops[0].regions[0].blocks[0].operations[0].operation
     combined = _create(combine, list(block.arguments), scalar, inner)
-    ir.Operation.create("stablehlo.return", operands=[combined], loc=location, ip=inner)
+    Builder(inner, location).end_region([combined])
     return new.results[0]
 
 
@@ -280,15 +274,6 @@ def _create(
     like: ir.Operation, operands: Sequence[ir.Value], type_: ir.Type, point: ir.InsertionPoint
 ) -> ir.Value:
     """An op like another on other operands; how its result is sharded is not said."""
-    return ir.Operation.create(
-        like.name,
-        results=[type_],
-        operands=list(operands),
-        attributes={name: a for name, a in like.attributes.items() if name != SHARDING},
-        loc=like.location,
-        ip=point,
-    ).results[0]
-
-
-def _tensor(shape: Sequence[int], element: ir.Type, location: ir.Location) -> ir.Type:
-    return ir.RankedTensorType.get(list(shape), element, loc=location)
+    attributes = {name: a for name, a in like.attributes.items() if name != SHARDING}
+    build = Builder(point, like.location)
+    return build.create(like.name, operands, [type_], attributes).results[0]
