@@ -20,9 +20,9 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 
-from stablehlo_tools.targets.hlo.module import arrays, parse_shape, split_tuple
-from stablehlo_tools.targets.hlo_text import COLLECTIVES
-from stablehlo_tools.targets.scheduled_hlo import Choice, Event, Loop, Node, Phase, Schedule
+from stablehlo_tools.hlo_input.async_forms import COLLECTIVES, Phase
+from stablehlo_tools.hlo_input.shapes import arrays, parse_shape, split_tuple
+from stablehlo_tools.targets.scheduled_hlo import Choice, Event, Loop, Node, Schedule
 
 _IOTA = re.compile(r"\[([\d,]+)\]<=")
 _MESH = re.compile(r"mesh\[([^\]]*)\][^{]* \{([^}]*)\}")

@@ -19,6 +19,7 @@ from stablehlo_tools.artifacts.artifact import Artifact, parse
 from stablehlo_tools.artifacts.program_set import Job, Options, equal_arguments
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.hlo_input.instructions import TAG_MARK, parse_instruction
 from stablehlo_tools.order.communicators import COMPONENTS
 from stablehlo_tools.order.program import Issue, Program, issues_of, rebuilt
 from stablehlo_tools.order.simulation import UndecidedError
@@ -26,12 +27,10 @@ from stablehlo_tools.order.verdict import Decided, decide, judge_origins, judge_
 from stablehlo_tools.targets.chips import Target
 from stablehlo_tools.targets.compilation import DEFAULT_TIMEOUT, Compilation, compile_artifact
 from stablehlo_tools.targets.compiler_options import NO_OPTIONS, CompilerOptions
-from stablehlo_tools.targets.hlo_text import TAG_MARK
 from stablehlo_tools.targets.topologies import compiler_version, missing_package
 
 _TRANSFERS = "a schedule does not say which devices a send or recv links: use --target none"
 _MARKS = re.compile(rf"{TAG_MARK}(\d+)")
-_INSTRUCTION = re.compile(r"\s*(?:ROOT )?%?([\w.-]+) = ")
 _OP_NAME = re.compile(r'(op_name="[^"]*)"')
 _GRID = ("mhlo.num_replicas", "mhlo.num_partitions")
 
@@ -216,10 +215,10 @@ def _marked(compilation: Compilation) -> str:
     ids = {event.instruction: event.ids for event in compilation.schedule.events if event.ids}
 
     def mark(line: str) -> str:
-        name = _INSTRUCTION.match(line)
-        if name is None or name[1] not in ids:
+        instruction = parse_instruction(line)
+        if instruction is None or instruction.name not in ids:
             return line
-        marks = "".join(f"{TAG_MARK}{number}" for number in ids[name[1]])
+        marks = "".join(f"{TAG_MARK}{number}" for number in ids[instruction.name])
         return _OP_NAME.sub(lambda found: f'{_MARKS.sub("", found[1])}{marks}"', line)
 
     return "\n".join(map(mark, compilation.text.split("\n")))

@@ -5,50 +5,31 @@ instructions. This module turns that text into a tree of collective events, with
 runs inside another instruction (a `while`, a `conditional`, a `call`, an async wrapper, a fusion)
 standing where that instruction stands. Pure Python: no MLIR and no jax here; time and space are
 linear in the text and in the events.
-
-The forms that the compilers write, all read as one start and one done, or one sync event:
-
-    all-gather(…)                                    XLA:CPU; XLA:GPU where it chose to wait
-    all-gather-start(…) … all-gather-done(…)         also reduce-scatter, all-to-all, …
-    async-start(…), calls=%c … async-done(…)         %c holds the collective
-    send(…) … send-done(…), recv(…) … recv-done(…)
-    fusion(…), calls=%c                              XLA:TPU; %c holds the collective and passes it
-                                                     to AsyncCollectiveStart or -Done, or neither
 """
 
 from __future__ import annotations
 
-import enum
-import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from stablehlo_tools.targets.hlo_text import (
-    ASYNC_MARKER,
+from stablehlo_tools.hlo_input.async_forms import (
     COLLECTIVES,
     DESCENDED,
+    ISSUED,
     SYNCHRONOUS,
     TRANSFERS,
-    WRAPPERS,
-    Combined,
-    Computations,
-    Identities,
-    Instruction,
-    parse_computations,
+    Phase,
+    concerns_collectives,
+    is_tpu_mark,
+    may_hold_collectives,
+    tpu_marks,
 )
+from stablehlo_tools.hlo_input.instructions import HloInstruction, parse_computations
 
-_TRIP_COUNT = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
-_CHAIN = re.compile(r'chain_id="([^"]*)"')
-_TARGET = re.compile(r'custom_call_target="([^"]*)"')
 _EVENT_LIMIT = 1_000_000
 
-
-class Phase(enum.Enum):
-    """What an event is to its collective."""
-
-    START = "start"
-    DONE = "done"
-    SYNC = "sync"  # issued and waited for in one instruction
+type Combined = Mapping[str, tuple[int, ...]]  # ids by instruction name
+type Computations = dict[str, list[HloInstruction]]
 
 
 @dataclass(frozen=True)
@@ -121,10 +102,48 @@ def parse_schedule(text: str, combined: Combined | None = None) -> Schedule:
     header = text.lstrip()[:4096].partition("\n")[0]
     if not header.startswith("HloModule") or "is_scheduled=true" not in header:
         raise ValueError("not the text of a scheduled HLO module")
-    computations, entry = parse_computations(text)
+    computations, entry = collective_computations(text)
     builder = _Builder(computations, combined or {})
     nodes = builder.block(entry, ())
     return Schedule(nodes, tuple(builder.events))
+
+
+def collective_computations(text: str) -> tuple[Computations, str]:
+    """The instructions that concern collectives, by computation, and the entry's name.
+
+    Raises ValueError for text without an entry.
+    """
+    computations, entry = parse_computations(text)
+    if not entry:
+        raise ValueError("the HLO text has no ENTRY computation")
+    return {n: list(filter(concerns_collectives, c)) for n, c in computations.items()}, entry
+
+
+class Identities:
+    """Which ops of the program an instruction stands for.
+
+    Its tag says so; where XLA dropped the tag, the dumps may (`combined`, by instruction name), or
+    the op_name. The latter counts only for ids that no tag has: what the partitioner adds around
+    a collective inherits that one's op_name.
+    """
+
+    def __init__(self, computations: Computations, combined: Combined) -> None:
+        self.combined = combined
+        self.tagged = {
+            id_
+            for instructions in computations.values()
+            for instruction in instructions
+            if instruction.opcode not in DESCENDED  # a fusion has the tags of what it absorbed
+            for id_ in instruction.tagged_ids
+        }
+
+    def of(self, instruction: HloInstruction) -> tuple[tuple[int, ...], bool]:
+        """The ids, and whether there may be others that are lost."""
+        ids = instruction.tagged_ids or self.combined.get(instruction.name, ())
+        if ids:
+            return ids, False
+        marked = dict.fromkeys(i for i in instruction.marked_ids if i not in self.tagged)
+        return tuple(marked), bool(marked) and len(instruction.operands) > 1
 
 
 @dataclass
@@ -155,7 +174,7 @@ class _Builder:
             for node in self._expand(instruction, state)
         )
 
-    def _expand(self, instruction: Instruction, state: _Block) -> Iterator[Node]:
+    def _expand(self, instruction: HloInstruction, state: _Block) -> Iterator[Node]:
         opcode = instruction.opcode
         base, _, suffix = opcode.rpartition("-")
         if opcode == "while":
@@ -177,24 +196,23 @@ class _Builder:
             yield from self._done(instruction, base, state)
         elif opcode in TRANSFERS:
             yield self._begin(instruction, opcode, Phase.START, state)
-        elif not _is_async_marker(instruction):
+        elif not is_tpu_mark(instruction):
             yield self._begin(instruction, opcode, Phase.SYNC, state)
 
-    def _loop(self, instruction: Instruction, state: _Block) -> Iterator[Loop]:
+    def _loop(self, instruction: HloInstruction, state: _Block) -> Iterator[Loop]:
         called = instruction.called()
         condition, body = called.get("condition", [""])[0], called.get("body", [""])[0]
         if not (self._talks(condition) or self._talks(body)):
             return
-        trips = _TRIP_COUNT.search(instruction.line)
         first = self.block(condition, (*state.nesting, "while condition"))
         yield Loop(
             first,
             self.block(body, (*state.nesting, "while body")),
-            int(trips.group(1)) if trips else None,
+            instruction.trips,
         )
 
-    def _choice(self, instruction: Instruction, state: _Block) -> Iterator[Choice]:
-        names = instruction.branches()
+    def _choice(self, instruction: HloInstruction, state: _Block) -> Iterator[Choice]:
+        names = instruction.branches
         if any(self._talks(name) for name in names):
             yield Choice(
                 tuple(
@@ -203,43 +221,29 @@ class _Builder:
                 )
             )
 
-    def _fusion(self, instruction: Instruction, state: _Block) -> Iterator[Node]:
+    def _fusion(self, instruction: HloInstruction, state: _Block) -> Iterator[Node]:
         for name in self._talking(instruction):
-            roles = self._async_roles(name)
+            marks = tpu_marks(self.computations[name])
             for inner in self.computations[name]:
-                chain = _CHAIN.search(inner.line)
                 if inner.opcode not in COLLECTIVES:
                     yield from self._expand(inner, _Block(name, state.nesting))
-                elif inner.name in roles:
-                    yield from self._chained(inner, roles[inner.name], chain, state)
-                elif chain is None:
+                elif inner.name in marks:
+                    yield self._chained(inner, marks[inner.name][0], state)
+                elif inner.chain is None:
                     yield self._begin(inner, inner.opcode, Phase.SYNC, state)
-                # A chained collective with no role is a step between its start and its done.
+                # A chained collective without a mark is a step between its start and its done.
 
-    def _async_roles(self, computation: str) -> dict[str, Phase]:
-        """Which collectives of a fused computation feed AsyncCollectiveStart, which -Done."""
-        roles: dict[str, Phase] = {}
-        for inner in self.computations[computation]:
-            target = _TARGET.search(inner.line) if inner.opcode == "custom-call" else None
-            if target and target.group(1) in ("AsyncCollectiveStart", "AsyncCollectiveDone"):
-                phase = Phase.START if target.group(1).endswith("Start") else Phase.DONE
-                roles.update(dict.fromkeys(inner.operands, phase))
-        return roles
-
-    def _chained(
-        self, inner: Instruction, phase: Phase, chain: re.Match[str] | None, state: _Block
-    ) -> Iterator[Event]:
-        key = f"{inner.opcode} {chain.group(1) if chain else inner.marked_ids()}"
+    def _chained(self, inner: HloInstruction, phase: Phase, state: _Block) -> Event:
+        key = f"{inner.opcode} {inner.marked_ids if inner.chain is None else inner.chain}"
         if phase is Phase.START:
             event = self._begin(inner, inner.opcode, Phase.START, state)
             state.chains.setdefault(key, []).append(event.position)
-            yield event
-            return
+            return event
         opened = state.chains.get(key)
-        yield self._finish(inner, inner.opcode, opened.pop(0) if opened else None, state)
+        return self._finish(inner, inner.opcode, opened.pop(0) if opened else None, state)
 
-    def _start(self, instruction: Instruction, base: str, state: _Block) -> Iterator[Event]:
-        if base in COLLECTIVES or base in TRANSFERS:
+    def _start(self, instruction: HloInstruction, base: str, state: _Block) -> Iterator[Event]:
+        if base in ISSUED:
             event = self._begin(instruction, base, Phase.START, state)
             state.started[instruction.name] = [event.position]
             yield event
@@ -256,33 +260,33 @@ class _Builder:
             state.started.setdefault(instruction.name, []).append(event.position)
             yield event
 
-    def _collectives_within(self, name: str) -> Iterator[Instruction]:
+    def _collectives_within(self, name: str) -> Iterator[HloInstruction]:
         """The collectives that an async computation issues, however it wraps them."""
         for instruction in self.computations.get(name, ()):
             opcode = instruction.opcode
             collective = opcode.removesuffix("-start") in SYNCHRONOUS or opcode in TRANSFERS
-            if collective or (opcode == "custom-call" and not _is_async_marker(instruction)):
+            if collective or (opcode == "custom-call" and not is_tpu_mark(instruction)):
                 yield instruction
             else:
                 for called in self._talking(instruction):
                     yield from self._collectives_within(called)
 
-    def _done(self, instruction: Instruction, base: str, state: _Block) -> Iterator[Event]:
+    def _done(self, instruction: HloInstruction, base: str, state: _Block) -> Iterator[Event]:
         for operand in instruction.operands[:1]:
             if operand in state.started:
                 for start in state.started.pop(operand):
                     yield self._finish(instruction, base, start, state)
                 return
-        if base in COLLECTIVES or base in TRANSFERS:
+        if base in ISSUED:
             yield self._finish(instruction, base, None, state)
 
     def _begin(
         self,
-        instruction: Instruction,
+        instruction: HloInstruction,
         kind: str,
         phase: Phase,
         state: _Block,
-        fallback: Instruction | None = None,
+        fallback: HloInstruction | None = None,
     ) -> Event:
         ids, partial = self.identities.of(instruction)
         # The async wrapper of a collective may keep the tag that the collective itself has lost.
@@ -296,7 +300,7 @@ class _Builder:
         return event
 
     def _finish(
-        self, instruction: Instruction, kind: str, start: int | None, state: _Block
+        self, instruction: HloInstruction, kind: str, start: int | None, state: _Block
     ) -> Event:
         if start is None:
             ids, partial = self.identities.of(instruction)
@@ -307,7 +311,7 @@ class _Builder:
 
     def _append(
         self,
-        instruction: Instruction,
+        instruction: HloInstruction,
         kind: str,
         phase: Phase,
         state: _Block,
@@ -322,19 +326,19 @@ class _Builder:
             phase=phase,
             kind=kind,
             ids=ids,
-            op_name=instruction.op_name(),
+            op_name=instruction.op_name,
             instruction=instruction.name,
             computation=state.computation,
             nesting=state.nesting,
             start=start,
-            shape=instruction.shape(),
-            groups=instruction.groups(),
+            shape=instruction.shape,
+            groups=instruction.groups,
             partial=partial,
         )
         self.events.append(event)
         return event
 
-    def _talking(self, instruction: Instruction) -> list[str]:
+    def _talking(self, instruction: HloInstruction) -> list[str]:
         """The computations called by an instruction that hold a collective."""
         names = [name for group in instruction.called().values() for name in group]
         return [name for name in names if self._talks(name)]
@@ -344,18 +348,7 @@ class _Builder:
         if name not in self.communicating:
             self.communicating[name] = False  # a cycle would be malformed HLO
             self.communicating[name] = any(
-                not _may_contain(instruction.opcode) or bool(self._talking(instruction))
+                not may_hold_collectives(instruction.opcode) or bool(self._talking(instruction))
                 for instruction in self.computations.get(name, ())
             )
         return self.communicating[name]
-
-
-def _may_contain(opcode: str) -> bool:
-    """Whether an instruction is no collective but may call one."""
-    base, _, suffix = opcode.rpartition("-")
-    return opcode in DESCENDED or (suffix in ("start", "update", "done") and base in WRAPPERS)
-
-
-def _is_async_marker(instruction: Instruction) -> bool:
-    """Whether this is one of the custom calls that XLA:TPU marks async collectives with."""
-    return ASYNC_MARKER in instruction.line

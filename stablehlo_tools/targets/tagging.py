@@ -41,18 +41,11 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Place, ToolError, to_place
 from stablehlo_tools.dialect.names import WHILE
 from stablehlo_tools.dialect.traits import BRANCHES
+from stablehlo_tools.hlo_input.async_forms import COLLECTIVES
+from stablehlo_tools.hlo_input.instructions import TAG, TAG_MARK, HloInstruction
 from stablehlo_tools.ir.async_calls import FRONTEND_ATTRIBUTES
 from stablehlo_tools.ir.values import key_of
 from stablehlo_tools.ir.walk import ENTRY
-from stablehlo_tools.targets.hlo_text import (
-    COLLECTIVES,
-    TAG,
-    TAG_MARK,
-    Computations,
-    Identities,
-    Instruction,
-    parse_computations,
-)
 from stablehlo_tools.targets.order import (
     Branch,
     Issue,
@@ -62,6 +55,11 @@ from stablehlo_tools.targets.order import (
     program_ids,
     renumbered,
 )
+from stablehlo_tools.targets.scheduled_hlo import (
+    Computations,
+    Identities,
+    collective_computations,
+)
 
 _HOST_TRANSFERS = ("infeed", "outfeed")
 _MOST_PLACES = 1_000_000
@@ -69,7 +67,7 @@ _BEFORE = re.compile(r"\.before_([\w-]*combiner)\.txt$")
 _AFTER = re.compile(r"\.after_([\w-]*combiner)\.before_")
 type _Ids = Mapping[ir.Value | ir.Operation, int]
 type _IdsByName = dict[str, tuple[int, ...]]  # ids by instruction name
-type _Collectives = dict[tuple[str, str], Instruction]  # by computation and name
+type _Collectives = dict[tuple[str, str], HloInstruction]  # by computation and name
 
 
 @dataclass(frozen=True)
@@ -178,16 +176,16 @@ def read_combined(directory: Path) -> _IdsByName:
 
 def add_merged(before: str, after: str, ids_by_name: _IdsByName) -> None:
     """Adds to `ids_by_name` what one run of a combiner merged; earlier findings are used."""
-    computations, _ = parse_computations(before)
+    computations, _ = collective_computations(before)
     identities = Identities(computations, ids_by_name)
-    old, new = _collectives_in(computations), _collectives_in(parse_computations(after)[0])
-    users: dict[tuple[str, str], list[Instruction]] = {}
+    old, new = _collectives_in(computations), _collectives_in(collective_computations(after)[0])
+    users: dict[tuple[str, str], list[HloInstruction]] = {}
     for (computation, name), instruction in old.items():
         if (computation, name) not in new:
             for operand in instruction.operands:
                 users.setdefault((computation, operand), []).append(instruction)
     for (computation, name), instruction in new.items():
-        if (computation, name) in old or instruction.tagged_ids():
+        if (computation, name) in old or instruction.tagged_ids:
             continue
         replaced = [
             user
@@ -210,7 +208,7 @@ def _collectives_in(computations: Computations) -> _Collectives:
 
 def read_host_transfers(text: str, kinds: Mapping[int, str]) -> dict[str, tuple[int, ...]]:
     """Ids by instruction name, from scheduled HLO text and the kinds of the program's ops by id."""
-    computations, _ = parse_computations(text)
+    computations, _ = collective_computations(text)
     instructions = [
         i for block in computations.values() for i in block if i.opcode in _HOST_TRANSFERS
     ]

@@ -18,11 +18,11 @@ from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.cli.main import main
 from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.hlo_input.async_forms import Phase
 from stablehlo_tools.passes.pipeline import Pipeline
 from stablehlo_tools.targets import topologies
 from stablehlo_tools.targets.compilation import Compilation, compile_artifact
 from stablehlo_tools.targets.preparation import prepare
-from stablehlo_tools.targets.scheduled_hlo import Phase
 from stablehlo_tools.targets.topologies import Target
 
 each_target = pytest.mark.parametrize("target", TARGETS)

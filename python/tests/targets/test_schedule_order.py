@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from stablehlo_tools.hlo_input.async_forms import Phase
 from stablehlo_tools.targets import order
 from stablehlo_tools.targets.order import (
     Branch,
@@ -16,7 +17,7 @@ from stablehlo_tools.targets.order import (
     Repeat,
     compare_order,
 )
-from stablehlo_tools.targets.scheduled_hlo import Choice, Event, Loop, Node, Phase, Schedule
+from stablehlo_tools.targets.scheduled_hlo import Choice, Event, Loop, Node, Schedule
 
 A, B, C, D = range(4)
 

@@ -1,8 +1,4 @@
-"""Collectives in HLO: what each sends between which devices, and what starts and finishes it.
-
-XLA:TPU splits a collective over fusions of one `chain_id`: one that starts it (the collective goes
-to AsyncCollectiveStart), any number that compute while it runs, and one that finishes it
-(AsyncCollectiveDone). A collective in a fusion without either mark is synchronous. Pure Python.
+"""Collectives in scheduled HLO: what each sends between which devices.
 
 Replica groups come in four spellings: `{{0,1},{2,3}}`, `[2,4]<=[4,2]T(1,0)`,
 `mesh['a'=4,'b'=2] {'b'}`, and nothing or `{}` for all devices. Pure Python.
@@ -11,7 +7,6 @@ Replica groups come in four spellings: `{{0,1},{2,3}}`, `[2,4]<=[4,2]T(1,0)`,
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,19 +23,17 @@ from stablehlo_tools.analysis.replica_groups import (
     reduction_group_mode,
 )
 from stablehlo_tools.cost.transfers import Transfer
-from stablehlo_tools.targets.hlo.graph import Path
-from stablehlo_tools.targets.hlo.module import (
-    Computation,
-    HloInstruction,
-    HloModule,
-    Shape,
-    TupleShape,
-    arrays,
-    stablehlo_type,
+from stablehlo_tools.hlo_input.async_forms import (
+    ISSUED,
+    TRANSFERS,
+    Phase,
+    result_shape,
+    tpu_marks,
 )
+from stablehlo_tools.hlo_input.instructions import HloInstruction
+from stablehlo_tools.hlo_input.shapes import arrays, stablehlo_type
+from stablehlo_tools.targets.hlo.module import Computation, HloModule
 from stablehlo_tools.targets.hlo.work import fused, through_views
-from stablehlo_tools.targets.hlo_text import COLLECTIVES, TRANSFERS
-from stablehlo_tools.targets.scheduled_hlo import Phase
 
 
 @dataclass(frozen=True)
@@ -61,11 +54,7 @@ class Fused:
 def fused_collectives(fusion: HloInstruction, module: HloModule) -> list[Fused]:
     """The collectives that a fusion starts, finishes or runs; not those that only go on."""
     inside = list(fused(fusion, module))
-    marks: dict[str, tuple[Phase, HloInstruction]] = {}
-    for inner, _ in inside:
-        if inner.target in ("AsyncCollectiveStart", "AsyncCollectiveDone"):
-            phase = Phase.START if inner.target.endswith("Start") else Phase.DONE
-            marks.update(dict.fromkeys(inner.operands, (phase, inner)))
+    marks = tpu_marks(inner for inner, _ in inside)
     parts: list[Fused] = []
     for inner, computation in inside:
         if inner.opcode not in ISSUED:
@@ -80,31 +69,6 @@ def fused_collectives(fusion: HloInstruction, module: HloModule) -> list[Fused]:
         parts.append(Fused(inner, computation, phase, f"{inner.opcode} {inner.chain}", early))
     return parts
 
-
-def wrapped_collectives(
-    name: str, module: HloModule, caller: HloInstruction
-) -> Iterator[tuple[HloInstruction, Computation]]:
-    """The collectives that an async computation issues, however it wraps them."""
-    computation = module.computation(name, caller)
-    for inner in computation.instructions:
-        if inner.opcode.removesuffix("-start") in ISSUED:
-            yield inner, computation
-        elif inner.opcode in ("fusion", "call") or inner.opcode.endswith("-start"):
-            for called in inner.calls:
-                yield from wrapped_collectives(called, module, inner)
-
-
-def communicates(name: str, module: HloModule, caller: HloInstruction) -> bool:
-    """Whether a computation issues a collective, itself or in what it calls."""
-    computation = module.computation(name, caller)
-    return any(
-        inner.opcode.removesuffix("-start") in ISSUED
-        or any(communicates(called, module, inner) for called in inner.calls)
-        for inner in computation.instructions
-    )
-
-
-ISSUED = COLLECTIVES | TRANSFERS
 
 _IOTA = re.compile(r"\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?$")
 _DENSE = re.compile(r"\{([\d,-]*)\}")
@@ -148,37 +112,10 @@ def issued(instruction: HloInstruction, computation: Computation, module: HloMod
         Transfer(
             kind, float(sum(array.bytes for array in sent)), _groups(instruction, opcode, module)
         ),
-        _mesh_axes(instruction.groups()),
+        _mesh_axes(instruction.groups),
         ", ".join(dtypes),
         _reduction(instruction, module),
     )
-
-
-def result_path(opcode: str, shape: Shape) -> Path:
-    """Where in the shape of a start, or of a collective itself, that of its result is.
-
-    A start returns `((operands), results, contexts …)`, that of one all-gather or permute
-    `(operand, result, contexts …)`, that of an all-reduce its results, a copy-start
-    `(result, operand, context)`, a send or recv `(data, context, token)`.
-    """
-    if not isinstance(shape, TupleShape) or not shape.elements:
-        return ()
-    if opcode in ("copy-start", "send", "recv"):
-        return (0,)
-    if not opcode.endswith("-start") or len(shape.elements) < 2:
-        return ()
-    tupled = isinstance(shape.elements[0], TupleShape)
-    single = opcode in ("all-gather-start", "collective-permute-start", "slice-start")
-    return (1,) if tupled or single else ()
-
-
-def result_shape(start: HloInstruction) -> Shape:
-    """The shape of what the done of a start, or a collective itself, returns."""
-    shape = start.result
-    for index in result_path(start.opcode, shape):
-        assert isinstance(shape, TupleShape), "a path leads through tuples"
-        shape = shape.elements[index]
-    return shape
 
 
 def parse_groups(text: str) -> list[list[int]] | None:
@@ -229,7 +166,7 @@ def _mesh_axes(text: str) -> tuple[str, ...]:
 
 def _groups(instruction: HloInstruction, opcode: str, module: HloModule) -> ProcessGroups:
     """The participants as flattened device ids."""
-    text = instruction.groups()
+    text = instruction.groups
     if opcode in TRANSFERS:
         pairs = _PAIRS.search(instruction.line)
         if pairs is None:

@@ -7,15 +7,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from stablehlo_tools.hlo_input.instructions import HloInstruction
+from stablehlo_tools.hlo_input.shapes import DEVICE_MEMORY, Array, Shape, TupleShape
 from stablehlo_tools.overlap.task_graph import Task, TaskGraph, TaskKind
-from stablehlo_tools.targets.hlo.module import (
-    DEVICE_MEMORY,
-    Array,
-    HloInstruction,
-    HloModule,
-    Shape,
-    TupleShape,
-)
+from stablehlo_tools.targets.hlo.module import HloModule
 
 type Path = tuple[int, ...]
 type Value = Leaf | tuple[Value, ...]
@@ -119,7 +114,7 @@ class GraphBuilder:
         """A new task with the names of an instruction."""
         task = len(self.tasks)
         if instruction is not None:
-            tail = instruction.op_name().rpartition("/")
+            tail = instruction.op_name.rpartition("/")
             fields.setdefault("name", instruction.name)
             fields.setdefault("op", tail[2] if tail[1] and tail[2] else instruction.opcode)
             fields.setdefault("place", self.module.place(instruction))

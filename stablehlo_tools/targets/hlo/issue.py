@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
@@ -12,17 +12,24 @@ from stablehlo_tools.cost.contention import NONE
 from stablehlo_tools.cost.hardware import HostLink
 from stablehlo_tools.cost.kernels import Work, WorkKind
 from stablehlo_tools.cost.transfers import TransferTime
+from stablehlo_tools.hlo_input.async_forms import (
+    ISSUED,
+    TRANSFERS,
+    Phase,
+    is_issued,
+    result_path,
+    result_shape,
+    wraps_collective,
+)
+from stablehlo_tools.hlo_input.instructions import HloInstruction
+from stablehlo_tools.hlo_input.shapes import DEVICE_MEMORY, HOST_MEMORY, Shape, arrays
 from stablehlo_tools.overlap.host_copies import host_copy
 from stablehlo_tools.overlap.task_graph import Communication, TaskKind
 from stablehlo_tools.targets.hlo.collectives import (
-    ISSUED,
     Fused,
     Issued,
     fused_collectives,
     issued,
-    result_path,
-    result_shape,
-    wrapped_collectives,
 )
 from stablehlo_tools.targets.hlo.graph import (
     Given,
@@ -39,17 +46,10 @@ from stablehlo_tools.targets.hlo.graph import (
     tasks_of,
 )
 from stablehlo_tools.targets.hlo.module import (
-    DEVICE_MEMORY,
-    HOST_MEMORY,
     Computation,
-    HloInstruction,
     HloModule,
-    Shape,
-    arrays,
 )
 from stablehlo_tools.targets.hlo.work import work
-from stablehlo_tools.targets.hlo_text import TRANSFERS
-from stablehlo_tools.targets.scheduled_hlo import Phase
 
 ASYNC_COPIES = frozenset({"copy", "slice", "dynamic-slice", "dynamic-update-slice"})
 ASYNC_KERNELS = frozenset({"async", "fusion", "call", "custom-call"})
@@ -172,7 +172,11 @@ def asynchronous(
     if start.opcode == "fusion-start":
         parts = [work(start, computation, module)]
     else:
-        parts = [work(inner, called, module) for inner, called in _wrapped(start, module)]
+        parts = [
+            work(inner, called, module)
+            for inner, called in _expand_calls(start, module, _is_wrapper)
+            if not inner.opcode.endswith("-done")
+        ]
     moved = sum(part.bytes for part in parts)
     known = clock.measured.ns(names) if clock.measured is not None else None
     ns = sum(clock.kernel(part, ()) for part in parts) if known is None else known
@@ -181,18 +185,18 @@ def asynchronous(
     return Communication(kind=_kind(parts), stream=stream, bytes=moved), ns
 
 
-def _wrapped(
-    start: HloInstruction, module: HloModule
+def _expand_calls(
+    start: HloInstruction, module: HloModule, opens: Callable[[HloInstruction], bool]
 ) -> Iterator[tuple[HloInstruction, Computation]]:
-    """What an asynchronous kernel runs, each with its computation, through calls and starts."""
+    """What an asynchronous kernel runs, each with its computation."""
     for name in start.calls:
-        called = module.computation(name, start)
-        for inner in called.instructions:
-            base, _, suffix = inner.opcode.rpartition("-")
-            if inner.opcode == "call" or (suffix == "start" and base in ASYNC_KERNELS):
-                yield from _wrapped(inner, module)
-            elif suffix != "done":
-                yield inner, called
+        yield from module.expand(module.computation(name, start), opens)
+
+
+def _is_wrapper(instruction: HloInstruction) -> bool:
+    """Returns True for calls and starts of asynchronous kernels."""
+    base, _, suffix = instruction.opcode.rpartition("-")
+    return instruction.opcode == "call" or (suffix == "start" and base in ASYNC_KERNELS)
 
 
 def _kind(parts: Sequence[Work]) -> str:
@@ -203,7 +207,7 @@ def _kind(parts: Sequence[Work]) -> str:
 def names_of(module: HloModule, *instructions: HloInstruction) -> list[str]:
     """What a measurement may know instructions by: their own names, op_names, source lines."""
     names = [instruction.name for instruction in instructions]
-    names += [name for i in instructions if (name := i.op_name())]
+    names += [name for i in instructions if (name := i.op_name)]
     return names + [place for i in instructions if (place := module.place(i))]
 
 
@@ -294,8 +298,8 @@ class Issuer:
             raise instruction.error("an asynchronous form that is not known")
         wrapped = [
             pair
-            for name in instruction.calls
-            for pair in wrapped_collectives(name, self.module, instruction)
+            for pair in _expand_calls(instruction, self.module, wraps_collective)
+            if is_issued(pair[0])
         ]
         if not wrapped:
             sent, ns = asynchronous(

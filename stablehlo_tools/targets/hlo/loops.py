@@ -7,9 +7,12 @@ Python.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from stablehlo_tools.dialect.frontend_attributes import MEAN_RUNS, parsed_mean_runs
+from stablehlo_tools.hlo_input.instructions import HloInstruction
 from stablehlo_tools.overlap.task_graph import TaskGraph
 from stablehlo_tools.targets.hlo.graph import (
     GraphBuilder,
@@ -20,8 +23,9 @@ from stablehlo_tools.targets.hlo.graph import (
     rebuilt,
     starts_of,
 )
-from stablehlo_tools.targets.hlo.module import Computation, HloInstruction, HloModule
+from stablehlo_tools.targets.hlo.module import Computation, HloModule
 
+_MEAN_RUNS = re.compile(rf'{MEAN_RUNS}="([^"]*)"')
 _SAME = frozenset({"bitcast", "convert", "copy", "reshape", "copy-done", "optimization-barrier"})
 
 
@@ -69,6 +73,12 @@ def trip_count(loop: HloInstruction, outer: Computation, module: HloModule) -> i
     if first is None or step is None or not isinstance(limit, int):
         return None
     return _count(first + left.offset, step, limit, direction)
+
+
+def mean_runs(instruction: HloInstruction) -> float | None:
+    """How often a `while` or a branch runs in the mean, if the program states it."""
+    runs = _MEAN_RUNS.search(instruction.line, instruction.after_opcode)
+    return parsed_mean_runs(runs[1]) if runs else None
 
 
 _MIRRORED = {"LT": "GT", "GT": "LT", "LE": "GE", "GE": "LE"}

@@ -13,7 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stablehlo_tools.cost.kernels import Matmul
-from stablehlo_tools.targets.hlo.module import Array, Computation, HloInstruction
+from stablehlo_tools.hlo_input.instructions import HloInstruction
+from stablehlo_tools.hlo_input.shapes import Array
+from stablehlo_tools.targets.hlo.module import Computation
 
 _WINDOW = re.compile(r"window=\{([^}]*)\}")
 

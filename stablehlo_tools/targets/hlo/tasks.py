@@ -1,7 +1,7 @@
 """Scheduled HLO text as a task graph: what one device runs, in the order in which it is issued.
 
 A fusion is one kernel; a `while` is a loop task with its body; of a `conditional` the dearest
-branch stands there, and a `call` is opened. A collective in any form that `scheduled_hlo` lists is
+branch stands there, and a `call` is opened. A collective in any form that `async_forms` lists is
 a start and a wait; copies that XLA:TPU prefetches are starts and waits on a stream "dma", kernels
 that XLA:GPU runs asynchronously on a stream "async".
 
@@ -18,8 +18,11 @@ from dataclasses import replace
 from stablehlo_tools.cost.clock import Clock, Measured
 from stablehlo_tools.cost.hardware import Hardware
 from stablehlo_tools.cost.kernels import Work, WorkKind
+from stablehlo_tools.hlo_input.async_forms import ISSUED, Phase, is_issued
+from stablehlo_tools.hlo_input.instructions import HloInstruction
+from stablehlo_tools.hlo_input.shapes import Array
 from stablehlo_tools.overlap.task_graph import Loop, Task, TaskGraph, TaskKind
-from stablehlo_tools.targets.hlo.collectives import ISSUED, Fused, communicates
+from stablehlo_tools.targets.hlo.collectives import Fused
 from stablehlo_tools.targets.hlo.graph import (
     Given,
     GraphBuilder,
@@ -40,16 +43,16 @@ from stablehlo_tools.targets.hlo.issue import (
     names_of,
     touches_host,
 )
-from stablehlo_tools.targets.hlo.loops import after_loop, carries, length, pair_waits, trip_count
-from stablehlo_tools.targets.hlo.module import (
-    Array,
-    Computation,
-    HloInstruction,
-    HloModule,
-    parse_module,
+from stablehlo_tools.targets.hlo.loops import (
+    after_loop,
+    carries,
+    length,
+    mean_runs,
+    pair_waits,
+    trip_count,
 )
+from stablehlo_tools.targets.hlo.module import Computation, HloModule, parse_module
 from stablehlo_tools.targets.hlo.work import FREE, aliases, called, homes, work, written_by
-from stablehlo_tools.targets.scheduled_hlo import Phase
 
 _NOTHING = {"constant", "partition-id", "replica-id", "after-all", "create-token"}
 _SAME = {"bitcast", "optimization-barrier", "opt-barrier", "add-dependency", "domain"}
@@ -210,13 +213,13 @@ class ScheduleReader:
 
     def _dearest(self, instruction: HloInstruction, operands: list[Value]) -> Value:
         """The branch that takes longest stands for the conditional."""
-        names = instruction.branches()
+        names = instruction.branches
         if not names or len(operands) != len(names):
             raise instruction.error("its branches and its operands do not match")
         branches = [self._module.computation(name, instruction) for name in names]
         costs = [length(self._alone(branch)) for branch in branches]
         chosen = costs.index(max(costs))
-        share = instruction.mean_runs
+        share = mean_runs(instruction)
         with self._builder.at_times(1.0 if share is None else share):
             return self._inlined(branches[chosen], [operands[chosen]])
 
@@ -242,7 +245,8 @@ class ScheduleReader:
         reader = ScheduleReader(self._module, self._clock, builder, body, [argument], placed)
         result = reader.read()
         # Of a known count, a condition without collectives is a comparison: nothing to time.
-        if trips is None or communicates(condition.name, self._module, instruction):
+        issued = self._module.expand(condition, lambda inner: not is_issued(inner))
+        if trips is None or any(issued):
             reader._inlined(condition, [result])
         last = dict(paths(result))
         carried = pair_waits(instruction, builder, reader._issuer.unpaired, result)
@@ -254,7 +258,7 @@ class ScheduleReader:
             {path: leaf.storages for path, leaf in first.items()},
             deps=tasks_of(initial),
             loop=Loop.of(
-                builder.graph(), trips, instruction.mean_runs, carried, carries(inputs, last)
+                builder.graph(), trips, mean_runs(instruction), carried, carries(inputs, last)
             ),
         )
         return after_loop(value, first, inputs, last)

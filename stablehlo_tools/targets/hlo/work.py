@@ -22,17 +22,12 @@ from collections.abc import Iterator
 
 from stablehlo_tools.cost.kernels import TILED_REDUCTION, Matmul, Work, WorkKind
 from stablehlo_tools.cost.library_calls import LibraryCall, Tensor, call_work
+from stablehlo_tools.hlo_input.async_forms import COLLECTIVES
+from stablehlo_tools.hlo_input.instructions import HloInstruction
+from stablehlo_tools.hlo_input.shapes import DEVICE_MEMORY, Array, stablehlo_type
 from stablehlo_tools.targets.hlo.graph import Given, Path
 from stablehlo_tools.targets.hlo.matmul import is_product, matmul, matmul_type, precision
-from stablehlo_tools.targets.hlo.module import (
-    DEVICE_MEMORY,
-    Array,
-    Computation,
-    HloInstruction,
-    HloModule,
-    stablehlo_type,
-)
-from stablehlo_tools.targets.hlo_text import COLLECTIVES
+from stablehlo_tools.targets.hlo.module import Computation, HloModule
 
 _NO_KERNEL = """
     parameter constant bitcast tuple get-tuple-element after-all create-token add-dependency domain
@@ -156,7 +151,7 @@ def _library_call(instruction: HloInstruction, computation: Computation) -> Libr
         operands=[_tensor(array) for array in operands],
         results=[_tensor(array, written=True) for array in instruction.results],
         config=instruction.line[instruction.after_opcode :].partition(", backend_config=")[2],
-        kernel=f"{instruction.name} {instruction.op_name()}",
+        kernel=f"{instruction.name} {instruction.op_name}",
         lengths=instruction.numbers("fft_length"),
     )
 
@@ -245,11 +240,7 @@ def fused(
     """The instructions inside a fusion, nested fusions opened, each with its computation."""
     for name in instruction.calls:
         computation = module.computation(name, instruction)
-        for inner in computation.instructions:
-            if inner.opcode in _NESTED:
-                yield from fused(inner, module)
-            else:
-                yield inner, computation
+        yield from module.expand(computation, lambda inner: inner.opcode in _NESTED)
 
 
 def _of_fusion(instruction: HloInstruction, outer: Computation, module: HloModule) -> Work:
