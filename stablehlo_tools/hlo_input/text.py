@@ -29,13 +29,25 @@ import re
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from stablehlo_tools.hlo_input.async_forms import COLLECTIVES
+from stablehlo_tools.hlo_input.instructions import (
+    COMPUTATION,
+    HloInstruction,
+    parse_computations,
+    parse_instruction,
+)
+from stablehlo_tools.hlo_input.shapes import (
+    COMMENT,
+    closing_bracket,
+    split_list,
+    split_tuple,
+)
+
 _HEADER = "HloModule"
 _LEADING_COMMENT = re.compile(r"\s*(?://[^\n]*\n|/\*.*?\*/|\n)", re.DOTALL)
 _SCHEDULED = re.compile(r"\bis_scheduled=true\b")
 _REPLICAS = re.compile(r"\breplica_count=(\d+)")
 _PARTITIONS = re.compile(r"\bnum_partitions=(\d+)")
-_COMPUTATION = re.compile(r"(?:ENTRY\s+)?%?([\w.-]+)\s*(?:\(.*)?\{\s*(?:/\*.*\*/)?\s*$")
-_INSTRUCTION = re.compile(r"\s*(?:ROOT\s+)?%?([^\s=]+)\s+=\s")
 _ELIDED = re.compile(r"\bconstant\(\{\.\.\.\}\)")
 _CONTROL = re.compile(r"\bcontrol-predecessors=\{")
 
@@ -47,14 +59,6 @@ def is_hlo_text(data: bytes) -> bool:
     while (comment := _LEADING_COMMENT.match(start, at)) is not None:
         at = comment.end()
     return start[at:].lstrip().startswith(_HEADER)
-
-
-@dataclass(frozen=True)
-class Computation:
-    """A computation of the text, and the line of each of its instructions, from 1."""
-
-    name: str
-    lines: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -110,30 +114,16 @@ class HloText:
         return self._normalized[1]
 
     @cached_property
-    def computations(self) -> tuple[Computation, ...]:
-        """The computations in the order of the text."""
-        names: list[str] = []
-        lines: list[list[int]] = []
-        inside = False
-        for number, line in zip(self.origins, self.converted.splitlines(), strict=True):
-            if inside and line.strip().startswith("}"):
-                inside = False
-            elif inside and _INSTRUCTION.match(line):
-                lines[-1].append(number)
-            elif not inside and (opened := _COMPUTATION.match(line)) is not None:
-                names.append(opened.group(1))
-                lines.append([])
-                inside = True
-        pairs = zip(names, lines, strict=True)
-        return tuple(Computation(name, tuple(numbers)) for name, numbers in pairs)
+    def _computations(self) -> list[tuple[str, list[HloInstruction]]]:
+        return list(parse_computations(self.converted)[0].items())
 
     def place_of(self, computation: int, instruction: int) -> tuple[str, int]:
         """The computation's name and the line of an instruction, both counted from 0 in the order
         of the text; an empty name and line 0: unknown."""
-        if computation < len(self.computations):
-            holder = self.computations[computation]
-            if instruction < len(holder.lines):
-                return holder.name, holder.lines[instruction]
+        if computation < len(self._computations):
+            name, instructions = self._computations[computation]
+            if instruction < len(instructions):
+                return name, self.origins[instructions[instruction].number - 1]
         return "", 0
 
     def line_of_name(self, name: str) -> int:
@@ -159,16 +149,10 @@ def _stated(pattern: re.Pattern[str], header: str) -> int | None:
     return None if match is None else int(match.group(1))
 
 
-_COMMENT = re.compile(r"/\*.*?\*/")
-_COLLECTIVE = re.compile(
-    r"\s(all-gather|all-reduce|reduce-scatter|collective-permute|all-to-all|collective-broadcast)"
-    r"(-start|-done|)\("
-)
-_HEAD = re.compile(r"(\s*)(ROOT\s+)?(%?[^\s=]+)\s+=\s+")
 _ALIASING = "output_to_operand_aliasing="
 _SHAPE = re.compile(r"([a-z]\w*)\[([\d,]*)\]")
+_SUFFIX = re.compile("-(?:start|done)$")
 _TO_APPLY = re.compile(r"\bto_apply=(%[\w.-]+)")
-_OPCODE = re.compile(r"\s([a-z][a-z0-9-]*)\(")
 _TILE = ":T("  # of layouts of XLA:TPU, which computes in several precisions
 _FLOATS = frozenset({"bf16", "f16", "f32", "f64"})
 
@@ -183,32 +167,7 @@ _OF_ONE_TYPE = frozenset(
 )  # fmt: skip
 _REDUCTIONS = frozenset({"reduce", "reduce-window"})
 _SINGLE = frozenset({"collective-permute", "reduce-scatter"})  # of one operand in StableHLO
-
-
-@dataclass(frozen=True)
-class _Instruction:
-    """The parts of one line: `%name = shape opcode(operands), attributes`."""
-
-    indent: str
-    root: str
-    name: str
-    shape: str
-    opcode: str
-    suffix: str
-    operands: tuple[str, ...]
-    attributes: str  # with the comma before them
-
-    def line(self, name: str, shape: str, operands: str, *, is_root: bool = False) -> str:
-        """A line like this one."""
-        root = self.root if is_root else ""
-        return (
-            f"{self.indent}{root}{name} = {shape} {self.opcode}{self.suffix}({operands})"
-            f"{self.attributes}"
-        )
-
-    def other(self, name: str, shape: str, rest: str, *, is_root: bool = False) -> str:
-        """A line of another opcode in the same place."""
-        return f"{self.indent}{self.root if is_root else ''}{name} = {shape} {rest}"
+_DIVISIBLE = COLLECTIVES - {"ragged-all-to-all"}  # whose operands are not alike
 
 
 def _normalized(text: str) -> tuple[str, tuple[int, ...]]:
@@ -223,12 +182,13 @@ def _normalized(text: str) -> tuple[str, tuple[int, ...]]:
         written = [line]
         if is_mixed and not line.startswith(" "):
             reducers.begin(line, len(lines))
-        if _COLLECTIVE.search(line):
-            written = _written(line, split_starts)
+        one = parse_instruction(line)
+        if one is not None and _SUFFIX.sub("", one.opcode) in _DIVISIBLE:
+            written = _divide(line, split_starts)
             if is_mixed:
                 written = [reducers.retype(each, lines, origins) for each in written]
-        elif is_mixed:
-            written = _of_one_type(line, shapes, reducers.applied(line, lines)[2])
+        elif one is not None and is_mixed:
+            written = _unify_types(one, shapes, reducers.applied(line, lines)[2])
         lines += written
         origins += [number] * len(written)
     end = "\n" if text.endswith("\n") else ""  # XLA tells where it stopped
@@ -248,9 +208,9 @@ class _Reducers:
     copies: set[str] = field(default_factory=set)
 
     def begin(self, line: str, at: int) -> None:
-        opened = _COMPUTATION.match(line)
+        opened = COMPUTATION.match(line)
         if opened is not None:
-            self.begins[f"%{opened.group(1)}"] = self.holder = at
+            self.begins[f"%{opened[2]}"] = self.holder = at
 
     def applied(self, line: str, lines: list[str]) -> tuple[str, list[str], set[str]]:
         """The name, the lines and the float types of the computation that a line applies."""
@@ -285,186 +245,118 @@ class _Reducers:
         return re.sub(rf"(?<=\bto_apply=){re.escape(name)}(?![\w.-])", own, line)
 
 
-def _of_one_type(line: str, shapes: dict[str, tuple[str, str]], computed: set[str]) -> list[str]:
+def _unify_types(
+    one: HloInstruction, shapes: dict[str, tuple[str, str]], computed: set[str]
+) -> list[str]:
     """An instruction that StableHLO wants of one type, with a convert for each operand of another.
 
     A reduction has the type of its computation, of whose float types `computed` is the set, and is
     converted afterwards. `shapes` has the element type and the dimensions of every array so far, by
     name.
     """
-    head = _HEAD.match(line)
-    shape = None if head is None else _SHAPE.match(line, head.end())
-    if head is None or shape is None:
-        return [line]
-    indent, root, name = head.group(1), head.group(2) or "", head.group(3)
-    shapes[name.removeprefix("%")] = (shape.group(1), shape.group(2))
-    opcode = _OPCODE.search(line, shape.end())
-    end = None if opcode is None else _closing(line, opcode.end() - 1)
-    if opcode is None or end is None or shape.group(1) not in _FLOATS:
-        return [line]
-    wanted = shape.group(1)
-    if opcode.group(1) in _REDUCTIONS and len(computed) == 1:
+    shape = _SHAPE.match(one.shape)
+    if shape is None:
+        return [one.line]
+    element = wanted = shape[1]
+    shapes[one.name] = (element, shape[2])
+    if one.opcode in _REDUCTIONS and len(computed) == 1:
         wanted = min(computed)
-    elif opcode.group(1) not in _OF_ONE_TYPE:
-        return [line]
-    operands = _split(_COMMENT.sub("", line[opcode.end() : end]))
-    converts: list[str] = []
+    elif one.opcode not in _OF_ONE_TYPE:
+        return [one.line]
+    if element not in _FLOATS or one.end_of_operands == len(one.line):
+        return [one.line]
+    operands = split_list(COMMENT.sub("", one.literal))
+    lines: list[str] = []
     for number, operand in enumerate(operands):
         value = operand.split()[-1]
-        element, sizes = shapes.get(value.removeprefix("%"), ("", ""))
-        if element in _FLOATS and element != wanted:
-            operands[number] = f"{name}.given{number}"
-            converts.append(f"{indent}{operands[number]} = {wanted}[{sizes}] convert({value})")
-    given = ", ".join(operands)
-    if wanted != shape.group(1):
-        made = f"{wanted}[{shape.group(2)}] {opcode.group(1)}({given}){line[end + 1 :]}"
-        whole = line[head.end() : opcode.start()]
-        after = f"{indent}{root}{name} = {whole} convert({name}.made)"
-        return [*converts, f"{indent}{name}.made = {made}", after]
-    return [*converts, f"{line[: opcode.end()]}{given}{line[end:]}"] if converts else [line]
+        given, sizes = shapes.get(value.removeprefix("%"), ("", ""))
+        if given in _FLOATS and given != wanted:
+            operands[number] = f"{one.printed_name}.given{number}"
+            lines.append(_define(one, operands[number], f"{wanted}[{sizes}] convert({value})"))
+    call = f"{one.opcode}({', '.join(operands)}){one.attributes}"
+    if wanted != element:
+        made = f"{one.printed_name}.made"
+        lines.append(_define(one, made, f"{wanted}[{shape[2]}] {call}"))
+        call = f"convert({made})"
+    return [*lines, _define(one, one.printed_name, f"{one.shape} {call}")] if lines else [one.line]
 
 
-def _written(line: str, split_starts: dict[str, int]) -> list[str]:
-    instruction = _read(_without_aliasing(line))
-    if instruction is None:
+def _divide(line: str, split_starts: dict[str, int]) -> list[str]:
+    """A collective of several operands as one for each, or the end of such a one; any other, as it
+    is but for its aliasing. `split_starts` has the number of operands of each start, by name."""
+    line = _without_aliasing(line)
+    one = parse_instruction(COMMENT.sub("", line))
+    if one is None or one.end_of_operands == len(one.line):
         return [line]
-    if instruction.suffix == "-done":
-        return _done(instruction, split_starts)
-    if len(instruction.operands) < 2:
-        return [_without_aliasing(line)]
-    if instruction.opcode == "all-to-all":
-        return _one_exchange(instruction) if not instruction.suffix else [line]
-    if instruction.suffix == "-start":
-        return _starts(instruction, split_starts)
-    return _parts(instruction) if instruction.opcode in _SINGLE else [_without_aliasing(line)]
+    operands = split_list(one.literal)
+    is_start, shapes = one.opcode.endswith("-start"), split_tuple(one.shape)
+    if one.opcode.endswith("-done"):
+        start = operands[0].split()[-1] if operands else ""
+        count = split_starts.get(start.removeprefix("%"), 0)
+        operands = [f"{start}.part{i}" for i in range(count)]
+    elif is_start and one.shape.startswith("(("):  # else an all-reduce-start, of results alone
+        given, made = map(split_tuple, shapes[:2])
+        shapes = [f"(({a}), {b})" for a, b in zip(given, made, strict=False)]
+    elif one.opcode == "all-to-all" and len(operands) > 1:
+        return _one_exchange(one, operands) or [line]
+    elif not is_start and one.opcode not in _SINGLE:
+        return [line]
+    if len(operands) < 2 or len(operands) != len(shapes):
+        return [line]
+    names = [f"{one.printed_name}.part{i}" for i in range(len(operands))]
+    if is_start:
+        split_starts[one.name] = len(names)
+    parts = [
+        _define(one, name, f"{shape} {one.opcode}({operand}){one.attributes}")
+        for name, shape, operand in zip(names, shapes, operands, strict=True)
+    ]
+    return parts if is_start else [*parts, _gathered(one, names)]
 
 
-def _parts(one: _Instruction) -> list[str]:
-    """A synchronous collective of several operands."""
-    shapes = _elements(one.shape)
-    names = [f"{one.name}.part{i}" for i in range(len(one.operands))]
-    if len(shapes) != len(names):
-        return [one.line(one.name, one.shape, ", ".join(one.operands), is_root=True)]
-    parts = zip(names, shapes, one.operands, strict=True)
-    return [*(one.line(*part) for part in parts), _gathered(one, names)]
-
-
-def _starts(one: _Instruction, split_starts: dict[str, int]) -> list[str]:
-    """The start of an asynchronous collective of several operands."""
-    whole = one.line(one.name, one.shape, ", ".join(one.operands), is_root=True)
-    elements = _elements(one.shape)
-    count = len(one.operands)
-    if elements and elements[0].startswith("("):
-        given, made = _elements(elements[0]), _elements(elements[1])
-        if len(given) != count or len(made) != count:
-            return [whole]
-        shapes = [f"(({a}), {b})" for a, b in zip(given, made, strict=True)]
-    elif len(elements) == count:  # an all-reduce-start, whose shape is that of its results
-        shapes = elements
-    else:
-        return [whole]
-    split_starts[one.name.removeprefix("%")] = count
-    names = [f"{one.name}.part{i}" for i in range(count)]
-    return [one.line(*part) for part in zip(names, shapes, one.operands, strict=True)]
-
-
-def _done(one: _Instruction, split_starts: dict[str, int]) -> list[str]:
-    """The end of a collective whose start was divided."""
-    start = one.operands[0].split()[-1] if one.operands else ""
-    count = split_starts.get(start.removeprefix("%"))
-    if count is None:
-        return [one.line(one.name, one.shape, ", ".join(one.operands), is_root=True)]
-    names = [f"{one.name}.part{i}" for i in range(count)]
-    starts = [f"{start}.part{i}" for i in range(count)]
-    parts = zip(names, _elements(one.shape), starts, strict=True)
-    return [*(one.line(*part) for part in parts), _gathered(one, names)]
-
-
-def _one_exchange(one: _Instruction) -> list[str]:
-    """An all-to-all whose operand i goes to member i, as one of their concatenation."""
-    shapes = [_SHAPE.fullmatch(shape.partition("{")[0]) for shape in _elements(one.shape)]
-    count = len(one.operands)
+def _one_exchange(one: HloInstruction, operands: list[str]) -> list[str]:
+    """An all-to-all whose operand i goes to member i, as one of their concatenation; empty if its
+    shape is not that of so many arrays."""
+    shapes = [_SHAPE.fullmatch(shape.partition("{")[0]) for shape in split_tuple(one.shape)]
+    count = len(operands)
     if len(shapes) != count or shapes[0] is None:
-        return [one.line(one.name, one.shape, ", ".join(one.operands), is_root=True)]
+        return []
     element, sizes = shapes[0].group(1), [s for s in shapes[0].group(2).split(",") if s]
     part = f"{element}[{','.join(['1', *sizes])}]"
     whole = f"{element}[{','.join([str(count), *sizes])}]"
     plain = f"{element}[{','.join(sizes)}]"
     ranges = "".join(f",[0:{size}]" for size in sizes)
-    n = one.name
+    n = one.printed_name
     listed = ", ".join(f"{n}.given{i}" for i in range(count))
+    exchanged = f"all-to-all({n}.joined){one.attributes}, dimensions={{0}}"
     lines = [
-        one.other(f"{n}.given{i}", part, f"reshape({operand})")
-        for i, operand in enumerate(one.operands)
+        *(
+            _define(one, f"{n}.given{i}", f"{part} reshape({operand})")
+            for i, operand in enumerate(operands)
+        ),
+        _define(one, f"{n}.joined", f"{whole} concatenate({listed}), dimensions={{0}}"),
+        _define(one, f"{n}.exchanged", f"{whole} {exchanged}"),
     ]
-    lines.append(one.other(f"{n}.joined", whole, f"concatenate({listed}), dimensions={{0}}"))
-    lines.append(f"{one.line(f'{n}.exchanged', whole, f'{n}.joined')}, dimensions={{0}}")
     for i in range(count):
-        cut = f"slice({n}.exchanged), slice={{[{i}:{i + 1}]{ranges}}}"
-        lines.append(one.other(f"{n}.cut{i}", part, cut))
-        lines.append(one.other(f"{n}.part{i}", plain, f"reshape({n}.cut{i})"))
+        cut = f"{part} slice({n}.exchanged), slice={{[{i}:{i + 1}]{ranges}}}"
+        lines.append(_define(one, f"{n}.cut{i}", cut))
+        lines.append(_define(one, f"{n}.part{i}", f"{plain} reshape({n}.cut{i})"))
     return [*lines, _gathered(one, [f"{n}.part{i}" for i in range(count)])]
 
 
-def _gathered(one: _Instruction, names: list[str]) -> str:
-    return one.other(one.name, one.shape, f"tuple({', '.join(names)})", is_root=True)
+def _gathered(one: HloInstruction, names: list[str]) -> str:
+    return _define(one, one.printed_name, f"{one.shape} tuple({', '.join(names)})")
 
 
-def _read(line: str) -> _Instruction | None:
-    line = _COMMENT.sub("", line)
-    head, opcode = _HEAD.match(line), _COLLECTIVE.search(line)
-    if head is None or opcode is None:
-        return None
-    end = _closing(line, opcode.end() - 1)
-    if end is None:
-        return None
-    return _Instruction(
-        head.group(1),
-        head.group(2) or "",
-        head.group(3),
-        line[head.end() : opcode.start()].strip(),
-        opcode.group(1),
-        opcode.group(2),
-        tuple(_split(line[opcode.end() : end])),
-        line[end + 1 :].rstrip(),
-    )
-
-
-def _elements(shape: str) -> list[str]:
-    """The shapes of a tuple's elements; none of what is no tuple."""
-    return _split(shape[1:-1]) if shape.startswith("(") and shape.endswith(")") else []
+def _define(one: HloInstruction, name: str, value: str) -> str:
+    """A line in the place of an instruction; it is the root, too, if it has the same name."""
+    indent = one.line[: len(one.line) - len(one.line.lstrip())]
+    return f"{indent}{'ROOT ' if one.is_root and name == one.printed_name else ''}{name} = {value}"
 
 
 def _without_aliasing(line: str) -> str:
     at = line.find(_ALIASING)
     if at < 0:
         return line
-    end = _closing(line, at + len(_ALIASING))
+    end = closing_bracket(line, at + len(_ALIASING))
     start = line.rfind(",", 0, at)
     return line if end is None or start < 0 else line[:start] + line[end + 1 :]
-
-
-def _split(text: str) -> list[str]:
-    """The parts between commas that no bracket encloses."""
-    parts: list[str] = []
-    depth = begin = 0
-    for at, letter in enumerate(text):
-        if letter in "({[":
-            depth += 1
-        elif letter in ")}]":
-            depth -= 1
-        elif letter == "," and not depth:
-            parts.append(text[begin:at].strip())
-            begin = at + 1
-    last = text[begin:].strip()
-    return [*parts, last] if last else parts
-
-
-def _closing(line: str, at: int) -> int | None:
-    """Where the bracket that opens at a place closes; None: on another line."""
-    depth = 0
-    for position in range(at, len(line)):
-        depth += {"(": 1, "{": 1, ")": -1, "}": -1}.get(line[position], 0)
-        if not depth:
-            return position
-    return None

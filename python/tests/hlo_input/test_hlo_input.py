@@ -20,7 +20,7 @@ from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.artifacts.program_set import Options, read_programs
 from stablehlo_tools.diagnostics import ToolError, to_place
 from stablehlo_tools.hlo_input.converter import MARK, mark_of, marked
-from stablehlo_tools.hlo_input.text import Computation, HloText, is_hlo_text
+from stablehlo_tools.hlo_input.text import HloText, is_hlo_text
 from stablehlo_tools.order.program import TextOrder, blocks_of
 from stablehlo_tools.order.verdict import decide
 from stablehlo_tools.targets.scheduled_hlo import parse_schedule
@@ -261,10 +261,13 @@ def test_lines_of_a_text_in_the_old_form() -> None:
         "    to_apply=%Add.1\n  ROOT %t = (f32[4]{0}) tuple(f32[4]{0} %all-reduce.3)\n}\n"
     )
     source = HloText(text)
-    assert source.computations == (
-        Computation("Add.1", (4, 5, 6)),
-        Computation("IrToHlo.9", (10, 11, 13)),
-    )
+    assert [source.place_of(0, i) for i in range(4)] == [
+        *(("Add.1", line) for line in (4, 5, 6)),
+        ("", 0),
+    ]
+    assert [source.place_of(1, i)[1] for i in range(3)] == [10, 11, 13]
+    assert source.place_of(1, 0)[0] == "IrToHlo.9"
+    assert source.place_of(2, 0) == ("", 0)
     assert source.line_of_name("all-reduce.3") == 11
     module = artifact.parse(text.encode(), "dump.txt").module
     (collective,) = find_collectives(module)
