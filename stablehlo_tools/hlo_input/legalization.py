@@ -15,11 +15,15 @@ Ops of MHLO that stand for something else stay: who does not know them refuses t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from stablehlo_tools import bindings
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Place, ToolError, from_mlir_error, to_place
+from stablehlo_tools.dialect.custom_calls import target_of
+from stablehlo_tools.dialect.frontend_attributes import FRONTEND_ATTRIBUTES
+from stablehlo_tools.dialect.names import ASYNC_START, CUSTOM_CALL
+from stablehlo_tools.hlo_input.async_forms import TPU_DONE, TPU_START
 from stablehlo_tools.hlo_input.converter import mark_of, to_stablehlo
 from stablehlo_tools.hlo_input.text import HloText
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
@@ -27,7 +31,7 @@ from stablehlo_tools.ir.cleanup import major_first, reread
 from stablehlo_tools.ir.inline import copy_body, dissolve
 from stablehlo_tools.ir.shardy_round_trip import restore_shardy, set_entry
 from stablehlo_tools.ir.values import CONSTANTS, producer
-from stablehlo_tools.ir.walk import functions_by_name, ops_named, walk
+from stablehlo_tools.ir.walk import functions_by_name, ops_named, ops_where, walk
 
 
 def read_hlo(data: bytes, name: str, context: ir.Context) -> tuple[ir.Module, HloText]:
@@ -62,10 +66,7 @@ _IN_CHLO = {
     for name in ("acos", "acosh", "asin", "asinh", "atanh", "cosh", "erf", "mulhi", "sinh")
 }
 _TOP_K = "mhlo.topk"
-_CUSTOM_CALL = "stablehlo.custom_call"
-_TPU_START, _TPU_DONE = "AsyncCollectiveStart", "AsyncCollectiveDone"
 _CHAIN = "chain_id"  # the frontend attribute that XLA:TPU ties the parts of such a pair by
-_FRONTEND = "mhlo.frontend_attributes"
 _OF_LAYOUTS = ("result_layout", "source_layout", "xla_shape", "output_operand_aliasing")
 _KEPT_OF_MODULE = frozenset({"sym_name", "mhlo.num_partitions", "mhlo.num_replicas"})
 _TILED = ":T("
@@ -81,13 +82,13 @@ def _legalize(module: ir.Module, source: HloText) -> None:
     if source.is_scheduled:
         _in_order_of_text(module)
     _unmark(module, source)
-    rewrites: dict[str, Callable[[ir.Operation], None]] = {
-        _FUSION: _dissolve_fusion,
+    rewrites: dict[str, Callable[[ir.Operation], object]] = {
+        _FUSION: dissolve,
         _BITCAST: _rewrite_bitcast,
         "stablehlo.dot": _rewrite_dot,
         _TOP_K: _rewrite_top_k,
         **dict.fromkeys(_HANDED_ON, _hand_on),
-        **dict.fromkeys(_IN_CHLO, _rename),
+        **dict.fromkeys(_IN_CHLO, lambda op: _replace(op, _IN_CHLO[op.name])),
     }
     for op in reversed(
         ops_named(module.operation, frozenset(rewrites))
@@ -119,13 +120,10 @@ def _in_order_of_text(module: ir.Module) -> None:
     An op without a place, a constant that the converter made, comes where its operands are there.
     """
 
-    def visit(op: ir.Operation) -> ir.WalkResult:
+    for op in ops_where(module.operation, lambda op: len(op.regions) > 0):
         for region in op.regions:
             for block in region.blocks:
                 _sort(block)
-        return ir.WalkResult.ADVANCE
-
-    walk(module.operation, visit)
 
 
 def _sort(block: ir.Block) -> None:
@@ -186,10 +184,6 @@ def _hand_on(op: ir.Operation) -> None:
     op.erase()
 
 
-def _dissolve_fusion(fusion: ir.Operation) -> None:
-    dissolve(fusion)
-
-
 def _rewrite_dot(op: ir.Operation) -> None:
     """`dot` contracts the last dimension of its first operand with the first of its second."""
     last = len(shape_of(op.operands[0])) - 1
@@ -197,30 +191,33 @@ def _rewrite_dot(op: ir.Operation) -> None:
         f"#stablehlo.dot<lhs_contracting_dimensions = [{last}], rhs_contracting_dimensions = [0]>",
         op.context,
     )
-    kept = {a: op.attributes[a] for a in ("precision_config", _FRONTEND) if a in op.attributes}
+    kept = {
+        a: op.attributes[a] for a in ("precision_config", FRONTEND_ATTRIBUTES) if a in op.attributes
+    }
     _replace(op, "stablehlo.dot_general", {**kept, "dot_dimension_numbers": numbers})
-
-
-def _rename(op: ir.Operation) -> None:
-    """The same op of CHLO."""
-    _replace(op, _IN_CHLO[op.name], {})
-
-
-def _replace(op: ir.Operation, name: str, attributes: Mapping[str, ir.Attribute]) -> None:
-    """Replaces an op by another one of the same operands and results."""
-    build = Builder(ir.InsertionPoint(op), op.location)
-    types = [result.type for result in op.results]
-    new = build.create(name, list(op.operands), types, attributes)
-    for old, result in zip(op.results, new.results, strict=True):
-        old.replace_all_uses_with(result)
-    op.erase()
 
 
 def _rewrite_top_k(op: ir.Operation) -> None:
     """The largest elements of the last dimension and where they stand; CHLO has no smallest."""
-    if not ir.BoolAttr(op.attributes["largest"]).value:
-        return
-    _replace(op, "chlo.top_k", {"k": op.attributes["k"]})
+    if ir.BoolAttr(op.attributes["largest"]).value:
+        _replace(op, "chlo.top_k", {"k": op.attributes["k"]})
+
+
+def _replace(
+    op: ir.Operation, name: str, attributes: dict[str, ir.Attribute] | None = None
+) -> None:
+    """Replaces an op with one of another name, of the same operands and types of results."""
+    other = ir.Operation.create(
+        name,
+        results=[value.type for value in op.results],
+        operands=list(op.operands),
+        attributes=attributes,
+        loc=op.location,
+        ip=ir.InsertionPoint(op),
+    )
+    for result, value in zip(op.results, other.results, strict=True):
+        result.replace_all_uses_with(value)
+    op.erase()
 
 
 def _rewrite_bitcast(op: ir.Operation) -> None:
@@ -233,7 +230,9 @@ def _rewrite_bitcast(op: ir.Operation) -> None:
     if element_of(given) != element_of(result):
         if not _are_as_wide(element_of(given), element_of(result)):
             return
-        given = op.operands[0] = _with_the_bits_of(op, given)
+        builder = Builder(ir.InsertionPoint(op), op.location)
+        type_ = builder.tensor(shape_of(given), element_of(result))
+        given = op.operands[0] = builder.op("bitcast_convert", [given], type_)
     if "xla_shape" in op.attributes and _TILED in str(op.attributes["xla_shape"]):
         in_memory = _in_memory(op, "source_layout", shape_of(given))
         wanted = _in_memory(op, "result_layout", shape_of(result))
@@ -250,13 +249,6 @@ def _are_as_wide(one: ir.Type, other: ir.Type) -> bool:
         and isinstance(other, ir.FloatType | ir.IntegerType)
         and one.width == other.width
     )
-
-
-def _with_the_bits_of(op: ir.Operation, given: ir.Value) -> ir.Value:
-    """The operand of a bitcast, its elements taken for those of the result."""
-    with op.location:
-        converted = ir.RankedTensorType.get(shape_of(given), element_of(op.results[0]))
-    return Builder(ir.InsertionPoint(op), op.location).op("bitcast_convert", [given], converted)
 
 
 def tiled_bitcast(module: ir.Module) -> ir.Operation | None:
@@ -317,14 +309,14 @@ def _pair_tpu_collectives(function: ir.Operation) -> None:
     Every fusion of a pair repeats the collective, whose real place is the start; the start hands
     on the operand, the buffer of the result and flags, of which only the operand means a value.
     """
-    ends = _targets(function, _TPU_DONE)
-    for start in _targets(function, _TPU_START):
+    ends = _targets(function, TPU_DONE)
+    for start in _targets(function, TPU_START):
         collective = producer(start.operands[0])
         chain = None if collective is None else _chain_id(collective)
         own = [end for end in ends if end.block == start.block and _chain_of(end) == chain]
         if chain is None or collective is None or len(own) != 1:
             raise ToolError(
-                f"{_TPU_START} without one {_TPU_DONE} of its chain in the same computation: "
+                f"{TPU_START} without one {TPU_DONE} of its chain in the same computation: "
                 "collectives that run on into another iteration are not read from HLO text; take "
                 "the program before XLA:TPU has scheduled it",
                 start.location,
@@ -332,8 +324,8 @@ def _pair_tpu_collectives(function: ir.Operation) -> None:
         ends = [end for end in ends if end is not own[0]]
         future = _async_start(collective, start)
         result = own[0].results[0]
-        build = Builder(ir.InsertionPoint(own[0]), own[0].location)
-        result.replace_all_uses_with(build.op("async_done", [future], result.type))
+        builder = Builder(ir.InsertionPoint(own[0]), own[0].location)
+        result.replace_all_uses_with(builder.op("async_done", [future], result.type))
         for part in _elements(start):
             if ir.IntegerAttr(part.attributes["index"]).value == 0:
                 part.results[0].replace_all_uses_with(collective.operands[0])
@@ -356,30 +348,28 @@ def _elements(start: ir.Operation) -> list[ir.Operation]:
 
 def _async_start(collective: ir.Operation, point: ir.Operation) -> ir.Value:
     future = ir.Type.parse(f"!stablehlo.future<{collective.results[0].type}>", collective.context)
-    build = Builder(ir.InsertionPoint(point), collective.location)
-    start = build.create("stablehlo.async_start", list(collective.operands), [future], regions=1)
+    start = ir.Operation.create(
+        ASYNC_START,
+        results=[future],
+        operands=list(collective.operands),
+        regions=1,
+        loc=collective.location,
+        ip=ir.InsertionPoint(point),
+    )
     types = [value.type for value in collective.operands]
     block = start.regions[0].blocks.append(*types, arg_locs=[collective.location] * len(types))
     with ir.InsertionPoint(block):
         inner = collective.clone()
         for position, argument in enumerate(block.arguments):
             inner.operands[position] = argument
-    Builder(ir.InsertionPoint(block), collective.location).end_region([inner.results[0]])
+        ir.Operation.create(
+            "stablehlo.return", operands=[inner.results[0]], loc=collective.location
+        )
     return start.results[0]
 
 
 def _targets(function: ir.Operation, target: str) -> list[ir.Operation]:
-    custom_calls: list[ir.Operation] = []
-
-    def visit(op: ir.Operation) -> ir.WalkResult:
-        if op.name == _CUSTOM_CALL:
-            name = ir.StringAttr(op.attributes["call_target_name"]).value
-            if name == target:
-                custom_calls.append(op)
-        return ir.WalkResult.ADVANCE
-
-    walk(function, visit)
-    return custom_calls
+    return ops_where(function, lambda op: op.name == CUSTOM_CALL and target_of(op) == target)
 
 
 def _chain_of(end: ir.Operation) -> str | None:
@@ -389,23 +379,18 @@ def _chain_of(end: ir.Operation) -> str | None:
 
 
 def _chain_id(op: ir.Operation) -> str | None:
-    if _FRONTEND not in op.attributes:
+    if FRONTEND_ATTRIBUTES not in op.attributes:
         return None
-    attributes = ir.DictAttr(op.attributes[_FRONTEND])
+    attributes = ir.DictAttr(op.attributes[FRONTEND_ATTRIBUTES])
     return ir.StringAttr(attributes[_CHAIN]).value if _CHAIN in attributes else None
 
 
 def _with_chain(function: ir.Operation, chain: str) -> list[ir.Operation]:
-    chained_ops: list[ir.Operation] = []
+    def belongs(op: ir.Operation) -> bool:
+        inside = op.parent is not None and op.parent.name == ASYNC_START
+        return _chain_id(op) == chain and not inside
 
-    def visit(op: ir.Operation) -> ir.WalkResult:
-        inside = op.parent is not None and op.parent.name == "stablehlo.async_start"
-        if _chain_id(op) == chain and not inside:
-            chained_ops.append(op)
-        return ir.WalkResult.ADVANCE
-
-    walk(function, visit)
-    return chained_ops
+    return ops_where(function, belongs)
 
 
 # The module
@@ -416,16 +401,12 @@ def _drop_unreachable(module: ir.Module) -> None:
     functions = functions_by_name(module)
     reached = {name for name, op in functions.items() if "sym_visibility" not in op.attributes}
     pending = list(reached)
-
-    def visit(op: ir.Operation) -> ir.WalkResult:
-        for name in _referenced(op):
-            if name in functions and name not in reached:
-                reached.add(name)
-                pending.append(name)
-        return ir.WalkResult.ADVANCE
-
     while pending:
-        walk(functions[pending.pop()], visit)
+        for op in ops_where(functions[pending.pop()], lambda op: len(op.attributes) > 0):
+            for name in _referenced(op):
+                if name in functions and name not in reached:
+                    reached.add(name)
+                    pending.append(name)
     for name, op in functions.items():
         if name not in reached:
             op.erase()
