@@ -32,7 +32,6 @@ _GROUPS = re.compile(
     r"(\{\{.*?\}\}|mesh\[[^\]]*\][^{]* \{[^}]*\}|\[[\d,]+\]<=\[[\d,]+\](?:T\([\d,]+\))?|[^\s,]*)"
 )
 _NUMBERS = re.compile(r"-?\d+")
-_CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 _TARGET = re.compile(r'custom_call_target="([^"]*)"')
 _CHAIN = re.compile(r'chain_id="([^"]*)"')
@@ -149,12 +148,6 @@ class HloInstruction:
     def chain(self) -> str | None:
         """The chain of collective fusions of XLA:TPU that it belongs to."""
         return self._find(_CHAIN)
-
-    @property
-    def cycles(self) -> int | None:
-        """The clock cycles that XLA:TPU estimates for it."""
-        cycles = self._find(_CYCLES)
-        return None if cycles is None else int(cycles)
 
     @property
     def trips(self) -> int | None:

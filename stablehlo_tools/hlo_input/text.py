@@ -45,11 +45,6 @@ from stablehlo_tools.hlo_input.shapes import (
 
 _HEADER = "HloModule"
 _LEADING_COMMENT = re.compile(r"\s*(?://[^\n]*\n|/\*.*?\*/|\n)", re.DOTALL)
-_SCHEDULED = re.compile(r"\bis_scheduled=true\b")
-_REPLICAS = re.compile(r"\breplica_count=(\d+)")
-_PARTITIONS = re.compile(r"\bnum_partitions=(\d+)")
-_ELIDED = re.compile(r"\bconstant\(\{\.\.\.\}\)")
-_CONTROL = re.compile(r"\bcontrol-predecessors=\{")
 
 
 def is_hlo_text(data: bytes) -> bool:
@@ -82,17 +77,17 @@ class HloText:
     @property
     def is_scheduled(self) -> bool:
         """Whether the text is a schedule."""
-        return _SCHEDULED.search(self.header) is not None
+        return re.search(r"\bis_scheduled=true\b", self.header) is not None
 
     @property
     def replicas(self) -> int | None:
         """How many replicas the header states."""
-        return _stated(_REPLICAS, self.header)
+        return self._count("replica_count")
 
     @property
     def partitions(self) -> int | None:
         """How many partitions the header states."""
-        return _stated(_PARTITIONS, self.header)
+        return self._count("num_partitions")
 
     @property
     def is_of_tpu(self) -> bool:
@@ -128,25 +123,23 @@ class HloText:
 
     def line_of_name(self, name: str) -> int:
         """The first line that defines an instruction of this name, 0 where none does."""
-        match = re.search(rf"^\s*(?:ROOT\s+)?%?{re.escape(name)}\s+=\s", self.text, re.MULTILINE)
-        return 0 if match is None else self.text.count("\n", 0, match.start()) + 1
+        return self._first_line(rf"(?m)^\s*(?:ROOT\s+)?%?{re.escape(name)}\s+=\s")
 
     def elided_constant(self) -> int:
         """The line of the first constant whose elements the printer left out, 0: there is none."""
-        return self._first(_ELIDED)
+        return self._first_line(r"\bconstant\(\{\.\.\.\}\)")
 
     def control_dependence(self) -> int:
         """The line of the first instruction with control predecessors, 0: there is none."""
-        return self._first(_CONTROL)
+        return self._first_line(r"\bcontrol-predecessors=\{")
 
-    def _first(self, pattern: re.Pattern[str]) -> int:
-        match = pattern.search(self.text)
-        return 0 if match is None else self.text.count("\n", 0, match.start()) + 1
+    def _count(self, name: str) -> int | None:
+        count = re.search(rf"\b{name}=(\d+)", self.header)
+        return None if count is None else int(count[1])
 
-
-def _stated(pattern: re.Pattern[str], header: str) -> int | None:
-    match = pattern.search(header)
-    return None if match is None else int(match.group(1))
+    def _first_line(self, pattern: str) -> int:
+        found = re.search(pattern, self.text)
+        return 0 if found is None else self.text.count("\n", 0, found.start()) + 1
 
 
 _ALIASING = "output_to_operand_aliasing="

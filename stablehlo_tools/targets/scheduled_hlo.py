@@ -25,6 +25,7 @@ from stablehlo_tools.hlo_input.async_forms import (
     tpu_marks,
 )
 from stablehlo_tools.hlo_input.instructions import HloInstruction, parse_computations
+from stablehlo_tools.hlo_input.text import HloText
 
 _EVENT_LIMIT = 1_000_000
 
@@ -99,8 +100,7 @@ def parse_schedule(text: str, combined: Combined | None = None) -> Schedule:
     `combined` is what `tagging` recovered for collectives whose tag XLA dropped. Raises
     ValueError for text that is no scheduled module.
     """
-    header = text.lstrip()[:4096].partition("\n")[0]
-    if not header.startswith("HloModule") or "is_scheduled=true" not in header:
+    if not (text.lstrip().startswith("HloModule") and HloText(text).is_scheduled):
         raise ValueError("not the text of a scheduled HLO module")
     computations, entry = collective_computations(text)
     builder = _Builder(computations, combined or {})
@@ -204,9 +204,8 @@ class _Builder:
         condition, body = called.get("condition", [""])[0], called.get("body", [""])[0]
         if not (self._talks(condition) or self._talks(body)):
             return
-        first = self.block(condition, (*state.nesting, "while condition"))
         yield Loop(
-            first,
+            self.block(condition, (*state.nesting, "while condition")),
             self.block(body, (*state.nesting, "while body")),
             instruction.trips,
         )
@@ -214,12 +213,8 @@ class _Builder:
     def _choice(self, instruction: HloInstruction, state: _Block) -> Iterator[Choice]:
         names = instruction.branches
         if any(self._talks(name) for name in names):
-            yield Choice(
-                tuple(
-                    self.block(name, (*state.nesting, f"branch {index}"))
-                    for index, name in enumerate(names)
-                )
-            )
+            nested = ((*state.nesting, f"branch {index}") for index in range(len(names)))
+            yield Choice(tuple(map(self.block, names, nested)))
 
     def _fusion(self, instruction: HloInstruction, state: _Block) -> Iterator[Node]:
         for name in self._talking(instruction):
@@ -248,17 +243,13 @@ class _Builder:
             state.started[instruction.name] = [event.position]
             yield event
             return
-        inner = [
-            (name, wrapped)
-            for name in self._talking(instruction)
-            for wrapped in self._collectives_within(name)
-        ]
-        for name, wrapped in inner:
-            kind = wrapped.opcode.removesuffix("-start")
-            own = _Block(name, state.nesting)
-            event = self._begin(wrapped, kind, Phase.START, own, fallback=instruction)
-            state.started.setdefault(instruction.name, []).append(event.position)
-            yield event
+        for name in self._talking(instruction):
+            for wrapped in self._collectives_within(name):
+                kind = wrapped.opcode.removesuffix("-start")
+                own = _Block(name, state.nesting)
+                event = self._begin(wrapped, kind, Phase.START, own, fallback=instruction)
+                state.started.setdefault(instruction.name, []).append(event.position)
+                yield event
 
     def _collectives_within(self, name: str) -> Iterator[HloInstruction]:
         """The collectives that an async computation issues, however it wraps them."""

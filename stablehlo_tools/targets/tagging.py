@@ -209,13 +209,10 @@ def _collectives_in(computations: Computations) -> _Collectives:
 def read_host_transfers(text: str, kinds: Mapping[int, str]) -> dict[str, tuple[int, ...]]:
     """Ids by instruction name, from scheduled HLO text and the kinds of the program's ops by id."""
     computations, _ = collective_computations(text)
-    instructions = [
-        i for block in computations.values() for i in block if i.opcode in _HOST_TRANSFERS
-    ]
     ids_by_name: dict[str, tuple[int, ...]] = {}
     for opcode in _HOST_TRANSFERS:
         ids = [number for number, kind in kinds.items() if kind == opcode]
-        here = [i for i in instructions if i.opcode == opcode]
-        if len(ids) == len(here) == 1:
-            ids_by_name[here[0].name] = (ids[0],)
+        named = [i.name for block in computations.values() for i in block if i.opcode == opcode]
+        if len(ids) == len(named) == 1:
+            ids_by_name[named[0]] = (ids[0],)
     return ids_by_name

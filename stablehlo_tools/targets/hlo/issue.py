@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf
 
@@ -174,7 +174,7 @@ def asynchronous(
     else:
         parts = [
             work(inner, called, module)
-            for inner, called in _expand_calls(start, module, _is_wrapper)
+            for inner, called in module.expand(start, _is_wrapper)
             if not inner.opcode.endswith("-done")
         ]
     moved = sum(part.bytes for part in parts)
@@ -183,14 +183,6 @@ def asynchronous(
     only_copies = all(part.kind in (WorkKind.COPY, WorkKind.FREE) for part in parts)
     stream = _COPY_STREAM if only_copies else _KERNEL_STREAM
     return Communication(kind=_kind(parts), stream=stream, bytes=moved), ns
-
-
-def _expand_calls(
-    start: HloInstruction, module: HloModule, opens: Callable[[HloInstruction], bool]
-) -> Iterator[tuple[HloInstruction, Computation]]:
-    """What an asynchronous kernel runs, each with its computation."""
-    for name in start.calls:
-        yield from module.expand(module.computation(name, start), opens)
 
 
 def _is_wrapper(instruction: HloInstruction) -> bool:
@@ -296,11 +288,8 @@ class Issuer:
             return _whole(instruction, flying)
         if base not in ASYNC_KERNELS:
             raise instruction.error("an asynchronous form that is not known")
-        wrapped = [
-            pair
-            for pair in _expand_calls(instruction, self.module, wraps_collective)
-            if is_issued(pair[0])
-        ]
+        expanded = self.module.expand(instruction, wraps_collective)
+        wrapped = [pair for pair in expanded if is_issued(pair[0])]
         if not wrapped:
             sent, ns = asynchronous(
                 instruction,

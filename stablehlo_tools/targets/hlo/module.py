@@ -10,6 +10,7 @@ from functools import cached_property
 from stablehlo_tools.analysis.replica_groups import ProcessGrid
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.hlo_input.instructions import HloInstruction, parse_computations
+from stablehlo_tools.hlo_input.text import HloText
 
 _FIELD = re.compile(r"(\w+)=(\d+)")
 _FRAME = re.compile(r"stack_frame_id=(\d+)")
@@ -32,15 +33,15 @@ class HloModule:
     """
 
     def __init__(
-        self, computations: dict[str, Computation], entry: str, header: str, tables: _Tables
+        self, computations: dict[str, Computation], entry: str, source: HloText, tables: _Tables
     ) -> None:
         self.computations = computations
         self.entry = computations[entry]
         self.donated = {
             _index(output): (int(number), _index(inside))
-            for output, number, inside in _ALIAS.findall(_aliases(header))
+            for output, number, inside in _ALIAS.findall(_aliases(source.header))
         }
-        self.grid = ProcessGrid(_count(header, "replica_count"), _count(header, "num_partitions"))
+        self.grid = ProcessGrid(source.replicas or 1, source.partitions or 1)
         self._tables = tables
 
     def computation(self, name: str, caller: HloInstruction) -> Computation:
@@ -57,16 +58,17 @@ class HloModule:
         return self.computation(names[0], instruction)
 
     def expand(
-        self, computation: Computation, opens: Callable[[HloInstruction], bool]
+        self, caller: HloInstruction, opens: Callable[[HloInstruction], bool]
     ) -> Iterator[tuple[HloInstruction, Computation]]:
-        """The instructions of a computation, each with its own; those that `opens` accepts are
-        replaced by the instructions of what they call."""
-        for instruction in computation.instructions:
-            if opens(instruction):
-                for name in instruction.calls:
-                    yield from self.expand(self.computation(name, instruction), opens)
-            else:
-                yield instruction, computation
+        """The instructions that one calls, each with its computation; for those that `opens`
+        accepts, the instructions that they call."""
+        for name in caller.calls:
+            computation = self.computation(name, caller)
+            for inner in computation.instructions:
+                if opens(inner):
+                    yield from self.expand(inner, opens)
+                else:
+                    yield inner, computation
 
     def place(self, instruction: HloInstruction) -> str:
         """`file.py:line` of the user's program, or nothing where the metadata has none."""
@@ -195,8 +197,8 @@ def _short_place(file: str, line: str) -> str:
 
 def parse_module(text: str) -> HloModule:
     """Raises ToolError for text that is no scheduled module."""
-    header = text.lstrip()[:1_000_000].partition("\n")[0]
-    if not header.startswith("HloModule") or "is_scheduled=true" not in header:
+    source = HloText(text)
+    if not (text.lstrip().startswith("HloModule") and source.is_scheduled):
         raise ToolError("not the text of a scheduled HLO module")
     found, entry = parse_computations(text)
     if not found.get(entry):
@@ -208,7 +210,7 @@ def parse_module(text: str) -> HloModule:
         table: dict(row.split(" ", 1) for row in lines.splitlines())
         for table, lines in _TABLE.findall(text)
     }
-    return HloModule(computations, entry, header, _Tables(rows))
+    return HloModule(computations, entry, source, _Tables(rows))
 
 
 def _launched(instructions: list[HloInstruction]) -> Iterator[HloInstruction]:
@@ -239,11 +241,6 @@ def _launch(program: HloInstruction, update: HloInstruction) -> HloInstruction:
     attributes = _ALIASING.sub("", program.line[program.after_opcode :].partition(")")[2])
     line = f"{head}{operands}){attributes}"
     return HloInstruction(update.name, program.opcode, line, len(head))
-
-
-def _count(header: str, name: str) -> int:
-    count = re.search(rf", {name}=(\d+)", header)
-    return int(count.group(1)) if count else 1
 
 
 def _aliases(header: str) -> str:

@@ -245,8 +245,11 @@ class ScheduleReader:
         reader = ScheduleReader(self._module, self._clock, builder, body, [argument], placed)
         result = reader.read()
         # Of a known count, a condition without collectives is a comparison: nothing to time.
-        issued = self._module.expand(condition, lambda inner: not is_issued(inner))
-        if trips is None or any(issued):
+        communicates = any(
+            is_issued(inner) or any(self._module.expand(inner, lambda each: not is_issued(each)))
+            for inner in condition.instructions
+        )
+        if trips is None or communicates:
             reader._inlined(condition, [result])
         last = dict(paths(result))
         carried = pair_waits(instruction, builder, reader._issuer.unpaired, result)

@@ -235,12 +235,10 @@ def _product_kind(instruction: HloInstruction) -> WorkKind:
 
 
 def fused(
-    instruction: HloInstruction, module: HloModule
+    fusion: HloInstruction, module: HloModule
 ) -> Iterator[tuple[HloInstruction, Computation]]:
     """The instructions inside a fusion, nested fusions opened, each with its computation."""
-    for name in instruction.calls:
-        computation = module.computation(name, instruction)
-        yield from module.expand(computation, lambda inner: inner.opcode in _NESTED)
+    return module.expand(fusion, lambda inner: inner.opcode in _NESTED)
 
 
 def _of_fusion(instruction: HloInstruction, outer: Computation, module: HloModule) -> Work:
