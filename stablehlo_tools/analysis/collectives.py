@@ -57,6 +57,7 @@ from stablehlo_tools.ir.values import producer
 from stablehlo_tools.ir.walk import functions_around, symbol_name, walk
 from stablehlo_tools.order.program import UNKNOWN_CALL
 
+GRID = ("mhlo.num_replicas", "mhlo.num_partitions")  # attributes of a module
 _KINDS = {name: name.partition(".")[2] for name in ops_with_any(Trait.COLLECTIVE | Trait.TRANSFER)}
 _OF_PAIRS = TRANSFERS | {"collective_permute"}
 _CANDIDATES = frozenset(_KINDS) | {ASYNC_START, CUSTOM_CALL}
@@ -178,16 +179,11 @@ class ModuleFacts:
         A module that states neither number (torch-xla's do not) is taken to run on just the
         processes that its collectives name. `collectives` are all of the module's, if known.
         """
-        replicas, partitions = (
-            module.operation.attributes.get(f"mhlo.num_{name}")
-            for name in ("replicas", "partitions")
-        )
         meshes = meshes_of(module)
-        if replicas is None and partitions is None:
+        grid = stated_grid(module)
+        if grid is None:
             listed = find_collectives(module) if collectives is None else collectives
             grid = _inferred_grid(listed, meshes)
-        else:
-            grid = ProcessGrid(_integer(replicas, 1), _integer(partitions, 1))
         return ModuleFacts(grid, meshes)
 
     def groups(self, collective: Collective) -> ProcessGroups | None:
@@ -460,6 +456,14 @@ def element_bits(element: ir.Type) -> int:
 def _rows(attribute: ir.Attribute) -> list[list[int]]:
     table = np.array(ir.DenseIntElementsAttr(attribute))
     return [] if table.size == 0 else table.reshape(-1, table.shape[-1]).tolist()
+
+
+def stated_grid(module: ir.Module) -> ProcessGrid | None:
+    """The replicas and partitions that a module states; None if it states neither number."""
+    attributes = module.operation.attributes
+    if not any(name in attributes for name in GRID):
+        return None
+    return ProcessGrid(*(_integer(attributes.get(name), 1) for name in GRID))
 
 
 def _integer(attribute: ir.Attribute | None, default: int) -> int:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from typing import Any
 
-from stablehlo_tools.analysis.collectives import ModuleFacts
+from stablehlo_tools.analysis.collectives import ModuleFacts, stated_grid
 from stablehlo_tools.analysis.effects import unknown_calls_counted
 from stablehlo_tools.analysis.entry import erase_groups_of_one, is_per_device, path_of
 from stablehlo_tools.analysis.issued import Inlined, Issued, inline_module, read_issued
@@ -43,7 +43,6 @@ _WORTH_A_POOL = 8  # programs
 _DEEPEST_NESTING = 20_000  # regions nest by recursion, in Python alone
 _TRANSFERS = frozenset({"send", "recv"})
 _GPU = ("cuda", "rocm", "gpu")
-_GRID = ("mhlo.num_replicas", "mhlo.num_partitions")
 
 
 @dataclass(frozen=True)
@@ -194,7 +193,7 @@ def _read(loaded: Artifact, part: _Part, *, keeps_platforms: bool = False) -> _R
         # The pairs of separate programs' transfers name devices of the others.
         own = [c for c in inlined.collectives if not (options.separate and c.kind in _TRANSFERS)]
         facts = ModuleFacts.of(module, own)
-        is_stated = any(name in module.operation.attributes for name in _GRID)
+        is_stated = stated_grid(module) is not None
         if not is_stated and not options.separate:
             wanted = part.size or max(facts.grid.size, part.count, *map(_end, options.devices))
             facts = ModuleFacts(_widened(facts.grid, wanted), facts.meshes)

@@ -73,6 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
     from stablehlo_tools.analysis.collectives import (
         ModuleFacts,
         find_collectives,
+        stated_grid,
         unnumbered_replicas,
     )
     from stablehlo_tools.analysis.partitioner_work import left_to_the_partitioner
@@ -92,9 +93,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         collectives = find_collectives(loaded.module)
         facts = ModuleFacts.of(loaded.module, collectives)
-        names = ("mhlo.num_replicas", "mhlo.num_partitions")
-        is_stated = any(name in loaded.module.operation.attributes for name in names)
-        is_open = facts.grid.size == 1 and not is_stated
+        is_open = facts.grid.size == 1 and stated_grid(loaded.module) is None
         fewest = unnumbered_replicas(collectives) if is_open else 1
         if fewest > 1:
             facts = ModuleFacts(ProcessGrid(fewest), facts.meshes)

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
+from stablehlo_tools.analysis.collectives import GRID, stated_grid
 from stablehlo_tools.analysis.replica_groups import ProcessGrid
 from stablehlo_tools.artifacts.artifact import Artifact, parse
 from stablehlo_tools.artifacts.program_set import Job, Options, equal_arguments
@@ -32,7 +33,6 @@ from stablehlo_tools.targets.topologies import compiler_version, missing_package
 _TRANSFERS = "a schedule does not say which devices a send or recv links: use --target none"
 _MARKS = re.compile(rf"{TAG_MARK}(\d+)")
 _OP_NAME = re.compile(r'(op_name="[^"]*)"')
-_GRID = ("mhlo.num_replicas", "mhlo.num_partitions")
 
 
 @dataclass(frozen=True)
@@ -235,10 +235,8 @@ def _with_origins(issue: Issue) -> Issue:
 def _with_grid(artifact: Artifact, grid: ProcessGrid) -> Artifact:
     """A copy whose module states its processes, which else would be inferred from it alone."""
     copy = artifact.copy()
-    attributes = copy.module.operation.attributes
-    if not any(name in attributes for name in _GRID):
-        with copy.module.context:
-            i32 = ir.IntegerType.get_signless(32)
-            for name, count in zip(_GRID, (grid.num_replicas, grid.num_partitions), strict=True):
-                attributes[name] = ir.IntegerAttr.get(i32, count)
+    if stated_grid(copy.module) is None:
+        i32 = ir.IntegerType.get_signless(32, copy.module.context)
+        for name, count in zip(GRID, (grid.num_replicas, grid.num_partitions), strict=True):
+            copy.module.operation.attributes[name] = ir.IntegerAttr.get(i32, count)
     return copy

@@ -25,7 +25,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from stablehlo_tools import bindings
-from stablehlo_tools.analysis.collectives import Collective, ModuleFacts, find_collectives
+from stablehlo_tools.analysis.collectives import (
+    Collective,
+    ModuleFacts,
+    find_collectives,
+    stated_grid,
+)
 from stablehlo_tools.analysis.entry import erase_groups_of_one, is_per_device
 from stablehlo_tools.analysis.replica_groups import GroupMode, ProcessGrid
 from stablehlo_tools.analysis.shardings import tensor_sharding
@@ -49,7 +54,6 @@ from stablehlo_tools.targets.chips import Target
 from stablehlo_tools.targets.order import Item, program_ids
 from stablehlo_tools.targets.tagging import TaggedOp, tag_collectives
 
-_GRID = ("replicas", "partitions")
 _SHARDING = "sdy.sharding"
 _AXIS = "device"
 _DEVICES_PER_HOST = 8
@@ -128,7 +132,7 @@ def _process_grid(module: ir.Module) -> ProcessGrid:
     """
     facts = ModuleFacts.of(module)
     collectives = find_collectives(module)
-    if not any(f"mhlo.num_{name}" in module.operation.attributes for name in _GRID):
+    if stated_grid(module) is None:
         facts = ModuleFacts(_inferred_grid(facts, collectives), facts.meshes)
     for collective in collectives:
         facts.groups(collective)  # raises for a device that the grid does not have

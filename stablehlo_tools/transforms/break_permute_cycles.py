@@ -44,7 +44,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from stablehlo_tools.analysis.collectives import Channels, Collective, ModuleFacts, find_collectives
+from stablehlo_tools.analysis.collectives import (
+    Channels,
+    Collective,
+    ModuleFacts,
+    find_collectives,
+    stated_grid,
+)
 from stablehlo_tools.analysis.permute_pairs import (
     PAIRS,
     PERMUTE,
@@ -131,7 +137,7 @@ def _plan(
 
 def _processes(module: ir.Module, facts: ModuleFacts, permute: Collective) -> int | None:
     """How many ids there are, as the permute counts them; None where the module does not say."""
-    if not {"mhlo.num_replicas", "mhlo.num_partitions"} & set(module.operation.attributes.keys()):
+    if stated_grid(module) is None:
         return None
     is_replica = permute.group_mode is GroupMode.CROSS_REPLICA
     return facts.grid.num_replicas if is_replica else facts.grid.num_partitions

@@ -26,17 +26,6 @@ _SHARDINGS = ("sdy.sharding", "mhlo.sharding", "sdy.sharding_per_value")
 _SHARDING_CALLS = ("Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape")
 
 
-def stated_grid(module: ir.Module) -> ProcessGrid | None:
-    """What `mhlo.num_replicas` and `mhlo.num_partitions` say, or None where both are missing."""
-    names = ("mhlo.num_replicas", "mhlo.num_partitions")
-    attributes = module.operation.attributes
-    if not any(name in attributes for name in names):
-        return None
-    return ProcessGrid(
-        *(ir.IntegerAttr(attributes[n]).value if n in attributes else 1 for n in names)
-    )
-
-
 def inferred_grid(module: ir.Module) -> ProcessGrid:
     """The smallest grid that a module's collectives and meshes speak of.
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from stablehlo_tools import bindings
 from stablehlo_tools.analysis.argument_ranges import index_limits, steering_arguments
+from stablehlo_tools.analysis.collectives import stated_grid
 from stablehlo_tools.analysis.entry import erase_groups_of_one
 from stablehlo_tools.analysis.replica_groups import ProcessGrid
 from stablehlo_tools.analysis.shardings import sharding_per_value, without_parts
@@ -33,7 +34,6 @@ from stablehlo_tools.verify.device_grid import (
     inferred_grid,
     is_partitioned,
     shared_inputs,
-    stated_grid,
 )
 from stablehlo_tools.verify.interpreter_program import interpreter_grid, interpreter_module
 from stablehlo_tools.verify.job import SIDES, Form, Run, Side

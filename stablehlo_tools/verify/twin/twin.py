@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from stablehlo_tools.analysis.argument_ranges import index_limits
+from stablehlo_tools.analysis.collectives import stated_grid
 from stablehlo_tools.analysis.tasks.op_work import bytes_of
 from stablehlo_tools.artifacts.artifact import Artifact, Form
 from stablehlo_tools.bindings import ir
@@ -22,7 +23,7 @@ from stablehlo_tools.dialect.names import MANUAL_COMPUTATION
 from stablehlo_tools.ir.async_calls import lower_async_calls
 from stablehlo_tools.ir.inline import inline_all_calls
 from stablehlo_tools.ir.walk import enclosing, entry_function, terminator, walk
-from stablehlo_tools.verify.device_grid import inferred_grid, is_partitioned, stated_grid
+from stablehlo_tools.verify.device_grid import inferred_grid, is_partitioned
 from stablehlo_tools.verify.job import SIDES, Side
 from stablehlo_tools.verify.plan import cpu_index, runnable_module
 from stablehlo_tools.verify.twin.compared_constants import (
