@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stablehlo_tools.cli.shared_arguments import add_compiler_options, compiler_options, seconds
+from stablehlo_tools.cli.shared_arguments import add_compiler_options, add_timeout, compiler_options
 from stablehlo_tools.cli.streams import print_answer
 from stablehlo_tools.cli.usage_errors import typed
 from stablehlo_tools.order.findings import Verdict
@@ -90,13 +90,7 @@ def add_target_arguments(parser: argparse.ArgumentParser) -> None:
         "the installed ones of the platforms that the programs name)",
     )
     add_compiler_options(parser)
-    parser.add_argument(
-        "--timeout",
-        metavar="SECONDS",
-        type=seconds,
-        default=600.0,
-        help="limit of one compilation in seconds (default: 600)",
-    )
+    add_timeout(parser, "limit of one compilation in seconds (default: 600)")
 
 
 def chosen_targets(arguments: argparse.Namespace) -> list[Target] | None:

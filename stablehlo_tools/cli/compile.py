@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 
-from stablehlo_tools.cli.shared_arguments import add_compiler_options, compiler_options, seconds
+from stablehlo_tools.cli.shared_arguments import add_compiler_options, add_timeout, compiler_options
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,13 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "gpu, tpu-v5e for tpu)",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument(
-        "--timeout",
-        metavar="SECONDS",
-        type=seconds,
-        default=600.0,
-        help="stop the compiler after so many seconds (default: 600)",
-    )
+    add_timeout(parser, "stop the compiler after so many seconds (default: 600)")
     add_compiler_options(parser)
 
 

@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stablehlo_tools.cli.shared_arguments import add_set_argument, amount, seconds, whole_number
+from stablehlo_tools.cli.shared_arguments import add_set_argument, add_timeout, amount, whole_number
 from stablehlo_tools.cli.verify import compare_with_origin, print_comparison
 from stablehlo_tools.processes import activity
 
@@ -64,13 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--rtol", type=amount, help="accept |difference| <= ATOL + RTOL * |original|"
     )
     parser.add_argument("--atol", type=amount, help="see --rtol")
-    parser.add_argument(
-        "--timeout",
-        metavar="SECONDS",
-        type=seconds,
-        default=600.0,
-        help="stop each run or compiler after so many seconds (600)",
-    )
+    add_timeout(parser, "stop each run or compiler after so many seconds (600)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 

@@ -36,14 +36,13 @@ def add_timing_arguments(parser: argparse.ArgumentParser, otherwise: str) -> Non
         metavar="FILE",
         help="times that were measured, by op (JSON); they go before the cost model",
     )
-    parser.add_argument(
-        "--timeout",
-        metavar="SECONDS",
-        type=seconds,
-        default=600.0,
-        help="stop a compiler after so many seconds (default: 600)",
-    )
+    add_timeout(parser, "stop a compiler after so many seconds (default: 600)")
     add_compiler_options(parser)
+
+
+def add_timeout(parser: argparse.ArgumentParser, meaning: str) -> None:
+    """`--timeout SECONDS`, 600 by default."""
+    parser.add_argument("--timeout", metavar="SECONDS", type=seconds, default=600.0, help=meaning)
 
 
 def add_compiler_options(parser: argparse.ArgumentParser) -> None:

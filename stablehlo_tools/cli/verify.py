@@ -25,10 +25,10 @@ from typing import TYPE_CHECKING
 
 from stablehlo_tools.cli.shared_arguments import (
     add_set_argument,
+    add_timeout,
     amount,
     gib,
     positive,
-    seconds,
     whole_number,
 )
 from stablehlo_tools.cli.streams import print_answer
@@ -102,13 +102,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=_DEFAULT_LIMIT,
         help="of running either program, on all of its devices (4)",
     )
-    parser.add_argument(
-        "--timeout",
-        metavar="SECONDS",
-        type=seconds,
-        default=600.0,
-        help="for everything (600)",
-    )
+    add_timeout(parser, "for everything (600)")
 
 
 def run(arguments: argparse.Namespace) -> int:
