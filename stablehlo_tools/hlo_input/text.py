@@ -160,7 +160,7 @@ _OF_ONE_TYPE = frozenset(
 )  # fmt: skip
 _REDUCTIONS = frozenset({"reduce", "reduce-window"})
 _SINGLE = frozenset({"collective-permute", "reduce-scatter"})  # of one operand in StableHLO
-_DIVISIBLE = COLLECTIVES - {"ragged-all-to-all"}  # whose operands are not alike
+_DIVISIBLE = COLLECTIVES - {"ragged-all-to-all"}  # its operands are parts of one exchange
 
 
 def _normalized(text: str) -> tuple[str, tuple[int, ...]]:
@@ -275,8 +275,11 @@ def _unify_types(
 
 
 def _divide(line: str, split_starts: dict[str, int]) -> list[str]:
-    """A collective of several operands as one for each, or the end of such a one; any other, as it
-    is but for its aliasing. `split_starts` has the number of operands of each start, by name."""
+    """Replaces a collective of several operands, or its done, with one for each operand.
+
+    Any other keeps its line, without its aliasing. `split_starts` has the number of operands of
+    each start that was divided, by name.
+    """
     line = _without_aliasing(line)
     one = parse_instruction(COMMENT.sub("", line))
     if one is None or one.end_of_operands == len(one.line):
@@ -287,14 +290,16 @@ def _divide(line: str, split_starts: dict[str, int]) -> list[str]:
         start = operands[0].split()[-1] if operands else ""
         count = split_starts.get(start.removeprefix("%"), 0)
         operands = [f"{start}.part{i}" for i in range(count)]
+    elif len(operands) < 2:
+        return [line]
     elif is_start and one.shape.startswith("(("):  # else an all-reduce-start, of results alone
         given, made = map(split_tuple, shapes[:2])
         shapes = [f"(({a}), {b})" for a, b in zip(given, made, strict=False)]
-    elif one.opcode == "all-to-all" and len(operands) > 1:
+    elif one.opcode == "all-to-all":
         return _one_exchange(one, operands) or [line]
     elif not is_start and one.opcode not in _SINGLE:
         return [line]
-    if len(operands) < 2 or len(operands) != len(shapes):
+    if not operands or len(operands) != len(shapes):
         return [line]
     names = [f"{one.printed_name}.part{i}" for i in range(len(operands))]
     if is_start:
@@ -303,12 +308,14 @@ def _divide(line: str, split_starts: dict[str, int]) -> list[str]:
         _define(one, name, f"{shape} {one.opcode}({operand}){one.attributes}")
         for name, shape, operand in zip(names, shapes, operands, strict=True)
     ]
-    return parts if is_start else [*parts, _gathered(one, names)]
+    return parts if is_start else [*parts, _join_parts(one, names)]
 
 
 def _one_exchange(one: HloInstruction, operands: list[str]) -> list[str]:
-    """An all-to-all whose operand i goes to member i, as one of their concatenation; empty if its
-    shape is not that of so many arrays."""
+    """Replaces an all-to-all whose operand i goes to member i with one of their concatenation.
+
+    Returns no lines if its shape is not that of so many arrays.
+    """
     shapes = [_SHAPE.fullmatch(shape.partition("{")[0]) for shape in split_tuple(one.shape)]
     count = len(operands)
     if len(shapes) != count or shapes[0] is None:
@@ -333,15 +340,15 @@ def _one_exchange(one: HloInstruction, operands: list[str]) -> list[str]:
         cut = f"{part} slice({n}.exchanged), slice={{[{i}:{i + 1}]{ranges}}}"
         lines.append(_define(one, f"{n}.cut{i}", cut))
         lines.append(_define(one, f"{n}.part{i}", f"{plain} reshape({n}.cut{i})"))
-    return [*lines, _gathered(one, [f"{n}.part{i}" for i in range(count)])]
+    return [*lines, _join_parts(one, [f"{n}.part{i}" for i in range(count)])]
 
 
-def _gathered(one: HloInstruction, names: list[str]) -> str:
+def _join_parts(one: HloInstruction, names: list[str]) -> str:
     return _define(one, one.printed_name, f"{one.shape} tuple({', '.join(names)})")
 
 
 def _define(one: HloInstruction, name: str, value: str) -> str:
-    """A line in the place of an instruction; it is the root, too, if it has the same name."""
+    """A line that defines a name in the place of an instruction; its own name stays the root."""
     indent = one.line[: len(one.line) - len(one.line.lstrip())]
     return f"{indent}{'ROOT ' if one.is_root and name == one.printed_name else ''}{name} = {value}"
 
