@@ -176,6 +176,8 @@ def _normalized(text: str) -> tuple[str, tuple[int, ...]]:
         if is_mixed and not line.startswith(" "):
             reducers.begin(line, len(lines))
         one = parse_instruction(line)
+        if one is not None and (shape := _SHAPE.match(one.shape)) is not None:
+            shapes[one.name] = (shape[1], shape[2])
         if one is not None and _SUFFIX.sub("", one.opcode) in _DIVISIBLE:
             written = _divide(line, split_starts)
             if is_mixed:
@@ -251,7 +253,6 @@ def _unify_types(
     if shape is None:
         return [one.line]
     element = wanted = shape[1]
-    shapes[one.name] = (element, shape[2])
     if one.opcode in _REDUCTIONS and len(computed) == 1:
         wanted = min(computed)
     elif one.opcode not in _OF_ONE_TYPE:

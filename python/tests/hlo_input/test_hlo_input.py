@@ -200,12 +200,13 @@ MIXED = """HloModule m, is_scheduled=true, num_partitions=2
   ROOT %sum = f32[]{:T(128)} add(%x, %y)
 }
 
-ENTRY %e (a: f32[8,256]) -> (bf16[8,256], f32[8,256], bf16[8,256]) {
+ENTRY %e (a: f32[8,256]) -> (bf16[8,256], f32[8,256], f32[8,256]) {
   %a = f32[8,256]{1,0:T(8,128)} parameter(0)
   %b = bf16[8,256]{1,0:T(8,128)} all-reduce(%a), channel_id=1, replica_groups={{0,1}}, to_apply=%add
   %c = f32[8,256]{1,0:T(8,128)} all-reduce(%a), channel_id=2, replica_groups={{0,1}}, to_apply=%add
   %d = bf16[8,256]{1,0:T(8,128)} all-reduce(%b), channel_id=3, replica_groups={{0,1}}, to_apply=%add
-  ROOT %t = (bf16[8,256]{1,0}, f32[8,256]{1,0}, bf16[8,256]{1,0}) tuple(%b, %c, %d)
+  %u = f32[8,256]{1,0:T(8,128)} tanh(%d)
+  ROOT %t = (bf16[8,256]{1,0}, f32[8,256]{1,0}, f32[8,256]{1,0}) tuple(%b, %c, %u)
 }
 """
 
