@@ -100,7 +100,16 @@ def _indices_of(op: ir.Operation) -> Iterator[tuple[ir.Value, int]]:
     elif op.name == DYNAMIC_UPDATE_SLICE:
         yield from _below(list(op.operands)[2:], shape_of(op.operands[0]))
     elif op.name in ("stablehlo.gather", SCATTER):
-        yield from _indices(op)
+        # The indices of a gather or scatter: below the smallest dimension that they index.
+        gathers = op.name == "stablehlo.gather"
+        number = 1 if gathers else len(op.results)
+        text = str(op.attributes["dimension_numbers" if gathers else "scatter_dimension_numbers"])
+        name = "start_index_map" if gathers else "scatter_dims_to_operand_dims"
+        _, _, listed = text.partition(f"{name} = [")
+        dims = [int(part) for part in listed.partition("]")[0].split(",") if part.strip()]
+        sizes = [shape_of(op.operands[0])[dim] for dim in dims]
+        if sizes and min(sizes) > 0:
+            yield op.operands[number], min(sizes)
     elif op.name == "stablehlo.compare":
         yield from _positions(op)
 
@@ -109,19 +118,6 @@ def _below(starts: Sequence[ir.Value], sizes: Sequence[int]) -> Iterator[tuple[i
     for start, size in zip(starts, sizes, strict=True):
         if size > 0:
             yield start, size
-
-
-def _indices(op: ir.Operation) -> Iterator[tuple[ir.Value, int]]:
-    """The indices of a gather or scatter: below the smallest dimension that they index."""
-    gathers = op.name == "stablehlo.gather"
-    number = 1 if gathers else len(op.results)
-    text = str(op.attributes["dimension_numbers" if gathers else "scatter_dimension_numbers"])
-    name = "start_index_map" if gathers else "scatter_dims_to_operand_dims"
-    _, _, listed = text.partition(f"{name} = [")
-    dims = [int(part) for part in listed.partition("]")[0].split(",") if part.strip()]
-    sizes = [shape_of(op.operands[0])[dim] for dim in dims]
-    if sizes and min(sizes) > 0:
-        yield op.operands[number], min(sizes)
 
 
 def _positions(op: ir.Operation) -> Iterator[tuple[ir.Value, int]]:
@@ -145,18 +141,15 @@ def _sources(value: ir.Value) -> list[ir.Value]:
     assert op is not None, "an argument of a block is handed, not computed"
     name, operands = op.name, list(op.operands)
     if name in _MOVED_FIRST or (name == CUSTOM_CALL and target_of(op) in _ANNOTATIONS):
-        return operands[:1] if _is_number(operands[0]) else []
+        element = element_of(operands[0])
+        return (
+            operands[:1] if (not isinstance(element, ir.IntegerType) or element.width > 1) else []
+        )
     if name in _MOVED_FROM:
         return [operands[place] for place in _MOVED_FROM[name] if place < len(operands)]
     if name in _BY_POSITION:
         return [operands[ir.OpResult(value).result_number]]
     return operands if name in _ALL_MOVED else []
-
-
-def _is_number(value: ir.Value) -> bool:
-    """Returns True if a value is not boolean: an index may be converted from one of those."""
-    element = element_of(value)
-    return not isinstance(element, ir.IntegerType) or element.width > 1
 
 
 def steering_arguments(module: ir.Module, *, of_loops: bool = False) -> list[int]:

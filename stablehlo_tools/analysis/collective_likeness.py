@@ -157,7 +157,10 @@ def _why_not_alone(collective: Collective) -> str | None:
         return "it is an all_to_all of several operands (C3)"
     if _XLA_SHARDING in op.attributes:
         return f"it has an {_XLA_SHARDING} (C6)"
-    if _is_chained(op):
+    # A barrier may tie an operand or a result to a token.
+    around = [value.owner for value in op.operands]
+    around += [use.owner for result in op.results for use in result.uses]
+    if any(_holds_token(other) for other in around if not isinstance(other, ir.Block)):
         return "it is in a token chain; tokens go in last (C8)"
     return None
 
@@ -179,13 +182,6 @@ def _is_plain(type_: ir.Type) -> bool:
     if not isinstance(type_, ir.RankedTensorType) or not type_.has_static_shape:
         return False
     return isinstance(type_.element_type, ir.IntegerType | ir.FloatType | ir.ComplexType)
-
-
-def _is_chained(op: ir.Operation) -> bool:
-    """Whether a barrier ties an operand or a result to a token."""
-    around = [value.owner for value in op.operands]
-    around += [use.owner for result in op.results for use in result.uses]
-    return any(_holds_token(other) for other in around if not isinstance(other, ir.Block))
 
 
 def _holds_token(op: ir.Operation | ir.OpView) -> bool:

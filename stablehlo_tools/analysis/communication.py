@@ -219,24 +219,21 @@ class _Builder:
                 name = symbol_name(parent)
                 lists[site.op.block] = functions[name].sites
                 break
-            above = _control_flow_site(site.op, parent)
+            if parent.name not in _CONTROL_FLOW:
+                raise ToolError(
+                    f"{site.op.name} inside {parent.name}: no order of collectives is defined "
+                    "there",
+                    site.op.location,
+                    (note(f"the {parent.name} stands here", parent.location),),
+                )
+            if any(len(region.blocks) != 1 for region in parent.regions):
+                raise ToolError(f"{parent.name} with a region of several blocks", parent.location)
+            above = Site(parent, regions=[[] for _ in parent.regions])
             for region, inner in zip(parent.regions, above.regions, strict=True):
                 lists[region.blocks[0]] = inner
             lists[site.op.block].append(site)
             site = above
         lists[site.op.block].append(site)
-
-
-def _control_flow_site(child: ir.Operation, parent: ir.Operation) -> Site:
-    if parent.name not in _CONTROL_FLOW:
-        raise ToolError(
-            f"{child.name} inside {parent.name}: no order of collectives is defined there",
-            child.location,
-            (note(f"the {parent.name} stands here", parent.location),),
-        )
-    if any(len(region.blocks) != 1 for region in parent.regions):
-        raise ToolError(f"{parent.name} with a region of several blocks", parent.location)
-    return Site(parent, regions=[[] for _ in parent.regions])
 
 
 def is_public(function: ir.Operation) -> bool:

@@ -156,7 +156,7 @@ class Transfer:
         for result, part in zip(op.results, operands, strict=True):
             if part.whole & ~kept == 0:
                 continue
-            if _is_token(result) or self._is_used(result):
+            if not isinstance(result.type, ir.RankedTensorType) or self._is_used(result):
                 kept |= part.whole
         kept &= ~VARIES  # each element keeps its own value
         return [part.with_all(kept) for part in operands]
@@ -258,23 +258,19 @@ def _moved(op: ir.Operation, operands: Sequence[Dependence]) -> Dependence:
     """What the elements that are left depend on, wherever they are."""
     moves = moves_of(op)
     if moves is None:
-        return _moved_somewhere(op, operands)
+        # The shapes are unknown.
+        rule = rule_of(op.name)
+        if rule == "order":
+            return Dependence(operands[0].each, operands[0].whole)
+        if op.name in ops_with(Trait.UNARY | Trait.COMPLEX_PART):
+            return NOTHING
+        count = 1 if rule == "slice" else 2 if op.name == DYNAMIC_UPDATE_SLICE else len(operands)
+        each = reduce(and_, (part.each for part in operands[:count]))
+        return Dependence(each, each)
     each = reduce(and_, (operands[i].each for i in moves.sources), -1) if moves.sources else 0
     whole = reduce(or_, (operands[i].whole for i in moves.kept), each)
     whole |= reduce(or_, (operands[i].each for i in moves.left), 0)
     return _pushed(op, moves.links, operands).both(Dependence(each, whole))
-
-
-def _moved_somewhere(op: ir.Operation, operands: Sequence[Dependence]) -> Dependence:
-    """Of an op on shapes that are not known."""
-    rule = rule_of(op.name)
-    if rule == "order":
-        return Dependence(operands[0].each, operands[0].whole)
-    if op.name in ops_with(Trait.UNARY | Trait.COMPLEX_PART):
-        return NOTHING
-    count = 1 if rule == "slice" else 2 if op.name == DYNAMIC_UPDATE_SLICE else len(operands)
-    each = reduce(and_, (part.each for part in operands[:count]))
-    return Dependence(each, each)
 
 
 def _pushed(
@@ -601,10 +597,6 @@ def _elements(attribute: ir.Attribute | None) -> np.ndarray:
 
 def _is_complex(type_: ir.Type) -> bool:
     return isinstance(ir.ShapedType(type_).element_type, ir.ComplexType)
-
-
-def _is_token(value: ir.Value) -> bool:
-    return not isinstance(value.type, ir.RankedTensorType)
 
 
 def has_no_elements(type_: ir.Type) -> bool:

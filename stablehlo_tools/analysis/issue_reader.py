@@ -285,26 +285,25 @@ class IssueReader:
             count = counts.num_replicas if name == REPLICA_ID else counts.num_partitions
             self._bind(op.results, [GIVEN if count > 1 else NOTHING])
         else:
-            self._hand_on(op, name)
-
-    def _hand_on(self, op: ir.Operation, name: str) -> None:
-        """Dependences through an op that neither communicates nor controls."""
-        dependences = self.transfer.results(op, name, self.known)
-        if self.moved and name in MOVING:
-            dependences = [
-                part.with_all(self.moved) for part in dependences or [NOTHING] * len(op.results)
-            ]
-        if dependences is not None:
-            self._bind(op.results, dependences)
-        elif self.rereading:
-            for result in op.results:
-                self.known.pop(result, None)
+            # Dependences through an op that neither communicates nor controls.
+            dependences = self.transfer.results(op, name, self.known)
+            if self.moved and name in MOVING:
+                dependences = [
+                    part.with_all(self.moved) for part in dependences or [NOTHING] * len(op.results)
+                ]
+            if dependences is not None:
+                self._bind(op.results, dependences)
+            elif self.rereading:
+                for result in op.results:
+                    self.known.pop(result, None)
 
     def _collective(self, collective: Collective, level: Level) -> None:
         op = collective.op
         if self.uniformity is not None:
             self.uniformity.run(op)
-        if _computes_nothing(op):  # compilers delete it
+        if bool(len(op.results)) and all(
+            has_no_elements(value.type) for value in op.results
+        ):  # compilers delete it
             self._bind(op.results, [NOTHING] * len(op.results))
             return
         bits = reduce(or_, (self._of(value).whole for value in op.operands), 0)
@@ -524,7 +523,7 @@ class IssueReader:
         ends = terminator(op.regions[1].blocks[0]).operands
         return {
             position
-            for position, argument in enumerate(_arguments(op))
+            for position, argument in enumerate(op.regions[1].blocks[0].arguments)
             if ends[position] != argument
             and (iteration.ends[position].whole & bits or is_counter(ends[position], argument))
         }
@@ -558,16 +557,6 @@ class IssueReader:
                 self.known.pop(value, None)
 
 
-def _arguments(loop: ir.Operation) -> ir.BlockArgumentList:
-    """The carries, in the body."""
-    return loop.regions[1].blocks[0].arguments
-
-
 def _afters(iteration: Iteration) -> list[int]:
     """What each collective of an iteration must come after."""
     return [after for part in iteration.levels() for after in part.after]
-
-
-def _computes_nothing(op: ir.Operation) -> bool:
-    """Whether a collective has no element to exchange."""
-    return bool(len(op.results)) and all(has_no_elements(value.type) for value in op.results)

@@ -60,7 +60,10 @@ def needed_operands(result: ir.Value, demand: Demand) -> list[tuple[ir.Value, De
         return [(op.operands[0], ALL)]
     moves = _moves(op)
     if moves is not None:
-        return _moved(op, moves, demand)
+        if moves.steering:  # nobody knows what is taken, or where it is put
+            used = [*sorted(moves.sources), *moves.steering]
+            return [(op.operands[position], ALL) for position in used]
+        return _pulled(op, moves.links, demand)
     written = _written(op)
     if written is not None:
         needed: list[tuple[ir.Value, Demand]] = [(op.operands[0], demand)]
@@ -89,13 +92,6 @@ def _moves(op: ir.Operation) -> Moved | None:
     if rule_of(op.name) not in _MOVING or OPAQUE in op.attributes:
         return None
     return moves_of(op)
-
-
-def _moved(op: ir.Operation, moves: Moved, demand: Demand) -> list[tuple[ir.Value, Demand]]:
-    if moves.steering:  # nobody knows what is taken, or where it is put
-        used = [*sorted(moves.sources), *moves.steering]
-        return [(op.operands[position], ALL) for position in used]
-    return _pulled(op, moves.links, demand)
 
 
 def _written(op: ir.Operation) -> Links | None:
@@ -153,7 +149,14 @@ def _computed_survivors(result: ir.Value) -> Sequence[ir.Value]:
     """The same of an op that computes, or of which it is not known what it moves."""
     op = maker_of(result)
     if rule_of(op.name) == "own":
-        return _sorted_by(op, ir.OpResult(result).result_number)
+        position = ir.OpResult(result).result_number
+        arguments = op.regions[0].blocks[0].arguments
+        return [
+            value
+            for i, value in enumerate(op.operands)
+            if i == position
+            or any(list(argument.uses) for argument in arguments[2 * i : 2 * i + 2])
+        ]
     operands = list(op.operands)
     if not _may_fold(op):
         return operands
@@ -201,16 +204,6 @@ def _may_fold(op: ir.Operation) -> bool:
     if rule == "reduction":
         return len(op.results) == 1
     return rule != "arithmetic" or not is_float(op.results[0].type)
-
-
-def _sorted_by(sort: ir.Operation, position: int) -> list[ir.Value]:
-    """The operand that is one result of a sort, and those that are compared."""
-    arguments = sort.regions[0].blocks[0].arguments
-    return [
-        value
-        for i, value in enumerate(sort.operands)
-        if i == position or any(list(argument.uses) for argument in arguments[2 * i : 2 * i + 2])
-    ]
 
 
 def _steering(op: ir.Operation, operands: list[ir.Value]) -> list[ir.Value]:

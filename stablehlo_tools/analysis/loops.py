@@ -279,7 +279,15 @@ class LoopBody(WhileLoop):
         self.ops = [view.operation for view in self.block.operations][:-1]
         self.position_of = {key_of(op): i for i, op in enumerate(self.ops)}
         self._reads = [list(self._used(op)) for op in self.ops]
-        self.steps = self._induction_steps()
+        # What each iteration adds to a carry, by its number.
+        steps: dict[int, int] = {}
+        for number, (argument, end) in enumerate(zip(self.arguments, self.ends, strict=True)):
+            if number in self.invariant or not can_count(argument.type):
+                continue
+            step = constant_step(end, argument)
+            if step is not None:
+                steps[number] = step
+        self.steps = steps
         self.behind_barrier: dict[ir.Value, ir.Value] = {}
         self._indexed: set[Key] = set()
         self._moving: set[ir.Value] = {self.arguments[i] for i in self.steps}
@@ -388,17 +396,6 @@ class LoopBody(WhileLoop):
 
     def _in_order(self, keys: set[Key]) -> list[ir.Operation]:
         return [self.ops[i] for i in sorted(self.position_of[key] for key in keys)]
-
-    def _induction_steps(self) -> dict[int, int]:
-        """What each iteration adds to a carry, by its number."""
-        steps: dict[int, int] = {}
-        for number, (argument, end) in enumerate(zip(self.arguments, self.ends, strict=True)):
-            if number in self.invariant or not can_count(argument.type):
-                continue
-            step = constant_step(end, argument)
-            if step is not None:
-                steps[number] = step
-        return steps
 
     def _note_indexed(self, op: ir.Operation) -> None:
         reads = self.reads(op)

@@ -44,7 +44,13 @@ class OptimizerState:
         for number, value in enumerate(self.returned):
             self._results_of.setdefault(value, []).append(number)
         self._made: dict[int, list[int]] = {}  # by argument, what is found once
-        self._steering = self._before_heavy()
+        # What a product, a gather, a loop or a call of a library depends on.
+        steering: set[ir.Value] = set()
+        for view in reversed(list(self._block.operations)):
+            op = view.operation
+            if op.name in _HEAVY or any(result in steering for result in op.results):
+                steering.update(values_used_outside(op))
+        self._steering = steering
         self.states = dict(self._states())  # the arguments that are state, and what they become
 
     def made_of(self, argument: int) -> list[int]:
@@ -86,15 +92,6 @@ class OptimizerState:
             elif op.name not in _FILLED and is_float(value.type):
                 found.append(value)
         return found
-
-    def _before_heavy(self) -> set[ir.Value]:
-        """What a product, a gather, a loop or a call of a library depends on."""
-        steering: set[ir.Value] = set()
-        for view in reversed(list(self._block.operations)):
-            op = view.operation
-            if op.name in _HEAVY or any(result in steering for result in op.results):
-                steering.update(values_used_outside(op))
-        return steering
 
     def _states(self) -> Iterator[tuple[int, int]]:
         taken: set[int] = set()

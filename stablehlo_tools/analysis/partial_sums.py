@@ -69,7 +69,11 @@ class PartialSums:
             self.blocked.pop(result, None)
         barrier = node.name == BARRIER
         if barrier:
-            self._barrier(node)
+            for operand, result in zip(node.operands, node.results, strict=True):
+                if operand in self.blocked:
+                    self.blocked[result] = self.blocked[operand]
+                elif operand in self.terms:
+                    self.terms[result] = self.terms[operand]
             return
         stopper = next((self.blocked[n] for n in node.inputs if n in self.blocked), None)
         if stopper is not None:
@@ -110,13 +114,6 @@ class PartialSums:
             reducer = "or"
         if reducer is not None:
             self.terms.update(dict.fromkeys(node.results, reducer))
-
-    def _barrier(self, node: Node) -> None:
-        for operand, result in zip(node.operands, node.results, strict=True):
-            if operand in self.blocked:
-                self.blocked[result] = self.blocked[operand]
-            elif operand in self.terms:
-                self.terms[result] = self.terms[operand]
 
     def _block(self, node: Node, why: Node) -> None:
         self.blocked.update(dict.fromkeys(node.results, why))

@@ -124,27 +124,23 @@ def first_annotation(module: ir.Module) -> tuple[Annotation, ir.Operation] | Non
     first: dict[Annotation, ir.Operation] = {}
 
     def visit(op: ir.Operation) -> ir.WalkResult:
-        for annotation in _annotations(op):
+        annotations: list[Annotation] = []
+        if op.name in (MANUAL_COMPUTATION, "sdy.sharding_constraint") or SHARDING in op.attributes:
+            annotations.append(Annotation.SHARDY)
+        if is_gspmd(op):
+            annotations.append(Annotation.GSPMD)
+        if is_round_trip(op):
+            annotations.append(Annotation.ROUND_TRIP)
+        if op.name == FUNCTION:
+            text = "".join(str(op.attributes.get(name, "")) for name in ("arg_attrs", "res_attrs"))
+            annotations += [Annotation.SHARDY] if f"{SHARDING} =" in text else []
+        for annotation in annotations:
             first.setdefault(annotation, op)
         return ir.WalkResult.ADVANCE
 
     walk(module.operation, visit)
     order = (Annotation.ROUND_TRIP, Annotation.GSPMD, Annotation.SHARDY)
     return next(((each, first[each]) for each in order if each in first), None)
-
-
-def _annotations(op: ir.Operation) -> list[Annotation]:
-    annotations: list[Annotation] = []
-    if op.name in (MANUAL_COMPUTATION, "sdy.sharding_constraint") or SHARDING in op.attributes:
-        annotations.append(Annotation.SHARDY)
-    if is_gspmd(op):
-        annotations.append(Annotation.GSPMD)
-    if is_round_trip(op):
-        annotations.append(Annotation.ROUND_TRIP)
-    if op.name == FUNCTION:
-        text = "".join(str(op.attributes.get(name, "")) for name in ("arg_attrs", "res_attrs"))
-        annotations += [Annotation.SHARDY] if f"{SHARDING} =" in text else []
-    return annotations
 
 
 def _is_manual(op: ir.Operation, module: ir.Module) -> bool:

@@ -63,9 +63,14 @@ class Rendezvousing:
         """
         kind = collective.kind
         if kind in _GROUPED or kind == "collective_permute":
-            return self._cached(collective)
+            groups = collective.group_attribute("replica_groups")
+            key = (collective.kind, groups, collective.group_mode)
+            if key not in self.groups:
+                self.groups[key] = self._grouped(collective)
+            return self.groups[key]
         if kind in ("send", "recv"):
-            return self._transfer(collective)
+            end = 0 if collective.kind == "send" else 1
+            return self._ours([Rendezvous(p, (p[end],)) for p in self.groups_of_all(collective)])
         if kind in _CALLED and not stays_on_device(collective.inner):
             return self._ours([Rendezvous(self.everyone, self.everyone)])
         return ()
@@ -89,13 +94,6 @@ class Rendezvousing:
             self.whole[key] = tuple(connected(listed, self.everyone) if is_permute else listed)
         return self.whole[key]
 
-    def _cached(self, collective: Collective) -> tuple[Rendezvous, ...]:
-        groups = collective.group_attribute("replica_groups")
-        key = (collective.kind, groups, collective.group_mode)
-        if key not in self.groups:
-            self.groups[key] = self._grouped(collective)
-        return self.groups[key]
-
     def _grouped(self, collective: Collective) -> tuple[Rendezvous, ...]:
         if collective.kind == "collective_permute":
             self.facts.groups(collective)  # raises for devices that there are not
@@ -110,10 +108,6 @@ class Rendezvousing:
             return [tuple(r * partitions + p for p in range(partitions)) for r in range(replicas)]
         return [tuple(r * partitions + p for r in range(replicas)) for p in range(partitions)]
 
-    def _transfer(self, collective: Collective) -> tuple[Rendezvous, ...]:
-        end = 0 if collective.kind == "send" else 1
-        return self._ours([Rendezvous(p, (p[end],)) for p in self.groups_of_all(collective)])
-
     def _ours(self, meetings: Sequence[Rendezvous]) -> tuple[Rendezvous, ...]:
         return tuple(m for m in meetings if not self.mine.isdisjoint(m.issuers))
 
@@ -127,16 +121,13 @@ class Rendezvousing:
         if reduction is not None:
             parts.append(reduction)
         if collective.kind == "collective_permute":
-            parts.append(self._pairs(collective))
+            pairs = collective.inner.attributes["source_target_pairs"]
+            if pairs not in self.texts:
+                self.texts[pairs] = f"pairs {sorted(self.facts.groups(collective) or ())}"
+            parts.append(self.texts[pairs])
         if collective.kind in _CALLED:
             parts.append(target_of(inner))
         return ", ".join(parts)
-
-    def _pairs(self, collective: Collective) -> str:
-        pairs = collective.inner.attributes["source_target_pairs"]
-        if pairs not in self.texts:
-            self.texts[pairs] = f"pairs {sorted(self.facts.groups(collective) or ())}"
-        return self.texts[pairs]
 
     def _text(self, type_: ir.Type) -> str:
         if type_ not in self.texts:

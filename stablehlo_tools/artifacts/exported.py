@@ -204,13 +204,10 @@ def _restated(exported: Exported, module: ir.Module, before: Any, attribute: ir.
     entries: list[Any] = []
     for place, axes in enumerate(stated):
         is_free = not axes and not dims[place].is_closed and place < len(known)
-        entries.append(known[place] if is_free else _entry(axes))
+        entries.append(
+            known[place] if is_free else tuple(axes) if len(axes) > 1 else next(iter(axes), None)
+        )
     return NamedSharding(mesh, PartitionSpec(*entries, unreduced=unreduced, reduced=reduced))
-
-
-def _entry(axes: Sequence[str]) -> Any:
-    """The axes of a dimension as a PartitionSpec has them."""
-    return tuple(axes) if len(axes) > 1 else next(iter(axes), None)
 
 
 def _axes_of(sharding: Any, rank: int) -> tuple[tuple[str, ...], ...]:

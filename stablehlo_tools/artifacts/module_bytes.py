@@ -39,7 +39,14 @@ def read_module(data: bytes, form: Form, name: str = "") -> ir.Module:
             return parse_module(data, form)
     if _own.holds(data):
         return parse_module(data, form)
-    return parse_module(_read_outside(data, form), Form.BYTECODE)
+    digest = _digest(data)
+    written = _outside.get(digest)
+    if written is None:
+        written = outside_reader.read_outside(data, form)
+        _outside[digest] = written
+        while sum(map(len, _outside.values())) > _REMEMBERED:
+            _outside.popitem(last=False)
+    return parse_module(written, Form.BYTECODE)
 
 
 def prepare_reader() -> None:
@@ -51,17 +58,6 @@ def prepare_reader() -> None:
 def vouch(data: bytes) -> None:
     """Says that these bytes are what MLIR's own writer wrote in this process, unchanged."""
     _own.add(data)
-
-
-def _read_outside(data: bytes, form: Form) -> bytes:
-    digest = _digest(data)
-    written = _outside.get(digest)
-    if written is None:
-        written = outside_reader.read_outside(data, form)
-        _outside[digest] = written
-        while sum(map(len, _outside.values())) > _REMEMBERED:
-            _outside.popitem(last=False)
-    return written
 
 
 class _Digests:

@@ -74,7 +74,8 @@ def form_of(data: bytes) -> Form:
     if not data.strip():
         raise ToolError("the file is empty", hint=HOW_TO_EXPORT)
     if data.startswith(bindings.BYTECODE_MAGIC):
-        portable = bindings.portable_version(data) or _names_dialect(data, b"vhlo")
+        # The bytecode lists the names of its dialects among its strings.
+        portable = bindings.portable_version(data) or b"\x00" + b"vhlo" + b"\x00" in data
         return Form.PORTABLE if portable else Form.BYTECODE
     if b"\x00" in data:
         return Form.JAX_EXPORT
@@ -85,7 +86,10 @@ def parse_module(data: bytes, form: Form) -> ir.Module:
     """Parses and verifies the module here, whatever may come of it. Raises ToolError."""
     context = bindings.new_context()
     if form is not Form.TEXT:
-        _check_whole(data)
+        try:
+            check_sections(data)
+        except ValueError as error:
+            raise ToolError(f"MLIR bytecode that was cut off: {error}", hint=AGAIN) from None
     if b"quant" in data:
         bindings.load_quantized_types(context)
     if form is Form.PORTABLE:
@@ -94,7 +98,14 @@ def parse_module(data: bytes, form: Form) -> ir.Module:
         module = _parse_plain(data if form is Form.BYTECODE else _decoded(data), context)
     _check_depth(module)
     if _ESCAPED.search(data) if form is Form.TEXT else not _holds_text_only(data):
-        _check_names(module)
+        # Refuses names and locations that are not UTF-8: jaxlib has no Python string for them, and
+        # may end the process over one. What a backend is told may be any bytes.
+        text = module.operation.get_asm(enable_debug_info=True, assume_verified=True)
+        for string in _STRING.findall(_CONFIGURATION.sub(b"", str(text).encode())):
+            try:
+                _ESCAPED_BYTE.sub(lambda byte: bytes.fromhex(byte[1].decode()), string).decode()
+            except UnicodeDecodeError:
+                raise _damaged(f"a name that is not UTF-8: {string.decode()!r}") from None
     return module
 
 
@@ -112,13 +123,6 @@ def too_new(data: bytes) -> str:
 
 def _numbers(version: str) -> list[int]:
     return [int(part) for part in version.split(".")]
-
-
-def _check_whole(data: bytes) -> None:
-    try:
-        check_sections(data)
-    except ValueError as error:
-        raise ToolError(f"MLIR bytecode that was cut off: {error}", hint=AGAIN) from None
 
 
 def _decoded(data: bytes) -> str:
@@ -200,17 +204,6 @@ def _check_depth(module: ir.Module) -> None:
     )
 
 
-def _check_names(module: ir.Module) -> None:
-    """Refuses names and locations that are not UTF-8: jaxlib has no Python string for them, and may
-    end the process over one. What a backend is told may be any bytes."""
-    text = module.operation.get_asm(enable_debug_info=True, assume_verified=True)
-    for string in _STRING.findall(_CONFIGURATION.sub(b"", str(text).encode())):
-        try:
-            _ESCAPED_BYTE.sub(lambda byte: bytes.fromhex(byte[1].decode()), string).decode()
-        except UnicodeDecodeError:
-            raise _damaged(f"a name that is not UTF-8: {string.decode()!r}") from None
-
-
 def check_sections(data: bytes) -> None:
     """Raises ValueError unless all sections are there and fill the bytecode to its last byte."""
     version, position = _variable_integer(data, len(BYTECODE_MAGIC))
@@ -264,11 +257,6 @@ def _is_text(section: bytes) -> bool:
     except UnicodeDecodeError:
         return False
     return True
-
-
-def _names_dialect(data: bytes, dialect: bytes) -> bool:
-    """Whether the name of a dialect is among the strings of the bytecode."""
-    return b"\x00" + dialect + b"\x00" in data
 
 
 def _variable_integer(data: bytes, position: int) -> tuple[int, int]:

@@ -65,7 +65,17 @@ def run(arguments: argparse.Namespace) -> int:
 
     check_writable(arguments.output)
     graph = read_graph(arguments.graph)
-    limits = _limits(arguments, graph)
+    from stablehlo_tools.overlap.memory import memory_profile
+    from stablehlo_tools.overlap.scheduling.scheduler import Limits
+
+    memory = arguments.memory_limit
+    limits = Limits(
+        memory=memory_profile(graph).peak_bytes + _ROOM if memory is None else memory * GIB,
+        in_flight=arguments.in_flight,
+        buckets=not arguments.no_buckets,
+        reorder_compute=not arguments.no_compute_reorder,
+        compute_overlap_multiplier=arguments.compute_overlap_multiplier,
+    )
     begin = time.perf_counter()
     with naming(arguments.graph):
         new_schedule = schedule(graph, limits)
@@ -73,20 +83,6 @@ def run(arguments: argparse.Namespace) -> int:
     write_atomically(arguments.output, encode_schedule(new_schedule.order, new_schedule.buckets))
     print(json.dumps(facts, indent=1) if arguments.json else _table(facts, arguments.memory_limit))
     return 0
-
-
-def _limits(arguments: argparse.Namespace, graph: TaskGraph) -> Limits:
-    from stablehlo_tools.overlap.memory import memory_profile
-    from stablehlo_tools.overlap.scheduling.scheduler import Limits
-
-    memory = arguments.memory_limit
-    return Limits(
-        memory=memory_profile(graph).peak_bytes + _ROOM if memory is None else memory * GIB,
-        in_flight=arguments.in_flight,
-        buckets=not arguments.no_buckets,
-        reorder_compute=not arguments.no_compute_reorder,
-        compute_overlap_multiplier=arguments.compute_overlap_multiplier,
-    )
 
 
 def _facts(graph: TaskGraph, schedule: Schedule, limits: Limits, seconds: float) -> dict[str, Any]:

@@ -106,18 +106,15 @@ class _Output(io.RawIOBase):
     def write(self, data: ReadableBuffer, /) -> int:
         view = memoryview(data)
         try:
-            if self._is_under_progress():
+            # The terminal may show the progress of the command on the line to be written.
+            waited = time.monotonic() - self._began > PATIENCE - 1
+            if waited and self._at_line_start and self.isatty() and os.isatty(_STDERR):
                 os.write(self._descriptor, _CLEAR)
             written = os.write(self._descriptor, data)
         except BrokenPipeError:
             return view.nbytes
         self._at_line_start = not written or view.cast("B")[written - 1] == ord("\n")
         return written
-
-    def _is_under_progress(self) -> bool:
-        """Whether the terminal may show, on the line to be written, what the command does."""
-        waited = time.monotonic() - self._began > PATIENCE - 1
-        return waited and self._at_line_start and self.isatty() and os.isatty(_STDERR)
 
 
 class _Printed(io.TextIOWrapper):

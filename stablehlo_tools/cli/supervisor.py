@@ -131,7 +131,11 @@ def _become_child(
     """Runs the command and ends with its exit code; never returns into what the parent goes on
     with."""
     activity.end_with_parent(parent)
-    _enlarge_stack()
+    # MLIR reads, checks and prints nested regions by recursion.
+    _, most = resource.getrlimit(resource.RLIMIT_STACK)
+    wanted = _STACK if most == resource.RLIM_INFINITY else min(_STACK, most)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_STACK, (wanted, most))
     activity.tell(watcher)
     if errors is not None:
         _keep_native_stderr(errors)
@@ -156,14 +160,6 @@ def _become_child(
                 stream.flush()
         # Not by way of sys.exit: taking down all that was loaded takes longer than the fork did.
         os._exit(code)
-
-
-def _enlarge_stack() -> None:
-    """MLIR reads, checks and prints nested regions by recursion."""
-    _, most = resource.getrlimit(resource.RLIMIT_STACK)
-    wanted = _STACK if most == resource.RLIM_INFINITY else min(_STACK, most)
-    with contextlib.suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_STACK, (wanted, most))
 
 
 def _keep_native_stderr(errors: int) -> None:

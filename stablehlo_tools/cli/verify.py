@@ -219,7 +219,11 @@ def print_comparison(
 ) -> None:
     """Prints the answer, `more` lines after it, and what to try for the command line `words`."""
     print_answer("\n".join([render(verification), *more]), holds=verification.same)
-    if _may_be_rounding(verification):
+    # Only floats differ bit by bit, and they are near each other.
+    is_near = verification.exact is None and not any(map(_is_far, verification.outputs))
+    differing = [output for output in verification.outputs if output.differing]
+    is_rounded = not verification.same and all(_is_rounded(output.dtype) for output in differing)
+    if verification.rule.is_bitwise and is_rounded and is_near:
         print("floats that are added up in another order differ like this: tolerances allow it")
         print(f"try: {typed([*words, '--rtol', '1e-4', '--atol', '1e-6'])}")
 
@@ -323,15 +327,6 @@ def _of_branches(exact: Exactness) -> list[str]:
                 f"no input entered {len(missing)} of {of} in {side.upper()}: {shown}{more}"
             )
     return lines
-
-
-def _may_be_rounding(verification: Verification) -> bool:
-    """Returns True if all that differs, and was compared bit by bit, are floats, and near each
-    other."""
-    is_near = verification.exact is None and not any(map(_is_far, verification.outputs))
-    differing = [output for output in verification.outputs if output.differing]
-    is_rounded = not verification.same and all(_is_rounded(output.dtype) for output in differing)
-    return verification.rule.is_bitwise and is_rounded and is_near
 
 
 def _is_far(output: Output) -> bool:

@@ -111,7 +111,17 @@ def _collective(
     between = slowest(
         _between_slices(kind, size, len(group), crossed) for group, crossed in spread.items()
     )
-    return _both(within, between)
+    if NOTHING in (within, between):
+        return within if between == NOTHING else between
+    # Chunks move inside and between slices at once: bytes overlap, the way of the first does not.
+    latency = within.latency_ns + between.latency_ns
+    bytes_ns = max(time.ns - time.latency_ns for time in (within, between))
+    return TransferTime(
+        ns=latency + bytes_ns,
+        latency_ns=latency,
+        algorithm=f"hierarchical: {within.algorithm}, {between.algorithm}",
+        links=(*between.links, *within.links),
+    )
 
 
 def _by_slice(groups: Sequence[_Group], torus: Network) -> list[tuple[_Group, ...]]:
@@ -147,17 +157,3 @@ def _between_slices(
     if kind == "all_to_all":
         return group_on_switches(kind, size, members, outer)
     return group_on_switches(kind, size, slices, outer)
-
-
-def _both(within: TransferTime, between: TransferTime) -> TransferTime:
-    if NOTHING in (within, between):
-        return within if between == NOTHING else between
-    # Chunks move inside and between slices at once: bytes overlap, the way of the first does not.
-    latency = within.latency_ns + between.latency_ns
-    bytes_ns = max(time.ns - time.latency_ns for time in (within, between))
-    return TransferTime(
-        ns=latency + bytes_ns,
-        latency_ns=latency,
-        algorithm=f"hierarchical: {within.algorithm}, {between.algorithm}",
-        links=(*between.links, *within.links),
-    )

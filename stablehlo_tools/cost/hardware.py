@@ -192,7 +192,7 @@ def load_hardware(name_or_path: str) -> Hardware:
     """
     path = _locate(name_or_path)
     with naming(str(path)):
-        return _hardware(_read_profile(path))
+        return _hardware(_with_base(path, ()))
 
 
 _PROFILES = Path(__file__).parent / "profiles"
@@ -467,11 +467,6 @@ def _locate(name_or_path: str, beside: Path = Path()) -> Path:
             instead=(name_or_path, near) if near else None,
         )
     return _PROFILES / f"{name}.toml"
-
-
-def _read_profile(path: Path) -> _Table:
-    """The tables of a profile, with what it takes from those it extends. Raises ToolError."""
-    return _with_base(path, ())
 
 
 def _with_base(path: Path, below: tuple[Path, ...]) -> _Table:

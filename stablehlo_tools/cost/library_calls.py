@@ -83,7 +83,13 @@ def call_work(call: LibraryCall) -> Work | None:
     if call.target.startswith("__cudnn$fmha"):
         return _cudnn_attention(call)
     if _RAGGED.fullmatch(call.target):
-        return _ragged_dot(call)
+        # Groups of rows, each by a matrix of its own: as many products as with one.
+        if len(call.operands) < 2 or not call.results or len(call.operands[0].dims) < 2:
+            return None
+        rows, depth = call.operands[0].dims[-2:]
+        batch = math.prod(call.operands[0].dims[:-2])
+        product = Matmul(batch, rows, call.results[0].dims[-1], depth)
+        return Work(WorkKind.MATMUL, call.bytes, 0.0, (product,), _float_type(call))
     for pattern, count in _COUNTED:
         if pattern.fullmatch(call.target) and all(t.dims for t in call.operands[:1]):
             return Work(_kind(call.target), call.bytes, count(call), (), _float_type(call))
@@ -210,16 +216,6 @@ def _seen(sizes: _Sizes, causal: bool, window: int) -> int:
     rising = min(sizes.queries, most)
     pairs = rising * (rising + 1) // 2 + (sizes.queries - rising) * most
     return max(1, -(-pairs // max(1, sizes.queries)))
-
-
-def _ragged_dot(call: LibraryCall) -> Work | None:
-    """Groups of rows, each by a matrix of its own: as many products as with one."""
-    if len(call.operands) < 2 or not call.results or len(call.operands[0].dims) < 2:
-        return None
-    rows, depth = call.operands[0].dims[-2:]
-    batch = math.prod(call.operands[0].dims[:-2])
-    product = Matmul(batch, rows, call.results[0].dims[-1], depth)
-    return Work(WorkKind.MATMUL, call.bytes, 0.0, (product,), _float_type(call))
 
 
 def _matrix(call: LibraryCall) -> tuple[float, float, float]:

@@ -104,7 +104,15 @@ def group_on_switches(
 ) -> TransferTime:
     """The quickest algorithm for one group of `members`, which crosses `crossed`."""
     if kind == "all_to_all":
-        return _pairwise(size, members, crossed)
+        # Each member sends 1/n of its bytes to every other, over all networks at once.
+        #
+        # A message to another domain goes through the member there of the same rank (NCCL's PXN),
+        # so the number of messages is that of domains, not of devices.
+        ns = max(
+            size * step.away / members / _reached(step.network, step.most - 1) for step in crossed
+        )
+        hops = sum((step.most - 1) * step.network.latency_ns for step in crossed)
+        return _time("pairwise", ns, hops, crossed)
     if kind == "collective_broadcast":
         return _time("pipelined ring", size / _ring_rate(crossed), _ring_hops(crossed), crossed)
     if kind == "all_reduce":
@@ -145,17 +153,6 @@ def _trees(size: float, members: int, crossed: Sequence[Crossing]) -> list[Trans
     )
     name = "tree" if max(speed_ups) == 1 else "in-network tree"
     return [_time(name, ns, 2 * hops, crossed)]
-
-
-def _pairwise(size: float, members: int, crossed: Sequence[Crossing]) -> TransferTime:
-    """Each member sends 1/n of its bytes to every other, over all networks at once.
-
-    A message to another domain goes through the member there of the same rank (NCCL's PXN), so the
-    number of messages is that of domains, not of devices.
-    """
-    ns = max(size * step.away / members / _reached(step.network, step.most - 1) for step in crossed)
-    hops = sum((step.most - 1) * step.network.latency_ns for step in crossed)
-    return _time("pairwise", ns, hops, crossed)
 
 
 def pairs_on_switches(

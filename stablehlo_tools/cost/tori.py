@@ -154,8 +154,22 @@ def groups_on_torus(
     boxes = [_box(group, torus) for group in groups]
     whole = [box for box in boxes if box is not None]
     if len(whole) < len(boxes):
-        return _routed(kind, size, groups, torus, network)
-    shared = _links_shared(whole, torus)
+        # Groups of any form: a ring through the members in order, or messages between all of them.
+        passes = _PASSES.get(kind, 1)
+        flows = [flow for group in groups for flow in _flows(kind, size * passes, group)]
+        loads = torus.loads(flows)
+        steps = 1 if kind == "all_to_all" else passes * max(len(group) // 2 for group in groups)
+        hops = steps * max(torus.distance(source, target) for source, target, _ in flows)
+        name = "routed pairs" if kind == "all_to_all" else "routed ring"
+        return _time(name, max(loads.values()), hops, {axis for axis, _, _ in loads}, network)
+    # The number of groups over each link, by axis and the coordinates where it starts.
+    shared = Counter(
+        (axis, corner)
+        for box in whole
+        for axis, positions in enumerate(box)
+        if len(positions) > 1
+        for corner in _corners(box, axis, _links(positions, torus, axis))
+    )
     return slowest(
         _along_axes(kind, size, spans, network)
         for spans in dict.fromkeys(_spans(box, torus, shared) for box in whole)
@@ -187,16 +201,12 @@ def _way(links: Sequence[_Link], torus: Torus) -> str:
     taken: dict[Coordinates, int] = {}  # by the lower end of a link
     for axis, way, start in links:
         length = torus.shape[axis]
-        low = start if way > 0 else _moved(start, axis, (start[axis] - 1) % length)
+        low = start if way > 0 else (*start[:axis], (start[axis] - 1) % length, *start[axis + 1 :])
         if taken.setdefault(low, way) != way:
             return ""
     if len(set(taken.values())) == 1:
         return "+" if 1 in taken.values() else "-"
     return ">" if taken[min(taken)] > 0 else "<"
-
-
-def _moved(corner: Coordinates, axis: int, place: int) -> Coordinates:
-    return (*corner[:axis], place, *corner[axis + 1 :])
 
 
 def _along_axes(kind: str, size: float, spans: tuple[_Span, ...], network: Network) -> TransferTime:
@@ -217,19 +227,6 @@ def _along_axes(kind: str, size: float, spans: tuple[_Span, ...], network: Netwo
     )
     hops = passes * sum(span.hops for span in spans)
     return _time(name, links, hops, {span.axis for span in spans}, network)
-
-
-def _routed(
-    kind: str, size: float, groups: Sequence[_Group], torus: Torus, network: Network
-) -> TransferTime:
-    """Groups of any form: a ring through the members in order, or messages between all of them."""
-    passes = _PASSES.get(kind, 1)
-    flows = [flow for group in groups for flow in _flows(kind, size * passes, group)]
-    loads = torus.loads(flows)
-    steps = 1 if kind == "all_to_all" else passes * max(len(group) // 2 for group in groups)
-    hops = steps * max(torus.distance(source, target) for source, target, _ in flows)
-    name = "routed pairs" if kind == "all_to_all" else "routed ring"
-    return _time(name, max(loads.values()), hops, {axis for axis, _, _ in loads}, network)
 
 
 def _flows(kind: str, size: float, group: _Group) -> Iterator[tuple[int, int, float]]:
@@ -265,17 +262,6 @@ def _spans(box: _Box, torus: Torus, shared: Counter[tuple[int, Coordinates]]) ->
         hops = torus.shape[axis] // 2 if closed else len(links)
         spans.append(_Span(axis, len(positions), closed, (2 if closed else 1) / groups, hops))
     return tuple(spans)
-
-
-def _links_shared(boxes: Iterable[_Box], torus: Torus) -> Counter[tuple[int, Coordinates]]:
-    """How many groups run over each link, by axis and the coordinates where it starts."""
-    return Counter(
-        (axis, corner)
-        for box in boxes
-        for axis, positions in enumerate(box)
-        if len(positions) > 1
-        for corner in _corners(box, axis, _links(positions, torus, axis))
-    )
 
 
 def _corners(box: _Box, axis: int, links: Sequence[int]) -> Iterator[Coordinates]:

@@ -124,12 +124,28 @@ def conv_numbers(op: ir.Operation) -> ConvNumbers:
 
 def gather_numbers(op: ir.Operation) -> GatherNumbers:
     """Of a `gather` or a `dynamic_gather`."""
-    return _gather(op.attributes["dimension_numbers"])
+    dims = bindings.GatherDimensionNumbers(op.attributes["dimension_numbers"])
+    return GatherNumbers(
+        tuple(dims.offset_dims),
+        tuple(dims.collapsed_slice_dims),
+        tuple(dims.operand_batching_dims),
+        tuple(dims.start_indices_batching_dims),
+        tuple(dims.start_index_map),
+        int(dims.index_vector_dim),
+    )
 
 
 def scatter_numbers(op: ir.Operation) -> ScatterNumbers:
     """Of a `scatter`."""
-    return _scatter(op.attributes["scatter_dimension_numbers"])
+    dims = bindings.ScatterDimensionNumbers(op.attributes["scatter_dimension_numbers"])
+    return ScatterNumbers(
+        tuple(dims.update_window_dims),
+        tuple(dims.inserted_window_dims),
+        tuple(dims.input_batching_dims),
+        tuple(dims.scatter_indices_batching_dims),
+        tuple(dims.scattered_dims_to_operand_dims),
+        int(dims.index_vector_dim),
+    )
 
 
 def _others(rank: int, dims: Dims) -> Dims:
@@ -148,28 +164,4 @@ def _conv(attribute: ir.Attribute) -> ConvNumbers:
         dims.output_batch_dimension,
         dims.output_feature_dimension,
         tuple(dims.output_spatial_dimensions),
-    )
-
-
-def _gather(attribute: ir.Attribute) -> GatherNumbers:
-    dims = bindings.GatherDimensionNumbers(attribute)
-    return GatherNumbers(
-        tuple(dims.offset_dims),
-        tuple(dims.collapsed_slice_dims),
-        tuple(dims.operand_batching_dims),
-        tuple(dims.start_indices_batching_dims),
-        tuple(dims.start_index_map),
-        int(dims.index_vector_dim),
-    )
-
-
-def _scatter(attribute: ir.Attribute) -> ScatterNumbers:
-    dims = bindings.ScatterDimensionNumbers(attribute)
-    return ScatterNumbers(
-        tuple(dims.update_window_dims),
-        tuple(dims.inserted_window_dims),
-        tuple(dims.input_batching_dims),
-        tuple(dims.scatter_indices_batching_dims),
-        tuple(dims.scattered_dims_to_operand_dims),
-        int(dims.index_vector_dim),
     )

@@ -195,7 +195,10 @@ def _axes(digits: Sequence[Digit], axes: Sequence[Axis]) -> list[str]:
 def _all_digits(sharding: HloSharding, order: Sequence[int]) -> list[list[Digit]] | None:
     """For each dimension of tiles the digits that say which of them a device holds."""
     all_digits: list[list[Digit]] = []
-    for dim, (tiles, name) in enumerate(_named_tiles(sharding)):
+    own = len(sharding.tiles) - len(sharding.subgroups)
+    for dim, (tiles, name) in enumerate(
+        list(zip(sharding.tiles, [*[""] * own, *sharding.subgroups], strict=True))
+    ):
         # Who is who among devices that hold the same is nobody's concern.
         held = sharding.coordinates(dim)[list(order)]
         digits = [] if tiles == 1 or name == REPLICATED else _digits(held)
@@ -203,12 +206,6 @@ def _all_digits(sharding: HloSharding, order: Sequence[int]) -> list[list[Digit]
             return None
         all_digits.append(digits)
     return all_digits
-
-
-def _named_tiles(sharding: HloSharding) -> list[tuple[int, str]]:
-    """The counts of tiles, those of a subgroup with its name."""
-    own = len(sharding.tiles) - len(sharding.subgroups)
-    return list(zip(sharding.tiles, [*[""] * own, *sharding.subgroups], strict=True))
 
 
 def _digits(held: np.ndarray) -> list[Digit] | None:

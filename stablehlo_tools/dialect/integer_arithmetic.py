@@ -57,7 +57,11 @@ def computed(
         return _COMPUTED[name](*operands)
     dividend, divisor = operands
     with np.errstate(all="ignore"):
-        return _divided(compute, dividend, divisor, undefined)
+        if dividend.dtype.kind == "b":
+            return None
+        if undefined is Undefined.UNKNOWN and (not divisor.all() or _overflows(dividend, divisor)):
+            return None
+        return compute(dividend, divisor)
 
 
 def compared(direction: str, one: Integers, other: Integers) -> Integers:
@@ -75,19 +79,6 @@ def bitcast(values: Integers, dtype: np.dtype[Any]) -> Integers | None:
     if dtype.itemsize != values.dtype.itemsize or "b" in (dtype.kind, values.dtype.kind):
         return None
     return np.ascontiguousarray(values).view(dtype)
-
-
-def _divided(
-    compute: Callable[[Integers, Integers], Integers],
-    a: Integers,
-    b: Integers,
-    undefined: Undefined,
-) -> Integers | None:
-    if a.dtype.kind == "b":
-        return None
-    if undefined is Undefined.UNKNOWN and (not b.all() or _overflows(a, b)):
-        return None
-    return compute(a, b)
 
 
 def _overflows(a: Integers, b: Integers) -> bool:

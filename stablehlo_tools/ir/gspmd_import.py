@@ -71,7 +71,16 @@ def import_gspmd(module: ir.Module) -> None:
     stated = _stated(module)
     if not stated:
         return
-    devices = _device_count(module, stated)
+    # The number of devices that all shardings are for.
+    said = module.operation.attributes.get("mhlo.num_partitions")
+    count = None if said is None else ir.IntegerAttr(said).value
+    for sharding, location in stated.items():
+        own = len(sharding.devices)
+        if sharding.kind == "tiled" and own != (count := count or own):
+            raise ToolError(
+                f"a sharding is over {own} devices, in a program for {count} (P3)", location
+            )
+    devices = count or 1
     known = _known_mesh(module, devices)
     tiled = [each for each in stated if each.kind == "tiled"]
     mesh = mesh_of_tiles(tiled, devices, () if known is None else known[1])
@@ -167,19 +176,6 @@ def _read(attribute: ir.Attribute, op: ir.Operation) -> tuple[HloSharding, ...]:
         return parse_hlo_sharding(ir.StringAttr(attribute).value_bytes)
     except ValueError as error:
         raise ToolError(f"mhlo.sharding: {error} (P1)", op.location) from None
-
-
-def _device_count(module: ir.Module, stated: Mapping[HloSharding, ir.Location]) -> int:
-    """How many devices the shardings are for. Raises ToolError where they disagree."""
-    said = module.operation.attributes.get("mhlo.num_partitions")
-    count = None if said is None else ir.IntegerAttr(said).value
-    for sharding, location in stated.items():
-        own = len(sharding.devices)
-        if sharding.kind == "tiled" and own != (count := count or own):
-            raise ToolError(
-                f"a sharding is over {own} devices, in a program for {count} (P3)", location
-            )
-    return count or 1
 
 
 def _no_mesh(

@@ -196,7 +196,14 @@ def _restore_manual_computation(call: ir.Operation, body: ir.Operation) -> None:
     _fill(manual, body)
     for value, new in zip(results, manual.results, strict=True):
         value.replace_all_uses_with(new)
-    _erase_chain(left, call, entered)
+    # Erases the three ops that were a manual computation, and what took their tuples apart.
+    for op in (left, call, entered):
+        if op is None:
+            continue
+        for value in op.results:
+            for user in [use.owner.operation for use in value.uses]:
+                user.erase()
+        op.erase()
 
 
 def _entered(call: ir.Operation) -> tuple[ir.Operation | None, list[ir.Value]]:
@@ -243,19 +250,6 @@ def _fill(manual: ir.Operation, body: ir.Operation) -> None:
         loc=terminator(source).location,
         ip=ir.InsertionPoint(block),
     )
-
-
-def _erase_chain(
-    left: ir.Operation | None, call: ir.Operation, entered: ir.Operation | None
-) -> None:
-    """Erases the three ops that were a manual computation, and what took their tuples apart."""
-    for op in (left, call, entered):
-        if op is None:
-            continue
-        for value in op.results:
-            for user in [use.owner.operation for use in value.uses]:
-                user.erase()
-        op.erase()
 
 
 def _restore_ops(module: ir.Module) -> None:

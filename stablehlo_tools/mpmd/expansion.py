@@ -202,7 +202,16 @@ def _whole_mesh(artifact: Artifact, request: Request) -> Iterator[Diagnostic]:
 def _expanded(artifact: Artifact, request: Request, prepared: Prepared) -> Expansion:
     """The programs of a prepared step."""
     loop = read_step(prepared.module).loop
-    _check_whole(request, loop.op.location)
+    # Ranks run no schedule of slices, or of copies to the host.
+    given = request.given
+    if given is None:
+        sliced = any(each.sliced for each in entries() if each.name == request.schedule)
+        why = refusal(request.schedule, sliced=sliced, offloads=False)
+    else:
+        why = refusal(given.name, sliced=given.sequence_slices > 1, offloads=given.offloads)
+    if why is not None:
+        instead = (request.schedule, "1f1b") if given is None else None
+        raise ToolError(f"expand-mpmd: {why} (P9)", loop.op.location, instead=instead)
     microbatches = loop.trips
     # What stages cost shows once the step is cut, and how many there are once a table is built;
     # unit costs do for the latter, but where a schedule is searched for.
@@ -229,7 +238,16 @@ def prepare(artifact: Artifact, request: Request, *, once: bool = True) -> Prepa
     wanted = request.microbatches
     with module.context, ir.Location.unknown():
         inline_all_calls(module)
-        _free_reserved_names(module)
+        names = {symbol_name(op) for op in module.body.operations}
+        for name in sorted(filter(is_reserved, names)):
+            free = next(
+                new for n in range(len(names) + 1) if (new := f"own_{name}_{n}") not in names
+            )
+            names.add(free)
+            ir.SymbolTable.replace_all_symbol_uses(name, free, module.operation)
+            for op in module.body.operations:
+                if symbol_name(op) == name:
+                    op.operation.attributes["sym_name"] = ir.StringAttr.get(free)
         dissolve_named(module)
         if request.axis is not None:
             lay_along(module, request.axis, request.ranks)
@@ -305,18 +323,6 @@ def _alone(module: ir.Module, hardware: Hardware, devices: Devices) -> float:
     return total_ns(module_task_graph(module, Clock(hardware, devices.count), "expand-mpmd")) / 1e9
 
 
-def _free_reserved_names(module: ir.Module) -> None:
-    """Renames what the program calls as the functions of a rank will be called."""
-    names = {symbol_name(op) for op in module.body.operations}
-    for name in sorted(filter(is_reserved, names)):
-        free = next(new for n in range(len(names) + 1) if (new := f"own_{name}_{n}") not in names)
-        names.add(free)
-        ir.SymbolTable.replace_all_symbol_uses(name, free, module.operation)
-        for op in module.body.operations:
-            if symbol_name(op) == name:
-                op.operation.attributes["sym_name"] = ir.StringAttr.get(free)
-
-
 def time_stages(prepared: Prepared, request: Request, stages: int, *, splits: bool) -> Timed:
     """A copy of the step, cut into so many stages, for a schedule that runs weight gradients apart
     or not. Raises a located ToolError."""
@@ -334,19 +340,6 @@ def time_stages(prepared: Prepared, request: Request, stages: int, *, splits: bo
         )
     latency = hop(costs, request.hardware, devices.count, request.ranks)
     return Timed(staged, costs, latency, devices)
-
-
-def _check_whole(request: Request, location: ir.Location) -> None:
-    """Raises ToolError, located, for a schedule of slices, or of copies to the host."""
-    given = request.given
-    if given is None:
-        sliced = any(each.sliced for each in entries() if each.name == request.schedule)
-        why = refusal(request.schedule, sliced=sliced, offloads=False)
-    else:
-        why = refusal(given.name, sliced=given.sequence_slices > 1, offloads=given.offloads)
-    if why is not None:
-        instead = (request.schedule, "1f1b") if given is None else None
-        raise ToolError(f"expand-mpmd: {why} (P9)", location, instead=instead)
 
 
 def _table(request: Request, microbatches: int, costs: Costs) -> Table:

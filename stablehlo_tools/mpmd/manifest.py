@@ -302,7 +302,17 @@ def _of_another_version(version: JsonValue | None) -> ToolError:
 
 def _manifest(fields: dict[str, JsonValue]) -> Manifest:
     fields["version"].whole(VERSION, VERSION)
-    table = _table(fields["schedule"])
+    value = fields["schedule"]
+    try:
+        table = to_table(value.content)
+        broken = violations(table)
+    except ToolError as error:
+        value.refuse(error.diagnostic.message)
+    if broken:
+        value.refuse(f"{table.name!r} is not valid: {broken[0]}")
+    why = refusal(table.name, sliced=table.sequence_slices > 1, offloads=table.offloads)
+    if why is not None:
+        value.refuse(why)
     ranks = _ranks(fields["ranks"], table)
     return Manifest(
         source=fields["source"].string(),
@@ -329,20 +339,6 @@ def refusal(name: str, *, sliced: bool, offloads: bool) -> str | None:
     if offloads:
         return f"{name} copies activations to the host, and programs keep them on their devices"
     return None
-
-
-def _table(value: JsonValue) -> Table:
-    try:
-        table = to_table(value.content)
-        broken = violations(table)
-    except ToolError as error:
-        value.refuse(error.diagnostic.message)
-    if broken:
-        value.refuse(f"{table.name!r} is not valid: {broken[0]}")
-    why = refusal(table.name, sliced=table.sequence_slices > 1, offloads=table.offloads)
-    if why is not None:
-        value.refuse(why)
-    return table
 
 
 def _ranks(value: JsonValue, table: Table) -> tuple[Rank, ...]:

@@ -130,7 +130,8 @@ def _check_directory(root: Path) -> None:
     name = os.fspath(root)
     write = _WRITE.format(shlex.quote(name) if root.is_file() else "step.jax_export")
     refusal = ToolError(said, hint="" if meant else write, instead=(name, meant) if meant else None)
-    raise _in_file(refusal, name)
+    refusal.input_name = name
+    raise refusal
 
 
 @contextlib.contextmanager
@@ -300,11 +301,6 @@ def _check_pieces(loaded: RankSet, rank: int) -> None:
                 f"{expected[number][0]}",
                 main.location,
             )
-
-
-def _in_file(error: ToolError, name: str) -> ToolError:
-    error.input_name = name
-    return error
 
 
 def digest_of(program: Artifact) -> str:

@@ -129,18 +129,14 @@ def ends_of(ranks: RankSet, rank: int) -> list[End]:
                     f"from rank {transfer.source} to rank {transfer.target}",
                     op.location,
                 )
-            _check_chained(end, ends)
+            if ends and end.taken != ends[-1].token:
+                raise ToolError(
+                    f"{end.op.name} on channel {end.transfer.channel} does not take the token of "
+                    f"the transfer before it, on channel {ends[-1].transfer.channel}",
+                    end.op.location,
+                )
             ends.append(end)
     return ends
-
-
-def _check_chained(end: End, before: Sequence[End]) -> None:
-    if before and end.taken != before[-1].token:
-        raise ToolError(
-            f"{end.op.name} on channel {end.transfer.channel} does not take the token of the "
-            f"transfer before it, on channel {before[-1].transfer.channel}",
-            end.op.location,
-        )
 
 
 def check_form(ranks: RankSet, form: str) -> None:
@@ -253,9 +249,25 @@ def rounds_of(rows: Sequence[Sequence[Transfer]]) -> list[Round]:
     left = [deque(row) for row in rows]
     rounds: list[Round] = []
     while any(left):
-        ready = _ready(left)
+        # The transfers that are next on both their ranks, which are different ranks for each.
+        ready = [
+            row[0]
+            for rank, row in enumerate(left)
+            if row
+            and row[0].source == rank
+            and left[row[0].target]
+            and left[row[0].target][0] == row[0]
+        ]
         if not ready:
-            raise _stuck(left)
+            notes = tuple(
+                note(
+                    f"rank {rank} waits for channel {row[0].channel} ({row[0].action}) from rank "
+                    f"{row[0].source} to rank {row[0].target}"
+                )
+                for rank, row in enumerate(left)
+                if row
+            )
+            raise (ToolError("the ranks wait for each other for ever", notes=notes))
         by_type: dict[str, list[Transfer]] = {}
         for transfer in ready:
             by_type.setdefault(transfer.type, []).append(transfer)
@@ -263,30 +275,6 @@ def rounds_of(rows: Sequence[Sequence[Transfer]]) -> list[Round]:
             left[transfer.target].popleft()
         rounds += map(tuple, by_type.values())
     return rounds
-
-
-def _ready(left: Sequence[deque[Transfer]]) -> list[Transfer]:
-    """The transfers that are next on both their ranks, which are different ranks for each."""
-    return [
-        row[0]
-        for rank, row in enumerate(left)
-        if row
-        and row[0].source == rank
-        and left[row[0].target]
-        and left[row[0].target][0] == row[0]
-    ]
-
-
-def _stuck(left: Sequence[deque[Transfer]]) -> ToolError:
-    notes = tuple(
-        note(
-            f"rank {rank} waits for channel {row[0].channel} ({row[0].action}) from rank "
-            f"{row[0].source} to rank {row[0].target}"
-        )
-        for rank, row in enumerate(left)
-        if row
-    )
-    return ToolError("the ranks wait for each other for ever", notes=notes)
 
 
 def with_permutes(ranks: RankSet) -> RankSet:
@@ -340,7 +328,15 @@ class _PermuteWriter:
             before = following[number - 1]
             point = ir.InsertionPoint(last if before is None else before.op)
             token = self._permute(number, transfers, end, token, point)
-        self._return_kept(main)
+        block = main.regions[0].blocks[0]
+        inside = body_of(main)
+        kept = self.kept
+        append_to_terminator(inside, [kept])
+        manual = next((v.operation for v in block.operations if v.name == MANUAL_COMPUTATION), None)
+        if manual is not None:
+            grown = append(manual, [], [kept.type])
+            append_to_terminator(block, [grown.results[len(grown.results) - 1]])
+        resize_function(main, 0, 1)
 
     def _permute(
         self,
@@ -389,17 +385,6 @@ class _PermuteWriter:
             for view in parsed.body.operations:
                 view.operation.clone(ip=ir.InsertionPoint(self.module.body))
         return self.functions[text]
-
-    def _return_kept(self, main: ir.Operation) -> None:
-        block = main.regions[0].blocks[0]
-        inside = body_of(main)
-        kept = self.kept
-        append_to_terminator(inside, [kept])
-        manual = next((v.operation for v in block.operations if v.name == MANUAL_COMPUTATION), None)
-        if manual is not None:
-            grown = append(manual, [], [kept.type])
-            append_to_terminator(block, [grown.results[len(grown.results) - 1]])
-        resize_function(main, 0, 1)
 
 
 def _following(order: Sequence[End | None]) -> list[End | None]:

@@ -176,22 +176,17 @@ class Crew:
                 known = self._asked[question] = Future()
         if mine:
             try:
-                known.set_result(self._found(head, question, doing))
+                answer = self._store.answer(*question)
+                if answer is None or not self._store.has(answer.get("blob", "")):
+                    answer = self._ask(head, doing)
+                    if REFUSED not in answer or not decoded_error(answer[REFUSED]).by_chance:
+                        self._store.keep(answer, *question)
+                if REFUSED in answer:
+                    raise decoded_error(answer[REFUSED])
+                known.set_result(answer)
             except BaseException as error:
                 known.set_exception(error)
         return known.result()
-
-    def _found(
-        self, head: dict[str, Any], question: tuple[object, ...], doing: str
-    ) -> dict[str, Any]:
-        answer = self._store.answer(*question)
-        if answer is None or not self._store.has(answer.get("blob", "")):
-            answer = self._ask(head, doing)
-            if REFUSED not in answer or not decoded_error(answer[REFUSED]).by_chance:
-                self._store.keep(answer, *question)
-        if REFUSED in answer:
-            raise decoded_error(answer[REFUSED])
-        return answer
 
     def _ask(self, head: dict[str, Any], doing: str) -> dict[str, Any]:
         """A worker's answer. A refusal is one, too, but for one for lack of time."""

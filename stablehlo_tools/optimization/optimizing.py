@@ -178,17 +178,14 @@ def optimize(
     what is best so far is taken. Raises ToolError where the compiler refuses the export itself.
     """
     request = request or Request()
-    _check_axis(artifact, request.pipeline_axis)
+    meshes = meshes_of(artifact.module)
+    if request.pipeline_axis is not None and meshes:
+        with naming(artifact.name):
+            mesh_with(
+                request.pipeline_axis, meshes, "optimize: pipeline-axis", "", None, for_stages=True
+            )
     with _store(request) as store:
         return _Optimizer(artifact, request, store, watch, stop or threading.Event()).run()
-
-
-def _check_axis(artifact: Artifact, axis: str | None) -> None:
-    """Raises ToolError where no mesh that the program names has the axis for a pipeline."""
-    meshes = meshes_of(artifact.module)
-    if axis is not None and meshes:
-        with naming(artifact.name):
-            mesh_with(axis, meshes, "optimize: pipeline-axis", "", None, for_stages=True)
 
 
 class _Optimizer:
@@ -296,7 +293,10 @@ class _Optimizer:
                     remarks.append(f"{best.candidate} was not taken: passes in one go gave another")
                     continue
                 best = whole
-                proof = self._proof(crew, base, best)
+                assert base.figures is not None
+                assert best.figures is not None
+                assert best.module is not None
+                proof = crew.prove(best.module, (base.figures, best.figures), self._memory)
             except (ToolError, OutOfTimeError) as error:
                 why = (
                     error.diagnostic.message
@@ -321,12 +321,6 @@ class _Optimizer:
             raise ToolError("the cache was emptied while it was in use")
         module = bindings.parse_module(data, self._artifact.module.context)
         return replace(self._artifact, module=module)
-
-    def _proof(self, crew: Crew, base: Trial, trial: Trial) -> Proof:
-        assert base.figures is not None
-        assert trial.figures is not None
-        assert trial.module is not None
-        return crew.prove(trial.module, (base.figures, trial.figures), self._memory)
 
     def _optimum(
         self, search: Search, best: Trial, artifact: Artifact, proof: Proof, remarks: list[str]

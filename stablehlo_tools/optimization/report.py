@@ -12,7 +12,6 @@ from stablehlo_tools.diagnostics import duration, size
 from stablehlo_tools.optimization.figures import NEVER, Figures
 from stablehlo_tools.optimization.optimizing import Optimum
 from stablehlo_tools.optimization.option_trials import OptionTrial, gaining
-from stablehlo_tools.optimization.road import Candidate
 from stablehlo_tools.optimization.searching import BUDGET_SPENT, Trial, candidates
 from stablehlo_tools.overlap.collective_times import CollectiveRow
 from stablehlo_tools.report.document import Document, ProgramReport, Section
@@ -208,17 +207,13 @@ def _ways_to_fit(optimum: Optimum) -> list[tuple[str, Trial]]:
     fastest: dict[str, Trial] = {}
     for trial in _ranked(optimum):
         if trial.figures is not None and trial.figures.runs and optimum.fits(trial.figures):
-            fastest.setdefault(_way(trial.candidate), trial)
+            # The reasons why a candidate needs less memory, in words.
+            taken = [text.partition("{") for text in trial.candidate.passes]
+            said = [_TO_FIT[name] for name, *_ in taken if name in _TO_FIT]
+            if any(name == "rematerialize" and "offload" in options for name, _, options in taken):
+                said.append(_TO_FIT["offload"])
+            fastest.setdefault(" and ".join(said) or "partitioning alone", trial)
     return list(fastest.items())
-
-
-def _way(candidate: Candidate) -> str:
-    """What makes a candidate need less memory, in words."""
-    taken = [text.partition("{") for text in candidate.passes]
-    said = [_TO_FIT[name] for name, *_ in taken if name in _TO_FIT]
-    if any(name == "rematerialize" and "offload" in options for name, _, options in taken):
-        said.append(_TO_FIT["offload"])
-    return " and ".join(said) or "partitioning alone"
 
 
 def _ranked(optimum: Optimum) -> list[Trial]:

@@ -101,24 +101,20 @@ def _classes(program: Program) -> list[list[int]]:
 def _merged_issue(issue: Issue, first: Mapping[int, int]) -> Issue | None:
     """A collective of the classes; None for a transfer that is none between two of them."""
     if issue.transfer:
-        return _transfer(issue, first)
+        meetings = dict.fromkeys(
+            Rendezvous(_firsts(meeting.members, first), _firsts(meeting.issuers, first))
+            for meeting in issue.rendezvous
+        )
+        links = tuple(dict.fromkeys(_firsts(pair, first) for pair in issue.groups))
+        issuers = [device for meeting in meetings for device in meeting.issuers]
+        if len(set(issuers)) < len(issuers) or any(one == other for one, other in links):
+            return None
+        if any(len(set(meeting.members)) < 2 for meeting in meetings):
+            return None
+        return replace(issue, rendezvous=tuple(meetings), groups=links)
     linked = [tuple({first.get(d, d) for d in meeting.members}) for meeting in issue.rendezvous]
     parts = connected(linked, ())
     return replace(issue, rendezvous=tuple(Rendezvous(part, part) for part in parts))
-
-
-def _transfer(issue: Issue, first: Mapping[int, int]) -> Issue | None:
-    meetings = dict.fromkeys(
-        Rendezvous(_firsts(meeting.members, first), _firsts(meeting.issuers, first))
-        for meeting in issue.rendezvous
-    )
-    links = tuple(dict.fromkeys(_firsts(pair, first) for pair in issue.groups))
-    issuers = [device for meeting in meetings for device in meeting.issuers]
-    if len(set(issuers)) < len(issuers) or any(one == other for one, other in links):
-        return None
-    if any(len(set(meeting.members)) < 2 for meeting in meetings):
-        return None
-    return replace(issue, rendezvous=tuple(meetings), groups=links)
 
 
 def _firsts(devices: Sequence[int], first: Mapping[int, int]) -> tuple[int, ...]:
@@ -180,7 +176,9 @@ def _ends(block: Block, devices: Sequence[int]) -> Iterator[tuple[int, int]]:
     for position, node in enumerate(block.nodes):
         if not isinstance(node, Issue) or not node.transfer or not _has_no_cycle(node):
             continue
-        if _is_alone(node, devices):
+        # No device of the program has the other end of a transfer.
+        place = 1 if node.transfer == "send" else 0
+        if {pair[place] for pair in node.links}.isdisjoint(devices):
             yield position, position
             continue
         other = "recv" if node.transfer == "send" else "send"
@@ -189,12 +187,6 @@ def _ends(block: Block, devices: Sequence[int]) -> Iterator[tuple[int, int]]:
             waiting[node.signature, node.links, node.transfer] = position
         elif _stand_apart(block, first, position):
             yield first, position
-
-
-def _is_alone(end: Issue, devices: Sequence[int]) -> bool:
-    """Whether none of the devices, which run the program, has the other end of a transfer."""
-    place = 1 if end.transfer == "send" else 0
-    return {pair[place] for pair in end.links}.isdisjoint(devices)
 
 
 def _has_no_cycle(transfer: Issue) -> bool:

@@ -86,19 +86,14 @@ def _reached(
         row = bits[task.id]
         for source in sources[task.id]:
             np.bitwise_or(row, bits[source], out=row)
-    return _sums(bits, ns)[: len(starts)]
-
-
-def _sums(bits: np.ndarray, ns: np.ndarray) -> np.ndarray:
-    """The sum of ns over the rows in which each bit is set.
-
-    Byte by byte: the rows are first summed by the value of the byte, then by its bits.
-    """
+    # The sum of ns over the rows in which each bit is set.
+    #
+    # Byte by byte: the rows are first summed by the value of the byte, then by its bits.
     timed = np.flatnonzero(ns)
     weights = ns[timed]
     columns = np.ascontiguousarray(bits[timed].view(np.uint8).T)
     by_value = np.stack([np.bincount(c, weights, minlength=256) for c in columns])
-    return (by_value @ _BITS_OF_BYTE).ravel()
+    return ((by_value @ _BITS_OF_BYTE).ravel())[: len(starts)]
 
 
 _SMALL = 0.05  # of the iteration's work: so early or so late is early or late

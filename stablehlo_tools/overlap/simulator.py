@@ -239,7 +239,14 @@ class _Device:
         result = LoopRun([], self.clock)
         trips = iterations(loop)
         effects: list[_IterationEffect] = []
-        waited = _waited_streams(loop.body)
+        # The streams that the body waits for; also the parts of their backlog that are latency.
+        streams = {
+            _communication(inner.tasks[task.start]).stream
+            for inner in loop.body.walk()
+            for task in inner.tasks
+            if task.start is not None
+        }
+        waited = frozenset(streams | {f"{stream}{_LATENCY}" for stream in streams})
         backlog = self.streams.backlog(self.clock)
         while len(result.iterations) < trips:
             begin, busy = self.clock, self.busy
@@ -300,17 +307,6 @@ class _IterationEffect:
     ns: float
     busy: float
     grown: Mapping[str, float]
-
-
-def _waited_streams(body: TaskGraph) -> frozenset[str]:
-    """The streams that the body waits for; also the parts of their backlog that are latency."""
-    streams = {
-        _communication(inner.tasks[task.start]).stream
-        for inner in body.walk()
-        for task in inner.tasks
-        if task.start is not None
-    }
-    return frozenset(streams | {f"{stream}{_LATENCY}" for stream in streams})
 
 
 def _difference(now: Mapping[str, float], before: Mapping[str, float]) -> dict[str, float]:

@@ -12,7 +12,7 @@ import sys
 import time
 import types
 import typing
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TextIO
@@ -333,7 +333,10 @@ def _wrong_value(
     if "," in text and typing.get_origin(hint) is not tuple:
         spaced = text.replace(",", " ").strip()
         return ToolError(f"{said}; spaces separate options, not commas", instead=(text, spaced))
-    near = _value_near(text, ["true", "false"] if hint is bool else _choices(hint))
+    # The choice that was probably meant; empty if none is near.
+    choices = ["true", "false"] if hint is bool else _choices(hint)
+    other = _OTHER_VALUES.get(text.lower(), "")
+    near = other if other in choices else nearest(text.lower(), choices)
     near = near or _number_in(text, hint)
     if not near:
         return ToolError(said, hint=_help_of(pass_class.name))
@@ -348,12 +351,6 @@ _OTHER_VALUES = {
     **dict.fromkeys(("cuda", "nvidia", "rocm"), "gpu"),
     "gspmd": "xla",
 }
-
-
-def _value_near(text: str, choices: Sequence[str]) -> str:
-    """The choice that was probably meant; empty where none is near."""
-    other = _OTHER_VALUES.get(text.lower(), "")
-    return other if other in choices else nearest(text.lower(), choices)
 
 
 def _number_in(text: str, hint: Any) -> str:
@@ -404,7 +401,10 @@ def _parse_value(text: str | None, hint: Any) -> Any:
     if typing.get_origin(hint) in (types.UnionType, typing.Union):
         hint = next(part for part in typing.get_args(hint) if part is not type(None))
     if hint is bool:
-        return _parse_bool(text)
+        values = {None: True, "true": True, "false": False}
+        if text not in values:
+            raise ValueError(f"takes true or false, not {text!r}")
+        return values[text]
     if text is None:
         raise ValueError("needs a value")
     choices = _choices(hint)
@@ -414,28 +414,17 @@ def _parse_value(text: str | None, hint: Any) -> Any:
         return text
     if typing.get_origin(hint) is tuple:
         return tuple(_parse_value(item, typing.get_args(hint)[0]) for item in text.split(","))
-    return _parse_scalar(text, hint)
+    described: dict[object, str] = {int: "a whole number", float: "a number", str: "text"}
+    try:
+        return hint(text)
+    except ValueError:
+        raise ValueError(f"takes {described.get(hint, 'a value')}, not {text!r}") from None
 
 
 def _choices(hint: Any) -> list[str]:
     """What a Literal allows; nothing of other types."""
     literal = typing.get_origin(hint) is Literal
     return [str(choice) for choice in typing.get_args(hint)] if literal else []
-
-
-def _parse_bool(text: str | None) -> bool:
-    values = {None: True, "true": True, "false": False}
-    if text not in values:
-        raise ValueError(f"takes true or false, not {text!r}")
-    return values[text]
-
-
-def _parse_scalar(text: str, hint: Callable[[str], Any]) -> Any:
-    described: dict[object, str] = {int: "a whole number", float: "a number", str: "text"}
-    try:
-        return hint(text)
-    except ValueError:
-        raise ValueError(f"takes {described.get(hint, 'a value')}, not {text!r}") from None
 
 
 def _cleaned(text: str) -> str:

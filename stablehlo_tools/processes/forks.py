@@ -37,7 +37,9 @@ def in_fork(work: Callable[[], Answer], doing: str, seconds: float) -> Answer:
             end_with_parent(server)
             os.dup2(errors.fileno(), 1)  # the server's is a conversation
             os.dup2(errors.fileno(), 2)
-            _die_first()
+            # If memory runs out, the kernel ends this process and not its parent.
+            with contextlib.suppress(OSError):
+                Path("/proc/self/oom_score_adj").write_text("500")
             _answer(work, answer.fileno())
         overdue = threading.Event()
 
@@ -60,12 +62,6 @@ def in_fork(work: Callable[[], Answer], doing: str, seconds: float) -> Answer:
         errors.seek(0)
         said = errors.read().decode(errors="replace")
         return _refusal(death("the process", os.waitstatus_to_exitcode(status), doing, said))
-
-
-def _die_first() -> None:
-    """Of a machine that runs out of memory the kernel ends this process, and not who asked it."""
-    with contextlib.suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("500")
 
 
 def _refusal(error: ToolError) -> Answer:

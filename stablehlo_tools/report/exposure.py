@@ -15,18 +15,17 @@ from pathlib import Path
 from stablehlo_tools.analysis.collectives import ModuleFacts, find_collectives
 from stablehlo_tools.analysis.partitioner_work import left_to_the_partitioner
 from stablehlo_tools.analysis.pipelines.reading import find_pipelines
-from stablehlo_tools.analysis.tasks.graph import TracedGraph, traced_task_graph
+from stablehlo_tools.analysis.tasks.graph import traced_task_graph
 from stablehlo_tools.analysis.tasks.mesh_axes import with_axes_of
 from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.cost.clock import Clock, MeasuredProfile
 from stablehlo_tools.cost.hardware import Hardware, load_hardware
 from stablehlo_tools.diagnostics import ToolError, naming
-from stablehlo_tools.hlo_input.text import HloText
 from stablehlo_tools.overlap.bounds import floor, floor_of_slots, iterations, stream_totals
 from stablehlo_tools.overlap.collective_times import Path as LoopPath
 from stablehlo_tools.overlap.collective_times import collective_numbers, collective_rows, graphs_of
 from stablehlo_tools.overlap.memory import MemoryProfile, TaskPlace, memory_profile
-from stablehlo_tools.overlap.simulator import Flight, LoopRun, Run, Simulation, simulate
+from stablehlo_tools.overlap.simulator import LoopRun, Run, Simulation, simulate
 from stablehlo_tools.overlap.task_graph import COMPUTE_STREAM, Task, TaskGraph, TaskKind
 from stablehlo_tools.report.document import (
     Advised,
@@ -281,36 +280,28 @@ def partitioned(artifact: Artifact) -> tuple[Artifact, tuple[str, ...]]:
 
 def _as_written(artifact: Artifact, question: Question, advisor: Advisor | None) -> ProgramReport:
     if artifact.hlo is not None and artifact.is_scheduled:
-        return _scheduled(artifact, artifact.hlo, question)
+        # Scheduled HLO text states its order.
+        from stablehlo_tools.targets.hlo.tasks import hlo_task_graph
+
+        devices = ModuleFacts.of(artifact.module).grid.size
+        graph = hlo_task_graph(artifact.hlo.text, question.hardware, devices, question.measured)
+        notes = ["the text is scheduled: it is timed in its own order"]
+        return _report(artifact, graph, devices, "as scheduled", question, notes)
     explicit, notes = explicit_collectives(artifact)
     devices = ModuleFacts.of(explicit.module).grid.size
     clock = Clock(question.hardware, devices, question.measured)
     left_out: list[str] = []
     traced = traced_task_graph(explicit.module, clock, artifact.name, left_out)
-    pipelines = _pipelines(explicit, traced)
+    # The pipelines of a program whose collectives are explicit, with their times.
+    pipelines = tuple(
+        pipeline_report(each, explicit.name, pipeline_times(each, traced))
+        for each in find_pipelines(explicit.module)
+    )
     said = (*notes, *left_out)
     report = _report(artifact, traced.graph, devices, "as written", question, said, pipelines)
     if advisor is None:
         return report
     return replace(report, advised=advisor(artifact, explicit, clock, None))
-
-
-def _pipelines(artifact: Artifact, traced: TracedGraph) -> tuple[PipelineReport, ...]:
-    """The pipelines of a program whose collectives are explicit, with their times."""
-    return tuple(
-        pipeline_report(each, artifact.name, pipeline_times(each, traced))
-        for each in find_pipelines(artifact.module)
-    )
-
-
-def _scheduled(artifact: Artifact, source: HloText, question: Question) -> ProgramReport:
-    """A program that was read as scheduled HLO text, as that says it."""
-    from stablehlo_tools.targets.hlo.tasks import hlo_task_graph
-
-    devices = ModuleFacts.of(artifact.module).grid.size
-    graph = hlo_task_graph(source.text, question.hardware, devices, question.measured)
-    notes = ["the text is scheduled: it is timed in its own order"]
-    return _report(artifact, graph, devices, "as scheduled", question, notes)
 
 
 def _compiled(
@@ -433,7 +424,10 @@ class _Drawing:
                 begin, end = run.begin[task.id], run.end[task.id]
                 self._add(COMPUTE_STREAM, begin, end, shift, task, "compute", path)
         for flight in run.all_flights():
-            self._flight(flight, run.graph.tasks, path, shift)
+            task = run.graph.tasks[flight.starts[0]]
+            sent = task.communication
+            kind = "collective" if sent is not None and sent.is_collective else "compute"
+            self._add(flight.stream, flight.begin, flight.end, shift, task, kind, path)
 
     def tail(self, clock: float) -> None:
         """Draws what the device waits for when all compute is over, as in the exposed time."""
@@ -447,12 +441,6 @@ class _Drawing:
         begin, end = run.begin[task.id], run.end[task.id]
         if end > begin:
             self._add(COMPUTE_STREAM, begin, end, shift, task, "wait", path)
-
-    def _flight(self, flight: Flight, tasks: Sequence[Task], path: LoopPath, shift: float) -> None:
-        task = tasks[flight.starts[0]]
-        sent = task.communication
-        kind = "collective" if sent is not None and sent.is_collective else "compute"
-        self._add(flight.stream, flight.begin, flight.end, shift, task, kind, path)
 
     def _loop(self, loop: LoopRun, task: Task, path: LoopPath, shift: float) -> None:
         inside = (*path, task.id)

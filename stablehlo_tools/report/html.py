@@ -200,23 +200,19 @@ def _advice_block(program: ProgramReport, advised: Advised) -> Iterator[str]:
     said = f"{program.name}, {program.target}: {advice_of(advised, program.target)}"
     yield f'<p class="hint">{html.escape(said)}</p>'
     if advised.items:
-        yield from _advice_items(advised)
+        yield "<ol>"
+        for item in advised.items:
+            pipeline = (
+                f"<br><code>opt -p '{html.escape(item.pipeline)}'</code>" if item.pipeline else ""
+            )
+            yield (
+                f"<li><b>{html.escape(advice_gain(item))}</b>: {html.escape(item.cause)}"
+                f'<br><span class="hint">{html.escape(item.place)}</span>'
+                f"<br>{html.escape(item.remedy)}{pipeline}</li>"
+            )
+        yield "</ol>"
     for line in advice_limits(advised):
         yield f"<p>{html.escape(line)}</p>"
-
-
-def _advice_items(advised: Advised) -> Iterator[str]:
-    yield "<ol>"
-    for item in advised.items:
-        pipeline = (
-            f"<br><code>opt -p '{html.escape(item.pipeline)}'</code>" if item.pipeline else ""
-        )
-        yield (
-            f"<li><b>{html.escape(advice_gain(item))}</b>: {html.escape(item.cause)}"
-            f'<br><span class="hint">{html.escape(item.place)}</span>'
-            f"<br>{html.escape(item.remedy)}{pipeline}</li>"
-        )
-    yield "</ol>"
 
 
 def _section(section: Section) -> str:

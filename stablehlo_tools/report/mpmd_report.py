@@ -219,23 +219,18 @@ def summary_text(facts: dict[str, Any]) -> str:
 
 def render_set(report: SetReport) -> str:
     """The whole page, to be written as UTF-8. Raises ToolError for more steps than it can show."""
-    page = render_page(report.timeline, units=OF_A_PROGRAM, terms=_terms(report))
-    sections = "\n".join(
-        [_STYLE, *_proof_section(report), *_messages_section(report), *_memory_section(report)]
-    )
-    before, _, behind = page.rpartition(_END)
-    return f"{before}{sections}\n{_END}{behind}"
-
-
-def _terms(report: SetReport) -> dict[str, Term]:
-    """What a set has beside its schedule: the proven peak, and the machine."""
     ranks, devices = len(report.ranks), report.devices
     beside = f"{counted(ranks, 'rank')} of {counted(devices, 'device')} each"
     terms = {"Runs on": Term(report.hardware, beside)}
     if report.is_proven:
         peak = max(report.ranks, key=lambda row: row.peak)
         terms["Peak memory"] = Term(size(peak.peak), f"rank {peak.rank} in {peak.peak_at}")
-    return terms
+    page = render_page(report.timeline, units=OF_A_PROGRAM, terms=terms)
+    sections = "\n".join(
+        [_STYLE, *_proof_section(report), *_messages_section(report), *_memory_section(report)]
+    )
+    before, _, behind = page.rpartition(_END)
+    return f"{before}{sections}\n{_END}{behind}"
 
 
 def _proof_section(report: SetReport) -> Iterator[str]:
@@ -262,7 +257,16 @@ def _memory_section(report: SetReport) -> Iterator[str]:
     for row in report.ranks:
         what = html.escape(f"rank {row.rank}: {'; '.join(row.what)}")
         yield f'<p class="hint">{what}</p>'
-        yield _curve(row, most)
+        held = _steps(row.levels, [level.held for level in row.levels], most)
+        bound = _steps(row.levels, [level.bound for level in row.levels], most)
+        title = html.escape(f"rank {row.rank}: {size(row.held)} held, bound {size(row.bound)}")
+        yield (
+            f'<svg class="curve" viewBox="0 0 {_WIDTH} {_HEIGHT}" preserveAspectRatio="none" '
+            f'role="img" aria-label="{title}"><title>{title}</title>'
+            f'<path class="held" d="M0 {_HEIGHT}{held}V{_HEIGHT}Z"/>'
+            f'<path class="bound" vector-effect="non-scaling-stroke" d="M0 '
+            f'{_HEIGHT}{bound}"/></svg>'
+        )
     yield (
         '<p class="hint">Filled: bytes of microbatches that the program holds behind each action '
         "and message, in the order of the program. Line: what its schedule holds there. Peak: all "
@@ -270,18 +274,6 @@ def _memory_section(report: SetReport) -> Iterator[str]:
         "function takes while it runs.</p>"
     )
     yield "</section>"
-
-
-def _curve(row: RankRow, most: float) -> str:
-    held = _steps(row.levels, [level.held for level in row.levels], most)
-    bound = _steps(row.levels, [level.bound for level in row.levels], most)
-    title = html.escape(f"rank {row.rank}: {size(row.held)} held, bound {size(row.bound)}")
-    return (
-        f'<svg class="curve" viewBox="0 0 {_WIDTH} {_HEIGHT}" preserveAspectRatio="none" '
-        f'role="img" aria-label="{title}"><title>{title}</title>'
-        f'<path class="held" d="M0 {_HEIGHT}{held}V{_HEIGHT}Z"/>'
-        f'<path class="bound" vector-effect="non-scaling-stroke" d="M0 {_HEIGHT}{bound}"/></svg>'
-    )
 
 
 def _steps(levels: Sequence[Level], values: Sequence[float], most: float) -> str:

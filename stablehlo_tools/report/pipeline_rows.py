@@ -43,7 +43,15 @@ def pipeline_times(pipeline: Pipeline, program: TracedGraph) -> PipelineTimes | 
             return None
     sends = [sum(_ns(op, tick) for op in phase.permutes) for phase in pipeline.phases]
     head, rest = _around(pipeline, tick)
-    useful = _useful(pipeline, layers, head)
+    # The time of all ranks in which they run layers that count, and heads.
+    work = head * float(_begins(pipeline).sum())
+    for phase, direction, each in zip(
+        pipeline.phases, pipeline.schedule.directions, layers, strict=True
+    ):
+        runs = np.array([[cell is not None for cell in column] for column in direction.cells])
+        for own, ns in zip(phase.iterations, each, strict=True):
+            work += ns * float(own[runs.T].sum())
+    useful = work
     run = rest + head * _begins(pipeline)
     for phase, each in zip(pipeline.phases, layers, strict=True):
         run = run + sum(own * ns for own, ns in zip(phase.iterations, each, strict=True))
@@ -125,18 +133,6 @@ def _begins(pipeline: Pipeline) -> Times:
         for rank, cell in enumerate(column):
             begins[rank, tick] = cell is not None and cell.source < 0
     return begins
-
-
-def _useful(pipeline: Pipeline, layers: Sequence[Sequence[float]], head: float) -> float:
-    """The time of all ranks in which they run layers that count, and heads."""
-    work = head * float(_begins(pipeline).sum())
-    for phase, direction, each in zip(
-        pipeline.phases, pipeline.schedule.directions, layers, strict=True
-    ):
-        runs = np.array([[cell is not None for cell in column] for column in direction.cells])
-        for own, ns in zip(phase.iterations, each, strict=True):
-            work += ns * float(own[runs.T].sum())
-    return work
 
 
 def _makespan(run: Times, pipeline: Pipeline, sends: Sequence[float]) -> float:

@@ -94,7 +94,11 @@ def _chart(timeline: Timeline, width: int, colour: bool, units: Units) -> Iterat
     ranks = timeline.table.ranks
     label = len(f"r{ranks - 1} ")
     columns = max(_LEAST_COLUMNS, width - label - len(sides[0]) - 2)
-    gantt = _gantt(timeline, columns)
+    # As few parts as show every step; if a few are not enough, one part in blocks of time.
+    most = max(1, min(_MOST_PARTS, _MOST_LINES // timeline.table.ranks))
+    charts = (Gantt(timeline, columns * parts) for parts in range(1, most + 1))
+    drawn = next((chart for chart in charts if not chart.in_blocks), None)
+    gantt = drawn or Gantt(timeline, columns)
     rows = [gantt.row(rank) for rank in range(ranks)]
     for begin in range(0, max(gantt.width, 1), columns):
         end = min(begin + columns, gantt.width)
@@ -106,14 +110,6 @@ def _chart(timeline: Timeline, width: int, colour: bool, units: Units) -> Iterat
             yield f"{f'r{rank}'.ljust(label)}{part}  {beside[rank + 1]}".rstrip()
         yield ""
     yield from _legend(gantt, colour, units)
-
-
-def _gantt(timeline: Timeline, columns: int) -> Gantt:
-    """In as few parts as let every step be drawn; if a few do not, one part in blocks of time."""
-    most = max(1, min(_MOST_PARTS, _MOST_LINES // timeline.table.ranks))
-    charts = (Gantt(timeline, columns * parts) for parts in range(1, most + 1))
-    drawn = next((chart for chart in charts if not chart.in_blocks), None)
-    return drawn or Gantt(timeline, columns)
 
 
 def _sides(timeline: Timeline, units: Units) -> list[str]:

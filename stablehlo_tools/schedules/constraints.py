@@ -163,7 +163,12 @@ def positions(table: Table, findings: Findings) -> Positions:
     at = {kind: [MISSING] * (table.stages * table.microbatches) for kind in Kind}
     for rank, row in enumerate(table.rows):
         _place(table, rank, row, at, findings)
-        _check_pairs(rank, row, findings)
+        # C5.
+        pairs = Pair in set(map(type, row))
+        for position, step in enumerate(row if pairs else ()):
+            message = _unpaired(step) if isinstance(step, Pair) else None
+            if message is not None:
+                findings.add(Violation(rank, position, str(step), Rule.PAIR, message))
     return at
 
 
@@ -185,15 +190,6 @@ def _place(table: Table, rank: int, row: Row, at: Positions, findings: Findings)
             continue
         rule, message = _refusal(table, rank, action, at)
         findings.add(Violation(rank, position, str(row[position]), rule, message))
-
-
-def _check_pairs(rank: int, row: Row, findings: Findings) -> None:
-    """C5."""
-    pairs = Pair in set(map(type, row))
-    for position, step in enumerate(row if pairs else ()):
-        message = _unpaired(step) if isinstance(step, Pair) else None
-        if message is not None:
-            findings.add(Violation(rank, position, str(step), Rule.PAIR, message))
 
 
 def _numbered(row: Row) -> Iterable[tuple[int, Action]]:
@@ -237,7 +233,17 @@ def check_phases(table: Table, at: Positions, findings: Findings) -> None:
     """C7 to C9, C16 and C17."""
     copies = max(at[Kind.OFFLOAD]) != MISSING or max(at[Kind.RELOAD]) != MISSING
     for lane in lanes(table):
-        _check_lane(table, lane, at, findings)
+        phases = [at[kind][lane.cells] for kind in COMPUTE]
+        for microbatch, steps in zip(lane.microbatches, zip(*phases, strict=True), strict=True):
+            forward, full, inputs, weights = steps
+            if forward != MISSING and not table.training:
+                continue
+            if MISSING < forward < full and inputs == weights == MISSING:
+                continue
+            if MISSING < forward < inputs < weights and full == MISSING:
+                continue
+            for fault in _faults(table.training, *steps):
+                findings.add(_violation(table, lane, microbatch, fault))
         if copies:
             _check_copies(table, lane, at, findings)
         if table.sequence_slices > 1:
@@ -281,20 +287,6 @@ def _check_slices(table: Table, lane: Lane, at: Positions, findings: Findings) -
                 message = f"comes before {row[first]}, {why}"
                 fault = Violation(lane.rank, second, str(row[second]), Rule.SLICE_ORDER, message)
                 findings.add(fault)
-
-
-def _check_lane(table: Table, lane: Lane, at: Positions, findings: Findings) -> None:
-    phases = [at[kind][lane.cells] for kind in COMPUTE]
-    for microbatch, steps in zip(lane.microbatches, zip(*phases, strict=True), strict=True):
-        forward, full, inputs, weights = steps
-        if forward != MISSING and not table.training:
-            continue
-        if MISSING < forward < full and inputs == weights == MISSING:
-            continue
-        if MISSING < forward < inputs < weights and full == MISSING:
-            continue
-        for fault in _faults(table.training, *steps):
-            findings.add(_violation(table, lane, microbatch, fault))
 
 
 class _Fault(NamedTuple):

@@ -120,7 +120,9 @@ def read_table(path: str) -> Table:
             raise ToolError("the file is empty")
         name = "stdin" if path == STDIN else Path(path).stem
         table = _decoded(content, Path(path).suffix.lower(), name)
-        return replace(table, name=_printable(table.name))
+        return replace(
+            table, name="".join(letter if letter.isprintable() else "?" for letter in table.name)
+        )
 
 
 def to_text(table: Table) -> str:
@@ -559,11 +561,6 @@ def _decoded(content: str, suffix: str, name: str) -> Table:
     if first.split(" ")[0] == FIRST_WORD:
         return from_text(content)
     return from_csv(content, name)
-
-
-def _printable(name: str) -> str:
-    """Names are shown on terminals, which obey what they cannot print."""
-    return "".join(letter if letter.isprintable() else "?" for letter in name)
 
 
 def _content(data: bytes) -> str:

@@ -61,7 +61,23 @@ def offloaded(table: Table, costs: Costs, share: float, copy: float) -> Offloade
         raise ToolError(f"{table.name}: there is no backward that activations would wait for")
     latest = _Latest(simulate(compacted(table), costs))
     moving = _moving(table, costs, _shares(latest, costs, share), copy)
-    _check_hidden(latest.table, moving, share)
+    # The copies of a rank must not last longer than all of its compute.
+    for rank, row in enumerate(latest.table.rows):
+        copied = computed = 0.0
+        for action in actions_of(row):
+            times = {
+                Kind.FORWARD: moving.forward,
+                Kind.BACKWARD: moving.backward,
+                Kind.INPUT_GRADIENT: moving.input_gradient,
+                Kind.WEIGHT_GRADIENT: moving.weight_gradient,
+            }
+            computed += times[action.kind][action.stage]
+            copied += 2 * moving.copy[action.stage] * (action.kind is Kind.FORWARD)
+        if copied > computed * (1 + _ROUNDING):
+            raise ToolError(
+                f"offload: the copies of rank {rank} take {copied:g}, there and back, and its "
+                f"compute {computed:g}: offload a share of {share * computed / copied:.3g} at most"
+            )
     rows = [_row(latest, moving, rank) for rank in range(table.ranks)]
     return Offloaded(with_rows(latest.table, rows), moving)
 
@@ -151,30 +167,6 @@ def _shares(latest: _Latest, costs: Costs, share: float) -> list[float]:
             shares[stage] = min(1.0, left / size) if left > _ROUNDING * whole and size else 0.0
             left -= shares[stage] * size
     return shares
-
-
-def _check_hidden(table: Table, costs: Costs, share: float) -> None:
-    """Raises ToolError where the copies of a rank take longer than all that it computes."""
-    for rank, row in enumerate(table.rows):
-        copied = computed = 0.0
-        for action in actions_of(row):
-            computed += _time(action, costs)
-            copied += 2 * costs.copy[action.stage] * (action.kind is Kind.FORWARD)
-        if copied > computed * (1 + _ROUNDING):
-            raise ToolError(
-                f"offload: the copies of rank {rank} take {copied:g}, there and back, and its "
-                f"compute {computed:g}: offload a share of {share * computed / copied:.3g} at most"
-            )
-
-
-def _time(action: Action, costs: Costs) -> float:
-    times = {
-        Kind.FORWARD: costs.forward,
-        Kind.BACKWARD: costs.backward,
-        Kind.INPUT_GRADIENT: costs.input_gradient,
-        Kind.WEIGHT_GRADIENT: costs.weight_gradient,
-    }
-    return times[action.kind][action.stage]
 
 
 def _row(latest: _Latest, costs: Costs, rank: int) -> list[Step | None]:

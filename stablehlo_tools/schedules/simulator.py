@@ -254,7 +254,17 @@ class _Machine:
         channel = (route[source], route[source + away])
         if kind.is_send:
             return self._send(rank, datum, channel, self._buffers)
-        return self._receive(rank, datum, channel)
+        there = self._there[datum]
+        if there == _NOT_YET:
+            self._waiting[datum] = rank
+            return False
+        clock = max(self._clocks[rank], there)
+        self._received.setdefault(channel, []).append(clock)
+        self._record(rank, self._clocks[rank], clock)
+        sender = self._full.pop(channel, None)
+        if sender is not None:
+            self._runnable.append(sender)
+        return True
 
     def _meet(self, rank: int, datum: int) -> bool:
         """One end of a transfer for which both ranks wait."""
@@ -283,19 +293,6 @@ class _Machine:
         self._sent[channel] = sent + 1
         self._record(rank, clock, clock)
         self._arrive(datum, clock + self._communication)
-        return True
-
-    def _receive(self, rank: int, datum: int, channel: tuple[int, int]) -> bool:
-        there = self._there[datum]
-        if there == _NOT_YET:
-            self._waiting[datum] = rank
-            return False
-        clock = max(self._clocks[rank], there)
-        self._received.setdefault(channel, []).append(clock)
-        self._record(rank, self._clocks[rank], clock)
-        sender = self._full.pop(channel, None)
-        if sender is not None:
-            self._runnable.append(sender)
         return True
 
 

@@ -199,7 +199,16 @@ def check_transfers(table: Table, at: Positions, findings: Findings) -> None:
     """C10 to C12."""
     for kind, lane, peer in _ends(table):
         if peer is None or peer == lane.rank:
-            _check_none(table, kind, lane, at, findings)
+            # C10: nothing goes from this stage, or comes to it, in this direction.
+            for microbatch, step in zip(lane.microbatches, at[kind][lane.cells], strict=True):
+                if step == MISSING:
+                    continue
+                end = Action(kind, lane.stage, microbatch)
+                other = other_end(end).stage
+                exists = 0 <= other < table.stages
+                why = f"is on rank {lane.rank} as well" if exists else "does not exist"
+                message = f"transfers nothing between ranks: stage {other} {why}"
+                findings.add(Violation(lane.rank, step, str(end), Rule.NO_TRANSFER, message))
         else:
             _check_each(table, kind, lane, at, findings)
 
@@ -209,19 +218,6 @@ def _ends(table: Table) -> Iterator[tuple[Kind, Lane, int | None]]:
     for kind in _ENDS if table.training else _FORWARDS:
         for lane in lanes(table):
             yield kind, lane, lane.behind if _ENDS[kind].away > 0 else lane.before
-
-
-def _check_none(table: Table, kind: Kind, lane: Lane, at: Positions, findings: Findings) -> None:
-    """C10: nothing goes from this stage, or comes to it, in this direction."""
-    for microbatch, step in zip(lane.microbatches, at[kind][lane.cells], strict=True):
-        if step == MISSING:
-            continue
-        end = Action(kind, lane.stage, microbatch)
-        other = other_end(end).stage
-        exists = 0 <= other < table.stages
-        why = f"is on rank {lane.rank} as well" if exists else "does not exist"
-        message = f"transfers nothing between ranks: stage {other} {why}"
-        findings.add(Violation(lane.rank, step, str(end), Rule.NO_TRANSFER, message))
 
 
 def _check_each(table: Table, kind: Kind, lane: Lane, at: Positions, findings: Findings) -> None:
@@ -261,7 +257,16 @@ def _phases(kind: Kind, lane: Lane, at: Positions) -> list[int]:
 
 def check_channels(table: Table, at: Positions, findings: Findings) -> None:
     """C13, once C1 to C12 hold: the first receive of each channel that is out of order."""
-    for (sender, receiver), messages in _messages(table, at).items():
+    # The steps of the send and of the receive of every message, by channel.
+    steps: defaultdict[Channel, list[tuple[int, int]]] = defaultdict(list)
+    for kind, lane, peer in _ends(table):
+        if not kind.is_send or peer is None or peer == lane.rank:
+            continue
+        other, away = _ENDS[kind]
+        shift, cells = away * table.microbatches, lane.cells
+        there = slice(cells.start + shift, cells.stop + shift, cells.step)
+        steps[lane.rank, peer] += zip(at[kind][cells], at[other][there], strict=True)
+    for (sender, receiver), messages in steps.items():
         messages.sort()
         received = sorted(step for _, step in messages)
         for number, ((sent, expected), step) in enumerate(zip(messages, received, strict=True)):
@@ -274,19 +279,6 @@ def check_channels(table: Table, at: Positions, findings: Findings) -> None:
             action = str(table.rows[receiver][step])
             findings.add(Violation(receiver, step, action, Rule.CHANNEL, message))
             break
-
-
-def _messages(table: Table, at: Positions) -> dict[Channel, list[tuple[int, int]]]:
-    """The steps of the send and of the receive of every message, by channel."""
-    steps: defaultdict[Channel, list[tuple[int, int]]] = defaultdict(list)
-    for kind, lane, peer in _ends(table):
-        if not kind.is_send or peer is None or peer == lane.rank:
-            continue
-        other, away = _ENDS[kind]
-        shift, cells = away * table.microbatches, lane.cells
-        there = slice(cells.start + shift, cells.stop + shift, cells.step)
-        steps[lane.rank, peer] += zip(at[kind][cells], at[other][there], strict=True)
-    return steps
 
 
 def runs(table: Table, buffers: int) -> bool:
@@ -355,22 +347,18 @@ def _needs(table: Table, at: Positions, rank: int, step: Step, buffers: int) -> 
                 split = Action(Kind.INPUT_GRADIENT, stage + 1, microbatch)
                 yield split if _position(table, at, full) == MISSING else full
         elif action.kind.is_send and buffers != RENDEZVOUS:
-            yield from _room(table, at, rank, action, buffers)
+            # The receive that makes room for a send: of the message `buffers` before it.
+            channel = channel_of(table, rank, action)
+            sends = [
+                step
+                for step in table.rows[rank][: _position(table, at, action)]
+                if isinstance(step, Action) and step.kind.is_send
+                if channel_of(table, rank, step) == channel
+            ]
+            if len(sends) >= buffers:
+                yield other_end(sends[-buffers])
         else:
             yield other_end(action)
-
-
-def _room(table: Table, at: Positions, rank: int, send: Action, buffers: int) -> Iterator[Action]:
-    """The receive that makes room for a send: of the message `buffers` before it."""
-    channel = channel_of(table, rank, send)
-    sends = [
-        step
-        for step in table.rows[rank][: _position(table, at, send)]
-        if isinstance(step, Action) and step.kind.is_send
-        if channel_of(table, rank, step) == channel
-    ]
-    if len(sends) >= buffers:
-        yield other_end(sends[-buffers])
 
 
 def _cycles(waits: dict[int, _Wait]) -> list[list[_Wait]]:

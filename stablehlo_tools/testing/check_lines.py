@@ -138,7 +138,14 @@ class _CheckWriter:
                     variable.printed = name[1:]
         if op.name == "builtin.module":
             if line.role is Role.HEADER:
-                self._add_module(line)
+                names = ("mhlo.num_partitions", "mhlo.num_replicas")
+                pieces: list[Piece] = []
+                for name in names:
+                    if name in line.op.attributes:
+                        pieces += [Gap()] if pieces else []
+                        pieces.append(Text(f"{name} = {line.op.attributes[name]}"))
+                if pieces:
+                    self._add(line, "", pieces)
         elif op.name == _MESH:
             # Meshes that look the same are checked once.
             content = str(line.op.attributes["mesh"])
@@ -156,16 +163,6 @@ class _CheckWriter:
         if line.role is Role.TAIL:
             return len(line.text) > 1  # more than a bracket
         return line.role is Role.BETWEEN
-
-    def _add_module(self, line: Line) -> None:
-        names = ("mhlo.num_partitions", "mhlo.num_replicas")
-        pieces: list[Piece] = []
-        for name in names:
-            if name in line.op.attributes:
-                pieces += [Gap()] if pieces else []
-                pieces.append(Text(f"{name} = {line.op.attributes[name]}"))
-        if pieces:
-            self._add(line, "", pieces)
 
     def _add(self, line: Line, suffix: str, pieces: list[Piece]) -> None:
         if line.role is Role.HEADER and line.op.name == FUNCTION:
@@ -262,7 +259,13 @@ def _name_variables(checks: list[_Check], symbols: _Symbols) -> None:
                 piece.variable.is_defined |= piece.defines or piece.sigil == "@"
     taken: Counter[str] = Counter()
     of_symbols = [v for v in symbols.variables.values() if v is not None]
-    for variable in _in_order_of_use(checks, of_symbols):
+    ids = {id(variable) for variable in of_symbols}
+    used: dict[int, Variable] = {}
+    for check in checks:
+        for piece in check.pieces:
+            if isinstance(piece, Named) and id(piece.variable) in ids and piece.variable:
+                used.setdefault(id(piece.variable), piece.variable)
+    for variable in list(used.values()):
         _name(variable, taken)
     numbers = Counter(taken)
     for check in checks:
@@ -271,16 +274,6 @@ def _name_variables(checks: list[_Check], symbols: _Symbols) -> None:
         for piece in check.pieces:
             if isinstance(piece, Named) and piece.variable is not None and not piece.variable.name:
                 _name(piece.variable, numbers)
-
-
-def _in_order_of_use(checks: list[_Check], wanted: list[Variable]) -> list[Variable]:
-    ids = {id(variable) for variable in wanted}
-    used: dict[int, Variable] = {}
-    for check in checks:
-        for piece in check.pieces:
-            if isinstance(piece, Named) and id(piece.variable) in ids and piece.variable:
-                used.setdefault(id(piece.variable), piece.variable)
-    return list(used.values())
 
 
 def _is_function(check: _Check) -> bool:
@@ -306,7 +299,10 @@ def _directives(checks: list[_Check], lines: list[Line]) -> Checks:
         suffix = "" if check.suffix == "-DAG" and meshes == 1 else check.suffix
         first, *rest = pattern_lines(check.pieces, defined)
         if suffix == "" and before >= 0:
-            taken = _lines_alike(first, check, lines[before + 1 : check.line])
+            # The lines that a pattern would match before it comes to its own.
+            between = lines[before + 1 : check.line]
+            regex = as_regex(first, check.pieces)
+            taken = [line.number for line in between if regex.search(line.text)]
             for number in [*taken, check.line]:
                 pattern = first if number == check.line else anonymous(first)
                 directives.append(f"CHECK{'-NEXT' if number == before + 1 else ''}: {pattern}")
@@ -323,9 +319,3 @@ def _directives(checks: list[_Check], lines: list[Line]) -> Checks:
 def _hides_nothing(line: Line) -> bool:
     """Whether no collective could come to stand where this line is left out."""
     return line.role is Role.BLOCK or is_in_reduction(line.op)
-
-
-def _lines_alike(pattern: str, check: _Check, between: list[Line]) -> list[int]:
-    """The lines that a pattern would match before it comes to its own."""
-    regex = as_regex(pattern, check.pieces)
-    return [line.number for line in between if regex.search(line.text)]

@@ -80,17 +80,6 @@ class Gap:
 Piece = Text | Pattern | Named | Gap
 
 
-def _chunks(pieces: list[Piece]) -> list[list[Piece]]:
-    """The pieces between gaps; one of nothing but brackets says too little to be kept."""
-    parts: list[list[Piece]] = [[]]
-    for piece in pieces:
-        if isinstance(piece, Gap):
-            parts.append([])
-        else:
-            parts[-1].append(piece)
-    return [part for i, part in enumerate(parts) if i == 0 or not _is_punctuation(part)]
-
-
 def _is_punctuation(pieces: list[Piece]) -> bool:
     return all(isinstance(p, Text) and not re.search(r"\w", p.text) for p in pieces)
 
@@ -101,7 +90,15 @@ def pattern_lines(pieces: list[Piece], defined: set[str]) -> list[str]:
     `defined` holds the variables that earlier checks capture, and gains those of this one.
     """
     lines: list[str] = []
-    for number, part in enumerate(_chunks(pieces)):
+    parts: list[list[Piece]] = [[]]
+    for piece in pieces:
+        if isinstance(piece, Gap):
+            parts.append([])
+        else:
+            parts[-1].append(piece)
+    for number, part in enumerate(
+        [part for i, part in enumerate(parts) if i == 0 or not _is_punctuation(part)]
+    ):
         text = "".join(_rendered(piece, defined) for piece in part)
         text = re.sub(r"\s+", " ", _LONG_LIST.sub("{{.+}}", text)).strip()
         lines += _wrapped(text, after_gap=number > 0)
@@ -206,13 +203,6 @@ def without_middles(pieces: list[Piece]) -> list[Piece]:
     """The pieces with a gap in each long list."""
     result: list[Piece] = []
     here: _Position = (0, 0)
-    for start, end in _outermost(_middles(pieces)):
-        result += [*_between(pieces, here, start), Gap()]
-        here = end
-    return result + _between(pieces, here, (len(pieces), 0))
-
-
-def _middles(pieces: list[Piece]) -> list[tuple[_Position, _Position]]:
     open_lists = [_List(stays=False)]  # the first is that of the line itself
     middles = [
         middle
@@ -221,7 +211,10 @@ def _middles(pieces: list[Piece]) -> list[tuple[_Position, _Position]]:
         for middle in _closed(number, piece.text, open_lists)
     ]
     last = open_lists[0].middle
-    return [*middles, last] if last else middles
+    for start, end in _outermost([*middles, last] if last else middles):
+        result += [*_between(pieces, here, start), Gap()]
+        here = end
+    return result + _between(pieces, here, (len(pieces), 0))
 
 
 def _closed(number: int, text: str, open_lists: list[_List]) -> list[tuple[_Position, _Position]]:

@@ -88,21 +88,18 @@ def _drop_noise(module: ir.Module) -> None:
             del op.attributes[name]
         for listed in ("arg_attrs", "res_attrs"):
             if op.name == FUNCTION and listed in op.attributes:
-                op.attributes[listed] = _without_noise(ir.ArrayAttr(op.attributes[listed]))
+                entries = ir.ArrayAttr(op.attributes[listed])
+                kept = [
+                    ir.DictAttr.get(
+                        {a.name: a.attr for a in ir.DictAttr(entry) if not is_noise(a.name)},
+                        context=entries.context,
+                    )
+                    for entry in entries
+                ]
+                op.attributes[listed] = ir.ArrayAttr.get(kept, entries.context)
         return ir.WalkResult.ADVANCE
 
     walk(module.operation, visit)
-
-
-def _without_noise(entries: ir.ArrayAttr) -> ir.ArrayAttr:
-    kept = [
-        ir.DictAttr.get(
-            {a.name: a.attr for a in ir.DictAttr(entry) if not is_noise(a.name)},
-            context=entries.context,
-        )
-        for entry in entries
-    ]
-    return ir.ArrayAttr.get(kept, entries.context)
 
 
 def _splat_constants(position: int | None) -> Callable[[ir.Module], None]:

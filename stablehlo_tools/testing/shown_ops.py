@@ -52,7 +52,24 @@ def printed_lines(module: ir.Module) -> list[Line]:
     """The lines of a module's text, in order."""
     texts = to_text(module).splitlines()
     state = ir.AsmState(module.operation)
-    headers = _headers(module.operation, texts, state)
+    headers: dict[int, ir.Operation] = {}
+    number = -1
+    for op in _printed_ops(module.operation, texts, headers):
+        # The start of the op's first line, which omits the default dialect.
+        groups: dict[str, int] = {}
+        for result in op.results:
+            base = result.get_name(state).partition("#")[0]
+            groups[base] = groups.get(base, 0) + 1
+        names = ", ".join(re.escape(b) + (f":{n}" if n > 1 else "") for b, n in groups.items())
+        dialect, _, name = op.name.partition(".")
+        results = names + " = " if names else ""
+        start = re.compile(rf' *{results}"?(?:{re.escape(dialect)}\.)?{re.escape(name)}(?![\w.-])')
+        number += 1
+        while number < len(texts) and not start.match(texts[number]):
+            number += 1
+        if number == len(texts):
+            raise ToolError(f"{op.name} was not found in the text of its module", op.location)
+        headers[number] = op
     lines: list[Line] = []
     owners: dict[int, Line] = {}  # the header by its indentation
     for number, whole in enumerate(texts):
@@ -69,20 +86,6 @@ def printed_lines(module: ir.Module) -> list[Line]:
     return lines
 
 
-def _headers(root: ir.Operation, texts: list[str], state: ir.AsmState) -> dict[int, ir.Operation]:
-    headers: dict[int, ir.Operation] = {}
-    number = -1
-    for op in _printed_ops(root, texts, headers):
-        start = _start(op, state)
-        number += 1
-        while number < len(texts) and not start.match(texts[number]):
-            number += 1
-        if number == len(texts):
-            raise ToolError(f"{op.name} was not found in the text of its module", op.location)
-        headers[number] = op
-    return headers
-
-
 def _printed_ops(
     op: ir.Operation, texts: list[str], headers: dict[int, ir.Operation]
 ) -> Iterator[ir.Operation]:
@@ -95,18 +98,6 @@ def _printed_ops(
         for block in region.blocks:
             for inner in block.operations:
                 yield from _printed_ops(inner.operation, texts, headers)
-
-
-def _start(op: ir.Operation, state: ir.AsmState) -> re.Pattern[str]:
-    """What the op's first line starts with; the dialect is left out where it is the default."""
-    groups: dict[str, int] = {}
-    for result in op.results:
-        base = result.get_name(state).partition("#")[0]
-        groups[base] = groups.get(base, 0) + 1
-    names = ", ".join(re.escape(b) + (f":{n}" if n > 1 else "") for b, n in groups.items())
-    dialect, _, name = op.name.partition(".")
-    results = names + " = " if names else ""
-    return re.compile(rf' *{results}"?(?:{re.escape(dialect)}\.)?{re.escape(name)}(?![\w.-])')
 
 
 def _header(number: int, text: str, op: ir.Operation, state: ir.AsmState) -> Line:

@@ -126,7 +126,14 @@ class AccumulateGradientsPass(Pass):
         erase_unused(copy.body)
         meshes = ModuleFacts.of(copy).meshes
         division = self._division(copy, meshes if even else None)
-        _refuse_effects(division, copy)
+        effects = Effects(functions_by_name(copy))
+        for node in (*division.gone, *division.inside, *needed_later(division)):
+            if effects.has_effect(node.op):
+                raise ToolError(
+                    f"accumulate-gradients: {node.name} has an effect, or an op in it, and would "
+                    "run on each microbatch, or earlier than now (P5)",
+                    node.op.location,
+                )
         if self.explain:
             diagnostics.collected.append(explained(division))
         diagnostics.collected += uneven_arguments(division, meshes)
@@ -198,15 +205,3 @@ def _places(main: ir.Operation, entries: Sequence[ir.Value], arguments: Sequence
             )
         places += [place for place, entry in enumerate(entries) if entry == taken[number]]
     return places
-
-
-def _refuse_effects(division: Division, module: ir.Module) -> None:
-    """Raises ToolError where an op with an effect would run more often, or earlier."""
-    effects = Effects(functions_by_name(module))
-    for node in (*division.gone, *division.inside, *needed_later(division)):
-        if effects.has_effect(node.op):
-            raise ToolError(
-                f"accumulate-gradients: {node.name} has an effect, or an op in it, and would run "
-                "on each microbatch, or earlier than now (P5)",
-                node.op.location,
-            )

@@ -87,7 +87,12 @@ class ConstrainBatchPass(Pass):
 
     def run(self, module: ir.Module, diagnostics: Diagnostics) -> None:
         """Rewrites the module in place, if anything is constrained. Raises ToolError."""
-        _check_left_to_a_partitioner(module)
+        if left_to_the_partitioner(module) is None:
+            raise ToolError(
+                "constrain-batch: the program leaves no collectives to a partitioner: constraints "
+                "come before partition (P1)",
+                entry_function(module).location,
+            )
         copy = copy_module(module)
         import_shardings(copy)
         inline_all_calls(copy)
@@ -100,15 +105,6 @@ class ConstrainBatchPass(Pass):
         if self.explain:
             diagnostics.collected += [_explained(carry, batch) for carry in carries]
         take_over(module, copy)
-
-
-def _check_left_to_a_partitioner(module: ir.Module) -> None:
-    if left_to_the_partitioner(module) is None:
-        raise ToolError(
-            "constrain-batch: the program leaves no collectives to a partitioner: constraints come "
-            "before partition (P1)",
-            entry_function(module).location,
-        )
 
 
 def batch_of(module: ir.Module) -> Batch | None:

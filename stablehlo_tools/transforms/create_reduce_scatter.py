@@ -111,7 +111,17 @@ class CreateReduceScatterPass(Pass):
 
     def run(self, module: ir.Module, diagnostics: Diagnostics) -> None:
         """Rewrites the module in place, until nothing is left to do."""
-        self._check_options(module)
+        if self.memory_limit and not self.share_gathers:
+            raise ToolError(
+                "create-reduce-scatter: memory-limit limits what share-gathers keeps, and that is "
+                "off (P3)",
+                module.operation.location,
+            )
+        if self.memory_limit < 0:
+            raise ToolError(
+                "create-reduce-scatter: memory-limit is a number of bytes, not negative (P3)",
+                module.operation.location,
+            )
         notes: list[Diagnostic] = []
         made: set[ir.Value] = set()
         while (found := _plan(module)).plans or (found.calls and _inline_useful_calls(module)):
@@ -128,19 +138,6 @@ class CreateReduceScatterPass(Pass):
             forms = GroupForms(ModuleFacts.of(module, collectives))
             for shared in plan_sharing(collectives, forms, self.memory_limit):
                 shared.apply()
-
-    def _check_options(self, module: ir.Module) -> None:
-        if self.memory_limit and not self.share_gathers:
-            raise ToolError(
-                "create-reduce-scatter: memory-limit limits what share-gathers keeps, and that is "
-                "off (P3)",
-                module.operation.location,
-            )
-        if self.memory_limit < 0:
-            raise ToolError(
-                "create-reduce-scatter: memory-limit is a number of bytes, not negative (P3)",
-                module.operation.location,
-            )
 
 
 Plan = Chunked | Inverse | Constant | Padded

@@ -145,7 +145,11 @@ class DecomposeCollectivePermutePass(Pass):
             diagnostics.collected += _explained(collectives, reasons, ordered, channel)
         if chosen:
             refuse_tokens(module, self.name, "P3")
-            _check(chosen, FreeAxes(module, facts.meshes))
+            free_axes = FreeAxes(module, facts.meshes)
+            for permute in chosen:
+                problem = _problem(permute, free_axes)
+                if problem is not None:
+                    raise ToolError(f"{permute.inner.name}: {problem}", permute.op.location)
             to_transfers(module, chosen, ordered, channel)
 
     def _why_left(self, permute: Collective, facts: ModuleFacts) -> str | None:
@@ -155,14 +159,6 @@ class DecomposeCollectivePermutePass(Pass):
         if not pairs_of(permute):
             return "it has no pairs"
         return why_left(permute, self.min_bytes)
-
-
-def _check(permutes: list[Collective], free_axes: FreeAxes) -> None:
-    """Raises a located ToolError at the first permute that cannot be decomposed."""
-    for permute in permutes:
-        problem = _problem(permute, free_axes)
-        if problem is not None:
-            raise ToolError(f"{permute.inner.name}: {problem}", permute.op.location)
 
 
 def _problem(permute: Collective, free_axes: FreeAxes) -> str | None:

@@ -193,26 +193,22 @@ def _loops(module: ir.Module) -> list[ir.Operation]:
     return list(loops_of(entry_function(module).regions[0].blocks[0]))
 
 
-def _shifting(module: ir.Module, number: int) -> ir.Module:
-    """A copy of a module in which manual computations in loops that only move elements are moves
-    of whole tensors, and the loop of a number may so be a pipeline in one program."""
-    copied = copy_module(module)
-    block = entry_function(copied).regions[0].blocks[0]
-    write_moves_globally(copied, block)
-    _settle(copied, _loops(copied)[number])
-    write_moves_globally(copied, block)
-    part_integers(_loops(copied)[number])
-    drop_unused_carries(block)
-    return copied
-
-
 def _tried(module: ir.Module, number: int) -> tuple[ir.Module, int]:
     """A copy of a module in which a loop is folded, and how many stages it has; fewer than two are
     no pipeline. Raises ToolError, or NotFreeError where other axes are manual around it."""
     loop = _loops(module)[number]
     between = permutes_inside(loop)
     if between:
-        module = _shifting(module, number)
+        # A copy of a module in which manual computations in loops that only move elements are moves
+        # of whole tensors, and the loop of a number may so be a pipeline in one program.
+        copied = copy_module(module)
+        block = entry_function(copied).regions[0].blocks[0]
+        write_moves_globally(copied, block)
+        _settle(copied, _loops(copied)[number])
+        write_moves_globally(copied, block)
+        part_integers(_loops(copied)[number])
+        drop_unused_carries(block)
+        module = copied
     elif may_be_pipeline(loop):
         module = _alone(module, number)
     if not may_be_pipeline(_loops(module)[number]):

@@ -68,7 +68,10 @@ class HoldCollectivesPass(Pass):
         for _, together in groupby(free, key=lambda op: key_of(op.block.owner.operation)):
             sums = list(together)
             for before, after in pairwise(sums):
-                _wait(after, before)
+                waiting = [after.operands[0], before.results[0]]
+                after.operands[0] = barrier(
+                    waiting, ir.InsertionPoint(after), after.location
+                ).results[0]
             for op in sums:
                 _keep(op)
 
@@ -92,12 +95,6 @@ def _is_in_loop(op: ir.Operation) -> bool:
 def _is_held(op: ir.Operation) -> bool:
     uses = [use.owner.name for result in op.results for use in result.uses]
     return bool(uses) and all(name == BARRIER for name in uses)
-
-
-def _wait(op: ir.Operation, before: ir.Operation) -> None:
-    """Lets an op begin when another one is over."""
-    waiting = [op.operands[0], before.results[0]]
-    op.operands[0] = barrier(waiting, ir.InsertionPoint(op), op.location).results[0]
 
 
 def _keep(op: ir.Operation) -> None:

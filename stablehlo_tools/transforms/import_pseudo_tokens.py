@@ -59,7 +59,6 @@ from stablehlo_tools.ir.walk import walk
 from stablehlo_tools.passes.base import Pass
 from stablehlo_tools.transforms.parts.import_pseudo_tokens.exploration import Program
 from stablehlo_tools.transforms.parts.import_pseudo_tokens.planning import (
-    ImportPlan,
     accepted_chains,
     plan_import,
 )
@@ -101,7 +100,13 @@ class ImportPseudoTokensPass(Pass):
         _check_unthreaded(module)
         plan = plan_import(module, program, chains)
         order = partial_order(plan) if self.fork == "preserve" else None
-        _warn_of_kept(plan, diagnostics)
+        for kept in plan.kept:
+            diagnostics.warn(
+                f"{kept.maker.collective.name}: only its pseudo-token keeps it alive, because "
+                "nobody uses its results; that one stays, into the next "
+                f"{kept.reader.collective.name}",
+                kept.maker.collective.location,
+            )
         members = take_out(plan)
         _thread(module, members, order)
         if self.drop_token_argument:
@@ -131,12 +136,3 @@ def _check_unthreaded(module: ir.Module) -> None:
         return ir.WalkResult.ADVANCE
 
     walk(module.operation, visit)
-
-
-def _warn_of_kept(plan: ImportPlan, diagnostics: Diagnostics) -> None:
-    for kept in plan.kept:
-        diagnostics.warn(
-            f"{kept.maker.collective.name}: only its pseudo-token keeps it alive, because nobody "
-            f"uses its results; that one stays, into the next {kept.reader.collective.name}",
-            kept.maker.collective.location,
-        )

@@ -36,7 +36,10 @@ def keep_alive(collective: Collective, live: Set[ir.Value]) -> None:
     """
     op = collective.op
     owner = op.block.owner.operation
-    element = _first_tensor(_waiting(collective))
+    # The op that has the collective's results: of an asynchronous one its done, if any.
+    uses = [use for result in collective.op.results for use in result.uses]
+    dones = [use.owner.operation for use in uses if is_async_done(use.owner.operation)]
+    element = _first_tensor(dones[0] if collective.is_async and dones else collective.op)
     if owner.name not in (FUNCTION, MANUAL_COMPUTATION) or element is None:
         raise ToolError(
             f"{collective.inner.name}: nobody uses its results and nothing beside it can be made "
@@ -53,13 +56,6 @@ def keep_alive(collective: Collective, live: Set[ir.Value]) -> None:
         )
     with ir.InsertionPoint(end), op.location:
         end.operands[chosen] = _guarded(end.operands[chosen], _always_true(element))
-
-
-def _waiting(collective: Collective) -> ir.Operation:
-    """The op that has the collective's results: of an asynchronous one its done, if any."""
-    uses = [use for result in collective.op.results for use in result.uses]
-    dones = [use.owner.operation for use in uses if is_async_done(use.owner.operation)]
-    return dones[0] if collective.is_async and dones else collective.op
 
 
 def _first_tensor(op: ir.Operation) -> ir.Value | None:

@@ -99,7 +99,16 @@ class PipelineCollectivesPass(Pass):
     def run(self, module: ir.Module, diagnostics: Diagnostics) -> None:
         """Rewrites a copy of the module, and takes it over where anything has changed."""
         hardware = load_hardware(self.hardware)
-        self._check(module)
+        location = module.operation.location
+        if self.distance < 1:
+            raise ToolError("pipeline-collectives: distance is at least 1 (P4)", location)
+        if self.memory_limit is not None and not self.memory_limit > 0:
+            raise ToolError(
+                "pipeline-collectives: memory-limit is a positive number of GiB (P4)", location
+            )
+        if not find_collectives(module):
+            refuse_unpartitioned(module, "pipeline-collectives", "P1")
+        refuse_tokens(module, "pipeline-collectives", "P3")
         limit = None if self.memory_limit is None else self.memory_limit * GIB
         draft = copy_module(module)
         inline_all_calls(draft)
@@ -114,15 +123,3 @@ class PipelineCollectivesPass(Pass):
         if self.explain:
             told = "the loops stay as they are: XLA is expected to be as fast by itself"
             diagnostics.collected += [note(told, module.operation.location)] if left else work.notes
-
-    def _check(self, module: ir.Module) -> None:
-        location = module.operation.location
-        if self.distance < 1:
-            raise ToolError("pipeline-collectives: distance is at least 1 (P4)", location)
-        if self.memory_limit is not None and not self.memory_limit > 0:
-            raise ToolError(
-                "pipeline-collectives: memory-limit is a positive number of GiB (P4)", location
-            )
-        if not find_collectives(module):
-            refuse_unpartitioned(module, "pipeline-collectives", "P1")
-        refuse_tokens(module, "pipeline-collectives", "P3")

@@ -115,20 +115,6 @@ class RematerializePass(Pass):
     def run(self, module: ir.Module, diagnostics: Diagnostics) -> None:
         """Rewrites a copy of the module, and takes it over where anything has changed."""
         hardware = load_hardware(self.hardware)
-        self._check(module)
-        refuse_tokens(module, "rematerialize", "P2")
-        limit = hardware.memory_bytes if self.memory_limit is None else self.memory_limit * GIB
-        with _no_collection():
-            chosen = self._chosen(module, hardware, limit)
-        if chosen.module is not module:
-            forget_numbers(chosen.module)
-            take_over(module, chosen.module)
-        if self.explain:
-            diagnostics.collected += chosen.notes
-        if chosen.moves:
-            diagnostics.collected.append(how_to_run(self.name, module.operation.location))
-
-    def _check(self, module: ir.Module) -> None:
         place = entry_function(module).location
         check_limits(self.name, self.memory_limit, self.margin, "P1", place)
         if self.offload:
@@ -140,6 +126,17 @@ class RematerializePass(Pass):
             except ToolError as error:
                 text = f"{self.name}: compiler={self.compiler}: {error.diagnostic.message} (P5)"
                 raise ToolError(text, place) from None
+        refuse_tokens(module, "rematerialize", "P2")
+        limit = hardware.memory_bytes if self.memory_limit is None else self.memory_limit * GIB
+        with _no_collection():
+            chosen = self._chosen(module, hardware, limit)
+        if chosen.module is not module:
+            forget_numbers(chosen.module)
+            take_over(module, chosen.module)
+        if self.explain:
+            diagnostics.collected += chosen.notes
+        if chosen.moves:
+            diagnostics.collected.append(how_to_run(self.name, module.operation.location))
 
     def _chosen(self, module: ir.Module, hardware: Hardware, limit: float) -> _Chosen:
         """The fastest program that fits."""

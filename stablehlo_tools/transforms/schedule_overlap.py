@@ -170,7 +170,12 @@ class ScheduleOverlapPass(Pass):
     ) -> _Draft:
         """A copy with its blocks scheduled; `less` bytes than the limit are the plan's."""
         copy = copy_module(module)
-        _prepare(copy)
+        # One body: calls are inlined, manual computations joined.
+        inline_all_calls(copy)
+        fold_equal_branches(copy)
+        block = entry_function(copy).regions[0].blocks[0]
+        if sum(op.operation.name == MANUAL_COMPUTATION for op in block.operations) > 1:
+            PartitionPass().run(copy, Diagnostics())
         work = _Work.of(copy, hardware)
         headroom = self._headroom(work) - less
         blocks = list(self._blocks(work, work.traced, headroom, count()))
@@ -273,15 +278,6 @@ class _Work:
             memory_profile(traced.graph).peak_bytes,
             devices,
         )
-
-
-def _prepare(module: ir.Module) -> None:
-    """Makes one body of a program: calls are inlined, manual computations put together."""
-    inline_all_calls(module)
-    fold_equal_branches(module)
-    block = entry_function(module).regions[0].blocks[0]
-    if sum(op.operation.name == MANUAL_COMPUTATION for op in block.operations) > 1:
-        PartitionPass().run(module, Diagnostics())
 
 
 def _why_left(block: _Block, hardware: Hardware, chosen: Container[int] | None) -> str | None:

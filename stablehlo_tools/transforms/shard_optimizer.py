@@ -175,7 +175,12 @@ class _Step:
             argument = parameters.get(number)
             dims = ((),) * len(axes) if argument is None else self._of(self._arguments[argument])
             stated.setdefault(("res_attrs", number), self._attribute(dims))
-            self._constrain(number, axes)
+            # The result is computed in parts before it is gathered.
+            end = terminator(self._block)
+            value = self._state.returned[number]
+            place = end.location if producer(value) is None else value.location
+            point = ir.InsertionPoint(end)
+            end.operands[number] = constrained(value, self._attribute(axes), point, place)
         for value, axes in self._gradients(divided).items():
             # Has all that use a value take parts of it.
             behind = ir.InsertionPoint.after(maker_of(value))
@@ -221,14 +226,6 @@ class _Step:
             for value in self._state.gradients(state.argument):
                 found.setdefault(value, state.axes)
         return found
-
-    def _constrain(self, result: int, axes: tuple[Axes, ...]) -> None:
-        """Has a result made in parts, before it is gathered."""
-        end = terminator(self._block)
-        value = self._state.returned[result]
-        place = end.location if producer(value) is None else value.location
-        point = ir.InsertionPoint(end)
-        end.operands[result] = constrained(value, self._attribute(axes), point, place)
 
     def _attribute(self, axes: Sequence[Axes]) -> ir.Attribute:
         return self._shardings.attribute(tuple(axes), self._main.context)

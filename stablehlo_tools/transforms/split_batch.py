@@ -56,7 +56,6 @@ from stablehlo_tools.analysis.dimension_propagation.seeds import (
     sizes_undivided,
     undivided,
 )
-from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling
 from stablehlo_tools.analysis.entry import argument_name
 from stablehlo_tools.analysis.tasks.expected import expected_run
 from stablehlo_tools.bindings import ir
@@ -232,13 +231,9 @@ class SplitBatchPass(Pass):
 def _seeds_text(chosen: Chosen) -> str:
     values = chosen.trial.dims.graph.values
     return ", ".join(
-        f"{_dimension_text(layout)} of {argument_name(values[number])}"
+        f"{f'dimension {layout.dim}'} of {argument_name(values[number])}"
         for number, layout in sorted(chosen.trial.seeds.items())
     )
-
-
-def _dimension_text(layout: DimTiling) -> str:
-    return f"dimension {layout.dim}"
 
 
 def _memory(before: float, after: float, module: ir.Module) -> Diagnostic:

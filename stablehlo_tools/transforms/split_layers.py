@@ -39,7 +39,6 @@ one takes. Calls are inlined, and what nothing uses is dropped.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -90,7 +89,7 @@ class SplitLayersPass(Pass):
 
     @property
     def _shown(self) -> str:
-        return _listed(self.counts)
+        return ", ".join(map(str, self.counts))
 
     def _account(self, chosen: Chosen) -> Diagnostic:
         return note(
@@ -99,7 +98,3 @@ class SplitLayersPass(Pass):
             "stacks run on pieces",
             chosen.cut[0].op.location,
         )
-
-
-def _listed(numbers: Sequence[int]) -> str:
-    return ", ".join(map(str, numbers))

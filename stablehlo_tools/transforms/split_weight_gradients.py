@@ -30,7 +30,6 @@ where none is left to divide. Calls are inlined.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -42,7 +41,6 @@ from stablehlo_tools.ir.inline import inline_all_calls
 from stablehlo_tools.ir.walk import entry_function, functions_by_name
 from stablehlo_tools.passes.base import Pass
 from stablehlo_tools.transforms.parts.split_weight_gradients.division import (
-    Backward,
     Division,
     awaited_carries,
     backward_loops,
@@ -76,7 +74,13 @@ class SplitWeightGradientsPass(Pass):
                 "that another one with activations has written (P1)",
                 main.location,
             )
-        planned = _divisions(loops, chains)
+        # A value for a later loop waits only if it waits there too.
+        divisions: list[Division] = []
+        for loop in reversed(loops):
+            division = divide(loop, awaited_carries(loop, chains, divisions))
+            if division is not None:
+                divisions.append(division)
+        planned = divisions[::-1]
         if not planned:
             diagnostics.warn(
                 "split-weight-gradients: all work of the backward loops is part of their chains, "
@@ -90,17 +94,6 @@ class SplitWeightGradientsPass(Pass):
             for division in planned:
                 write_division(division)
         erase_unused(block)
-
-
-def _divisions(loops: Sequence[Backward], chains: Sequence[Backward]) -> list[Division]:
-    """How loops are divided, in their order. What one hands to a loop behind it waits only if it
-    waits there too."""
-    divisions: list[Division] = []
-    for loop in reversed(loops):
-        division = divide(loop, awaited_carries(loop, chains, divisions))
-        if division is not None:
-            divisions.append(division)
-    return divisions[::-1]
 
 
 def _account(division: Division) -> Diagnostic:

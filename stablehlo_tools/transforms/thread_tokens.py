@@ -88,7 +88,12 @@ class ThreadTokensPass(Pass):
             )
         strip_module(module)
         functions = plan_chain(module, by_group=self.scope == "group", minimal=self.minimal)
-        _warn_of_dead_collectives(module, diagnostics)
+        for collective in dead_collectives(module):
+            diagnostics.warn(
+                f"{collective.inner.name}: nobody uses its results, so compilers delete it, chain "
+                "or not; a device that skips it can leave the others waiting",
+                collective.op.location,
+            )
         _warn_of_unpartitioned(module, bool(functions), diagnostics)
         _warn_of_moved_dones(functions, diagnostics)
         threader = Threader(Decompositions(module) if self.form == "composite" else None)
@@ -101,15 +106,6 @@ def thread_collectives(module: ir.Module, counts: Callable[[Collective], bool]) 
     of some ops only. Raises a located ToolError where a precondition fails."""
     for function in plan_chain(module, by_group=False, minimal=False, counts=counts):
         Threader().function(function)
-
-
-def _warn_of_dead_collectives(module: ir.Module, diagnostics: Diagnostics) -> None:
-    for collective in dead_collectives(module):
-        diagnostics.warn(
-            f"{collective.inner.name}: nobody uses its results, so compilers delete it, chain or "
-            "not; a device that skips it can leave the others waiting",
-            collective.op.location,
-        )
 
 
 def _warn_of_moved_dones(functions: Sequence[FunctionPlan], diagnostics: Diagnostics) -> None:

@@ -115,7 +115,8 @@ def compare_output(
         if not mask.any():
             continue
         masks[shard.instance][shard.index] |= mask
-        largest = _larger(largest, _largest_difference(ours[mask], theirs[mask], element))
+        other = _largest_difference(ours[mask], theirs[mask], element)
+        largest = other if largest is None else largest if other is None else max(largest, other)
         differing_pairs.append((shard, ours, theirs))
     return OutputComparison(
         elements=len(instances) * math.prod(shape),
@@ -255,10 +256,6 @@ def _largest_difference(before: Array, after: Array, element: ElementType) -> fl
     low, high = _precise(before, element), _precise(after, element)
     finite = np.isfinite(low) & np.isfinite(high)
     return float(np.abs(low[finite] - high[finite]).max()) if finite.any() else None
-
-
-def _larger(one: float | int | None, other: float | int | None) -> float | int | None:
-    return other if one is None else one if other is None else max(one, other)
 
 
 def _finite(values: Array, element: ElementType) -> Array:

@@ -5,7 +5,7 @@ Imported by the child process only: it starts JAX with its virtual devices.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -123,7 +123,16 @@ class InterpreterProgram:
             shards: list[list[Shard]] = [[] for _ in self.run.outputs]
             for device in range(len(instances)):
                 for of_output, value in zip(shards, self.run.outputs, strict=True):
-                    array = _from_attributes(results, value)
+                    # The interpreter gives bit patterns.
+                    element = value.element_type
+                    part = real_part(element)
+                    pieces = [
+                        np.array(ir.DenseElementsAttr(next(results))).reshape(value.shape)
+                        for _ in range(parts(element))
+                    ]
+                    patterns = np.stack(pieces, -1) if element.kind is Kind.COMPLEX else pieces[0]
+                    narrow = np.ascontiguousarray(patterns.astype(f"u{part.dtype.itemsize}"))
+                    array = from_bits(narrow, part).view(element.dtype).reshape(value.shape)
                     of_output.append(Shard(device, _whole(value), array, device))
         return shards
 
@@ -137,19 +146,6 @@ def _to_attributes(array: Array, element: ElementType) -> list[ir.Attribute]:
         return [ir.Attribute.parse(f"dense<> : {type_}")] * parts(element)
     pieces = np.moveaxis(patterns, -1, 0) if element.kind is Kind.COMPLEX else [patterns]
     return [ir.DenseElementsAttr.get(np.ascontiguousarray(piece), type=type_) for piece in pieces]
-
-
-def _from_attributes(attributes: Iterator[Any], value: Value) -> Array:
-    """The next array from the bit patterns that the interpreter gives."""
-    element = value.element_type
-    part = real_part(element)
-    pieces = [
-        np.array(ir.DenseElementsAttr(next(attributes))).reshape(value.shape)
-        for _ in range(parts(element))
-    ]
-    patterns = np.stack(pieces, -1) if element.kind is Kind.COMPLEX else pieces[0]
-    narrow = np.ascontiguousarray(patterns.astype(f"u{part.dtype.itemsize}"))
-    return from_bits(narrow, part).view(element.dtype).reshape(value.shape)
 
 
 def _whole(value: Value) -> tuple[slice, ...]:

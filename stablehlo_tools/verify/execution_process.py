@@ -75,7 +75,8 @@ class _Worker:
             inputs = make_inputs(self.request, run, trial)
 
             def ran(side: Side, trial: int = trial, given: Instances = inputs) -> Shards:
-                return self._ran(programs[side], Stage("running", side, run.backend, trial), given)
+                self._enter(Stage("running", side, run.backend, trial))
+                return programs[side](given)
 
             before, after = ran("before"), ran("after")
             outputs = self._compared(run, before, after)
@@ -85,10 +86,6 @@ class _Worker:
                 return RunAnswer(outputs, trial + 1, repeats)
             seen = tuple(map(_over_trials, seen, outputs)) if seen else outputs
         return RunAnswer(seen, self.request.trials)
-
-    def _ran(self, program: Program, stage: Stage, inputs: Instances) -> Shards:
-        self._enter(stage)
-        return program(inputs)
 
     def _fused(self, run: Run) -> dict[Side, Program] | None:
         """Both programs compiled with fusion, where that is another way than the one that counts,

@@ -108,7 +108,12 @@ def interpreter_module(module: ir.Module, signature: Signature, grid: ProcessGri
         _drop_constraints(program)
         inline_all_calls(program)  # the interpreter hands no token to a function
         meeting = _separate_rendezvous(program, grid, _free_name(program, "meet"))
-        name = _rename(program, entry_function(program))
+        entry = entry_function(program)
+        name = _free_name(program, "verified")
+        old = symbol_name(entry)
+        ir.SymbolTable.replace_all_symbol_uses(old, name, program.operation)
+        ir.SymbolTable.set_symbol_name(entry, name)
+        entry.attributes["sym_visibility"] = ir.StringAttr.get("private")
         text = _Wrapper(name, signature, grid.size).text()
         wrapper = bindings.parse_module(text + meeting, context)  # kept while its ops are copied
         for op in wrapper.body.operations:
@@ -169,15 +174,6 @@ def _drop_constraints(program: ir.Module) -> None:
     for op in constraints:
         op.results[0].replace_all_uses_with(op.operands[0])
         op.erase()
-
-
-def _rename(program: ir.Module, entry: ir.Operation) -> str:
-    name = _free_name(program, "verified")
-    old = symbol_name(entry)
-    ir.SymbolTable.replace_all_symbol_uses(old, name, program.operation)
-    ir.SymbolTable.set_symbol_name(entry, name)
-    entry.attributes["sym_visibility"] = ir.StringAttr.get("private")
-    return name
 
 
 def _free_name(program: ir.Module, name: str) -> str:
@@ -310,22 +306,19 @@ def _separate_rendezvous(program: ir.Module, grid: ProcessGrid, meet: str) -> st
             groups = facts.groups(collective) or ()
             set_groups(collective, groups, channel)
             if any(len(set(group)) > 1 for group in groups):
-                _repeat(collective.op, meet)
+                op = collective.op
+                again = op.clone(ip=ir.InsertionPoint.after(op))
+                for old, new in zip(op.results, again.results, strict=True):
+                    old.replace_all_uses_with(new)
+                for run in (op, again):
+                    ir.Operation.create(
+                        "func.call",
+                        attributes={"callee": ir.FlatSymbolRefAttr.get(meet)},
+                        ip=ir.InsertionPoint.after(run),
+                    )
     _flatten_ids(program, grid)
     free = 1 + max([len(collectives), *channels])
     return _meeting(meet, _separate_transfers(collectives, facts, free))
-
-
-def _repeat(op: ir.Operation, meet: str) -> None:
-    again = op.clone(ip=ir.InsertionPoint.after(op))
-    for old, new in zip(op.results, again.results, strict=True):
-        old.replace_all_uses_with(new)
-    for run in (op, again):
-        ir.Operation.create(
-            "func.call",
-            attributes={"callee": ir.FlatSymbolRefAttr.get(meet)},
-            ip=ir.InsertionPoint.after(run),
-        )
 
 
 def _flatten_ids(program: ir.Module, grid: ProcessGrid) -> None:

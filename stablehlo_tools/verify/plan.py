@@ -91,7 +91,9 @@ def make_plan(artifacts: Mapping[Side, Artifact], backend: str, limits: Sequence
     if interpreted:
         plan = _plan_interpretation(artifacts, modules, signature, grid)
     else:
-        plan = _plan_modules(artifacts, modules, signature, grid)
+        forms = common_forms(artifacts, modules, grid)
+        instances = grid.num_replicas if forms["before"] == "partitioned" else grid.size
+        plan = _plan("cpu", forms, modules, signature, grid, instances, bindings.write_bytecode)
     return replace(plan, run=replace(plan.run, taken=taken), steering=steering)
 
 
@@ -144,17 +146,6 @@ def _with_plain_collectives(artifact: Artifact, backend: str) -> Artifact:
     copy = artifact.copy()
     lower_async_calls(copy.module)
     return copy
-
-
-def _plan_modules(
-    artifacts: Mapping[Side, Artifact],
-    modules: Mapping[Side, ir.Module],
-    signature: Signature,
-    grid: ProcessGrid,
-) -> Plan:
-    forms = common_forms(artifacts, modules, grid)
-    instances = grid.num_replicas if forms["before"] == "partitioned" else grid.size
-    return _plan("cpu", forms, modules, signature, grid, instances, bindings.write_bytecode)
 
 
 def common_forms(

@@ -198,7 +198,10 @@ def verify_artifacts(
     if options.asks_for_floats:
         return _in_floats(artifacts, options)
     try:
-        return _in_field(artifacts, options)
+        started = time.monotonic()
+        plan = plan_in_field(artifacts, options.limits, partitioned=options.partitioned)
+        names: dict[Side, str] = {side: artifact.name for side, artifact in artifacts.items()}
+        return run_plan(plan, names, options, started)
     except UnmappedError as error:
         if options.arithmetic == "exact":
             raise
@@ -225,13 +228,6 @@ def _at_two_sizes(before: Artifact, after: Artifact, options: Options) -> Verifi
         if not answers[-1].same:
             break
     return replace(answers[-1], sizes=tuple(sizes))
-
-
-def _in_field(artifacts: Mapping[Side, Artifact], options: Options) -> Verification:
-    started = time.monotonic()
-    plan = plan_in_field(artifacts, options.limits, partitioned=options.partitioned)
-    names: dict[Side, str] = {side: artifact.name for side, artifact in artifacts.items()}
-    return run_plan(plan, names, options, started)
 
 
 def run_plan(

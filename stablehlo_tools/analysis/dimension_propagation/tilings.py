@@ -109,17 +109,13 @@ def reshapings(tiling: DimTiling, before: Shape, after: Shape, parts: int) -> li
 
     def rank(each: DimTiling) -> tuple[bool, int, int]:
         changes = after[each.dim] != inner * each.outer * parts
-        return changes, each.outer, -_aligned(before, tiling.dim, after, each.dim)
+        # The number of leading or trailing dimensions that stay.
+        front, back = before[: tiling.dim + 1], before[tiling.dim :]
+        same_front = len(front) if after[: each.dim + 1] == front else 0
+        same_back = len(back) if after[each.dim :] == back else 0
+        return changes, each.outer, -(max(same_front, same_back))
 
     return sorted(found, key=rank) if len(found) > 1 else found
-
-
-def _aligned(before: Shape, dim: int, after: Shape, other: int) -> int:
-    """How many dimensions up to one, or from it on, are the same as up to another, or from it."""
-    front, back = before[: dim + 1], before[dim:]
-    same_front = len(front) if after[: other + 1] == front else 0
-    same_back = len(back) if after[other:] == back else 0
-    return max(same_front, same_back)
 
 
 def part_shape(shape: Shape, tiling: DimTiling | None, parts: int, count: int = 1) -> Shape:

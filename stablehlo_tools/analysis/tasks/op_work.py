@@ -256,7 +256,16 @@ def _products(op: ir.Operation, name: str) -> OpWork:
         n = right.shape[1] if right.rank == 2 else 1
         product = Matmul(1, m, n, left.shape[-1])
     else:
-        product = _convolution(op, left.shape, right.shape)
+        # As the product [batch and places, inputs x window] x [inputs x window, outputs].
+        dims = bindings.conv_dimension_numbers(op.attributes["dimension_numbers"])
+        groups = ir.IntegerAttr(op.attributes["feature_group_count"]).value
+        outputs = right.shape[dims.kernel_output_feature_dimension]
+        result = ir.ShapedType(op.results[0].type).shape
+        places = math.prod(result) // max(1, outputs)
+        depth = math.prod(right.shape) // max(1, outputs)
+        if "lhs_dilation" in op.attributes:  # between its elements stand zeros, which are left out
+            depth = -(-depth // math.prod(_integers(op.attributes["lhs_dilation"])))
+        product = Matmul(groups, places, outputs // max(1, groups), depth)
     dtype = str(left.element_type) + _precision(op, str(left.element_type))
     return OpWork(Role.KERNEL, _OWN_KERNELS[name], 0.0, product, dtype)
 
@@ -274,19 +283,6 @@ def _dot_general(op: ir.Operation, left: Sequence[int], right: Sequence[int]) ->
     m = math.prod(left) // max(1, batch * k)
     n = math.prod(right) // max(1, batch * k)
     return Matmul(batch, m, n, k)
-
-
-def _convolution(op: ir.Operation, image: Sequence[int], kernel: Sequence[int]) -> Matmul:
-    """As the product [batch and places, inputs x window] x [inputs x window, outputs]."""
-    dims = bindings.conv_dimension_numbers(op.attributes["dimension_numbers"])
-    groups = ir.IntegerAttr(op.attributes["feature_group_count"]).value
-    outputs = kernel[dims.kernel_output_feature_dimension]
-    result = ir.ShapedType(op.results[0].type).shape
-    places = math.prod(result) // max(1, outputs)
-    depth = math.prod(kernel) // max(1, outputs)
-    if "lhs_dilation" in op.attributes:  # between its elements stand zeros, which are left out
-        depth = -(-depth // math.prod(_integers(op.attributes["lhs_dilation"])))
-    return Matmul(groups, places, outputs // max(1, groups), depth)
 
 
 def _integers(attribute: ir.Attribute) -> list[int]:

@@ -230,7 +230,15 @@ class _Reader:
         elif placement(op) is not None:
             self._place(op, values)
         elif self._in_host and any(values.get(o) in self._in_host for o in op.operands):
-            self._within_host(op, values)
+            # An op on a value in the host's memory: rows of it, or rows that have been copied
+            # there, which costs the device nothing.
+            sources = [values[operand] for operand in op.operands]
+            if op.name == DYNAMIC_UPDATE_SLICE:
+                self.put_in_host(sources[0])
+            node = self.add(Role.VIEW, short_name(op), sources, op)
+            for number, result in enumerate(op.results):
+                values[result] = (node.index, number)
+                self.put_in_host(values[result])
         else:
             self._plain(op, values)
 
@@ -246,17 +254,6 @@ class _Reader:
         values[op.results[0]] = (node.index, 0)
         if to_host:
             self.put_in_host((node.index, 0))
-
-    def _within_host(self, op: ir.Operation, values: _Values) -> None:
-        """An op on a value in the host's memory: rows of it, or rows that have been copied there,
-        which costs the device nothing."""
-        sources = [values[operand] for operand in op.operands]
-        if op.name == DYNAMIC_UPDATE_SLICE:
-            self.put_in_host(sources[0])
-        node = self.add(Role.VIEW, short_name(op), sources, op)
-        for number, result in enumerate(op.results):
-            values[result] = (node.index, number)
-            self.put_in_host(values[result])
 
     def _plain(self, op: ir.Operation, values: _Values) -> None:
         collective = self._classify(op)
@@ -412,7 +409,9 @@ class _Reader:
         sources = [values[operand] for operand in op.operands]
         sunk = [self._is_sunk(op, number) for number in range(len(sources))]
         inner = _LoopReader(self._module, self._name, self, values)
-        body = inner.read(op, self._trips(op), sunk)
+        initial = [constant_integer(self._resolved(value)) for value in op.operands]
+        counts = trip_count(op, [None if n is None else (n,) for n in initial])
+        body = inner.read(op, None if counts is None else counts[0], sunk)
         if self.layouts is not None and inner.layouts is not None:
             given = (*body.captured, *sources)
             laid = [
@@ -450,11 +449,6 @@ class _Reader:
         block = op.regions[1].blocks[0]
         kept = block.operations[len(block.operations) - 1].operands[number]
         return kept == block.arguments[number] and _is_constant(op.operands[number])
-
-    def _trips(self, op: ir.Operation) -> int | None:
-        initial = [constant_integer(self._resolved(value)) for value in op.operands]
-        counts = trip_count(op, [None if n is None else (n,) for n in initial])
-        return None if counts is None else counts[0]
 
     def _resolved(self, value: ir.Value) -> ir.Value:
         while value in self._numbers:

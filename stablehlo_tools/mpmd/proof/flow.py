@@ -53,7 +53,15 @@ def check_flow(reading: Reading, labels: Labels, findings: Findings) -> InSums:
         if (function, slot) in in_sums.operands:
             continue
         if (function, slot) in all_even:
-            _check_earlier(flow, flow.calls[function][0], slot)
+            # Forwards read of forwards only, and nothing of a microbatch reads a weight gradient.
+            call = flow.calls[function][0]
+            made = flow.action_of(call.operands[slot])
+            assert call.action is not None
+            allowed = _FORWARDS if call.action.kind is Kind.FORWARD else _LATER
+            if made is not None and made.kind not in allowed:
+                what = flow.reading.described(call.operands[slot])
+                said = f"{call.action} takes {what} as operand {slot}, which is of a later phase"
+                flow.findings.add(Rule.OPERANDS, said, flow.reading, call.op)
         else:
             _tell_deviants(flow, flow.calls[function], slot)
     for function, each in flow.calls.items():
@@ -80,17 +88,6 @@ def _is_even(flow: Flow, function: str, slot: int) -> bool:
             return False
         seen |= {flow.loosely(relative) for relative in taken}
     return len(seen) <= 1
-
-
-def _check_earlier(flow: Flow, call: Call, slot: int) -> None:
-    """Forwards read of forwards only, and nothing of a microbatch reads a weight gradient."""
-    made = flow.action_of(call.operands[slot])
-    assert call.action is not None
-    allowed = _FORWARDS if call.action.kind is Kind.FORWARD else _LATER
-    if made is not None and made.kind not in allowed:
-        what = flow.reading.described(call.operands[slot])
-        said = f"{call.action} takes {what} as operand {slot}, which is of a later phase"
-        flow.findings.add(Rule.OPERANDS, said, flow.reading, call.op)
 
 
 def _tell_deviants(flow: Flow, calls: Sequence[Call], slot: int) -> None:
@@ -126,7 +123,8 @@ def _check_uses(flow: Flow, used: Sequence[Sequence[Used]], number: int) -> None
     for group in used:
         seen = [uses[number] for _, uses in group]
         usual = Counter(seen).most_common(1)[0][0]
-        loose = _stages_in(usual)
+        # The uses without what differs between a gradient as a whole and its two parts.
+        loose = sorted({_GRADIENT.sub(r"gradients of stage \1", use) for use in usual})
         usual_of_all = usual_of_all or loose
         for (event, _), each in zip(group, seen, strict=True):
             if each and each == usual and loose == usual_of_all:
@@ -140,11 +138,6 @@ def _check_uses(flow: Flow, used: Sequence[Sequence[Used]], number: int) -> None
 
 def _uses(flow: Flow, origin: Origin, microbatch: int) -> tuple[str, ...]:
     return tuple(sorted({_use(flow, use, microbatch) for use in flow.reading.uses.of(origin)}))
-
-
-def _stages_in(uses: Sequence[str]) -> list[str]:
-    """The uses without what differs between a gradient as a whole and its two parts."""
-    return sorted({_GRADIENT.sub(r"gradients of stage \1", use) for use in uses})
 
 
 def _use(flow: Flow, use: Use, microbatch: int) -> str:

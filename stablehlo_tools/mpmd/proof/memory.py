@@ -138,7 +138,14 @@ def _waiting(
     for numbers, takers in reading.uses.bundles[event.index]:
         last = _waits(takers, action, actions, position)
         if isinstance(event, Message):
-            last = max(last, _reader_of_received(action, position, event.index))
+            # The phase that reads a received value keeps it in its stage, or uses it up.
+            kinds = (
+                (Kind.FORWARD,)
+                if action.kind is Kind.RECEIVE_FORWARD
+                else (Kind.BACKWARD, Kind.INPUT_GRADIENT, Kind.WEIGHT_GRADIENT)
+            )
+            reader = _first(kinds, action, position)
+            last = max(last, (event.index if reader is None else max(reader, event.index)))
         if last > event.index:
             size = sum([sizes[event.index][number] for number in numbers])
             waiting.append((event.index, last, size))
@@ -200,17 +207,6 @@ def _maker_of_sent(send: Action, position: dict[Action, int]) -> int | None:
         (Kind.FORWARD,) if send.kind is Kind.SEND_FORWARD else (Kind.BACKWARD, Kind.INPUT_GRADIENT)
     )
     return _first(kinds, send, position)
-
-
-def _reader_of_received(receive: Action, position: dict[Action, int], index: int) -> int:
-    """Where what is received has become part of what its stage holds, or has been used up."""
-    kinds = (
-        (Kind.FORWARD,)
-        if receive.kind is Kind.RECEIVE_FORWARD
-        else (Kind.BACKWARD, Kind.INPUT_GRADIENT, Kind.WEIGHT_GRADIENT)
-    )
-    reader = _first(kinds, receive, position)
-    return index if reader is None else max(reader, index)
 
 
 def _first(kinds: Sequence[Kind], of: Action, position: dict[Action, int]) -> int | None:
@@ -355,22 +351,16 @@ def _parts(reading: Reading, sums: InSums, sizes: Sequence[Sequence[float]]) -> 
                 continue
             key = (event.function, numbers)
             if key not in known:
-                known[key] = _divided(event.function, numbers, own, sums)
+                # The bytes of some results of a function that are in no sum, and of those that are.
+                in_sums = [number for number in numbers if (event.function, number) in sums.results]
+                others = [number for number in numbers if number not in in_sums]
+                known[key] = [
+                    (sum([own[number] for number in chosen]), is_sum)
+                    for chosen, is_sum in ((others, False), (in_sums, True))
+                    if chosen
+                ]
             parts[-1] += [_Part(size, takers, is_sum) for size, is_sum in known[key]]
     return parts
-
-
-def _divided(
-    function: str, numbers: Sequence[int], sizes: Sequence[float], sums: InSums
-) -> list[tuple[float, bool]]:
-    """The bytes of some results of a function that are in no sum, and of those that are."""
-    in_sums = [number for number in numbers if (function, number) in sums.results]
-    others = [number for number in numbers if number not in in_sums]
-    return [
-        (sum([sizes[number] for number in chosen]), is_sum)
-        for chosen, is_sum in ((others, False), (in_sums, True))
-        if chosen
-    ]
 
 
 def _changes(parts: Sequence[Sequence[_Part]]) -> tuple[list[float], list[float]]:
@@ -425,7 +415,16 @@ class Temporaries:
 
     def of(self, module: ir.Module, function: str) -> float:
         """Bytes of a function. Raises a located ToolError where they are not known."""
-        alone = _as_entry(module, function)
+        # A module with a function as its entry, and with what it refers to.
+        attributes = module.operation.attributes
+        with module.context, ir.Location.unknown():
+            alone = ir.Module.create()
+            for name in attributes:
+                alone.operation.attributes[name] = attributes[name]
+            entry = functions_by_name(module)[function].clone(ip=ir.InsertionPoint(alone.body))
+            entry.attributes["sym_name"] = ir.StringAttr.get(ENTRY)
+            entry.attributes["sym_visibility"] = ir.StringAttr.get("public")
+            copy_referenced_symbols(module.operation, alone)
         key = _key(alone)
         if key not in self._known:
             clock = Clock(self._hardware, ModuleFacts.of(alone).grid.size)
@@ -441,17 +440,3 @@ def _key(alone: ir.Module) -> tuple[str, tuple[int, ...]]:
     runs = [constant_trips(loop) for loop in ops_named(alone.operation, {WHILE})]
     known = tuple(count for count in runs if count is not None)
     return (text, ()) if len(known) < len(runs) else (_WHOLE_NUMBER.sub("#", text), known)
-
-
-def _as_entry(module: ir.Module, function: str) -> ir.Module:
-    """A module with a function as its entry, and with what it refers to."""
-    attributes = module.operation.attributes
-    with module.context, ir.Location.unknown():
-        alone = ir.Module.create()
-        for name in attributes:
-            alone.operation.attributes[name] = attributes[name]
-        entry = functions_by_name(module)[function].clone(ip=ir.InsertionPoint(alone.body))
-        entry.attributes["sym_name"] = ir.StringAttr.get(ENTRY)
-        entry.attributes["sym_visibility"] = ir.StringAttr.get("public")
-        copy_referenced_symbols(module.operation, alone)
-    return alone

@@ -49,7 +49,16 @@ def as_module(module: ir.Module, name: str, rank: int, devices: int) -> ir.Modul
             copy.attributes["sym_visibility"] = ir.StringAttr.get(visibility)
             _rename_calls(copy, new_names)
         copy_referenced_symbols(module.operation, result)
-        _localise(module, result, rank, devices)
+        # Writes groups of devices as the rank counts them, and device numbers as all ranks do.
+        own = range(rank * devices, (rank + 1) * devices)
+        stated = ModuleFacts.of(module, [])
+        meshes = ModuleFacts.of(result, []).meshes
+        facts = ModuleFacts(stated.grid, meshes)
+        for collective in find_collectives(result):
+            groups = facts.groups(collective)
+            if groups is not None:
+                _set_groups(collective, groups, own)
+        _offset_numbers(result, own.start)
         erase_unused_meshes(result)  # those of the ranks tell equal functions apart
         number = ir.IntegerType.get_signless(32)
         for what, count in (("partitions", devices), ("replicas", 1)):
@@ -104,19 +113,6 @@ def _rename_calls(function: ir.Operation, names: dict[str, str]) -> None:
         return ir.WalkResult.ADVANCE
 
     walk(function, visit)
-
-
-def _localise(whole: ir.Module, module: ir.Module, rank: int, devices: int) -> None:
-    """Writes groups of devices as the rank counts them, and device numbers as all ranks do."""
-    own = range(rank * devices, (rank + 1) * devices)
-    stated = ModuleFacts.of(whole, [])
-    meshes = ModuleFacts.of(module, []).meshes
-    facts = ModuleFacts(stated.grid, meshes)
-    for collective in find_collectives(module):
-        groups = facts.groups(collective)
-        if groups is not None:
-            _set_groups(collective, groups, own)
-    _offset_numbers(module, own.start)
 
 
 def _set_groups(collective: Collective, groups: Sequence[Sequence[int]], own: range) -> None:

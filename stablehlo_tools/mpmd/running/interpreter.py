@@ -41,7 +41,17 @@ def run_in_interpreter(
     what the interpreter lacks.
     """
     with naming(ranks.name):
-        _check(ranks)
+        manifest = ranks.manifest
+        if ranks.ranks != RANKS or manifest.devices != 1:
+            raise ToolError(
+                f"the reference interpreter is trusted with {RANKS} ranks of one device, and these "
+                f"are {ranks.ranks} of {manifest.devices}: use --how sequential"
+            )
+        if manifest.form != "pairs":
+            raise ToolError(
+                f"the reference interpreter runs the form pairs, and this is {manifest.form}: use "
+                "--how sequential"
+            )
         values = [_values(ranks.main(rank)) for rank in range(ranks.ranks)]
         (directory / MODULE).write_bytes(_program(ranks, values))
         write_inputs(ranks, inputs, directory)
@@ -52,20 +62,6 @@ def run_in_interpreter(
         what = "running the ranks in the interpreter"
         ask("interpreter_process", directory, request, 1, timeout, what)
     return Run(read_results(ranks, directory))
-
-
-def _check(ranks: RankSet) -> None:
-    manifest = ranks.manifest
-    if ranks.ranks != RANKS or manifest.devices != 1:
-        raise ToolError(
-            f"the reference interpreter is trusted with {RANKS} ranks of one device, and these are "
-            f"{ranks.ranks} of {manifest.devices}: use --how sequential"
-        )
-    if manifest.form != "pairs":
-        raise ToolError(
-            f"the reference interpreter runs the form pairs, and this is {manifest.form}: use "
-            "--how sequential"
-        )
 
 
 def _values(main: ir.Operation) -> tuple[list[Value], list[Value]]:

@@ -121,15 +121,6 @@ def _transfers(players: Sequence[Player]) -> list[int]:
     return met
 
 
-def _received(player: Player, rank: int, size: int, pairs: Pairs, sent: Sequence[Parts]) -> Parts:
-    assert player.waiting is not None
-    parts = list(player.zeros(player.waiting.op.results[0]))
-    for source, target in pairs:
-        if target // size == rank:
-            parts[target % size] = sent[source // size][source % size]
-    return tuple(parts)
-
-
 def _permute(manifest: Manifest, players: Sequence[Player]) -> bool:
     """Makes the permute at which all ranks stand."""
     waiting = [player.waiting for player in players]
@@ -143,7 +134,11 @@ def _permute(manifest: Manifest, players: Sequence[Player]) -> bool:
         raise ToolError(f"a permute of {' and '.join(sorted(types))}", first.op.location)
     for rank, player in enumerate(players):
         assert player.waiting is not None
-        player.pass_by(_received(player, rank, size, first.pairs, sent))
+        parts = list(player.zeros(player.waiting.op.results[0]))
+        for source, target in first.pairs:
+            if target // size == rank:
+                parts[target % size] = sent[source // size][source % size]
+        player.pass_by(tuple(parts))
     return True
 
 
@@ -203,7 +198,17 @@ class Player:
         block = program.block
         self._ops = [view.operation for view in block.operations][:-1]
         self._returned = list(terminator(block).operands)
-        self._last = self._last_uses(block.arguments)
+        # The values that nothing reads after an op, by its position.
+        last: dict[ir.Value, int] = {}
+        for position, op in enumerate(self._ops):
+            for value in (*op.results, *op.operands):
+                last[value] = position
+        for value in (*block.arguments, *self._returned):
+            last.pop(value, None)
+        dying: defaultdict[int, list[ir.Value]] = defaultdict(list)
+        for value, position in last.items():
+            dying[position].append(value)
+        self._last = dying
         self._channels = manifest.of_channel()
         self._modules: dict[str, ir.Module] = {}  # of functions
         self._functions: dict[str, object] = {}  # compiled
@@ -249,7 +254,26 @@ class Player:
             elif op.name == COLLECTIVE_PERMUTE:
                 self.waiting = Waiting(op, _pairs(op))
             else:
-                self._do(op)
+                if op.name == CALL:
+                    name = callee_name(op)
+                    operands = [self.parts(operand) for operand in op.operands]
+                    phase = phase_of(name)
+                    if phase is not None:
+                        self._actions.append(str(Action(*phase, int(np.asarray(operands[0][0])))))
+                    elif name == PREPARE or name.startswith(f"{FINISH}_"):
+                        self._actions.append(name)
+                    if name not in self._functions:
+                        module = self._modules.get(name) or self._module(name)
+                        self._functions[name] = self._compiled(module, op)
+                    self._give(op, self.machine.run(self._functions[name], operands))
+                elif op.name == BARRIER:
+                    self._give(op, [self._values[operand] for operand in op.operands])
+                elif op.name == AFTER_ALL:
+                    self._give(op, [])
+                elif op.name == CONSTANT:
+                    self._give(op, self._constant(op))
+                else:
+                    raise ToolError(f"{op.name} does not belong into @main of a rank", op.location)
 
     def pass_by(self, received: Parts | None = None) -> None:
         """Leaves the op at which it waits, with what it received there."""
@@ -267,18 +291,6 @@ class Player:
         zeros = np.zeros(tensor.shape, element_of(tensor).dtype)
         return self.machine.placed([zeros] * len(self.machine.devices))
 
-    def _do(self, op: ir.Operation) -> None:
-        if op.name == CALL:
-            self._call(op)
-        elif op.name == BARRIER:
-            self._give(op, [self._values[operand] for operand in op.operands])
-        elif op.name == AFTER_ALL:
-            self._give(op, [])
-        elif op.name == CONSTANT:
-            self._give(op, self._constant(op))
-        else:
-            raise ToolError(f"{op.name} does not belong into @main of a rank", op.location)
-
     def _constant(self, op: ir.Operation) -> list[Parts]:
         number = constant_integer(op.results[0])
         if number is None or str(op.results[0].type) != "tensor<i32>":
@@ -295,19 +307,6 @@ class Player:
 
     def _module(self, name: str) -> ir.Module:
         return as_module(self.program.module, name, self.rank, self.manifest.devices)
-
-    def _call(self, op: ir.Operation) -> None:
-        name = callee_name(op)
-        operands = [self.parts(operand) for operand in op.operands]
-        phase = phase_of(name)
-        if phase is not None:
-            self._actions.append(str(Action(*phase, int(np.asarray(operands[0][0])))))
-        elif name == PREPARE or name.startswith(f"{FINISH}_"):
-            self._actions.append(name)
-        if name not in self._functions:
-            module = self._modules.get(name) or self._module(name)
-            self._functions[name] = self._compiled(module, op)
-        self._give(op, self.machine.run(self._functions[name], operands))
 
     def _compiled(self, module: ir.Module, op: ir.Operation) -> object:
         try:
@@ -358,12 +357,6 @@ class Player:
         given = list(results)
         given += [None] * (len(op.results) - len(given))
         self._values.update(zip(op.results, given, strict=True))
-        self._count()
-        for value in self._last.get(self._position, ()):
-            del self._values[value]
-        self._position += 1
-
-    def _count(self) -> None:
         held = {
             id(parts[0]): int(parts[0].nbytes)
             for parts in self._values.values()
@@ -373,19 +366,9 @@ class Player:
         if total > self._peak:
             self._peak = total
             self._peak_at = self._actions[-1] if self._actions else ""
-
-    def _last_uses(self, arguments: Iterable[ir.Value]) -> dict[int, list[ir.Value]]:
-        """The values that nothing reads after an op, by its position."""
-        last: dict[ir.Value, int] = {}
-        for position, op in enumerate(self._ops):
-            for value in (*op.results, *op.operands):
-                last[value] = position
-        for value in (*arguments, *self._returned):
-            last.pop(value, None)
-        dying: defaultdict[int, list[ir.Value]] = defaultdict(list)
-        for value, position in last.items():
-            dying[position].append(value)
-        return dying
+        for value in self._last.get(self._position, ()):
+            del self._values[value]
+        self._position += 1
 
 
 def _pairs(op: ir.Operation) -> Pairs:

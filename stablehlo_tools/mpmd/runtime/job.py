@@ -200,7 +200,11 @@ class Job:
             after = replace(state, step=state.step + 1, beside={}, arguments={})
             numbers = {rank: set(numbered) for rank, numbered in state.arguments.items()}
             beside = {rank: set(numbered) for rank, numbered in state.beside.items()}
-            constants = self._constants(state)
+            # The part of the state that no step changes.
+            constants = {
+                rank: {n: parts for n, parts in numbered.items() if n not in self._following[rank]}
+                for rank, numbered in state.arguments.items()
+            }
             # From here on nothing but the engine has the values that may be written over.
             state.is_consumed, state.arguments, state.beside = True, {}, {}
             results = self._engine.run(arguments)
@@ -263,19 +267,16 @@ class Job:
     def read(self, what: str, piece: Piece, parts: Parts) -> np.ndarray:
         """A result of a rank over those of its devices that this process has; `what` in words."""
         with self._watch.during(f"reading {what}"):
-            return self._joined(piece, parts)
-
-    def _joined(self, piece: Piece, parts: Parts) -> np.ndarray:
-        local = self._local[piece.rank]
-        indices = local.outputs[piece.number]
-        if len(indices) == 1:
-            return np.asarray(parts[0])
-        value = value_of(local.types[1][piece.number])
-        whole = np.zeros(value.shape, element_of(value).dtype)
-        places = [place for place, _ in self._engine.devices(piece.rank)]
-        for place, part in reversed(list(zip(places, parts, strict=True))):
-            whole[indices[place]] = np.asarray(part)
-        return whole
+            local = self._local[piece.rank]
+            indices = local.outputs[piece.number]
+            if len(indices) == 1:
+                return np.asarray(parts[0])
+            value = value_of(local.types[1][piece.number])
+            whole = np.zeros(value.shape, element_of(value).dtype)
+            places = [place for place, _ in self._engine.devices(piece.rank)]
+            for place, part in reversed(list(zip(places, parts, strict=True))):
+                whole[indices[place]] = np.asarray(part)
+            return whole
 
     def _placed(self, leaves: Leaves) -> State:
         state = State(leaves)
@@ -314,13 +315,6 @@ class Job:
                 rows = rows_of(array, entry, piece)
                 placed[piece.rank][piece.number] = self._engine.placed(piece.rank, rows, indices)
         return placed
-
-    def _constants(self, state: State) -> _ByRank:
-        """What of the state no step changes."""
-        return {
-            rank: {n: parts for n, parts in numbered.items() if n not in self._following[rank]}
-            for rank, numbered in state.arguments.items()
-        }
 
     def _results(self, results: Values, step: int) -> Results:
         found = {

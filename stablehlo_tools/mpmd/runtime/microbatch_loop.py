@@ -46,7 +46,13 @@ def in_a_loop(module: ir.Module) -> ir.Module | None:
     """A copy of a program with one rank in which its calls are in a loop; None where they are not
     those of one microbatch after the other, all of which take alike what they take."""
     copied = copy_module(module)
-    _drop_barriers(body_of(entry_function(copied)))
+    block = body_of(entry_function(copied))
+    for view in list(block.operations):
+        op = view.operation
+        if op.name == BARRIER:
+            for result, operand in zip(op.results, op.operands, strict=True):
+                result.replace_all_uses_with(operand)
+            op.erase()
     reading = read_rank(copied, 0, "")
     rows = [list(row) for _, row in groupby(reading.calls, _microbatch)]
     if reading.messages or len(rows) < _LEAST:
@@ -66,15 +72,6 @@ def in_a_loop(module: ir.Module) -> ir.Module | None:
 def _microbatch(call: Call) -> int:
     assert call.action is not None
     return call.action.microbatch
-
-
-def _drop_barriers(block: ir.Block) -> None:
-    for view in list(block.operations):
-        op = view.operation
-        if op.name == BARRIER:
-            for result, operand in zip(op.results, op.operands, strict=True):
-                result.replace_all_uses_with(operand)
-            op.erase()
 
 
 def _taken(rows: Sequence[_Row]) -> list[list[list[_Taken]]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -39,7 +39,17 @@ class OneRank(Engine):
     def __init__(self, prepared: Prepared) -> None:
         super().__init__(prepared)
         self._all = devices_for(prepared.ranks)
-        self.ranks = (_rank_of(prepared.ranks, self._all),)
+        size, mine = prepared.ranks.manifest.devices, jax.process_index()
+        found = {
+            place // size for place, device in enumerate(self._all) if device.process_index == mine
+        }
+        if len(found) > 1:
+            raise ToolError(
+                f"this process has devices of ranks {', '.join(map(str, sorted(found)))}: start "
+                "one for each rank (local_device_ids of jax.distributed.initialize), or a single "
+                "one"
+            )
+        self.ranks = (found.pop(),)
         (rank,) = self.ranks
         module = _in_form(prepared.ranks, self._all[0].platform).programs[rank].module
         before = entry_function(prepared.ranks.programs[rank].module)
@@ -56,7 +66,12 @@ class OneRank(Engine):
             else:
                 module = looped
         self._executable = bindings.compile_kept(bindings.write_bytecode(module), self._all)
-        _check_permutes(module, self._executable)
+        # A compiler may delete permutes from the program of one rank: others would wait in them.
+        wanted = len(ops_named(entry_function(module), {COLLECTIVE_PERMUTE}))
+        if wanted:
+            left = len(_PERMUTE.findall(self._executable.hlo_modules()[0].to_string()))
+            if left != wanted:
+                raise ToolError(f"the compiler left {left} of {wanted} permutes in the program")
         self._whole = any_values(self._all)
 
     def devices(self, rank: int) -> list[tuple[int, Any]]:
@@ -73,18 +88,6 @@ class OneRank(Engine):
         results = run_on(self._executable, arguments.pop(rank), self._whole)
         self._sign(results[self._signal] if self._signal is not None else [])
         return {rank: results[: self._results]}
-
-
-def _rank_of(ranks: RankSet, devices: Sequence[Any]) -> int:
-    """The rank of this process, of its devices. Raises ToolError where they are of several."""
-    size, mine = ranks.manifest.devices, jax.process_index()
-    found = {place // size for place, device in enumerate(devices) if device.process_index == mine}
-    if len(found) > 1:
-        raise ToolError(
-            f"this process has devices of ranks {', '.join(map(str, sorted(found)))}: start one "
-            "for each rank (local_device_ids of jax.distributed.initialize), or a single one"
-        )
-    return found.pop()
 
 
 def _in_form(ranks: RankSet, platform: str) -> RankSet:
@@ -117,16 +120,6 @@ def _keep_calls(module: ir.Module) -> None:
         for view in entry_function(module).regions[0].blocks[0].operations:
             if view.operation.name == CALL:
                 view.operation.attributes["mhlo.frontend_attributes"] = kept
-
-
-def _check_permutes(module: ir.Module, executable: Any) -> None:
-    """Raises ToolError where the compiler has taken permutes out of the program of one rank: the
-    others would wait in them."""
-    wanted = len(ops_named(entry_function(module), {COLLECTIVE_PERMUTE}))
-    if wanted:
-        left = len(_PERMUTE.findall(executable.hlo_modules()[0].to_string()))
-        if left != wanted:
-            raise ToolError(f"the compiler left {left} of {wanted} permutes in the program")
 
 
 def _donate(module: ir.Module, following: Mapping[int, int]) -> None:

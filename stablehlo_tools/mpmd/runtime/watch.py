@@ -126,7 +126,10 @@ class Watch:
             raise
         except jax.errors.JaxRuntimeError as error:  # perhaps of another process's end
             seconds = 0.0 if _OUT_OF_MEMORY in str(error) else 2 * self._silence
-            fault = self._found_within(seconds)
+            # The fault of another process may be known a little later.
+            until = time.monotonic() + (seconds if self._client is not None else 0.0)
+            while not (fault := self._fault()) and time.monotonic() < until:
+                time.sleep(_PERIOD / 2)
             if fault:
                 self._end(fault)
             self.failed(error)
@@ -286,13 +289,6 @@ class Watch:
             f"rank {self._me} has waited for {waiting:.0f} s in {self._own.doing}; rank {process} "
             f"is the last one, {status.since:.0f} s in: {status.doing}"
         )
-
-    def _found_within(self, seconds: float) -> str:
-        """What turns out to be wrong with another process."""
-        until = time.monotonic() + (seconds if self._client is not None else 0.0)
-        while not (fault := self._fault()) and time.monotonic() < until:
-            time.sleep(_PERIOD / 2)
-        return fault
 
 
 def _last_words(rank: int) -> IO[str] | None:

@@ -130,25 +130,7 @@ def _cut(
     effects = Effects(functions_by_name(module))
     loops = layer_loops_by_node(step, uncut_loops(entry_function(module), effects))
     units = units_of(step, forward, loops, kernel_times(module, step, clock))
-    cuts = cut_units(units, stages, _ns_per_byte(clock), step.loop.op.location)
-    marks: dict[int, Sequence[int]] = {}
-    wanted: list[tuple[int, ...]] = []
-    for index, span in units.spans.items():
-        backwards = index in loops and loops[index].reverse
-        way = -1 if backwards else 1
-        marks[index] = cuts.stages_of(span)[::way]
-        if len(marks[index]) > 1:
-            _name(step.flow.nodes[index].op, len(wanted))
-            wanted.append(cuts.counts(span)[::way])
-    mark(step, marks)
-    for name, counts in enumerate(wanted):
-        number = _number_of(module, name, counts)
-        if number is not None:
-            SplitLayersPass(counts=counts, loop=number).run(module, Diagnostics())
-
-
-def _ns_per_byte(clock: Clock) -> float:
-    """What a byte more takes between two ranks."""
+    # The time of one more byte between two ranks.
     some, more = (
         transfer_time(
             Transfer("collective_permute", size, ((0, clock.devices),)),
@@ -157,12 +139,23 @@ def _ns_per_byte(clock: Clock) -> float:
         ).ns
         for size in (_MUCH, 2 * _MUCH)
     )
-    return (more - some) / _MUCH
-
-
-def _name(loop: ir.Operation, name: int) -> None:
-    i64 = ir.IntegerType.get_signless(64, loop.context)
-    loop.attributes[_NAME] = ir.IntegerAttr.get(i64, name)
+    cuts = cut_units(units, stages, (more - some) / _MUCH, step.loop.op.location)
+    marks: dict[int, Sequence[int]] = {}
+    wanted: list[tuple[int, ...]] = []
+    for index, span in units.spans.items():
+        backwards = index in loops and loops[index].reverse
+        way = -1 if backwards else 1
+        marks[index] = cuts.stages_of(span)[::way]
+        if len(marks[index]) > 1:
+            loop = step.flow.nodes[index].op
+            i64 = ir.IntegerType.get_signless(64, loop.context)
+            loop.attributes[_NAME] = ir.IntegerAttr.get(i64, len(wanted))
+            wanted.append(cuts.counts(span)[::way])
+    mark(step, marks)
+    for name, counts in enumerate(wanted):
+        number = _number_of(module, name, counts)
+        if number is not None:
+            SplitLayersPass(counts=counts, loop=number).run(module, Diagnostics())
 
 
 def _number_of(module: ir.Module, name: int, counts: tuple[int, ...]) -> int | None:
@@ -380,15 +373,7 @@ def cut_units(units: Units, stages: int, ns_per_byte: float, place: ir.Location)
             place,
         )
     upto = [0.0, *accumulate(units.ns)]
-    limit = _least_heaviest(upto, stages) * _SLACK
-    sent = [size * ns_per_byte for size in units.crossing]
-    begins = _cheapest(upto, sent, stages, limit)
-    edges = [0, *begins, count]
-    return Cuts(tuple(begins), tuple(upto[b] - upto[a] for a, b in pairwise(edges)))
-
-
-def _least_heaviest(upto: Sequence[float], stages: int) -> float:
-    """The least weight such that so many stages, each of it at most, hold all units."""
+    # The least weight such that so many stages, each of it at most, hold all units.
     low, high = upto[-1] / stages, upto[-1]
     for _ in range(60):  # more halvings than a float has bits to tell them apart
         middle = (low + high) / 2
@@ -396,21 +381,21 @@ def _least_heaviest(upto: Sequence[float], stages: int) -> float:
             high = middle
         else:
             low = middle
-    return high
+    limit = high * _SLACK
+    sent = [size * ns_per_byte for size in units.crossing]
+    begins = _cheapest(upto, sent, stages, limit)
+    edges = [0, *begins, count]
+    return Cuts(tuple(begins), tuple(upto[b] - upto[a] for a, b in pairwise(edges)))
 
 
 def _fits(upto: Sequence[float], stages: int, limit: float) -> bool:
     first, count = 0, len(upto) - 1
     for _ in range(stages):
-        first = _reach(upto, first, limit)
+        # The last unit at which a stage from `first` can end.
+        first = bisect_left(upto, (upto[first] + limit) * _ROUNDING, first + 1) - 1
         if first >= count:
             return True
     return False
-
-
-def _reach(upto: Sequence[float], first: int, limit: float) -> int:
-    """The last unit at which a stage from `first` can end."""
-    return bisect_left(upto, (upto[first] + limit) * _ROUNDING, first + 1) - 1
 
 
 def _cheapest(
@@ -440,10 +425,6 @@ def _cheapest(
             origin[ends][better] = first
         best = following
         chosen.append(origin)
-    return _traced(chosen, count)
-
-
-def _traced(chosen: Sequence[np.ndarray], count: int) -> list[int]:
     begins: list[int] = []
     end = count
     for origin in reversed(chosen):

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from stablehlo_tools.analysis.collectives import Collective, classify_communication
 from stablehlo_tools.analysis.loops import constant_trips
-from stablehlo_tools.analysis.tasks.graph import TracedGraph, traced_task_graph
+from stablehlo_tools.analysis.tasks.graph import traced_task_graph
 from stablehlo_tools.analysis.tasks.op_work import bytes_of, op_work, short_name
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.cost.clock import Clock
@@ -34,7 +34,9 @@ class Weigher:
             inside = [self._block(region.blocks[0]) for region in op.regions]
             return max(inside) * _times(op)
         written = sum(bytes_of(result) for result in op.results)
-        if self._is_collective(op):  # its region says how two numbers are put together
+        if self._classify is None:
+            self._classify = classify_communication(op.context)
+        if self._classify(op) is not None:  # its region says how two numbers are put together
             return written / self.hardware.memory_rate
         work = op_work(op, short_name(op))
         if work.known is not None and work.known.flops:
@@ -47,11 +49,6 @@ class Weigher:
         return max(
             written / self.hardware.memory_rate, work.vector_flops / self.hardware.vector_flops
         )
-
-    def _is_collective(self, op: ir.Operation) -> bool:
-        if self._classify is None:
-            self._classify = classify_communication(op.context)
-        return self._classify(op) is not None
 
     def _block(self, block: ir.Block) -> float:
         return sum(self.ns(view.operation) for view in list(block.operations)[:-1])
@@ -72,18 +69,7 @@ def kernel_times(module: ir.Module, step: TrainingStep, clock: Clock) -> dict[in
     whole = traced_task_graph(module, clock, "expand-mpmd")
     key = key_of(step.loop.op)
     loop = next(task for task, ops in enumerate(whole.ops) if key in map(key_of, ops))
-    return _by_node(whole.bodies[loop], step)
-
-
-def total_ns(graph: TaskGraph) -> float:
-    """The time of all tasks, one after the other; of loops, of all iterations."""
-    return sum(
-        task.ns if task.loop is None else total_ns(task.loop.body) * (task.loop.trips or 1)
-        for task in graph.tasks
-    )
-
-
-def _by_node(body: TracedGraph, step: TrainingStep) -> dict[int, float]:
+    body = whole.bodies[loop]
     index_of = {key_of(node.op): node.index for node in step.flow.nodes}
     times: dict[int, float] = {}
     for number, (task, ops) in enumerate(zip(body.graph.tasks, body.ops, strict=True)):
@@ -94,3 +80,11 @@ def _by_node(body: TracedGraph, step: TrainingStep) -> dict[int, float]:
         if places:
             times[max(places)] = times.get(max(places), 0.0) + ns
     return times
+
+
+def total_ns(graph: TaskGraph) -> float:
+    """The time of all tasks, one after the other; of loops, of all iterations."""
+    return sum(
+        task.ns if task.loop is None else total_ns(task.loop.body) * (task.loop.trips or 1)
+        for task in graph.tasks
+    )

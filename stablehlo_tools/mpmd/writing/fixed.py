@@ -168,7 +168,11 @@ class Fixed:
         point: ir.InsertionPoint,
     ) -> None:
         if key.place == "outer" and key.number in self._carry_of:
-            known[key] = self._counted(self._carry_of[key.number], known[sources[0]], point)
+            start = known[sources[0]]
+            loop = self._step.loop
+            build = Builder(point, loop.op.location)
+            moved = loop.counters[self._carry_of[key.number]] * loop.trips
+            known[key] = build.same("add", start, build.splat(moved, [], element_of(start)))
             return
         values = self._flows[key.place].values
         stand_ins = {
@@ -178,13 +182,6 @@ class Fixed:
         copy = copy_with(node.op, stand_ins, point)
         for number, result in zip(node.results, copy.results, strict=True):
             known[Key(key.place, number)] = result
-
-    def _counted(self, carry: int, start: ir.Value, point: ir.InsertionPoint) -> ir.Value:
-        """What a counter has come to behind the loop."""
-        loop = self._step.loop
-        build = Builder(point, loop.op.location)
-        moved = loop.counters[carry] * loop.trips
-        return build.same("add", start, build.splat(moved, [], element_of(start)))
 
 
 def _rows(op: ir.Operation, argument: int) -> Rows | None:

@@ -162,18 +162,15 @@ def _check_shares_nothing(computation: ir.Operation) -> None:
     )
     for whole, own in (pair for side in sides for pair in zip(*side, strict=True)):
         if whole.type != own.type:
+            elements, share = (
+                prod(ir.RankedTensorType(type_).shape) for type_ in (whole.type, own.type)
+            )
             raise ToolError(
                 "expand-mpmd: the program says that it is for 1 device, and shares "
-                f"{whole.type} over {_ratio(whole.type, own.type)}: export it with its arguments "
+                f"{whole.type} over {(elements // max(share, 1))}: export it with its arguments "
                 "placed on the mesh (P8)",
                 computation.location,
             )
-
-
-def _ratio(whole: ir.Type, own: ir.Type) -> int:
-    """Over how many devices."""
-    elements, share = (prod(ir.RankedTensorType(type_).shape) for type_ in (whole, own))
-    return elements // max(share, 1)
 
 
 class OnDevices:

@@ -303,17 +303,13 @@ def _seconds(writer: Phases, phase: Phase, step: TrainingStep, clock: Clock) -> 
     with ir.Location.unknown(context):
         module = ir.Module.create()
         function = writer.write(phase, module.body)
-        copy_referenced_symbols(_module_of(step.loop.op), module)
+        outer = step.loop.op
+        while outer.parent is not None:
+            outer = outer.parent.operation
+        copy_referenced_symbols(outer, module)
         ir.SymbolTable.set_symbol_name(function, "main")
         graph = module_task_graph(module, clock, phase.name)
     return total_ns(graph) * _SECONDS
-
-
-def _module_of(op: ir.Operation) -> ir.Operation:
-    outer = op
-    while outer.parent is not None:
-        outer = outer.parent.operation
-    return outer
 
 
 def _stage(
@@ -329,15 +325,20 @@ def _stage(
     sums = {carry for phase in own for carry in phase.accumulators}
     weights = sum(bytes_of(fixed.value(key)) for key in given)
     weights += sum(bytes_of(step.loop.op.results[carry]) for carry in sums)
+    # The forward of a stage, in words.
+    phase = phases[Work(Kind.FORWARD, stage)]
+    loops = [node.op for node in phase.nodes if range_of(node.op) is not None]
+    words = [f"{len(phase.nodes)} ops"]
+    words += [f"range {range_of(loop)} of a loop over layers" for loop in loops]
     return Stage(
         stage=stage,
-        what=_described(phases[Work(Kind.FORWARD, stage)]),
+        what=", ".join(words),
         forward=times[Work(Kind.FORWARD, stage)],
         input_gradient=times[Work(Kind.INPUT_GRADIENT, stage)],
         weight_gradient=times[Work(Kind.WEIGHT_GRADIENT, stage)],
         backward=times[Work(Kind.BACKWARD, stage)],
         activation=_bytes(step, (v for v in values if _is_kept(v, stage))),
-        kept=_bytes(step, (v for v in values if _is_for_weights(v, stage))),
+        kept=_bytes(step, (v for v in values if Work(Kind.WEIGHT_GRADIENT, stage) in v.read)),
         weights=weights,
         message=_bytes(step, (v for v in values if _goes_up(v, stage))),
     )
@@ -353,11 +354,6 @@ def _is_kept(value: Value, stage: int) -> bool:
     return own or below
 
 
-def _is_for_weights(value: Value, stage: int) -> bool:
-    """Whether a stage holds a value from its input gradient to its weight gradient."""
-    return Work(Kind.WEIGHT_GRADIENT, stage) in value.read
-
-
 def _goes_up(value: Value, stage: int) -> bool:
     above = value.stages_above()
     return bool(above) and value.made.stage <= stage < above[-1]
@@ -365,11 +361,3 @@ def _goes_up(value: Value, stage: int) -> bool:
 
 def _bytes(step: TrainingStep, values: Iterable[Value]) -> float:
     return sum(bytes_of(step.flow.values[value.number]) for value in values)
-
-
-def _described(phase: Phase) -> str:
-    """The forward of a stage, in words."""
-    loops = [node.op for node in phase.nodes if range_of(node.op) is not None]
-    words = [f"{len(phase.nodes)} ops"]
-    words += [f"range {range_of(loop)} of a loop over layers" for loop in loops]
-    return ", ".join(words)

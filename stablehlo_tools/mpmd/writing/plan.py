@@ -74,7 +74,12 @@ class Plan:
         self._messages = [route(values, table.placement, number) for number in range(routes)]
         self.transfers: list[Transfer] = []
         self.packed: dict[Made, tuple[Made, ...]] = {}  # what goes in one message
-        self._channels = self._numbered()
+        channels: dict[Action, list[Channel]] = {}
+        for rank, row in enumerate(self.table.rows):
+            for action in actions_of(row):
+                if action.kind.is_send:
+                    channels[action] = self._of_send(action, rank)
+        self._channels = channels
 
     def phase_of(self, action: Action) -> Phase:
         """The phase that an action runs."""
@@ -235,14 +240,6 @@ class Plan:
         if kind not in _SENDS:
             return action
         return Action(_SENDS[kind], stage + _AWAY[kind], microbatch)
-
-    def _numbered(self) -> dict[Action, list[Channel]]:
-        channels: dict[Action, list[Channel]] = {}
-        for rank, row in enumerate(self.table.rows):
-            for action in actions_of(row):
-                if action.kind.is_send:
-                    channels[action] = self._of_send(action, rank)
-        return channels
 
     def _of_send(self, send: Action, rank: int) -> list[Channel]:
         placement = self.table.placement

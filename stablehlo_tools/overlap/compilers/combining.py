@@ -49,7 +49,14 @@ class _Combiner:
         self._left = {key: starts for key, starts in by_key.items() if len(starts) > 1}
         starts = sorted(start for found in self._left.values() for start in found)
         self._bit = {start: 1 << place for place, start in enumerate(starts)}
-        self._needs = _needed(graph, self._bit)
+        # The candidates that each candidate follows from.
+        needs: list[int] = []
+        for task in graph.tasks:
+            found = 0
+            for dep in task.needs:
+                found |= needs[dep] | self._bit.get(dep, 0)
+            needs.append(found)
+        self._needs = {start: needs[start] for start in self._bit}
 
     def groups(self) -> list[list[int]]:
         """The starts of each collective that is made of several, in program order."""
@@ -93,17 +100,6 @@ class _Combiner:
                 self._needs[start] = needs | needed | members
         for start in group:
             self._needs[start] &= ~members
-
-
-def _needed(graph: TaskGraph, bit: Mapping[int, int]) -> dict[int, int]:
-    """The candidates that each candidate follows from."""
-    needs: list[int] = []
-    for task in graph.tasks:
-        found = 0
-        for dep in task.needs:
-            found |= needs[dep] | bit.get(dep, 0)
-        needs.append(found)
-    return {start: needs[start] for start in bit}
 
 
 def _merged(

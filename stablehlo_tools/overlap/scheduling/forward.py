@@ -278,8 +278,9 @@ class _Pass:
         heap = self._starts[stream][key]
         task = heap[0][1]
         if not self._done[task]:
+            at_once = self.rules.at_once
             if (
-                self._has_no_slot(task)
+                (at_once is not None and self._open[self.problem.domain[task]] >= at_once)
                 or self._is_early(task, dry=dry)
                 or not self.reserve.fits(task, self._beside)
             ):
@@ -289,10 +290,6 @@ class _Pass:
             return True
         heappop(heap)
         return True
-
-    def _has_no_slot(self, start: int) -> bool:
-        at_once = self.rules.at_once
-        return at_once is not None and self._open[self.problem.domain[start]] >= at_once
 
     def _is_early(self, start: int, *, dry: bool) -> bool:
         """Whether a transfer has to stay back: for the next moment, or for a more urgent one."""
@@ -316,7 +313,14 @@ class _Pass:
         if patience is not None:
             latest = max(end, self._needed(first)) + patience
             if self.rules.by_use:
-                latest = min(latest, max(end, self._stream_needed(stream, others)) + patience)
+                # The stream has to be free for the ready transfers of its other kinds.
+                most = 0.0
+                for heap in self._starts[stream].values():
+                    while heap and self._done[heap[0][1]]:
+                        heappop(heap)
+                    if heap and heap is not others:
+                        most = max(most, -heap[0][0])
+                latest = min(latest, max(end, self.horizon - most) + patience)
             while others:
                 task = others[0][1]
                 longer = end + problem.ns[task] - latency
@@ -344,13 +348,3 @@ class _Pass:
             waits = self.problem.users[start]
             return self.horizon - max([self.tail[wait] for wait in waits], default=0.0)
         return self.horizon - self.tail[start] + self.problem.ns[start]
-
-    def _stream_needed(self, stream: int, members: list[tuple[float, int]]) -> float:
-        """When a stream has to be free for the ready transfers of its other kinds."""
-        most = 0.0
-        for heap in self._starts[stream].values():
-            while heap and self._done[heap[0][1]]:
-                heappop(heap)
-            if heap and heap is not members:
-                most = max(most, -heap[0][0])
-        return self.horizon - most

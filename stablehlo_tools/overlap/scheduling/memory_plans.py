@@ -37,7 +37,12 @@ class Plan:
         self.turn = [0] * problem.size
         for position, task in enumerate(order):
             self.turn[task] = position
-        self.uses = _uses(problem, order)
+        # The positions at which each storage is used, ascending.
+        uses: list[list[int]] = [[] for _ in problem.sizes]
+        for position, task in enumerate(order):
+            for storage in problem.reads[task]:
+                uses[storage].append(position)
+        self.uses = uses
         self.profile = _profile(problem, order, self.uses)
         before = sum(problem.sizes[u] for u in problem.before)
         self.peak = max(before, float(self.profile.max(initial=0.0)))
@@ -80,7 +85,15 @@ def _attempts(problem: Problem, plan: Plan) -> Iterator[Plan]:
     current = plan
     for round_ in range(_ROUNDS):
         slack = plan.peak * _SLACKS[round_ % len(_SLACKS)]
-        current = Plan(problem, _takers_later(problem, current))
+        net = taken(problem, current)
+        key = list(current.turn)
+        for task in reversed(current.order):
+            users = problem.users[task]
+            if users and net[task] > 0:
+                key[task] = min(key[user] for user in users)
+        current = Plan(
+            problem, (sorted(current.order, key=lambda task: (key[task], current.turn[task])))
+        )
         yield current
         current = Plan(problem, _givers_earlier(problem, current, slack))
         yield current
@@ -93,17 +106,6 @@ def _is_only_waited_for(problem: Problem, task: int) -> bool:
     users = problem.users[task]
     waited = users and all(problem.starts[user] == task for user in users)
     return problem.stream[task] != COMPUTE and bool(waited)
-
-
-def _takers_later(problem: Problem, plan: Plan) -> list[int]:
-    """Each task that takes more memory than it frees, moved to its first user."""
-    net = taken(problem, plan)
-    key = list(plan.turn)
-    for task in reversed(plan.order):
-        users = problem.users[task]
-        if users and net[task] > 0:
-            key[task] = min(key[user] for user in users)
-    return sorted(plan.order, key=lambda task: (key[task], plan.turn[task]))
 
 
 def _givers_earlier(problem: Problem, plan: Plan, slack: float) -> list[int]:
@@ -147,15 +149,6 @@ def _least_alive(problem: Problem, plan: Plan) -> list[int]:
             if not left[user]:
                 insort(ready, plan.turn[user])
     return order
-
-
-def _uses(problem: Problem, order: Sequence[int]) -> list[list[int]]:
-    """The positions at which each storage is used, ascending."""
-    uses: list[list[int]] = [[] for _ in problem.sizes]
-    for position, task in enumerate(order):
-        for storage in problem.reads[task]:
-            uses[storage].append(position)
-    return uses
 
 
 def _profile(problem: Problem, order: Sequence[int], uses: Sequence[Sequence[int]]) -> Bytes:
@@ -281,7 +274,11 @@ class Reserve:
                 profile[max(self._next, since + 1) : turn + 1] -= problem.sizes[storage]
         self._alive += more
         for storage, since in ends:
-            self._last[storage] = self._last_at_most(storage, since)
+            uses = self._plan.uses[storage]
+            last = self._last[storage]
+            while last >= 0 and uses[last] > since:
+                last -= 1
+            self._last[storage] = last
             if since < 0:
                 self._alive -= problem.sizes[storage]
         if turn == self._next:
@@ -307,10 +304,3 @@ class Reserve:
                 last -= 1
             ends.append((storage, uses[last] if last >= 0 else -1))
         return ends
-
-    def _last_at_most(self, storage: int, position: int) -> int:
-        uses = self._plan.uses[storage]
-        last = self._last[storage]
-        while last >= 0 and uses[last] > position:
-            last -= 1
-        return last

@@ -278,7 +278,8 @@ class _Search:
         if self._limits_flights:
             return
         best = self._best
-        order = _just_in_time(self._problem, best.order, best.buckets)
+        # The order with its transfers as late as costs no time; buckets stay together.
+        order = _Delay(self._problem, best.order, best.buckets).order()
         later = _timed(self._problem, order, best.buckets)
         same = later.total <= best.total * (1 + _SAME / 100)
         if same and self.peak(later) <= self.peak(best):
@@ -323,13 +324,6 @@ def _timed(problem: Problem, order: Sequence[int], buckets: Sequence[Sequence[in
 
 def _tuples(buckets: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(bucket) for bucket in buckets)
-
-
-def _just_in_time(
-    problem: Problem, order: Sequence[int], buckets: Sequence[Sequence[int]]
-) -> list[int]:
-    """The order with its transfers as late as costs no time; buckets stay together."""
-    return _Delay(problem, order, buckets).order()
 
 
 class _Delay:
@@ -381,14 +375,11 @@ class _Delay:
             at = self._opening.get(at, at)
             if at > self._place[bucket[-1]] + 1:
                 begin, place = latest, at
-                self._move(bucket, place)
+                self._before[place] = [*bucket, *self._before.get(place, ())]
+                self._moved.update(bucket)
                 self._before.setdefault(first_use, []).extend(waits)
                 self._moved.update(waits)
         self._next_begin[stream], self._next_place[stream] = begin, place
-
-    def _move(self, bucket: Sequence[int], place: int) -> None:
-        self._before[place] = [*bucket, *self._before.get(place, ())]
-        self._moved.update(bucket)
 
     def _makes_more_than_it_keeps(self, bucket: Sequence[int], waits: Sequence[int]) -> bool:
         problem = self._problem

@@ -498,23 +498,19 @@ class _Run:
             if phase is None:
                 continue
             end = free[rank] = now + self._problem.ticks[phase][rank]
-            microbatch = self._take(rank, phase)
+            microbatch = self._next[rank][phase]
+            self._next[rank][phase] += 1
+            self.rows[rank].append((phase, microbatch))
+            if phase < FORWARDS:
+                self._alive[rank][phase] += 1
+            elif phase >= LEGS:
+                self._alive[rank][LEGS + 1 - phase] -= 1
             heappush(events, (end, rank))
             target = self._after.get(RankPhase(phase, rank))
             if target is not None:
                 there = end + self._problem.hop * (target.rank != rank)
                 self._ready[target.rank][target.phase][microbatch] = there
                 heappush(events, (there, target.rank))
-
-    def _take(self, rank: int, phase: int) -> int:
-        microbatch = self._next[rank][phase]
-        self._next[rank][phase] += 1
-        self.rows[rank].append((phase, microbatch))
-        if phase < FORWARDS:
-            self._alive[rank][phase] += 1
-        elif phase >= LEGS:
-            self._alive[rank][LEGS + 1 - phase] -= 1
-        return microbatch
 
     def _choice(self, rank: int, now: int) -> int | None:
         """What a free rank takes, if anything: a weight gradient where a forward needs the room.

@@ -251,7 +251,12 @@ class _Search:
         if self._best is None or filled.makespan < self._best.makespan * (1 - _EXACT):
             table = table_of(AUTO, draft.placement, setting.microbatches, filled.rows)
             self.offer(table, origin)
-            self.offer(_fused(table, costs), origin)
+            # W right after its own I becomes a full backward if that costs less.
+            rows = [
+                _fused_row([step for step in row if isinstance(step, Action)], costs)
+                for row in table.rows
+            ]
+            self.offer((table_of(table.name, table.placement, table.microbatches, rows)), origin)
         return filled.makespan
 
     def _placements(self) -> Iterator[Placement]:
@@ -352,14 +357,6 @@ def _bound(one: Action, other: Action) -> bool:
         return False
     forwards = (one.kind is Kind.FORWARD) + (other.kind is Kind.FORWARD)
     return forwards != 1 or one.microbatch == other.microbatch
-
-
-def _fused(table: Table, costs: Costs) -> Table:
-    """The table with a full backward wherever W stands right behind its own I, and costs more."""
-    rows = [
-        _fused_row([step for step in row if isinstance(step, Action)], costs) for row in table.rows
-    ]
-    return table_of(table.name, table.placement, table.microbatches, rows)
 
 
 def _fused_row(row: list[Action], costs: Costs) -> list[Action]:

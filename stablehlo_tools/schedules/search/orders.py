@@ -174,7 +174,16 @@ class _Greedy:
         if gradient is not None and (self._priority.gradient or forward is None):
             self._run_gradient(rank, gradient, now)
         elif forward is not None:
-            self._run_forward(rank, forward, now)
+            self._inputs[forward].popleft()
+            end = now + self._costs.forward[forward]
+            self.orders[rank].append(Action(Kind.FORWARD, forward, self._forwards[forward]))
+            self._forwards[forward] += 1
+            self._held[rank] += self._costs.activation[forward]
+            if forward + 1 < len(self._route):
+                self._hand_on(self._inputs, rank, forward + 1, end)
+            else:
+                self._hand_on(self._returns, rank, forward, end)
+            self._busy(rank, end)
         elif self._pending[rank]:
             self._weight_gradient(rank, now)
 
@@ -202,18 +211,6 @@ class _Greedy:
         if self._forwards[stage] != oldest:
             reserved = sum(activation[own] for count, own in started if count == oldest)
         return self._held[rank] + activation[stage] + reserved <= self._room[rank]
-
-    def _run_forward(self, rank: int, stage: int, now: float) -> None:
-        self._inputs[stage].popleft()
-        end = now + self._costs.forward[stage]
-        self.orders[rank].append(Action(Kind.FORWARD, stage, self._forwards[stage]))
-        self._forwards[stage] += 1
-        self._held[rank] += self._costs.activation[stage]
-        if stage + 1 < len(self._route):
-            self._hand_on(self._inputs, rank, stage + 1, end)
-        else:
-            self._hand_on(self._returns, rank, stage, end)
-        self._busy(rank, end)
 
     def _run_gradient(self, rank: int, stage: int, now: float) -> None:
         self._returns[stage].popleft()

@@ -341,7 +341,13 @@ class Terms(PartialSums):
             self._visited.append(node)
             super()._visit(node)
             self._visited.pop()
-            self._tell_apart(node)
+            # Device ids differ along the axis, unless only others' part of them is used.
+            if _is_of_place(node):
+                self.blocked.update(dict.fromkeys(node.results, node))
+            for result in node.results:
+                of_place = result in self.blocked and _is_of_place(self.blocked[result])
+                if of_place and self._is_same(self.dims.graph.values[result]):
+                    del self.blocked[result]
             return
         for operand, result in zip(node.operands, node.results, strict=True):
             for state in (self.terms, self.blocked):
@@ -351,15 +357,6 @@ class Terms(PartialSums):
                 self.blocked[result] = self.blocked[operand]
             elif not self._joins(crossing, operand, result):
                 self.blocked[result] = node
-
-    def _tell_apart(self, node: Node) -> None:
-        """Device ids differ along the axis, unless only others' part of them is used."""
-        if _is_of_place(node):
-            self.blocked.update(dict.fromkeys(node.results, node))
-        for result in node.results:
-            of_place = result in self.blocked and _is_of_place(self.blocked[result])
-            if of_place and self._is_same(self.dims.graph.values[result]):
-                del self.blocked[result]
 
     def _joins(self, crossing: Crossing, operand: int, result: int) -> bool:
         """Whether a collective makes of a value what it is without the axis."""

@@ -83,21 +83,18 @@ def free_axes(module: ir.Module, starts: Sequence[ir.Operation], kept: str = "")
     for op in starts:
         together.setdefault(manual_axes(op), []).append(op)
     for ops in together.values():
-        _free_linked(module, _linked(ops), kept)
-
-
-def _free_linked(module: ir.Module, linked: Sequence[ir.Operation], kept: str) -> None:
-    """The same for manual computations over the same axes."""
-    for op in linked:
-        batch_units(op)  # nothing tells of a device's only row whether it is one of all rows
-        reshape_units(op)
-        _open_constraints(op)
-    erase_unused(module.body)
-    facts = ModuleFacts.of(module)
-    group = [_Computation.of(op, facts, kept) for op in linked]
-    while group and group[0].axes:
-        group = _without_one(group, facts, DeviceValues(module, facts))
-    erase_unused(module.body)
+        # The same for manual computations over the same axes.
+        linked = _linked(ops)
+        for op in linked:
+            batch_units(op)  # nothing tells of a device's only row whether it is one of all rows
+            reshape_units(op)
+            _open_constraints(op)
+        erase_unused(module.body)
+        facts = ModuleFacts.of(module)
+        group = [_Computation.of(op, facts, kept) for op in linked]
+        while group and group[0].axes:
+            group = _without_one(group, facts, DeviceValues(module, facts))
+        erase_unused(module.body)
 
 
 def _without_one(

@@ -32,7 +32,11 @@ def elements_of(op: ir.Operation, type_: ir.RankedTensorType | None = None) -> A
     assert found is not None, "a dense constant"
     body = found[1]
     if name.startswith("!quant."):
-        return _dequantize(body, name)
+        parts = _QUANTIZED.fullmatch(name)
+        words = re.findall(r"-?\d+", body)
+        if parts is None:  # with a scale for each channel
+            raise UnmappedError(f"constants of {name}")
+        return (np.array(list(map(int, words)), np.float64) - int(parts[2] or 0)) * float(parts[1])
     element = element_type(name)
     assert element is not None, name
     numbers = _parse(body, element.dtype)
@@ -55,14 +59,6 @@ def _parse(body: str, dtype: np.dtype) -> Array:
 
     numbers = np.array([number(word) for word in re.findall(r"[^\[\](),\s]+", body)])
     return numbers.view(np.complex128) if dtype.kind == "c" else numbers
-
-
-def _dequantize(body: str, name: str) -> Array:
-    parts = _QUANTIZED.fullmatch(name)
-    words = re.findall(r"-?\d+", body)
-    if parts is None:  # with a scale for each channel
-        raise UnmappedError(f"constants of {name}")
-    return (np.array(list(map(int, words)), np.float64) - int(parts[2] or 0)) * float(parts[1])
 
 
 def splat_constant(value: ir.Value) -> ir.Operation | None:

@@ -125,7 +125,16 @@ def _retype(each: MappedOp) -> None:
 
 def _rewrite(mapped: MappedModule, each: MappedOp) -> None:
     if each.name == COMPOSITE:  # a compiler may know another form than the decomposition
-        _call_decomposition(each)
+        call = ir.Operation.create(
+            CALL,
+            results=[result.type for result in each.op.results],
+            operands=list(each.op.operands),
+            attributes={"callee": ir.FlatSymbolRefAttr.get(callee_name(each.op))},
+            ip=ir.InsertionPoint(each.op),
+        )
+        for old, new in zip(each.op.results, call.results, strict=True):
+            old.replace_all_uses_with(new)
+        each.op.erase()
         return
     is_mapped = any(map(is_inexact, [*each.operand_types, *each.result_types]))
     if not is_mapped and each.name != CUSTOM_CALL:  # XLA:CPU has no kernels of other platforms
@@ -134,16 +143,3 @@ def _rewrite(mapped: MappedModule, each: MappedOp) -> None:
     if rule is None:
         raise each.refusal()
     rule(mapped, each, FieldBuilder(mapped.field, ir.InsertionPoint(each.op), each.op.location))
-
-
-def _call_decomposition(each: MappedOp) -> None:
-    call = ir.Operation.create(
-        CALL,
-        results=[result.type for result in each.op.results],
-        operands=list(each.op.operands),
-        attributes={"callee": ir.FlatSymbolRefAttr.get(callee_name(each.op))},
-        ip=ir.InsertionPoint(each.op),
-    )
-    for old, new in zip(each.op.results, call.results, strict=True):
-        old.replace_all_uses_with(new)
-    each.op.erase()

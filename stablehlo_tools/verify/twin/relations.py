@@ -166,7 +166,10 @@ class _Module:
                     elif attribute.name == "sdy.sharding":
                         self._divide(value, attribute.attr)
                     elif attribute.name == "mhlo.sharding":
-                        self._divide_tiles(value, str(attribute.attr))
+                        tiles = _TILES.search(str(attribute.attr))
+                        if tiles is not None:
+                            counts = [int(count) for count in tiles[1].split(",")]
+                            self._divide_by(value, counts[: len(self.dims.of(value))])
 
     def _divide(self, value: ir.Value, sharding: ir.Attribute) -> None:
         name, axes = sharding_axes(sharding)
@@ -178,12 +181,6 @@ class _Module:
         shardings = self.meshes[name]
         counts = [shardings.axes.size(dim) for dim in shardings.read(sharding)]
         self._divide_by(value, counts)
-
-    def _divide_tiles(self, value: ir.Value, sharding: str) -> None:
-        tiles = _TILES.search(sharding)
-        if tiles is not None:
-            counts = [int(count) for count in tiles[1].split(",")]
-            self._divide_by(value, counts[: len(self.dims.of(value))])
 
     def _divide_by(self, value: ir.Value, counts: Sequence[int]) -> None:
         for extent, count in zip(self.dims.of(value), counts, strict=True):
@@ -248,7 +245,16 @@ def _tie_factors(dims: Dimensions, op: ir.Operation) -> None:
             elif any(factor.role is FactorRole.EXCHANGED for factor in factors):
                 if not is_result:
                     other = dims.of(op.results[tensor])[dim]
-                    _tie_exchanged(extent, other, factors[0].size)
+                    # A collective's operand and result: the longer one is pieces of the shorter,
+                    # major first.
+                    pieces = factors[0].size
+                    large, small = (extent, other) if extent.size >= other.size else (other, extent)
+                    if large.size == small.size:
+                        unite(large, small)
+                    exchanged, own = divide(large, [pieces, large.size // pieces])
+                    keep(exchanged, "devices exchange pieces of it")
+                    if own.size == small.size:
+                        unite(own, small)
             else:
                 _tie_digits(extent, [(_along(f, tensor, dim, is_result), f, extents[f])
                                      for f in factors], op)  # fmt: skip
@@ -282,17 +288,6 @@ def _tie_digits(
         return
     for part, (_, _, factor_extent) in zip(divide(extent, sizes), ordered, strict=True):
         unite(part, factor_extent)
-
-
-def _tie_exchanged(one: Extent, other: Extent, pieces: int) -> None:
-    """A collective's operand and result: the longer one is pieces of the shorter, major first."""
-    large, small = (one, other) if one.size >= other.size else (other, one)
-    if large.size == small.size:
-        unite(large, small)
-    exchanged, own = divide(large, [pieces, large.size // pieces])
-    keep(exchanged, "devices exchange pieces of it")
-    if own.size == small.size:
-        unite(own, small)
 
 
 # Ops whose numbers count positions.

@@ -230,13 +230,9 @@ def cycles(size: int) -> Iterator[tuple[int, ...]]:
     for rows in range(2, size // 2 + 1, 2):
         if size % rows == 0:
             columns = size // rows
-            yield _round(rows, columns)
-
-
-def _round(rows: int, columns: int) -> tuple[int, ...]:
-    there: Sequence[int] = range(1, columns)
-    path = [0]
-    for row in range(rows):
-        path += [row * columns + column for column in there]
-        there = there[::-1]
-    return (*path, *(row * columns for row in range(rows - 1, 0, -1)))
+            there: Sequence[int] = range(1, columns)
+            path = [0]
+            for row in range(rows):
+                path += [row * columns + column for column in there]
+                there = there[::-1]
+            yield ((*path, *(row * columns for row in range(rows - 1, 0, -1))))

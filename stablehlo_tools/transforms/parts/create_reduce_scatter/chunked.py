@@ -207,7 +207,12 @@ class Chunked:
         for part in self.parts:
             value = _operand_of(self.chain, self.position)
             for moved in part.before:
-                value = _repeat_before(moved, value, op)
+                build = Builder(ir.InsertionPoint(op), moved.location)
+                fillings = [(filling, splat_of(filling)) for filling in list(moved.operands)[1:]]
+                known = {v: build.splat(n, [], element_of(v)) for v, n in fillings if n is not None}
+                value = copy_with(moved, {**known, moved.operands[0]: value}, build.point).results[
+                    0
+                ]
             location = _fused(op, part.slices[0].op)
             for stage in part.stages:
                 value = _made(stage, op, value, location)
@@ -307,14 +312,6 @@ def _commutes(op: ir.Operation, reducer: str) -> bool:
     number = splat_of(op.operands[-1]) if op.name == PAD else None
     is_neutral = number is not None and number == _NEUTRAL.get(reducer)
     return op.name != PAD or is_neutral or (number is not None and reducer in IDEMPOTENT)
-
-
-def _repeat_before(op: ir.Operation, value: ir.Value, before: ir.Operation) -> ir.Value:
-    """What an op that commutes with a reduction makes of another value, before an op."""
-    build = Builder(ir.InsertionPoint(before), op.location)
-    fillings = [(filling, splat_of(filling)) for filling in list(op.operands)[1:]]
-    known = {v: build.splat(n, [], element_of(v)) for v, n in fillings if n is not None}
-    return copy_with(op, {**known, op.operands[0]: value}, build.point).results[0]
 
 
 class _Planner:

@@ -106,7 +106,12 @@ def plan(
         return NEVER
     phases = _phases(demand, strategy)
     while len({phase.edges for phase in phases}) > max(most_forms, 1):
-        phases = _joined(phases)
+        # The phases with those two neighbours joined for which that adds the fewest transfers.
+        added = [_added(one, two) for one, two in pairwise(phases)]
+        at = added.index(min(added))
+        one, two = phases[at], phases[at + 1]
+        joined = Phase(one.first, two.last, one.edges | two.edges)
+        phases = _merged([*phases[:at], joined, *phases[at + 2 :]])
     every = frozenset(range(len(demand.pairs)))
     if all(phase.edges == every for phase in phases):
         return ALL_NEEDED
@@ -156,15 +161,6 @@ def _phases(demand: PermuteDemand, strategy: Strategy) -> list[Phase]:
     ends = [phase.first - 1 for phase in phases[1:]] + [demand.trips - 1]
     starts = [0] + [end + 1 for end in ends[:-1]]
     return [Phase(a, b, p.edges) for a, b, p in zip(starts, ends, phases, strict=True)]
-
-
-def _joined(phases: Sequence[Phase]) -> list[Phase]:
-    """The phases with those two neighbours joined for which that adds the fewest transfers."""
-    added = [_added(one, two) for one, two in pairwise(phases)]
-    at = added.index(min(added))
-    one, two = phases[at], phases[at + 1]
-    joined = Phase(one.first, two.last, one.edges | two.edges)
-    return _merged([*phases[:at], joined, *phases[at + 2 :]])
 
 
 def _added(one: Phase, two: Phase) -> int:

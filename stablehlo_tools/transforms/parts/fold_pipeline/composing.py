@@ -132,23 +132,20 @@ class Composer:
         ]
         dim = varying[0]
         if len(varying) == 1:
-            return self._side_by_side(pieces, dim)
+            # Pieces along one dimension: at once where they are a grid in one value, else in runs
+            # that are of one value and seen through the same ops.
+            ordered = sorted(pieces, key=lambda piece: piece.target.starts[dim])
+            at_once = self._at_once(ordered, dim)
+            at_once = self._in_turns(ordered, dim) if at_once is None else at_once
+            if at_once is not None:
+                return at_once
+            runs = [list(run) for _, run in groupby(ordered, lambda p: (p.value, p.ops))]
+            if len(runs) == 1:
+                return self._build.concatenate([self._viewed(piece) for piece in ordered], dim)
+            return self._build.concatenate([self._composed(run) for run in runs], dim)
         ordered = sorted(pieces, key=lambda piece: piece.target.starts)
         rows = [list(row) for _, row in groupby(ordered, lambda p: p.target.starts[dim])]
         return self._build.concatenate([self._composed(row) for row in rows], dim)
-
-    def _side_by_side(self, pieces: Sequence[_LocatedPiece], dim: int) -> ir.Value:
-        """Pieces along one dimension: at once where they are a grid in one value, else in runs
-        that are of one value and seen through the same ops."""
-        ordered = sorted(pieces, key=lambda piece: piece.target.starts[dim])
-        at_once = self._at_once(ordered, dim)
-        at_once = self._in_turns(ordered, dim) if at_once is None else at_once
-        if at_once is not None:
-            return at_once
-        runs = [list(run) for _, run in groupby(ordered, lambda p: (p.value, p.ops))]
-        if len(runs) == 1:
-            return self._build.concatenate([self._viewed(piece) for piece in ordered], dim)
-        return self._build.concatenate([self._composed(run) for run in runs], dim)
 
     def _in_turns(self, pieces: Sequence[_LocatedPiece], dim: int) -> ir.Value | None:
         """All pieces where they are of several values in turn, as what stages have for each of

@@ -207,23 +207,20 @@ class PipelineWriter:
         for number, pieces in inputs.fixed.items():
             operands[number] = LayerOperand(self.value(pieces, types[number]))
         for number, microbatches in inputs.batch.items():
-            value = self._batch(microbatches, layout, number, types[number])
+            type_ = types[number]
+            shape = ir.RankedTensorType(type_).shape
+            pieces = [
+                layout.piece(piece, number, shape, microbatch)
+                for microbatch, own in enumerate(microbatches)
+                for piece in own
+            ]
+            value = self._composer.reshaped(
+                self.value(pieces, type_), layout.input_shape(number, shape)
+            )
             operands[number] = LayerOperand(value)
         for number, stages in inputs.layered.items():
             operands[number] = self._stack(stages, types[number], layers.inputs.get(number), layers)
         return operands
-
-    def _batch(
-        self, microbatches: Sequence[Pieces], layout: BatchLayout, number: int, type_: ir.Type
-    ) -> ir.Value:
-        """All microbatches, as the samples of one batch or stacked."""
-        shape = ir.RankedTensorType(type_).shape
-        pieces = [
-            layout.piece(piece, number, shape, microbatch)
-            for microbatch, own in enumerate(microbatches)
-            for piece in own
-        ]
-        return self._composer.reshaped(self.value(pieces, type_), layout.input_shape(number, shape))
 
     def _stack(
         self, stages: Sequence[Pieces], type_: ir.Type, dim: int | None, layers: LayerBlock

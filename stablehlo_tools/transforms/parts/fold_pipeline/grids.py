@@ -282,7 +282,11 @@ class GridFinder:
             if instance in instances:
                 continue
             instances[instance] = None
-            self._inputs[instance] = self._traced(segment, rows, instance)
+            boxes = [rows.box(value, i, instance.row) for i, value in enumerate(segment.inputs)]
+            self._inputs[instance] = tuple(
+                tuple(self._tracer.pieces(value, instance.rank, instance.tick, box))
+                for value, box in zip(segment.inputs, boxes, strict=True)
+            )
             for piece in _in_loop(self._tracer, self._inputs[instance]):
                 source = piece.source
                 assert isinstance(source, Computed)
@@ -304,13 +308,6 @@ class GridFinder:
                     )
                 pending.append(before)
         return sorted(instances, key=lambda i: (i.tick, i.rank, i.row)), list(more)
-
-    def _traced(self, segment: Segment, rows: StageRows, instance: Instance) -> tuple[Pieces, ...]:
-        boxes = [rows.box(value, i, instance.row) for i, value in enumerate(segment.inputs)]
-        return tuple(
-            tuple(self._tracer.pieces(value, instance.rank, instance.tick, box))
-            for value, box in zip(segment.inputs, boxes, strict=True)
-        )
 
 
 def _in_loop(tracer: Tracer, inputs: Iterable[Pieces]) -> list[Piece]:

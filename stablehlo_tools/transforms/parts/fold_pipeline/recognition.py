@@ -246,26 +246,20 @@ def multiply_instead_of_adding_alike(region: LoopRegion, alike: Collection[ir.Va
                 continue
             product = build.same("multiply", operand, build.splat_like(ranks.count, operand))
             if scatters:
-                product = _own_part(build, product, op, region)
+                # The part of a value that a rank keeps of a reduce_scatter.
+                dim, sizes = integer(op, "scatter_dimension"), shape_of(op.results[0])
+                table = build.table([rank * sizes[dim] for rank in region.ranks.rank_of])
+                unsigned = ir.IntegerType.get_unsigned(32, build.context)
+                device = build.op("partition_id", [], build.tensor([], unsigned))
+                start = build.reshape(build.dynamic_slice(table, [device], [1]), [])
+                zero = build.i32(0)
+                starts = [start if place == dim else zero for place in range(len(sizes))]
+                product = build.dynamic_slice(product, starts, sizes)
             result.replace_all_uses_with(product)
             changed = True
         if not any(map(has_uses, op.results)):
             op.erase()
     return changed
-
-
-def _own_part(
-    build: Builder, value: ir.Value, scatter: ir.Operation, region: LoopRegion
-) -> ir.Value:
-    """The part of a value that a rank keeps of a reduce_scatter."""
-    dim, sizes = integer(scatter, "scatter_dimension"), shape_of(scatter.results[0])
-    table = build.table([rank * sizes[dim] for rank in region.ranks.rank_of])
-    unsigned = ir.IntegerType.get_unsigned(32, build.context)
-    device = build.op("partition_id", [], build.tensor([], unsigned))
-    start = build.reshape(build.dynamic_slice(table, [device], [1]), [])
-    zero = build.i32(0)
-    starts = [start if place == dim else zero for place in range(len(sizes))]
-    return build.dynamic_slice(value, starts, sizes)
 
 
 def part_integers(loop: ir.Operation) -> None:

@@ -212,14 +212,11 @@ class Segments:
         if maker.name in CONSTANTS:
             return False
         if self._region.has_known_integers(value):
-            return not self._is_steady(maker)
+            # An op may compute integers from values that are the same on all ranks in all ticks.
+            values = (*maker.results, *maker.operands)
+            known = all(self._region.steady_integers(value) is not None for value in values)
+            return not (known and maker.name in COMPUTED)
         return value in self._stops or self._is_moved(value)
-
-    def _is_steady(self, op: ir.Operation) -> bool:
-        """Whether an op computes integers out of what is the same on all ranks in all ticks."""
-        values = (*op.results, *op.operands)
-        known = all(self._region.steady_integers(value) is not None for value in values)
-        return known and op.name in COMPUTED
 
     def _is_moved(self, value: ir.Value) -> bool:
         """Whether a value is made of others by known moves, and no computation follows on one."""
@@ -243,7 +240,14 @@ class Segments:
         if op.name in RELAYOUTS:
             return self._is_moved(op.operands[ir.OpResult(value).result_number])
         if op.name == BROADCAST:
-            return not _repeats(op) and self._is_moved(op.operands[0])
+            dims = integers(op, "broadcast_dimensions")
+            before, after = shape_of(op.operands[0]), shape_of(op.results[0])
+            sizes = [1] * len(after)
+            for dim, size in zip(dims, before, strict=True):
+                sizes[dim] = size
+            return not (sizes != after or list(dims) != sorted(dims)) and self._is_moved(
+                op.operands[0]
+            )
         deciding, moved = deciding_operands(op)
         known = [index for index in deciding if region.has_known_integers(index)]
         if len(known) != len(deciding) and not (op.name == SELECT and self._by_place(deciding[0])):
@@ -269,16 +273,6 @@ class Segments:
         if op is not None and op.name == CONCATENATE and all(map(self._is_plain, op.operands)):
             return True
         return self._region.has_known_integers(value) or self._is_moved(value)
-
-
-def _repeats(broadcast: ir.Operation) -> bool:
-    """Whether elements of the operand are several times in the result."""
-    dims = integers(broadcast, "broadcast_dimensions")
-    before, after = shape_of(broadcast.operands[0]), shape_of(broadcast.results[0])
-    sizes = [1] * len(after)
-    for dim, size in zip(dims, before, strict=True):
-        sizes[dim] = size
-    return sizes != after or list(dims) != sorted(dims)
 
 
 @dataclass(frozen=True)

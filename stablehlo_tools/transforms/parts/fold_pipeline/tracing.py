@@ -183,7 +183,17 @@ class Tracer:
         if [ranks.devices[rank] for rank in members] != list(own):
             raise UnresolvedError("it joins devices along two axes of the mesh at once", op, 3)
         if op.name == ALL_GATHER:
-            return _gathered(op, query, members)
+            operand = op.operands[ir.OpResult(query.value).result_number]
+            dim = integer(op, "all_gather_dim")
+            size = shape_of(operand)[dim]
+            queries: list[BoxQuery] = []
+            for box in query.box.cut(dim, [size * number for number in range(len(members))]):
+                number = box.starts[dim] // size
+                inner = box.along(dim, box.starts[dim] - number * size, box.sizes[dim])
+                queries.append(
+                    replace(query.part(op, box).at(operand, inner), rank=members[number])
+                )
+            return queries
         return self._reduced(op, query, members)
 
     def _permuted(
@@ -268,19 +278,6 @@ def _first_of_repeated(piece: Piece) -> Piece:
         if taken.get(dim, 1) == 1:
             box = box.along(dim, 0, size)
     return replace(piece, box=box)
-
-
-def _gathered(op: ir.Operation, query: BoxQuery, members: Sequence[int]) -> list[BoxQuery]:
-    """Each rank's share of a dimension."""
-    operand = op.operands[ir.OpResult(query.value).result_number]
-    dim = integer(op, "all_gather_dim")
-    size = shape_of(operand)[dim]
-    queries: list[BoxQuery] = []
-    for box in query.box.cut(dim, [size * number for number in range(len(members))]):
-        number = box.starts[dim] // size
-        inner = box.along(dim, box.starts[dim] - number * size, box.sizes[dim])
-        queries.append(replace(query.part(op, box).at(operand, inner), rank=members[number]))
-    return queries
 
 
 def adds(reducer: ir.Block) -> bool:

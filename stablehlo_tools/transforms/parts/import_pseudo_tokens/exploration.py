@@ -381,17 +381,6 @@ def explore(
         refuted |= wrong
 
 
-def _keeps_zeros(all_reduce: ir.Operation) -> bool:
-    """Whether zeros are reduced to zero: `op(%a, %b)` of the region's own two arguments."""
-    block = all_reduce.regions[0].blocks[0]
-    first = block.operations[0].operation
-    return (
-        first.name.removeprefix("stablehlo.") in ZERO_KEEPING
-        and list(terminator(block).operands) == list(first.results)
-        and set(first.operands) == set(block.arguments)
-    )
-
-
 @dataclass(frozen=True, eq=False)
 class _Guess:
     """That a value handed around is a token; so it is, if all these values are."""
@@ -449,7 +438,12 @@ class _Explorer:
             progress = self._make_products()
         for product in self.products:
             self._escape(product.op, product.position, product.base)
-        self._drop_sums_of_tokens()
+        # A token plus a token is no operand with a token added.
+        bases = self.graph.bases
+        sums = [link for link in self.graph.links if link.plain in bases]
+        for link in sums:
+            self.graph.links.remove(link)
+            self._escape(link.collective, link.position, link.base)
 
     def wrong_guesses(self) -> set[Hashable]:
         """The guesses that some value refutes."""
@@ -509,7 +503,14 @@ class _Explorer:
         token = op.results[position]
         if not is_extra or not is_scalar(value) or token in self.not_tokens:
             return False
-        if not _keeps_zeros(op):
+        # Zeros are reduced to zero by `op(%a, %b)` of the region's own two arguments.
+        block = op.regions[0].blocks[0]
+        first = block.operations[0].operation
+        if not (
+            first.name.removeprefix("stablehlo.") in ZERO_KEEPING
+            and list(terminator(block).operands) == list(first.results)
+            and set(first.operands) == set(block.arguments)
+        ):
             return False
         self.graph.makers.append(Maker(op, op, position, base, token))
         self._add(token, token)
@@ -531,14 +532,6 @@ class _Explorer:
         progress = len(waiting) < len(self.products)
         self.products = waiting
         return progress
-
-    def _drop_sums_of_tokens(self) -> None:
-        """A token plus a token is no operand with a token added."""
-        bases = self.graph.bases
-        sums = [link for link in self.graph.links if link.plain in bases]
-        for link in sums:
-            self.graph.links.remove(link)
-            self._escape(link.collective, link.position, link.base)
 
     def _loop(self, op: ir.Operation, position: int, _: ir.Value, base: Base) -> bool:
         return self._carried_by_loop(op, position, op, base)

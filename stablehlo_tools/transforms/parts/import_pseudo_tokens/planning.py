@@ -66,7 +66,11 @@ def accepted_chains(
         graph = explore(program, argument.value)
         if graph.is_empty:
             continue
-        needs_no_showing = argument.number == assumed or _is_idle(graph)
+        # Nothing depends on the value of a token that only goes through all_reduces:
+        # torch-xla with DISABLE_NUMERIC_CC_TOKEN=1 writes no other links.
+        needs_no_showing = argument.number == assumed or (
+            not graph.links and not graph.escapes and not graph.flows
+        )
         if needs_no_showing or _is_shown_zero(module, program, argument, graph, diagnostics):
             chains.append(graph)
     if assumed is not None and all(_number(graph.root) != assumed for graph in chains):
@@ -116,14 +120,6 @@ def _entry_location(module: ir.Module, program: Program) -> ir.Location:
 
 def _number(root: Base) -> int | None:
     return None if root is None else ir.BlockArgument(root).arg_number
-
-
-def _is_idle(graph: TokenGraph) -> bool:
-    """Whether the token only goes through all_reduces, so that nothing depends on its value.
-
-    torch-xla with DISABLE_NUMERIC_CC_TOKEN=1 writes no other links.
-    """
-    return not graph.links and not graph.escapes and not graph.flows
 
 
 def _is_shown_zero(
@@ -225,11 +221,7 @@ def _of_constants(module: ir.Module, program: Program, others: Sequence[TokenGra
     graph = replace(graph, links=free)
     if _is_of_torch_xla(module) and _not_in(program, [graph]) is None:
         return graph
-    return _without_single_additions(graph)
-
-
-def _without_single_additions(graph: TokenGraph) -> TokenGraph:
-    """Only the links that come after a collective or that a further one comes after."""
+    # Only the links that come after a collective or that a further one comes after.
     made = graph.made_tokens()
     followed = {maker.collective.results[0] for maker in graph.makers if graph.feeds(maker.token)}
     links = [
@@ -275,22 +267,18 @@ class ImportPlan:
 def plan_import(module: ir.Module, program: Program, chains: Sequence[TokenGraph]) -> ImportPlan:
     """The plan for accepted chains. Raises a located ToolError for what has to stay and cannot."""
     for chain in chains:
-        _check_result_lists(chain)
+        for carry in (maker for maker in chain.makers if maker.is_carry):
+            listed = next((name for name in _RESULT_LISTS if name in carry.op.attributes), None)
+            if listed is not None:
+                raise ToolError(
+                    f"{carry.op.name} carries {listed}, the shapes of all its results, and is to "
+                    "lose one of them (P3); remove the attribute",
+                    carry.op.location,
+                )
     by_result = {op.results[0]: op for chain in chains for op in chain.collectives()}
     members = sorted(by_result.values(), key=program.position)
     kept = tuple(_kept_links(module, program, chains))
     return ImportPlan(program, tuple(chains), tuple(members), kept)
-
-
-def _check_result_lists(chain: TokenGraph) -> None:
-    for carry in (maker for maker in chain.makers if maker.is_carry):
-        listed = next((name for name in _RESULT_LISTS if name in carry.op.attributes), None)
-        if listed is not None:
-            raise ToolError(
-                f"{carry.op.name} carries {listed}, the shapes of all its results, and is to lose "
-                "one of them (P3); remove the attribute",
-                carry.op.location,
-            )
 
 
 def sources(plan: ImportPlan) -> list[list[ir.Operation]]:

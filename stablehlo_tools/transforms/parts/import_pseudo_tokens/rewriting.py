@@ -17,7 +17,6 @@ from stablehlo_tools.ir.token_chain import create_join, tie_operands, tie_result
 from stablehlo_tools.ir.walk import symbol_name
 from stablehlo_tools.transforms.parts.import_pseudo_tokens.exploration import (
     RESHAPING,
-    Base,
     Flow,
     Maker,
     Program,
@@ -160,7 +159,8 @@ def _start_anew(chain: TokenGraph, op: ir.Operation, position: int) -> None:
         build = Builder(ir.InsertionPoint(op), op.location)
         op.operands[position] = build.splat_like(0, op.operands[position])
         return
-    root = _token_argument(chain, enclosing_function(op))
+    arguments = enclosing_function(op).regions[0].blocks[0].arguments
+    root = next((argument for argument in arguments if argument in chain.bases), None)
     if root is None:
         return
     if root.type != type_:
@@ -168,11 +168,6 @@ def _start_anew(chain: TokenGraph, op: ir.Operation, position: int) -> None:
             CONVERT, results=[type_], operands=[root], loc=op.location, ip=ir.InsertionPoint(op)
         ).results[0]
     op.operands[position] = root
-
-
-def _token_argument(chain: TokenGraph, function: ir.Operation) -> Base:
-    arguments = function.regions[0].blocks[0].arguments
-    return next((argument for argument in arguments if argument in chain.bases), None)
 
 
 def _without_token(plan: ImportPlan, carry: Maker) -> ir.Operation:

@@ -167,7 +167,15 @@ def _in_order(block: ir.Block, groups: Iterable[StateGroup]) -> list[StateGroup]
         for argument, _ in group.states
     }
     end = terminator(block)
-    depends = _groups_in(block, owners)
+    # The groups that values depend on the state of.
+    found = {value: frozenset({number}) for value, number in owners.items()}
+    for view in block.operations:
+        op = view.operation
+        sets = {found[value] for value in values_used_outside(op) if value in found}
+        if sets:
+            together = frozenset[int]().union(*sets)
+            found.update((result, together) for result in op.results)
+    depends = found
     needed = [
         {
             number
@@ -181,18 +189,6 @@ def _in_order(block: ir.Block, groups: Iterable[StateGroup]) -> list[StateGroup]
     while ready := [n for n in range(len(left)) if n not in order and needed[n] <= set(order)]:
         order.append(ready[0])
     return [left[number] for number in order]
-
-
-def _groups_in(block: ir.Block, owners: Mapping[ir.Value, int]) -> dict[ir.Value, frozenset[int]]:
-    """The groups that values depend on the state of."""
-    found = {value: frozenset({number}) for value, number in owners.items()}
-    for view in block.operations:
-        op = view.operation
-        sets = {found[value] for value in values_used_outside(op) if value in found}
-        if sets:
-            together = frozenset[int]().union(*sets)
-            found.update((result, together) for result in op.results)
-    return found
 
 
 def _hold(

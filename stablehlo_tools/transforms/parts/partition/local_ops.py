@@ -136,7 +136,9 @@ def _scatter(local: LocalView, op: ir.Operation) -> None:
         op.operands[1] = _shifted(build, wide, shifts, numbers.index_vector)
         if "indices_are_sorted" in op.attributes:
             op.attributes["indices_are_sorted"] = ir.BoolAttr.get(False, op.context)
-    summed = _summed_axes(op)
+    # The axes over which Shardy's all_reduce sums a scatter's result.
+    all_reduce = all_reduce_of(op.results[0])
+    summed = () if all_reduce is None else axes_in(str(all_reduce.attributes["reduction_axes"]))
     if summed:
         op.operands[0] = _on_leader(local, build, op, summed)
 
@@ -285,12 +287,6 @@ def _inside(build: Builder, indices: ir.Value, limits: list[int], vector_dim: in
     if shape[vector_dim] == 1:
         return build.reshape(each, rest)
     return build.reduce(each, build.splat(1, [], element_of(each)), [vector_dim], "and")
-
-
-def _summed_axes(op: ir.Operation) -> Axes:
-    """The axes over which Shardy's all_reduce sums a scatter's result."""
-    all_reduce = all_reduce_of(op.results[0])
-    return () if all_reduce is None else axes_in(str(all_reduce.attributes["reduction_axes"]))
 
 
 def _on_leader(local: LocalView, build: Builder, op: ir.Operation, summed: Axes) -> ir.Value:

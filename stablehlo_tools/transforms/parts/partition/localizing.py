@@ -185,7 +185,13 @@ class Localizer:
         known = len(self._moved)
         self._block(block, ops)
         shardings = [self.shardings.of(result) for result in op.results]
-        self._return_own_values(block, end)
+        # Gives each result a value of its own, since each is divided in its own way outside.
+        seen: set[ir.Value] = set(block.arguments)
+        for number, value in enumerate(end.operands):
+            if value in seen:
+                build = Builder(ir.InsertionPoint(end), end.location)
+                end.operands[number] = build.reshape(value, shape_of(value))
+            seen.add(value)
         for argument, operand in zip(block.arguments, op.operands, strict=True):
             argument.replace_all_uses_with(operand)
         outside = dict(zip(block.arguments, op.operands, strict=True))
@@ -202,15 +208,6 @@ class Localizer:
                 self._whole[returned] = shape_of(result)
             result.replace_all_uses_with(returned)
         self.erase(op)
-
-    def _return_own_values(self, block: ir.Block, end: ir.Operation) -> None:
-        """Gives each result a value of its own, since each is divided in its own way outside."""
-        seen: set[ir.Value] = set(block.arguments)
-        for number, value in enumerate(end.operands):
-            if value in seen:
-                build = Builder(ir.InsertionPoint(end), end.location)
-                end.operands[number] = build.reshape(value, shape_of(value))
-            seen.add(value)
 
 
 _PURE = full_names(

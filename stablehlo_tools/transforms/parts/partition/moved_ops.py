@@ -112,18 +112,15 @@ def pad(local: LocalView, op: ir.Operation) -> None:
     if not needs:
         return
     value, filling = op.operands
-    value = _padded(op, value, filling, {dim for dim, _, _ in needs})
-    for needed in needs:
-        value = _assembled(local, op, [value], needed, filling)
-    _become(local, op, value)
-
-
-def _padded(op: ir.Operation, value: ir.Value, filling: ir.Value, but: set[int]) -> ir.Value:
-    """A pad along the other dimensions, as the op has it."""
+    # A pad along the other dimensions, as the op has it.
+    but = {dim for dim, _, _ in needs}
     names = ("edge_padding_low", "edge_padding_high", "interior_padding")
     edges = [[0 if d in but else n for d, n in enumerate(integers(op, name))] for name in names]
     build = Builder(ir.InsertionPoint(op), op.location)
-    return build.pad(value, filling, *edges)
+    value = build.pad(value, filling, *edges)
+    for needed in needs:
+        value = _assembled(local, op, [value], needed, filling)
+    _become(local, op, value)
 
 
 def reverse(local: LocalView, op: ir.Operation) -> None:

@@ -286,7 +286,15 @@ class _Writer:
             if made is None:
                 made = value
                 continue
-            mask = self._mask(runs, shape_of(value))
+            empty = Run(FILLING, 0, 0, 0)
+            each = [runs.get(d, empty) for d in range(len(self._plan.runs))]
+            mask = within(
+                self._devices,
+                self._build,
+                self._axes,
+                ([run.low for run in each], [run.high for run in each]),
+                (shape_of(value), self._dim),
+            )
             made = self._build.op("select", [mask, value, made], value.type)
         return self._blank(self._length) if made is None else made
 
@@ -301,17 +309,6 @@ class _Writer:
         if len(set(offsets)) == 1:
             return self._cut(value, offsets[0] + low, offsets[0] + low + self._length)
         return self._cut_at(value, table, self._length)
-
-    def _mask(self, runs: dict[int, Run], shape: Sequence[int]) -> ir.Value:
-        empty = Run(FILLING, 0, 0, 0)
-        each = [runs.get(d, empty) for d in range(len(self._plan.runs))]
-        return within(
-            self._devices,
-            self._build,
-            self._axes,
-            ([run.low for run in each], [run.high for run in each]),
-            (shape, self._dim),
-        )
 
     def _cut(self, value: ir.Value, low: int, high: int) -> ir.Value:
         if (low, high) == (0, shape_of(value)[self._dim]):

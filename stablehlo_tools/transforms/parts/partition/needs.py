@@ -99,7 +99,11 @@ def need_of(op: ir.Operation, dim: int, parts: int, shapes: Shapes) -> Need | No
     if op.name == SLICE:
         need = _slice(op, dim, parts, shapes[-1][dim], size)
     elif op.name == PAD:
-        need = _pad(op, dim, parts, shapes[-1][dim], size)
+        padded = shapes[-1][dim]
+        low, inner = (integers(op, name)[dim] for name in ("edge_padding_low", "interior_padding"))
+        held = Parts.blocks(size, parts).spread(inner + 1)
+        pieces = _placed(held.size, low, padded)
+        need = Need((held,), pieces, Parts.blocks(padded, parts), True, inner + 1)
     else:
         return None
     stays = need.target == need.parts[0] and need.pieces == (Piece(0, 0, 0, size),)
@@ -150,13 +154,6 @@ def _slice(op: ir.Operation, dim: int, parts: int, taken: int, size: int) -> Nee
     length = (block - 1) * stride + 1 if block else 0
     target = Parts.steps(span, length, parts, block * stride)
     return Need((Parts.blocks(size, parts),), (Piece(0, start, 0, span),), target)
-
-
-def _pad(op: ir.Operation, dim: int, parts: int, padded: int, size: int) -> Need:
-    low, inner = (integers(op, name)[dim] for name in ("edge_padding_low", "interior_padding"))
-    held = Parts.blocks(size, parts).spread(inner + 1)
-    pieces = _placed(held.size, low, padded)
-    return Need((held,), pieces, Parts.blocks(padded, parts), True, inner + 1)
 
 
 def known_start(update: ir.Operation, dim: int, last: int) -> int | None:

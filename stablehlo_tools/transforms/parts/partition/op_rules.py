@@ -210,7 +210,9 @@ def _gather(op: ir.Operation) -> Iterable[TensorDim]:
 def _scatter(op: ir.Operation) -> Iterable[TensorDim]:
     """Window dimensions that are written in part; all of a scatter into several tensors."""
     if len(op.results) > 1:
-        yield from _all_dims(op)
+        # Every dimension of every tensor.
+        for number, value in enumerate((*op.operands, *op.results)):
+            yield from ((number, dim) for dim in range(rank_of(value)))
         return
     numbers = scatter_numbers(op)
     operand = ir.RankedTensorType(op.operands[0].type).shape
@@ -233,12 +235,6 @@ def _free_update_dims(op: ir.Operation, rank: int) -> list[int]:
     indexed = numbers.index_dims(rank_of(op.operands[1]))
     each = zip(numbers.batch_dims(rank), indexed, strict=True)
     return [dim for dim, source in each if source not in numbers.indices_batching]
-
-
-def _all_dims(op: ir.Operation) -> Iterable[TensorDim]:
-    """Every dimension of every tensor."""
-    for number, value in enumerate((*op.operands, *op.results)):
-        yield from ((number, dim) for dim in range(rank_of(value)))
 
 
 def differing(shapes: Shapes) -> list[int]:

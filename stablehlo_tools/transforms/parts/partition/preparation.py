@@ -368,13 +368,9 @@ def _carries_token(op: ir.Operation) -> bool:
 def prepare(module: ir.Module, mesh: NamedMesh) -> None:
     """Dissolves named computations, and gives all shardings the one mesh."""
     dissolve_named_computations(module)
-    _drop_scalar_constraints(module)
-    unify_meshes(module, mesh)
-
-
-def _drop_scalar_constraints(module: ir.Module) -> None:
-    """Takes out constraints on scalars, which nothing divides; jax puts them into reducers."""
+    # Takes out constraints on scalars, which nothing divides; jax puts them into reducers.
     for op in ops_named(module.operation, {SHARDING_CONSTRAINT}):
         if not rank_of(op.operands[0]):
             op.results[0].replace_all_uses_with(op.operands[0])
             op.erase()
+    unify_meshes(module, mesh)

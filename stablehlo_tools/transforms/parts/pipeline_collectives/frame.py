@@ -63,7 +63,9 @@ class Frame:
     def run(self, op: ir.Operation, iteration: int) -> None:
         """Copies an op, for one iteration; what it reads is known."""
         values = {value: self.get(value, iteration) for value in self._body.reads(op)}
-        self._copy(op, values, iteration)
+        copy = copy_with(op, values, self._point)
+        for old, new in zip(op.results, copy.results, strict=True):
+            self._known[old, iteration] = new
 
     def _value_at(self, value: ir.Value, iteration: int) -> ir.Value:
         number = self._body.argument_number(value)
@@ -100,11 +102,6 @@ class Frame:
         if self._body.argument_number(value) is not None:
             return False
         return (value, iteration if self._body.is_moving(value) else 0) not in self._known
-
-    def _copy(self, op: ir.Operation, values: dict[ir.Value, ir.Value], iteration: int) -> None:
-        copy = copy_with(op, values, self._point)
-        for old, new in zip(op.results, copy.results, strict=True):
-            self._known[old, iteration] = new
 
     def _later(self, counter: ir.Value, amount: int) -> ir.Value:
         """A counter so much further on."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from stablehlo_tools.analysis.collectives import Collective, ModuleFacts, classify_communication
+from stablehlo_tools.analysis.collectives import ModuleFacts, classify_communication
 from stablehlo_tools.analysis.effects import Effects
 from stablehlo_tools.analysis.tasks.graph import TracedGraph, traced_task_graph
 from stablehlo_tools.bindings import ir
@@ -76,10 +76,7 @@ def keep_back(ends: Sequence[ir.Value]) -> None:
     operands = _waiting(anchor, made)
     if not operands:
         return
-    _barrier(anchor, [last, *operands])
-
-
-def _barrier(anchor: ir.Operation, values: Sequence[ir.Value]) -> None:
+    values = [last, *operands]
     held_back = barrier(values, ir.InsertionPoint.after(anchor), anchor.location)
     first, *others = zip(values, held_back.results, strict=True)
     stand_in(*first)
@@ -103,14 +100,10 @@ def _waiting(anchor: ir.Operation, made: Sequence[ir.Value]) -> list[ir.Value]:
             follows.update(op.results)
         elif is_behind:
             collective = classify(op)
-            if collective is not None and _is_large(collective):
+            if collective is not None and (collective.bytes_out or 0) >= _LARGE:
                 waiting.update(dict.fromkeys(v for v in op.operands if _is_there(v, anchor)))
         is_behind = is_behind or op == anchor
     return list(waiting)
-
-
-def _is_large(collective: Collective) -> bool:
-    return (collective.bytes_out or 0) >= _LARGE
 
 
 def _is_there(value: ir.Value, anchor: ir.Operation) -> bool:

@@ -46,7 +46,12 @@ def ahead(body: LoopBody, collective: Collective) -> Move:
     stays = why_unmovable(collective)
     if stays:
         return Move(collective, reason=stays)
-    if _is_ahead(body, collective):
+    # The iteration may only send a result on and reformat it.
+    read_by = body.depending_on([collective.op], later=False)
+    if all(
+        op.name in FORMATTING or (body.communicates(op) and op.name not in CONTROL_FLOW)
+        for op in read_by
+    ):
         return Move(collective, reason="it is ahead already: nothing in its iteration reads it")
     needed = body.needed_by([collective.op])
     for op in needed:
@@ -153,15 +158,6 @@ def has_sharding(op: ir.Operation) -> bool:
 
 def _is_carried(body: LoopBody, value: ir.Value) -> bool:
     return body.argument_number(value) is not None and not body.is_indexed(value)
-
-
-def _is_ahead(body: LoopBody, collective: Collective) -> bool:
-    """Whether a result is only sent on and reformatted in its iteration."""
-    read_by = body.depending_on([collective.op], later=False)
-    return all(
-        op.name in FORMATTING or (body.communicates(op) and op.name not in CONTROL_FLOW)
-        for op in read_by
-    )
 
 
 def _is_late(body: LoopBody, collective: Collective) -> bool:

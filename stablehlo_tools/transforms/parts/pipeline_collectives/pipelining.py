@@ -161,7 +161,20 @@ class OneLoop:
             self._hoist()
         if self._options.allows("sink"):
             self._sink()
-        self._stage()
+        # Moves collectives to iterations before or after their own.
+        surveyed = self._surveyed()
+        choice = self._choice(surveyed)
+        if choice and isinstance(stages_for(surveyed, choice, self._options.distance), str):
+            choice = Choice()
+        for number, collective in enumerate(surveyed.collectives):
+            self._note(collective, self._said(surveyed, number, choice))
+        for op in surveyed.body.ops:
+            if op.name in BRANCHES and surveyed.body.communicates(op):
+                text = "a collective in a branch stays in its iteration, with the branch"
+                self.notes.append(note(text, op.location))
+        if choice:
+            self._write(self._module, surveyed, choice)
+            self._has_changed()
         loop = next_loop(self._module)
         if loop is not None:
             del loop.attributes[TO_PIPELINE]
@@ -223,25 +236,6 @@ class OneLoop:
             if groups and self._pays(partial(_write_sunk, groups=groups), added):
                 return groups
         return frozenset()
-
-    def _stage(self) -> None:
-        """Moves collectives to iterations before or after their own."""
-        surveyed = self._surveyed()
-        choice = self._choice(surveyed)
-        if choice and isinstance(stages_for(surveyed, choice, self._options.distance), str):
-            choice = Choice()
-        for number, collective in enumerate(surveyed.collectives):
-            self._note(collective, self._said(surveyed, number, choice))
-        self._note_branches(surveyed)
-        if choice:
-            self._write(self._module, surveyed, choice)
-            self._has_changed()
-
-    def _note_branches(self, surveyed: LoopSurvey) -> None:
-        for op in surveyed.body.ops:
-            if op.name in BRANCHES and surveyed.body.communicates(op):
-                text = "a collective in a branch stays in its iteration, with the branch"
-                self.notes.append(note(text, op.location))
 
     def _choice(self, surveyed: LoopSurvey) -> Choice:
         whole = possible(surveyed)
@@ -452,17 +446,14 @@ class LoopPipelining:
             one.run()
             self.changed = self.changed or one.changed
             self.notes += one.notes
-        self._merge()
-        for loop in reversed(unmarked(self.module, TO_HOLD)):
-            hold_loop(self.module, loop, self.options.hardware)
-
-    def _merge(self) -> None:
-        """Merges the collectives that were sunk, once no loop around them is rewritten any more."""
+        # Merges the collectives that were sunk, once no loop around them is rewritten any more.
         sunk: dict[ir.Block, list[ir.Operation]] = {}
         for op in unmarked(self.module, SUNK):
             sunk.setdefault(op.block, []).append(op)
         for ops in sunk.values() if self.options.merges else ():
             merge_sunk(self.module, ops)
+        for loop in reversed(unmarked(self.module, TO_HOLD)):
+            hold_loop(self.module, loop, self.options.hardware)
 
 
 def _nothing_to_pipeline(module: ir.Module, loops: int) -> Diagnostic:

@@ -216,11 +216,23 @@ class _StagedLoop:
         """Writes everything."""
         body, depth = self._body, self._stages.depth
         old = body.loop
-        before = self._prologue(ir.InsertionPoint(old))
+        # The first times, in front of the loop; iterations are counted from the first.
+        operands = list(self._body.loop.operands)
+        frame = self._frame(ir.InsertionPoint(old), operands)
+        for number in self._stages.of_carry:
+            frame.bind(self._body.arguments[number], 0, operands[number])
+        for time in range(self._stages.depth):
+            for op in self._order:
+                if self._stages.at(op) <= time:
+                    frame.run(op, time - self._stages.at(op))
+        before = frame
         starts = [before.get(value, depth - self._waits(value)) for value in body.arguments]
         starts += [before.get(w.value, depth - self._waits(w.value) - w.age) for w in self._waiting]
         new = reopened(old, starts, [value.type for value in starts])
-        self._write_condition(old, new)
+        block = old.regions[0].blocks[0]
+        block.append_to(new.regions[0])
+        for waiting in self._waiting:
+            block.add_argument(waiting.value.type, old.location)
         self._write_body(new)
         after = self._epilogue(new)
         ends = [
@@ -231,24 +243,6 @@ class _StagedLoop:
             result.replace_all_uses_with(end)
         old.erase()
         return Pipelined(new, ends)
-
-    def _prologue(self, point: ir.InsertionPoint) -> Frame:
-        """The first times, in front of the loop; iterations are counted from the first."""
-        operands = list(self._body.loop.operands)
-        frame = self._frame(point, operands)
-        for number in self._stages.of_carry:
-            frame.bind(self._body.arguments[number], 0, operands[number])
-        for time in range(self._stages.depth):
-            for op in self._order:
-                if self._stages.at(op) <= time:
-                    frame.run(op, time - self._stages.at(op))
-        return frame
-
-    def _write_condition(self, old: ir.Operation, new: ir.Operation) -> None:
-        block = old.regions[0].blocks[0]
-        block.append_to(new.regions[0])
-        for waiting in self._waiting:
-            block.add_argument(waiting.value.type, old.location)
 
     def _write_body(self, new: ir.Operation) -> None:
         body = self._body

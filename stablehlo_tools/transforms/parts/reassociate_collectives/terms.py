@@ -147,7 +147,15 @@ def _commutes(op: ir.Operation, kind: str, collective: str) -> bool:
     """Whether an op may as well come before the reduction."""
     name = op.name.removeprefix("stablehlo.")
     if name == "convert":
-        return _widens(op, kind)
+        # A convert must keep every value; a sum of its results is then the same, or closer.
+        # Sums of narrow integers wrap around where those of wider ones do not.
+        narrow, wide = element_of(op.operands[0]), element_of(op.results[0])
+        if isinstance(narrow, ir.FloatType) and isinstance(wide, ir.F32Type | ir.F64Type):
+            return narrow.width < wide.width
+        if not (isinstance(narrow, ir.IntegerType) and isinstance(wide, ir.IntegerType)):
+            return False
+        extends = narrow.is_unsigned == wide.is_unsigned and 1 < narrow.width < wide.width
+        return extends and kind in IDEMPOTENT
     if name == "negate":
         return kind == "add"
     if collective != "all_reduce":
@@ -165,20 +173,6 @@ def _may_stay_behind(op: ir.Operation, kind: str) -> bool:
         floats = isinstance(element_of(op.results[0]), ir.FloatType)
         return kind == "add" and (floats or name == "multiply")
     return name in _MOVES or name == "dynamic_slice"
-
-
-def _widens(op: ir.Operation, kind: str) -> bool:
-    """Whether a convert keeps every value, and a sum of what it gives is no other, but closer.
-
-    Sums of narrow integers wrap around where those of wider ones do not.
-    """
-    narrow, wide = element_of(op.operands[0]), element_of(op.results[0])
-    if isinstance(narrow, ir.FloatType) and isinstance(wide, ir.F32Type | ir.F64Type):
-        return narrow.width < wide.width
-    if not (isinstance(narrow, ir.IntegerType) and isinstance(wide, ir.IntegerType)):
-        return False
-    extends = narrow.is_unsigned == wide.is_unsigned and 1 < narrow.width < wide.width
-    return extends and kind in IDEMPOTENT
 
 
 def _is_same(one: ir.Operation, other: ir.Operation) -> bool:

@@ -16,7 +16,6 @@ between two of them, the price at which both are equally good shows the best one
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
@@ -116,7 +115,9 @@ class KeepOrRepeat:
         repeated = frozenset(n for n in range(len(self.ops)) if count + n in reached)
         needed = [n for n in range(count) if n in reached]
         kept = frozenset(n for n in needed if self.values[n].maker not in repeated)
-        return self._plan(ns_per_byte, without, kept, repeated)
+        ns = sum(self.values[n].keep_ns for n in kept) + sum(self.ops[n].ns for n in repeated)
+        size = sum(self.values[n].keep_bytes for n in kept)
+        return Plan(ns_per_byte, without, kept, repeated, ns, size, sum(map(self._weight, kept)))
 
     @cached_property
     def _graph(self) -> _CutGraph:
@@ -139,17 +140,6 @@ class KeepOrRepeat:
         part = number / len(self.values) - 0.5
         return self.values[number].keep_bytes * (1.0 + _APART * part)
 
-    def _plan(
-        self,
-        price: float,
-        without: frozenset[int],
-        kept: frozenset[int],
-        repeated: frozenset[int],
-    ) -> Plan:
-        ns = sum(self.values[n].keep_ns for n in kept) + sum(self.ops[n].ns for n in repeated)
-        size = sum(self.values[n].keep_bytes for n in kept)
-        return Plan(price, without, kept, repeated, ns, size, sum(map(self._weight, kept)))
-
     def curve(self, most: int = 64) -> list[Plan]:
         """Plans from the fastest to the smallest, at most so many: the corners of the curve, and
         between two that are far apart some that keep part of what the one keeps and the other does
@@ -158,8 +148,16 @@ class KeepOrRepeat:
         plans = list(corners)
         for fast, small in pairwise(corners):
             if fast.bytes - small.bytes > _FAR * corners[0].bytes:
-                plans += self._between(fast, small)
-        return _undominated(plans)
+                more = sorted(fast.kept - small.kept, key=lambda n: (-self.values[n].keep_bytes, n))
+                plans += [
+                    self.cheapest(fast.price, frozenset({value})) for value in more[:_MOST_LEFT_OUT]
+                ]
+        # Plans are dropped if another one is both faster and smaller.
+        left: list[Plan] = []
+        for plan in sorted(plans, key=lambda plan: (plan.bytes, plan.ns)):
+            if not left or plan.ns < left[-1].ns:
+                left.append(plan)
+        return left[::-1]
 
     def _corners(self, most: int) -> list[Plan]:
         fastest = self.cheapest(0.0)
@@ -179,18 +177,3 @@ class KeepOrRepeat:
             plans[middle.bytes] = middle
             pending += [(fast, middle), (middle, small)]
         return [plans[size] for size in sorted(plans, reverse=True)]
-
-    def _between(self, fast: Plan, small: Plan) -> list[Plan]:
-        """Plans that do not keep one of the values that the faster of two corners keeps beyond the
-        smaller."""
-        more = sorted(fast.kept - small.kept, key=lambda n: (-self.values[n].keep_bytes, n))
-        return [self.cheapest(fast.price, frozenset({value})) for value in more[:_MOST_LEFT_OUT]]
-
-
-def _undominated(plans: Sequence[Plan]) -> list[Plan]:
-    """Those than which no other is both faster and smaller, the fastest first."""
-    left: list[Plan] = []
-    for plan in sorted(plans, key=lambda plan: (plan.bytes, plan.ns)):
-        if not left or plan.ns < left[-1].ns:
-            left.append(plan)
-    return left[::-1]

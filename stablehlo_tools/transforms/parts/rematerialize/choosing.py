@@ -191,7 +191,16 @@ class Choice:
 
     def _fastest_of(self, levels: Sequence[Level], safe: float, best: Tried) -> Tried:
         waited, patience = 0, _PATIENCE_IF_LARGE if self._is_large else _PATIENCE
-        for level in levels[self._first_fitting(levels, safe, patience) :]:
+        # The first setting that fits: trials on the way show what is alive beside what is kept.
+        number = 0
+        while number < len(levels) - patience:
+            peak = self.tried(levels[number].setting, safe).peak_bytes
+            if peak <= safe:
+                break
+            others = peak - levels[number].kept_bytes
+            fitting = (n for n, level in enumerate(levels) if level.kept_bytes + others <= safe)
+            number = max(number + 1, next(fitting, len(levels)))
+        for level in levels[(max(0, min(number, len(levels) - patience))) :]:
             tried = self.tried(level.setting, safe)
             if _is_better(tried, best, safe):
                 best, waited = tried, 0
@@ -200,19 +209,6 @@ class Choice:
             if waited == patience and best.peak_bytes <= safe:
                 break
         return best
-
-    def _first_fitting(self, levels: Sequence[Level], limit: float, patience: int) -> int:
-        """Where the settings begin to fit: what is alive beside what is kept is seen in those that
-        are tried on the way."""
-        number = 0
-        while number < len(levels) - patience:
-            peak = self.tried(levels[number].setting, limit).peak_bytes
-            if peak <= limit:
-                break
-            others = peak - levels[number].kept_bytes
-            fitting = (n for n, level in enumerate(levels) if level.kept_bytes + others <= limit)
-            number = max(number + 1, next(fitting, len(levels)))
-        return max(0, min(number, len(levels) - patience))
 
     def notes(self, tried: Tried) -> list[Diagnostic]:
         """What is said of the plans of a setting, and of what lies in the host's memory."""
@@ -308,24 +304,20 @@ def apply(
                 write_loops(passage, kept)
             elif isinstance(passage, BlockPassage):
                 write_block(passage, kept)
-        _clean(module)
+        # Erases what nothing uses any more: ops, loops that surely end, carries, parts of barriers.
+        block = entry_function(module).regions[0].blocks[0]
+        effects = Effects(functions_by_name(module))
+        for loop in reversed(ops_named(block.owner.operation, {WHILE})):
+            is_used = any(has_uses(result) for result in loop.results)
+            if not is_used and constant_trips(loop) is not None and not effects.has_effect(loop):
+                loop.erase()
+        erase_unused(block)
+        for inner in blocks_of(module):
+            trim_barriers(inner)
+        drop_unused_carries(block)
         del waiting[name]
         if waiting:  # which may have read the ops that have been rewritten
             waiting = {n: p for n, p in passages_of(module, prices) if n in waiting}
-
-
-def _clean(module: ir.Module) -> None:
-    """Erases what nothing uses any more: ops, loops that surely end, carries, parts of barriers."""
-    block = entry_function(module).regions[0].blocks[0]
-    effects = Effects(functions_by_name(module))
-    for loop in reversed(ops_named(block.owner.operation, {WHILE})):
-        is_used = any(has_uses(result) for result in loop.results)
-        if not is_used and constant_trips(loop) is not None and not effects.has_effect(loop):
-            loop.erase()
-    erase_unused(block)
-    for inner in blocks_of(module):
-        trim_barriers(inner)
-    drop_unused_carries(block)
 
 
 type _Name = tuple[int, int]  # the numbers of two loops; of the op that a block is in, and -1
@@ -346,14 +338,11 @@ def passages_of(module: ir.Module, prices: Prices) -> list[tuple[_Name, Passage]
     for block in blocks:
         owner = block.owner.operation
         is_layer = len(owner.results) > 0 and owner.results[0] in inside
-        if is_layer or not _works(block):
+        if is_layer or not any(
+            ops_named(view.operation, _CONTRACTIONS) for view in block.operations
+        ):
             continue
         passage = block_passage(block, effects, prices.bytes, inside)
         if passage is not None:
             found.append(((origin_of(owner), -1), passage))
     return found + loops
-
-
-def _works(block: ir.Block) -> bool:
-    """Whether a block multiplies matrices, in regions too: what draws random numbers does not."""
-    return any(ops_named(view.operation, _CONTRACTIONS) for view in block.operations)

@@ -374,17 +374,7 @@ class _Reader:
         for node in found.template:
             if not all(map(_can_be_stacked, (*node.op.operands, *node.op.results))):
                 raise NoLoopError("has values that no stack holds", node)
-        if not self._is_chain(found):
-            raise NoLoopError(
-                "hands nothing on that follows from the one before", found.template[0]
-            )
-        weights = [row for row in found.rows if not self._are_constants(row)]
-        if not weights:
-            raise NoLoopError("takes nothing that is its iteration's own", self._template[0])
-        self._check_convex(found)
-
-    def _is_chain(self, found: Iterations) -> bool:
-        """Whether something that an iteration hands on follows from what it was handed."""
+        # An iteration must carry something that follows from its own carries.
         following: set[int] = set()
         for position, sources in enumerate(found.sources):
             if any(
@@ -393,13 +383,13 @@ class _Reader:
                 for source in sources
             ):
                 following.add(position)
-        return any(each.made.position in following for each in found.carried)
-
-    def _are_constants(self, rows: Rows) -> bool:
-        makers = [self._flow.maker.get(number) for number in rows.numbers if number is not None]
-        return all(node is not None and node.name in CONSTANTS for node in makers)
-
-    def _check_convex(self, found: Iterations) -> None:
+        if not (any(each.made.position in following for each in found.carried)):
+            raise NoLoopError(
+                "hands nothing on that follows from the one before", found.template[0]
+            )
+        weights = [row for row in found.rows if not self._are_constants(row)]
+        if not weights:
+            raise NoLoopError("takes nothing that is its iteration's own", self._template[0])
         own = {node.index for node in found.nodes}
         made = {number for node in found.nodes for number in node.results}
         behind: set[int] = set()
@@ -411,6 +401,10 @@ class _Reader:
                     raise NoLoopError(f"takes what the {named(maker.op)} between them makes", node)
             elif not (made | behind).isdisjoint(node.inputs):
                 behind.update(node.results)
+
+    def _are_constants(self, rows: Rows) -> bool:
+        makers = [self._flow.maker.get(number) for number in rows.numbers if number is not None]
+        return all(node is not None and node.name in CONSTANTS for node in makers)
 
 
 def taken(node: Node) -> tuple[int, ...]:

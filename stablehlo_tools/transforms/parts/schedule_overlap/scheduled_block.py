@@ -222,17 +222,13 @@ def _flights(
 
 def plan_block(traced: TracedGraph, order: Sequence[int], effects: Effects) -> BlockPlan | None:
     """The plan of the block that most tasks of a graph stand in; None if nothing stands in one."""
-    block = _home(traced)
+    counts = Counter(op.block for ops in traced.ops for op in ops[-1:])
+    block = counts.most_common(1)[0][0] if counts else None
     if block is None:
         return None
     lifted = [_lifted(ops, block) for ops in traced.ops]
     wanted = (op for task in order for op in lifted[task])
     return BlockPlan(block, _in_order(block, wanted, effects), lifted)
-
-
-def _home(traced: TracedGraph) -> ir.Block | None:
-    counts = Counter(op.block for ops in traced.ops for op in ops[-1:])
-    return counts.most_common(1)[0][0] if counts else None
 
 
 def _lifted(ops: Sequence[ir.Operation], block: ir.Block) -> list[ir.Operation]:
@@ -313,17 +309,19 @@ def find_anchors(
     `copy_rate` is how many bytes memory reads or writes in a ns.
     """
     places = {key_of(op): place for place, op in enumerate(plan.order)}
-    task_of = _tasks(plan, order)
+    # The task that each op of the block stands in.
+    task_of = {key_of(op): task for task in order for op in plan.ops[task]}
     levels: dict[ir.Value | ir.Operation, int] = {}
     anchors: list[Anchor] = []
     for place, op in enumerate(plan.order):
         level = max((_level(operand, levels) for operand in op.operands), default=0)
         task = task_of.get(key_of(op))
         if task is not None and (op.name == _DOT or op.name in _BEFORE):
+            # A barrier may make the compiler write and read a value: that must not last long.
             numbers = [
                 number
                 for number in _ready_last(op, levels, places)
-                if not _costs(op.operands[number], ns[task], copy_rate)
+                if not 2 * bytes_of(op.operands[number]) / copy_rate > _SHARE * ns[task]
             ]
             if numbers and _ready_last(op, levels, places)[-1] in numbers:
                 anchors.append(Anchor(task, op, place, tuple(numbers), begin[task]))
@@ -334,20 +332,10 @@ def find_anchors(
     return anchors
 
 
-def _tasks(plan: BlockPlan, order: Sequence[int]) -> Places:
-    """The task that each op of the block stands in."""
-    return {key_of(op): task for task in order for op in plan.ops[task]}
-
-
 def _is_behind(op: ir.Operation) -> bool:
     if op.name != _REDUCE or len(op.results) != 1:
         return False
     return bytes_of(op.results[0]) * _SMALLER <= bytes_of(op.operands[0])
-
-
-def _costs(value: ir.Value, ns: float, copy_rate: float) -> bool:
-    """Whether to write and read a value, should a barrier make that necessary, takes long."""
-    return 2 * bytes_of(value) / copy_rate > _SHARE * ns
 
 
 def _level(value: ir.Value, levels: Places) -> int:

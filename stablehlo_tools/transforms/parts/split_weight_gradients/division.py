@@ -225,7 +225,17 @@ class _Divider:
         self._fixed = fixed
 
     def division(self) -> Division | None:
-        waiting = self._candidates()
+        # Carries that no other state hangs on.
+        body = self._body
+        every = states(body)
+        needed = {c: self._needs.of([body.ends[c]])[1] for c in every}
+        waiting = [
+            c
+            for c in every
+            if c not in self._fixed
+            and (is_write(body, c) or is_accumulator(body, c))
+            and not any(c in needed[other] for other in every if other != c)
+        ]
         kept = self._kept(waiting)
         moved = [c for c in waiting if self._works(self._exclusive(c, kept))]
         if not moved or not has_chain(self._body):
@@ -238,19 +248,6 @@ class _Divider:
         taken = _Taken(self._body, {*stored}, {*moved})
         riders = [c for c in resting if taken.can_move(c, self._exclusive(c, self._kept(waiting)))]
         return Division(self._loop, tuple(sorted([*moved, *riders])), tuple(stored))
-
-    def _candidates(self) -> list[int]:
-        """Carries that no other state hangs on."""
-        body = self._body
-        every = states(body)
-        needed = {c: self._needs.of([body.ends[c]])[1] for c in every}
-        return [
-            c
-            for c in every
-            if c not in self._fixed
-            and (is_write(body, c) or is_accumulator(body, c))
-            and not any(c in needed[other] for other in every if other != c)
-        ]
 
     def _kept(self, waiting: Sequence[int]) -> set[int]:
         """The ops that the first loop has whatever waits: the chain's, and those with effects."""
@@ -279,7 +276,8 @@ class _Divider:
         hanging = self._hanging_on(moved)
         numbers: dict[ir.Value, int] = {}
         for value in [*body.arguments, *(result for op in body.ops for result in op.results)]:
-            if not self._is_free(value):
+            # The second loop computes the other values without the first.
+            if not (self._body.is_indexed(value) or value in self._body.behind_barrier):
                 numbers[value] = len(numbers)
         prices: list[int | None] = [
             None if value in hanging else size_of(value) for value in numbers
@@ -299,10 +297,6 @@ class _Divider:
         made = {numbers[r] for position in late for r in body.ops[position].results if r in numbers}
         cut = cheapest_cut(prices, edges, starts, sorted(ends - made))
         return None if cut is None else [list(numbers)[number] for number in cut]
-
-    def _is_free(self, value: ir.Value) -> bool:
-        """Whether the second loop can have a value without the first."""
-        return self._body.is_indexed(value) or value in self._body.behind_barrier
 
     def _behind_work(self, ours: set[int]) -> set[int]:
         """Of our ops those that work, and what hangs on them in the same iteration."""

@@ -198,7 +198,15 @@ class _Planner:
 
     def _block(self, sites: Sequence[Site], *, open_ended: bool) -> tuple[ChainStep, ...]:
         """The steps of a block; one that is `open_ended` has communication around it."""
-        moves = _done_moves(sites)
+        # The starts whose dones have to stand further up, and before which op: no token leaves a
+        # start, so nothing may communicate before the done.
+        moves: dict[ir.Value | ir.Operation, ir.Operation] = {}
+        for site, following in _pairwise(sites):
+            if site.collective is None or not site.collective.is_async:
+                continue
+            done = _async_done(site.op)
+            if following is not None and not done.is_before_in_block(following.op):
+                moves[key_of(site.op)] = following.op
         units = list(in_units(sites))
         chains = [self._chains(unit[0]) for unit in units]
         needed = self._needed_links(units, chains, open_ended)
@@ -359,19 +367,6 @@ def _async_done(start: ir.Operation) -> ir.Operation:
         "follow its future",
         start.location,
     )
-
-
-def _done_moves(sites: Sequence[Site]) -> dict[ir.Value | ir.Operation, ir.Operation]:
-    """The starts whose dones have to stand further up, and before which op: no token leaves a
-    start, so nothing may communicate before the done."""
-    moves: dict[ir.Value | ir.Operation, ir.Operation] = {}
-    for site, following in _pairwise(sites):
-        if site.collective is None or not site.collective.is_async:
-            continue
-        done = _async_done(site.op)
-        if following is not None and not done.is_before_in_block(following.op):
-            moves[key_of(site.op)] = following.op
-    return moves
 
 
 def _pairwise(sites: Sequence[Site]) -> Iterator[tuple[Site, Site | None]]:

@@ -243,19 +243,23 @@ class Decompositions:
     def of(self, collective: ir.Operation, kind: str) -> str:
         """The symbol of the collective's decomposition, made when it is the first of its like."""
         if self.is_refined:
-            _check_static(collective)
-        key = _likeness(collective)
+            types = [value.type for value in (*collective.operands, *collective.results)]
+            if any(isinstance(t, ir.RankedTensorType) and not t.has_static_shape for t in types):
+                raise ToolError(
+                    f"{collective.name} with symbolic dimensions cannot become a composite, whose "
+                    "shapes jax does not refine: use form=barrier (P9)",
+                    collective.location,
+                )
+        # Equal for two collectives that differ in nothing but their operands and place.
+        key = (_signature(collective), tuple(_region_likeness(collective, {}, collective)))
         if key not in self.names:
-            self.names[key] = self._create(collective, kind)
+            stem = _composite_name(kind)
+            while (symbol := f"{stem}.{self.next_number[stem]}") in self.taken:
+                self.next_number[stem] += 1
+            self.taken.add(symbol)
+            _build_function(self.module, symbol, collective)
+            self.names[key] = symbol
         return self.names[key]
-
-    def _create(self, collective: ir.Operation, kind: str) -> str:
-        stem = _composite_name(kind)
-        while (symbol := f"{stem}.{self.next_number[stem]}") in self.taken:
-            self.next_number[stem] += 1
-        self.taken.add(symbol)
-        _build_function(self.module, symbol, collective)
-        return symbol
 
 
 def to_composite(step: ChainStep, token: ir.Value, decompositions: Decompositions) -> ir.Value:
@@ -316,21 +320,6 @@ def _build_function(module: ir.Module, symbol: str, collective: ir.Operation) ->
         inner.operands[position] = value
     left, token_out = create_barrier(list(inner.results), token_mid, end, location)
     ir.Operation.create("func.return", operands=[*left, token_out], loc=location, ip=end)
-
-
-def _check_static(collective: ir.Operation) -> None:
-    types = [value.type for value in (*collective.operands, *collective.results)]
-    if any(isinstance(t, ir.RankedTensorType) and not t.has_static_shape for t in types):
-        raise ToolError(
-            f"{collective.name} with symbolic dimensions cannot become a composite, whose shapes "
-            "jax does not refine: use form=barrier (P9)",
-            collective.location,
-        )
-
-
-def _likeness(op: ir.Operation) -> Hashable:
-    """Equal for two collectives that differ in nothing but their operands and place."""
-    return (_signature(op), tuple(_region_likeness(op, {}, op)))
 
 
 def _signature(op: ir.Operation) -> Hashable:

@@ -28,7 +28,18 @@ class Hiding:
         problem = moves.problem
         self._moves = moves
         self._first = _earliest(problem.links)
-        self._last = _latest(problem.links, problem.end + 1)
+        # The last place in the text at which the collectives of a value can run.
+        end = problem.end + 1
+        last: dict[Link, int] = {}
+        for link in reversed(problem.links):
+            ends: list[int] = [end]
+            for use in link.uses:
+                made = [last[value] for value in use.node.outputs if value in last]
+                if _is_waited_for(use.node) or (use.node.outputs and not made):
+                    made = [use.place.order]
+                ends += made
+            last[link] = min(ends)
+        self._last = last
 
     def cost(self) -> float:
         """ns of all that the choices decide, less what runs beside kernels."""
@@ -77,20 +88,6 @@ def _earliest(links: list[Link]) -> dict[Link, int]:
         elif known := [first[value] for value in inputs if value in first]:
             first[link] = max(link.around, *known)
     return first
-
-
-def _latest(links: list[Link], end: int) -> dict[Link, int]:
-    """Until where in the text the collectives of a value can run."""
-    last: dict[Link, int] = {}
-    for link in reversed(links):
-        ends: list[int] = [end]
-        for use in link.uses:
-            made = [last[value] for value in use.node.outputs if value in last]
-            if _is_waited_for(use.node) or (use.node.outputs and not made):
-                made = [use.place.order]
-            ends += made
-        last[link] = min(ends)
-    return last
 
 
 def _is_waited_for(node: Node) -> bool:

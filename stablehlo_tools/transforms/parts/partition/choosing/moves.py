@@ -8,7 +8,7 @@ connected regions, and each region is taken if its exact cost falls.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from copy import copy
 
 from stablehlo_tools.bindings import ir
@@ -171,7 +171,7 @@ class Moves:
 
     def gain(self, region: Proposal) -> float:
         """ns that less is paid where nodes make these choices; below 0, more."""
-        links = _links_of(region)
+        links = list(dict.fromkeys(link for node in region for link in node.links))
         before = sum(self.link(link, {}) for link in links)
         after = sum(self.link(link, region) for link in links)
         for node, choice in region.items():
@@ -202,10 +202,6 @@ def _to_be_summed(link: Link, choice: Choice) -> AtomList:
     if not link.left or not choice.partial:
         return choice.partial
     return tuple(atom for atom in choice.partial if atom not in link.left)
-
-
-def _links_of(nodes: Iterable[Node]) -> list[Link]:
-    return list(dict.fromkeys(link for node in nodes for link in node.links))
 
 
 def _regions(taken: Proposal) -> list[dict[Node, Choice]]:

@@ -245,7 +245,12 @@ class Problem:
             if op.name == WHILE:
                 self._loop(op, outputs, times)
             elif op.name in BRANCHES:
-                self._branches(op, outputs, times)
+                returned: list[list[_Taken]] = []
+                for region in op.regions:
+                    self._block(region.blocks[0], times)
+                    returned.append(self._taken(terminator(region.blocks[0])))
+                for number, made in enumerate(outputs):
+                    self._carried(op, number, [each[number] for each in returned], [made], times)
             elif op.name == BARRIER:
                 for number, taken in enumerate(self._taken(op)):
                     self._carried(op, number, [taken], [outputs[number]], times)
@@ -272,7 +277,13 @@ class Problem:
             fixed = rule.whole | uncut
         form = self._form(rule, frozenset(fixed), pads=op.name != CUSTOM_CALL)
         taken = self._taken(op)
-        choice = self._initial(form, taken, outputs)
+        # The choice of propagation: the results' axes first, then those of the largest operands.
+        operands = sorted(
+            (-each.link.size, n, each.link) for n, each in enumerate(taken) if each.link is not None
+        )
+        order = [(len(taken) + n, link) for n, link in enumerate(outputs) if link is not None]
+        order += [(n, link) for _, n, link in operands]
+        choice = form.agreed([form.fitted(n, self.atoms.layouts[link.stated]) for n, link in order])
         node = self._node(form, op, taken, outputs, times, choice)
         node.time, node.lost = OpTime.of(op), self._lost(node, uncut)
 
@@ -311,14 +322,6 @@ class Problem:
             link.total = Total(carried.maker, times)
             carried.maker.added.append(link)
             added = maker.operands[0] if maker is not None and maker.name in _LINEAR else None
-
-    def _branches(self, op: ir.Operation, outputs: list[Link | None], times: int) -> None:
-        returned: list[list[_Taken]] = []
-        for region in op.regions:
-            self._block(region.blocks[0], times)
-            returned.append(self._taken(terminator(region.blocks[0])))
-        for number, made in enumerate(outputs):
-            self._carried(op, number, [each[number] for each in returned], [made], times)
 
     def _manual(self, op: ir.Operation, outputs: list[Link | None]) -> None:
         """A manual computation takes and gives what it says, and is divided inside as it was."""
@@ -384,15 +387,6 @@ class Problem:
             if link is not None:
                 link.maker, link.made_as = node, len(inputs) + number
         return node
-
-    def _initial(self, form: Form, taken: Sequence[_Taken], made: list[Link | None]) -> Choice:
-        """What propagation gave: the results' axes first, then those of the largest operands."""
-        operands = sorted(
-            (-each.link.size, n, each.link) for n, each in enumerate(taken) if each.link is not None
-        )
-        order = [(len(taken) + n, link) for n, link in enumerate(made) if link is not None]
-        order += [(n, link) for _, n, link in operands]
-        return form.agreed([form.fitted(n, self.atoms.layouts[link.stated]) for n, link in order])
 
     def _lost(self, node: Node, uncut: set[int]) -> dict[int, AtomList]:
         """What propagation put on factors that no rule of Shardy's keeps whole, though it must."""

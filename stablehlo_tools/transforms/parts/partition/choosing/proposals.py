@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from scipy.sparse import csr_array
@@ -116,7 +116,17 @@ class _Dimensions:
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
         places = [self._places(node) for node in problem.nodes]
-        labels = _joined(len(problem.links) * _RANKS, places)
+        # A label for each of `count` numbers; those that are listed together share it.
+        count = len(problem.links) * _RANKS
+        pairs = [
+            (one, other)
+            for listed in places
+            for each in listed
+            for one, other in itertools.pairwise(each)
+        ]
+        heads, tails = zip(*pairs, strict=True) if pairs else ((), ())
+        graph = csr_array((np.ones(len(pairs)), (heads, tails)), shape=(count, count))
+        labels = connected_components(graph, directed=False)[1].tolist()
         weights = [0.0] * (max(labels, default=-1) + 1)
         self._of_node: dict[Node, list[int]] = {}
         for node, listed in zip(problem.nodes, places, strict=True):
@@ -193,16 +203,3 @@ def _moved(
         )
         off = form.choice(tuple(cleared))
     return [form.moved(strategy, atoms, factors[n]) for n in (0, -1)] + [off]
-
-
-def _joined(count: int, places: Iterable[Iterable[Sequence[int]]]) -> list[int]:
-    """A label for each of `count` numbers; those that are listed together share it."""
-    pairs = [
-        (one, other)
-        for listed in places
-        for each in listed
-        for one, other in itertools.pairwise(each)
-    ]
-    heads, tails = zip(*pairs, strict=True) if pairs else ((), ())
-    graph = csr_array((np.ones(len(pairs)), (heads, tails)), shape=(count, count))
-    return connected_components(graph, directed=False)[1].tolist()

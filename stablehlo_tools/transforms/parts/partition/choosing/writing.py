@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from itertools import groupby
 
 from stablehlo_tools.analysis.shardings import SHARDING, rank_of
@@ -12,7 +11,7 @@ from stablehlo_tools.ir.builder import constrained
 from stablehlo_tools.ir.values import producer
 from stablehlo_tools.transforms.parts.partition.choosing.layouts import Layout
 from stablehlo_tools.transforms.parts.partition.choosing.prices import scattered_layout
-from stablehlo_tools.transforms.parts.partition.choosing.problem import Link, Node, Problem, Use
+from stablehlo_tools.transforms.parts.partition.choosing.problem import Link, Problem, Use
 
 
 def write(problem: Problem) -> None:
@@ -20,24 +19,20 @@ def write(problem: Problem) -> None:
     stating = (node for node in problem.nodes if node.op is not None and not node.pinned)
     for op, nodes in groupby(stating, key=lambda node: node.op):
         assert op is not None, "these have one"
-        _state(op, nodes, problem)
+        # An op states how its results are divided: by its node, or by one for each carry.
+        every = [problem.shardings.of(result) for result in op.results]
+        before = list(every)
+        for node in nodes:
+            first = len(node.inputs)
+            if node.carry is None:
+                every = [problem.atoms.dims(node.layout(first + n)) for n in range(len(every))]
+            else:
+                every[node.carry] = problem.atoms.dims(node.layout(first))
+        if every != before:
+            op.attributes[SHARDING] = problem.shardings.per_value(every, op.context)
     for link in problem.links:
         if rank_of(link.value):
             _reshard_users(link, problem)
-
-
-def _state(op: ir.Operation, nodes: Iterable[Node], problem: Problem) -> None:
-    """Says on an op how its results are divided: by its node, or one for each it carries."""
-    every = [problem.shardings.of(result) for result in op.results]
-    before = list(every)
-    for node in nodes:
-        first = len(node.inputs)
-        if node.carry is None:
-            every = [problem.atoms.dims(node.layout(first + n)) for n in range(len(every))]
-        else:
-            every[node.carry] = problem.atoms.dims(node.layout(first))
-    if every != before:
-        op.attributes[SHARDING] = problem.shardings.per_value(every, op.context)
 
 
 def _reshard_users(link: Link, problem: Problem) -> None:

@@ -94,7 +94,16 @@ def why_not_linear(
         reason = _why_not(body, step, reducer)
         if reason:
             return reason
-    return _why_not_widened(steps, reducer)
+    # Integers that wrap around before they are widened would not do so afterwards.
+    if reducer != "add" or not isinstance(element_of(steps[0].op.operands[0]), ir.IntegerType):
+        return None
+    computed: ir.Operation | None = None
+    for step in steps:
+        if step.op.name == CONVERT and computed is not None:
+            return f"the {named(computed)} may wrap around before the {named(step.op)}"
+        if step.op.name in _REDUCING | _SCALING or step.op.name == NEGATE:
+            computed = step.op
+    return None
 
 
 def signature(step: ChainOp) -> tuple[object, ...]:
@@ -138,24 +147,30 @@ def _why_not(body: LoopBody, step: ChainOp, reducer: str) -> str | None:
     if not all(body.is_indexed(value) and not body.is_moving(value) for value in others):
         return f"the {named(op)} has another operand that changes in the loop"
     if op.name in _REDUCING:
-        return _why_not_reduced(op, reducer)
+        if len(op.operands) != 1:
+            return f"the {named(op)} has several operands"
+        if reducer_kind(op.regions[0].blocks[0]) != reducer:
+            return f"the {named(op)} reduces otherwise than by {reducer}"
+        if element_of(op.operands[0]) != element_of(op.results[0]):
+            return f"the {named(op)} changes the element type"
+        return None
     if op.name in _MOVING:
         return None if step.through == 0 else f"the {named(op)} reads it as an index"
     if op.name == CONVERT:
-        return _why_not_converted(op)
+        # Conversions are to a type that has all values of the one before, and is of its kind.
+        before, after = element_of(op.operands[0]), element_of(op.results[0])
+        if isinstance(before, ir.FloatType) and isinstance(after, ir.FloatType):
+            return None if _is_wider(before, after) else f"the {named(op)} rounds"
+        if isinstance(before, ir.IntegerType) and isinstance(after, ir.IntegerType):
+            from_unsigned = before.is_unsigned or before.width == 1
+            keeps = from_unsigned == after.is_unsigned or from_unsigned
+            if keeps and before.width < after.width:
+                return None
+            return f"the {named(op)} does not keep every integer"
+        return f"the {named(op)} changes the kind of number"
     if reducer == "add" and _is_additive(step, others):
         return None
     return f"the {named(op)} is not linear for {reducer}"
-
-
-def _why_not_reduced(op: ir.Operation, reducer: str) -> str | None:
-    if len(op.operands) != 1:
-        return f"the {named(op)} has several operands"
-    if reducer_kind(op.regions[0].blocks[0]) != reducer:
-        return f"the {named(op)} reduces otherwise than by {reducer}"
-    if element_of(op.operands[0]) != element_of(op.results[0]):
-        return f"the {named(op)} changes the element type"
-    return None
 
 
 def _is_additive(step: ChainOp, others: Sequence[ir.Value]) -> bool:
@@ -172,36 +187,9 @@ def _is_additive(step: ChainOp, others: Sequence[ir.Value]) -> bool:
     return step.through == 0 and isinstance(element_of(op.results[0]), ir.FloatType)
 
 
-def _why_not_converted(op: ir.Operation) -> str | None:
-    """Conversions are to a type that has all values of the one before, and is of its kind."""
-    before, after = element_of(op.operands[0]), element_of(op.results[0])
-    if isinstance(before, ir.FloatType) and isinstance(after, ir.FloatType):
-        return None if _is_wider(before, after) else f"the {named(op)} rounds"
-    if isinstance(before, ir.IntegerType) and isinstance(after, ir.IntegerType):
-        from_unsigned = before.is_unsigned or before.width == 1
-        keeps = from_unsigned == after.is_unsigned or from_unsigned
-        if keeps and before.width < after.width:
-            return None
-        return f"the {named(op)} does not keep every integer"
-    return f"the {named(op)} changes the kind of number"
-
-
 def _is_wider(before: ir.FloatType, after: ir.FloatType) -> bool:
     """Whether every float of one type is one of the other."""
     return before == after or str(after) in _WIDER.get(str(before), ())
-
-
-def _why_not_widened(steps: Sequence[ChainOp], reducer: str) -> str | None:
-    """Integers that wrap around before they are widened would not do so afterwards."""
-    if reducer != "add" or not isinstance(element_of(steps[0].op.operands[0]), ir.IntegerType):
-        return None
-    computed: ir.Operation | None = None
-    for step in steps:
-        if step.op.name == CONVERT and computed is not None:
-            return f"the {named(computed)} may wrap around before the {named(step.op)}"
-        if step.op.name in _REDUCING | _SCALING or step.op.name == NEGATE:
-            computed = step.op
-    return None
 
 
 @dataclass(frozen=True, eq=False)
