@@ -27,7 +27,7 @@
 
 // RUN: echo 'import jax' > %t.in
 // RUN: %{refused} | filecheck %s --check-prefix=SOURCE
-// SOURCE: refused_inputs.mlir.tmp.in:1:1: error: this seems to be Python; a program is wanted: a jax.export file, MLIR
+// SOURCE: refused_inputs.mlir.tmp.in:1:1: error: text, but no MLIR; a program is wanted: a jax.export file, MLIR
 // SOURCE-NEXT: try: give it what jax.export writes
 
 // Text that does not parse, does not verify, or is of an unknown dialect.

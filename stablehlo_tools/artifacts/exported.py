@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from stablehlo_tools import bindings
 from stablehlo_tools.analysis.shardings import Axes, axes_in, function_sharding, sharding_axes
-from stablehlo_tools.artifacts.foreign import binary_kind
-from stablehlo_tools.artifacts.parsing import AGAIN, no_program
+from stablehlo_tools.artifacts.parsing import AGAIN, HOW_TO_EXPORT, WANTED
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.dialect.device_placement import HOST, lies_in_host
@@ -58,7 +57,8 @@ def _unreadable(data: bytes, refusal: str) -> ToolError:
     """Why bytes that may be of a jax.export file cannot be read: cut off, damaged, or no such
     file."""
     if bindings.BYTECODE_MAGIC not in data:
-        return no_program(binary_kind(data), f"{len(data):,} bytes of no form that is known")
+        said = f"{len(data):,} bytes of no form that is known; {WANTED}"
+        return ToolError(said, hint=HOW_TO_EXPORT)
     behind = _BEHIND_THE_END.search(refusal)
     last = int(behind[1]) if behind else 0
     if len(data) < last < _FARTHEST * len(data):

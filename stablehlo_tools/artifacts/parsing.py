@@ -14,7 +14,6 @@ import enum
 import re
 
 from stablehlo_tools import bindings
-from stablehlo_tools.artifacts.foreign import binary_kind, text_kind
 from stablehlo_tools.bindings import BYTECODE_MAGIC, ir
 from stablehlo_tools.diagnostics import (
     Diagnostic,
@@ -38,6 +37,8 @@ AGAIN = "copy the file again, or write it again"
 TEXT_AGAIN = "mend that line, or have the text written again: jax.jit(step).lower(…).as_text()"
 _DEEPEST = 500  # levels of regions; programs have ten, and a stack of 8 MiB room for 2,000
 
+# MLIR text begins with an op by its name, or with an alias.
+_MLIR_LINE = re.compile(r'(module\b|[a-z_]\w*\.[a-z_][\w.]*\b|"[\w.]+"\s*\(|[#!][\w.]+\s*=|%|\{-#)')
 _OF_VERIFIER = re.compile(r"'[\w.]+' op ")
 
 # How text writes a byte that is not ASCII, and a string that is no backend's configuration.
@@ -129,17 +130,8 @@ def _decoded(data: bytes) -> str:
     try:
         return data.decode()
     except UnicodeDecodeError as error:
-        raise no_program(
-            binary_kind(data), f"neither an artifact nor text: byte {error.start} is not UTF-8"
-        ) from None
-
-
-def no_program(kind: str, otherwise: str, line: int = 0) -> ToolError:
-    """The error for a file of another kind, at a line where it is text; of what is unknown, what is
-    said `otherwise`."""
-    said = f"this seems to be {kind}" if kind else otherwise
-    place = Place(line=line, column=1) if line else None
-    return ToolError(f"{said}; {WANTED}", place, hint=HOW_TO_EXPORT)
+        said = f"neither an artifact nor text: byte {error.start} is not UTF-8"
+        raise ToolError(f"{said}; {WANTED}", hint=HOW_TO_EXPORT) from None
 
 
 def _parse_plain(data: bytes | str, context: ir.Context) -> ir.Module:
@@ -162,9 +154,11 @@ def _damaged(said: str) -> ToolError:
 
 def _syntax_error(told: Diagnostic, text: str) -> ToolError:
     """What the parser says of text, where it is MLIR, and what the text seems to be where not."""
-    kind = text_kind(text)
-    if kind:
-        return no_program(kind, "", told.place.line or 1)
+    lines = (line.strip() for line in text.splitlines())
+    first = next((line for line in lines if line and not line.startswith("//")), "")
+    if not _MLIR_LINE.match(first):
+        place = Place(line=told.place.line or 1, column=1)
+        return ToolError(f"text, but no MLIR; {WANTED}", place, hint=HOW_TO_EXPORT)
     ends = told.place.file is None and told.place.line >= len(text.rstrip().splitlines())
     cut = "; the text ends here: was it cut off?" if ends else ""
     message = f"a mistake in this MLIR text: {told.message}{cut}"

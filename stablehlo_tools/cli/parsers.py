@@ -1,14 +1,13 @@
 """The parsers of the commands, each by itself or all in one, for help and completion.
 
-The module of each command adds its arguments. `usage_errors` corrects words that a parser refuses.
+The module of each command adds its arguments.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import importlib
-import io
+import shlex
 import sys
 from collections.abc import Iterable, Sequence
 from types import ModuleType
@@ -18,16 +17,13 @@ from stablehlo_tools.cli.commands import COMMANDS, listed
 from stablehlo_tools.cli.usage_errors import (
     PROGRAM,
     UsageError,
-    add_missing,
     check_options,
-    check_quotes,
     extra_words,
-    replace_value,
+    replace_word,
     typed,
     unknown_command,
 )
-
-_CORRECTIONS = 4  # of one command line
+from stablehlo_tools.diagnostics import nearest
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -40,14 +36,14 @@ class CommandParser(argparse.ArgumentParser):
         _, is_missing, names = message.partition("arguments are required: ")
         if not is_missing:
             raise UsageError(message)
-        instead = add_missing(names.split(", "), self.words, self._actions)
-        raise UsageError(f"needs {names}", instead)
+        raise UsageError(f"needs {names}", shlex.split(COMMANDS[self.words[0]].example))
 
     def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
         try:
             return super()._get_values(action, arg_strings)  # pyright: ignore
         except argparse.ArgumentError as error:
-            instead = replace_value(action, arg_strings[-1], self.words)
+            near = nearest(arg_strings[-1].lower(), map(str, action.choices or ()), 0.7)
+            instead = replace_word(self.words, arg_strings[-1], near) if near else ()
             raise UsageError(str(error), instead) from None
 
 
@@ -60,8 +56,7 @@ def parse(words: list[str]) -> argparse.Namespace:
         return _parse(words)
     except UsageError as error:
         program = " ".join([PROGRAM, *(word for word in words[:1] if word in COMMANDS)])
-        tried = _correct(error, _CORRECTIONS)
-        shown = typed(tried) if tried else f"{program} --help"
+        shown = typed(error.instead) if error.instead else f"{program} --help"
         print(f"{program}: error: {error}\ntry: {shown}", file=sys.stderr)
         sys.exit(2)
 
@@ -73,32 +68,12 @@ def _parse(words: list[str]) -> argparse.Namespace:
     parser, commands = parser_of([name] if name in COMMANDS else ())
     for command in commands.values():
         command.words = words
-        options = command._option_string_actions  # pyright: ignore[reportPrivateUsage]
-        check_options(words, options)
-        check_quotes(words, options)
+        check_options(words, command._option_string_actions)  # pyright: ignore[reportPrivateUsage]
     parsed, rest = parser.parse_known_args(words)
     if rest:
-        raise extra_words(rest, words, commands[name]._option_string_actions)  # pyright: ignore[reportPrivateUsage]
+        raise extra_words(rest, words)
     parsed.words = words
     return parsed
-
-
-def _correct(error: UsageError, corrections: int) -> list[str]:
-    """The words to try, without further faults; none if one of those cannot be corrected."""
-    if not error.instead:
-        return []
-    silent = io.StringIO()
-    try:
-        # The words may ask for a list or the help, which would be printed here.
-        with (
-            contextlib.redirect_stdout(silent),
-            contextlib.redirect_stderr(silent),
-            contextlib.suppress(SystemExit),
-        ):
-            _parse(error.instead)
-    except UsageError as further:
-        return _correct(further, corrections - 1) if corrections else []
-    return error.instead
 
 
 def parser_of(chosen: Iterable[str]) -> tuple[CommandParser, dict[str, CommandParser]]:

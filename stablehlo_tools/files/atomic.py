@@ -4,31 +4,16 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import shlex
 import sys
 import tempfile
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
 from stablehlo_tools.diagnostics import ToolError, nearest
 
 STDIN = "-"
-_MOST_NAMED = 4  # files of a directory
 _ALIKE = 0.75  # names of files of which one may be the other, mistyped
-# What to try where a system call fails, by its error.
-_REMEDIES = {
-    errno.ENAMETOOLONG: "a shorter name",
-    errno.EACCES: "ls -ld, which says who may read and write it, or another path",
-    errno.EPERM: "ls -ld, which says who may read and write it, or another path",
-    errno.EROFS: "another path: this file system is read-only",
-    errno.ENOSPC: "df -h, or another path: this disk is full",
-    errno.EBADF: "a file: standard input or output is closed",
-    errno.ENOTDIR: "another path: a part of this one is a file",
-    errno.ENOENT: "another path: nothing can be written to this one",
-}
-_DIGITS = re.compile(r"\d")
 _NAME_BYTES = 200  # of a file's name, of which a file system takes 255
 
 
@@ -46,51 +31,19 @@ def read_input(path: str | os.PathLike[str]) -> tuple[bytes, str]:
 
 
 def unreadable(name: str, error: OSError) -> ToolError:
-    """What is said of a file that cannot be read, with the one that may have been meant."""
-    hint, near = _REMEDIES.get(error.errno or 0, ""), ""
-    if isinstance(error, FileNotFoundError):
-        hint, near = _nearby(Path(name))
-    elif isinstance(error, IsADirectoryError):
-        hint, near = _inside(Path(name))
-    said = f"cannot read the file: {error.strerror}"
-    return ToolError(said, hint=hint, instead=(name, near) if near else None)
-
-
-def _nearby(path: Path) -> tuple[str, str]:
-    """What to try for a path that leads nowhere, and the path that may have been meant."""
-    folder = path.parent
-    if ":/" in os.fspath(path):
-        return "curl -LO and the address, then the name of the file: nothing is fetched here", ""
-    if not folder.is_dir():
-        return f"another path: there is no directory {os.path.realpath(folder)!r}", ""
-    # Other programs have their suffix in common: the names alone have to be alike.
-    stems = {each.stem for each in folder.iterdir() if each.is_file()}
-    stem = nearest(path.stem, sorted(filter(partial(_may_be, path.stem), stems)), _ALIKE)
-    names = sorted(each.name for each in folder.iterdir() if each.stem == stem)
-    close = nearest(path.name, names)
-    hint = f"another path: it was looked for in {os.path.realpath(folder)!r}"
-    return hint, os.fspath(folder / close) if close else ""
-
-
-def _may_be(mistyped: str, name: str) -> bool:
-    """Whether names differ in more than their numbers, as step1 and step2 do not."""
-    return mistyped == name or _DIGITS.sub("", mistyped) != _DIGITS.sub("", name)
-
-
-def _inside(folder: Path) -> tuple[str, str]:
-    """What to try for a directory, and the file in it where there is one alone."""
-    names = sorted(each.name for each in folder.iterdir() if each.is_file())
-    if not names:
-        return "a file: there is none in this directory", ""
-    more = ", …" if len(names) > _MOST_NAMED else ""
-    hint = f"a file of this directory: {', '.join(names[:_MOST_NAMED])}{more}"
-    return hint, os.fspath(folder / names[0]) if len(names) == 1 else ""
+    """The error for a file that cannot be read, with the name of one like it in its directory."""
+    said, hint, near = f"cannot read the file: {error.strerror}", "another path", ""
+    folder = Path(name).parent
+    if isinstance(error, FileNotFoundError) and folder.is_dir():
+        near = nearest(Path(name).name, sorted(each.name for each in folder.iterdir()), _ALIKE)
+        hint = f"another path: it was looked for in {os.path.realpath(folder)!r}"
+    return ToolError(said, hint=hint, instead=(name, os.fspath(folder / near)) if near else None)
 
 
 def unwritable(path: str | os.PathLike[str], error: OSError) -> ToolError:
     """What is said of a path that cannot be written."""
     said = f"cannot write {os.fspath(path)!r}: {error.strerror}"
-    return ToolError(said, hint=_REMEDIES.get(error.errno or 0, ""))
+    return ToolError(said, hint="another path")
 
 
 def check_writable(path: str | os.PathLike[str]) -> None:

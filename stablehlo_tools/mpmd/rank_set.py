@@ -26,7 +26,7 @@ from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.artifacts.artifact import Artifact, Form
 from stablehlo_tools.artifacts.parsing import HOW_TO_EXPORT, TEXT_AGAIN
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.diagnostics import ToolError, naming, nearest
+from stablehlo_tools.diagnostics import ToolError, naming
 from stablehlo_tools.files.atomic import write_all_atomically
 from stablehlo_tools.files.json_text import read_bounded
 from stablehlo_tools.ir.platform_index import own_arguments
@@ -113,23 +113,17 @@ def _check_directory(root: Path) -> None:
     if root.is_dir() and os.path.lexists(root / NAME):
         return
     if not root.exists():
-        near = nearest(root.name, [folder.name for folder in _sets_in(root.parent)])
-        meant = os.fspath(root.parent / near) if near else ""
         said = "there is no such directory"
     elif not root.is_dir():
-        is_beside = (root.parent / NAME).exists()
-        meant = os.fspath(root.parent) if is_beside and root.parent.name else ""
         said = "this is no directory of rank programs"
     else:
-        sets = _sets_in(root)
-        meant = os.fspath(sets[0]) if len(sets) == 1 else ""
         said = (
             f"this is no directory of rank programs: there is no {NAME} in it, which expand-mpmd "
             "writes"
         )
     name = os.fspath(root)
-    write = _WRITE.format(shlex.quote(name) if root.is_file() else "step.jax_export")
-    refusal = ToolError(said, hint="" if meant else write, instead=(name, meant) if meant else None)
+    given = shlex.quote(name) if root.is_file() else "step.jax_export"
+    refusal = ToolError(said, hint=_WRITE.format(given))
     refusal.input_name = name
     raise refusal
 
@@ -174,10 +168,6 @@ def _named_files(root: Path, data: bytes | str) -> list[Path]:
         return files_in(root, names)
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError, ToolError):
         return []
-
-
-def _sets_in(folder: Path) -> list[Path]:
-    return sorted(manifest.parent for manifest in folder.glob(f"*/{NAME}"))
 
 
 def _program(file: Path, rank: int) -> Artifact:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -19,20 +18,16 @@ class Pass(ABC):
 
     name: ClassVar[str]
     milestone: ClassVar[Milestone | None] = None  # where `optimize` tries it
-    # What others call a value of an option, and the options that give it here.
-    other_names: ClassVar[Mapping[str, str]] = {}
 
     @abstractmethod
     def run(self, module: ir.Module, diagnostics: Diagnostics) -> None:
         """Rewrites the module in place. Raises ToolError, and may then leave it half-rewritten."""
 
     @classmethod
-    def done_elsewhere(
-        cls, option: str, value: str, given: Mapping[str, str | None]
-    ) -> tuple[str, str] | None:
-        """For a value that an option does not take, and something else does: what is said of that,
-        and what to try, with the other options as they are `given`."""
-        del option, value, given
+    def done_elsewhere(cls, option: str, value: str) -> tuple[str, str] | None:
+        """For a value that an option does not accept but another command does: the message, and
+        the command to try."""
+        del option, value
         return None
 
     def __str__(self) -> str:

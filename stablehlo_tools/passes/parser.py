@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from stablehlo_tools.diagnostics import ToolError
 
 _NAME = re.compile(r"[A-Za-z_][\w.-]*")
-_SEPARATED = re.compile(r"\s*[:=]\s*")  # a name and its value, in other languages
-_ARROW = re.compile(r"\s*(?:;|\||-?>|\+|&+)\s*")  # between passes, elsewhere
+_PASSES = "stablehlo-tools opt --list-passes"
 _OPENING = {"{": "}", "(": ")", "[": "]"}
 
 
@@ -35,49 +34,25 @@ def parse_pipeline_text(text: str) -> list[PassText]:
     """The passes of a pipeline. Raises ToolError that quotes what it could not read."""
     parts = _split(text, ",")
     if not text.strip():
-        raise ToolError("the pipeline is empty", hint="stablehlo-tools opt --list-passes")
+        raise ToolError("the pipeline is empty", hint=_PASSES)
     return [_parse_pass(part.strip(), text) for part in parts]
 
 
 def _parse_pass(part: str, pipeline: str) -> PassText:
     name = _NAME.match(part)
     if name is None:
-        raise _no_name(part, pipeline)
+        raise ToolError(
+            f"pipeline {pipeline!r}: expected the name of a pass, found {part!r}", hint=_PASSES
+        )
     rest = part[name.end() :].strip()
     if not rest:
         return PassText(name.group())
-    if "}{" in rest:
-        raise ToolError(
-            f"pipeline {pipeline!r}: the options of {name.group()} stand in one pair of braces",
-            instead=(pipeline, pipeline.replace("}{", " ")),
-        )
     if not (rest.startswith("{") and rest.endswith("}")):
-        meant = _with_braces(name.group(), rest)
         raise ToolError(
             f"pipeline {pipeline!r}: expected {{…}} after {name.group()}, not {rest!r}",
-            instead=(pipeline, pipeline.replace(part, meant)),
+            hint=f"stablehlo-tools opt --help {name.group()}",
         )
     return PassText(name.group(), tuple(_parse_options(rest[1:-1], name.group(), pipeline)))
-
-
-def _no_name(part: str, pipeline: str) -> ToolError:
-    """Where a comma is too much, the pipeline without it."""
-    said = f"pipeline {pipeline!r}: expected the name of a pass, found {part!r}"
-    named = [each.strip() for each in _split(pipeline, ",") if each.strip()]
-    if part or not named:
-        return ToolError(said, hint="stablehlo-tools opt --list-passes")
-    return ToolError(said, instead=(pipeline, ",".join(named)))
-
-
-def _with_braces(name: str, rest: str) -> str:
-    """What was probably meant by what stands behind a name: its options, passes that MLIR would
-    nest in it, or the next pass."""
-    if _ARROW.match(rest):
-        return _ARROW.sub(",", name + rest)
-    inside = rest[1:-1] if rest[0] in _OPENING else rest
-    if "=" in inside:
-        return f"{name}{{{inside}}}"
-    return inside if rest[0] in _OPENING else f"{name},{rest}"
 
 
 def _parse_options(text: str, name_of_pass: str, pipeline: str) -> list[tuple[str, str | None]]:
@@ -87,11 +62,9 @@ def _parse_options(text: str, name_of_pass: str, pipeline: str) -> list[tuple[st
             continue
         name, equals, value = part.strip().partition("=")
         if not _NAME.fullmatch(name) or (equals and not value):
-            meant = _SEPARATED.sub("=", text)
             raise ToolError(
                 f"pipeline {pipeline!r}: {part.strip()!r} is no option, NAME=VALUE",
                 hint=f"stablehlo-tools opt --help {name_of_pass}",
-                instead=(pipeline, pipeline.replace(text, meant)) if meant != text else None,
             )
         options.append((name, value if equals else None))
     return options
@@ -110,16 +83,11 @@ def _split(text: str, separator: str) -> list[str]:
         elif closing and character == closing[-1]:
             closing.pop()
         elif character in "})]":
-            raise ToolError(
-                f"pipeline {text!r}: {character!r} at {position + 1} closes nothing",
-                instead=(text, text[:position] + text[position + 1 :]),
-            )
+            raise ToolError(f"pipeline {text!r}: {character!r} at {position + 1} closes nothing")
         elif character == separator and not closing:
             parts.append(text[start:position])
             start = position + 1
     if closing or quote:
-        raise ToolError(
-            f"pipeline {text!r}: {(closing or [quote])[-1]!r} is missing at the end",
-            instead=(text, "".join([text, quote, *reversed(closing)])),
-        )
+        missing = (closing or [quote])[-1]
+        raise ToolError(f"pipeline {text!r}: {missing!r} is missing at the end")
     return [*parts, text[start:]]

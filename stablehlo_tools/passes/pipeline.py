@@ -7,7 +7,6 @@ name that no Python pass answers to is looked up among MLIR's registered C++ pas
 from __future__ import annotations
 
 import dataclasses
-import re
 import sys
 import time
 import types
@@ -124,8 +123,7 @@ class Pipeline:
 
     @contextmanager
     def _saying_what_to_try(self, place: int) -> Generator[None]:
-        """Gives a refusal that says nothing of what to try the passes in another order, or the same
-        pipeline with the option that it names at its default, or else what the pass takes."""
+        """Adds to a refusal without a hint the passes in another order, or the help of the pass."""
         try:
             yield
         except ToolError as error:
@@ -135,13 +133,7 @@ class Pipeline:
                 raise late from None
             if told.hint or isinstance(step, RegisteredPass):
                 raise
-            usual = _with_usual_option(step, told.message)
-            passes = tuple(usual if each is step and usual else each for each in self.passes)
-            error.diagnostic = replace(
-                told,
-                hint=_help_of(step.name),
-                instead=(self.text, str(Pipeline(passes))) if self.text and usual else None,
-            )
+            error.diagnostic = replace(told, hint=_help_of(step.name))
             raise
 
     def _too_late(self, place: int, refusal: ToolError) -> ToolError | None:
@@ -319,48 +311,18 @@ def _parsed_options(pass_class: type[Pass], part: PassText) -> dict[str, Any]:
 def _wrong_value(
     pass_class: type[Pass], part: PassText, option: str, said: str, hint: Any
 ) -> ToolError:
-    """What is said of a value that an option does not take: whose it is, or what was meant."""
-    given = dict(part.options)
-    text = given[option] or ""
-    here = pass_class.other_names.get(f"{option}={text.lower()}")
-    if here is not None:
-        others = {*given} - {option}
-        meant = " ".join(each for each in here.split() if each.partition("=")[0] not in others)
-        return ToolError(f"{said}; here that is {here}", instead=(f"{option}={text}", meant))
-    elsewhere = pass_class.done_elsewhere(option, text, given)
+    """The error for a value that an option does not accept, with what was probably meant."""
+    text = dict(part.options)[option] or ""
+    elsewhere = pass_class.done_elsewhere(option, text)
     if elsewhere is not None:
         return ToolError(f"{said}; {elsewhere[0]}", hint=elsewhere[1])
     if "," in text and typing.get_origin(hint) is not tuple:
-        spaced = text.replace(",", " ").strip()
-        return ToolError(f"{said}; spaces separate options, not commas", instead=(text, spaced))
-    # The choice that was probably meant; empty if none is near.
-    choices = ["true", "false"] if hint is bool else _choices(hint)
-    other = _OTHER_VALUES.get(text.lower(), "")
-    near = other if other in choices else nearest(text.lower(), choices)
-    near = near or _number_in(text, hint)
+        said += "; spaces separate options, not commas"
+    near = nearest(text.lower(), _choices(hint))
     if not near:
         return ToolError(said, hint=_help_of(pass_class.name))
     meant = f"{option}={near}"
     return ToolError(f"{said}; did you mean {near!r}?", instead=(f"{option}={text}", meant))
-
-
-# What others write for a value.
-_OTHER_VALUES = {
-    **dict.fromkeys(("1", "yes", "on", "y", "t"), "true"),
-    **dict.fromkeys(("0", "no", "off", "n", "f"), "false"),
-    **dict.fromkeys(("cuda", "nvidia", "rocm"), "gpu"),
-    "gspmd": "xla",
-}
-
-
-def _number_in(text: str, hint: Any) -> str:
-    """The number that was meant by `4.0`, `"4"` or `80GiB`; empty where none is, or none wanted."""
-    kinds = set(typing.get_args(hint) or (hint,)) - {type(None)}
-    digits = re.fullmatch(r"\W*(\d+(?:\.\d+)?(?:e\d+)?)\s*(?:[GTM]i?B|GiB)?\W*", text)
-    if digits is None or not kinds <= {int, float}:
-        return ""
-    number = float(digits[1])
-    return f"{int(number)}" if number == int(number) else digits[1] if float in kinds else ""
 
 
 def _no_option(pass_name: str, option: str, known: list[str]) -> ToolError:
@@ -375,21 +337,6 @@ def _no_option(pass_name: str, option: str, known: list[str]) -> ToolError:
 
 def _help_of(pass_name: str) -> str:
     return f"stablehlo-tools opt --help {pass_name}"
-
-
-def _with_usual_option(step: Pass, refusal: str) -> Pass | None:
-    """The pass with the default of the one option that a refusal names and that was given; None
-    where there is none, or more than one."""
-    named = [
-        option
-        for option in dataclasses.fields(step)
-        if not _is_required(type(step), option.name)
-        and getattr(step, option.name) != option.default
-        and re.search(rf"(?<![\w-]){option.name.replace('_', '-')}(?![\w-])", refusal)
-    ]
-    if len(named) != 1:
-        return None
-    return dataclasses.replace(step, **{named[0].name: named[0].default})
 
 
 def _is_required(pass_class: type[Pass], attribute: str) -> bool:

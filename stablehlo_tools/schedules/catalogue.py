@@ -20,18 +20,9 @@ from stablehlo_tools.schedules.validator import check
 _SAME = 5e-4  # makespans that differ by no more than this share of one count as equal
 
 
-# What others call a schedule.
-OTHER_NAMES = {
-    **dict.fromkeys(("dapple", "pipedream-flush", "one-f-one-b"), "1f1b"),
-    **dict.fromkeys(("interleaved", "vpp", "virtual-pipeline", "megatron"), "interleaved-1f1b"),
-    **dict.fromkeys(("zb", "zero-bubble", "zerobubble"), "zb-h1"),
-}
-
-
 def meant_by(name: str, *others: str) -> str:
-    """The schedule, or the other word, that was probably meant; empty where none was."""
-    known = [*(entry.name for entry in _ENTRIES), *others]
-    return OTHER_NAMES.get(name.lower(), "") or nearest(name.lower(), known)
+    """The schedule, or the other word, that was probably meant; "" if none is near."""
+    return nearest(name.lower(), [*(entry.name for entry in _ENTRIES), *others])
 
 
 def entries() -> tuple[Entry, ...]:

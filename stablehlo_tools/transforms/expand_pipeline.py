@@ -84,8 +84,6 @@ weights among them, are sums over microbatches, in at least float32.
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -103,7 +101,7 @@ from stablehlo_tools.ir.inline import inline_all_calls
 from stablehlo_tools.ir.token_chain import refuse_tokens
 from stablehlo_tools.passes.base import Pass
 from stablehlo_tools.passes.road import Milestone, Stage, When
-from stablehlo_tools.schedules.catalogue import OTHER_NAMES, entries
+from stablehlo_tools.schedules.catalogue import entries
 from stablehlo_tools.transforms.parts.expand_pipeline.emit import PlanWriter
 from stablehlo_tools.transforms.parts.expand_pipeline.expansion_plan import (
     TRAINING,
@@ -144,10 +142,6 @@ class ExpandPipelinePass(Pass):
         ),
         When.ASKED,
     )
-    other_names: ClassVar[Mapping[str, str]] = {
-        "schedule=interleaved": "schedule=circular repeats=2",
-        "schedule=fill-drain": "schedule=gpipe",
-    }
     axis: str = "stage"
     microbatches: int = 0
     repeats: int = 1
@@ -160,23 +154,14 @@ class ExpandPipelinePass(Pass):
     explain: bool = False
 
     @classmethod
-    def done_elsewhere(
-        cls, option: str, value: str, given: Mapping[str, str | None]
-    ) -> tuple[str, str] | None:
-        """Of schedules that take a program for each rank."""
-        named = {each.name: each for each in entries() if each.training and not each.sliced}
-        name = OTHER_NAMES.get(value.lower(), value)
-        if option != "schedule" or name not in named:
+    def done_elsewhere(cls, option: str, value: str) -> tuple[str, str] | None:
+        """Names expand-mpmd for schedules that need a program for each rank."""
+        named = {each.name for each in entries() if each.training and not each.sliced}
+        if option != "schedule" or value not in named:
             return None
-        count = given.get("microbatches") or ""
-        options = {
-            "--schedule": name,
-            "--pipeline-axis": given.get("axis") or cls.axis,
-            "--microbatches": count if count.isdigit() and int(count) else "8",
-        }
-        words = shlex.join(word for option in options.items() for word in option)
-        tried = f"stablehlo-tools expand-mpmd INPUT -o ranks {words}"
-        return f"expand-mpmd runs {name}, by a program for each rank", tried
+        options = f"--schedule {value} --pipeline-axis {cls.axis} --microbatches 8"
+        said = f"expand-mpmd runs {value}, by a program for each rank"
+        return said, f"stablehlo-tools expand-mpmd INPUT -o ranks {options}"
 
     def run(self, module: ir.Module, diagnostics: Diagnostics) -> None:
         """Rewrites the module in place."""
