@@ -7,7 +7,6 @@ for bit. --floats, or an option that only floats have, compares floats: bit for 
 rounding.
 
   --how sequential   in one process on XLA:CPU, a rank at a time, every message checked
-  --how interpreter  two ranks at once in the StableHLO reference interpreter, in floats
   --how processes    a real process for each rank, connected by gloo, in floats
   --train SCRIPT     not compared: a process for each rank runs a script of yours on this machine,
                      which trains with stablehlo_tools.mpmd.load(DIR); what follows is the script's
@@ -42,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--how",
-        choices=("sequential", "interpreter", "processes"),
+        choices=("sequential", "processes"),
         default="sequential",
         help="how to run the ranks (sequential)",
     )
@@ -58,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--floats",
         action="store_true",
-        help="compare floats; --rtol, --atol and the other values of --how imply it",
+        help="compare floats; --rtol, --atol and --how processes imply it",
     )
     parser.add_argument(
         "--rtol", type=amount, help="accept |difference| <= ATOL + RTOL * |original|"

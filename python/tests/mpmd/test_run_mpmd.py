@@ -93,7 +93,7 @@ def test_a_set_gives_the_values_of_its_step(case: Case, tmp_path: Path) -> None:
         np.testing.assert_allclose(one, other, rtol=2e-6, atol=1e-7)
 
 
-@pytest.mark.parametrize("how", first(3, ["processes", "sequential", "interpreter"]))
+@pytest.mark.parametrize("how", first(2, ["processes", "sequential"]))
 def test_every_way_gives_the_same_values(how: RunnerName, tmp_path: Path) -> None:
     found = ran(written(tmp_path, SMALL, step=True), how)
     assert found.values is not None
@@ -169,10 +169,9 @@ def test_a_wrong_gradient_is_found(tmp_path: Path) -> None:
     written(tmp_path, SMALL, step=True)
     sums = re.compile(r"stablehlo\.add %a\d+, %h")
     edited(tmp_path, 1, lambda text: sums.sub("stablehlo.add %h, %h", text))
-    for how in ("sequential", "interpreter"):
-        values = ran(tmp_path, how).values
-        assert values is not None
-        assert [bool(output.differing) for output in values.outputs] == [True, False, True]
+    values = ran(tmp_path).values
+    assert values is not None
+    assert [bool(output.differing) for output in values.outputs] == [True, False, True]
 
 
 def test_ranks_that_wait_for_each_other_are_named(tmp_path: Path) -> None:
@@ -246,14 +245,6 @@ def test_a_set_is_written_as_it_was_read(tmp_path: Path) -> None:
     assert again.manifest == loaded.manifest
     for one, other in zip(loaded.programs, again.programs, strict=True):
         assert artifact.to_text(one.module) == artifact.to_text(other.module)
-
-
-def test_the_interpreter_takes_two_ranks_of_one_device(tmp_path: Path) -> None:
-    for case in (("gpipe", 3, 2, None, 1), ("gpipe", 2, 2, None, 2)):
-        directory = tmp_path / str(case[-1])
-        write_set(directory, table_of(case), case[-1])
-        with pytest.raises(ToolError, match="trusted with 2 ranks of one device"):
-            run_set(load(directory), None, SetOptions(how="interpreter"))
 
 
 def test_another_step_is_refused(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ from stablehlo_tools.processes import child
 
 DIES = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"
 HANGS = "import time; time.sleep(10000)"
-WAYS: list[RunnerName] = ["sequential", "processes", "interpreter"]
+WAYS: list[RunnerName] = ["sequential", "processes"]
 
 
 @pytest.fixture

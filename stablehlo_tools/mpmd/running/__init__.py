@@ -1,1 +1,1 @@
-"""Runs a set of rank programs: in one process, in the reference interpreter, as real processes."""
+"""Runs a set of rank programs: in one process, or as real processes."""

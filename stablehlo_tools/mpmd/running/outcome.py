@@ -29,7 +29,6 @@ from stablehlo_tools.mpmd.running.child import (
     type_of,
     write_arrays,
 )
-from stablehlo_tools.mpmd.running.interpreter import run_in_interpreter
 from stablehlo_tools.mpmd.running.origin_inputs import make_inputs
 from stablehlo_tools.mpmd.running.processes import run_processes
 from stablehlo_tools.mpmd.running.sequential import Played, Run, run_sequentially
@@ -42,10 +41,9 @@ from stablehlo_tools.verify.plan import Plan
 from stablehlo_tools.verify.twin import estimated_bytes
 from stablehlo_tools.verify.verification import output_of, reason_for_floats
 
-RunnerName = Literal["sequential", "interpreter", "processes"]
+RunnerName = Literal["sequential", "processes"]
 _RUNNERS: Mapping[RunnerName, Callable[[RankSet, Sequence[Sequence[Array]], Path, float], Run]] = {
     "sequential": run_sequentially,
-    "interpreter": run_in_interpreter,
     "processes": run_processes,
 }
 _COPIES = 4  # of the original's bytes: its own and the set's, in elements of twice the size
