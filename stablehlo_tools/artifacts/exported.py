@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from stablehlo_tools import bindings
-from stablehlo_tools.analysis.shardings import Axes, axes_in, function_sharding, sharding_axes
+from stablehlo_tools.analysis.shardings import axes_in, function_sharding, sharding_axes
 from stablehlo_tools.artifacts.parsing import AGAIN, HOW_TO_EXPORT, WANTED
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
@@ -128,9 +128,6 @@ def state_mesh(exported: Exported, module: ir.Module) -> None:
     if len(meshes) == 1 and not any(op.operation.name == MESH for op in module.body.operations):
         axes = zip(meshes[0].axis_names, meshes[0].axis_sizes, strict=True)
         write_mesh(module, "mesh", tuple(axes))
-
-
-Dims = tuple[Axes, ...]
 
 
 def argument_leaves(exported: Exported, main: ir.Operation) -> dict[int, int]:

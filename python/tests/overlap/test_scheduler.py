@@ -9,7 +9,6 @@ import random
 import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from scheduler_graphs import (
@@ -294,15 +293,10 @@ def test_unused_inputs_count_until_they_are_read():
     assert _checked(graph.done(), Limits(memory=100)).peak_bytes == 100
 
 
-def test_schedules_are_json(tmp_path: Path):
-    from stablehlo_tools.overlap.graph_file import encode_schedule, read_schedule
+def test_schedules_are_json():
+    from stablehlo_tools.overlap.graph_file import encode_schedule
 
     scheduled = schedule(drawn("sharded_weights", 1))
-    path = tmp_path / "schedule.json"
-    path.write_bytes(encode_schedule(scheduled.order, scheduled.buckets))
-    assert json.loads(path.read_text())["order"] == list(scheduled.order)
-    assert read_schedule(path) == (list(scheduled.order), [list(b) for b in scheduled.buckets])
-    for text in ("[]", '{"order": 1}', '{"order": [0.5]}', '{"order": [0], "buckets": [1]}'):
-        path.write_text(text)
-        with pytest.raises(ToolError, match="is no schedule"):
-            read_schedule(path)
+    content = json.loads(encode_schedule(scheduled.order, scheduled.buckets))
+    assert content["order"] == list(scheduled.order)
+    assert content["buckets"] == [list(bucket) for bucket in scheduled.buckets]

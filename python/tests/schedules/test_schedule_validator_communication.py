@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from schedule_buffers import least_buffers
 from schedule_random import PLACEMENTS, random_costs, random_table
 
 from stablehlo_tools.schedules.explicit_tables import with_communication
 from stablehlo_tools.schedules.simulator import messages, simulate
 from stablehlo_tools.schedules.table import Action, Row, Step, Table, compacted
-from stablehlo_tools.schedules.validator import least_buffers, violations
+from stablehlo_tools.schedules.validator import violations
 
 
 def check_transfers(placement: str, microbatches: int, seed: int, training: bool) -> None:

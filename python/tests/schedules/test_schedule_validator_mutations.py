@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from functools import cache
 
 import pytest
+from schedule_buffers import least_buffers
 from schedule_mutations import Mutation, mutated, mutations, reorderings
 from schedule_oracle import accepts
 from schedule_random import PLACEMENTS, random_table, random_transfers
@@ -20,7 +21,7 @@ from stablehlo_tools.schedules.explicit_tables import with_communication
 from stablehlo_tools.schedules.generators.named import Entry
 from stablehlo_tools.schedules.setting import Setting, unit_costs
 from stablehlo_tools.schedules.table import Pair, Table, bidirectional, loop, v_shape
-from stablehlo_tools.schedules.validator import least_buffers, violations
+from stablehlo_tools.schedules.validator import violations
 
 SIZES = ((1, 2), (2, 2), (2, 3), (2, 4), (3, 3))  # ranks and microbatches
 MOST_STEPS = 48  # more would be too many states to try

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+from schedule_buffers import least_buffers
 from schedule_random import random_table
 from schedule_tables import written
 
@@ -29,7 +30,7 @@ from stablehlo_tools.schedules.table import (
     table_of,
     v_shape,
 )
-from stablehlo_tools.schedules.validator import least_buffers, violations
+from stablehlo_tools.schedules.validator import violations
 
 SIZES = [(ranks, microbatches) for ranks in (1, 2, 3, 4) for microbatches in range(ranks, 7)]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from schedule_buffers import least_buffers
 from schedule_tables import written
 
 from stablehlo_tools.diagnostics import ToolError
@@ -15,7 +16,6 @@ from stablehlo_tools.schedules.setting import unit_costs
 from stablehlo_tools.schedules.table import Placement, Table, bidirectional, loop, v_shape
 from stablehlo_tools.schedules.validator import (
     check,
-    least_buffers,
     violations,
 )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from schedule_buffers import least_buffers
 from schedule_tables import written
 
 from stablehlo_tools.schedules.constraints import Rule
@@ -12,7 +13,7 @@ from stablehlo_tools.schedules.generators.by_rule import gpipe, one_f_one_b
 from stablehlo_tools.schedules.setting import costs, unit_costs
 from stablehlo_tools.schedules.simulator import peak_bytes
 from stablehlo_tools.schedules.table import Placement, Table, bidirectional, loop
-from stablehlo_tools.schedules.validator import least_buffers, violations
+from stablehlo_tools.schedules.validator import violations
 
 ONE = loop(1)
 TWO = loop(2)

@@ -420,20 +420,6 @@ def test_candidates_are_of_one_block():
     assert chains(module(loop)) == [[0, 1], [2, 3]]
 
 
-def test_ops_are_merged_in_any_order_and_strangers_refused():
-    program = module(
-        f"%u = stablehlo.abs %y : tensor<2xf32>\n%0 = {gather('%x')}\n%1 = {gather('%u')}"
-    )
-    with program.module.context:
-        merger = Merger(program.module)
-        main = program.module.body.operations[-1].regions[0].blocks[0]
-        stranger, one, two = [op.operation for op in main.operations][:3]
-        assert merger.why_not_ops([one, stranger]) == "stablehlo.abs is no collective (C1)"
-        merged_op = merger.merge_ops([two, one])
-        assert list(merged_op.operands) == [main.arguments[0], stranger.results[0]]
-    program.module.operation.verify()
-
-
 def test_nan_payloads_survive_among_other_types():
     text = random_buckets.text_of_two_gathers("bf16", "f32")
     before = artifact.parse(text.encode())

@@ -58,7 +58,6 @@ from stablehlo_tools.analysis.collective_likeness import (
 from stablehlo_tools.analysis.collectives import (
     Collective,
     ModuleFacts,
-    classify_communication,
     find_collectives,
 )
 from stablehlo_tools.analysis.effects import Effects
@@ -205,7 +204,6 @@ class Merger:
         self._effects = Effects(functions_by_name(module))
         self._free_axes = FreeAxes(module, self.facts.meshes)
         self._several_operands = several_operands
-        self._classify = classify_communication(module.context)
         self._traits: dict[object, Traits | str] = {}
 
     def traits(self, collective: Collective) -> Traits | str:
@@ -230,22 +228,6 @@ class Merger:
         """
         place = self._placed(members)
         return place if isinstance(place, str) else None
-
-    def why_not_ops(self, ops: Sequence[ir.Operation]) -> str | None:
-        """`why_not` of ops, some of which may be no collectives."""
-        members = [self._classify(op) for op in ops]
-        strangers = [op.name for op, each in zip(ops, members, strict=True) if each is None]
-        if strangers:
-            return f"{strangers[0]} is no collective (C1)"
-        return self.why_not([member for member in members if member is not None])
-
-    def merge_ops(self, ops: Sequence[ir.Operation]) -> ir.Operation:
-        """`merge` of ops, in any order."""
-        reason = self.why_not_ops(ops)
-        if reason is not None:
-            raise _refusal(len(ops), reason, ops[0])
-        members = [self._classify(op) for op in in_block_order(ops)]
-        return self.merge([member for member in members if member is not None])
 
     def merge(self, members: Sequence[Collective]) -> ir.Operation:
         """Merges collectives, in the order given, and returns the op that stands for them.

@@ -40,7 +40,6 @@ from stablehlo_tools.transforms.parts.create_reduce_scatter.rewriting import (
 )
 from stablehlo_tools.transforms.parts.create_reduce_scatter.slices import shape_of, splat_of
 
-ALL_TO_ALL = "stablehlo.all_to_all"
 _COPIES = frozenset({BROADCAST, RESHAPE, TRANSPOSE, "stablehlo.slice"})  # of elements
 _LONGEST = 16  # ops between two exchanges, or between a constant and its use
 _SHARED = "stablehlo_tools.shared_gather"  # so that a second run counts what the first one keeps

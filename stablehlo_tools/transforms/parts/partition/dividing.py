@@ -56,7 +56,6 @@ from stablehlo_tools.transforms.parts.partition.op_rules import (
 
 ALL_REDUCE = "sdy.all_reduce"  # makes a partial result whole
 # Ops that Shardy inserts, and where they say how their result is divided.
-_STATING = {RESHARD: "sharding", ALL_REDUCE: "out_sharding"}
 _MADE_ANYWHERE = ops_with(Trait.CONSTANT) | {IOTA}
 # Ops that carry each value on as it is divided.
 _CARRIERS = frozenset({WHILE, BARRIER})

@@ -57,10 +57,6 @@ class RolledLoop:
     reads: dict[Rows, Stack]
     writes: list[Stack] = field(default_factory=list[Stack])
 
-    def layer(self, iteration: int) -> int:
-        """The layer of an iteration."""
-        return self.iterations.count - 1 - iteration if self.is_reverse else iteration
-
 
 @dataclass(frozen=True)
 class RowUse:
