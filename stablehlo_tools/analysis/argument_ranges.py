@@ -111,28 +111,23 @@ def _indices_of(op: ir.Operation) -> Iterator[tuple[ir.Value, int]]:
         if sizes and min(sizes) > 0:
             yield op.operands[number], min(sizes)
     elif op.name == "stablehlo.compare":
-        yield from _positions(op)
+        # A label of one-hot vectors is compared with the positions of a dimension.
+        for one, other in ((0, 1), (1, 0)):
+            maker = producer(op.operands[other])
+            while maker is not None and maker.name in _MOVED_FIRST:
+                maker = producer(maker.operands[0])
+            if maker is None or maker.name != "stablehlo.iota":
+                continue
+            dimension = ir.IntegerAttr(maker.attributes["iota_dimension"]).value
+            size = shape_of(maker.results[0])[dimension]
+            if size > 0 and not is_float(op.operands[one].type):
+                yield op.operands[one], size
 
 
 def _below(starts: Sequence[ir.Value], sizes: Sequence[int]) -> Iterator[tuple[ir.Value, int]]:
     for start, size in zip(starts, sizes, strict=True):
         if size > 0:
             yield start, size
-
-
-def _positions(op: ir.Operation) -> Iterator[tuple[ir.Value, int]]:
-    """Returns what is compared with the positions of a dimension, as a label of one-hot vectors
-    is."""
-    for one, other in ((0, 1), (1, 0)):
-        maker = producer(op.operands[other])
-        while maker is not None and maker.name in _MOVED_FIRST:
-            maker = producer(maker.operands[0])
-        if maker is None or maker.name != "stablehlo.iota":
-            continue
-        dimension = ir.IntegerAttr(maker.attributes["iota_dimension"]).value
-        size = shape_of(maker.results[0])[dimension]
-        if size > 0 and not is_float(op.operands[one].type):
-            yield op.operands[one], size
 
 
 def _sources(value: ir.Value) -> list[ir.Value]:

@@ -118,7 +118,17 @@ class LoopCarries:
     def rows_written(self, carry: int) -> WrittenStack | None:
         """The rows that updates write of a carry, if that is every row once, and after it was read
         if it is."""
-        updates = self._updates(carry)
+        # The updates that lead from a carry to its next value, each read by the next alone.
+        value = self.body.ends[carry]
+        updates: list[ir.Operation] = []
+        op = producer(value)
+        while op is not None and op.name in (SHARDING_CONSTRAINT, DYNAMIC_UPDATE_SLICE):
+            if op.name == DYNAMIC_UPDATE_SLICE:
+                updates.append(op)
+            value = op.operands[0]
+            op = producer(value)
+        alone = all(len(list(op.results[0].uses)) == 1 for op in updates)
+        updates = updates[::-1] if alone and value == self.body.arguments[carry] else []
         written = self._rows(carry, updates)
         if written is None or not _covers(written):
             return None
@@ -154,19 +164,6 @@ class LoopCarries:
                 return None
             slices.append(op)
         return self._rows(carry, slices)
-
-    def _updates(self, carry: int) -> list[ir.Operation]:
-        """The updates that lead from a carry to its next value, each read by the next alone."""
-        value = self.body.ends[carry]
-        updates: list[ir.Operation] = []
-        op = producer(value)
-        while op is not None and op.name in (SHARDING_CONSTRAINT, DYNAMIC_UPDATE_SLICE):
-            if op.name == DYNAMIC_UPDATE_SLICE:
-                updates.append(op)
-            value = op.operands[0]
-            op = producer(value)
-        alone = all(len(list(op.results[0].uses)) == 1 for op in updates)
-        return updates[::-1] if alone and value == self.body.arguments[carry] else []
 
     def _rows(self, carry: int, ops: Sequence[ir.Operation]) -> Rows | None:
         """What rows slices or updates go over, if they move by one constant step and all that they

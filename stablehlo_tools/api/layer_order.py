@@ -185,6 +185,7 @@ def to_layer_order(
 
 def _ordered(values: Any, order: LayerOrder, of: Side, at: str | None, *, inverse: bool) -> Any:
     import jax
+    import numpy as np
 
     paths, structure = jax.tree_util.tree_flatten_with_path(values)
     leaves = [leaf for _, leaf in paths]
@@ -196,7 +197,17 @@ def _ordered(values: Any, order: LayerOrder, of: Side, at: str | None, *, invers
             place = _place(entry, names, at)
             if place is None:
                 continue
-            leaves[place] = _permuted(leaves[place], entry, places)
+            array = leaves[place]
+            shape: tuple[int, ...] = tuple(getattr(array, "shape", ()))
+            fits = entry.dimension < len(shape) and shape[entry.dimension] % len(places) == 0
+            if not fits or not shape[entry.dimension]:
+                raise ToolError(
+                    f"array {entry.number}{f', {entry.path},' if entry.path else ''} is to hold "
+                    f"{len(places)} layers along dimension {entry.dimension}, and is {list(shape)}"
+                )
+            inner = shape[entry.dimension] // len(places)
+            rows = (np.array(places)[:, None] * inner + np.arange(inner)).reshape(-1)
+            leaves[place] = array[(slice(None),) * entry.dimension + (rows,)]
             reordered_count += 1
     if at is not None and not reordered_count:
         raise ToolError(f"no {of} with layers have a path that begins with {at!r} in these values")
@@ -214,21 +225,6 @@ def _place(entry: Stacked, names: Sequence[str], at: str | None) -> int | None:
         return entry.number
     matching = [place for place, name in enumerate(names) if at + name == entry.path]
     return matching[0] if matching else None
-
-
-def _permuted(array: Any, entry: Stacked, places: Sequence[int]) -> Any:
-    import numpy as np
-
-    shape: tuple[int, ...] = tuple(getattr(array, "shape", ()))
-    fits = entry.dimension < len(shape) and shape[entry.dimension] % len(places) == 0
-    if not fits or not shape[entry.dimension]:
-        raise ToolError(
-            f"array {entry.number}{f', {entry.path},' if entry.path else ''} is to hold "
-            f"{len(places)} layers along dimension {entry.dimension}, and is {list(shape)}"
-        )
-    inner = shape[entry.dimension] // len(places)
-    rows = (np.array(places)[:, None] * inner + np.arange(inner)).reshape(-1)
-    return array[(slice(None),) * entry.dimension + (rows,)]
 
 
 def _inverse(order: Sequence[int]) -> list[int]:

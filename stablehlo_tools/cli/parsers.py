@@ -53,27 +53,23 @@ def parse(words: list[str]) -> argparse.Namespace:
     Ends with exit code 2, one message and a command to try if the words cannot be parsed.
     """
     try:
-        return _parse(words)
+        name = words[0] if words else ""
+        if name not in {"-h", "--help", "--version", *COMMANDS}:
+            raise unknown_command(words)
+        parser, commands = parser_of([name] if name in COMMANDS else ())
+        for command in commands.values():
+            command.words = words
+            check_options(words, command._option_string_actions)  # pyright: ignore[reportPrivateUsage]
+        parsed, rest = parser.parse_known_args(words)
+        if rest:
+            raise extra_words(rest, words)
+        parsed.words = words
+        return parsed
     except UsageError as error:
         program = " ".join([PROGRAM, *(word for word in words[:1] if word in COMMANDS)])
         shown = typed(error.instead) if error.instead else f"{program} --help"
         print(f"{program}: error: {error}\ntry: {shown}", file=sys.stderr)
         sys.exit(2)
-
-
-def _parse(words: list[str]) -> argparse.Namespace:
-    name = words[0] if words else ""
-    if name not in {"-h", "--help", "--version", *COMMANDS}:
-        raise unknown_command(words)
-    parser, commands = parser_of([name] if name in COMMANDS else ())
-    for command in commands.values():
-        command.words = words
-        check_options(words, command._option_string_actions)  # pyright: ignore[reportPrivateUsage]
-    parsed, rest = parser.parse_known_args(words)
-    if rest:
-        raise extra_words(rest, words)
-    parsed.words = words
-    return parsed
 
 
 def parser_of(chosen: Iterable[str]) -> tuple[CommandParser, dict[str, CommandParser]]:

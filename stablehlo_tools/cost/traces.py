@@ -81,7 +81,19 @@ def _files(path: Path) -> list[Path]:
 
 
 def _runs(file: Path) -> Iterator[_Run]:
-    for event in _events(file):
+    try:
+        document = read_json(file, repeated_keys=True)
+    except ToolError as error:
+        raise ToolError(
+            f"{file.name} is no trace: {error.diagnostic.message}",
+            hint=_HOW,
+        ) from None
+    events = cast("_Json", document).get("traceEvents") if isinstance(document, dict) else None
+    if not isinstance(events, list):
+        raise ToolError(f"{file.name} has no 'traceEvents', which a Chrome trace has", hint=_HOW)
+    for event in [
+        cast("_Json", event) for event in cast("list[object]", events) if isinstance(event, dict)
+    ]:
         arguments = event.get("args")
         if event.get("ph") != "X" or not isinstance(arguments, dict):
             continue
@@ -100,22 +112,6 @@ def _runs(file: Path) -> Iterator[_Run]:
             device=f"{file.name} {values.get('device_ordinal', event.get('pid'))}",
             ns=duration * 1e3,  # Chrome's are in microseconds
         )
-
-
-def _events(file: Path) -> list[_Json]:
-    try:
-        document = read_json(file, repeated_keys=True)
-    except ToolError as error:
-        raise ToolError(
-            f"{file.name} is no trace: {error.diagnostic.message}",
-            hint=_HOW,
-        ) from None
-    events = cast("_Json", document).get("traceEvents") if isinstance(document, dict) else None
-    if not isinstance(events, list):
-        raise ToolError(f"{file.name} has no 'traceEvents', which a Chrome trace has", hint=_HOW)
-    return [
-        cast("_Json", event) for event in cast("list[object]", events) if isinstance(event, dict)
-    ]
 
 
 def _module(runs: list[_Run], wanted: str | None) -> str:

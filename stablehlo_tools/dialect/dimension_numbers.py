@@ -119,7 +119,18 @@ def dot_numbers(op: ir.Operation) -> DotNumbers:
 
 def conv_numbers(op: ir.Operation) -> ConvNumbers:
     """Of a `convolution` of StableHLO or MHLO."""
-    return _conv(op.attributes["dimension_numbers"])
+    dims = bindings.conv_dimension_numbers(op.attributes["dimension_numbers"])
+    return ConvNumbers(
+        dims.input_batch_dimension,
+        dims.input_feature_dimension,
+        tuple(dims.input_spatial_dimensions),
+        dims.kernel_input_feature_dimension,
+        dims.kernel_output_feature_dimension,
+        tuple(dims.kernel_spatial_dimensions),
+        dims.output_batch_dimension,
+        dims.output_feature_dimension,
+        tuple(dims.output_spatial_dimensions),
+    )
 
 
 def gather_numbers(op: ir.Operation) -> GatherNumbers:
@@ -150,18 +161,3 @@ def scatter_numbers(op: ir.Operation) -> ScatterNumbers:
 
 def _others(rank: int, dims: Dims) -> Dims:
     return tuple(dim for dim in range(rank) if dim not in dims)
-
-
-def _conv(attribute: ir.Attribute) -> ConvNumbers:
-    dims = bindings.conv_dimension_numbers(attribute)
-    return ConvNumbers(
-        dims.input_batch_dimension,
-        dims.input_feature_dimension,
-        tuple(dims.input_spatial_dimensions),
-        dims.kernel_input_feature_dimension,
-        dims.kernel_output_feature_dimension,
-        tuple(dims.kernel_spatial_dimensions),
-        dims.output_batch_dimension,
-        dims.output_feature_dimension,
-        tuple(dims.output_spatial_dimensions),
-    )

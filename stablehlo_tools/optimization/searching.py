@@ -244,7 +244,18 @@ class Search:
             if not chosen:
                 self.outcome.ended = self.outcome.ended or "nothing was left to try"
                 return
-            if not self._compile(chosen, pool):
+            before = self.best
+            self._say(", ".join(str(trial.candidate) for trial in chosen))
+            futures = [pool.submit(self._compiled_trial, trial) for trial in chosen]
+            try:
+                self._all(futures)
+            finally:
+                done = [f for f in futures if f.done() and not f.cancelled() and not f.exception()]
+                self.outcome.trials += [future.result() for future in done]
+            improved = self._gains(self.best, before)
+            self._in_vain = 0 if improved else self._in_vain + len(chosen)
+            self._say("")
+            if self._in_vain >= _PATIENCE:
                 self.outcome.ended = f"{_PATIENCE} candidates in a row brought nothing"
                 return
 
@@ -360,21 +371,6 @@ class Search:
         assert best is not None
         fits = best.needed_bytes <= self._limits.memory
         return _HOPELESS * best.contended_ns if fits else float("inf")
-
-    def _compile(self, chosen: Sequence[Trial], pool: ThreadPoolExecutor) -> bool:
-        """Compiles these; whether the search goes on."""
-        before = self.best
-        self._say(", ".join(str(trial.candidate) for trial in chosen))
-        futures = [pool.submit(self._compiled_trial, trial) for trial in chosen]
-        try:
-            self._all(futures)
-        finally:
-            done = [f for f in futures if f.done() and not f.cancelled() and not f.exception()]
-            self.outcome.trials += [future.result() for future in done]
-        improved = self._gains(self.best, before)
-        self._in_vain = 0 if improved else self._in_vain + len(chosen)
-        self._say("")
-        return self._in_vain < _PATIENCE
 
     def _compiled_trial(self, trial: Trial) -> Trial:
         assert trial.module is not None

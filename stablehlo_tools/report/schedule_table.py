@@ -90,7 +90,15 @@ def _of_search(search: Search | None) -> Iterator[str]:
 
 def _chart(timeline: Timeline, width: int, colour: bool, units: Units) -> Iterator[str]:
     """The chart, in parts below each other where that gives every step its room."""
-    sides = _sides(timeline, units)
+    # Right of the chart: the headings, then each rank's figures.
+    makespan = timeline.makespan
+    rows = [
+        (f"{100 * idle / makespan if makespan else 0.0:.1f}%", str(alive), _short(held, units))
+        for idle, alive, held in zip(
+            timeline.idle, timeline.peak_activations, timeline.peak_bytes, strict=True
+        )
+    ]
+    sides = table_lines([_HEADINGS, *rows], gap=" ")
     ranks = timeline.table.ranks
     label = len(f"r{ranks - 1} ")
     columns = max(_LEAST_COLUMNS, width - label - len(sides[0]) - 2)
@@ -110,18 +118,6 @@ def _chart(timeline: Timeline, width: int, colour: bool, units: Units) -> Iterat
             yield f"{f'r{rank}'.ljust(label)}{part}  {beside[rank + 1]}".rstrip()
         yield ""
     yield from _legend(gantt, colour, units)
-
-
-def _sides(timeline: Timeline, units: Units) -> list[str]:
-    """What stands right of the chart: the headings, then each rank's figures."""
-    makespan = timeline.makespan
-    rows = [
-        (f"{100 * idle / makespan if makespan else 0.0:.1f}%", str(alive), _short(held, units))
-        for idle, alive, held in zip(
-            timeline.idle, timeline.peak_activations, timeline.peak_bytes, strict=True
-        )
-    ]
-    return table_lines([_HEADINGS, *rows], gap=" ")
 
 
 def _short(amount: float, units: Units) -> str:

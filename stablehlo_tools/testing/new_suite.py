@@ -111,7 +111,11 @@ def write_suite(
                 "-o TEST.mlir adds a test to one",
                 instead=(folder, f"{root}-2"),
             )
-    test = _first_test(loaded, chosen, str(root / name), full=full, cost=cost)
+    recipe = Recipe(chosen, full, Path(loaded.name).name, None, not full, cost)
+    data = minimised(loaded, Pipeline.parse(chosen)).encode()
+    checked = generated_test(recipe, str(root / name), data)
+    verify(checked, recipe, data)
+    test = checked.text
     if given is None:
         test = _IN_PLACE.format(pipeline=chosen, folder=root) + test
     try:
@@ -133,11 +137,3 @@ def _stem(name: str) -> str:
 def _pipeline_for(loaded: Artifact) -> str:
     left = left_to_the_partitioner(loaded.module)
     return "thread-tokens" if left is None else EXPLICIT
-
-
-def _first_test(loaded: Artifact, text: str, path: str, *, full: bool, cost: str | None) -> str:
-    recipe = Recipe(text, full, Path(loaded.name).name, None, not full, cost)
-    data = minimised(loaded, Pipeline.parse(text)).encode()
-    test = generated_test(recipe, path, data)
-    verify(test, recipe, data)
-    return test.text

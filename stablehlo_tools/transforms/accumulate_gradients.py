@@ -164,7 +164,17 @@ class AccumulateGradientsPass(Pass):
         main = entry_function(module)
         block, entries = _work_of(main)
         graph = Graph.of(block)
-        places = _places(main, entries, self.arguments)
+        # The places at which the block receives the named arguments of `main`.
+        taken = own_arguments(main)
+        places: list[int] = []
+        for number in self.arguments:
+            if not 0 <= number < len(taken):
+                raise ToolError(
+                    f"accumulate-gradients: there is no argument {number}: the program takes "
+                    f"{len(taken)} (P3)",
+                    main.location,
+                )
+            places += [place for place, entry in enumerate(entries) if entry == taken[number]]
         if places:
             division = given_division(
                 graph, places, self.dimension, self.microbatches, main.location
@@ -190,18 +200,3 @@ def _work_of(main: ir.Operation) -> tuple[ir.Block, Sequence[ir.Value]]:
 
 def _spread(block: ir.Block, meshes: Meshes) -> Spread:
     return lambda place, dim: devices_along(block, place, dim, meshes)
-
-
-def _places(main: ir.Operation, entries: Sequence[ir.Value], arguments: Sequence[int]) -> list[int]:
-    """Where the block takes arguments of `main`."""
-    taken = own_arguments(main)
-    places: list[int] = []
-    for number in arguments:
-        if not 0 <= number < len(taken):
-            raise ToolError(
-                f"accumulate-gradients: there is no argument {number}: the program takes "
-                f"{len(taken)} (P3)",
-                main.location,
-            )
-        places += [place for place, entry in enumerate(entries) if entry == taken[number]]
-    return places

@@ -123,7 +123,18 @@ def _plan(
         if not cut.cycles:
             continue
         reason = why_left(permute, min_bytes)
-        notes.append(_explained(permute, cut, reason))
+        named = [cycle_text(cycle) for cycle in cut.cycles[:_MOST_NAMED]]
+        if len(cut.cycles) > _MOST_NAMED:
+            named.append(f"{len(cut.cycles) - _MOST_NAMED} more")
+        what = f"{permute.kind} with the cycle{'s' * (len(named) > 1)} {', '.join(named)}"
+        if reason is not None:
+            text = f"{what} stays: {reason}"
+        elif cut.back:
+            edges = ", ".join(f"{source}>{target}" for source, target in cut.back)
+            text = f"{what} is broken: {edges} in a permute of its own"
+        else:
+            text = f"{what} is broken: they keep their operand"
+        notes.append(Diagnostic(Severity.NOTE, text, to_place(permute.op.location)))
         if reason is not None:
             continue
         all_own = len(cut.own) == _processes(module, facts, permute)
@@ -183,18 +194,3 @@ def _permuted(
     if channels is not None:
         channels.renew(copy)
     return copy.results[0]
-
-
-def _explained(permute: Collective, cut: Cut, reason: str | None) -> Diagnostic:
-    named = [cycle_text(cycle) for cycle in cut.cycles[:_MOST_NAMED]]
-    if len(cut.cycles) > _MOST_NAMED:
-        named.append(f"{len(cut.cycles) - _MOST_NAMED} more")
-    what = f"{permute.kind} with the cycle{'s' * (len(named) > 1)} {', '.join(named)}"
-    if reason is not None:
-        text = f"{what} stays: {reason}"
-    elif cut.back:
-        edges = ", ".join(f"{source}>{target}" for source, target in cut.back)
-        text = f"{what} is broken: {edges} in a permute of its own"
-    else:
-        text = f"{what} is broken: they keep their operand"
-    return Diagnostic(Severity.NOTE, text, to_place(permute.op.location))

@@ -47,7 +47,18 @@ def keep_alive(collective: Collective, live: Set[ir.Value]) -> None:
             op.location,
         )
     end = terminator(op.block)
-    chosen = _smallest(end, owner, live)
+    # The smallest returned tensor that is used outside.
+    sizes: dict[int, int] = {}
+    for position, value in enumerate(end.operands):
+        type_ = value.type
+        if not isinstance(type_, ir.RankedTensorType) or not type_.has_static_shape:
+            continue
+        if owner.name == MANUAL_COMPUTATION and owner.results[position] not in live:
+            continue
+        size = tensor_bytes(ir.ShapedType(type_))
+        if size:
+            sizes[position] = size
+    chosen = min(sizes, key=lambda position: sizes[position], default=None)
     if chosen is None:
         raise ToolError(
             f"{collective.inner.name}: nobody uses its results, and the block around it returns "
@@ -66,21 +77,6 @@ def _first_tensor(op: ir.Operation) -> ir.Value | None:
         if type_.has_static_shape and 0 not in type_.shape:
             return result
     return None
-
-
-def _smallest(end: ir.Operation, owner: ir.Operation, live: Set[ir.Value]) -> int | None:
-    """Which of the returned values is the smallest tensor that is used outside."""
-    sizes: dict[int, int] = {}
-    for position, value in enumerate(end.operands):
-        type_ = value.type
-        if not isinstance(type_, ir.RankedTensorType) or not type_.has_static_shape:
-            continue
-        if owner.name == MANUAL_COMPUTATION and owner.results[position] not in live:
-            continue
-        size = tensor_bytes(ir.ShapedType(type_))
-        if size:
-            sizes[position] = size
-    return min(sizes, key=lambda position: sizes[position], default=None)
 
 
 def _always_true(value: ir.Value) -> ir.Value:

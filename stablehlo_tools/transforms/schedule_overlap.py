@@ -116,7 +116,19 @@ class ScheduleOverlapPass(Pass):
     def run(self, module: ir.Module, diagnostics: Diagnostics) -> None:
         """Plans on a copy of the module; takes it over where anything is written."""
         hardware = load_hardware(self.hardware)
-        self._check(module)
+        location = module.operation.location
+        if self.memory_limit is not None and not self.memory_limit > 0:
+            raise ToolError(
+                "schedule-overlap: memory-limit is a positive number of GiB (P4)", location
+            )
+        if self.streams < 0:
+            raise ToolError("schedule-overlap: streams is 0 (no limit) or more (P4)", location)
+        if not 0 < self.compute_overlap_multiplier < inf:
+            raise ToolError(
+                "schedule-overlap: compute-overlap-multiplier is a positive number (P4)", location
+            )
+        refuse_unpartitioned(module, "schedule-overlap", "P1")
+        refuse_tokens(module, "schedule-overlap", "P3")
         draft = self._draft(module, hardware)
         if None in draft.left:
             take_over(module, draft.module)
@@ -186,21 +198,6 @@ class ScheduleOverlapPass(Pass):
         limited = self.memory_limit is not None and None in left
         peak = _Work.of(copy, hardware).peak if limited else work.peak
         return _Draft(copy, work, blocks, left, peak)
-
-    def _check(self, module: ir.Module) -> None:
-        location = module.operation.location
-        if self.memory_limit is not None and not self.memory_limit > 0:
-            raise ToolError(
-                "schedule-overlap: memory-limit is a positive number of GiB (P4)", location
-            )
-        if self.streams < 0:
-            raise ToolError("schedule-overlap: streams is 0 (no limit) or more (P4)", location)
-        if not 0 < self.compute_overlap_multiplier < inf:
-            raise ToolError(
-                "schedule-overlap: compute-overlap-multiplier is a positive number (P4)", location
-            )
-        refuse_unpartitioned(module, "schedule-overlap", "P1")
-        refuse_tokens(module, "schedule-overlap", "P3")
 
     def _headroom(self, work: _Work) -> float:
         if self.memory_limit is None:

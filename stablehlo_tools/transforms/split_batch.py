@@ -106,7 +106,18 @@ class SplitBatchPass(Pass):
     def run(self, module: ir.Module, diagnostics: Diagnostics) -> None:
         """Rewrites the module in place, or a copy of it to be compared with."""
         hardware = load_hardware(self.hardware)
-        self._check(module)
+        if self.parts < 2:
+            raise ToolError(
+                f"split-batch: {self.parts} parts are no split, there must be at least 2 (P1)",
+                module.operation.location,
+            )
+        if self.dimension and not self.arguments:
+            raise ToolError(
+                f"split-batch: dimension {self.dimension} is of arguments that `arguments` names, "
+                "and it names none (P4)",
+                module.operation.location,
+            )
+        refuse_tokens(module, "split-batch", "P3")
         if self.against == "text" or self.arguments:
             self._split(module, diagnostics)
             return
@@ -146,20 +157,6 @@ class SplitBatchPass(Pass):
         if self.explain:
             diagnostics.collected.append(_memory(before, peak_bytes(module), module))
         return True
-
-    def _check(self, module: ir.Module) -> None:
-        if self.parts < 2:
-            raise ToolError(
-                f"split-batch: {self.parts} parts are no split, there must be at least 2 (P1)",
-                module.operation.location,
-            )
-        if self.dimension and not self.arguments:
-            raise ToolError(
-                f"split-batch: dimension {self.dimension} is of arguments that `arguments` names, "
-                "and it names none (P4)",
-                module.operation.location,
-            )
-        refuse_tokens(module, "split-batch", "P3")
 
     def _chosen(self, module: ir.Module) -> list[Chosen]:
         """The regions to rewrite. Raises ToolError."""

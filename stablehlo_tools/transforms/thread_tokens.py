@@ -45,7 +45,7 @@ a collective whose results nobody uses is warned about, because compilers delete
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
@@ -57,7 +57,7 @@ from stablehlo_tools.dialect.custom_calls import label
 from stablehlo_tools.dialect.names import MANUAL_COMPUTATION
 from stablehlo_tools.ir.walk import walk
 from stablehlo_tools.passes.base import Pass
-from stablehlo_tools.transforms.parts.thread_tokens.chain_plan import FunctionPlan, plan_chain
+from stablehlo_tools.transforms.parts.thread_tokens.chain_plan import plan_chain
 from stablehlo_tools.transforms.parts.thread_tokens.threading import Decompositions, Threader
 from stablehlo_tools.transforms.strip_tokens import strip_module
 
@@ -95,7 +95,18 @@ class ThreadTokensPass(Pass):
                 collective.op.location,
             )
         _warn_of_unpartitioned(module, bool(functions), diagnostics)
-        _warn_of_moved_dones(functions, diagnostics)
+        # Two asynchronous collectives in flight together cannot be ordered by tokens.
+        pending = [step for function in functions for step in function.steps]
+        while pending:
+            step = pending.pop(0)
+            pending[:0] = [inner for region in step.regions for inner in region]
+            if step.done is not None and step.done_moves_before is not None:
+                diagnostics.warn(
+                    f"{label(step.done)} now stands before the {label(step.done_moves_before)} "
+                    "that followed its start: a token leaves an asynchronous collective only "
+                    "beside its result, so the two are in flight one after the other",
+                    step.done.location,
+                )
         threader = Threader(Decompositions(module) if self.form == "composite" else None)
         for function in functions:
             threader.function(function)
@@ -106,21 +117,6 @@ def thread_collectives(module: ir.Module, counts: Callable[[Collective], bool]) 
     of some ops only. Raises a located ToolError where a precondition fails."""
     for function in plan_chain(module, by_group=False, minimal=False, counts=counts):
         Threader().function(function)
-
-
-def _warn_of_moved_dones(functions: Sequence[FunctionPlan], diagnostics: Diagnostics) -> None:
-    """Two asynchronous collectives in flight together cannot be ordered by tokens."""
-    pending = [step for function in functions for step in function.steps]
-    while pending:
-        step = pending.pop(0)
-        pending[:0] = [inner for region in step.regions for inner in region]
-        if step.done is not None and step.done_moves_before is not None:
-            diagnostics.warn(
-                f"{label(step.done)} now stands before the {label(step.done_moves_before)} that "
-                "followed its start: a token leaves an asynchronous collective only beside its "
-                "result, so the two are in flight one after the other",
-                step.done.location,
-            )
 
 
 def _warn_of_unpartitioned(module: ir.Module, communicates: bool, diagnostics: Diagnostics) -> None:

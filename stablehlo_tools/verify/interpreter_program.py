@@ -412,23 +412,20 @@ def _separate_transfers(collectives: Sequence[Collective], facts: ModuleFacts, f
             channels.setdefault((transfer.channel_id, pair), free + len(channels))
         if pairs:
             end = _ENDS.index(transfer.kind)
-            _for_each(transfer.op, [(p[end], channels[transfer.channel_id, p]) for p in pairs])
+            op = transfer.op
+            taking = [(p[end], channels[transfer.channel_id, p]) for p in pairs]
+            build = Builder(ir.InsertionPoint(op), op.location)
+            unsigned = ir.IntegerType.get_unsigned(32, op.context)
+            own = build.op("partition_id", [], build.tensor([], unsigned))
+            received = [result.type for result in op.results][:-1]
+            values = [*(_zeros(build, type_) for type_ in received), op.operands[-1]]
+            for device, channel in taking:
+                is_own = build.compare("EQ", own, build.splat(device, [], unsigned))
+                values = _if_own(op, is_own, channel, values)
+            for old, new in zip(op.results, values, strict=True):
+                old.replace_all_uses_with(new)
+            op.erase()
     return free + len(channels)
-
-
-def _for_each(op: ir.Operation, taking: Sequence[tuple[int, int]]) -> None:
-    """Replaces a send or recv by one for each of the devices that take part, on its channel."""
-    build = Builder(ir.InsertionPoint(op), op.location)
-    unsigned = ir.IntegerType.get_unsigned(32, op.context)
-    own = build.op("partition_id", [], build.tensor([], unsigned))
-    received = [result.type for result in op.results][:-1]
-    values = [*(_zeros(build, type_) for type_ in received), op.operands[-1]]
-    for device, channel in taking:
-        is_own = build.compare("EQ", own, build.splat(device, [], unsigned))
-        values = _if_own(op, is_own, channel, values)
-    for old, new in zip(op.results, values, strict=True):
-        old.replace_all_uses_with(new)
-    op.erase()
 
 
 def _if_own(

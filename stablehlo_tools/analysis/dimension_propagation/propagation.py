@@ -327,14 +327,7 @@ class Origins:
             return None
         if node.bodies:
             return [(returned, tiling) for returned in dict(handed_on(node))[number]]
-        return self._through(node, node.results.index(number), tiling)
-
-    def _around(self, node: Node, place: int, tiling: DimTiling) -> list[TiledValue]:
-        """What a carry of a loop comes from."""
-        return [(node.operands[place], tiling), (node.bodies[1].returned[place], tiling)]
-
-    def _through(self, node: Node, place: int, tiling: DimTiling) -> list[TiledValue] | None:
-        """The operands that an op must take tiled to give such a result."""
+        place = node.results.index(number)
         for position in range(len(node.operands)):
             for given in self._candidates(node, position, place, tiling):
                 tilings = tuple(
@@ -346,6 +339,10 @@ class Origins:
                 taken = zip(node.operands, op_tiling.operands, strict=True)
                 return [(operand, each) for operand, each in taken if each is not None]
         return None
+
+    def _around(self, node: Node, place: int, tiling: DimTiling) -> list[TiledValue]:
+        """What a carry of a loop comes from."""
+        return [(node.operands[place], tiling), (node.bodies[1].returned[place], tiling)]
 
     def _candidates(
         self, node: Node, position: int, place: int, tiling: DimTiling

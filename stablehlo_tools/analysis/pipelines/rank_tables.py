@@ -80,24 +80,21 @@ def rank_table(value: ir.Value, facts: ModuleFacts, known: DeviceValues) -> Rank
     """The whole table that a rank's [1, ticks, columns] is the part of; None where it is none."""
     owner = producer(value)
     if owner is None:
-        return _brought_in(ir.BlockArgument(value), facts)
+        # A table that a manual computation takes in divided along the axis.
+        argument = ir.BlockArgument(value)
+        op = argument.owner.owner.operation
+        if op.name != MANUAL_COMPUTATION:
+            return None
+        entries = _constant(op.operands[argument.arg_number])
+        sharding = sharding_per_value(op.attributes["in_shardings"])[argument.arg_number]
+        mesh_name, axes = sharding_axes(sharding)
+        mesh = facts.meshes.get(mesh_name)
+        if entries is None or mesh is None or len(axes) != 1:
+            return None
+        if dict(mesh.axes).get(axes[0]) != len(entries) or len(entries) < 2:
+            return None
+        return RankTable(entries, _axis(mesh_name, mesh, axes[0]))
     return _sliced(owner, facts, known) if owner.name == "stablehlo.dynamic_slice" else None
-
-
-def _brought_in(argument: ir.BlockArgument, facts: ModuleFacts) -> RankTable | None:
-    """A table that a manual computation takes in divided along the axis."""
-    op = argument.owner.owner.operation
-    if op.name != MANUAL_COMPUTATION:
-        return None
-    entries = _constant(op.operands[argument.arg_number])
-    sharding = sharding_per_value(op.attributes["in_shardings"])[argument.arg_number]
-    mesh_name, axes = sharding_axes(sharding)
-    mesh = facts.meshes.get(mesh_name)
-    if entries is None or mesh is None or len(axes) != 1:
-        return None
-    if dict(mesh.axes).get(axes[0]) != len(entries) or len(entries) < 2:
-        return None
-    return RankTable(entries, _axis(mesh_name, mesh, axes[0]))
 
 
 def _sliced(op: ir.Operation, facts: ModuleFacts, known: DeviceValues) -> RankTable | None:

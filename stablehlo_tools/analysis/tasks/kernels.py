@@ -39,7 +39,19 @@ def kernel_work(
     root = members[-1]
     if root.known is not None:
         return root.known
-    read = sum(_reads(members, nodes).values())
+    # Bytes read of each value from outside of the kernel: all that its nodes slice out of it, and
+    # no more than there is.
+    inside = {node.index for node in members}
+    read_bytes: dict[Ref, float] = {}
+    for node in members:
+        for position, source in enumerate(node.sources):
+            limit = node.reads[position] if position < len(node.reads) else None
+            for ref in from_memory(node, source, nodes):
+                if ref[0] not in inside:
+                    size = size_of(ref, nodes)
+                    taken = read_bytes.get(ref, 0.0) + (size if limit is None else limit)
+                    read_bytes[ref] = min(size, taken)
+    read = sum(read_bytes.values())
     wrote = sum(_written_bytes(node, nodes) for node in written)
     return Work(
         kind=_kind(members),
@@ -68,22 +80,6 @@ def _kind(members: Sequence[Node]) -> WorkKind:
         computes = any(node.vector_flops for node in members)
         return WorkKind.ELEMENTWISE if computes else WorkKind.COPY
     return root.kind
-
-
-def _reads(members: Sequence[Node], nodes: Mapping[int, Node]) -> Mapping[Ref, float]:
-    """Bytes read of each value from outside of the kernel: all that its nodes slice out of it, and
-    no more than there is."""
-    inside = {node.index for node in members}
-    read_bytes: dict[Ref, float] = {}
-    for node in members:
-        for position, source in enumerate(node.sources):
-            limit = node.reads[position] if position < len(node.reads) else None
-            for ref in from_memory(node, source, nodes):
-                if ref[0] not in inside:
-                    size = size_of(ref, nodes)
-                    taken = read_bytes.get(ref, 0.0) + (size if limit is None else limit)
-                    read_bytes[ref] = min(size, taken)
-    return read_bytes
 
 
 def _written_bytes(node: Node, nodes: Mapping[int, Node]) -> float:
@@ -148,7 +144,17 @@ _NONE, _BLOCKED = _Readers(), _Readers(blocked=True)
 def fuse(nodes: Mapping[int, Node], users: Sequence[Sequence[int]], fusing: Fusing) -> Fusion:
     """The kernels of a block's nodes, given in order; `users` as `users_of` gives them."""
     kernel_of: dict[int, int] = {}  # by node, the index of the kernel's last node
-    long = _long(nodes, users, fusing)
+    # The nodes that take too many instructions to be run in each reader, and what alone is made of
+    # one of them, as its convert.
+    long: set[int] = set()
+    for node in nodes.values():
+        made_of_one = len(node.sources) == 1 and len(users[node.sources[0][0]]) == 1
+        if (
+            node.reordered
+            or node.name in fusing.dear
+            or (made_of_one and node.sources[0][0] in long)
+        ):
+            long.add(node.index)
     readers_of: dict[int, _Readers] = {}  # of what is made anew, what reads it in the end
     for node in reversed(list(nodes.values())):
         readers = _NONE
@@ -168,21 +174,6 @@ def fuse(nodes: Mapping[int, Node], users: Sequence[Sequence[int]], fusing: Fusi
         if node.index not in readers_of:
             kernels.setdefault(kernel_of[node.index], []).append(node)
     return Fusion([kernels[last] for last in sorted(kernels)], frozenset(readers_of))
-
-
-def _long(nodes: Mapping[int, Node], users: Sequence[Sequence[int]], fusing: Fusing) -> Set[int]:
-    """The nodes that take too many instructions to be run in each reader, and what alone is made of
-    one of them, as its convert."""
-    long: set[int] = set()
-    for node in nodes.values():
-        made_of_one = len(node.sources) == 1 and len(users[node.sources[0][0]]) == 1
-        if (
-            node.reordered
-            or node.name in fusing.dear
-            or (made_of_one and node.sources[0][0] in long)
-        ):
-            long.add(node.index)
-    return long
 
 
 def users_of(nodes: Sequence[Node], count: int) -> list[list[int]]:

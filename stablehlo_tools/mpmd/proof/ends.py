@@ -41,28 +41,22 @@ def check_ends(manifest: Manifest, readings: Sequence[Reading], findings: Findin
     inputs = _Side("input", "argument", arguments)
     outputs = _Side("output", "result", results)
     for side, entries in ((inputs, manifest.inputs), (outputs, manifest.outputs)):
-        _check_named(side, entries, readings, findings)
+        named: dict[tuple[int, int], list[str]] = {}
+        for entry in entries:
+            for piece in entry.pieces:
+                named.setdefault((piece.rank, piece.number), []).append(entry.path)
+        for reading, types in zip(readings, side.types, strict=True):
+            for number in range(len(types)):
+                paths = named.get((reading.rank, number), [])
+                if len(paths) != 1:
+                    of = f"is of {' and of '.join(paths)}" if paths else f"is of no {side.entry}"
+                    said = f"{side.own} {number} {of} in the manifest"
+                    findings.add(Rule.ENDS, said, reading, reading.main)
         for entry in entries:
             for piece in entry.pieces:
                 _check_piece(side, entry, piece, readings, findings)
     for entry in manifest.outputs:
         _check_whole(entry, findings)
-
-
-def _check_named(
-    side: _Side, entries: Sequence[Entry], readings: Sequence[Reading], findings: Findings
-) -> None:
-    named: dict[tuple[int, int], list[str]] = {}
-    for entry in entries:
-        for piece in entry.pieces:
-            named.setdefault((piece.rank, piece.number), []).append(entry.path)
-    for reading, types in zip(readings, side.types, strict=True):
-        for number in range(len(types)):
-            paths = named.get((reading.rank, number), [])
-            if len(paths) != 1:
-                of = f"is of {' and of '.join(paths)}" if paths else f"is of no {side.entry}"
-                said = f"{side.own} {number} {of} in the manifest"
-                findings.add(Rule.ENDS, said, reading, reading.main)
 
 
 def _check_piece(
@@ -129,23 +123,17 @@ def check_outside(manifest: Manifest, readings: Sequence[Reading], findings: Fin
     for reading in readings:
         expected = manifest.ranks[reading.rank].wiring
         if expected:
-            _check_wiring(reading, expected, wiring(reading, scheduled), findings)
-
-
-def _check_wiring(
-    reading: Reading,
-    expected: Mapping[str, Sequence[str]],
-    wired: Mapping[str, Sequence[str]],
-    findings: Findings,
-) -> None:
-    places = {
-        f"@{event.function}" if isinstance(event, Call) else f"channel {event.channel}": event.op
-        for event in reading.events
-    }
-    for name in dict.fromkeys((*expected, *wired)):
-        said = _difference(name, wired.get(name), expected.get(name))
-        if said:
-            findings.add(Rule.OUTSIDE, said, reading, places.get(name, reading.main))
+            wired = wiring(reading, scheduled)
+            places = {
+                f"@{event.function}"
+                if isinstance(event, Call)
+                else f"channel {event.channel}": event.op
+                for event in reading.events
+            }
+            for name in dict.fromkeys((*expected, *wired)):
+                said = _difference(name, wired.get(name), expected.get(name))
+                if said:
+                    findings.add(Rule.OUTSIDE, said, reading, places.get(name, reading.main))
 
 
 def _difference(name: str, actual: Sequence[str] | None, expected: Sequence[str] | None) -> str:

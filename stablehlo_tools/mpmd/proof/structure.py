@@ -73,7 +73,19 @@ def check_structure(reading: Reading, stages: Sequence[int], findings: Findings)
     _check_calls(reading, stages, findings)
     _check_functions(reading, findings)
     _check_messages_chain(reading, findings)
-    _check_actions_chain(reading, findings)
+    # Around every call of an action stand two barriers that hand on one token.
+    token: ir.Value | None = None
+    known: set[ir.Value] = set()  # tokens: an op's hash takes in all of its operands
+    for call in reading.calls:
+        before = producer(call.op.operands[0]) if len(call.op.operands) else None
+        said, after = _around(call, before, token)
+        if said:
+            findings.add(Rule.TOKENS, f"{call.action}: {said}", reading, call.op)
+        token = None if after is None else after.results[-1]
+        known.update(barrier.results[-1] for barrier in (before, after) if barrier is not None)
+    for op in reading.ops:  # a further barrier would belong to no chain
+        if op.name == BARRIER and op.results[-1] not in known:
+            findings.add(Rule.TOKENS, "a barrier stands around no action", reading, op)
 
 
 def _check_calls(reading: Reading, stages: Sequence[int], findings: Findings) -> None:
@@ -171,22 +183,6 @@ def _token_of(message: Message) -> ir.Value:
 def _is_new(token: ir.Value) -> bool:
     op = producer(token)
     return op is not None and op.name == AFTER_ALL and not len(op.operands)
-
-
-def _check_actions_chain(reading: Reading, findings: Findings) -> None:
-    """Around every call of an action stand two barriers that hand on one token."""
-    token: ir.Value | None = None
-    known: set[ir.Value] = set()  # tokens: an op's hash takes in all of its operands
-    for call in reading.calls:
-        before = producer(call.op.operands[0]) if len(call.op.operands) else None
-        said, after = _around(call, before, token)
-        if said:
-            findings.add(Rule.TOKENS, f"{call.action}: {said}", reading, call.op)
-        token = None if after is None else after.results[-1]
-        known.update(barrier.results[-1] for barrier in (before, after) if barrier is not None)
-    for op in reading.ops:  # a further barrier would belong to no chain
-        if op.name == BARRIER and op.results[-1] not in known:
-            findings.add(Rule.TOKENS, "a barrier stands around no action", reading, op)
 
 
 def _around(
@@ -307,11 +303,7 @@ def _completed(
     actions = list(behind.get(None, ()))
     for _, action in standing:
         actions += [action, *behind.pop(action, ())]
-    return _paired(actions, row)
-
-
-def _paired(actions: Sequence[Action], row: Row) -> list[Step]:
-    """The actions, those in one step where the row has a pair of them."""
+    # The actions, those in one step where the row has a pair of them.
     pairs = {step.forward: step for step in row if isinstance(step, Pair)}
     steps: list[Step] = []
     position = 0

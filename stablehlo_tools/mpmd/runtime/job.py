@@ -113,7 +113,17 @@ def load(
         watch = Watch(ranks.name, _digest(Path(directory), ranks), silence, patience)
         watch.agree()
         with watch.during("compiling"):
-            prepared, signature = _prepared(ranks, carried)
+            # Programs of devices, which copy the state that other ranks read.
+            local = tuple(localised(ranks, rank) for rank in range(ranks.ranks))
+            programs = tuple(
+                Artifact(program.name, program.form, of.module)
+                for program, of in zip(ranks.programs, local, strict=True)
+            )
+            signature = Signature(ranks.manifest, carried_of(ranks.manifest, carried))
+            values = next_values(ranks.manifest, signature.carried)
+            check_devices(ranks.manifest, local, values)
+            written, following = with_copies(replace(ranks, programs=programs), values)
+            prepared = Prepared(written, local, following)
             is_whole = ranks.ranks == 1 or jax.process_count() > 1
             engine: Engine = OneRank(prepared) if is_whole else AllRanks(prepared)
         return Job(prepared, engine, signature, watch)
@@ -126,20 +136,6 @@ def _digest(directory: Path, ranks: RankSet) -> str:
         data = (directory / name).read_bytes()
         digest.update(f"{name} {len(data)} ".encode() + data)
     return digest.hexdigest()
-
-
-def _prepared(ranks: RankSet, carried: Mapping[str, str] | None) -> tuple[Prepared, Signature]:
-    """The programs of devices, which hand on what other ranks read of the state."""
-    local = tuple(localised(ranks, rank) for rank in range(ranks.ranks))
-    programs = tuple(
-        Artifact(program.name, program.form, of.module)
-        for program, of in zip(ranks.programs, local, strict=True)
-    )
-    signature = Signature(ranks.manifest, carried_of(ranks.manifest, carried))
-    values = next_values(ranks.manifest, signature.carried)
-    check_devices(ranks.manifest, local, values)
-    written, following = with_copies(replace(ranks, programs=programs), values)
-    return Prepared(written, local, following), signature
 
 
 class Job:

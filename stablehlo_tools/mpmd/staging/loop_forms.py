@@ -181,7 +181,19 @@ def _rewrite_scatters(loop: ir.Operation, trips: int, effects: Effects) -> None:
     places = [_places(op, indices) for op in writing]
     for op, starts in zip(writing, places, strict=True):
         if starts is not None:
-            _as_slice(op, starts)
+            array, update = op.operands[0], op.operands[2]
+            build = Builder(ir.InsertionPoint(op), op.location)
+            inserted = _Numbers(op).inserted
+            window = iter(shape_of(update))
+            sizes = [1 if dim in inserted else next(window) for dim in range(len(starts))]
+            given = next(start for start in starts if start is not None)
+            zero = build.splat(0, [], ir.RankedTensorType(given.type).element_type)
+            placed = [zero if start is None else start for start in starts]
+            written = build.op(
+                "dynamic_update_slice", [array, build.reshape(update, sizes), *placed], array.type
+            )
+            op.results[0].replace_all_uses_with(written)
+            op.erase()
 
 
 def _replaces(op: ir.Operation) -> bool:
@@ -239,22 +251,6 @@ def _components(index: ir.Value) -> list[ir.Value] | None:
     parts = [_components(operand) for operand in maker.operands]
     known = [part for part in parts if part is not None]
     return [one for part in known for one in part] if len(known) == len(parts) else None
-
-
-def _as_slice(op: ir.Operation, starts: list[ir.Value | None]) -> None:
-    array, update = op.operands[0], op.operands[2]
-    build = Builder(ir.InsertionPoint(op), op.location)
-    inserted = _Numbers(op).inserted
-    window = iter(shape_of(update))
-    sizes = [1 if dim in inserted else next(window) for dim in range(len(starts))]
-    given = next(start for start in starts if start is not None)
-    zero = build.splat(0, [], ir.RankedTensorType(given.type).element_type)
-    placed = [zero if start is None else start for start in starts]
-    written = build.op(
-        "dynamic_update_slice", [array, build.reshape(update, sizes), *placed], array.type
-    )
-    op.results[0].replace_all_uses_with(written)
-    op.erase()
 
 
 def _add_up_rows(loop: ir.Operation, trips: int, effects: Effects) -> None:

@@ -105,7 +105,16 @@ def _without_one(
     first: NotFreeError | None = None
     for name in reversed(group[0].axes):
         try:
-            return _without(group, name, facts, values)
+            mesh = facts.meshes[group[0].mesh_name]
+            axis = MeshAxis(name, mesh)
+            try:
+                looks = [_Look.at(each, axis, facts) for each in group]
+                return _looked_at(looks, axis, dict(mesh.axes), values).write()
+            except CrossingError as error:
+                raise NotFreeError(name, error.op, error.why) from None
+            except NotScaledError as error:
+                why = "it makes more of what devices have parts of than a part for each"
+                raise NotFreeError(name, error.op, why) from None
         except NotFreeError as error:
             if not error.of_order:
                 raise first or error from None
@@ -272,22 +281,6 @@ class _Divided(NamedTuple):
         axes = axes_by_dimension(sharding)
         dim = next((dim for dim, own in enumerate(axes) if name in own), None)
         return None if dim is None else _Divided(dim, axes[dim][-1] == name)
-
-
-def _without(
-    group: Sequence[_Computation], name: str, facts: ModuleFacts, values: DeviceValues
-) -> list[_Computation]:
-    """Manual computations without one of their axes. Raises NotFreeError."""
-    mesh = facts.meshes[group[0].mesh_name]
-    axis = MeshAxis(name, mesh)
-    try:
-        looks = [_Look.at(each, axis, facts) for each in group]
-        return _looked_at(looks, axis, dict(mesh.axes), values).write()
-    except CrossingError as error:
-        raise NotFreeError(name, error.op, error.why) from None
-    except NotScaledError as error:
-        why = "it makes more of what devices have parts of than a part for each"
-        raise NotFreeError(name, error.op, why) from None
 
 
 class _Look(NamedTuple):

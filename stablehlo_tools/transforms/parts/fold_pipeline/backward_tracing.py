@@ -180,10 +180,14 @@ class BackwardTracer(Tracer):
         return all(piece.is_zero for piece in self.pieces(value, query.rank, -1, box))
 
     def _followed(self, query: BoxQuery) -> Answer:
-        number, ticks = self._sum(query)
-        if number is None or ticks < 1:
+        # The value may be a sum over so many ticks.
+        region, op = self.region, producer(query.value)
+        if op is not None and op == region.loop:
+            number, ticks = ir.OpResult(query.value).result_number, region.ticks
+        else:
+            number, ticks = region.argument_number(query.value), query.tick
+        if number is None or number not in self._added or ticks < 1:
             return super()._followed(query)
-        region = self.region
         start = self.pieces(region.loop.operands[number], query.rank, -1, query.box)
         if not all(piece.is_zero for piece in start):
             raise UnresolvedError(
@@ -231,15 +235,6 @@ class BackwardTracer(Tracer):
             if is_own and view.target == first.view.target and rank == first.rank:
                 return Piece(Summed(value, rank, adding), box, view)
         return Piece(Summed(first.value, first.rank, tuple(held)), first.box, first.view)
-
-    def _sum(self, query: BoxQuery) -> tuple[int | None, int]:
-        """The sum over ticks that a value is, and over how many."""
-        region, op = self.region, producer(query.value)
-        if op is not None and op == region.loop:
-            number, ticks = ir.OpResult(query.value).result_number, region.ticks
-        else:
-            number, ticks = region.argument_number(query.value), query.tick
-        return (number if number in self._added else None), ticks
 
     def _beyond(self, piece: Piece) -> list[Piece]:
         """What a piece consists of in the pipeline, where it comes from there."""

@@ -162,7 +162,12 @@ class PipelineWriter:
     def _write_chains(self, chains: Chains) -> None:
         """Writes the loop that chains fold to, and notes what it computes."""
         inputs = StageInputs.of(chains)
-        layers = self._layers(chains, inputs)
+        # A layer is the body of the scan that a stage is, or the stage.
+        stage = chains.rows.function.regions[0].blocks[0]
+        layer = None
+        if chains.length > 1:
+            layer = layer_of(stage, chains.handoffs, inputs.layered, self._scratch, reverse=False)
+        layers = layer or LayerBlock(stage)
         stage = batched(layers.block, inputs.batch, chains.handoffs, self._scratch)
         divided = self._divided.are_in(inputs.batch)
         layout = BatchLayout.of(len(chains.inputs), inputs.batch, stage, divided=divided)
@@ -175,14 +180,6 @@ class PipelineWriter:
                 source = Computed(output, instance.rank, instance.tick)
                 box = chains.box(number, instance)
                 self._in_loop[source, box] = layout.output(value, shape, number, microbatch)
-
-    def _layers(self, chains: Chains, inputs: StageInputs) -> LayerBlock:
-        """What computes a layer: the body of the scan that a stage is, or the stage."""
-        stage = chains.rows.function.regions[0].blocks[0]
-        layer = None
-        if chains.length > 1:
-            layer = layer_of(stage, chains.handoffs, inputs.layered, self._scratch, reverse=False)
-        return layer or LayerBlock(stage)
 
     def _write_layers(
         self, chains: Chains, inputs: StageInputs, layers: LayerBlock, layout: BatchLayout

@@ -315,7 +315,17 @@ def _kept_links(
 ) -> Iterator[KeptLink]:
     live = live_values(module)
     still_live = live_values(module, _Removed(chains).operands)
-    _check_calls(program, live, still_live)
+    # Refuses a call that, unlike others of its function, only a token result keeps alive.
+    #
+    # A collective in the function is alive or not by each call, and its text is one.
+    for calls in program.calls.values():
+        uses = [tuple(result in still_live for result in call.results) for call in calls]
+        for call, used in zip(calls, uses, strict=True):
+            is_lost = any(result in live and result not in still_live for result in call.results)
+            if is_lost and any(
+                other and not mine for o in uses for mine, other in zip(used, o, strict=True)
+            ):
+                raise _cannot_be_saved(call)
     for chain in chains:
         saved: set[ir.Value] = set()
         lost: dict[ir.Value, ir.Operation] = {}
@@ -331,21 +341,6 @@ def _kept_links(
         unsaved = next((op for key, op in lost.items() if key not in saved), None)
         if unsaved is not None:
             raise _cannot_be_saved(unsaved)
-
-
-def _check_calls(program: Program, live: set[ir.Value], still_live: set[ir.Value]) -> None:
-    """Refuses a call that, unlike others of its function, only a token result keeps alive.
-
-    A collective in the function is alive or not by each call, and its text is one.
-    """
-    for calls in program.calls.values():
-        uses = [tuple(result in still_live for result in call.results) for call in calls]
-        for call, used in zip(calls, uses, strict=True):
-            is_lost = any(result in live and result not in still_live for result in call.results)
-            if is_lost and any(
-                other and not mine for o in uses for mine, other in zip(used, o, strict=True)
-            ):
-                raise _cannot_be_saved(call)
 
 
 def _first_reader(

@@ -267,7 +267,18 @@ class CollectiveWriter:
         return value
 
     def _permute(self, build: Builder, value: ir.Value, before: Dims, after: Dims) -> ir.Value:
-        pairs = self._pairs(before, after)
+        # Senders and receivers: each ends with its part by `after`; itself is the first sender.
+        held, wanted = self._blocks(before), self._blocks(after)
+        pairs = [(d, d) for d in range(len(held)) if held[d] == wanted[d]]
+        settled = {device for device, _ in pairs}
+        free: dict[tuple[int, ...], list[int]] = {}
+        for device in range(len(held)):
+            if device not in settled:
+                free.setdefault(held[device], []).append(device)
+        for device in range(len(held)):
+            if device not in settled:
+                pairs.append((free[wanted[device]].pop(0), device))
+        pairs = sorted(pairs, key=lambda pair: pair[1])
         if all(source == target for source, target in pairs):
             return value
         return build.permute(value, pairs, self._next_channel())
@@ -279,20 +290,6 @@ class CollectiveWriter:
         where none does."""
         rows = [(group[s], group[t]) for group in self._axes.groups(axes) for s, t in pairs]
         return build.permute(value, rows, self._next_channel())
-
-    def _pairs(self, before: Dims, after: Dims) -> list[tuple[int, int]]:
-        """Who sends to whom, so that each holds the part that `after` gives it; itself first."""
-        held, wanted = self._blocks(before), self._blocks(after)
-        pairs = [(d, d) for d in range(len(held)) if held[d] == wanted[d]]
-        settled = {device for device, _ in pairs}
-        free: dict[tuple[int, ...], list[int]] = {}
-        for device in range(len(held)):
-            if device not in settled:
-                free.setdefault(held[device], []).append(device)
-        for device in range(len(held)):
-            if device not in settled:
-                pairs.append((free[wanted[device]].pop(0), device))
-        return sorted(pairs, key=lambda pair: pair[1])
 
     def _blocks(self, dims: Dims) -> list[tuple[int, ...]]:
         """Which part of a value each device holds, as its number along each dimension."""

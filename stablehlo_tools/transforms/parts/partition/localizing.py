@@ -99,21 +99,18 @@ class Localizer:
         elif op.name.startswith("sdy."):
             self._sdy(op)
         else:
-            self._stablehlo(op)
-
-    def _stablehlo(self, op: ir.Operation) -> None:
-        for result in op.results:
-            self._localize(result)
-        for region in op.regions:
-            for block in region.blocks:
-                if op.name in _WITH_BODIES:
-                    self._block(block, list(block.operations))
-                else:
-                    for inner in block.operations:
-                        _forget(inner.operation)
-        _forget(op)
-        if op.name in REWRITERS:
-            REWRITERS[op.name](self, op)
+            for result in op.results:
+                self._localize(result)
+            for region in op.regions:
+                for block in region.blocks:
+                    if op.name in _WITH_BODIES:
+                        self._block(block, list(block.operations))
+                    else:
+                        for inner in block.operations:
+                            _forget(inner.operation)
+            _forget(op)
+            if op.name in REWRITERS:
+                REWRITERS[op.name](self, op)
 
     def _localize(self, value: ir.Value) -> None:
         """Gives a value the type of one device's part."""

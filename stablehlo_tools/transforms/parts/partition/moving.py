@@ -192,7 +192,17 @@ class _Writer:
             self._supplies.append(
                 self._devices.permute(self._build, value, self._axes, message.pairs)
             )
-        segments = self._segments()
+        # Stretches of places that each device takes from one supply, or from none.
+        ends = {0, self._length}
+        ends.update(end for runs in self._plan.runs for run in runs for end in (run.low, run.high))
+        cuts = sorted(ends)
+        segments: list[tuple[int, int, _Taken]] = []
+        for start, high in itertools.pairwise(cuts):
+            low, taken = start, tuple(_at(runs, start) for runs in self._plan.runs)
+            if segments and _agree(segments[-1][2], taken):
+                before = segments.pop()
+                low, taken = before[0], tuple(a or b for a, b in zip(before[2], taken, strict=True))
+            segments.append((low, high, taken))
         choices = sum(len(_suppliers(taken)) for _, _, taken in segments)
         return self._joined(segments) if choices <= _MOST_SEGMENTS else self._layered()
 
@@ -210,20 +220,6 @@ class _Writer:
         for (sender, _), offset in zip(pairs, offsets, strict=True):
             table[sender] = offset
         return self._cut_at(value, table, size)
-
-    def _segments(self) -> list[tuple[int, int, _Taken]]:
-        """Stretches of places that each device takes from one supply, or from none."""
-        ends = {0, self._length}
-        ends.update(end for runs in self._plan.runs for run in runs for end in (run.low, run.high))
-        cuts = sorted(ends)
-        found: list[tuple[int, int, _Taken]] = []
-        for start, high in itertools.pairwise(cuts):
-            low, taken = start, tuple(_at(runs, start) for runs in self._plan.runs)
-            if found and _agree(found[-1][2], taken):
-                before = found.pop()
-                low, taken = before[0], tuple(a or b for a, b in zip(before[2], taken, strict=True))
-            found.append((low, high, taken))
-        return found
 
     def _joined(self, segments: Sequence[tuple[int, int, _Taken]]) -> ir.Value:
         """Slices side by side; of each the one that the device takes."""

@@ -188,23 +188,19 @@ def _mesh_op(module: ir.Module, name: str) -> ir.Operation:
 def dissolve_named_computations(module: ir.Module) -> None:
     """Dissolves every named computation of the module, inner ones first."""
     for op in reversed(ops_named(module.operation, {NAMED_COMPUTATION})):
-        _dissolve(op)
-
-
-def _dissolve(op: ir.Operation) -> None:
-    block = op.regions[0].blocks[0]
-    point = ir.InsertionPoint(op)
-    for number, argument in enumerate(block.arguments):
-        outside = op.operands[number]
-        argument.replace_all_uses_with(_constrained(op, "in_shardings", number, outside, point))
-    end = terminator(block)
-    for view in list(block.operations):
-        if view.operation != end:
-            point.insert(view.operation.detach_from_parent())
-    for number, result in enumerate(op.results):
-        returned = end.operands[number]
-        result.replace_all_uses_with(_constrained(op, "out_shardings", number, returned, point))
-    op.erase()
+        block = op.regions[0].blocks[0]
+        point = ir.InsertionPoint(op)
+        for number, argument in enumerate(block.arguments):
+            outside = op.operands[number]
+            argument.replace_all_uses_with(_constrained(op, "in_shardings", number, outside, point))
+        end = terminator(block)
+        for view in list(block.operations):
+            if view.operation != end:
+                point.insert(view.operation.detach_from_parent())
+        for number, result in enumerate(op.results):
+            returned = end.operands[number]
+            result.replace_all_uses_with(_constrained(op, "out_shardings", number, returned, point))
+        op.erase()
 
 
 def _constrained(

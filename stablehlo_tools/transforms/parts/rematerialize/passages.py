@@ -424,7 +424,19 @@ def _passage(forward: _Reading, backward: _Reading, effects: Effects) -> LoopPas
         counts=(forward.counted, backward.counted),
         is_mirrored=mirrored.pop(),
     )
-    _number_forward(passage, forward)
+    body, same = forward.body, passage.same
+    _number_arguments(passage, forward, passage.given, range(passage.trips))
+    for number, argument in enumerate(body.arguments):
+        if number not in body.invariant and number not in body.steps:
+            passage.values.setdefault(same[argument], argument)
+    for value in dict.fromkeys(value for op in body.ops for value in values_used_outside(op)):
+        if not body.is_inside(value):
+            same.add_leading_to(value)
+    for op in body.ops:
+        _note_integers(passage, forward, op, range(passage.trips))
+        passage.add_forward(op)
+        if op.results and all(body.is_indexed(r) and is_integer_scalar(r.type) for r in op.results):
+            passage.given.update(same[result] for result in op.results)
     _number_backward(passage, backward, links)
     return passage
 
@@ -444,22 +456,6 @@ def _links(forward: _Reading, backward: _Reading) -> list[tuple[Rows, Rows]]:
         if (stack.written.first, stack.written.span) == (read.first, read.span):
             links.append((stack.written, read))
     return links
-
-
-def _number_forward(passage: LoopPassage, forward: _Reading) -> None:
-    body, same = forward.body, passage.same
-    _number_arguments(passage, forward, passage.given, range(passage.trips))
-    for number, argument in enumerate(body.arguments):
-        if number not in body.invariant and number not in body.steps:
-            passage.values.setdefault(same[argument], argument)
-    for value in dict.fromkeys(value for op in body.ops for value in values_used_outside(op)):
-        if not body.is_inside(value):
-            same.add_leading_to(value)
-    for op in body.ops:
-        _note_integers(passage, forward, op, range(passage.trips))
-        passage.add_forward(op)
-        if op.results and all(body.is_indexed(r) and is_integer_scalar(r.type) for r in op.results):
-            passage.given.update(same[result] for result in op.results)
 
 
 def _number_backward(

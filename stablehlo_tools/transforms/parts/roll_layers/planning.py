@@ -163,7 +163,18 @@ def plan_rolling(flow: Dataflow, found: Sequence[Iterations]) -> RollPlan:
                 stack.loop.writes.append(stack)
         known.add_all(_written_by(loop))
         loops.append(loop)
-    return RollPlan(flow, loops, _uses(flow, loops))
+    # The values of loops that something else takes, each as a row of a stack of its loop.
+    place = {
+        number: (loop, i, Made(q, r))
+        for loop in loops
+        for i, row in enumerate(loop.iterations.ops)
+        for q, node in enumerate(row)
+        for r, number in enumerate(node.results if node else ())
+    }
+    uses: dict[int, RowUse] = {}
+    for number in sorted(_taken_outside(flow, loops) & place.keys()):
+        uses[number] = _use(number, *place[number])
+    return RollPlan(flow, loops, uses)
 
 
 class _KnownStacks:
@@ -207,21 +218,6 @@ def _written_by(loop: RolledLoop) -> Iterator[Stack]:
         for result in range(len(node.results)):
             made = Made(position, result)
             yield Stack(_in_layers(iterations.row_of(made), loop), loop, made)
-
-
-def _uses(flow: Dataflow, loops: Sequence[RolledLoop]) -> dict[int, RowUse]:
-    """The values of loops that something else takes, each as a row of a stack of its loop."""
-    place = {
-        number: (loop, i, Made(q, r))
-        for loop in loops
-        for i, row in enumerate(loop.iterations.ops)
-        for q, node in enumerate(row)
-        for r, number in enumerate(node.results if node else ())
-    }
-    uses: dict[int, RowUse] = {}
-    for number in sorted(_taken_outside(flow, loops) & place.keys()):
-        uses[number] = _use(number, *place[number])
-    return uses
 
 
 def _use(number: int, loop: RolledLoop, iteration: int, made: Made) -> RowUse:

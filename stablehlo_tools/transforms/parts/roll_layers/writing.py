@@ -70,7 +70,19 @@ class _Writer:
         results = counted.close([*handed, *stored, *rows.values()])
         ends = {each.made: end for each, end in zip(carried, results, strict=False)}
         self._stacks.update(zip(loop.writes, results[len(starts) :], strict=False))
-        self._stand_in(build, loop, ends)
+        # Rows of its stacks, and its last carries, replace the values that others read.
+        for number, use in self._plan.uses.items():
+            if use.loop is not loop:
+                continue
+            old = self._flow.values[number]
+            if use.stack is None:
+                new = ends[use.made]
+            else:
+                stack = self._stacks[use.stack]
+                row = build.slice_along(stack, 0, use.row, use.row + 1)
+                new = build.reshape(row, shape_of(old))
+            self._new[number] = new
+            old.replace_all_uses_with(new)
         for node in _behind(self._flow, loop):
             node.op.move_before(anchor)
 
@@ -102,21 +114,6 @@ class _Writer:
             whole = build.concatenate([piece for piece in pieces if piece is not None], 0)
         self._stacks[stack] = whole
         return whole
-
-    def _stand_in(self, build: Builder, loop: RolledLoop, ends: Mapping[Made, ir.Value]) -> None:
-        """Lets rows of its stacks, and what it hands on at the end, stand for what others take."""
-        for number, use in self._plan.uses.items():
-            if use.loop is not loop:
-                continue
-            old = self._flow.values[number]
-            if use.stack is None:
-                new = ends[use.made]
-            else:
-                stack = self._stacks[use.stack]
-                row = build.slice_along(stack, 0, use.row, use.row + 1)
-                new = build.reshape(row, shape_of(old))
-            self._new[number] = new
-            old.replace_all_uses_with(new)
 
 
 class _Body:

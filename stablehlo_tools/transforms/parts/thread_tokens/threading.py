@@ -338,20 +338,14 @@ def _region_likeness(
                 numbers[value] = len(numbers)
             yield tuple((str(value.type), str(value.location)) for value in block.arguments)
             for inner in block.operations:
-                yield _inner_likeness(inner.operation, numbers, collective)
+                if any(value not in numbers for value in inner.operation.operands):
+                    raise ToolError(
+                        f"{collective.name} whose reduction uses a value from outside of it cannot "
+                        "become a composite: use form=barrier (P9)",
+                        collective.location,
+                    )
+                operands = tuple(numbers[value] for value in inner.operation.operands)
+                yield (_signature(inner.operation), operands, str(inner.operation.location))
                 yield from _region_likeness(inner.operation, numbers, collective)
                 for value in inner.operation.results:
                     numbers[value] = len(numbers)
-
-
-def _inner_likeness(
-    inner: ir.Operation, numbers: dict[ir.Value, int], collective: ir.Operation
-) -> Hashable:
-    if any(value not in numbers for value in inner.operands):
-        raise ToolError(
-            f"{collective.name} whose reduction uses a value from outside of it cannot become a "
-            "composite: use form=barrier (P9)",
-            collective.location,
-        )
-    operands = tuple(numbers[value] for value in inner.operands)
-    return (_signature(inner), operands, str(inner.location))

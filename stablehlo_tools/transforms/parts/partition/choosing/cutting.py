@@ -127,7 +127,11 @@ class Cutter:
     def _priced(self, columns: Sequence[np.ndarray]) -> np.ndarray:
         """4 x uses: what a value costs that is made as before or anew, each for a user as before
         and anew."""
-        first, alike = _unique(columns)
+        # The first row of each kind, and the kind of each row.
+        first = alike = np.zeros(len(columns[0]), dtype=np.int64)
+        for column in columns:
+            alike = alike * (column.max(initial=0) + 1) + column
+            _, first, alike = np.unique(alike, return_index=True, return_inverse=True)
         keys = np.stack([column[first] for column in columns], axis=1).tolist()
         prices = [self._prices_of(*key) for key in keys]
         return np.array(prices, dtype=np.float64).reshape(-1, 4).T[:, alike]
@@ -207,15 +211,6 @@ class Cutter:
 
 def _integers(numbers: Iterable[int]) -> np.ndarray:
     return np.fromiter(numbers, dtype=np.int64)
-
-
-def _unique(columns: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Of rows given as columns the first of each kind, and for each row its kind."""
-    first = code = np.zeros(len(columns[0]), dtype=np.int64)
-    for column in columns:
-        code = code * (column.max(initial=0) + 1) + column
-        _, first, code = np.unique(code, return_index=True, return_inverse=True)
-    return first, code
 
 
 def _least(

@@ -49,7 +49,10 @@ def last_of(body: LoopBody, ops: Sequence[ir.Operation], trips: int | None) -> L
     reason = next(filter(None, (why_read(body, carry) for carry in carries)), None)
     if reason:
         return reason
-    read = _read(body, ops)
+    # The values that ops read from others in the iteration, each once, in order.
+    made = {value for op in ops for value in op.results}
+    read = (value for op in ops for value in body.reads(op))
+    read = [v for v in dict.fromkeys(read) if v not in made and not body.is_indexed(v)]
     stranger = next((value for value in read if not is_static_tensor(value.type)), None)
     if stranger is not None:
         return f"what it needs of the last iteration is a {stranger.type}"
@@ -67,13 +70,6 @@ def why_read(body: LoopBody, carry: int) -> str | None:
     if body.is_read_by_condition(carry):
         return f"the condition reads its result, carry {carry}"
     return None
-
-
-def _read(body: LoopBody, ops: Sequence[ir.Operation]) -> list[ir.Value]:
-    """What ops read that others have a place for in the iteration, each once, in order."""
-    made = {value for op in ops for value in op.results}
-    read = (value for op in ops for value in body.reads(op))
-    return [v for v in dict.fromkeys(read) if v not in made and not body.is_indexed(v)]
 
 
 _LAST = -1  # the frame behind the loop counts from one past the last iteration

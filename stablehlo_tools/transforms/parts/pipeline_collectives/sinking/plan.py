@@ -176,7 +176,18 @@ class _Planner:
 
     def _extra(self, plan: Plan) -> int | None:
         if isinstance(plan, Accumulated):
-            return self._extra_sum(plan)
+            # The first of a tree's leaves with one chain pays for their common local accumulator.
+            accumulator = self._body.arguments[plan.tree.carry]
+            alike = [p for p in self._sums.values() if isinstance(p, Accumulated)]
+            alike = [p for p in alike if p.signature == plan.signature]
+            if plan.leaf.value != alike[0].leaf.value:
+                return 0
+            type_ = ir.RankedTensorType.get(
+                shape_of(plan.local), element_of(accumulator), loc=plan.steps[0].op.location
+            )
+            leaves = {p.leaf.value for p in alike}
+            replaces = len(leaves) == len(plan.tree.leaves)
+            return _difference(tensor_bytes(type_), _bytes([accumulator]) if replaces else 0)
         if isinstance(plan, MaskedSum):
             return 0
         if isinstance(plan, LastValue):
@@ -193,20 +204,6 @@ class _Planner:
         buffers = [self._body.arguments[store.carry] for store in plan.stores]
         less = _bytes(value for value in buffers if shape_of(value)[0] == plan.trips)
         return _difference(None if rows is None else rows * plan.trips, less)
-
-    def _extra_sum(self, plan: Accumulated) -> int | None:
-        """The first of a tree's leaves with one chain pays for their common local accumulator."""
-        accumulator = self._body.arguments[plan.tree.carry]
-        alike = [p for p in self._sums.values() if isinstance(p, Accumulated)]
-        alike = [p for p in alike if p.signature == plan.signature]
-        if plan.leaf.value != alike[0].leaf.value:
-            return 0
-        type_ = ir.RankedTensorType.get(
-            shape_of(plan.local), element_of(accumulator), loc=plan.steps[0].op.location
-        )
-        leaves = {p.leaf.value for p in alike}
-        replaces = len(leaves) == len(plan.tree.leaves)
-        return _difference(tensor_bytes(type_), _bytes([accumulator]) if replaces else 0)
 
 
 def _adds_to_a_slice(op: ir.Operation) -> bool:

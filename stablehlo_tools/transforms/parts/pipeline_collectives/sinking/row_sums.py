@@ -125,7 +125,19 @@ class RowSumWriter:
     def write(self, opened: OpenedLoop) -> tuple[dict[int, ir.Value], list[ir.Operation]]:
         """Writes the sums in the body, and the chain and the totals behind the loop."""
         plan, number = self._plan, self._number
-        opened.hand_on(number, self._summed(opened))
+        # The sums with what this iteration adds to a row.
+        row, local = self._plan.row, self._plan.local
+        builder = Builder(opened.inside, self._where)
+        sums = opened.argument(self._number)
+        index = element_of(row.ops[0].operands[1])
+        starts = [*row.starts, *[builder.splat(0, [], index)] * len(shape_of(local))]
+        sizes = [*[1] * len(row.dims), *shape_of(local)]
+        old = builder.dynamic_slice(sums, starts, sizes)
+        term = reshaped(builder, builder.convert(local, self._element), sizes)
+        new = builder.same("add", old, term)
+        if row.valid is not None:
+            new = builder.op("select", [row.valid, new, old], new.type)
+        opened.hand_on(number, builder.update(sums, new, starts))
         count = prod(plan.rows)
         shape = [count, *shape_of(plan.local)]
         value = reshaped(build_at(opened, self._where), opened.result(number), shape)
@@ -140,21 +152,6 @@ class RowSumWriter:
         start = self._body.loop.operands[plan.row.carry]
         total = builder.same("add", start, reshaped(builder, value, shape_of(start)))
         return {plan.row.carry: total}, collectives
-
-    def _summed(self, opened: OpenedLoop) -> ir.Value:
-        """The sums with what this iteration adds to a row."""
-        row, local = self._plan.row, self._plan.local
-        builder = Builder(opened.inside, self._where)
-        sums = opened.argument(self._number)
-        index = element_of(row.ops[0].operands[1])
-        starts = [*row.starts, *[builder.splat(0, [], index)] * len(shape_of(local))]
-        sizes = [*[1] * len(row.dims), *shape_of(local)]
-        old = builder.dynamic_slice(sums, starts, sizes)
-        term = reshaped(builder, builder.convert(local, self._element), sizes)
-        new = builder.same("add", old, term)
-        if row.valid is not None:
-            new = builder.op("select", [row.valid, new, old], new.type)
-        return builder.update(sums, new, starts)
 
     def _run(self, opened: OpenedLoop, step: ChainOp, value: ir.Value, count: int) -> ir.Value:
         """Runs an op of the chain on all rows, in the type of the sums."""
