@@ -1,6 +1,6 @@
 """JSON that nobody has vouched for: one reader, with its limits, for whatever file it stands in.
 
-Every failure is a ToolError, located where the text has a line for it. What is read holds no NaN or
+Every failure is a ToolError. What is read holds no NaN or
 infinity, no key twice, and nests no deeper than `DEEPEST`; files and what is inflated of them have
 at most `MOST_BYTES`. `JsonValue` reads such a document field by field, and says where in it
 something is wrong: `transfers[3].source: …`.
@@ -28,7 +28,6 @@ _MOST_SHOWN = 60  # characters of a value in a message
 _MOST_DIGITS = 300  # of a whole number: a float holds it, too
 _CHUNK = 2**20  # bytes
 _GZIP = b"\x1f\x8b"
-_BLANK = " \t\n\r"
 
 type Steps = tuple[str | int, ...]  # from the whole document to a value in it
 
@@ -75,18 +74,15 @@ def parse_json(data: bytes | str, *, repeated_keys: bool = False) -> object:
 
 @dataclass(frozen=True)
 class JsonValue:
-    """A value in a JSON document, and where it stands. What it is not, it raises a ToolError for,
-    with its path and its line."""
+    """A value in a JSON document, and its path, which the ToolErrors name."""
 
     content: object
-    text: str
     steps: Steps = ()
 
     @staticmethod
     def of(data: bytes | str) -> JsonValue:
         """A whole document. Raises ToolError as `parse_json` does."""
-        text = data if isinstance(data, str) else _decoded(data)
-        return JsonValue(parse_json(text), text)
+        return JsonValue(parse_json(data))
 
     @property
     def path(self) -> str:
@@ -97,8 +93,7 @@ class JsonValue:
 
     def refuse(self, message: str) -> NoReturn:
         """Raises a ToolError that this value is to blame for."""
-        place = position_of(self.text, self.steps)
-        raise ToolError(f"{self.path}: {message}" if self.steps else message, place)
+        raise ToolError(f"{self.path}: {message}" if self.steps else message)
 
     def fields(
         self, required: Collection[str], optional: Collection[str] = ()
@@ -154,7 +149,7 @@ class JsonValue:
         return self.content
 
     def _inner(self, step: str | int, content: object) -> JsonValue:
-        return JsonValue(content, self.text, (*self.steps, step))
+        return JsonValue(content, (*self.steps, step))
 
     def _content[T](self, type_: type[T], what: str) -> T:
         if not isinstance(self.content, type_):
@@ -163,37 +158,6 @@ class JsonValue:
 
     def _expected(self, what: str) -> NoReturn:
         self.refuse(f"{_shown(self.content)} is not {what}")
-
-
-def position_of(text: str, steps: Steps) -> Place:
-    """Where a value stands in JSON text that has it."""
-    at = _skip_blank(text, 0)
-    for step in steps:
-        at = _inner_position(text, at, step)
-    line = text.count("\n", 0, at) + 1
-    return Place(line=line, column=at - (text.rfind("\n", 0, at) + 1) + 1)
-
-
-def _inner_position(text: str, at: int, step: str | int) -> int:
-    """Where a field or an item begins, of the object or list that begins at `at`."""
-    decoder = json.JSONDecoder()
-    number = 0
-    at = _skip_blank(text, at + 1)
-    while True:
-        key: str | int = number
-        if isinstance(step, str):
-            key, at = decoder.raw_decode(text, at)
-            at = _skip_blank(text, _skip_blank(text, at) + 1)  # behind the colon
-        if key == step:
-            return at
-        at = _skip_blank(text, _skip_blank(text, decoder.raw_decode(text, at)[1]) + 1)
-        number += 1
-
-
-def _skip_blank(text: str, at: int) -> int:
-    while at < len(text) and text[at] in _BLANK:
-        at += 1
-    return at
 
 
 def _inflated(data: bytes) -> bytes:

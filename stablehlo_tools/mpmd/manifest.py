@@ -28,7 +28,7 @@ from typing import Any
 
 from stablehlo_tools.artifacts.parsing import AGAIN
 from stablehlo_tools.diagnostics import ToolError
-from stablehlo_tools.files.json_text import JsonValue, position_of
+from stablehlo_tools.files.json_text import JsonValue
 from stablehlo_tools.schedules.forms import step_of, to_json, to_table
 from stablehlo_tools.schedules.setting import Costs, costs
 from stablehlo_tools.schedules.table import Action, Kind, Table
@@ -270,7 +270,7 @@ def refusal_of_name(name: str) -> str:
 
 
 def decode_manifest(data: bytes | str) -> Manifest:
-    """The manifest in JSON. Raises a located ToolError for what is none."""
+    """The manifest in JSON. Raises ToolError for what is none."""
     try:
         document = JsonValue.of(data)
     except ToolError as error:
@@ -295,9 +295,8 @@ def _of_another_version(version: JsonValue | None) -> ToolError:
     said = f"this is no manifest of rank programs of version {VERSION}"
     if version is None or type(version.content) is not int:
         return ToolError(said)
-    place = position_of(version.text, version.steps)
     hint = "write the set again, or take the stablehlo-tools that wrote it"
-    return ToolError(f"{said}: it is of version {version.content}", place, hint=hint)
+    return ToolError(f"{said}: it is of version {version.content}", hint=hint)
 
 
 def _manifest(fields: dict[str, JsonValue]) -> Manifest:

@@ -1,4 +1,4 @@
-"""JSON from anywhere is read by one reader: within its limits, or refused in one located line."""
+"""JSON from anywhere is read by one reader: within its limits, or refused in one line."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from stablehlo_tools.cli import main as command_line
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.files import json_text
-from stablehlo_tools.files.json_text import JsonValue, parse_json, position_of, read_json
+from stablehlo_tools.files.json_text import JsonValue, parse_json, read_json
 
 DEEP = "[" * 100_000 + "]" * 100_000
 DEEP_BELOW = '{"a": ' * 3_000 + "1" + "}" * 3_000  # which Python's reader takes
@@ -81,14 +81,13 @@ def test_endless_files_are_refused():
 
 def test_a_value_says_where_it_stands():
     text = '{"a": 1,\n "some": [{"b": "]"},\n   {"b" : 5, "c": -1.0}]}'
-    assert (position_of(text, ()).line, position_of(text, ()).column) == (1, 1)
     document = JsonValue.of(text)
     third = document.fields(("a", "some"))["some"].items()[1]
-    with pytest.raises(ToolError, match=r"3:19: error: some\[1\]\.c: -1\.0 is not a number from 0"):
+    with pytest.raises(ToolError, match=r"error: some\[1\]\.c: -1\.0 is not a number from 0"):
         third.fields(("b", "c"))["c"].amount()
-    with pytest.raises(ToolError, match=r"3:4: error: some\[1\]: there is no d and no e"):
+    with pytest.raises(ToolError, match=r"error: some\[1\]: there is no d and no e"):
         third.fields(("b", "c", "d", "e"))
-    with pytest.raises(ToolError, match=r"3:4: error: some\[1\]: unknown field 'c'; known: b"):
+    with pytest.raises(ToolError, match=r"error: some\[1\]: unknown field 'c'; known: b"):
         third.fields(("b",))
 
 
