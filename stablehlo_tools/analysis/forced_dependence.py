@@ -182,7 +182,17 @@ def _ordinary(op: ir.Operation, rule: str, operands: Sequence[Dependence]) -> De
     if rule in ("assembly", "slice"):
         return _moved(op, operands)
     if rule == "select":
-        return _selected(op, operands)
+        # Both sides, if the predicate surely varies and no side is a select itself.
+        # The predicate itself does not count: the two sides may be the same.
+        if not operands[0].each & VARIES:
+            moves = moves_of(op)
+            if moves is not None:
+                return _moved(op, operands)
+            return operands[1].common(operands[2])
+        sides = list(op.operands)[1:]
+        if any(_is_made_by(value, frozenset({op.name})) for value in sides):
+            return operands[1].common(operands[2])
+        return _computed(op, [NOTHING, *operands[1:]], -1)
     if rule == "scatter":
         return _scattered(op, operands)
     if rule == "first":
@@ -243,7 +253,9 @@ def _computed(op: ir.Operation, operands: Sequence[Dependence], surviving: int) 
     """What survives of all operands, element by element where they lie side by side."""
     if len(operands) == 1 and not operands[0].parts and surviving == -1:
         first = operands[0]
-        is_part = op.name == "stablehlo.convert" and _is_complex(op.operands[0].type)
+        is_part = op.name == "stablehlo.convert" and isinstance(
+            ir.ShapedType(op.operands[0].type).element_type, ir.ComplexType
+        )
         return Dependence(first.each, first.each) if is_part else first
     each = reduce(or_, (part.each for part in operands)) & surviving
     whole = reduce(or_, (part.whole for part in operands)) & surviving
@@ -291,22 +303,6 @@ def _pushed(
     for box, bits in parts:
         each |= bits if box == everything else 0
     return Dependence(each, reduce(or_, (bits for _, bits in parts), 0), joined(parts, each))
-
-
-def _selected(op: ir.Operation, operands: Sequence[Dependence]) -> Dependence:
-    """Both sides where the predicate surely varies; of a select of a select, not even then.
-
-    The predicate itself does not count: the two sides may be the same.
-    """
-    if not operands[0].each & VARIES:
-        moves = moves_of(op)
-        if moves is not None:
-            return _moved(op, operands)
-        return operands[1].common(operands[2])
-    sides = list(op.operands)[1:]
-    if any(_is_made_by(value, frozenset({op.name})) for value in sides):
-        return operands[1].common(operands[2])
-    return _computed(op, [NOTHING, *operands[1:]], -1)
 
 
 def _scattered(op: ir.Operation, operands: Sequence[Dependence]) -> Dependence:
@@ -593,10 +589,6 @@ def _elements(attribute: ir.Attribute | None) -> np.ndarray:
         return np.array(math.inf)
     # An element type without a NumPy counterpart comes as an object.
     return np.array(math.inf) if elements.dtype == object else elements
-
-
-def _is_complex(type_: ir.Type) -> bool:
-    return isinstance(ir.ShapedType(type_).element_type, ir.ComplexType)
 
 
 def has_no_elements(type_: ir.Type) -> bool:

@@ -344,19 +344,17 @@ class ValueShardings:
     def _attribute(self, value: ir.Value) -> ir.Attribute | None:
         op = producer(value)
         if op is None:
-            return self._of_argument(ir.BlockArgument(value))
+            argument = ir.BlockArgument(value)
+            parent, number = argument.owner.owner.operation, argument.arg_number
+            if parent.name == "stablehlo.while":
+                return result_sharding(parent, number)
+            if parent.name == FUNCTION:
+                return function_sharding(parent, "arg_attrs", number)
+            if parent.name == MANUAL_COMPUTATION:
+                whole = sharding_per_value(parent.attributes["in_shardings"])[number]
+                return self.inside(parent, whole)
+            return None
         return result_sharding(op, ir.OpResult(value).result_number)
-
-    def _of_argument(self, argument: ir.BlockArgument) -> ir.Attribute | None:
-        parent, number = argument.owner.owner.operation, argument.arg_number
-        if parent.name == "stablehlo.while":
-            return result_sharding(parent, number)
-        if parent.name == FUNCTION:
-            return function_sharding(parent, "arg_attrs", number)
-        if parent.name == MANUAL_COMPUTATION:
-            whole = sharding_per_value(parent.attributes["in_shardings"])[number]
-            return self.inside(parent, whole)
-        return None
 
     def inside(self, computation: ir.Operation, attribute: ir.Attribute) -> ir.Attribute:
         """A sharding at the border of a manual computation, without the axes it divides itself."""

@@ -75,7 +75,18 @@ def at_sizes(artifact: Artifact, sizes: Mapping[str, int]) -> Artifact:
     block = main.regions[0].blocks[0]
     with main.location:
         for place, leaf in argument_leaves(exported, main).items():
-            _set_shape(block, place, in_avals[leaf].shape)
+            shape = in_avals[leaf].shape
+            argument = block.arguments[place]
+            before = ir.RankedTensorType(argument.type)
+            words = list(before.shape)[len(shape) :]  # of a key
+            after = ir.RankedTensorType.get([*shape, *words], before.element_type, before.encoding)
+            if after != before:
+                argument.set_type(after)
+                point = ir.InsertionPoint.at_block_begin(block)
+                widened = ir.Operation.create(
+                    CONVERT, results=[before], operands=[argument], ip=point
+                )
+                stand_in(argument, widened.results[0])
         type_ = ir.FunctionType(ir.TypeAttr(main.attributes["function_type"]).value)
         inputs = [argument.type for argument in block.arguments]
         of_sizes = ir.FunctionType.get(inputs, list(type_.results))
@@ -109,19 +120,6 @@ def answer(directory: Path, request: dict[str, Any]) -> dict[str, Any]:
 
 def _with_sizes(aval: Any, sizes: Mapping[str, int]) -> Any:
     return aval.update(shape=tuple(bindings.size_of(d, sizes) for d in aval.shape))
-
-
-def _set_shape(block: ir.Block, place: int, shape: Sequence[int]) -> None:
-    """Gives an argument a static shape; its uses see a value of the shape that it had."""
-    argument = block.arguments[place]
-    before = ir.RankedTensorType(argument.type)
-    words = list(before.shape)[len(shape) :]  # of a key
-    after = ir.RankedTensorType.get([*shape, *words], before.element_type, before.encoding)
-    if after != before:
-        argument.set_type(after)
-        point = ir.InsertionPoint.at_block_begin(block)
-        widened = ir.Operation.create(CONVERT, results=[before], operands=[argument], ip=point)
-        stand_in(argument, widened.results[0])
 
 
 if __name__ == "__main__":

@@ -70,7 +70,11 @@ class _Supervisor:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _FORWARDED)
         with os.fdopen(self.activities, "rb") as lines:
             for line in lines:
-                self._hear(activity.told(line))
+                present = activity.told(line)
+                self.present = present
+                self.line.show(_shown(present))
+                if not self.interrupted:
+                    signal.setitimer(signal.ITIMER_REAL, present.seconds)
         _, status = os.waitpid(self.child, 0)
         self.line.end()
         # What is sent from now on comes too late: there is no child to pass it on to.
@@ -86,12 +90,6 @@ class _Supervisor:
 
         error = explained(self.present, code, self.overdue, self.errors)
         return _print(error.diagnostic.render(error.input_name or "stablehlo-tools"), BAD_INPUT)
-
-    def _hear(self, present: Activity) -> None:
-        self.present = present
-        self.line.show(_shown(present))
-        if not self.interrupted:
-            signal.setitimer(signal.ITIMER_REAL, present.seconds)
 
     def _forward(self, number: int, _frame: FrameType | None) -> None:
         """The first time the child is asked to end; the second time, or too late, it is ended."""
@@ -138,7 +136,12 @@ def _become_child(
         resource.setrlimit(resource.RLIMIT_STACK, (wanted, most))
     activity.tell(watcher)
     if errors is not None:
-        _keep_native_stderr(errors)
+        # Python goes on writing to standard error; what native code writes there goes to `errors`.
+        with contextlib.suppress(OSError, AttributeError):  # it is closed
+            sys.stderr.flush()
+            own = os.dup(_STDERR)
+            os.dup2(errors, _STDERR)
+            sys.stderr = text_output(own)
     # A terminal interrupts the parent, too, which passes it on: once is enough.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _FORWARDED)
@@ -160,12 +163,3 @@ def _become_child(
                 stream.flush()
         # Not by way of sys.exit: taking down all that was loaded takes longer than the fork did.
         os._exit(code)
-
-
-def _keep_native_stderr(errors: int) -> None:
-    """Python goes on writing to standard error; what native code writes there goes to `errors`."""
-    with contextlib.suppress(OSError, AttributeError):  # it is closed
-        sys.stderr.flush()
-        own = os.dup(_STDERR)
-        os.dup2(errors, _STDERR)
-        sys.stderr = text_output(own)

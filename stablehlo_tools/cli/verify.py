@@ -370,17 +370,15 @@ def _is_large(before: Artifact, after: Artifact, limit: int) -> bool:
 
 
 def _of_twin(twin: Twin) -> str:
-    factors = [f"{full} → {_sizes(reduced)}" for full, reduced in twin.factors.items()]
+    factors = [
+        f"{full} → {' or '.join(map(str, reduced))}" for full, reduced in twin.factors.items()
+    ]
     if len(factors) > SHOWN_FACTORS:
         factors[SHOWN_FACTORS:] = [f"{len(factors) - SHOWN_FACTORS} more"]
     return (
         f"on a twin of about {_amount(twin.bytes)}, for the programs take about "
         f"{_amount(twin.full_bytes)}; dimensions: {', '.join(factors) or 'as they are'}"
     )
-
-
-def _sizes(counts: tuple[int, ...]) -> str:
-    return " or ".join(map(str, counts))
 
 
 def _amount(size: int) -> str:

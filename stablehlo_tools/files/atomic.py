@@ -92,7 +92,10 @@ def write_all_atomically(files: Sequence[tuple[str | os.PathLike[str], bytes]]) 
                 target.write_bytes(data)
                 continue
             mode = target.stat().st_mode & 0o777 if target.exists() else 0o666 & ~_umask()
-            descriptor, temporary = tempfile.mkstemp(dir=target.parent, prefix=_prefix(target))
+            descriptor, temporary = tempfile.mkstemp(
+                dir=target.parent,
+                prefix=os.fsdecode(b"." + os.fsencode(target.name)[:_NAME_BYTES] + b"."),
+            )
             staged.append((Path(temporary), target))
             with os.fdopen(descriptor, "wb") as file:
                 file.write(data)
@@ -104,11 +107,6 @@ def write_all_atomically(files: Sequence[tuple[str | os.PathLike[str], bytes]]) 
     finally:
         for temporary, _ in staged:
             temporary.unlink(missing_ok=True)
-
-
-def _prefix(target: Path) -> str:
-    """What the name of a temporary file begins with: no longer than leaves room for the rest."""
-    return os.fsdecode(b"." + os.fsencode(target.name)[:_NAME_BYTES] + b".")
 
 
 def _umask() -> int:

@@ -117,15 +117,13 @@ def alike_clone(
         return None
     if op.name in CONSTANTS and is_splat(op):
         return copy_constant(op, type_, point)
-    counts = op.name == "stablehlo.iota" and _iota_dimension(op) != dim
+    counts = (
+        op.name == "stablehlo.iota" and ir.IntegerAttr(op.attributes["iota_dimension"]).value != dim
+    )
     repeats = op.name == "stablehlo.broadcast_in_dim" and not _takes_dimension(op, dim)
     if counts or repeats:
         return reshaped_clone(op, list(op.operands), [type_], point).results[0]
     return None
-
-
-def _iota_dimension(iota: ir.Operation) -> int:
-    return ir.IntegerAttr(iota.attributes["iota_dimension"]).value
 
 
 def _takes_dimension(broadcast: ir.Operation, dim: int) -> bool:

@@ -267,7 +267,15 @@ def _restore_ops(module: ir.Module) -> None:
         elif target == _BARRIER:
             _replace_call(op, "sdy.propagation_barrier", {"allowed_direction": _number(op)})
         else:
-            _restore_attributes(op, carried)
+            if GSPMD in op.attributes:
+                del op.attributes[GSPMD]
+            restored = {
+                own: _parse(carried.pop(n), op) for n, own in _OF_OPS.items() if n in carried
+            }
+            if restored:
+                _keep_frontend(op, carried)
+                for name, attribute in restored.items():
+                    op.attributes[name] = attribute
 
 
 def _number(op: ir.Operation) -> ir.Attribute:
@@ -326,13 +334,3 @@ def _parse(text: str, op: ir.Operation) -> ir.Attribute:
     except ir.MLIRError:
         message = f"an attribute of Shardy's that cannot be read: {text} (P1)"
         raise ToolError(message, op.location) from None
-
-
-def _restore_attributes(op: ir.Operation, carried: dict[str, str]) -> None:
-    if GSPMD in op.attributes:
-        del op.attributes[GSPMD]
-    restored = {own: _parse(carried.pop(n), op) for n, own in _OF_OPS.items() if n in carried}
-    if restored:
-        _keep_frontend(op, carried)
-        for name, attribute in restored.items():
-            op.attributes[name] = attribute

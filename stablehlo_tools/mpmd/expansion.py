@@ -376,7 +376,12 @@ def _written(
     modules: list[ir.Module] = []
     written: list[Written] = []
     for rank in range(request.ranks):
-        modules.append(_empty(plan, request.ranks))
+        loop = plan.step.loop.op
+        module = ir.Module.create(ir.Location.unknown(loop.context))
+        i32 = ir.IntegerType.get_signless(32, loop.context)
+        for name, count in (("mhlo.num_partitions", request.ranks), ("mhlo.num_replicas", 1)):
+            module.operation.attributes[name] = ir.IntegerAttr.get(i32, count)
+        modules.append(module)
         written.append(RankWriter(plan, rank, modules[rank], timed.devices.count).write())
         copy_referenced_symbols(timed.staged.module.operation, modules[rank])
     shared = OnDevices(timed.devices, request.ranks, len(plan.transfers))
@@ -412,15 +417,6 @@ def _rank(plan: Plan, rank: int, module: ir.Module) -> Rank:
     program = f"rank_{rank}.mlir"
     wired = wiring(read_rank(module, rank, program), scheduled)
     return Rank(program, plan.table.placement.held[rank], wired)
-
-
-def _empty(plan: Plan, partitions: int) -> ir.Module:
-    loop = plan.step.loop.op
-    module = ir.Module.create(ir.Location.unknown(loop.context))
-    i32 = ir.IntegerType.get_signless(32, loop.context)
-    for name, count in (("mhlo.num_partitions", partitions), ("mhlo.num_replicas", 1)):
-        module.operation.attributes[name] = ir.IntegerAttr.get(i32, count)
-    return module
 
 
 def _entries(

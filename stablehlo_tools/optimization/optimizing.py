@@ -212,7 +212,9 @@ class _Optimizer:
             if request.memory_limit is None
             else request.memory_limit * GIB
         )
-        data = artifacts.encode(artifact, _kept_form(artifact))
+        data = artifacts.encode(
+            artifact, Form.JAX_EXPORT if artifact.exported is not None else Form.BYTECODE
+        )
         self._program = Program(store.keep_blob(data), artifact.name)
         self._workers = request.workers or min(_MOST_WORKERS, os.cpu_count() or 1)
 
@@ -410,7 +412,3 @@ def _store(request: Request) -> Generator[Store]:
     store = Store(directory)
     yield store
     store.prune()
-
-
-def _kept_form(artifact: Artifact) -> Form:
-    return Form.JAX_EXPORT if artifact.exported is not None else Form.BYTECODE

@@ -231,7 +231,11 @@ class Search:
             for trial in self._promising():
                 self._expand(trial, road, pool)
             if len(self.outcome.trials) > 1:  # first what the others are measured by
-                for trial in self._foreseen():
+                most = self._most_ns()
+                fresh = [
+                    trial for trial in self._by_promise() if trial.candidate not in self._expanded
+                ]
+                for trial in [trial for trial in fresh[:_FORESEEN] if _time_of(trial) <= most]:
                     self._expand(trial, road, pool)
             chosen = self._chosen()
             if len(self.outcome.trials) > 1 or not chosen:
@@ -285,12 +289,6 @@ class Search:
                 excess = 0.0 if figures is None else rank(figures, self._limits.memory)[0]
                 fresh.append((alike, figures is None, excess, expected, number))
         return [self.outcome.trials[number] for *_, number in sorted(fresh)[:_EXPANDED]]
-
-    def _foreseen(self) -> list[Trial]:
-        """The best of what waits to be compiled: a chain of passes may only gain as a whole."""
-        most = self._most_ns()
-        fresh = [trial for trial in self._by_promise() if trial.candidate not in self._expanded]
-        return [trial for trial in fresh[:_FORESEEN] if _time_of(trial) <= most]
 
     def _expand(self, trial: Trial, road: Road, pool: ThreadPoolExecutor) -> None:
         """Rewrites the neighbours of a candidate; those that are new wait to be compiled."""

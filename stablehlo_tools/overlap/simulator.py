@@ -137,7 +137,16 @@ def simulate(
     issue = range(len(graph.tasks)) if order is None else order
     if order is not None and sorted(order) != list(range(len(graph.tasks))):
         raise ValueError("the order must hold every task exactly once")
-    device = _Device(_Streams(_users_of_links(graph)), contended)
+    users: dict[str, set[str]] = {}
+    for inner in graph.walk():
+        for task in inner.tasks:
+            if task.communication is not None:
+                for link in task.communication.links:
+                    for way in ways(link):
+                        users.setdefault(way, set()).add(task.communication.stream)
+    device = _Device(
+        _Streams({way: frozenset(streams) for way, streams in users.items()}), contended
+    )
     run = device.passage(graph, issue, _bucket_of(buckets), {})
     done = device.streams.drain()
     total = max(device.clock, done)
@@ -316,17 +325,6 @@ def _difference(now: Mapping[str, float], before: Mapping[str, float]) -> dict[s
 def _communication(task: Task) -> Communication:
     assert task.communication is not None, "a collective start says what it sends"
     return task.communication
-
-
-def _users_of_links(graph: TaskGraph) -> dict[str, frozenset[str]]:
-    users: dict[str, set[str]] = {}
-    for inner in graph.walk():
-        for task in inner.tasks:
-            if task.communication is not None:
-                for link in task.communication.links:
-                    for way in ways(link):
-                        users.setdefault(way, set()).add(task.communication.stream)
-    return {way: frozenset(streams) for way, streams in users.items()}
 
 
 def _every_flight(run: Run) -> Iterator[Flight]:

@@ -42,7 +42,9 @@ class NativePasses:
 
         Raises a ToolError where a pass fails, located, or ends its process.
         """
-        process = self._process = self._process or self._started()
+        process = self._process = self._process or Conversation(
+            _MODULE, stderr=self._errors.fileno(), own_session=False
+        )
         try:
             answer, data = process.ask(list(passes), bindings.write_bytecode(module))
         except (OSError, EOFError):
@@ -51,10 +53,6 @@ class NativePasses:
             error = decoded_error(answer["error"]).diagnostic
             raise ToolError(error.message, error.place)
         return bindings.parse_module(data, self._context)
-
-    def _started(self) -> Conversation:
-        # In the session of this process: it may be in the middle of a pass when the terminal goes.
-        return Conversation(_MODULE, stderr=self._errors.fileno(), own_session=False)
 
     def _ended(self, code: int, passes: tuple[str, ...]) -> ToolError:
         self._errors.seek(0)

@@ -80,7 +80,9 @@ class _Process:
                 "tid": self._tids[id(event)],
                 "ts": begin / 1e3,
                 "dur": (_whole_ns(event.end) - begin) / 1e3,
-                "name": _name(event),
+                "name": f"{event.label} × {event.folded} more iterations"
+                if event.folded
+                else event.label,
                 "cat": event.kind,
                 "args": _args(event, self._rows.get(event.collective)),
             }
@@ -154,10 +156,6 @@ def _threads(
 def _whole_ns(ns: float) -> int:
     """Both ends of a task are rounded, not its length, so that neighbours stay apart."""
     return round(ns)
-
-
-def _name(event: Event) -> str:
-    return f"{event.label} × {event.folded} more iterations" if event.folded else event.label
 
 
 def _by_collective(events: Sequence[Event], kind: str) -> dict[int, list[Event]]:

@@ -208,7 +208,9 @@ def _check_each(table: Table, kind: Kind, lane: Lane, at: Positions, findings: F
             continue
         end = Action(kind, lane.stage, microbatch)
         if step == MISSING:
-            message = f"{end} is missing: {_transferred(table, lane.rank, end)}"
+            sender, receiver = channel_of(table, lane.rank, end)
+            what = "an activation" if end.kind in _FORWARDS else "a gradient"
+            message = f"{end} is missing: {what} goes from rank {sender} to rank {receiver} here"
             findings.add(Violation(lane.rank, len(row), "", Rule.TRANSFER, message))
             continue
         side = "makes what it sends" if sends else "needs what it receives"
@@ -216,12 +218,6 @@ def _check_each(table: Table, kind: Kind, lane: Lane, at: Positions, findings: F
             f"comes {'before' if sends else 'behind'} {row[phase]}, step {phase}, which {side}"
         )
         findings.add(Violation(lane.rank, step, str(end), Rule.TRANSFER_ORDER, message))
-
-
-def _transferred(table: Table, rank: int, end: Action) -> str:
-    sender, receiver = channel_of(table, rank, end)
-    what = "an activation" if end.kind in _FORWARDS else "a gradient"
-    return f"{what} goes from rank {sender} to rank {receiver} here"
 
 
 def _phases(kind: Kind, lane: Lane, at: Positions) -> list[int]:

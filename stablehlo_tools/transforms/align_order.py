@@ -7,7 +7,7 @@ order asks; a collective that another program needs and nobody here uses is give
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from operator import or_
@@ -79,7 +79,12 @@ def align_order(job: Job, threading: ThreadTokensPass, *, keeps_all: bool = Fals
         return Aligned(programs, choice)
     for number, part in enumerate(issued):
         orders = {block: order for (program, block), order in choice.items() if program == number}
-        _reorder(part, programs[number], orders)
+        # Moves ops so that the text has the nodes in the orders given.
+        program = programs[number]
+        for block, sites in zip(blocks_of(program.block), part.sites, strict=True):
+            wanted = [sites[position] for position in orders.get(block, ())]
+            for where, held in _anchors(wanted):
+                _rearrange(where, [anchor for anchor, _ in held.values()])
     for loaded in job.artifacts:
         diagnostics = Diagnostics()
         counted = unknown_calls_counted(loaded.module, job.options.local)
@@ -236,14 +241,6 @@ def read_by(op: ir.Operation) -> list[ir.Value]:
             for inner in block.operations:
                 values += read_by(inner.operation)
     return values
-
-
-def _reorder(issued: Issued, program: Program, orders: Mapping[Block, Sequence[int]]) -> None:
-    """Moves ops so that the text has the nodes in the orders given."""
-    for block, sites in zip(blocks_of(program.block), issued.sites, strict=True):
-        wanted = [sites[position] for position in orders.get(block, ())]
-        for where, held in _anchors(wanted):
-            _rearrange(where, [anchor for anchor, _ in held.values()])
 
 
 def _rearrange(block: ir.Block, wanted: Sequence[ir.Operation]) -> None:

@@ -134,7 +134,10 @@ def differs(before: Array, after: Array, element: ElementType, rule: Rule) -> Ar
     mask = to_bits(before, element) != to_bits(after, element)
     if rule.any_nan and element.is_inexact:
         part = real_part(element)
-        wide = [_parts(values, part).reshape(mask.shape) for values in (before, after)]
+        wide = [
+            np.ascontiguousarray(values).view(part.dtype).astype(np.float64).reshape(mask.shape)
+            for values in (before, after)
+        ]
         mask &= ~(np.isnan(wide[0]) & np.isnan(wide[1]))
     return np.asarray(mask.any(-1) if element.kind is Kind.COMPLEX else mask)
 
@@ -225,11 +228,6 @@ def _local(index: tuple[int, ...], shard: Shard) -> tuple[int, ...] | None:
             return None
         local.append(offset)
     return tuple(local)
-
-
-def _parts(values: Array, part: ElementType) -> Array:
-    """Floats, or the real and imaginary parts in a last dimension, in double precision."""
-    return np.ascontiguousarray(values).view(part.dtype).astype(np.float64)
 
 
 def _precise(values: Array, element: ElementType) -> Array:

@@ -162,7 +162,9 @@ def ask_child(
     outcome = child.ask(module, directory, request, timeout, environment, runs_programs=True)
     if outcome.answer is not None and not outcome.error:
         return outcome.answer
-    stage = _read_stage(directory)
+    # Returns what the child was last busy with, or None where it never began.
+    fields = child.read_json(directory / _STAGE)
+    stage = None if fields is None else Stage(**fields)
     name = names["after" if stage is not None and stage.side == "after" else "before"]
     if outcome.refusal is not None:
         error = outcome.refusal
@@ -177,12 +179,6 @@ def ask_child(
     error = ToolError(message)
     error.input_name = name
     raise error
-
-
-def _read_stage(directory: Path) -> Stage | None:
-    """Returns what the child was last busy with, or None where it never began."""
-    fields = child.read_json(directory / _STAGE)
-    return None if fields is None else Stage(**fields)
 
 
 def run_of(fields: dict[str, Any]) -> Run:

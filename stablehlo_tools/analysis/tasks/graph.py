@@ -387,18 +387,15 @@ class _BodyTasks:
         deps = self._ready(self._deps([root]))
         if root.copied:
             deps = [*deps, self._copy(root, deps)]
-        drop_dead_carries(body, self._read_results(root))
+        users = (self._nodes[user] for user in self._users[root.index])
+        used = {n for user in users for index, n in user.sources if index == root.index}
+        drop_dead_carries(body, used)
         inner = _BodyTasks(self._builder, body)
         traced = inner.traced(in_loop=True)
         self._own_storages(root)
         loop = Loop.of(traced.graph, body.trips, body.mean_runs, carries=tuple(inner.carries()))
         self._loops[self._add(TaskKind.LOOP, [root], deps, loop=loop)] = traced
         self._split(root, ())
-
-    def _read_results(self, root: Node) -> set[int]:
-        """The numbers of the results that a later node reads."""
-        users = (self._nodes[user] for user in self._users[root.index])
-        return {n for user in users for index, n in user.sources if index == root.index}
 
     def _copy(self, root: Node, deps: Sequence[int]) -> int:
         """Copies what a loop writes into and others still read."""

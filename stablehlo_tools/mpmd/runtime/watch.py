@@ -274,10 +274,7 @@ class Watch:
                     f"rank {process} has not been heard of for {now - heard:.0f} s; then it was "
                     f"in: {last.doing}"
                 )
-        return self._hang(now)
-
-    def _hang(self, now: float) -> str:
-        """Whom everybody waits for."""
+        # The process that all others wait for.
         waiting = now - self._changed
         if self._own.doing.startswith("behind") or waiting < self._patience:
             return ""

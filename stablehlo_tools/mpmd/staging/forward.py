@@ -65,7 +65,12 @@ def find_forward(step: TrainingStep, weigher: Weigher) -> Forward:
         if is_scalar and above & products <= nodes:
             nodes = nodes | above
     if not products - nodes:
-        nodes = _before_backward(step) & ns.keys()
+        # What leads to the first loop that goes back over layers, if there is one.
+        block = step.loop.block
+        loops = backward_loops(layer_chains(block, step.effects), block, step.effects)
+        keys = {key_of(loop.op) for loop in loops}
+        first = next((node for node in step.flow.nodes if key_of(node.op) in keys), None)
+        nodes = (set() if first is None else step.flow.ancestors(first.inputs)) & ns.keys()
     if not nodes & products:
         raise ToolError(
             "expand-mpmd: the loop over microbatches computes a forward only; a pipeline of rank "
@@ -73,15 +78,6 @@ def find_forward(step: TrainingStep, weigher: Weigher) -> Forward:
             step.loop.op.location,
         )
     return Forward(frozenset(nodes))
-
-
-def _before_backward(step: TrainingStep) -> set[int]:
-    """What leads to the first loop that goes back over layers, if there is one."""
-    block = step.loop.block
-    loops = backward_loops(layer_chains(block, step.effects), block, step.effects)
-    keys = {key_of(loop.op) for loop in loops}
-    first = next((node for node in step.flow.nodes if key_of(node.op) in keys), None)
-    return set() if first is None else step.flow.ancestors(first.inputs)
 
 
 def _above(step: TrainingStep, term: Node) -> set[int]:

@@ -239,10 +239,8 @@ def _identity_number(reducer: str, element: ir.Type) -> str:
         return "1.0" if is_float else "1"
     if reducer == "and":
         return (
-            "-1" if isinstance(element, ir.IntegerType) and element.is_signless else _all(element)
+            "-1"
+            if isinstance(element, ir.IntegerType) and element.is_signless
+            else str(2 ** ir.IntegerType(element).width - 1)
         )
     return "0.0" if is_float else "0"
-
-
-def _all(element: ir.Type) -> str:
-    return str(2 ** ir.IntegerType(element).width - 1)

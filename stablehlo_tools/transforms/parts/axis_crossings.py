@@ -252,12 +252,10 @@ class AcrossAxis:
             raise CrossingError(stopper.op, self._why(stopper))
         if number in self.sums.terms:
             raise CrossingError(
-                self._owner(number), "each device has a term of a sum that nothing joins"
+                self.dims.graph.maker[number].op,
+                "each device has a term of a sum that nothing joins",
             )
         return self.dims.tilings.get(number)
-
-    def _owner(self, number: int) -> ir.Operation:
-        return self.dims.graph.maker[number].op
 
     def _why(self, node: Node) -> str:
         if _is_of_place(node):

@@ -107,7 +107,9 @@ def is_extremum(op: ir.Operation) -> bool:
 def is_sort(op: ir.Operation) -> bool:
     """Returns True if an op sorts real numbers by nothing but comparisons: this can be done once
     for all with integers of the same order."""
-    if op.name != "stablehlo.sort" or any(_is_complex(value.type) for value in op.operands):
+    if op.name != "stablehlo.sort" or any(
+        isinstance(_element(value.type), ir.ComplexType) for value in op.operands
+    ):
         return False
     return {view.operation.name for view in op.regions[0].blocks[0].operations} <= _COMPARING
 
@@ -413,10 +415,6 @@ def _conjugate(module: MappedModule, each: MappedOp, builder: FieldBuilder) -> N
         real, imaginary = builder.parts(value)
         value = builder.complex(real, builder.same("negate", imaginary))
     each.replace(value)
-
-
-def _is_complex(type_: ir.Type) -> bool:
-    return isinstance(_element(type_), ir.ComplexType)
 
 
 def _element(type_: ir.Type) -> ir.Type:

@@ -52,7 +52,13 @@ def resize(module: ir.Module, dims: Dimensions) -> None:
             _RESIZED[op.name](op, dims, Builder(ir.InsertionPoint(op), op.location))
     for function in module.body.operations:
         if function.operation.name == FUNCTION and len(function.operation.regions[0].blocks):
-            _retype_function(function.operation)
+            block = function.operation.regions[0].blocks[0]
+            inputs = [argument.type for argument in block.arguments]
+            results = [value.type for value in terminator(block).operands]
+            type_ = ir.FunctionType.get(inputs, results, function.operation.context)
+            function.operation.attributes["function_type"] = ir.TypeAttr.get(
+                type_, function.operation.context
+            )
 
 
 def _retype(value: ir.Value, dims: Dimensions) -> None:
@@ -66,14 +72,6 @@ def _retype(value: ir.Value, dims: Dimensions) -> None:
 def _tensor(sizes: Sequence[int], element: ir.Type) -> ir.Type:
     with element.context, ir.Location.unknown():
         return ir.RankedTensorType.get(sizes, element)
-
-
-def _retype_function(function: ir.Operation) -> None:
-    block = function.regions[0].blocks[0]
-    inputs = [argument.type for argument in block.arguments]
-    results = [value.type for value in terminator(block).operands]
-    type_ = ir.FunctionType.get(inputs, results, function.context)
-    function.attributes["function_type"] = ir.TypeAttr.get(type_, function.context)
 
 
 def _sizes(value: ir.Value, dims: Dimensions) -> list[int]:

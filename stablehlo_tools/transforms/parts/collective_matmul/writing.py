@@ -404,19 +404,17 @@ class RegionWriter:
         if key not in self._places:
             places = self._ring.places(self._forms.facts.grid.size, part)
             table = self._build.table([length * place for place in places])
-            row = self._build.dynamic_slice(table, [self._id()], [1])
+            if self._device is None:
+                by = "replica_id" if self._forms.facts.grid.num_partitions == 1 else "partition_id"
+                type_ = ir.RankedTensorType.get(
+                    [],
+                    ir.IntegerType.get_unsigned(32, self._build.context),
+                    loc=self._build.location,
+                )
+                self._device = self._build.op(by, [], type_)
+            row = self._build.dynamic_slice(table, [self._device], [1])
             self._places[key] = self._build.reshape(row, [])
         return self._places[key]
-
-    def _id(self) -> ir.Value:
-        """The number of the device."""
-        if self._device is None:
-            by = "replica_id" if self._forms.facts.grid.num_partitions == 1 else "partition_id"
-            type_ = ir.RankedTensorType.get(
-                [], ir.IntegerType.get_unsigned(32, self._build.context), loc=self._build.location
-            )
-            self._device = self._build.op(by, [], type_)
-        return self._device
 
 
 @dataclass

@@ -370,7 +370,9 @@ class _Planner:
         changed, members = {_GROUPS: attribute}, len(groups[0])
         if dimension is None:
             return Stage(f"stablehlo.{kind}", changed, members=members)
-        changed["scatter_dimension"] = _integer(dimension)
+        changed["scatter_dimension"] = ir.IntegerAttr.get(
+            ir.IntegerType.get_signless(64), dimension
+        )
         return Stage(f"stablehlo.{kind}", changed, (), dimension, Fraction(members), members)
 
     def _gathering(self, plan: GatherPlan, dimension: int) -> list[Stage] | None:
@@ -434,7 +436,3 @@ def _fused(op: ir.Operation, taken: ir.Operation) -> ir.Location:
     if op.location == taken.location:
         return op.location
     return ir.Location.fused([op.location, taken.location], context=op.context)
-
-
-def _integer(value: int) -> ir.Attribute:
-    return ir.IntegerAttr.get(ir.IntegerType.get_signless(64), value)

@@ -321,7 +321,15 @@ class Padded:
         result, build = self.taken.results[0], self._builder()
         start = self.taken.operands[1 + self.dimension]
         here = build.compare("EQ", start, build.splat(self.offset, [], element_of(start)))
-        whole = self._joined(build, [self._part(pairs) for pairs in self.pairs])
+        parts = [self._part(pairs) for pairs in self.pairs]
+        shape = list(shape_of(parts[0]) or ())
+        listed = list(parts)
+        for length, place in ((self.ahead, 0), (self.behind, len(parts) + 1)):
+            shape[self.dimension] = length
+            if length:
+                listed.insert(place, self._padding(build, shape))
+        attribute = build.integer(self.dimension)
+        whole = build.op("concatenate", listed, self.taken.results[0].type, dimension=attribute)
         empty = self._padding(build, list(shape_of(result) or ()))
         result.replace_all_uses_with(build.op("select", [here, whole, empty], result.type))
 
@@ -336,16 +344,6 @@ class Padded:
         kind = "stablehlo.collective_permute"
         changed = {"source_target_pairs": pairs}
         return collective_like(op, kind, operand, operand.type, changed, dropped=_DROPPED)
-
-    def _joined(self, build: Builder, parts: Sequence[ir.Value]) -> ir.Value:
-        shape = list(shape_of(parts[0]) or ())
-        listed = list(parts)
-        for length, place in ((self.ahead, 0), (self.behind, len(parts) + 1)):
-            shape[self.dimension] = length
-            if length:
-                listed.insert(place, self._padding(build, shape))
-        attribute = build.integer(self.dimension)
-        return build.op("concatenate", listed, self.taken.results[0].type, dimension=attribute)
 
     def _padding(self, build: Builder, shape: Sequence[int]) -> ir.Value:
         return build.broadcast(self.pad.operands[1], shape, [])

@@ -207,7 +207,16 @@ class LoopRegion:
 
     def integers_at(self, value: ir.Value, rank: int, tick: int) -> Values | None:
         """A value of integers on a rank, where it is known and the same on all of its devices."""
-        return self._on_rank(self._integers.of(value, tick), rank)
+        known = self._integers.of(value, tick)
+        if known is None or len(known) == 1:
+            return None if known is None else known[0]
+        own = known[self.ranks.devices[rank]]
+        alike = all(
+            (known[device] == own).all()
+            for device, other in enumerate(self.ranks.rank_of)
+            if other == rank
+        )
+        return own if alike else None
 
     def has_known_integers(self, value: ir.Value) -> bool:
         """Whether a value is known on every device in every tick."""
@@ -219,17 +228,6 @@ class LoopRegion:
         if known is None or any((own != known[0]).any() for own in known):
             return None
         return known[0]
-
-    def _on_rank(self, known: Values | None, rank: int) -> Values | None:
-        if known is None or len(known) == 1:
-            return None if known is None else known[0]
-        own = known[self.ranks.devices[rank]]
-        alike = all(
-            (known[device] == own).all()
-            for device, other in enumerate(self.ranks.rank_of)
-            if other == rank
-        )
-        return own if alike else None
 
     def groups(self, op: ir.Operation) -> Sequence[Sequence[int]] | None:
         """The groups, or pairs, of devices of a collective."""

@@ -434,7 +434,12 @@ class _Explorer:
         progress = True
         while progress:
             while self.pending:
-                self._visit(self.pending.pop())
+                value = self.pending.pop()
+                base = self.graph.bases[value]
+                for use in value.uses:
+                    op, position = use.owner.operation, use.operand_number
+                    if not self._use(op, position, value, base):
+                        self._escape(op, position, base)
             progress = self._make_products()
         for product in self.products:
             self._escape(product.op, product.position, product.base)
@@ -457,13 +462,6 @@ class _Explorer:
 
     def _escape(self, op: ir.Operation, position: int, base: Base) -> None:
         self.graph.escapes.append(Escape(op, position, base))
-
-    def _visit(self, value: ir.Value) -> None:
-        base = self.graph.bases[value]
-        for use in value.uses:
-            op, position = use.owner.operation, use.operand_number
-            if not self._use(op, position, value, base):
-                self._escape(op, position, base)
 
     def _use(self, op: ir.Operation, position: int, value: ir.Value, base: Base) -> bool:
         """Notes one use of a token; False for one that is no part of a chain."""

@@ -313,7 +313,18 @@ class Divider:
                 warn_of_undivided(op, rule, factor, loose, moved, self.diagnostics)
         if summed & whole or regathered:
             left = [] if regathered else [a for f in sorted(summed - whole) for a in chosen[f]]
-            self._reduce_over(op, left)
+            for result in op.results:
+                all_reduce = all_reduce_of(result)
+                if all_reduce is None:
+                    continue
+                if left:
+                    attribute = ir.Attribute.parse(
+                        f"#sdy<axis_ref_list{axes_text(left)}>", op.context
+                    )
+                    all_reduce.attributes["reduction_axes"] = attribute
+                else:
+                    all_reduce.results[0].replace_all_uses_with(result)
+                    self._dead.append(all_reduce)
         return [assemble(rule, tensor, chosen, axes) for tensor in range(len(rule.tensors))]
 
     def _agreed(self, rule: ShardingRule, now: list[Dims]) -> tuple[dict[int, Axes], set[int]]:
@@ -368,16 +379,3 @@ class Divider:
             ):
                 return False
         return True
-
-    def _reduce_over(self, op: ir.Operation, axes: Sequence[AxisRef]) -> None:
-        """Lets the all_reduces of an op's results sum over these axes alone, or not at all."""
-        for result in op.results:
-            all_reduce = all_reduce_of(result)
-            if all_reduce is None:
-                continue
-            if axes:
-                attribute = ir.Attribute.parse(f"#sdy<axis_ref_list{axes_text(axes)}>", op.context)
-                all_reduce.attributes["reduction_axes"] = attribute
-            else:
-                all_reduce.results[0].replace_all_uses_with(result)
-                self._dead.append(all_reduce)

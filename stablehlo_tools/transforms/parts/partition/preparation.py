@@ -221,7 +221,10 @@ def is_partitioned(main: ir.Operation, shardings: ValueShardings) -> bool:
     block = main.regions[0].blocks[0]
     *ops, end = [op.operation for op in block.operations]
     manual = next((op for op in ops if op.name == MANUAL_COMPUTATION), None)
-    if manual is None or not all(op == manual or _handles_tokens_alone(op) for op in ops):
+    if manual is None or not all(
+        op == manual or not any(_is_tensor(value) for value in (*op.operands, *op.results))
+        for op in ops
+    ):
         return False
     axes = {name for name, size in shardings.axes.mesh.axes if size > 1}
     if not axes <= manual_axes(manual):
@@ -257,11 +260,6 @@ def _goes_on_as(
         if inner != outer and (not is_open or inner[: len(outer)] != outer):
             return False
     return shardings.unreduced_axes(said) == shardings.unreduced_axes(inside)
-
-
-def _handles_tokens_alone(op: ir.Operation) -> bool:
-    """Whether an op makes or joins tokens, as thread-tokens puts them around a computation."""
-    return not any(_is_tensor(value) for value in (*op.operands, *op.results))
 
 
 def _is_tensor(value: ir.Value) -> bool:

@@ -43,7 +43,10 @@ class _Scan:
         alone = len(composite.operands) == len(composite.results) == 2
         if reducer is None or start is None or not alone or list(composite.results[1].uses):
             return None
-        if not is_identity_of(reducer, start) or not _is_static(composite.operands[0]):
+        if (
+            not is_identity_of(reducer, start)
+            or not ir.RankedTensorType(composite.operands[0].type).has_static_shape
+        ):
             return None
         attributes = ir.DictAttr(composite.attributes["composite_attributes"])
         if not ir.BoolAttr(attributes["is_associative"]).value:
@@ -54,11 +57,6 @@ class _Scan:
             ir.BoolAttr(attributes["is_reverse"]).value,
             start,
         )
-
-
-def _is_static(value: ir.Value) -> bool:
-    """Whether all dimensions of a tensor are known."""
-    return ir.RankedTensorType(value.type).has_static_shape
 
 
 def scans_as_windows(module: ir.Module) -> None:

@@ -76,7 +76,19 @@ class Frame:
             return self._kept[number]
         if number in self._counted:
             step = self._body.steps[number]
-            return self._later(self._counted[number], iteration * step)
+            counter = self._counted[number]
+            amount = iteration * step
+            if not amount:
+                return counter
+            location = self._body.loop.location
+            builder = Builder(self._point, location)
+            type_ = counter.type
+            element = ir.RankedTensorType(type_).element_type
+            start = constant_integer(counter)
+            if start is not None:
+                return builder.splat(wrap(start + amount, type_), [], element)
+            name = "add" if amount > 0 else "subtract"
+            return builder.same(name, counter, builder.splat(abs(amount), [], element))
         return self.get(self._body.ends[number], iteration - 1)
 
     def _compute(self, value: ir.Value, iteration: int) -> None:
@@ -102,20 +114,6 @@ class Frame:
         if self._body.argument_number(value) is not None:
             return False
         return (value, iteration if self._body.is_moving(value) else 0) not in self._known
-
-    def _later(self, counter: ir.Value, amount: int) -> ir.Value:
-        """A counter so much further on."""
-        if not amount:
-            return counter
-        location = self._body.loop.location
-        builder = Builder(self._point, location)
-        type_ = counter.type
-        element = ir.RankedTensorType(type_).element_type
-        start = constant_integer(counter)
-        if start is not None:
-            return builder.splat(wrap(start + amount, type_), [], element)
-        name = "add" if amount > 0 else "subtract"
-        return builder.same(name, counter, builder.splat(abs(amount), [], element))
 
 
 def is_the_same(body: LoopBody, ops: Sequence[ir.Operation]) -> bool:

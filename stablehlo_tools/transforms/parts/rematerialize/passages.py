@@ -351,20 +351,18 @@ def kept_rows(block: ir.Block, effects: Effects) -> list[KeptRows]:
                     continue
                 updates = [access.op for access in written.accesses]
                 kept = found.setdefault(stack, KeptRows(stack, forward.trips, updates, []))
-                kept.readers.append(_row_reader(backward.op, written, read))
+                slices = [
+                    [
+                        access.op
+                        for access in read.accesses
+                        if (access.offset, access.count) == (update.offset, update.count)
+                    ]
+                    for update in written.accesses
+                ]
+                kept.readers.append(
+                    RowReader(backward.op, slices, written.is_reverse != read.is_reverse)
+                )
     return [kept for stack, kept in found.items() if _count_uses(stack) == len(kept.readers)]
-
-
-def _row_reader(loop: ir.Operation, written: Rows, read: Rows) -> RowReader:
-    slices = [
-        [
-            access.op
-            for access in read.accesses
-            if (access.offset, access.count) == (update.offset, update.count)
-        ]
-        for update in written.accesses
-    ]
-    return RowReader(loop, slices, written.is_reverse != read.is_reverse)
 
 
 def _count_uses(value: ir.Value) -> int:

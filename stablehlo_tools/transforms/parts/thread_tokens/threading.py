@@ -78,7 +78,9 @@ class Threader:
                 self._sealed(step, tokens)
             elif step.collective is None:
                 self._carrier(step, tokens)
-            elif self.decompositions is not None and _fits_composite(step):
+            elif self.decompositions is not None and (
+                step.done is None and step.token_operand is None and step.token_result is None
+            ):
                 (chain,) = step.chains
                 tokens[chain] = to_composite(step, tokens[chain], self.decompositions)
             else:
@@ -152,10 +154,6 @@ def _start_chains(step: ChainStep, tokens: Tokens) -> None:
     for chain in step.chains:
         if chain not in tokens:
             tokens[chain] = create_join([], ir.InsertionPoint(step.op), step.op.location)
-
-
-def _fits_composite(step: ChainStep) -> bool:
-    return step.done is None and step.token_operand is None and step.token_result is None
 
 
 def _link(step: ChainStep, tokens: Tokens) -> None:

@@ -270,8 +270,15 @@ class Problem:
         rule = None if is_whole_op(op) else rule_of(op)
         if rule is None:
             values = [*op.operands, *op.results]
-            rule, fixed = _whole_rule(tuple(tuple(_shape(v)) for v in values), len(op.operands))
-            uncut = set(fixed)
+            shapes = tuple(tuple(_shape(v)) for v in values)
+            sizes = tuple(size for shape in shapes for size in shape)
+            tensors: list[tuple[tuple[int, ...], ...]] = []
+            for shape in shapes:
+                first = sum(map(len, tensors))
+                tensors.append(tuple((first + dim,) for dim in range(len(shape))))
+            every = frozenset(range(len(sizes)))
+            rule = ShardingRule(tuple(tensors), len(op.operands), sizes, frozenset(), frozenset())
+            fixed, uncut = every, set(every)
         else:
             uncut = {f for tensor, dim in undividable(op) for f in rule.tensors[tensor][dim]}
             fixed = rule.whole | uncut
@@ -438,18 +445,6 @@ def _same_rule(shape: tuple[int, ...], operands: int, results: int) -> ShardingR
     tensor = tuple((dim,) for dim in range(len(shape)))
     tensors = (tensor,) * (operands + results)
     return ShardingRule(tensors, operands, shape, frozenset(), frozenset())
-
-
-def _whole_rule(
-    shapes: tuple[tuple[int, ...], ...], operands: int
-) -> tuple[ShardingRule, frozenset[int]]:
-    sizes = tuple(size for shape in shapes for size in shape)
-    tensors: list[tuple[tuple[int, ...], ...]] = []
-    for shape in shapes:
-        first = sum(map(len, tensors))
-        tensors.append(tuple((first + dim,) for dim in range(len(shape))))
-    every = frozenset(range(len(sizes)))
-    return ShardingRule(tuple(tensors), operands, sizes, frozenset(), frozenset()), every
 
 
 def _axes_used(main: ir.Operation, shardings: ValueShardings) -> set[AxisRef]:

@@ -135,7 +135,15 @@ class _Dimensions:
                 if each:
                     size = problem.links[each[0] // _RANKS].size
                     weights[labels[each[0]]] += size * node.times
-        colours = self._coloured(weights)
+        meets: dict[int, set[int]] = {}
+        for listed in self._of_node.values():
+            here = {n for n in listed if n >= 0}
+            for number in here:
+                meets.setdefault(number, set()).update(here)
+        colours = [-1] * len(weights)
+        for number in sorted(meets, key=lambda n: (-weights[n], n)):
+            taken = {colours[other] for other in meets[number] if other != number}
+            colours[number] = next(c for c in itertools.count() if c not in taken)
         self._placed: list[list[tuple[Node, tuple[int, ...]]]] = []
         for colour in range(max(colours, default=-1) + 1):
             placed: list[tuple[Node, tuple[int, ...]]] = []
@@ -177,18 +185,6 @@ class _Dimensions:
             yield first
             yield last if last != first else {}
             yield off
-
-    def _coloured(self, weights: list[float]) -> list[int]:
-        meets: dict[int, set[int]] = {}
-        for listed in self._of_node.values():
-            here = {n for n in listed if n >= 0}
-            for number in here:
-                meets.setdefault(number, set()).update(here)
-        colours = [-1] * len(weights)
-        for number in sorted(meets, key=lambda n: (-weights[n], n)):
-            taken = {colours[other] for other in meets[number] if other != number}
-            colours[number] = next(c for c in itertools.count() if c not in taken)
-        return colours
 
 
 def _moved(
