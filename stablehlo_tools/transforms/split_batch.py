@@ -48,7 +48,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from stablehlo_tools.analysis.collectives import Channels
+from stablehlo_tools.analysis.collectives import Channels, ModuleFacts
 from stablehlo_tools.analysis.dimension_propagation.propagation import Graph, Meeting
 from stablehlo_tools.analysis.dimension_propagation.seeds import (
     fewer_parts,
@@ -58,23 +58,27 @@ from stablehlo_tools.analysis.dimension_propagation.seeds import (
 )
 from stablehlo_tools.analysis.entry import argument_name
 from stablehlo_tools.analysis.tasks.expected import expected_run
+from stablehlo_tools.analysis.tasks.graph import module_task_graph
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.cost.clock import Clock
 from stablehlo_tools.cost.hardware import load_hardware
 from stablehlo_tools.diagnostics import Diagnostic, Diagnostics, ToolError, duration, note
 from stablehlo_tools.ir.clone import copy_module, take_over
 from stablehlo_tools.ir.inline import inline_all_calls
 from stablehlo_tools.ir.token_chain import refuse_tokens
 from stablehlo_tools.ir.walk import entry_function, functions_by_name
+from stablehlo_tools.overlap.memory import memory_profile
 from stablehlo_tools.passes.base import Pass
 from stablehlo_tools.passes.road import Milestone, Stage
 from stablehlo_tools.transforms.parts.all_parts import AllPartsWriter
-from stablehlo_tools.transforms.parts.split_batch.peaks import peak_bytes
 from stablehlo_tools.transforms.parts.split_batch.regions import (
     Chosen,
     Region,
     choose,
     find_regions,
 )
+
+_ANY_HARDWARE = "h100"  # bytes are the same on each
 
 
 @dataclass(frozen=True)
@@ -239,3 +243,9 @@ def _memory(before: float, after: float, module: ir.Module) -> Diagnostic:
         f"{before / 2**20:.1f} to {after / 2**20:.1f} MiB",
         module.operation.location,
     )
+
+
+def peak_bytes(module: ir.Module) -> float:
+    """The most bytes alive at once, in the order of the text. Raises ToolError."""
+    clock = Clock(load_hardware(_ANY_HARDWARE), ModuleFacts.of(module).grid.size)
+    return memory_profile(module_task_graph(module, clock, "")).peak_bytes

@@ -37,7 +37,6 @@ from stablehlo_tools.mpmd.runtime.carried import (
 )
 from stablehlo_tools.mpmd.runtime.checkpoints import restore, save
 from stablehlo_tools.mpmd.runtime.engine import Engine, Parts, Prepared, Values
-from stablehlo_tools.mpmd.runtime.exchange import from_owner
 from stablehlo_tools.mpmd.runtime.one_rank import OneRank
 from stablehlo_tools.mpmd.runtime.signature import Leaves, Need, Signature, rows_of
 from stablehlo_tools.mpmd.runtime.watch import Watch
@@ -358,3 +357,14 @@ class Job:
                 shape = rows[indices[place]].shape
                 rows[indices[place]] = from_owner(mine.get(place), owner, shape, whole.dtype)
         return whole
+
+
+def from_owner(part: Any, owner: int, shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
+    """What process `owner` has, on every process; all call this, the others with anything."""
+    if jax.process_count() == 1:
+        return np.asarray(part)
+    from jax.experimental import multihost_utils
+
+    is_owner = jax.process_index() == owner
+    given = np.asarray(part) if is_owner else np.zeros(shape, dtype)
+    return np.asarray(multihost_utils.broadcast_one_to_all(given, is_source=is_owner))

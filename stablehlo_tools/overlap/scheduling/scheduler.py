@@ -26,13 +26,13 @@ from math import isfinite
 from stablehlo_tools.diagnostics import GIB, ToolError
 from stablehlo_tools.overlap.bounds import floor
 from stablehlo_tools.overlap.scheduling.forward import Moments, Pass, Rules, forward
-from stablehlo_tools.overlap.scheduling.lateness import Lateness
 from stablehlo_tools.overlap.scheduling.memory_plans import (
     Plan,
     gib,
     lean_plan,
     least_bytes,
     plain_plan,
+    taken,
 )
 from stablehlo_tools.overlap.scheduling.problem import COMPUTE, Problem, problem_of
 from stablehlo_tools.overlap.scheduling.timing import (
@@ -52,6 +52,8 @@ _VERY_FEW = 100  # tasks: of so few, many more
 _SHAKES = 40
 _STRENGTH = 0.3  # of the longest chain
 _SAME = 1e-4  # of the total: too little to look for
+_EARLY = 0.08  # of the whole: how much earlier than at the latest
+_LITTLE = 1e-3  # of the peak: what takes no more may run at any time
 
 
 @dataclass(frozen=True, slots=True)
@@ -395,3 +397,38 @@ class _Delay:
 
 def _bytes(problem: Problem, storages: set[int]) -> float:
     return sum(problem.sizes[u] for u in sorted(storages))
+
+
+class Lateness:
+    """When compute that takes memory runs at the earliest: shortly before its result is needed.
+
+    Much of a backward pass depends on the forward pass alone: masks, casts, recomputation. Run at
+    once, it would hold its results and leave no memory for early gathers and for buckets.
+    """
+
+    def __init__(self, problem: Problem, plan: Plan) -> None:
+        self._problem = problem
+        self._taken = taken(problem, plan)
+        self._little = plan.peak * _LITTLE
+
+    def not_before(self, tail: Sequence[float]) -> list[float]:
+        """The earliest moment of each task, in ns; `tail` is how much follows each.
+
+        A task that frees memory may run at any time. One that takes as much as it frees is as late
+        as its users are.
+        """
+        problem, taken = self._problem, self._taken
+        whole = max(tail, default=0.0)
+        latest = [whole - after for after in tail]
+        earliest = [0.0] * problem.size
+        for task in reversed(range(problem.size)):
+            users = problem.users[task]
+            computes = problem.stream[task] == COMPUTE and problem.starts[task] is None
+            if not computes or taken[task] < 0:
+                continue
+            if users:
+                needed = min([latest[user] for user in users])
+                latest[task] = max(latest[task], needed - problem.ns[task])
+            if taken[task] > self._little:
+                earliest[task] = latest[task] - _EARLY * whole
+        return earliest

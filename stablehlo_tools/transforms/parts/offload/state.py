@@ -37,11 +37,10 @@ from stablehlo_tools.dialect.device_placement import (
     placed,
 )
 from stablehlo_tools.dialect.names import MANUAL_COMPUTATION
-from stablehlo_tools.ir.block_order import restore_order
 from stablehlo_tools.ir.builder import barrier, shape_of
 from stablehlo_tools.ir.cleanup import erase_unused
 from stablehlo_tools.ir.shardy_round_trip import set_entry
-from stablehlo_tools.ir.values import maker_of, producer
+from stablehlo_tools.ir.values import key_of, maker_of, producer
 from stablehlo_tools.ir.walk import entry_function, terminator, values_used_outside
 
 _AT_ONCE = 2  # groups on the device
@@ -267,3 +266,27 @@ def _copied(value: ir.Value, images: dict[ir.Value, ir.Value]) -> ir.Value:
         copy.operands[number] = operand
     images[value] = copy.results[0]
     return copy.results[0]
+
+
+def restore_order(block: ir.Block) -> None:
+    """Moves each op that stands in front of what it reads behind that; the others keep their order.
+
+    No op may depend on itself.
+    """
+    ops = [view.operation for view in block.operations]
+    maker: dict[ir.Value, ir.Operation] = {result: op for op in ops for result in op.results}
+    order: list[ir.Operation] = []
+    done: set[ir.Value | ir.Operation] = set()
+    for op in ops:
+        pending = [(op, False)]
+        while pending:
+            at, is_ready = pending.pop()
+            if is_ready:
+                order.append(at)
+            elif key_of(at) not in done:
+                done.add(key_of(at))
+                pending.append((at, True))
+                needed = [maker[value] for value in values_used_outside(at) if value in maker]
+                pending += [(each, False) for each in reversed(needed)]
+    for op in order[:-1]:
+        op.move_before(order[-1])
