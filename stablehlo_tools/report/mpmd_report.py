@@ -51,9 +51,9 @@ _STYLE = (
 _PROCESS = 1
 
 
-def to_page(report: SetReport, width: int, colour: bool = False) -> str:
+def to_page(report: SetReport, width: int) -> str:
     """The whole report: the chart, in lines of at most `width` characters, and the tables."""
-    parts = [to_text(report.timeline, width, colour, units=OF_A_PROGRAM), verdict(report)]
+    parts = [to_text(report.timeline, width, units=OF_A_PROGRAM), verdict(report)]
     if report.is_proven:
         parts += ["\n".join(messages_table(report)), "\n".join(memory_table(report))]
     return "\n\n".join(part.rstrip() for part in parts) + "\n"

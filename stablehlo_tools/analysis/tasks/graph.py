@@ -120,14 +120,9 @@ def _is_last(
 _TOGETHER = 2  # results of a barrier that share a view
 
 
-def module_task_graph(
-    module: ir.Module, clock: Clock, input_name: str, notes: list[str] | None = None
-) -> TaskGraph:
-    """What one device runs of a module whose collectives are explicit.
-
-    `notes` gets what was left out. Raises ToolError.
-    """
-    return traced_task_graph(module, clock, input_name, notes).graph
+def module_task_graph(module: ir.Module, clock: Clock, input_name: str) -> TaskGraph:
+    """What one device runs of a module whose collectives are explicit. Raises ToolError."""
+    return traced_task_graph(module, clock, input_name).graph
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +140,8 @@ class TracedGraph:
 def traced_task_graph(
     module: ir.Module, clock: Clock, input_name: str, notes: list[str] | None = None
 ) -> TracedGraph:
-    """The graph of `module_task_graph`, with the ops of the module that it came from."""
+    """The graph of `module_task_graph`, with the ops of the module that it came from; `notes` gets
+    what was left out."""
     facts = ModuleFacts.of(module, find_collectives(module))
     body = read_program(module, input_name, tiled=clock.hardware.is_torus)
     if notes is not None:
