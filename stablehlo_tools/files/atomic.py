@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shlex
 import sys
 import tempfile
@@ -14,6 +15,7 @@ from stablehlo_tools.diagnostics import ToolError, nearest
 
 STDIN = "-"
 _ALIKE = 0.75  # names of files of which one may be the other, mistyped
+_DIGITS = re.compile(r"\d")
 _NAME_BYTES = 200  # of a file's name, of which a file system takes 255
 
 
@@ -35,7 +37,13 @@ def unreadable(name: str, error: OSError) -> ToolError:
     said, hint, near = f"cannot read the file: {error.strerror}", "another path", ""
     folder = Path(name).parent
     if isinstance(error, FileNotFoundError) and folder.is_dir():
-        near = nearest(Path(name).name, sorted(each.name for each in folder.iterdir()), _ALIKE)
+        stem = Path(name).stem
+        others = {  # step1 is not step2, mistyped
+            each.stem: each.name
+            for each in sorted(folder.iterdir())
+            if _DIGITS.sub("", each.stem) != _DIGITS.sub("", stem)
+        }
+        near = others.get(nearest(stem, others, _ALIKE), "")
         hint = f"another path: it was looked for in {os.path.realpath(folder)!r}"
     return ToolError(said, hint=hint, instead=(name, os.fspath(folder / near)) if near else None)
 

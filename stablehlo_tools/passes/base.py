@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -24,10 +25,10 @@ class Pass(ABC):
         """Rewrites the module in place. Raises ToolError, and may then leave it half-rewritten."""
 
     @classmethod
-    def done_elsewhere(cls, option: str, value: str) -> tuple[str, str] | None:
+    def done_elsewhere(cls, options: Mapping[str, str], option: str) -> tuple[str, str] | None:
         """For a value that an option does not accept but another command does: the message, and
-        the command to try."""
-        del option, value
+        the command to try with the other `options`."""
+        del options, option
         return None
 
     def __str__(self) -> str:

@@ -312,8 +312,9 @@ def _wrong_value(
     pass_class: type[Pass], part: PassText, option: str, said: str, hint: Any
 ) -> ToolError:
     """The error for a value that an option does not accept, with what was probably meant."""
-    text = dict(part.options)[option] or ""
-    elsewhere = pass_class.done_elsewhere(option, text)
+    options = {name: text or "" for name, text in part.options}
+    text = options[option]
+    elsewhere = pass_class.done_elsewhere(options, option)
     if elsewhere is not None:
         return ToolError(f"{said}; {elsewhere[0]}", hint=elsewhere[1])
     if "," in text and typing.get_origin(hint) is not tuple:

@@ -84,6 +84,7 @@ weights among them, are sums over microbatches, in at least float32.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -154,14 +155,16 @@ class ExpandPipelinePass(Pass):
     explain: bool = False
 
     @classmethod
-    def done_elsewhere(cls, option: str, value: str) -> tuple[str, str] | None:
+    def done_elsewhere(cls, options: Mapping[str, str], option: str) -> tuple[str, str] | None:
         """Names expand-mpmd for schedules that need a program for each rank."""
         named = {each.name for each in entries() if each.training and not each.sliced}
+        value = options[option]
         if option != "schedule" or value not in named:
             return None
-        options = f"--schedule {value} --pipeline-axis {cls.axis} --microbatches 8"
+        axis, count = options.get("axis", cls.axis), options.get("microbatches", "8")
+        words = f"--schedule {value} --pipeline-axis {axis} --microbatches {count}"
         said = f"expand-mpmd runs {value}, by a program for each rank"
-        return said, f"stablehlo-tools expand-mpmd INPUT -o ranks {options}"
+        return said, f"stablehlo-tools expand-mpmd INPUT -o ranks {words}"
 
     def run(self, module: ir.Module, diagnostics: Diagnostics) -> None:
         """Rewrites the module in place."""
