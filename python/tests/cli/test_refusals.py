@@ -61,7 +61,7 @@ def test_the_pipeline_that_is_tried_runs(
         ("opt STEP -p shard-optimizer{axis=floor}", "axis=stage or axis=data"),
         (
             "opt STEP -p 'expand-pipeline{microbatches=4 schedule=zb-v}'",
-            "expand-mpmd STEP -o ranks --schedule zb-v --pipeline-axis stage --microbatches 8",
+            "expand-mpmd STEP -o ranks --schedule zb-v --pipeline-axis stage --microbatches 4",
         ),
         ("opt STEP -p shard-optimizer{axis=dta}", "shard-optimizer{axis=data}"),
         ("optimize STEP --target gpu --pipeline-axis nope", "--target gpu --pipeline-axis stage"),
