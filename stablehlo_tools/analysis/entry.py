@@ -18,7 +18,7 @@ from stablehlo_tools.dialect.names import (
 from stablehlo_tools.dialect.traits import Trait, ops_with
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.ir.platform_index import argument_number
-from stablehlo_tools.ir.walk import ENTRY, callee_name, functions_by_name, walk
+from stablehlo_tools.ir.walk import ENTRY, callee_name, enclosing, functions_by_name, walk
 from stablehlo_tools.order.program import UNKNOWN_CALL
 
 _COLLECTIVES = ops_with(Trait.COLLECTIVE)
@@ -77,6 +77,7 @@ def erase_groups_of_one(module: ir.Module) -> int:
         each
         for each in listed
         if each.inner.name in _COLLECTIVES
+        and enclosing(each.op, MANUAL_COMPUTATION) is None
         and facts.has_groups_of_one(each)
         and [v.type for v in each.inner.operands] == [v.type for v in each.op.results]
     ]
