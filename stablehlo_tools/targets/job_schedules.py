@@ -138,7 +138,7 @@ def decide_without_compilers(artifacts: Sequence[Artifact], options: Options) ->
     """
     programs, _ = _programs(artifacts, replace(options, judges_rewriting=True))
     decided = decide(programs, strict=options.strict)
-    is_one = len(set(map(_hash_text, artifacts))) == 1
+    is_one = len(artifacts) == 1 or len(set(map(_hash_text, artifacts))) == 1
     return decided if is_one else judge_rewriting(decided)
 
 

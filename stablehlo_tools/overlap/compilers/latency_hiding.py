@@ -143,7 +143,7 @@ class _Backwards:
             return self._depth[start] > depth
         left = self._left_open()
         waste = 0.0 if left is None else abs(left - self._ns(start))
-        return (waste, self._rank(start)) < self._best(depth)[:2]
+        return (waste, self._rank(start)) < self._best(depth, left)[:2]
 
     def _is_backed_up(self, start: int) -> bool:
         """Whether a collective waits until one less is open."""
@@ -153,7 +153,7 @@ class _Backwards:
     def _take_compute(self) -> int:
         depth = -self._depths[0]
         alike = self._compute[depth]
-        _, rank, ns = self._best(depth)
+        _, rank, ns = self._best(depth, self._left_open() if len(alike) > 1 else None)
         heappop(alike[ns])
         self._queued.remove(rank[-1])
         self._drop_outdated(alike, ns)
@@ -161,10 +161,13 @@ class _Backwards:
             del self._compute[-heappop(self._depths)]
         return rank[-1]
 
-    def _best(self, depth: float) -> tuple[float, tuple[bool, int, int, int], float]:
-        """The compute of a depth that comes first: how far its time is from what the first
-        collective will still be open, its rank, and its time."""
-        alike, left = self._compute[depth], self._left_open()
+    def _best(
+        self, depth: float, left: float | None
+    ) -> tuple[float, tuple[bool, int, int, int], float]:
+        """The compute of a depth that comes first: how far its time is from `left`, its rank, and
+        its time. `left`: how long the first collective will still be open; None if there is none,
+        or if all compute of the depth takes the same time."""
+        alike = self._compute[depth]
         for ns in list(alike):
             self._drop_outdated(alike, ns)
         return min(

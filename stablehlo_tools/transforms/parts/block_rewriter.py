@@ -73,10 +73,8 @@ class BlockRewriter:
         copy = emptied_clone(op, operands, types, point, keep_shardings=self.keeps_shardings)
         self.record(node, copy)
         for body, region in zip(node.bodies, copy.regions, strict=True):
-            inner, end = (
-                self.open_body(body, region, types if is_loop else []),
-                terminator(body.block),
-            )
+            inner = self.open_body(body, region, types if is_loop else [])
+            end = terminator(body.block)
             self.write(body.nodes, inner)
             into = [None] if is_loop and body is node.bodies[0] else node.results
             build = Builder(inner, end.location if self.keeps_locations else op.location)

@@ -21,7 +21,7 @@ from stablehlo_tools.analysis.device_values import DeviceValues, Values
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.dimensions import integer, integers
 from stablehlo_tools.dialect.names import BROADCAST, CONCATENATE, GATHER
-from stablehlo_tools.ir.builder import Builder, shape_of
+from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.ir.unit_dims import IndexedRows, rewrite_rows
 from stablehlo_tools.ir.values import producer
 from stablehlo_tools.transforms.parts.partition.row_scatters import select_components
@@ -52,9 +52,12 @@ def _batched(known: DeviceValues, op: ir.Operation, rows: IndexedRows) -> Indexe
     if len(kept) == len(rows.index_map):
         return rows
     build = Builder(ir.InsertionPoint(op), op.location)
-    op.operands[1] = select_components(build, indices, rows.vector, kept or [0])
-    if not kept:
-        op.operands[1] = build.splat_like(0, op.operands[1])
+    if kept:
+        op.operands[1] = select_components(build, indices, rows.vector, kept)
+    else:
+        shape = shape_of(indices)
+        shape[rows.vector] = 1
+        op.operands[1] = build.splat(0, shape, element_of(indices))
     if "indices_are_sorted" in op.attributes:  # by all components
         op.attributes["indices_are_sorted"] = ir.BoolAttr.get(False, op.context)
     return rows._replace(
