@@ -111,3 +111,29 @@ def test_the_parts_of_a_pass_have_its_name():
     passes = {path.stem for path in transforms.glob("*.py")}
     rooms = {path.parent.name for path in (transforms / "parts").glob("*/__init__.py")}
     assert rooms <= passes
+
+
+def test_mpmd_imports_passes_and_none_of_their_parts():
+    parts = [
+        f"{module}:{line} imports {imported}"
+        for module, lines in imports().items()
+        for imported, line in lines
+        if room_of(module) == "mpmd" and imported.startswith(f"{PACKAGE}.transforms.parts")
+    ]
+    assert not parts, "\n".join(parts)
+
+
+def test_loose_parts_serve_several_passes():
+    """A file in `parts/` itself is imported by at least two passes or by another such file."""
+    transforms = f"{PACKAGE}.transforms."
+    loose = {path.stem for path in (ROOT / PACKAGE / "transforms" / "parts").glob("*.py")}
+    users = {
+        name: {
+            module.removeprefix(transforms).removeprefix("parts.").split(".")[0]
+            for module, lines in imports().items()
+            if any(imported == f"{transforms}parts.{name}" for imported, _ in lines)
+        }
+        for name in loose - {"__init__"}
+    }
+    alone = {name for name, of in users.items() if len(of) < 2 and not of & loose}
+    assert not alone

@@ -14,6 +14,7 @@ from math import prod
 from stablehlo_tools.advice.collective_uses import argument_behind
 from stablehlo_tools.advice.program import Program
 from stablehlo_tools.analysis.partitioner_work import EXPLICIT, left_to_the_partitioner
+from stablehlo_tools.analysis.sharding_import import import_shardings
 from stablehlo_tools.analysis.shardings import Axes
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Place, ToolError, duration, frames_of, size
@@ -31,7 +32,6 @@ from stablehlo_tools.transforms.constrain_batch import (
     constrain,
     constrain_carry,
 )
-from stablehlo_tools.transforms.parts.partition.preparation import import_shardings
 
 _ASKING = frozenset({SHARDING_CONSTRAINT, RESHARD})
 _MOST_TRIED = 2  # each means to partition the program again

@@ -94,7 +94,7 @@ from stablehlo_tools.schedules.simulator import peak_bytes, simulate
 from stablehlo_tools.schedules.table import Table, compacted
 from stablehlo_tools.schedules.validator import check
 from stablehlo_tools.transforms.accumulate_gradients import AccumulateGradientsPass
-from stablehlo_tools.transforms.parts.pipeline_collectives.pipelining import Options, pipelined
+from stablehlo_tools.transforms.pipeline_collectives import communicate_once
 
 
 @dataclass(frozen=True)
@@ -308,8 +308,7 @@ def _accumulate(module: ir.Module, microbatches: int) -> None:
 def _communicate_once(module: ir.Module, hardware: Hardware) -> bool:
     """Gathers weights in front of the loop over microbatches and reduces gradients behind it, each
     by itself, for they are of different stages; whether there were any."""
-    options = Options("once", 1, hardware, None, hold=False, merges=False)
-    changed = pipelined(module, options).changed
+    changed = communicate_once(module, hardware)
     block = entry_function(module).regions[0].blocks[0]
     if changed:
         drop_unused_carries(block)

@@ -56,6 +56,7 @@ from stablehlo_tools.analysis.collectives import ModuleFacts
 from stablehlo_tools.analysis.dimension_propagation.propagation import Graph
 from stablehlo_tools.analysis.dimension_propagation.seeds import Spread, try_seeds
 from stablehlo_tools.analysis.effects import Effects
+from stablehlo_tools.analysis.sharding_import import import_shardings
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Diagnostics, ToolError
 from stablehlo_tools.dialect.names import MANUAL_COMPUTATION
@@ -85,7 +86,6 @@ from stablehlo_tools.transforms.parts.accumulate_gradients.searching import (
     find_division,
     given_division,
 )
-from stablehlo_tools.transforms.parts.partition.preparation import import_shardings
 
 
 @dataclass(frozen=True)

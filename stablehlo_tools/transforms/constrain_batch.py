@@ -34,6 +34,7 @@ from stablehlo_tools.analysis.dimension_propagation.propagation import BatchDims
 from stablehlo_tools.analysis.dimension_propagation.seeds import Seeds, try_seeds
 from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling
 from stablehlo_tools.analysis.partitioner_work import left_to_the_partitioner
+from stablehlo_tools.analysis.sharding_import import import_shardings
 from stablehlo_tools.analysis.shardings import (
     Axes,
     MeshAxes,
@@ -53,7 +54,6 @@ from stablehlo_tools.ir.walk import entry_function, ops_named
 from stablehlo_tools.ir.while_loop import WhileLoop
 from stablehlo_tools.passes.base import Pass
 from stablehlo_tools.passes.road import Milestone, Stage
-from stablehlo_tools.transforms.parts.partition.preparation import import_shardings
 
 
 @dataclass(frozen=True)

@@ -88,6 +88,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from stablehlo_tools.analysis.sharding_import import import_shardings
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Diagnostics, ToolError
 from stablehlo_tools.ir.cleanup import (
@@ -113,7 +114,17 @@ from stablehlo_tools.transforms.parts.expand_pipeline.expansion_plan import (
 )
 from stablehlo_tools.transforms.parts.expand_pipeline.stack_orders import StackOrders, orders_of
 from stablehlo_tools.transforms.parts.free_axes import free_axes_of_layers
-from stablehlo_tools.transforms.parts.partition.preparation import import_shardings
+
+
+def free_layers(module: ir.Module, stages: str, asks: str, rule: str) -> None:
+    """Inlines calls and leaves the loops over layers to the partitioner, in place, before stages are made of them.
+
+    `stages` is the axis of the pipeline. Raises a located ToolError of the pass `asks`, with its
+    `rule`, if a shard_map around the layers cannot be dissolved.
+    """
+    import_shardings(module)
+    inline_all_calls(module)
+    free_axes_of_layers(module, stages, asks, rule)
 
 
 @dataclass(frozen=True)
@@ -195,10 +206,8 @@ class ExpandPipelinePass(Pass):
         """A copy, in the form that is planned for."""
         self._check(module)
         copy = copy_module(module)
-        import_shardings(copy)
-        inline_all_calls(copy)
         with ir.Location.unknown(module.context):
-            free_axes_of_layers(copy, self.axis, "expand-pipeline", "P2")
+            free_layers(copy, self.axis, "expand-pipeline", "P2")
         link_loops(copy)
         fold_reshapes(copy)
         fold_broadcasts(copy)

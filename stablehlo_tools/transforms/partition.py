@@ -53,6 +53,7 @@ from typing import ClassVar, Literal
 
 from stablehlo_tools.analysis.collectives import next_channel
 from stablehlo_tools.analysis.entry import erase_groups_of_one
+from stablehlo_tools.analysis.sharding_import import import_shardings
 from stablehlo_tools.analysis.shardings import Axes, MeshAxes, ValueShardings
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.cost.hardware import load_hardware
@@ -105,7 +106,6 @@ from stablehlo_tools.transforms.parts.partition.preparation import (
     MESH,
     check,
     has_inlined_meshes,
-    import_shardings,
     is_partitioned,
     one_mesh,
     prepare,

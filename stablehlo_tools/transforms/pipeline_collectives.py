@@ -57,7 +57,7 @@ from typing import ClassVar, Literal
 from stablehlo_tools.analysis.collectives import find_collectives
 from stablehlo_tools.analysis.partitioner_work import refuse_unpartitioned
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.cost.hardware import load_hardware
+from stablehlo_tools.cost.hardware import Hardware, load_hardware
 from stablehlo_tools.diagnostics import GIB, Diagnostics, ToolError, note
 from stablehlo_tools.ir.cleanup import write_as_values
 from stablehlo_tools.ir.clone import copy_module, take_over
@@ -123,3 +123,11 @@ class PipelineCollectivesPass(Pass):
         if self.explain:
             told = "the loops stay as they are: XLA is expected to be as fast by itself"
             diagnostics.collected += [note(told, module.operation.location)] if left else work.notes
+
+
+def communicate_once(module: ir.Module, hardware: Hardware) -> bool:
+    """Moves repeated collectives before or after all loops around them, in place.
+
+    Messages are not merged and no fences are written. Returns False if no collective moved.
+    """
+    return pipelined(module, Options("once", 1, hardware, None, hold=False, merges=False)).changed

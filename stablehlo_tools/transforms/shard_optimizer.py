@@ -49,6 +49,7 @@ from stablehlo_tools.analysis.entry import aliased_results
 from stablehlo_tools.analysis.optimizer_state import OptimizerState
 from stablehlo_tools.analysis.partitioner_work import left_to_the_partitioner
 from stablehlo_tools.analysis.replica_groups import AxisRef, mesh_with
+from stablehlo_tools.analysis.sharding_import import import_shardings
 from stablehlo_tools.analysis.shardings import Axes, MeshAxes, ValueShardings
 from stablehlo_tools.analysis.tasks.op_work import bytes_of
 from stablehlo_tools.bindings import ir
@@ -62,7 +63,7 @@ from stablehlo_tools.ir.walk import entry_function, terminator
 from stablehlo_tools.passes.base import Pass
 from stablehlo_tools.passes.road import Milestone, Stage, When
 from stablehlo_tools.transforms.parts.partition.border import state_border
-from stablehlo_tools.transforms.parts.partition.preparation import import_shardings, one_mesh
+from stablehlo_tools.transforms.parts.partition.preparation import one_mesh
 
 
 @dataclass(frozen=True)

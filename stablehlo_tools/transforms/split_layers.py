@@ -44,13 +44,13 @@ from typing import ClassVar
 
 from stablehlo_tools.analysis.collectives import Channels
 from stablehlo_tools.analysis.effects import Effects
+from stablehlo_tools.analysis.layer_loops.cut_loops import Chosen, choose
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Diagnostic, Diagnostics, ToolError, note
 from stablehlo_tools.ir.cleanup import erase_unused
 from stablehlo_tools.ir.inline import inline_all_calls
 from stablehlo_tools.ir.walk import entry_function, functions_by_name
 from stablehlo_tools.passes.base import Pass
-from stablehlo_tools.transforms.parts.split_layers.cut_loops import Chosen, choose
 from stablehlo_tools.transforms.parts.split_layers.ranges import RangeEmission
 
 

@@ -34,19 +34,19 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from stablehlo_tools.analysis.effects import Effects
-from stablehlo_tools.bindings import ir
-from stablehlo_tools.diagnostics import Diagnostic, Diagnostics, ToolError, note
-from stablehlo_tools.ir.cleanup import erase_unused
-from stablehlo_tools.ir.inline import inline_all_calls
-from stablehlo_tools.ir.walk import entry_function, functions_by_name
-from stablehlo_tools.passes.base import Pass
-from stablehlo_tools.transforms.parts.split_weight_gradients.division import (
+from stablehlo_tools.analysis.layer_loops.division import (
     Division,
     awaited_carries,
     backward_loops,
     divide,
     layer_chains,
 )
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.diagnostics import Diagnostic, Diagnostics, ToolError, note
+from stablehlo_tools.ir.cleanup import erase_unused
+from stablehlo_tools.ir.inline import inline_all_calls
+from stablehlo_tools.ir.walk import entry_function, functions_by_name
+from stablehlo_tools.passes.base import Pass
 from stablehlo_tools.transforms.parts.split_weight_gradients.two_loops import write_division
 
 

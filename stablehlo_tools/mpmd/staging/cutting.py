@@ -21,6 +21,12 @@ import numpy as np
 
 from stablehlo_tools.analysis.dataflow import Dataflow, Node
 from stablehlo_tools.analysis.effects import Effects
+from stablehlo_tools.analysis.layer_loops.cut_loops import uncut_loops
+from stablehlo_tools.analysis.layer_loops.division import (
+    backward_loops,
+    layer_chains,
+)
+from stablehlo_tools.analysis.layer_loops.linked_loops import range_of
 from stablehlo_tools.analysis.loop_carries import LayerLoop
 from stablehlo_tools.analysis.loops import FORMATTING
 from stablehlo_tools.analysis.tasks.op_work import bytes_of
@@ -49,12 +55,6 @@ from stablehlo_tools.mpmd.staging.forward import (
 from stablehlo_tools.mpmd.staging.op_times import Weigher, kernel_times
 from stablehlo_tools.mpmd.staging.split_stage_sums import own_spreads, take_apart
 from stablehlo_tools.mpmd.staging.step import MicrobatchLoop, TrainingStep, find_microbatch_loop
-from stablehlo_tools.transforms.parts.split_layers.cut_loops import uncut_loops
-from stablehlo_tools.transforms.parts.split_layers.linked_loops import range_of
-from stablehlo_tools.transforms.parts.split_weight_gradients.division import (
-    backward_loops,
-    layer_chains,
-)
 from stablehlo_tools.transforms.split_layers import SplitLayersPass
 from stablehlo_tools.transforms.split_weight_gradients import SplitWeightGradientsPass
 

@@ -12,6 +12,11 @@ from dataclasses import dataclass
 from functools import partial
 
 from stablehlo_tools.analysis.dataflow import Node
+from stablehlo_tools.analysis.layer_loops.division import (
+    backward_loops,
+    layer_chains,
+)
+from stablehlo_tools.analysis.layer_loops.linked_loops import range_of
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError, note
 from stablehlo_tools.dialect.names import NAMED_COMPUTATION
@@ -20,11 +25,6 @@ from stablehlo_tools.ir.values import is_float, key_of
 from stablehlo_tools.ir.walk import walk
 from stablehlo_tools.mpmd.staging.op_times import Weigher
 from stablehlo_tools.mpmd.staging.step import TrainingStep, heavy_ops, staged_inputs
-from stablehlo_tools.transforms.parts.split_layers.linked_loops import range_of
-from stablehlo_tools.transforms.parts.split_weight_gradients.division import (
-    backward_loops,
-    layer_chains,
-)
 
 _OWN = "stablehlo_tools."
 STAGES = f"{_OWN}stages"

@@ -23,8 +23,7 @@ from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.dialect.names import MANUAL_COMPUTATION, PARTITION_ID
 from stablehlo_tools.ir.shardy_round_trip import set_entry
 from stablehlo_tools.ir.walk import MESH, entry_function, ops_named, ops_where, symbol_name
-from stablehlo_tools.transforms.parts.free_axes import free_axes_of_layers
-from stablehlo_tools.transforms.parts.partition.preparation import import_shardings
+from stablehlo_tools.transforms.expand_pipeline import free_layers
 
 _PARTITIONS = "mhlo.num_partitions"
 
@@ -51,8 +50,7 @@ def lay_along(module: ir.Module, axis: str, ranks: int) -> None:
     Raises a located ToolError where the program has another number of devices along it than there
     are ranks, or says what single devices do.
     """
-    import_shardings(module)
-    free_axes_of_layers(module, axis, "expand-mpmd", "P8")
+    free_layers(module, axis, "expand-mpmd", "P8")
     size = ranks_along(module, axis)
     place = entry_function(module).location
     if size != ranks:

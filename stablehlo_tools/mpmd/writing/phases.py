@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from stablehlo_tools.analysis.dataflow import Node
+from stablehlo_tools.analysis.layer_loops.linked_loops import range_of
 from stablehlo_tools.analysis.tasks.graph import module_task_graph
 from stablehlo_tools.analysis.tasks.op_work import bytes_of
 from stablehlo_tools.bindings import ir
@@ -40,7 +41,6 @@ from stablehlo_tools.mpmd.staging.op_times import total_ns
 from stablehlo_tools.mpmd.staging.step import TrainingStep
 from stablehlo_tools.mpmd.writing.fixed import Fixed, Key
 from stablehlo_tools.schedules.table import Kind
-from stablehlo_tools.transforms.parts.split_layers.linked_loops import range_of
 
 _SECONDS = 1e-9  # in a nanosecond
 _GRADIENTS = (Kind.INPUT_GRADIENT, Kind.WEIGHT_GRADIENT)

@@ -8,10 +8,7 @@ import pytest
 from named_ops import NamedOps, read
 
 from stablehlo_tools.analysis.effects import Effects
-from stablehlo_tools.analysis.loops import Counted, LoopBody, counted, known_integer
-from stablehlo_tools.bindings import ir
-from stablehlo_tools.ir.walk import functions_by_name, ops_named
-from stablehlo_tools.transforms.parts.split_weight_gradients.division import (
+from stablehlo_tools.analysis.layer_loops.division import (
     Backward,
     Division,
     divide,
@@ -21,6 +18,9 @@ from stablehlo_tools.transforms.parts.split_weight_gradients.division import (
     size_of,
     states,
 )
+from stablehlo_tools.analysis.loops import Counted, LoopBody, counted, known_integer
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.ir.walk import functions_by_name, ops_named
 
 LIT = Path(__file__).parents[4] / "lit_tests/transforms/split_weight_gradients.mlir"
 TRAINING = LIT.read_text().split("\n// -----\n")[0]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stablehlo_tools.transforms.parts.split_weight_gradients.minimum_cut import cheapest_cut
+from stablehlo_tools.analysis.layer_loops.cheapest_cut import cheapest_cut
 
 type Edges = Collection[tuple[int, int]]
 

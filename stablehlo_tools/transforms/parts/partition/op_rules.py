@@ -23,8 +23,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Literal
 
-from stablehlo_tools import bindings
 from stablehlo_tools.analysis.reducers import starts_idempotent
+from stablehlo_tools.analysis.sharding_import import batched_rule, call_batch_dims, rule_attribute
 from stablehlo_tools.analysis.shardings import (
     RULE,
     Axes,
@@ -36,7 +36,6 @@ from stablehlo_tools.analysis.shardings import (
     rule_of,
 )
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.dialect.device_placement import placement
 from stablehlo_tools.dialect.dimension_numbers import conv_numbers, gather_numbers, scatter_numbers
 from stablehlo_tools.dialect.dimensions import dimensions_of, integers
 from stablehlo_tools.dialect.factors import FactorRole
@@ -76,7 +75,6 @@ TensorDim = tuple[int, int]
 _WHOLE_OPS = full_names(
     "rng_bit_generator batch_norm_training batch_norm_grad batch_norm_inference"
 )
-_BATCH_DIMS = "num_batch_dims"
 # Custom calls that compute each row of the last dimension, or each element, on its own.
 _BATCHED_TARGETS = frozenset({"mhlo.topk", "mhlo.erf", "mhlo.erf_inv", "mhlo.tan"})
 
@@ -85,21 +83,8 @@ def is_whole_op(op: ir.Operation) -> bool:
     """Whether an op must run on whole tensors."""
     if op.name == CUSTOM_CALL:
         target = ir.StringAttr(op.attributes["call_target_name"]).value
-        return target not in _BATCHED_TARGETS and not batch_dims(op)
+        return target not in _BATCHED_TARGETS and not call_batch_dims(op)
     return op.name in _WHOLE_OPS
-
-
-def batch_dims(call: ir.Operation) -> int:
-    """The leading dimensions along which jax says that a custom call computes each on its own; all
-    where it only says in which memory a value lies."""
-    if placement(call) is not None:
-        return rank_of(call.operands[0])
-    frontend = call.attributes.get("mhlo.frontend_attributes")
-    if not isinstance(frontend, ir.DictAttr) or _BATCH_DIMS not in frontend:
-        return 0
-    count = int(ir.StringAttr(frontend[_BATCH_DIMS]).value)
-    batched = all(rank_of(value) >= count for value in (*call.operands, *call.results))
-    return count if batched else 0
 
 
 def shapes_of(op: ir.Operation) -> list[list[int]]:
@@ -354,8 +339,8 @@ def widen_rules(module: ir.Module) -> None:
         rule: ShardingRule | None = None
         if op.name == DYNAMIC_UPDATE_SLICE:
             rule = _update(op)
-        elif op.name == CUSTOM_CALL and batch_dims(op):
-            rule = _batched(op, batch_dims(op))
+        elif op.name == CUSTOM_CALL and call_batch_dims(op):
+            rule = batched_rule(op, call_batch_dims(op))
         elif op.name == SELECT_AND_SCATTER:
             rule = _pooled(op)
         elif op.name == CONVOLUTION:
@@ -363,18 +348,10 @@ def widen_rules(module: ir.Module) -> None:
         elif op.name in _ALONG:
             rule = _free(op)
         if rule is not None:
-            op.attributes[RULE] = _attribute(rule, op.context)
+            op.attributes[RULE] = rule_attribute(rule, op.context)
         return ir.WalkResult.ADVANCE
 
     walk(module.operation, visit)
-
-
-def rule_batched_calls(module: ir.Module) -> None:
-    """Writes a rule on custom calls with batch dimensions, as jax does where Shardy is to read it:
-    in front of the propagation, which otherwise stops at them."""
-    for op in ops_named(module.operation, {CUSTOM_CALL}):
-        if RULE not in op.attributes and batch_dims(op):
-            op.attributes[RULE] = _attribute(_batched(op, batch_dims(op)), op.context)
 
 
 def _update(op: ir.Operation) -> ShardingRule | None:
@@ -465,33 +442,3 @@ def _renumbered(rule: ShardingRule) -> ShardingRule:
         frozenset(number[f] for f in rule.reduced if f in number),
         frozenset(number[f] for f in rule.whole if f in number),
     )
-
-
-def _batched(op: ir.Operation, count: int) -> ShardingRule:
-    sizes = shape_of(op.operands[0])[:count]
-    tensors: list[tuple[Factors, ...]] = []
-    for value in (*op.operands, *op.results):
-        own = shape_of(value)[count:]
-        first = len(sizes)
-        sizes += own
-        batch = range(min(count, rank_of(value)))
-        tensors.append(tuple((f,) for f in (*batch, *range(first, first + len(own)))))
-    whole = frozenset(range(count, len(sizes)))
-    return ShardingRule(tuple(tensors), len(op.operands), tuple(sizes), frozenset(), whole)
-
-
-def _attribute(rule: ShardingRule, context: ir.Context) -> ir.Attribute:
-    mappings = [_mapping(tensor, context) for tensor in rule.tensors]
-    return bindings.OpShardingRuleAttr.get(
-        list(rule.sizes),
-        mappings[: rule.operands],
-        mappings[rule.operands :],
-        reduction_factors=sorted(rule.reduced),
-        need_replication_factors=sorted(rule.whole),
-        context=context,
-    )
-
-
-def _mapping(tensor: Sequence[Factors], context: ir.Context) -> ir.Attribute:
-    dims = [bindings.DimMappingAttr.get(list(factors), context) for factors in tensor]
-    return bindings.TensorMappingAttr.get(dims, context)

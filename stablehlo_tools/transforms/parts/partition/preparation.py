@@ -13,11 +13,6 @@ from dataclasses import dataclass
 from stablehlo_tools import bindings
 from stablehlo_tools.analysis.collectives import find_collectives, meshes_of
 from stablehlo_tools.analysis.entry import argument_name
-from stablehlo_tools.analysis.partitioner_work import (
-    Annotation,
-    first_annotation,
-    left_to_the_partitioner,
-)
 from stablehlo_tools.analysis.replica_groups import DeviceMesh
 from stablehlo_tools.analysis.shardings import (
     ValueShardings,
@@ -28,13 +23,11 @@ from stablehlo_tools.analysis.shardings import (
     sharding_per_value,
 )
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.diagnostics import ToolError, from_mlir_error, note, to_place
+from stablehlo_tools.diagnostics import ToolError, note, to_place
 from stablehlo_tools.dialect.names import MANUAL_COMPUTATION, NAMED_COMPUTATION, SHARDING_CONSTRAINT
 from stablehlo_tools.dialect.traits import CALLS
 from stablehlo_tools.ir.builder import constrained
-from stablehlo_tools.ir.gspmd_import import import_gspmd
 from stablehlo_tools.ir.platform_index import platform_arguments
-from stablehlo_tools.ir.shardy_round_trip import restore_shardy
 from stablehlo_tools.ir.walk import (
     callee_name,
     functions_by_name,
@@ -43,7 +36,6 @@ from stablehlo_tools.ir.walk import (
     terminator,
     walk,
 )
-from stablehlo_tools.transforms.parts.partition.op_rules import rule_batched_calls
 
 MESH = "sdy.mesh"
 WITH_SHARDINGS = (
@@ -264,33 +256,6 @@ def _goes_on_as(
 
 def _is_tensor(value: ir.Value) -> bool:
     return isinstance(value.type, ir.RankedTensorType)
-
-
-def import_shardings(module: ir.Module) -> None:
-    """Puts Shardy's shardings in the place of GSPMD's, and of those that older jax wrote as XLA's
-    frontend attributes. What is divided already, or runs on one device, stays as it is.
-
-    Raises a located ToolError for what cannot be read (P1), or is over no one mesh (P3).
-    """
-    first = first_annotation(module)
-    if first is None or first[0] is Annotation.SHARDY or left_to_the_partitioner(module) is None:
-        return
-    if first[0] is Annotation.ROUND_TRIP:
-        restore_shardy(module)
-        rest = first_annotation(module)
-        if rest is not None and rest[0] is Annotation.ROUND_TRIP:
-            raise ToolError(
-                "a sharding of Shardy's in XLA's frontend attributes that cannot be read: the "
-                "module lacks xla.sdy.meshes, or the op is not known here (P1)",
-                rest[1].location,
-            )
-    else:
-        import_gspmd(module)
-        rule_batched_calls(module)
-    try:
-        module.operation.verify()
-    except ir.MLIRError as error:
-        raise from_mlir_error(error, "the shardings do not fit the program (P1): ") from None
 
 
 def check(module: ir.Module, main: ir.Operation, shardings: ValueShardings) -> None:

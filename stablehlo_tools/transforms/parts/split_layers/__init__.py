@@ -1,2 +1,1 @@
-"""The parts of split-layers: `cut_loops.py` says which loops are cut and how rows lie in pieces,
-`ranges.py` writes the loops over ranges; `marks.py` is how others know one."""
+"""The parts of split-layers: `ranges.py` writes the loops over ranges of layers."""

@@ -13,6 +13,15 @@ from dataclasses import dataclass
 from stablehlo_tools.analysis.collectives import Channels
 from stablehlo_tools.analysis.dataflow import Node, captured
 from stablehlo_tools.analysis.dimension_propagation.propagation import BatchDims
+from stablehlo_tools.analysis.layer_loops.cut_loops import (
+    ROWS,
+    CutLoops,
+    Key,
+    in_pieces,
+    rows_of,
+    stacks,
+)
+from stablehlo_tools.analysis.layer_loops.linked_loops import mark
 from stablehlo_tools.analysis.loop_carries import LayerLoop, Rows
 from stablehlo_tools.analysis.loops import (
     Counted,
@@ -27,15 +36,6 @@ from stablehlo_tools.ir.inline import copy_with
 from stablehlo_tools.ir.values import key_of, maker_of, unconstrained
 from stablehlo_tools.ir.walk import terminator
 from stablehlo_tools.transforms.parts.all_parts import AllPartsWriter
-from stablehlo_tools.transforms.parts.split_layers.cut_loops import (
-    ROWS,
-    CutLoops,
-    Key,
-    in_pieces,
-    rows_of,
-    stacks,
-)
-from stablehlo_tools.transforms.parts.split_layers.linked_loops import mark
 
 _CONSTRAINT = "sdy.sharding_constraint"
 _UPDATE = "stablehlo.dynamic_update_slice"

@@ -1,5 +1,1 @@
-"""The parts of split-weight-gradients.
-
-`backward_loops.py` finds the loops over layers that are backwards, `division.py` what of one can
-wait, by a cheapest cut (`minimum_cut.py`), and `two_loops.py` writes the loop in two.
-"""
+"""The parts of split-weight-gradients: `two_loops.py` writes a backward loop in two."""

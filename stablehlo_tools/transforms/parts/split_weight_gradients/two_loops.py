@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from stablehlo_tools.analysis.layer_loops.division import (
+    Division,
+    states,
+)
 from stablehlo_tools.analysis.loops import LoopBody
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
@@ -12,10 +16,6 @@ from stablehlo_tools.ir.inline import copy_with
 from stablehlo_tools.ir.values import key_of, maker_of
 from stablehlo_tools.ir.walk import terminator, values_used
 from stablehlo_tools.ir.while_loop import iteration_of, room_for_rows
-from stablehlo_tools.transforms.parts.split_weight_gradients.division import (
-    Division,
-    states,
-)
 
 
 def write_division(division: Division) -> None:

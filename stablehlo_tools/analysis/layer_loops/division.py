@@ -14,6 +14,12 @@ from dataclasses import dataclass
 from math import prod
 
 from stablehlo_tools.analysis.effects import Effects
+from stablehlo_tools.analysis.layer_loops.cheapest_cut import cheapest_cut
+from stablehlo_tools.analysis.layer_loops.linked_loops import (
+    loops_ahead,
+    loops_behind,
+    range_of,
+)
 from stablehlo_tools.analysis.loop_carries import LayerLoop, layer_loops
 from stablehlo_tools.analysis.loops import FORMATTING, Counted, LoopBody, counted, known_integer
 from stablehlo_tools.bindings import ir
@@ -22,12 +28,6 @@ from stablehlo_tools.dialect.traits import ELEMENTWISE, Trait, full_names, ops_w
 from stablehlo_tools.ir.builder import shape_of
 from stablehlo_tools.ir.values import key_of, maker_of, producer, unconstrained
 from stablehlo_tools.ir.walk import is_inside, ops_named
-from stablehlo_tools.transforms.parts.split_layers.linked_loops import (
-    loops_ahead,
-    loops_behind,
-    range_of,
-)
-from stablehlo_tools.transforms.parts.split_weight_gradients.minimum_cut import cheapest_cut
 
 _UPDATE = "stablehlo.dynamic_update_slice"
 _CONSTRAINT = "sdy.sharding_constraint"

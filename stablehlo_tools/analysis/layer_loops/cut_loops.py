@@ -20,6 +20,10 @@ from stablehlo_tools.analysis.dimension_propagation.propagation import (
 )
 from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling
 from stablehlo_tools.analysis.effects import Effects
+from stablehlo_tools.analysis.layer_loops.linked_loops import (
+    loops_ahead,
+    range_of,
+)
 from stablehlo_tools.analysis.loop_carries import LayerLoop, Rows, layer_loops, read_layer_loop
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
@@ -28,10 +32,6 @@ from stablehlo_tools.dialect.traits import BRANCHES
 from stablehlo_tools.ir.builder import shape_of
 from stablehlo_tools.ir.values import key_of
 from stablehlo_tools.ir.walk import is_inside, ops_named
-from stablehlo_tools.transforms.parts.split_layers.linked_loops import (
-    loops_ahead,
-    range_of,
-)
 
 Key = ir.Value | ir.Operation
 ROWS = DimTiling(0)

@@ -1,0 +1,108 @@
+"""The import of shardings: Shardy's, in place of those of GSPMD and of older releases of jax."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from stablehlo_tools import bindings
+from stablehlo_tools.analysis.partitioner_work import (
+    Annotation,
+    first_annotation,
+    left_to_the_partitioner,
+)
+from stablehlo_tools.analysis.shardings import RULE, Factors, ShardingRule, rank_of
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.diagnostics import ToolError, from_mlir_error
+from stablehlo_tools.dialect.device_placement import placement
+from stablehlo_tools.dialect.frontend_attributes import FRONTEND_ATTRIBUTES
+from stablehlo_tools.dialect.names import CUSTOM_CALL
+from stablehlo_tools.ir.builder import shape_of
+from stablehlo_tools.ir.gspmd_import import import_gspmd
+from stablehlo_tools.ir.shardy_round_trip import restore_shardy
+from stablehlo_tools.ir.walk import ops_named
+
+_BATCH_DIMS = "num_batch_dims"
+
+
+def import_shardings(module: ir.Module) -> None:
+    """Puts Shardy's shardings in the place of GSPMD's, and of those that older jax wrote as XLA's
+    frontend attributes. What is divided already, or runs on one device, stays as it is.
+
+    Raises a located ToolError for what cannot be read (P1), or is over no one mesh (P3).
+    """
+    first = first_annotation(module)
+    if first is None or first[0] is Annotation.SHARDY or left_to_the_partitioner(module) is None:
+        return
+    if first[0] is Annotation.ROUND_TRIP:
+        restore_shardy(module)
+        rest = first_annotation(module)
+        if rest is not None and rest[0] is Annotation.ROUND_TRIP:
+            raise ToolError(
+                "a sharding of Shardy's in XLA's frontend attributes that cannot be read: the "
+                "module lacks xla.sdy.meshes, or the op is not known here (P1)",
+                rest[1].location,
+            )
+    else:
+        import_gspmd(module)
+        rule_batched_calls(module)
+    try:
+        module.operation.verify()
+    except ir.MLIRError as error:
+        raise from_mlir_error(error, "the shardings do not fit the program (P1): ") from None
+
+
+def rule_batched_calls(module: ir.Module) -> None:
+    """Writes a sharding rule on each custom call with batch dimensions, as jax does for Shardy.
+
+    Without it, propagation stops at the call.
+    """
+    for op in ops_named(module.operation, {CUSTOM_CALL}):
+        if RULE not in op.attributes and call_batch_dims(op):
+            op.attributes[RULE] = rule_attribute(batched_rule(op, call_batch_dims(op)), op.context)
+
+
+def call_batch_dims(call: ir.Operation) -> int:
+    """Counts the leading dimensions along which jax computes a custom call separately.
+
+    All of them if the call only places its operand in a memory.
+    """
+    if placement(call) is not None:
+        return rank_of(call.operands[0])
+    frontend = call.attributes.get(FRONTEND_ATTRIBUTES)
+    if not isinstance(frontend, ir.DictAttr) or _BATCH_DIMS not in frontend:
+        return 0
+    count = int(ir.StringAttr(frontend[_BATCH_DIMS]).value)
+    batched = all(rank_of(value) >= count for value in (*call.operands, *call.results))
+    return count if batched else 0
+
+
+def batched_rule(op: ir.Operation, count: int) -> ShardingRule:
+    """The rule of a custom call whose first `count` dimensions are batch dimensions."""
+    sizes = shape_of(op.operands[0])[:count]
+    tensors: list[tuple[Factors, ...]] = []
+    for value in (*op.operands, *op.results):
+        own = shape_of(value)[count:]
+        first = len(sizes)
+        sizes += own
+        batch = range(min(count, rank_of(value)))
+        tensors.append(tuple((f,) for f in (*batch, *range(first, first + len(own)))))
+    whole = frozenset(range(count, len(sizes)))
+    return ShardingRule(tuple(tensors), len(op.operands), tuple(sizes), frozenset(), whole)
+
+
+def rule_attribute(rule: ShardingRule, context: ir.Context) -> ir.Attribute:
+    """The `sdy.op_sharding_rule` attribute of a rule."""
+    mappings = [_mapping(tensor, context) for tensor in rule.tensors]
+    return bindings.OpShardingRuleAttr.get(
+        list(rule.sizes),
+        mappings[: rule.operands],
+        mappings[rule.operands :],
+        reduction_factors=sorted(rule.reduced),
+        need_replication_factors=sorted(rule.whole),
+        context=context,
+    )
+
+
+def _mapping(tensor: Sequence[Factors], context: ir.Context) -> ir.Attribute:
+    dims = [bindings.DimMappingAttr.get(list(factors), context) for factors in tensor]
+    return bindings.TensorMappingAttr.get(dims, context)
