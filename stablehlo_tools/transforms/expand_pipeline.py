@@ -117,7 +117,7 @@ from stablehlo_tools.transforms.parts.free_axes import free_axes_of_layers
 
 
 def free_layers(module: ir.Module, stages: str, asks: str, rule: str) -> None:
-    """Inlines calls and leaves the loops over layers to the partitioner, in place, before stages are made of them.
+    """Inlines calls and leaves the axes of loops over layers to the partitioner, in place.
 
     `stages` is the axis of the pipeline. Raises a located ToolError of the pass `asks`, with its
     `rule`, if a shard_map around the layers cannot be dissolved.
