@@ -19,6 +19,7 @@ from typing import Any
 import jaxlib._jax as _jax
 from jaxlib.mlir import ir
 from jaxlib.mlir._mlir_libs import _jax_mlir_ext
+from jaxlib.mlir._mlir_libs._mlir import rewrite
 
 # Always through the dialects' own modules: an extension module (`_sdy`, …) that is imported first
 # loads its dialect's module half-way, without its attributes, and breaks jax in this process.
@@ -57,6 +58,9 @@ DotDimensionNumbers = stablehlo.DotDimensionNumbers
 TokenType = stablehlo.TokenType
 ChannelHandle = stablehlo.ChannelHandle
 ComparisonDirectionAttr = stablehlo.ComparisonDirectionAttr
+PatternRewriter = rewrite.PatternRewriter
+RewritePatternSet = rewrite.RewritePatternSet
+walk_and_apply_patterns = rewrite.walk_and_apply_patterns
 
 _CALLBACKS = {
     "debug_callback": "jax.debug.callback",

@@ -25,6 +25,7 @@ from stablehlo_tools.dialect.reducers import reducer_kind
 from stablehlo_tools.dialect.traits import ELEMENTWISE, Trait, ops_with_any
 from stablehlo_tools.ir.builder import element_of, shape_of
 from stablehlo_tools.ir.values import producer, splat_of
+from stablehlo_tools.ir.views import Combining
 from stablehlo_tools.ir.walk import FUNCTION, terminator
 from stablehlo_tools.ir.while_loop import is_invariant
 
@@ -148,7 +149,7 @@ def _converted_later(
     for use in value.uses:
         user = use.owner.operation
         if user.name == REDUCE and len(user.results) == 1:
-            if reducer_kind(user.regions[0].blocks[0]) not in _EXACT or not _is_small(user):
+            if reducer_kind(Combining(user).combiner) not in _EXACT or not _is_small(user):
                 yield None
             continue
         element = element_of(user.results[0]) if len(user.results) == 1 else None

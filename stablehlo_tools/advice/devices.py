@@ -20,6 +20,7 @@ from stablehlo_tools.diagnostics import duration
 from stablehlo_tools.dialect.names import SHARDING_CONSTRAINT, WHILE
 from stablehlo_tools.dialect.traits import Trait, ops_with
 from stablehlo_tools.ir.values import producer
+from stablehlo_tools.ir.views import Function
 from stablehlo_tools.ir.walk import enclosing, entry_function, ops_named
 from stablehlo_tools.overlap.bounds import iterations
 from stablehlo_tools.report.document import Advice
@@ -67,7 +68,7 @@ def repeated_compute(program: Program) -> Iterator[Advice]:
     main = entry_function(module)
     uniformity = Uniformity(module, program.facts, range(program.facts.grid.size))
     uniformity.bind_arguments(main, is_per_device(module), None)
-    uniformity.block(main.regions[0].blocks[0])
+    uniformity.block(Function(main).body)
     for name, devices in mesh.axes:
         groups = mesh_axes_groups(mesh, [AxisRef(name)])
         alike = [

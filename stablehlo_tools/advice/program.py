@@ -30,6 +30,7 @@ from stablehlo_tools.cost.clock import Clock
 from stablehlo_tools.cost.transfers import Transfer
 from stablehlo_tools.diagnostics import ToolError, to_place
 from stablehlo_tools.ir.inline import inline_all_calls
+from stablehlo_tools.ir.views import Function
 from stablehlo_tools.ir.walk import entry_function
 from stablehlo_tools.overlap.bounds import iterations
 from stablehlo_tools.overlap.memory import memory_profile
@@ -170,7 +171,7 @@ class Program:
         copy = self.explicit.copy()
         main = entry_function(copy.module)
         context = copy.module.context
-        count = len(main.regions[0].blocks[0].arguments)
+        count = len(Function(main).body.arguments)
         given = main.attributes.get("arg_attrs")
         listed = list(ir.ArrayAttr(given)) if given is not None else []
         attributes = [ir.DictAttr(each) for each in listed] or [

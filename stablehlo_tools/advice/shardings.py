@@ -22,6 +22,7 @@ from stablehlo_tools.dialect.names import RESHARD, SHARDING_CONSTRAINT
 from stablehlo_tools.ir.builder import shape_of
 from stablehlo_tools.ir.inline import inline_all_calls
 from stablehlo_tools.ir.values import is_float
+from stablehlo_tools.ir.views import While
 from stablehlo_tools.ir.walk import ops_named
 from stablehlo_tools.report.document import Advice
 from stablehlo_tools.transforms.constrain_batch import (
@@ -178,7 +179,7 @@ def _line_in_body(carry: Carry) -> Place:
     if not loop:
         return Place()
     read = {use.owner.operation for use in carry.argument.uses}
-    ops = [view.operation for view in carry.loop.regions[1].blocks[0].operations]
+    ops = [view.operation for view in While(carry.loop).body.operations]
     for op in (*(op for op in ops if op in read), *ops):
         frames = frames_of(op.location)
         depth = next((i for i, at in enumerate(frames) if _same_line(at, loop[0])), 0)

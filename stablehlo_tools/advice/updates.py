@@ -42,6 +42,7 @@ from stablehlo_tools.dialect.names import (
 from stablehlo_tools.dialect.traits import ELEMENTWISE
 from stablehlo_tools.ir.platform_index import argument_number, own_arguments
 from stablehlo_tools.ir.values import key_of, producer
+from stablehlo_tools.ir.views import Function
 from stablehlo_tools.ir.walk import FUNCTION, entry_function, ops_named, terminator
 from stablehlo_tools.ir.while_loop import is_invariant
 from stablehlo_tools.overlap.memory import memory_profile
@@ -74,7 +75,7 @@ class Update:
 def updates_of(program: Program) -> list[Update]:
     """The results that are updates, each with an argument of its own."""
     main = entry_function(program.explicit.module)
-    block = main.regions[0].blocks[0]
+    block = Function(main).body
     found = [
         _followed(i, value)
         for i, value in enumerate(terminator(block).operands)
@@ -171,7 +172,7 @@ def missing_donations(program: Program) -> Iterator[Advice]:
     gain = max(0.0, program.total_ns - after.total_ns)
     if not program.is_worth(gain) and gained_bytes < program.least * program.capacity:
         return
-    arguments = main.regions[0].blocks[0].arguments
+    arguments = Function(main).body.arguments
     largest = max(kept, key=lambda each: bytes_of(arguments[each.argument]))
     paths = [path_of(arguments[update.argument]) for update in kept]
     named = ", ".join(filter(None, dict.fromkeys(paths[:3]))) or counted_name(
@@ -314,7 +315,7 @@ def copied_for_loops(program: Program) -> Iterator[Advice]:
     main = entry_function(program.explicit.module)
     listed = attributes_of_arguments(main)
     returned = {update.argument for update in updates_of(program)}
-    arguments = main.regions[0].blocks[0].arguments
+    arguments = Function(main).body.arguments
     for loop in ops_named(main, {WHILE}):
         copied: dict[int, float] = {}
         for carry, operand in enumerate(loop.operands):

@@ -22,6 +22,8 @@ from stablehlo_tools.dialect.names import ASYNC_DONE, ASYNC_START, CUSTOM_CALL
 from stablehlo_tools.dialect.traits import Trait, ops_with, short_names
 from stablehlo_tools.ir.builder import DEVICE_TO_DEVICE, Builder
 from stablehlo_tools.ir.inline import copy_body, copy_with
+from stablehlo_tools.ir.rewriter import replace
+from stablehlo_tools.ir.views import Function, OneRegion
 from stablehlo_tools.ir.walk import FUNCTION, functions_by_name, ops_named, ops_where, terminator
 
 CONFIG = "async_collective_config"
@@ -74,11 +76,9 @@ def lower_async_calls(module: ir.Module) -> None:
         with start.location:
             point = ir.InsertionPoint(start)
             plain = _write_collective(start, list(start.operands), functions, point)
-        start.results[0].replace_all_uses_with(plain.results[0])
-        start.erase()
+        replace(start, plain.results)
     for done in dones:
-        done.results[0].replace_all_uses_with(done.operands[0])
-        done.erase()
+        replace(done, done.operands)
 
 
 def lower_async_regions(module: ir.Module) -> None:
@@ -88,12 +88,10 @@ def lower_async_regions(module: ir.Module) -> None:
         users = [use.owner.operation for use in start.results[0].uses]
         if any(user.name != ASYNC_DONE for user in users):
             continue
-        body = start.regions[0].blocks[0]
+        body = OneRegion(start).body
         _, values = copy_body(body, list(start.operands), ir.InsertionPoint(start))
         for done in users:
-            for result, value in zip(done.results, values, strict=True):
-                result.replace_all_uses_with(value)
-            done.erase()
+            replace(done, values)
         start.erase()
 
 
@@ -222,7 +220,7 @@ def _copy_reducer(
             "that returns one: what it reduces with is not known",
             start.location,
         )
-    body = function.regions[0].blocks[0]
+    body = Function(function).body
     block = op.regions[0].blocks.append(scalar, scalar)
     values: dict[ir.Value, ir.Value] = dict(zip(body.arguments, block.arguments, strict=True))
     point, end = ir.InsertionPoint(block), terminator(body)

@@ -15,6 +15,7 @@ from stablehlo_tools import bindings
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.ir.builder import Builder
+from stablehlo_tools.ir.views import Function
 from stablehlo_tools.ir.walk import terminator
 
 # Attributes that hold one entry per operand or per result.
@@ -96,7 +97,7 @@ def resize_function(function: ir.Operation, arguments: int, results: int) -> Non
 
     `arguments` and `results` say by how many, negative for fewer.
     """
-    block = function.regions[0].blocks[0]
+    block = Function(function).body
     for names, grown in ((("arg_attrs",), arguments), (("res_attrs",), results)):
         attributes = dict(function.attributes.items())
         _resize_lists(function, attributes, names, grown)
@@ -110,7 +111,7 @@ def resize_function(function: ir.Operation, arguments: int, results: int) -> Non
 
 def drop_entry_argument(function: ir.Operation, position: int) -> None:
     """Removes an unused argument of a function that nothing in the module refers to."""
-    block = function.regions[0].blocks[0]
+    block = Function(function).body
     block.erase_argument(position)
     if "arg_attrs" in function.attributes:
         entries = list(ir.ArrayAttr(function.attributes["arg_attrs"]))

@@ -32,8 +32,10 @@ from stablehlo_tools.dialect.names import (
 from stablehlo_tools.dialect.traits import Trait, ops_with_any
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.ir.carriers import rebuild
+from stablehlo_tools.ir.rewriter import Patterns
 from stablehlo_tools.ir.values import has_uses, producer, unconstrained
-from stablehlo_tools.ir.walk import ops_where, terminator, values_used, walk
+from stablehlo_tools.ir.views import While
+from stablehlo_tools.ir.walk import ops_named, terminator, values_used, walk
 from stablehlo_tools.ir.while_loop import WhileLoop
 
 # Of these dialects an op has no effect but those below.
@@ -43,7 +45,6 @@ _KEPT = ops_with_any(
 ) | {"stablehlo.return"}
 _AROUND_LOOPS = ops_with_any(Trait.LOOP | Trait.BRANCH) | {MANUAL_COMPUTATION}
 _KEEPING = frozenset({SHARDING_CONSTRAINT, RESHAPE})
-_COPY, _BITCAST = "mhlo.copy", "mhlo.bitcast"
 
 
 def share_common(module: ir.Module) -> None:
@@ -194,10 +195,7 @@ def keep_results(
 
 def fold_reshapes(module: ir.Module) -> None:
     """Lets a value stand for what reshapes of it make, where that has its shape again."""
-
-    def visit(op: ir.Operation) -> ir.WalkResult:
-        if op.name != RESHAPE:
-            return ir.WalkResult.ADVANCE
+    for op in ops_named(module.operation, {RESHAPE}):
         result = op.results[0]
         source = producer(op.operands[0])
         while source is not None and source.name == RESHAPE:
@@ -205,14 +203,11 @@ def fold_reshapes(module: ir.Module) -> None:
                 result.replace_all_uses_with(source.operands[0])
                 break
             source = producer(source.operands[0])
-        return ir.WalkResult.ADVANCE
-
-    walk(module.operation, visit)
 
 
 def fold_broadcasts(module: ir.Module) -> None:
     """Lets a broadcast of a broadcast be one of what that repeats."""
-    for op in ops_where(module.operation, lambda op: op.name == BROADCAST):
+    for op in ops_named(module.operation, {BROADCAST}):
         inner = producer(op.operands[0])
         if inner is None or inner.name != BROADCAST:
             continue
@@ -229,18 +224,13 @@ def link_loops(module: ir.Module) -> None:
     Sharding constraints on the way are dropped.
     """
 
-    def visit(op: ir.Operation) -> ir.WalkResult:
-        if op.name != WHILE:
-            return ir.WalkResult.ADVANCE
+    for op in ops_named(module.operation, {WHILE}):
         for carry, value in enumerate(op.operands):
             source = _stack(value)
             if source is not None:
                 op.operands[carry] = source
         for carry in sorted(WhileLoop(op).invariant):
             op.results[carry].replace_all_uses_with(op.operands[carry])
-        return ir.WalkResult.ADVANCE
-
-    walk(module.operation, visit)
 
 
 def _stack(value: ir.Value) -> ir.Value | None:
@@ -252,27 +242,30 @@ def _stack(value: ir.Value) -> ir.Value | None:
     if maker is None or maker.name != WHILE or stack.type != value.type:
         return None
     carry = ir.OpResult(stack).result_number
-    ends = terminator(maker.regions[1].blocks[0]).operands
+    ends = terminator(While(maker).body).operands
     end = producer(unconstrained(ends[carry]))
     return stack if end is not None and end.name == DYNAMIC_UPDATE_SLICE else None
 
 
 def write_as_values(module: ir.Module) -> None:
     """Rewrites the copies and bitcasts of a module; those that change element types stay."""
-    listed = ops_where(module.operation, lambda op: op.name in (_COPY, _BITCAST) and _is_plain(op))
-    for op in listed:
-        value = op.operands[0] if op.name == _COPY else reread(op)
-        op.results[0].replace_all_uses_with(value)
-        op.erase()
+    _AS_VALUES.apply(module.operation)
 
 
-def _is_plain(op: ir.Operation) -> bool:
-    types = [value.type for value in (op.operands[0], op.results[0])]
-    if not all(
-        isinstance(type_, ir.RankedTensorType) and type_.has_static_shape for type_ in types
-    ):
-        return False
-    return element_of(op.operands[0]) == element_of(op.results[0])
+_AS_VALUES = Patterns()
+
+
+# mhlo.copy(x) -> x
+# mhlo.bitcast(x) -> transpose(reshape(transpose(x)))
+@_AS_VALUES.on("mhlo.copy", "mhlo.bitcast")
+def _write_as_value(op: ir.Operation, build: Builder) -> ir.Value | None:
+    given, result = op.operands[0].type, op.results[0].type
+    for type_ in (given, result):
+        if not isinstance(type_, ir.RankedTensorType) or not type_.has_static_shape:
+            return None
+    if ir.RankedTensorType(given).element_type != ir.RankedTensorType(result).element_type:
+        return None
+    return op.operands[0] if op.name == "mhlo.copy" else reread(op)
 
 
 def reread(op: ir.Operation) -> ir.Value:

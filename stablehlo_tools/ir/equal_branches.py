@@ -18,8 +18,10 @@ from __future__ import annotations
 
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.traits import BRANCHES
+from stablehlo_tools.ir.rewriter import inline_block
 from stablehlo_tools.ir.structural_key import block_key
-from stablehlo_tools.ir.walk import ops_named, terminator
+from stablehlo_tools.ir.views import Case
+from stablehlo_tools.ir.walk import ops_named
 
 _CHANNEL = "channel_handle"  # the platforms' own, for what is one collective of the program
 
@@ -36,21 +38,13 @@ def fold_equal_branches(module: ir.Module) -> bool:
             asked.add(op.operands[0])
             op.erase()
             continue
-        blocks = [region.blocks[0] for region in op.regions]
+        blocks = Case(op).branches
         keys = {
             block_key(block, lambda v: v, is_said=lambda name: name != _CHANNEL) for block in blocks
         }
         if len(blocks) > 1 and len(keys) == 1:
             asked.add(op.operands[0])
-            # Move the ops of the first region in front of the branch, in its place.
-            block = op.regions[0].blocks[0]
-            end = terminator(block)
-            returned = list(end.operands)
-            for view in list(block.operations)[:-1]:
-                view.operation.move_before(op)
-            for result, value in zip(op.results, returned, strict=True):
-                result.replace_all_uses_with(value)
-            op.erase()
+            inline_block(blocks[0], op)
             folded = True
     return folded
 

@@ -40,7 +40,9 @@ from stablehlo_tools.dialect.hlo_sharding import (
 from stablehlo_tools.dialect.traits import CALLS
 from stablehlo_tools.ir.builder import constrained
 from stablehlo_tools.ir.manual_regions import ManualBorder, wrap_manual_regions
+from stablehlo_tools.ir.rewriter import replace
 from stablehlo_tools.ir.values import producer, stand_in
+from stablehlo_tools.ir.views import Function
 from stablehlo_tools.ir.walk import (
     FUNCTION,
     MESH,
@@ -93,7 +95,7 @@ def import_gspmd(module: ir.Module) -> None:
 def _spread(module: ir.Module) -> None:
     """Gives the arguments and results of `main` what the module says of them."""
     main, context = entry_function(module), module.context
-    block, attributes = main.regions[0].blocks[0], module.operation.attributes
+    block, attributes = Function(main).body, module.operation.attributes
     listed: list[tuple[str, int, list[ir.Attribute]]] = []
     if OF_PARAMETERS in attributes:
         parameters = list(ir.ArrayAttr(attributes[OF_PARAMETERS]))
@@ -285,7 +287,7 @@ class _Importer:
         functions = [f for f in functions_by_name(self.module).values() if f.regions[0].blocks]
         entry = entry_function(self.module)
         for function in functions:
-            wrap_manual_regions(function.regions[0].blocks[0], self.border)
+            wrap_manual_regions(Function(function).body, self.border)
         for function in functions:
             self._restate_signature(function, is_entry=function == entry)
         for op in ops_where(self.module.operation, lambda op: GSPMD in op.attributes):
@@ -294,8 +296,7 @@ class _Importer:
             else:
                 self._restate_results(op, _of_results(op))
         for op in ops_where(self.module.operation, is_sharding_call):  # those that say nothing
-            op.results[0].replace_all_uses_with(op.operands[0])
-            op.erase()
+            replace(op, op.operands)
 
     def border(self, op: ir.Operation) -> ManualBorder:
         """What one of the calls at the two ends of a manual computation says."""
@@ -318,7 +319,7 @@ class _Importer:
     def _restate_signature(self, function: ir.Operation, *, is_entry: bool) -> None:
         """A function that others call has no signature once they are inlined: what it says of its
         arguments and results becomes constraints."""
-        block = function.regions[0].blocks[0]
+        block = Function(function).body
         for side in _SIDES:
             entries = [dict(entry) for entry in _entries(function, side)]
             if not any(GSPMD in entry for entry in entries):

@@ -14,6 +14,8 @@ from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.dialect.traits import CALLS
 from stablehlo_tools.ir.builder import Builder
 from stablehlo_tools.ir.carriers import resize_function
+from stablehlo_tools.ir.rewriter import inline_block
+from stablehlo_tools.ir.views import Function, ManualComputation
 from stablehlo_tools.ir.walk import callee_name, functions_by_name, terminator, walk
 
 # A module may become so many ops by inlining, or so many times as many as it has.
@@ -27,7 +29,7 @@ def inline_call(call: ir.Operation, function: ir.Operation) -> list[ir.Operation
     Values that the body returns take the place of the call's results. Returns the top-level ops
     that were copied, which keep their own locations.
     """
-    body, point = function.regions[0].blocks[0], ir.InsertionPoint(call)
+    body, point = Function(function).body, ir.InsertionPoint(call)
     copies, returned = copy_body(body, list(call.operands), point)
     for result, value in zip(call.results, returned, strict=True):
         result.replace_all_uses_with(value)
@@ -194,7 +196,7 @@ def wrap_body(
     The values keep their types inside; `outside` are those of the function's arguments and
     results.
     """
-    block = function.regions[0].blocks[0]
+    block = Function(function).body
     end = terminator(block)
     body = [op.operation for op in block.operations][:-1]
     arguments = list(block.arguments)
@@ -221,8 +223,8 @@ def unwrap_body(function: ir.Operation, manual: ir.Operation) -> None:
 
     Arguments and results get the types that they have inside, and lose their attributes.
     """
-    block = function.regions[0].blocks[0]
-    inside = manual.regions[0].blocks[0]
+    block = Function(function).body
+    inside = ManualComputation(manual).body
     for outer, inner in zip(list(block.arguments), list(inside.arguments), strict=True):
         outer.set_type(inner.type)
         inner.replace_all_uses_with(outer)
@@ -241,14 +243,7 @@ def unwrap_body(function: ir.Operation, manual: ir.Operation) -> None:
 
 def dissolve(computation: ir.Operation) -> list[ir.Operation]:
     """Puts the ops of a computation of Shardy's in its place, and gives them."""
-    inside = computation.regions[0].blocks[0]
+    inside = ManualComputation(computation).body
     for argument, operand in zip(inside.arguments, computation.operands, strict=True):
         argument.replace_all_uses_with(operand)
-    end = terminator(inside)
-    for result, value in zip(computation.results, end.operands, strict=True):
-        result.replace_all_uses_with(value)
-    ops = [op.operation for op in inside.operations][:-1]
-    for op in ops:
-        op.move_before(computation)
-    computation.erase()
-    return ops
+    return inline_block(inside, computation)

@@ -17,7 +17,9 @@ from __future__ import annotations
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import CASE, CONSTANT, MANUAL_COMPUTATION
 from stablehlo_tools.ir.builder import Builder
-from stablehlo_tools.ir.walk import FUNCTION, terminator
+from stablehlo_tools.ir.rewriter import inline_block
+from stablehlo_tools.ir.views import Case, Function, ManualComputation
+from stablehlo_tools.ir.walk import FUNCTION
 
 _GLOBAL_CONSTANT = "jax.global_constant"
 _PLATFORM_INDEX = "_platform_index"
@@ -42,7 +44,7 @@ def platform_arguments(function: ir.Operation) -> list[int]:
 def own_arguments(function: ir.Operation) -> list[ir.Value]:
     """The arguments of what was exported: all but the platform's index. People count these."""
     added = platform_arguments(function)
-    arguments = function.regions[0].blocks[0].arguments
+    arguments = Function(function).body.arguments
     return [argument for position, argument in enumerate(arguments) if position not in added]
 
 
@@ -69,7 +71,7 @@ def drop_platform_argument(function: ir.Operation) -> None:
     """Takes the argument for an index that is fixed out of a function that nothing calls."""
     if platform_arguments(function)[:1] != [0]:
         return
-    block = function.regions[0].blocks[0]
+    block = Function(function).body
     block.erase_argument(0)
     attributes = list(ir.ArrayAttr(function.attributes["arg_attrs"]))[1:]
     function.attributes["arg_attrs"] = ir.ArrayAttr.get(attributes, function.context)
@@ -83,7 +85,7 @@ def _resolve_function(function: ir.Operation, index: int) -> None:
     arguments = platform_arguments(function)
     if not arguments or not function.regions[0].blocks:
         return
-    block = function.regions[0].blocks[0]
+    block = Function(function).body
     for position in arguments:
         _replace_by_constant(block, block.arguments[position], index)
     _resolve_ops([op.operation for op in block.operations])
@@ -94,10 +96,13 @@ def _resolve_ops(ops: list[ir.Operation]) -> None:
         if op.name == CASE:
             chosen = _constant_value(op.operands[0])
             if chosen is not None:
-                _resolve_ops(_splice(op, chosen))
+                # The last branch, for an index that is out of range.
+                branches = Case(op).branches
+                taken = branches[chosen if 0 <= chosen < len(branches) else -1]
+                _resolve_ops(inline_block(taken, op))
                 continue
         if op.name == MANUAL_COMPUTATION:
-            block = op.regions[0].blocks[0]
+            block = ManualComputation(op).body
             for position, operand in enumerate(op.operands):
                 value = _constant_value(operand)
                 if value is not None:
@@ -105,21 +110,6 @@ def _resolve_ops(ops: list[ir.Operation]) -> None:
         for region in op.regions:
             for block in region.blocks:
                 _resolve_ops([inner.operation for inner in block.operations])
-
-
-def _splice(case: ir.Operation, chosen: int) -> list[ir.Operation]:
-    """Replaces a case by one of its branches (the last, for an index that is out of range)."""
-    count = len(case.regions)
-    block = case.regions[chosen if 0 <= chosen < count else count - 1].blocks[0]
-    end = terminator(block)
-    returned = list(end.operands)
-    moved = [op.operation for op in block.operations][:-1]
-    for op in moved:
-        op.move_before(case)
-    for result, value in zip(case.results, returned, strict=True):
-        result.replace_all_uses_with(value)
-    case.erase()
-    return moved
 
 
 def _constant_value(value: ir.Value) -> int | None:

@@ -24,6 +24,7 @@ from stablehlo_tools.dialect.gspmd import GSPMD, is_manual_body
 from stablehlo_tools.dialect.names import CALL, MANUAL_COMPUTATION, SHARDING_CONSTRAINT
 from stablehlo_tools.ir.inline import copy_body
 from stablehlo_tools.ir.values import producer
+from stablehlo_tools.ir.views import Function
 from stablehlo_tools.ir.walk import (
     FUNCTION,
     callee_name,
@@ -72,7 +73,7 @@ def set_entry(
 ) -> None:
     """Gives an argument (`side` is `arg_attrs`) or a result (`res_attrs`) of a function an
     attribute; what HLO says of its sharding goes, where Shardy says it."""
-    block, context = function.regions[0].blocks[0], function.context
+    block, context = Function(function).body, function.context
     listed = function.attributes.get(side, None)
     count = len(block.arguments if side == "arg_attrs" else terminator(block).operands)
     nothing: ir.Attribute = ir.DictAttr.get({}, context)

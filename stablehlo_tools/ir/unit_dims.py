@@ -23,6 +23,7 @@ from stablehlo_tools.dialect.names import BROADCAST, GATHER, REDUCE, RESHAPE, SC
 from stablehlo_tools.dialect.reducers import reducer_kind
 from stablehlo_tools.ir.builder import Builder, shape_of
 from stablehlo_tools.ir.values import is_identity_of, maker_of
+from stablehlo_tools.ir.views import Combining
 from stablehlo_tools.ir.walk import ops_where
 
 
@@ -52,7 +53,7 @@ def reshape_units(root: ir.Operation) -> None:
 
 def _kept_of_units(op: ir.Operation) -> list[int] | None:
     """The dimensions but those of one element that a reduction reduces; None where it has none."""
-    shape, reducer = shape_of(op.operands[0]), reducer_kind(op.regions[0].blocks[0])
+    shape, reducer = shape_of(op.operands[0]), reducer_kind(Combining(op).combiner)
     units = [dim for dim in integers(op, "dimensions") if shape[dim] == 1]
     if not units or len(op.operands) != 2 or reducer is None:
         return None

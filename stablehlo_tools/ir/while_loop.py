@@ -11,6 +11,7 @@ from functools import cached_property
 
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
+from stablehlo_tools.ir.views import While
 from stablehlo_tools.ir.walk import terminator
 
 
@@ -22,8 +23,8 @@ class WhileLoop:
 
     def __init__(self, loop: ir.Operation) -> None:
         self.loop = loop
-        self.condition: ir.Block = loop.regions[0].blocks[0]
-        self.block: ir.Block = loop.regions[1].blocks[0]
+        self.condition: ir.Block = While(loop).condition
+        self.block: ir.Block = While(loop).body
         self.arguments: list[ir.Value] = list(self.block.arguments)
         self.ends: list[ir.Value] = list(terminator(self.block).operands)
         self._number_of = {argument: i for i, argument in enumerate(self.arguments)}
@@ -51,7 +52,7 @@ class WhileLoop:
 
 def is_invariant(loop: ir.Operation, carry: int) -> bool:
     """Whether every iteration of a `while` hands a carry on as it came."""
-    body = loop.regions[1].blocks[0]
+    body = While(loop).body
     return terminator(body).operands[carry] == body.arguments[carry]
 
 

@@ -1,0 +1,116 @@
+"""Typed views of ops with regions: `While(op).body`, never `op.regions[1].blocks[0]`.
+
+    While(op).condition, .body, .carries, .yields     a loop
+    If(op).then, .otherwise; Case(op).branches        a choice
+    Function(op).body, .yields                        a function with a body
+    ManualComputation(op).body, .yields               the program of one device
+    Combining(op).combiner                            a reduction, a scatter, a reducing collective
+
+A view holds the op alone and reads it anew each time, so a rewriting does not make it stale.
+"""
+
+from __future__ import annotations
+
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.ir.walk import terminator
+
+
+class View:
+    """An op, seen as one of its kind. Nothing checks the kind."""
+
+    __slots__ = ("op",)
+
+    def __init__(self, op: ir.Operation) -> None:
+        self.op = op
+
+
+class OneRegion(View):
+    """An op whose only region has one block."""
+
+    __slots__ = ()
+
+    @property
+    def body(self) -> ir.Block:
+        """The block."""
+        return self.op.regions[0].blocks[0]
+
+    @property
+    def yields(self) -> list[ir.Value]:
+        """The values that the block returns, one for each result."""
+        return list(terminator(self.body).operands)
+
+
+class Function(OneRegion):
+    """A `func.func` with a body."""
+
+    __slots__ = ()
+
+
+class ManualComputation(OneRegion):
+    """An `sdy.manual_computation`: the block is the program of one device."""
+
+    __slots__ = ()
+
+
+class Combining(View):
+    """An op that combines two elements by a block: reduce, scatter, all_reduce and the like."""
+
+    __slots__ = ()
+
+    @property
+    def combiner(self) -> ir.Block:
+        """The block that combines two elements. `select_and_scatter` has two: this selects."""
+        return self.op.regions[0].blocks[0]
+
+
+class While(View):
+    """A `stablehlo.while`. Carry `i` is its operand, argument, yielded value and result `i`."""
+
+    __slots__ = ()
+
+    @property
+    def condition(self) -> ir.Block:
+        """The block that says if another iteration runs."""
+        return self.op.regions[0].blocks[0]
+
+    @property
+    def body(self) -> ir.Block:
+        """The block of an iteration."""
+        return self.op.regions[1].blocks[0]
+
+    @property
+    def carries(self) -> list[ir.Value]:
+        """The arguments of the body: the carries at the start of an iteration."""
+        return list(self.body.arguments)
+
+    @property
+    def yields(self) -> list[ir.Value]:
+        """The carries at the end of an iteration."""
+        return list(terminator(self.body).operands)
+
+
+class If(View):
+    """A `stablehlo.if`."""
+
+    __slots__ = ()
+
+    @property
+    def then(self) -> ir.Block:
+        """The block that runs if the predicate is true."""
+        return self.op.regions[0].blocks[0]
+
+    @property
+    def otherwise(self) -> ir.Block:
+        """The block that runs if the predicate is false."""
+        return self.op.regions[1].blocks[0]
+
+
+class Case(View):
+    """A `stablehlo.case`, or an `if`, whose branch 0 is `then`."""
+
+    __slots__ = ()
+
+    @property
+    def branches(self) -> list[ir.Block]:
+        """The blocks, by the number of the branch."""
+        return [region.blocks[0] for region in self.op.regions]
