@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -23,10 +24,7 @@ from numpy.typing import NDArray
 from stablehlo_tools import bindings
 from stablehlo_tools.analysis.collectives import ModuleFacts
 from stablehlo_tools.analysis.communication import is_public
-from stablehlo_tools.analysis.loops import (
-    comparison_direction,
-    integer_range,
-)
+from stablehlo_tools.analysis.loops import comparison_direction, integer_range
 from stablehlo_tools.analysis.replica_groups import AxisRef, DeviceMesh, mesh_axes_groups
 from stablehlo_tools.analysis.shardings import (
     dimension_axes,
@@ -36,6 +34,7 @@ from stablehlo_tools.analysis.shardings import (
 )
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect import integer_arithmetic
+from stablehlo_tools.dialect.dimensions import integers
 from stablehlo_tools.dialect.integer_arithmetic import Undefined, bitcast, compared, integer_dtype
 from stablehlo_tools.dialect.names import (
     BARRIER,
@@ -58,6 +57,7 @@ from stablehlo_tools.dialect.names import (
     WHILE,
 )
 from stablehlo_tools.dialect.traits import CALLS, DEVICE_IDS, Trait, full_names, ops_with
+from stablehlo_tools.ir.builder import shape_of
 from stablehlo_tools.ir.values import producer, value_of
 from stablehlo_tools.ir.walk import (
     FUNCTION,
@@ -84,6 +84,11 @@ def element_dtype(type_: ir.Type) -> np.dtype[Any] | None:
     return integer_dtype(element.width, signed=not element.is_unsigned)
 
 
+def has_few_integers(type_: ir.Type, most: int) -> bool:
+    """Returns True for a tensor of at most `most` elements that have an `element_dtype`."""
+    return element_dtype(type_) is not None and math.prod(ir.RankedTensorType(type_).shape) <= most
+
+
 def clamped_starts(starts: Values, size: int, extent: int) -> Values:
     """Where slices of `size` out of a dimension of `extent` begin, as StableHLO clamps it."""
     last = extent - size
@@ -98,7 +103,11 @@ def apply(
     """The result of an op with one result; None for ops and cases that are not understood."""
     name = op.name
     if name in integer_arithmetic.COMPUTED:
-        return integer_arithmetic.computed(name, _side_by_side(operands), undefined)
+        rank = max(operand.ndim for operand in operands)  # scalars may stand beside tensors
+        sides = [
+            x.reshape(x.shape[0], *[1] * (rank - 1)) if x.ndim == 1 < rank else x for x in operands
+        ]
+        return integer_arithmetic.computed(name, sides, undefined)
     move = _MOVES.get(name)
     return None if move is None else move(op, *operands)
 
@@ -154,34 +163,16 @@ def scalar_result(op: ir.Operation, rows: Sequence[Values]) -> Values | None:
     return (result.astype(np.int64) - low) % (high - low + 1) + low
 
 
-def _side_by_side(operands: Sequence[Values]) -> list[Values]:
-    """Elementwise operands, of which some may be scalars beside tensors, for NumPy to broadcast."""
-    rank = max(operand.ndim for operand in operands)
-    return [x.reshape(x.shape[0], *[1] * (rank - 1)) if x.ndim == 1 < rank else x for x in operands]
-
-
-def _shape(op: ir.Operation) -> list[int]:
-    return list(ir.RankedTensorType(op.results[0].type).shape)
-
-
-def _numbers(op: ir.Operation, name: str) -> list[int]:
-    return list(ir.DenseI64ArrayAttr(op.attributes[name]))
-
-
-def _number(op: ir.Operation, name: str) -> int:
-    return ir.IntegerAttr(op.attributes[name]).value
-
-
 def _constant(op: ir.Operation) -> Values | None:
     attribute = value_of(op)
     if not isinstance(attribute, ir.DenseIntElementsAttr):
         return None
-    table = np.array(attribute)
-    return table.reshape(1, *_shape(op))
+    return np.array(attribute).reshape(1, *shape_of(op.results[0]))
 
 
 def _iota(op: ir.Operation) -> Values:
-    shape, dimension = _shape(op), _number(op, "iota_dimension")
+    shape = shape_of(op.results[0])
+    dimension = ir.IntegerAttr(op.attributes["iota_dimension"]).value
     along = [size if d == dimension else 1 for d, size in enumerate(shape)]
     return np.broadcast_to(np.arange(shape[dimension]).reshape(along), shape)[None]
 
@@ -197,11 +188,11 @@ def _bitcast(op: ir.Operation, x: Values) -> Values | None:
 
 
 def _reshape(op: ir.Operation, x: Values) -> Values:
-    return x.reshape(x.shape[0], *_shape(op))
+    return x.reshape(x.shape[0], *shape_of(op.results[0]))
 
 
 def _broadcast(op: ir.Operation, x: Values) -> Values:
-    shape, dimensions = _shape(op), _numbers(op, "broadcast_dimensions")
+    shape, dimensions = shape_of(op.results[0]), integers(op, "broadcast_dimensions")
     sizes = [1] * len(shape)
     for dimension, size in zip(dimensions, x.shape[1:], strict=True):
         sizes[dimension] = size
@@ -211,28 +202,28 @@ def _broadcast(op: ir.Operation, x: Values) -> Values:
 
 
 def _transpose(op: ir.Operation, x: Values) -> Values:
-    return x.transpose(0, *(1 + d for d in _numbers(op, "permutation")))
+    return x.transpose(0, *(1 + d for d in integers(op, "permutation")))
 
 
 def _slice(op: ir.Operation, x: Values) -> Values:
     names = ("start_indices", "limit_indices", "strides")
-    ranges = zip(*(_numbers(op, name) for name in names), strict=True)
+    ranges = zip(*(integers(op, name) for name in names), strict=True)
     return x[(slice(None), *(slice(*part) for part in ranges))]
 
 
 def _reverse(op: ir.Operation, x: Values) -> Values:
-    return np.flip(x, tuple(1 + d for d in _numbers(op, "dimensions")))
+    return np.flip(x, tuple(1 + d for d in integers(op, "dimensions")))
 
 
 def _concatenate(op: ir.Operation, *parts: Values) -> Values:
     count = max(part.shape[0] for part in parts)
     whole = [np.broadcast_to(part, (count, *part.shape[1:])) for part in parts]
-    return np.concatenate(whole, 1 + _number(op, "dimension"))
+    return np.concatenate(whole, 1 + ir.IntegerAttr(op.attributes["dimension"]).value)
 
 
 def _dynamic_slice(op: ir.Operation, x: Values, *starts: Values) -> Values:
     for dimension, (start, size) in enumerate(
-        zip(starts, _numbers(op, "slice_sizes"), strict=True), 1
+        zip(starts, integers(op, "slice_sizes"), strict=True), 1
     ):
         begins = clamped_starts(start, size, x.shape[dimension])
         positions = begins.reshape(-1, 1) + np.arange(size)
@@ -249,7 +240,7 @@ def _gather(op: ir.Operation, table: Values, indices: Values) -> Values | None:
     numbers = bindings.GatherDimensionNumbers(op.attributes["dimension_numbers"])
     if len(numbers.operand_batching_dims):
         return None
-    sizes = list(ir.DenseI64ArrayAttr(op.attributes["slice_sizes"]))
+    sizes = integers(op, "slice_sizes")
     along = 1 + int(numbers.index_vector_dim)
     if along == indices.ndim:
         indices = indices[..., None]
@@ -259,23 +250,20 @@ def _gather(op: ir.Operation, table: Values, indices: Values) -> Values | None:
     rows = starts.reshape(len(starts), -1, starts.shape[-1])
     if count * rows.shape[1] > _MOST_SLICES:
         return None
-    slices = [
-        _row(table[n % len(table)], row, list(numbers.start_index_map), sizes)
-        for n in range(count)
-        for row in rows[n % len(rows)]
-    ]
+    slices: list[Values] = []
+    for n in range(count):
+        operand = table[n % len(table)]
+        for row in rows[n % len(rows)]:
+            begins = [0] * operand.ndim  # clamped, so that the slice fits
+            for dimension, start in zip(numbers.start_index_map, row, strict=True):
+                last = operand.shape[dimension] - sizes[dimension]
+                begins[dimension] = min(max(int(start), 0), last)
+            window = tuple(slice(b, b + size) for b, size in zip(begins, sizes, strict=True))
+            slices.append(operand[window])
     kept = [size for d, size in enumerate(sizes) if d not in list(numbers.collapsed_slice_dims)]
     whole = np.array(slices).reshape(count, *batch, *kept)
     offsets = [1 + d for d in numbers.offset_dims]
     return np.moveaxis(whole, range(whole.ndim - len(kept), whole.ndim), offsets)
-
-
-def _row(table: Values, row: Values, dimensions: Sequence[int], sizes: Sequence[int]) -> Values:
-    """One slice of the table; its start is clamped so that it fits."""
-    begins = [0] * table.ndim
-    for dimension, start in zip(dimensions, row, strict=True):
-        begins[dimension] = min(max(int(start), 0), table.shape[dimension] - sizes[dimension])
-    return table[tuple(slice(b, b + size) for b, size in zip(begins, sizes, strict=True))]
 
 
 def _compare(op: ir.Operation, one: Values, other: Values) -> Values:
@@ -351,7 +339,6 @@ class DeviceValues:
         self.root = _Call(None, None)
         self.root.known.update(given or {})
         self.functions = functions_by_name(module)
-        self.callers: dict[str, list[ir.Operation]] | None = None
 
     def of(self, value: ir.Value) -> Values | None:
         """The tensor on every device: an array of shape (devices or 1, ...); None if unknown."""
@@ -368,8 +355,8 @@ class DeviceValues:
         if value in call.known:
             return call.known[value]
         call.known[value] = None  # a recursive function asks for it again
-        dtype = element_dtype(value.type)
-        known = self._computed(value, call, depth - 1) if dtype is not None and depth else None
+        is_read = depth and has_few_integers(value.type, _LARGEST)
+        known = self._computed(value, call, depth - 1) if is_read else None
         if known is not None and known.size > _LARGEST_ON_ALL:
             known = None
         call.known[value] = known
@@ -393,7 +380,12 @@ class DeviceValues:
         if op.name == WHILE:
             return self._carry(op, position, call, depth)
         if op.name in CALLS:
-            return self._result(op, position, call, depth)
+            callee = self.functions.get(callee_name(op))
+            if callee is None or len(callee.regions[0].blocks) != 1 or call.level == _MOST_NESTED:
+                return None
+            returned = terminator(callee.regions[0].blocks[0]).operands[position]
+            inner = call.inner.setdefault(op.results[0], _Call(op, call))
+            return self._of(returned, inner, depth)
         if op.name == MANUAL_COMPUTATION:
             return self._leaving(op, position, call, depth)
         return None
@@ -418,17 +410,9 @@ class DeviceValues:
             return None
         return self._of(loop.operands[position], call, depth)
 
-    def _result(self, op: ir.Operation, position: int, call: _Call, depth: int) -> Values | None:
-        callee = self.functions.get(callee_name(op))
-        if callee is None or len(callee.regions[0].blocks) != 1 or call.level == _MOST_NESTED:
-            return None
-        key = op.results[0]
-        inner = call.inner.setdefault(key, _Call(op, call))
-        return self._of(terminator(callee.regions[0].blocks[0]).operands[position], inner, depth)
-
     def _agreed(self, function: ir.Operation, position: int, depth: int) -> Values | None:
         """An argument of a private function, where all calls of it pass the same."""
-        callers = self._callers().get(symbol_name(function), [])
+        callers = self._callers.get(symbol_name(function), [])
         if is_public(function) or not callers:
             return None
         passed = [self._of(op.operands[position], self.root, depth) for op in callers]
@@ -437,10 +421,9 @@ class DeviceValues:
             return None
         return first
 
+    @cached_property
     def _callers(self) -> dict[str, list[ir.Operation]]:
         """The calls of each function; none for one that is referred to in another way too."""
-        if self.callers is not None:
-            return self.callers
         calls: dict[str, list[ir.Operation]] = {}
         otherwise: set[str] = set()
 
@@ -455,16 +438,17 @@ class DeviceValues:
             return ir.WalkResult.ADVANCE
 
         walk(self.module.operation, visit)
-        self.callers = {name: ops for name, ops in calls.items() if name not in otherwise}
-        return self.callers
+        return {name: ops for name, ops in calls.items() if name not in otherwise}
 
     def _entering(self, op: ir.Operation, position: int, call: _Call, depth: int) -> Values | None:
         """A device's shard of an operand of a manual computation."""
         whole = self._of(op.operands[position], call, depth)
         sharding = sharding_per_value(op.attributes["in_shardings"])[position]
-        axes_of = _manual_axes_by_dimension(sharding, manual_axes(op))
-        if whole is None or axes_of is None:
-            return None
+        dimensions = [refs for refs, _ in dimension_axes(sharding)]
+        if whole is None or any(ref.size is not None for refs in dimensions for ref in refs):
+            return None  # an axis is split
+        manual = manual_axes(op)
+        axes_of = [[AxisRef(ref.name) for ref in refs if ref.name in manual] for refs in dimensions]
         if not any(axes_of):
             return whole
         mesh = self._mesh(sharding)
@@ -473,7 +457,7 @@ class DeviceValues:
         shard: Values | None = whole
         for dimension, axes in enumerate(axes_of, 1):
             if axes and shard is not None:
-                shard = _sharded(shard, dimension, mesh_axes_groups(mesh, _refs(axes)))
+                shard = _sharded(shard, dimension, mesh_axes_groups(mesh, axes))
         return shard
 
     def _leaving(self, op: ir.Operation, position: int, call: _Call, depth: int) -> Values | None:
@@ -486,7 +470,7 @@ class DeviceValues:
         known = self._of(terminator(op.regions[0].blocks[0]).operands[position], call, depth)
         if known is None or len(known) == 1:
             return known
-        for group in mesh_axes_groups(mesh, _refs(sorted(manual))):
+        for group in mesh_axes_groups(mesh, [AxisRef(axis) for axis in sorted(manual)]):
             if (known[list(group)] != known[group[0]]).any():
                 return None
         return known
@@ -494,22 +478,6 @@ class DeviceValues:
     def _mesh(self, sharding: ir.Attribute) -> DeviceMesh | None:
         mesh = self.facts.meshes.get(sharding_axes(sharding)[0])
         return mesh if mesh is not None and mesh.size == self.facts.grid.size else None
-
-
-def _refs(axes: Sequence[str]) -> list[AxisRef]:
-    return [AxisRef(name) for name in axes]
-
-
-def _manual_axes_by_dimension(
-    sharding: ir.Attribute, manual: frozenset[str]
-) -> list[list[str]] | None:
-    """The manual axes that divide each dimension; None where one is split into sub-axes."""
-    by_dimension: list[list[str]] = []
-    for refs, _ in dimension_axes(sharding):
-        if any(ref.size is not None for ref in refs):
-            return None
-        by_dimension.append([ref.name for ref in refs if ref.name in manual])
-    return by_dimension
 
 
 def _sharded(whole: Values, dimension: int, groups: Sequence[Sequence[int]]) -> Values | None:

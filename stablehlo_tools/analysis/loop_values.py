@@ -11,7 +11,6 @@ has all that steers one loop, on every device in every iteration.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 
@@ -22,8 +21,8 @@ from stablehlo_tools.analysis.device_values import (
     SCALAR_OPS,
     Values,
     chosen_regions,
-    element_dtype,
     evaluated,
+    has_few_integers,
     scalar_result,
     scalar_rows,
 )
@@ -252,13 +251,15 @@ class _Followed:
         return known[value]
 
     def _computed(self, value: ir.Value, known: _Known, depth: int) -> Values | None:
-        if element_dtype(value.type) is None:
-            return None
-        if math.prod(ir.RankedTensorType(value.type).shape) > _LARGEST:
+        if not has_few_integers(value.type, _LARGEST):
             return None
         op = producer(value)
-        if op is None or _outermost_loop(op) is None:
-            return self._outside(value) if op is not None or not _is_carried(value) else None
+        around = ir.BlockArgument(value).owner.owner.operation if op is None else op
+        is_carried = op is None and around.name == WHILE
+        if not is_carried and _outermost_loop(around) is None:
+            return self._outside(value)
+        if op is None:
+            return None
         self._spend()
         if op.name == BARRIER:
             return self._of(op.operands[ir.OpResult(value).result_number], known, depth)
@@ -281,12 +282,6 @@ def _outermost_loop(op: ir.Operation) -> ir.Operation | None:
             outermost = parent
         parent = parent.parent
     return outermost
-
-
-def _is_carried(value: ir.Value) -> bool:
-    """Whether an argument of a block is one of a loop, or stands in one."""
-    owner = ir.BlockArgument(value).owner.owner.operation
-    return owner.name == WHILE or _outermost_loop(owner) is not None
 
 
 def _decided(block: ir.Block) -> Iterator[ir.Operation]:
@@ -319,13 +314,25 @@ class ControlValues:
         self._arguments: list[ir.Value] = list(body.arguments)
         self._ends: list[ir.Value] = list(terminator(body).operands)
         self._inside = set[ir.Value](self._arguments)
-        self._ops = list(_nested(body))
-        for op in self._ops:
+        ops = list(_nested(body))
+        for op in ops:
             self._inside.update(op.results)
-        self._entering = [self._from_outside(value) for value in loop.operands]
-        self._carried = self._steering()
+        entering = [self._from_outside(value) for value in loop.operands]
+        steering, carried = self._steering(
+            ops, {i for i, known in enumerate(entering) if known is not None}
+        )
         self._rows: list[dict[ir.Value, Values]] = []
-        self._run(ticks)
+        for _ in range(ticks):
+            row = {self._arguments[i]: v for i in carried if (v := entering[i]) is not None}
+            for op in steering:
+                if op.name in DEVICE_IDS:
+                    result = outside(op.results[0])
+                else:
+                    result = evaluated(op, (self._at(value, row) for value in op.operands))
+                if result is not None:
+                    row[op.results[0]] = result
+            self._rows.append(row)
+            entering = [self._at(end, row) for end in self._ends]
 
     def of(self, value: ir.Value, tick: int) -> Values | None:
         """A value in an iteration; None where it is no control."""
@@ -338,27 +345,29 @@ class ControlValues:
         first = self.of(value, 0)
         if first is None or value not in self._inside:
             return first
-        return first if all(_same(first, row.get(value)) for row in self._rows) else None
+        rows = [row.get(value) for row in self._rows]
+        same = all(row is not None and np.array_equal(first, row) for row in rows)
+        return first if same else None
 
     def _from_outside(self, value: ir.Value) -> Values | None:
         if value not in self._known:
-            self._known[value] = self._outside(value) if _size(value) <= _LARGEST_TABLE else None
+            is_small = has_few_integers(value.type, _LARGEST_TABLE)
+            self._known[value] = self._outside(value) if is_small else None
         return self._known[value]
 
-    def _steering(self) -> set[int]:
-        """The carries that are control: the most that can be so together."""
-        carried = {i for i, known in enumerate(self._entering) if known is not None}
+    def _steering(
+        self, ops: Sequence[ir.Operation], carried: set[int]
+    ) -> tuple[list[ir.Operation], set[int]]:
+        """The ops and the carries, some of those given, that are control: the most that can be so
+        together."""
         while True:
             known: set[ir.Value] = {self._arguments[i] for i in carried}
-            for op in self._ops:
+            for op in ops:
                 if self._is_computed(op, known):
                     known.add(op.results[0])
             left = {i for i in carried if self._is_known(self._ends[i], known)}
             if left == carried:
-                self._steered = [
-                    op for op in self._ops if len(op.results) and op.results[0] in known
-                ]
-                return carried
+                return [op for op in ops if len(op.results) and op.results[0] in known], carried
             carried = left
 
     def _is_known(self, value: ir.Value, known: set[ir.Value]) -> bool:
@@ -369,34 +378,12 @@ class ControlValues:
     def _is_computed(self, op: ir.Operation, known: set[ir.Value]) -> bool:
         if op.name in DEVICE_IDS:
             return True
-        if op.name not in COMPUTED or element_dtype(op.results[0].type) is None:
-            return False
-        if _size(op.results[0]) > _LARGEST_CONTROL:
+        if op.name not in COMPUTED or not has_few_integers(op.results[0].type, _LARGEST_CONTROL):
             return False
         return all(self._is_known(value, known) for value in op.operands)
 
-    def _run(self, ticks: int) -> None:
-        entering = {i: self._entering[i] for i in self._carried}
-        for _ in range(ticks):
-            row = {self._arguments[i]: v for i, v in entering.items() if v is not None}
-            for op in self._steered:
-                result = self._computed(op, row)
-                if result is not None:
-                    row[op.results[0]] = result
-            self._rows.append(row)
-            entering = {i: self._at(self._ends[i], row) for i in self._carried}
-
     def _at(self, value: ir.Value, row: dict[ir.Value, Values]) -> Values | None:
         return row.get(value) if value in self._inside else self._from_outside(value)
-
-    def _computed(self, op: ir.Operation, row: dict[ir.Value, Values]) -> Values | None:
-        if op.name in DEVICE_IDS:
-            return self._outside(op.results[0])
-        return evaluated(op, (self._at(value, row) for value in op.operands))
-
-
-def _same(one: Values, other: Values | None) -> bool:
-    return other is not None and one.shape == other.shape and bool((one == other).all())
 
 
 def _nested(block: ir.Block) -> Iterator[ir.Operation]:
@@ -407,10 +394,3 @@ def _nested(block: ir.Block) -> Iterator[ir.Operation]:
             for region in op.regions:
                 yield from _nested(region.blocks[0])
         yield op
-
-
-def _size(value: ir.Value) -> int:
-    type_ = value.type
-    if not isinstance(type_, ir.RankedTensorType) or not type_.has_static_shape:
-        return _LARGEST_TABLE + 1
-    return math.prod(type_.shape)
