@@ -9,6 +9,7 @@ out: compiled apart, it may round otherwise.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Sequence
 
 from stablehlo_tools.analysis.collectives import Collective
@@ -38,6 +39,7 @@ _EXACT_ON_INTEGERS = ops_with(Trait.ELEMENTWISE | Trait.CORRECTLY_ROUNDED) - ops
 
 
 _LONGEST = 2000  # characters of a symbol that is spelled out
+_CARRY = re.compile(r"carry\((\d+)\)")
 
 
 class CommonValues:
@@ -66,12 +68,8 @@ class CommonValues:
         numbers: dict[int, int] = {}  # of the carries that matter, as they are met
         asked: list[int] = []
 
-        def bind(block: ir.Block) -> None:
-            for argument in block.arguments:
-                self.symbols[argument] = f"carry({argument.arg_number})"
-
-        bind(condition)
-        bind(body)
+        for argument in (*condition.arguments, *body.arguments):
+            self.symbols[argument] = f"carry({argument.arg_number})"
         parts = [self._of(terminator(condition).operands[0])]
         ends = list(terminator(body).operands)
         known = 0
@@ -83,15 +81,15 @@ class CommonValues:
                         asked.append(carry)
             known = len(parts)
             if not asked:
-                text = "|".join(_renumbered(part or "", numbers) for part in parts)
+                text = "|".join(part or "" for part in parts)
+                text = _CARRY.sub(lambda carry: f"<{numbers[int(carry[1])]}>", text)
                 return shortened(f"while({text})")
             carry = asked.pop(0)
-            parts += [self._before(loop.operands[carry]), self._of(ends[carry])]
+            before = self._of(loop.operands[carry])
+            if before is not None and _carries(before):
+                before = None  # of a loop around this one
+            parts += [before, self._of(ends[carry])]
         return None
-
-    def _before(self, value: ir.Value) -> str | None:
-        symbol = self._of(value)
-        return None if symbol is None or _carries(symbol) else symbol
 
     def _of(self, value: ir.Value) -> str | None:
         if value not in self.symbols:
@@ -142,17 +140,7 @@ def shortened(symbol: str | None) -> str | None:
 
 def _carries(symbol: str) -> list[int]:
     """The numbers of the carries named in a symbol, in order of appearance."""
-    numbers = [part.partition(")")[0] for part in symbol.split("carry(")[1:]]
-    return list(dict.fromkeys(int(number) for number in numbers))
-
-
-def _renumbered(symbol: str, numbers: dict[int, int]) -> str:
-    first, *rest = symbol.split("carry(")
-    told = [first]
-    for part in rest:
-        number, _, after = part.partition(")")
-        told.append(f"<{numbers[int(number)]}>{after}")
-    return "".join(told)
+    return list(dict.fromkeys(map(int, _CARRY.findall(symbol))))
 
 
 def _is_integral(value: ir.Value) -> bool:

@@ -36,6 +36,7 @@ from stablehlo_tools.dialect.traits import (
     DEVICE_IDS,
     TERMINATORS,
     Trait,
+    full_names,
     ops_with,
 )
 from stablehlo_tools.ir.values import producer
@@ -126,14 +127,10 @@ def either(parts: Sequence[Dependence]) -> Dependence:
     return reduce(Dependence.common, parts)
 
 
-def _names(text: str) -> frozenset[str]:
-    return frozenset(f"stablehlo.{name}" for name in text.split())
-
-
 MOVING = ops_with(Trait.IRREVERSIBLE)  # what is computed by one is not what it was before
-_STEPS = _names("add subtract")
-_FACTORS = _names("multiply")  # of floats: integers run into zero and stay there
-_CONNECTIVES = _names("and or not")
+_STEPS = full_names("add subtract")
+_FACTORS = full_names("multiply")  # of floats: integers run into zero and stay there
+_CONNECTIVES = full_names("and or not")
 _MOST_LOOKED_AT = 64  # ops of a condition
 
 
@@ -301,9 +298,8 @@ class IssueReader:
         op = collective.op
         if self.uniformity is not None:
             self.uniformity.run(op)
-        if bool(len(op.results)) and all(
-            has_no_elements(value.type) for value in op.results
-        ):  # compilers delete it
+        if len(op.results) and all(has_no_elements(value.type) for value in op.results):
+            # Compilers delete it.
             self._bind(op.results, [NOTHING] * len(op.results))
             return
         bits = reduce(or_, (self._of(value).whole for value in op.operands), 0)
@@ -340,22 +336,18 @@ class IssueReader:
 
     def _computation(self, op: ir.Operation, sites: Sequence[Site], level: Level) -> None:
         body = op.regions[0].blocks[0]
-        if self.uniformity is not None:
+        if self.uniformity is not None and self.common is not None:
             self.uniformity.enter(op)
-            self._share_symbols(op.operands, body.arguments)
+            # Arguments that are whole have the symbols of the values outside.
+            for value, argument in zip(op.operands, body.arguments, strict=True):
+                symbol = self.common.symbols.get(value)
+                is_whole = self.uniformity.of(argument) == self.uniformity.everywhere
+                if symbol is not None and is_whole:
+                    self.common.symbols[argument] = symbol
         self._bind(body.arguments, [self._of(value) for value in op.operands])
         self._bind(op.results, self._region(body, sites, level))
         if self.uniformity is not None:
             self.uniformity.leave(op)
-
-    def _share_symbols(self, outside: Iterable[ir.Value], arguments: Iterable[ir.Value]) -> None:
-        """Gives arguments of a computation the symbols of the values outside, if whole."""
-        assert self.uniformity is not None
-        assert self.common is not None
-        for value, argument in zip(outside, arguments, strict=True):
-            symbol = self.common.symbols.get(value)
-            if symbol is not None and self.uniformity.of(argument) == self.uniformity.everywhere:
-                self.common.symbols[argument] = symbol
 
     def _region(self, body: ir.Block, sites: Sequence[Site], level: Level) -> list[Dependence]:
         """Reads a block into a level; what the values it ends with depend on."""
@@ -537,7 +529,7 @@ class IssueReader:
             values = dict(zip(self.devices, known.values, strict=True))
             is_constant = op.name == WHILE and constant_trips(op) is not None
             return Decision(classes, values, place, is_constant=is_constant)
-        series = self.uniformity.series(op)
+        series = self.uniformity.iterations.series(op)
         if series is not None:
             classes = dict(zip(self.devices, number_classes(series), strict=True))
             told = [shortened(f"{op.name}{row}") or "" for row in series]

@@ -11,18 +11,13 @@ device: so devices that cut the same rows out of a table hold equal ones.
 
 from __future__ import annotations
 
-import math
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from stablehlo_tools.analysis.collectives import (
-    Collective,
-    ModuleFacts,
-    classify_communication,
-)
+from stablehlo_tools.analysis.collectives import Collective, ModuleFacts, classify_communication
 from stablehlo_tools.analysis.device_values import (
     COMPUTED,
     SCALAR_OPS,
@@ -30,14 +25,12 @@ from stablehlo_tools.analysis.device_values import (
     chosen_regions,
     element_dtype,
     evaluated,
+    has_few_integers,
     scalar_result,
     scalar_rows,
 )
-from stablehlo_tools.analysis.loop_values import IterationValues, Series
-from stablehlo_tools.analysis.loops import (
-    constant_integer,
-    trip_count,
-)
+from stablehlo_tools.analysis.loop_values import IterationValues
+from stablehlo_tools.analysis.loops import constant_integer, trip_count
 from stablehlo_tools.analysis.replica_groups import AxisRef, mesh_axes_groups
 from stablehlo_tools.analysis.shardings import manual_axes, sharding_axes, sharding_per_value
 from stablehlo_tools.bindings import ir
@@ -98,7 +91,10 @@ class Uniformity:
         self.anywhere = Variation(tuple(range(len(self.devices))))
         self.env: dict[ir.Value, Variation] = {}
         self.carries: dict[ir.Block, list[Variation]] = {}  # of a loop, by its body
-        self._iterations = IterationValues(len(self.devices), self._known)
+        # What decides branches and loops inside of loops, on each device in each iteration.
+        self.iterations = IterationValues(
+            len(self.devices), lambda value: _array(value.type, self.of(value))
+        )
 
     def of(self, value: ir.Value) -> Variation:
         """What is known of a value; of one never met, nothing."""
@@ -178,13 +174,6 @@ class Uniformity:
             ]
         self.bind(list(computation.results), inside)
 
-    def series(self, op: ir.Operation) -> Series | None:
-        """What decides a branch or a loop inside of a loop, on each device in each iteration."""
-        return self._iterations.series(op)
-
-    def _known(self, value: ir.Value) -> Values | None:
-        return _array(value.type, self.of(value))
-
     def choice(self, branch: ir.Operation) -> Variation:
         """Which region of an `if` or `case` runs: its index where that is known."""
         known = self.of(branch.operands[0])
@@ -193,8 +182,7 @@ class Uniformity:
 
     def trips(self, loop: ir.Operation) -> Variation:
         """How often a loop that was evaluated runs: the values where the count is static."""
-        initial = [self.of(value) for value in loop.operands]
-        counts = trip_count(loop, initial_of(initial))
+        counts = trip_count(loop, [self.of(value).values for value in loop.operands])
         if counts is not None:
             return Variation(number_classes(counts), counts)
         predicate = terminator(loop.regions[0].blocks[0]).operands[0]
@@ -242,7 +230,10 @@ class Uniformity:
         if collective is not None:
             return [self._collective(collective)] * count
         if name in ("stablehlo.partition_id", "stablehlo.replica_id"):
-            return [self._ids(name)]
+            partitions = self.facts.grid.num_partitions
+            of_device = operator.mod if name == "stablehlo.partition_id" else operator.floordiv
+            values = tuple(of_device(device, partitions) for device in self.devices)
+            return [Variation(number_classes(values), values)]
         if is_async_done(op):
             return [self.of(op.operands[0])]
         if name in _UNKNOWN:
@@ -250,27 +241,26 @@ class Uniformity:
         if name == "stablehlo.constant":
             value = constant_integer(op.results[0])
             if value is not None:
-                return [_of_scalars(scalar_rows((value,) * len(self.devices), op.results[0].type))]
+                rows = scalar_rows((value,) * len(self.devices), op.results[0].type)
+                return [self._of_tensor(rows)]
             return [Variation(self.everywhere.classes, None, self._tensor(op, []))]
         if name == "stablehlo.optimization_barrier":
             return [self.of(value) for value in op.operands]
         operands = [self.of(value) for value in op.operands]
-        operands += [self.of(value) for value in _captured(op) if value in self.env]
+        operands += [  # and what the regions of a reduction or a sort read from outside
+            self.of(value)
+            for region in op.regions
+            for block in region.blocks
+            for inner in block.operations
+            for value in inner.operation.operands
+            if value in self.env
+        ]
         if not operands:
             return [self.everywhere] * count
-        numbers = self._scalar(op, operands) if count == 1 else None
-        if numbers is not None:
-            return [_of_scalars(numbers)]
-        tensor = self._tensor(op, operands) if name in COMPUTED else None
-        if tensor is not None:
-            return [self._of_tensor(tensor)]
-        return [Variation(join(operands))] * count
-
-    def _ids(self, name: str) -> Variation:
-        partitions = self.facts.grid.num_partitions
-        of_device = operator.mod if name == "stablehlo.partition_id" else operator.floordiv
-        values = tuple(of_device(device, partitions) for device in self.devices)
-        return Variation(number_classes(values), values)
+        tensor = self._scalar(op, operands) if count == 1 else None
+        if tensor is None and name in COMPUTED:
+            tensor = self._tensor(op, operands)
+        return [Variation(join(operands)) if tensor is None else self._of_tensor(tensor)] * count
 
     def _scalar(self, op: ir.Operation, operands: Sequence[Variation]) -> Values | None:
         """The values of an integer scalar on each device, if they can be computed."""
@@ -284,8 +274,7 @@ class Uniformity:
 
     def _tensor(self, op: ir.Operation, operands: Sequence[Variation]) -> Values | None:
         """A small integer tensor on each device, if it can be computed."""
-        type_ = op.results[0].type
-        if element_dtype(type_) is None or math.prod(ir.RankedTensorType(type_).shape) > _LARGEST:
+        if not has_few_integers(op.results[0].type, _LARGEST):
             return None
         pairs = zip(op.operands, operands, strict=True)
         tensor = evaluated(op, (_array(value.type, known) for value, known in pairs))
@@ -295,8 +284,8 @@ class Uniformity:
         """A computed tensor: equal on devices whose rows are; a scalar's values beside it."""
         rows = np.broadcast_to(tensor, (len(self.devices), *tensor.shape[1:]))
         if tensor.ndim == 1:
-            values = tuple(int(value) for value in rows)
-            return Variation(number_classes(values), values)
+            values = tuple(map(int, rows.tolist()))
+            return Variation(number_classes(values), values, rows)
         if len(tensor) == 1:
             return Variation(self.everywhere.classes, None, tensor)
         return Variation(number_classes([row.tobytes() for row in rows]), None, tensor)
@@ -361,7 +350,7 @@ class Uniformity:
             (predicate,) = self.block(condition)
             self.bind(list(body.arguments), known)
             after = self.block(body)
-            counts = trip_count(op, initial_of(initial))
+            counts = trip_count(op, [part.values for part in initial])
             often = predicate if counts is None else Variation(number_classes(counts))
             joined = [
                 before if keep else Variation(join([before, end, often]))
@@ -384,17 +373,6 @@ def _array(type_: ir.Type, known: Variation) -> Values | None:
     return None if dtype is None else np.array(known.values).astype(dtype)
 
 
-def _of_scalars(numbers: Values) -> Variation:
-    """An integer scalar on each device; the array stays, for what is computed from it."""
-    values = tuple(map(int, numbers.tolist()))
-    return Variation(number_classes(values), values, numbers)
-
-
-def initial_of(initial: Sequence[Variation]) -> list[tuple[int, ...] | None]:
-    """The known values among a loop's operands."""
-    return [part.values for part in initial]
-
-
 def branch_indices(op: ir.Operation, choice: Variation) -> tuple[int, ...] | None:
     """Which region each device runs, where that is known."""
     if choice.values is None:
@@ -411,14 +389,3 @@ def _is_replicated(attributes: ir.DictAttr | None) -> bool:
     return "mhlo.sharding" in attributes and (
         ir.StringAttr(attributes["mhlo.sharding"]).value == "{replicated}"
     )
-
-
-def _captured(op: ir.Operation) -> list[ir.Value]:
-    """What the regions of an op (a reduction, a sort) read from outside of it."""
-    return [
-        value
-        for region in op.regions
-        for block in region.blocks
-        for inner in block.operations
-        for value in inner.operation.operands
-    ]
