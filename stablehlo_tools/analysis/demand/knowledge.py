@@ -35,10 +35,7 @@ from stablehlo_tools.analysis.device_values import (
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.dimensions import static_shape
 from stablehlo_tools.dialect.names import BARRIER, DYNAMIC_UPDATE_SLICE, WHILE
-from stablehlo_tools.dialect.traits import (
-    BRANCHES,
-    DEVICE_IDS,
-)
+from stablehlo_tools.dialect.traits import BRANCHES, DEVICE_IDS
 from stablehlo_tools.ir.values import splat_of
 
 
@@ -69,7 +66,12 @@ class Marking:
         """Finds the most values that can be known together: what cannot spreads, loops included,
         until nothing more is lost."""
         start = dict.fromkeys(self._program.root.arguments, True)
-        self._unknown = solve(self._program, start, self._spread, everywhere=True).keys()
+
+        def spread(node: Node, unknown: Mapping[int, bool]) -> Iterator[tuple[int, bool]]:
+            lost = self._lost_of(node, unknown.keys())
+            return ((number, True) for number in lost if number not in self.given)
+
+        self._unknown = solve(self._program, start, spread, everywhere=True).keys()
 
     def can(self, number: int) -> bool:
         """Whether a value can be known."""
@@ -82,13 +84,8 @@ class Marking:
             for body in node.bodies
         )
 
-    def _spread(self, node: Node, unknown: Mapping[int, bool]) -> Iterator[tuple[int, bool]]:
-        """The values of an op that cannot be known."""
-        for number in self._lost_of(node, unknown.keys()):
-            if number not in self.given:
-                yield number, True
-
     def _lost_of(self, node: Node, unknown: Set[int]) -> Iterable[int]:
+        """The values of an op that cannot be known, given those that cannot."""
         if node.name == WHILE:
             is_walked = node in self._walked
             for carry in carries(node):
@@ -181,7 +178,12 @@ class Knowledge:
             if node.name == WHILE:
                 self._after(node)
             elif node.name in BRANCHES:
-                self._branches(node)
+                for region in node.bodies:
+                    self.forward(region)
+                chosen = self.regions_run(node)
+                for result, returned in handed_on(node):
+                    self.now[result] = merged(chosen, [*map(self.of_devices, returned)], _LARGEST)
+                self.zeros.merge(node, chosen)
             elif node.name == BARRIER:
                 self._bind(node.results, self._carries(node.operands))
             elif node.name == ENTER:
@@ -284,14 +286,6 @@ class Knowledge:
                 self._bind([carry.result], self._handed([carry.operand], [carry.result]))
             else:
                 self._bind([carry.result], [(None, None)])
-
-    def _branches(self, node: Node) -> None:
-        for region in node.bodies:
-            self.forward(region)
-        chosen = self.regions_run(node)
-        for result, returned in handed_on(node):
-            self.now[result] = merged(chosen, [*map(self.of_devices, returned)], _LARGEST)
-        self.zeros.merge(node, chosen)
 
     def _computed(self, node: Node) -> Values | None:
         operands = [self.now[operand] for operand in node.operands]

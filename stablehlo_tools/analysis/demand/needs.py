@@ -20,17 +20,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from stablehlo_tools.analysis.collectives import (
-    Collective,
-    ModuleFacts,
-    classify_communication,
-)
-from stablehlo_tools.analysis.dataflow import Body, Node, inputs_of, numbers_in
-from stablehlo_tools.analysis.demand.knowledge import (
-    Budget,
-    Carries,
-    Knowledge,
-)
+from stablehlo_tools.analysis.collectives import Collective, ModuleFacts, classify_communication
+from stablehlo_tools.analysis.dataflow import CONTROL_FLOW, Body, Node, inputs_of, numbers_in
+from stablehlo_tools.analysis.demand.knowledge import Budget, Carries, Knowledge
 from stablehlo_tools.analysis.demand.program import (
     EDGES,
     ENTER,
@@ -76,7 +68,14 @@ def exchange_rule(collective: Collective, facts: ModuleFacts) -> Callable[[Need]
     if groups is None:
         return None
     if collective.kind == "collective_permute":
-        return _permuted([source for source, _ in groups], [target for _, target in groups])
+        sources, targets = [source for source, _ in groups], [target for _, target in groups]
+
+        def permute(need: Need) -> Need:
+            operand_need = np.zeros_like(need)
+            np.logical_or.at(operand_need, sources, need[targets])
+            return operand_need
+
+        return permute
     if collective.kind not in _GROUPED:
         return None
     members = [list(group) for group in groups]
@@ -85,15 +84,6 @@ def exchange_rule(collective: Collective, facts: ModuleFacts) -> Callable[[Need]
         operand_need = np.zeros_like(need)
         for group in members:
             operand_need[group] = need[group].any(axis=0)
-        return operand_need
-
-    return rule
-
-
-def _permuted(sources: list[int], targets: list[int]) -> Callable[[Need], Need]:
-    def rule(need: Need) -> Need:
-        operand_need = np.zeros_like(need)
-        np.logical_or.at(operand_need, sources, need[targets])
         return operand_need
 
     return rule
@@ -144,7 +134,11 @@ class Rules:
             always = [(operand, self.full(operand)) for operand in operands]
             return lambda _: always
         if node.name == BARRIER:
-            return self._barrier(node)
+            return lambda needs: [
+                (operand, need)
+                for operand, need in zip(operands, needs, strict=True)
+                if need is not None
+            ]
         if node.name in EDGES:
             return self._crossing(node)
         if self._program.computation(node) is None and self._program.is_global:
@@ -186,18 +180,11 @@ class Rules:
     def _is_known(self, value: int) -> bool:
         return self._knowledge.now[value] is not None
 
-    def _barrier(self, node: Node) -> Rule:
-        operands = node.operands
-        return lambda needs: [
-            (operand, need)
-            for operand, need in zip(operands, needs, strict=True)
-            if need is not None
-        ]
-
     def _crossing(self, node: Node) -> Rule:
         """Shards and global values: all places, unless two computations pass on what they hold."""
         outer = self._program.around.get(node)
         above = self._levels.groups(outer) if node.name == ENTER else None
+        types = self._program.types
 
         def rule(needs: Sequence[Need | None]) -> Needs:
             operand_needs: Needs = []
@@ -205,7 +192,8 @@ class Rules:
                 if need is None:
                     continue
                 kept = self._program.crossings.get(result) == operand
-                kept = kept or (node.name == LEAVE and self._is_shard(node, operand, result))
+                if node.name == LEAVE and types[operand] == types[result]:  # still the shard's
+                    kept = kept or self._tracked.alike(operand, result)
                 if kept:
                     operand_needs.append((operand, need))
                     continue
@@ -214,11 +202,6 @@ class Rules:
             return operand_needs
 
         return rule
-
-    def _is_shard(self, node: Node, inside: int, outside: int) -> bool:
-        """Whether the places of what leaves are still those of the shard."""
-        same_type = self._program.types[inside] == self._program.types[outside]
-        return same_type and self._tracked.alike(inside, outside)
 
     def _on_devices(self, node: Node, operands: Sequence[int], *, together: bool) -> Rule:
         """All operands, where any result is needed: on that device, or on all `together`."""
@@ -340,20 +323,16 @@ class Record:
     loop: Node
     targets: list[int]
     needed: NDArray[np.bool_] | None = None
-    executed: NDArray[np.bool_] | None = None
+    executed: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, np.bool_))
     reason: str = ""
 
 
-@dataclass(eq=False)
-class Counting:
-    """The integers that a loop carries, the same on all devices: by position, one an iteration."""
-
-    trips: int
-    series: dict[int, list[int]] = field(default_factory=dict[int, "list[int]"])
-
-
 class Walk:
-    """Fills in the records of permutes, by the number of their node."""
+    """Fills in the records of permutes, by the number of their node.
+
+    `countings` has the integers that a loop carries, the same on all devices: by position, one an
+    iteration.
+    """
 
     def __init__(
         self,
@@ -364,7 +343,7 @@ class Walk:
         budget: Budget,
         records: dict[Node, Record],
     ) -> None:
-        self.countings: dict[Node, Counting] = {}
+        self.countings: dict[Node, dict[int, list[int]]] = {}
         self._rules = rules
         self._knowledge = knowledge
         self._levels = levels
@@ -372,7 +351,11 @@ class Walk:
         self._records = records
         self._need: list[Need | None] = [None] * len(program.types)
         self._made: dict[Node, tuple[Rule, Groups | None]] = {}
-        self._effects = {node for node in program.nodes if _has_effect(node, rules)}
+        self._effects = {
+            node
+            for node in program.nodes
+            if node.name not in CONTROL_FLOW and rules.has_effect(node)
+        }
         self._weight = 1 + rules.devices * rules.most_places // _FREE_SIZE
         self._active = np.ones(rules.devices, np.bool_)
         self._iterations: list[int] = []
@@ -399,8 +382,11 @@ class Walk:
 
     def _plain(self, node: Node, needs: Sequence[Need | None]) -> None:
         record = self._records.get(node)
-        if record is not None:
-            self._note(record, needs[0])
+        if record is not None and record.needed is not None and not record.reason:
+            iteration, need = self._iterations[-1], needs[0]
+            record.executed[iteration] |= self._active.any()
+            if need is not None:
+                record.needed[iteration] |= need[record.targets].any(axis=1)
         if node not in self._effects and all(need is None for need in needs):
             return
         if node not in self._made:
@@ -457,7 +443,12 @@ class Walk:
         for node in inside:
             if node in self._records:
                 self._records[node].reason = reason
-        runs = not self._effects.isdisjoint(inside) or not self._ends(loop)
+        now = (self._knowledge.of_devices(operand) for operand in loop.operands)
+        initial = [
+            tuple(int(n) for n in known) if known is not None and known.ndim == 1 else None
+            for known in now
+        ]
+        runs = not self._effects.isdisjoint(inside) or trip_count(loop.op, initial) is None
         rows = [need.any(axis=1, keepdims=True) for need in needs if need is not None]
         if not rows and not runs:
             return
@@ -470,15 +461,6 @@ class Walk:
         for value in sorted(inputs_of(loop) - made):
             spread = np.broadcast_to(needed, (len(needed), self._rules.places(value)))
             self._add(value, shared(spread, groups))
-
-    def _ends(self, loop: Node) -> bool:
-        """Whether a loop's number of iterations is known."""
-        now = (self._knowledge.of_devices(operand) for operand in loop.operands)
-        initial = [
-            tuple(int(n) for n in known) if known is not None and known.ndim == 1 else None
-            for known in now
-        ]
-        return trip_count(loop.op, initial) is not None
 
     def _branches(self, node: Node, needs: Sequence[Need | None]) -> None:
         chosen = self._knowledge.regions_run(node)
@@ -517,15 +499,6 @@ class Walk:
             for inner in body.nested()
         )
 
-    def _note(self, record: Record, need: Need | None) -> None:
-        """Which targets of a permute need what they receive in this iteration."""
-        iteration = self._iterations[-1]
-        if record.needed is None or record.executed is None or record.reason:
-            return
-        record.executed[iteration] |= self._active.any()
-        if need is not None:
-            record.needed[iteration] |= need[record.targets].any(axis=1)
-
     def _size(self, loop: Node, trips: int) -> None:
         """Makes room for the permutes of a loop."""
         for record in self._records.values():
@@ -539,19 +512,11 @@ class Walk:
 
     def _count(self, loop: Node, history: Sequence[Carries]) -> None:
         """Notes the carried integers that are the same on all devices, whenever the loop runs."""
-        counting = Counting(len(history))
+        counting: dict[int, list[int]] = {}
         for position in range(len(loop.operands)):
             series = [carries[position][0] for carries in history]
             known = [values for values in series if values is not None and values.ndim == 1]
             if known and len(known) == len(series) and all((v == v[0]).all() for v in known):
-                counting.series[position] = [int(values[0]) for values in known]
-        before = self.countings.get(loop)
-        if before is not None:
-            kept = {p: s for p, s in counting.series.items() if before.series.get(p) == s}
-            counting = Counting(counting.trips, kept)
-        self.countings[loop] = counting
-
-
-def _has_effect(node: Node, rules: Rules) -> bool:
-    control = node.name in BRANCHES or node.name == WHILE
-    return not control and rules.has_effect(node)
+                counting[position] = [int(values[0]) for values in known]
+        before = self.countings.get(loop, counting)
+        self.countings[loop] = {p: s for p, s in counting.items() if before.get(p) == s}

@@ -8,7 +8,7 @@ must follow from constants, device ids and counters.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -16,7 +16,7 @@ import numpy as np
 
 from stablehlo_tools.analysis.collectives import ModuleFacts, classify_communication
 from stablehlo_tools.analysis.demand.knowledge import Budget, Knowledge, TooMuchWorkError
-from stablehlo_tools.analysis.demand.needs import Counting, Record, Rules, Walk
+from stablehlo_tools.analysis.demand.needs import Record, Rules, Walk
 from stablehlo_tools.analysis.demand.program import (
     Body,
     Levels,
@@ -96,9 +96,12 @@ def permute_demand(module: ir.Module, facts: ModuleFacts) -> list[PermuteDemand]
     for record in records.values():
         collective = rules.communication(record.node)
         groups = facts.groups(collective) if collective is not None else None
+        around = record.node.op.parent
+        while around is not None and around.name in BRANCHES:
+            around = around.parent
         if groups is None:
             record.reason = PAIRLESS
-        elif not _is_direct(record):
+        elif around != record.loop.op:
             record.reason = ELSEWHERE
         else:
             record.targets = [target for _, target in groups]
@@ -133,25 +136,13 @@ def _permutes(code: Body, loop: Node | None) -> list[tuple[Node, Node | None]]:
     return permutes
 
 
-def _is_direct(record: Record) -> bool:
-    """Whether a permute stands in the loop itself, or in a branch there."""
-    around = record.node.op.parent
-    while around is not None and around.name in BRANCHES:
-        around = around.parent
-    return around is not None and around == record.loop.op
-
-
-def _pairs(op: ir.Operation) -> tuple[tuple[int, int], ...]:
-    table = np.array(ir.DenseIntElementsAttr(op.attributes["source_target_pairs"]))
-    return tuple((int(s), int(t)) for s, t in table.reshape(-1, 2))
-
-
-def _demand(record: Record, counting: Counting | None) -> PermuteDemand:
+def _demand(record: Record, counting: Mapping[int, list[int]] | None) -> PermuteDemand:
     op, loop = record.node.op, record.loop.op
-    pairs = _pairs(op)
+    table = np.array(ir.DenseIntElementsAttr(op.attributes["source_target_pairs"]))
+    pairs = tuple((int(source), int(target)) for source, target in table.reshape(-1, 2))
     if record.reason:
         return PermuteDemand(op, loop, pairs, reason=record.reason)
-    if record.needed is None or record.executed is None or counting is None:
+    if record.needed is None or counting is None:
         # Nobody needs what a branch around the loop does not run.
         return PermuteDemand(op, loop, pairs, needed=((),) * len(pairs))
     trips = len(record.needed)
@@ -159,16 +150,12 @@ def _demand(record: Record, counting: Counting | None) -> PermuteDemand:
     by_pair = record.needed.reshape(trips, len(pairs), copies).any(axis=2)
     needed = tuple(ranges(np.flatnonzero(column).tolist()) for column in by_pair.T)
     executed = ranges(np.flatnonzero(record.executed).tolist())
-    counter = _counter(counting)
-    reason = COUNTERLESS if counter is None and trips > 1 else ""
-    return PermuteDemand(op, loop, pairs, trips, needed, executed, counter, reason)
-
-
-def _counter(counting: Counting) -> Counter | None:
-    """The first carry that counts the iterations, steps of one before others."""
     counters: list[Counter] = []
-    for position, series in sorted(counting.series.items()):
+    for position, series in sorted(counting.items()):
         steps = {after - before for before, after in pairwise(series)}
         if len(steps) == 1 and steps != {0}:
             counters.append(Counter(position, series[0], steps.pop()))
-    return min(counters, key=lambda counter: abs(counter.step) != 1, default=None)
+    # The first carry that counts the iterations, steps of one before others.
+    counter = min(counters, key=lambda counter: abs(counter.step) != 1, default=None)
+    reason = COUNTERLESS if counter is None and trips > 1 else ""
+    return PermuteDemand(op, loop, pairs, trips, needed, executed, counter, reason)

@@ -124,22 +124,15 @@ class Program(Dataflow):
 
     def _op(self, op: ir.Operation, nodes: list[Node]) -> None:
         name = op.name
-        if name in CALLS and self._followed(op, nodes):
-            return
-        if name == MANUAL_COMPUTATION:
+        callee = self._functions.get(callee_name(op)) if name in CALLS else None
+        if callee is not None and len(callee.regions[0].blocks) == 1 and self._depth < _DEEPEST:
+            self._written_out(op, callee.regions[0].blocks[0], {}, nodes)
+        elif name == MANUAL_COMPUTATION:
             self._manual(op, nodes)
         elif name in COMPUTATIONS:
             self._written_out(op, op.regions[0].blocks[0], self.numbers, nodes)
         else:
             super()._op(op, nodes)
-
-    def _followed(self, call: ir.Operation, nodes: list[Node]) -> bool:
-        """Writes a call out; whether that is possible."""
-        callee = self._functions.get(callee_name(call))
-        if callee is None or len(callee.regions[0].blocks) != 1 or self._depth >= _DEEPEST:
-            return False
-        self._written_out(call, callee.regions[0].blocks[0], {}, nodes)
-        return True
 
     def _written_out(
         self, op: ir.Operation, block: ir.Block, scope: dict[ir.Value, int], nodes: list[Node]
@@ -328,7 +321,7 @@ class TrackedDims:
     """The dimension of each value along which its places are told apart, and how many there are."""
 
     def __init__(self, program: Program) -> None:
-        self.dimensions = tracked_dims(program)
+        self.dimensions = _tracked_dims(program)
         self.counts = [
             1 if dimension is None else (static_shape(type_) or ())[dimension]
             for dimension, type_ in zip(self.dimensions, program.types, strict=True)
@@ -357,7 +350,7 @@ class TrackedDims:
         )
 
 
-def tracked_dims(program: Program) -> list[int | None]:
+def _tracked_dims(program: Program) -> list[int | None]:
     """The dimension for each value, by number."""
     links: _Links = defaultdict(list)
     seeds: list[tuple[int, int]] = []
@@ -370,15 +363,13 @@ def tracked_dims(program: Program) -> list[int | None]:
             seeds += [(node.operands[0], access.dimension) for access in accesses(node.op)]
     for one, other in program.crossings.items():
         _tie(links, one, other)
-    return _spread(program, links, seeds)
-
-
-def _spread(program: Program, links: _Links, seeds: list[tuple[int, int]]) -> list[int | None]:
     chosen: list[int | None] = [None] * len(program.types)
     pending = deque(seeds)
     while pending:
         value, dimension = pending.popleft()
-        if chosen[value] is not None or not _fits(program.types[value], dimension):
+        shape = static_shape(program.types[value])
+        is_told_apart = shape is not None and 1 < shape[dimension] <= LARGEST
+        if chosen[value] is not None or not is_told_apart:
             continue
         chosen[value] = dimension
         for other, pairs in links[value]:
@@ -387,11 +378,6 @@ def _spread(program: Program, links: _Links, seeds: list[tuple[int, int]]) -> li
             else:
                 pending.extend((other, d) for own, d in pairs if own == dimension)
     return chosen
-
-
-def _fits(type_: ir.Type, dimension: int) -> bool:
-    shape = static_shape(type_)
-    return shape is not None and 1 < shape[dimension] <= LARGEST
 
 
 def _tie(links: _Links, one: int, other: int) -> None:

@@ -6,13 +6,13 @@ with may be NaN, so a product is zeros only if both factors are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Set
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stablehlo_tools.analysis.collectives import Collective, ModuleFacts, classify_communication
+from stablehlo_tools.analysis.collectives import ModuleFacts, classify_communication
 from stablehlo_tools.analysis.dataflow import Node, handed_on
 from stablehlo_tools.analysis.demand.program import Access, DimMap, Need, Program, TrackedDims
 from stablehlo_tools.analysis.device_values import apply, clamped_starts
@@ -113,18 +113,6 @@ def is_zero(op: ir.Operation) -> bool:
     return all(part == 0 and not np.signbit(part) for part in parts)
 
 
-def can_be_zero(node: Node, unknown: Set[int]) -> bool:
-    """Whether a result may be known to be zeros, given the values that may not."""
-    known = [operand not in unknown for operand in node.operands]
-    if node.name == COLLECTIVE_PERMUTE:
-        return True  # on devices that are no target
-    if node.name in (SELECT, DYNAMIC_UPDATE_SLICE):
-        return any(known)
-    if node.name in KEEPING or node.name == DYNAMIC_SLICE:
-        return known[0]
-    return (node.name in JOINING or node.name == PAD) and all(known)
-
-
 def moved(zeros: Need, places: int, dim_map: DimMap | None) -> Need:
     """Where a result is zeros that holds an operand's elements and no others."""
     if dim_map is None:
@@ -167,18 +155,6 @@ def window(access: Access, index: Values, extent: int) -> Need:
     return (places >= starts[:, None]) & (places < starts[:, None] + access.size)
 
 
-def permuted(pairs: Sequence[tuple[int, int]]) -> Callable[[Need], Need]:
-    """Where a permute's result is zeros: where no device sends, or one that holds zeros."""
-    sources, targets = [s for s, _ in pairs], [t for _, t in pairs]
-
-    def rule(zeros: Need) -> Need:
-        result_zeros = np.ones_like(zeros)
-        result_zeros[targets] = zeros[sources]
-        return result_zeros
-
-    return rule
-
-
 Rule = Callable[[], Need | None]
 
 
@@ -216,8 +192,16 @@ class ZeroTracking:
 
     def may_be(self, node: Node, unknown: Set[int]) -> bool:
         """Whether a result may be known to be zeros, given the values that may not."""
-        is_outside = self._outside and self._program.computation(node) is None
-        return not is_outside and can_be_zero(node, unknown)
+        if self._outside and self._program.computation(node) is None:
+            return False
+        known = [operand not in unknown for operand in node.operands]
+        if node.name == COLLECTIVE_PERMUTE:
+            return True  # on devices that are no target
+        if node.name in (SELECT, DYNAMIC_UPDATE_SLICE):
+            return any(known)
+        if node.name in KEEPING or node.name == DYNAMIC_SLICE:
+            return known[0]
+        return (node.name in JOINING or node.name == PAD) and all(known)
 
     def evaluate(self, node: Node) -> None:
         """Brings the result of an op up to date."""
@@ -256,7 +240,7 @@ class ZeroTracking:
         result = node.results[0]
         name = node.name
         if name == COLLECTIVE_PERMUTE:
-            return self._permute(node, self._classify(node.op))
+            return self._permute(node)
         parts = [(v, self._tracked.dim_map(node, i)) for i, v in enumerate(node.operands)]
         if name == SELECT:
             (_, _), one, other = parts
@@ -273,27 +257,36 @@ class ZeroTracking:
             parts[1] = (node.operands[1], None)
             dim_map = parts[0][1]
             if dim_map is not None and not dim_map.is_whole:
-                return lambda: self._padded(node, dim_map)
+
+                def padded() -> Need:
+                    beside = self._moved(node.operands[1], result, None)
+                    inside = np.zeros_like(beside)
+                    inside[:, dim_map.results] = True
+                    return np.where(inside, self._moved(node.operands[0], result, dim_map), beside)
+
+                return padded
         taken = parts[:1] if name in KEEPING else parts
         return lambda: np.logical_and.reduce(
             [self._moved(v, result, dim_map) for v, dim_map in taken]
         )
 
-    def _padded(self, node: Node, dim_map: DimMap) -> Need:
-        result = node.results[0]
-        beside = self._moved(node.operands[1], result, None)
-        inside = np.zeros_like(beside)
-        inside[:, dim_map.results] = True
-        return np.where(inside, self._moved(node.operands[0], result, dim_map), beside)
-
-    def _permute(self, node: Node, collective: Collective | None) -> Rule:
+    def _permute(self, node: Node) -> Rule:
+        """Zeros where no device sends, or one that holds zeros."""
+        collective = self._classify(node.op)
         groups = self._facts.groups(collective) if collective is not None else None
         if groups is None:
             return lambda: None
-        exchanged = permuted([(source, target) for source, target in groups])
+        sources, targets = [source for source, _ in groups], [target for _, target in groups]
         operand, result = node.operands[0], node.results[0]
         dim_map = self._tracked.dim_map(node, 0)
-        return lambda: exchanged(self._moved(operand, result, dim_map))
+
+        def rule() -> Need:
+            zeros = self._moved(operand, result, dim_map)
+            result_zeros = np.ones_like(zeros)
+            result_zeros[targets] = zeros[sources]
+            return result_zeros
+
+        return rule
 
     def _access(self, node: Node) -> Rule:
         buffer, result = node.operands[0], node.results[0]
