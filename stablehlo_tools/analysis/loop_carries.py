@@ -130,7 +130,10 @@ class LoopCarries:
         alone = all(len(list(op.results[0].uses)) == 1 for op in updates)
         updates = updates[::-1] if alone and value == self.body.arguments[carry] else []
         written = self._rows(carry, updates)
-        if written is None or not _covers(written):
+        if written is None:
+            return None
+        taken = [row for a in written.accesses for row in range(a.offset, a.offset + a.count)]
+        if sorted(taken) != list(range(written.span)):
             return None
         argument = self.body.arguments[carry]
         others = [(op, value) for op, value in _users(argument) if op not in updates]
@@ -143,10 +146,16 @@ class LoopCarries:
 
     def accumulator(self, carry: int) -> Accumulator | None:
         """How a carry is accumulated; None where iterations cannot run in any order, in parts."""
-        links = _links(self.body.ends[carry], self.body.arguments[carry])
-        reducer = None if links is None else _common_reducer(links)
-        if links is None or reducer is None:
+        links = _links(self.body.ends[carry], self.body.arguments[carry]) or []
+        reducers = {reducer for link in links if (reducer := _reducer(link.op)) is not None}
+        # A sum of parts that were cut off to integers is another one.
+        converts = [link.op for link in links if link.op.name == CONVERT]
+        cuts_off = any(
+            is_float(c.operands[0].type) != is_float(c.results[0].type) for c in converts
+        )
+        if len(reducers) != 1 or cuts_off:
             return None
+        reducer = reducers.pop()
         if reducer != ROWS:
             return Accumulator(carry, reducer, tuple(links))
         updates = [link.op for link in links if link.op.name == DYNAMIC_UPDATE_SLICE]
@@ -252,12 +261,6 @@ def _part(op: ir.Operation) -> list[int]:
     return shape_of(op.results[0] if op.name == DYNAMIC_SLICE else op.operands[1])
 
 
-def _covers(rows: Rows) -> bool:
-    """Whether updates take every row of an iteration once."""
-    taken = [r for each in rows.accesses for r in range(each.offset, each.offset + each.count)]
-    return sorted(taken) == list(range(rows.span))
-
-
 def _links(end: ir.Value, argument: ir.Value) -> list[Link] | None:
     """The ops that lead from a value to another, each read by the next alone, as the last is."""
     if len(list(argument.uses)) != 1:
@@ -278,14 +281,6 @@ def _links(end: ir.Value, argument: ir.Value) -> list[Link] | None:
         value = user.results[0]
 
 
-def _common_reducer(links: Sequence[Link]) -> str | None:
-    """How outcomes of some iterations are combined with those of others; None if they cannot be."""
-    reducers = {reducer for link in links if (reducer := _reducer(link.op)) is not None}
-    if len(reducers) != 1 or not all(_keeps_sums(link.op) for link in links):
-        return None
-    return reducers.pop()
-
-
 def _reducer(op: ir.Operation) -> str | None:
     """How an op adds to what it takes; a scatter, by what it does with each element."""
     if op.name == DYNAMIC_UPDATE_SLICE:
@@ -295,14 +290,6 @@ def _reducer(op: ir.Operation) -> str | None:
         return None if kind == "xor" else kind
     reducer = accumulates_by(op)
     return None if reducer == "xor" else reducer  # nothing is written that combines parts by xor
-
-
-def _keeps_sums(op: ir.Operation) -> bool:
-    """Whether a conversion keeps to floats, or to integers: a sum of parts that were cut off to
-    integers is another one."""
-    if op.name != CONVERT:
-        return True
-    return is_float(op.operands[0].type) == is_float(op.results[0].type)
 
 
 def _writes_whole(updates: Sequence[ir.Operation], indices: LoopIndices, trips: int) -> bool | None:
@@ -423,7 +410,11 @@ def _below(
     while pending:
         leaf = pending.pop()
         maker = producer(leaf.value)
-        if maker is None or tree_reducer(maker) != reducer or not _is_read_once(body, leaf.value):
+        users = body.users.get(leaf.value, [])
+        is_read_once = body.is_inside(leaf.value) and len(users) == 1
+        is_read_once = is_read_once and list(users[0].operands).count(leaf.value) == 1
+        is_node = maker is not None and tree_reducer(maker) == reducer and is_read_once
+        if maker is None or not is_node or body.carries_of(leaf.value):
             leaves.append(leaf)
             continue
         nodes.append(maker)
@@ -436,14 +427,6 @@ def _operands(node: ir.Operation, *, negative: bool) -> list[Leaf]:
     left, right = node.operands
     flips = node.name == SUBTRACT
     return [Leaf(right, negative != flips), Leaf(left, negative)]
-
-
-def _is_read_once(body: LoopBody, value: ir.Value) -> bool:
-    """Whether a value of the body is one operand of one op."""
-    users = body.users.get(value, [])
-    if not body.is_inside(value) or len(users) != 1 or body.carries_of(value):
-        return False
-    return list(users[0].operands).count(value) == 1
 
 
 def _why_not_private(body: LoopBody, carry: int, nodes: Sequence[ir.Operation]) -> str | None:
@@ -541,12 +524,8 @@ def read_layer_loop(
     count = counted(loop, known_integer)
     if isinstance(count, str) or len(set(count.trips)) != 1 or count.trips[0] < 2:
         return None
-    layers = _layer_loop(LoopCarries(LoopBody(loop, effects), count.trips[0]))
-    return layers if layers is not None and (layers.weights or not weights) else None
-
-
-def _layer_loop(carries: LoopCarries) -> LayerLoop | None:
-    body = carries.body
+    body = LoopBody(loop, effects)
+    carries = LoopCarries(body, count.trips[0])
     reads: dict[int, Rows] = {}
     writes: dict[int, Rows] = {}
     for carry in range(len(body.arguments)):
@@ -562,8 +541,8 @@ def _layer_loop(carries: LoopCarries) -> LayerLoop | None:
     if reverse is None:
         return None
     known = {*body.steps, *body.invariant, *writes}
-    return LayerLoop(
-        body.loop,
+    layers = LayerLoop(
+        loop,
         carries.trips,
         reverse,
         dict(body.steps),
@@ -572,6 +551,7 @@ def _layer_loop(carries: LoopCarries) -> LayerLoop | None:
         writes,
         tuple(c for c in range(len(body.arguments)) if c not in known),
     )
+    return layers if layers.weights or not weights else None
 
 
 def _direction(reads: dict[int, Rows], writes: dict[int, Rows]) -> bool | None:

@@ -10,7 +10,7 @@ carries, `loop_carries` says.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -20,6 +20,7 @@ from stablehlo_tools import bindings
 from stablehlo_tools.analysis.collectives import Collective, classify_communication
 from stablehlo_tools.analysis.effects import Effects
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.dimensions import static_shape
 from stablehlo_tools.dialect.integer_arithmetic import MIRRORED
 from stablehlo_tools.dialect.names import (
     BARRIER,
@@ -262,6 +263,7 @@ FORMATTING = ops_with_any(Trait.LAYOUT | Trait.PIECE | Trait.JOIN | Trait.RETYPE
 } | {SHARDING_CONSTRAINT}
 COSTLY = ops_with(Trait.COSTLY)
 _FEW = 1024  # elements: arithmetic on so many costs next to nothing
+_COPIED_AT_WILL = ("stablehlo.", "chlo.", SHARDING_CONSTRAINT)
 
 
 class LoopBody(WhileLoop):
@@ -278,7 +280,10 @@ class LoopBody(WhileLoop):
         self._classify = classify_communication(loop.context)
         self.ops = [view.operation for view in self.block.operations][:-1]
         self.position_of = {key_of(op): i for i, op in enumerate(self.ops)}
-        self._reads = [list(self._used(op)) for op in self.ops]
+        self._reads = [
+            list(dict.fromkeys(value for value in values_used(op) if self.is_inside(value)))
+            for op in self.ops
+        ]
         # What each iteration adds to a carry, by its number.
         steps: dict[int, int] = {}
         for number, (argument, end) in enumerate(zip(self.arguments, self.ends, strict=True)):
@@ -407,36 +412,19 @@ class LoopBody(WhileLoop):
         if not len(op.results) or not all(self.is_indexed(value) for value in reads):
             return
         moves = any(value in self._moving for value in reads)
-        if not self._is_plain(op) or (moves and not _is_cheap(op)):
+        if self.is_costly(op) or not op.name.startswith(_COPIED_AT_WILL) or self.communicates(op):
+            return
+        if moves and not _is_cheap(op):
             return
         self._indexed.add(key_of(op))
         if moves:
             self._moving.update(op.results)
-
-    def _is_plain(self, op: ir.Operation) -> bool:
-        """Whether an op can be copied at will: no effect, no collective, no random numbers."""
-        if self.effects.has_effect(op) or op.name in COSTLY:
-            return False
-        return op.name.startswith(
-            ("stablehlo.", "chlo.", SHARDING_CONSTRAINT)
-        ) and not self.communicates(op)
-
-    def _used(self, op: ir.Operation) -> Iterator[ir.Value]:
-        seen: set[ir.Value] = set()
-        for value in values_used(op):
-            if value not in seen and self.is_inside(value):
-                seen.add(value)
-                yield value
 
 
 def _is_cheap(op: ir.Operation) -> bool:
     """Formatting of any size, or arithmetic on few elements."""
     if op.name in FORMATTING:
         return True
-    return not len(op.regions) and all(_is_small(result.type) for result in op.results)
-
-
-def _is_small(type_: ir.Type) -> bool:
-    if not isinstance(type_, ir.RankedTensorType) or not type_.has_static_shape:
-        return False
-    return math.prod(type_.shape) <= _FEW
+    shapes = [static_shape(result.type) for result in op.results]
+    is_small = all(shape is not None and math.prod(shape) <= _FEW for shape in shapes)
+    return is_small and not len(op.regions)
