@@ -5,13 +5,6 @@ a concatenation, a select on a constant all lose their operand in the algebraic 
 Here a path counts only through ops that keep the dependence of every element, and through barriers;
 it is searched backwards, and not far. Sound, not complete: where it is not found,
 `forced_dependence` looks at every op.
-
-That a value is computed from another in the text proves little: `x * 0` of integers, a slice of
-a concatenation, a select on a constant all lose their operand in XLA's algebraic simplifier. Here
-a path counts only through ops that keep every element's dependence.
-
-A short search backwards from each collective for the one before it, through barriers and ops that
-keep dependence. Sound, not complete: where it fails, `forced_dependence` looks at every op.
 """
 
 from __future__ import annotations
@@ -65,27 +58,23 @@ def depends_on(later: ir.Operation, earlier: ir.Operation) -> bool:
             return True
         if producer in seen or producer.block != block or producer.is_before_in_block(earlier):
             continue
-        if not keeps_dependence(producer):
+        if not _keeps_dependence(producer):
             continue
         seen.add(producer)
         pending.extend(producer.operands)
     return False
 
 
-def keeps_dependence(op: ir.Operation) -> bool:
-    """Whether every result element surely depends on the operand elements it is made of."""
-    if op.name not in _KEEPS_DEPENDENCE:
-        return False
-    return all(_never_folds(value.type) for value in (*op.operands, *op.results))
-
-
-def _never_folds(type_: ir.Type) -> bool:
-    """Floats of at least one element: integer and boolean identities fold, empty tensors vanish."""
-    if not isinstance(type_, ir.RankedTensorType) or not isinstance(
-        type_.element_type, ir.FloatType
-    ):
-        return False
-    return type_.has_static_shape and 0 not in type_.shape
+def _keeps_dependence(op: ir.Operation) -> bool:
+    """Whether every result element surely depends on the operand elements it is made of: floats of
+    at least one element. Integer and boolean identities fold, empty tensors vanish."""
+    return op.name in _KEEPS_DEPENDENCE and all(
+        isinstance(type_ := value.type, ir.RankedTensorType)
+        and isinstance(type_.element_type, ir.FloatType)
+        and type_.has_static_shape
+        and 0 not in type_.shape
+        for value in (*op.operands, *op.results)
+    )
 
 
 _LONGEST_SEARCH = 64  # values, for one collective
@@ -134,7 +123,7 @@ def _follows(later: Collective, earlier: Collective, live: set[ir.Value]) -> boo
                     pending.append(operand)  # a result waits for its own operand and for tokens
                 else:  # and for all that is used
                     doubted.append((operand, result))
-        elif op.name == AFTER_ALL or keeps_dependence(op):
+        elif op.name == AFTER_ALL or _keeps_dependence(op):
             pending += op.operands
     return False
 

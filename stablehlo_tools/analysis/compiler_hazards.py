@@ -31,6 +31,7 @@ from stablehlo_tools.dialect.traits import (
     ops_with_any,
     short_names,
 )
+from stablehlo_tools.ir.builder import element_of
 from stablehlo_tools.ir.values import producer
 
 _ALIKE = frozenset({ALL_REDUCE, "stablehlo.all_gather"})  # within each group
@@ -80,7 +81,7 @@ class Surroundings:
                 return "of a constant"
             return "of what all replicas have alike"
         if maker.name == CONVERT:
-            return f"of what is converted from {_element(maker.operands[0])}"
+            return f"of what is converted from {element_of(maker.operands[0])}"
         is_alone = kind == "all_reduce" and maker.name == ALL_REDUCE and _user(value) is not None
         return "of an all_reduce" if is_alone else ""
 
@@ -119,7 +120,7 @@ def _after(kind: str, value: ir.Value) -> str:
     if user is None:
         return ""
     if user.name == CONVERT:
-        return f"converted to {_element(user.results[0])}"
+        return f"converted to {element_of(user.results[0])}"
     if kind in _PARTED and user.name == DYNAMIC_SLICE:
         return "of which a part is taken"
     return "in an all_reduce" if kind == "all_reduce" and user.name == ALL_REDUCE else ""
@@ -129,7 +130,3 @@ def _user(value: ir.Value) -> ir.Operation | None:
     """The only use; None where there is none, or another."""
     uses = [use.owner.operation for use in value.uses]
     return uses[0] if len(uses) == 1 else None
-
-
-def _element(value: ir.Value) -> str:
-    return str(ir.ShapedType(value.type).element_type)

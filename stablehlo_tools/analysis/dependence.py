@@ -79,10 +79,8 @@ def joined(parts: Iterable[tuple[Box, int]], each: int) -> Parts:
             by_box[box] = by_box.get(box, 0) | bits & ~each
     if len(by_box) < 2:
         return tuple(by_box.items())
-    ordered = sorted(by_box.items(), key=_order)
+    ordered = sorted(
+        by_box.items(),
+        key=lambda part: (-size_of(part[0]), [(n.start, n.stop, n.step) for n in part[0]]),
+    )
     return tuple(ordered[:_MOST_PARTS])
-
-
-def _order(part: tuple[Box, int]) -> tuple[int, list[tuple[int, int, int]]]:
-    box, _ = part
-    return -size_of(box), [(numbers.start, numbers.stop, numbers.step) for numbers in box]

@@ -106,19 +106,15 @@ class Fences:
                 if op.name == BARRIER:
                     needed.add(op.operands[number])
                 elif op.name in COMPUTATIONS:
-                    self._mark_region(op, number, needed)
+                    inner = op.regions[0].blocks[0]
+                    needed.add(terminator(inner).operands[number])
+                    self._mark_needed(inner, needed)
+                    given = zip(inner.arguments, op.operands, strict=True)
+                    needed.update(operand for argument, operand in given if argument in needed)
                 elif op.name == WHILE:
                     self._mark_loop(op, number, needed)
                 elif self._keeps_operands(op):
                     needed.update(op.operands)
-
-    def _mark_region(self, op: ir.Operation, number: int, needed: set[ir.Value]) -> None:
-        """Marks a computation that runs once; `number` is that of its needed result."""
-        block = op.regions[0].blocks[0]
-        needed.add(terminator(block).operands[number])
-        self._mark_needed(block, needed)
-        given = zip(block.arguments, op.operands, strict=True)
-        needed.update(operand for argument, operand in given if argument in needed)
 
     def _mark_loop(self, op: ir.Operation, number: int, needed: set[ir.Value]) -> None:
         """Marks a loop that surely runs: of its body the values that each iteration needs, because

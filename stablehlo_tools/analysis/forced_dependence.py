@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import reduce
+from functools import cached_property, reduce
 from operator import and_, or_
 
 import numpy as np
@@ -38,6 +38,7 @@ from stablehlo_tools.analysis.elements.links import (
 from stablehlo_tools.analysis.elements.moves import moves_of, scattered
 from stablehlo_tools.analysis.loops import comparison_direction
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.dimensions import static_shape
 from stablehlo_tools.dialect.integer_arithmetic import MIRRORED
 from stablehlo_tools.dialect.names import (
     AFTER_ALL,
@@ -55,7 +56,7 @@ from stablehlo_tools.dialect.names import (
     SCATTER,
     SELECT,
 )
-from stablehlo_tools.dialect.reducers import reducer_kind
+from stablehlo_tools.dialect.reducers import integer_bounds, reducer_kind
 from stablehlo_tools.dialect.traits import LAYOUT, Trait, full_names, ops_with, ops_with_any
 from stablehlo_tools.ir.values import is_float, producer, splat_of, value_of
 
@@ -110,6 +111,7 @@ _COMPUTED = (
     - ops_with(Trait.CONTRACTION)
     - {AFTER_ALL, ASYNC_DONE}
 )
+_SUMS = full_names("add multiply")  # which keep all of what floats depend on
 _SMALL = 100  # a whole number that every type but those of single bits has
 _MOST_LOOKED_AT = 64  # ops before a reduction
 
@@ -124,7 +126,6 @@ class Transfer:
 
     def __init__(self, find_live: Callable[[], set[ir.Value]]) -> None:
         self.find_live = find_live
-        self.live: set[ir.Value] | None = None
         self.empty: dict[ir.Type, bool] = {}
 
     def results(self, op: ir.Operation, name: str, known: Known) -> list[Dependence] | None:
@@ -143,8 +144,11 @@ class Transfer:
 
     def of_elements(self, op: ir.Operation, dependences: Sequence[Dependence]) -> list[Dependence]:
         """Dependences of the results; of a tensor without elements nothing is ever computed."""
+        for value in op.results:
+            if value.type not in self.empty:
+                self.empty[value.type] = has_no_elements(value.type)
         return [
-            NOTHING if self._is_empty(value.type) else part
+            NOTHING if self.empty[value.type] else part
             for value, part in zip(op.results, dependences, strict=True)
         ]
 
@@ -156,20 +160,14 @@ class Transfer:
         for result, part in zip(op.results, operands, strict=True):
             if part.whole & ~kept == 0:
                 continue
-            if not isinstance(result.type, ir.RankedTensorType) or self._is_used(result):
+            if not isinstance(result.type, ir.RankedTensorType) or result in self._live:
                 kept |= part.whole
         kept &= ~VARIES  # each element keeps its own value
         return [part.with_all(kept) for part in operands]
 
-    def _is_used(self, value: ir.Value) -> bool:
-        if self.live is None:
-            self.live = self.find_live()
-        return value in self.live
-
-    def _is_empty(self, type_: ir.Type) -> bool:
-        if type_ not in self.empty:
-            self.empty[type_] = has_no_elements(type_)
-        return self.empty[type_]
+    @cached_property
+    def _live(self) -> set[ir.Value]:
+        return self.find_live()
 
 
 def _ordinary(op: ir.Operation, rule: str, operands: Sequence[Dependence]) -> Dependence:
@@ -214,11 +212,18 @@ def _ordinary(op: ir.Operation, rule: str, operands: Sequence[Dependence]) -> De
 
 
 def _surviving(op: ir.Operation, rule: str, operands: Sequence[Dependence]) -> int:
-    """What no identity takes away of all that the operands depend on."""
+    """What no identity takes away of all that the operands depend on: of `x - x` and comparisons
+    nothing that two have in common; of `max(min(x, y), y)` y, whatever x is."""
+    seen = shared = 0
+    for part in operands:
+        shared |= seen & part.whole
+        seen |= part.whole
     if rule == "compare":
-        return 0 if _is_decided(op, operands) else _unrelated(operands)
+        return 0 if _is_decided(op, operands) else seen & ~shared
     if rule == "bounding":
-        return 0 if _may_bound(op, operands) else _lattice(operands)
+        if _may_bound(op, operands):
+            return 0
+        return shared if shared & ~VARIES else seen
     if rule == "limiting" and not all(part.whole & VARIES for part in operands):
         return 0  # an exponent or a distance may be one that leaves nothing open
     if is_float(op.operands[-1].type):
@@ -228,25 +233,7 @@ def _surviving(op: ir.Operation, rule: str, operands: Sequence[Dependence]) -> i
     for value, part in zip(op.operands, operands, strict=True):
         if not part.whole & VARIES and _may_absorb(op, value):
             return 0
-    return _unrelated(operands)
-
-
-def _unrelated(operands: Sequence[Dependence]) -> int:
-    """All but what two operands have in common: `x - x`."""
-    seen = shared = 0
-    for part in operands:
-        shared |= seen & part.whole
-        seen |= part.whole
     return seen & ~shared
-
-
-def _lattice(operands: Sequence[Dependence]) -> int:
-    """What remains of a minimum or maximum: `max(min(x, y), y)` is y, whatever x is."""
-    seen = shared = 0
-    for part in operands:
-        shared |= seen & part.whole
-        seen |= part.whole
-    return shared if shared & ~VARIES else seen
 
 
 def _computed(op: ir.Operation, operands: Sequence[Dependence], surviving: int) -> Dependence:
@@ -311,7 +298,8 @@ def _scattered(op: ir.Operation, operands: Sequence[Dependence]) -> Dependence:
         return _moved(op, operands)
     shapes = [shape_of(value.type) for value in op.operands]
     known = [shape for shape in shapes if shape is not None]
-    if len(known) != len(shapes) or len(known) != 3 or not _is_sum_of_floats(op):
+    is_sum = is_float(op.results[0].type) and _reducer(op) in _SUMS
+    if len(known) != len(shapes) or len(known) != 3 or not is_sum:
         return NOTHING
     written = scattered(op, known)
     links: list[tuple[int, Link]] = [(0, identity(known[0]))]
@@ -341,7 +329,7 @@ def _reduced(op: ir.Operation, operands: Sequence[Dependence]) -> Dependence:
     if reducer is None or shape is None:
         return NOTHING
     value, initial = op.operands[0], op.operands[1]
-    is_sum = is_float(value.type) and reducer in ("stablehlo.add", "stablehlo.multiply")
+    is_sum = is_float(value.type) and reducer in _SUMS
     if not is_sum and (_may_end(reducer, initial) or _is_mixed(value, reducer)):
         return NOTHING
     if op.name == "stablehlo.reduce":
@@ -401,7 +389,8 @@ def _is_mixed(value: ir.Value, reducer: str) -> bool:
             if op.name in _COMPUTED and not any(constant is None for constant in constants):
                 return True  # a constant that is computed
             known = [constant for constant in constants if constant is not None]
-            if op.name in _MIXING and any(map(_is_final(reducer), known)):
+            harmless = -math.inf if reducer == "stablehlo.maximum" else math.inf
+            if op.name in _MIXING and any(_is_final(constant, harmless) for constant in known):
                 return True
         for operand, constant in zip(op.operands, constants, strict=True):
             if constant is None and operand not in seen:
@@ -410,23 +399,11 @@ def _is_mixed(value: ir.Value, reducer: str) -> bool:
     return False
 
 
-def _is_final(reducer: str) -> Callable[[np.ndarray], bool]:
+def _is_final(constant: np.ndarray, harmless: float) -> bool:
     """Whether a constant has an element that is the least or greatest for ever."""
-    harmless = -math.inf if reducer == "stablehlo.maximum" else math.inf
-
-    def asked(constant: np.ndarray) -> bool:
-        if constant.dtype.kind not in "fiub":
-            return True
-        return bool((~np.isfinite(constant) & (constant != harmless)).any())
-
-    return asked
-
-
-def _is_sum_of_floats(scatter: ir.Operation) -> bool:
-    return is_float(scatter.results[0].type) and _reducer(scatter) in (
-        "stablehlo.add",
-        "stablehlo.multiply",
-    )
+    if constant.dtype.kind not in "fiub":
+        return True
+    return bool((~np.isfinite(constant) & (constant != harmless)).any())
 
 
 def _may_bound(op: ir.Operation, operands: Sequence[Dependence]) -> bool:
@@ -490,9 +467,7 @@ def _limits(type_: ir.Type) -> tuple[float, float]:
     element = ir.ShapedType(type_).element_type
     if not isinstance(element, ir.IntegerType):
         return -math.inf, math.inf
-    if element.is_unsigned or element.width == 1:
-        return 0, 2**element.width - 1
-    return -(2 ** (element.width - 1)), 2 ** (element.width - 1) - 1
+    return integer_bounds(element.width, signed=not element.is_unsigned)
 
 
 def _may_absorb(op: ir.Operation, value: ir.Value) -> bool:
@@ -593,4 +568,4 @@ def _elements(attribute: ir.Attribute | None) -> np.ndarray:
 
 def has_no_elements(type_: ir.Type) -> bool:
     """Whether a type is that of a tensor with a dimension of size 0."""
-    return isinstance(type_, ir.RankedTensorType) and type_.has_static_shape and 0 in type_.shape
+    return 0 in (static_shape(type_) or ())

@@ -173,26 +173,12 @@ def _computed_survivors(result: ir.Value) -> Sequence[ir.Value]:
     return [*survivors, *_steering(op, operands)]
 
 
-def may_vanish(op: ir.Operation) -> bool:
+def _may_vanish(op: ir.Operation) -> bool:
     """Whether some computed operand's use may be folded away."""
     if not _may_fold(op) or _is_reordered(op):
         return False
     computed = {value for value in op.operands if not _is_constant(value)}
     return any(computed.difference(_survivors(result)) for result in op.results)
-
-
-def takes_part(op: ir.Operation, position: int) -> bool:
-    """Whether an op may leave out elements of an operand."""
-    moves = _moves(op) if rule_of(op.name) != "order" else None
-    if moves is None:
-        return position == 2 and rule_of(op.name) == "scatter"
-    return position not in moves.kept
-
-
-def puts_together(op: ir.Operation) -> bool:
-    """Whether elements of an op's result come from several operands, whole."""
-    moves = _moves(op) if rule_of(op.name) not in ("order", "slice") else None
-    return moves is not None and len(moves.sources) > 1
 
 
 def _may_fold(op: ir.Operation) -> bool:
@@ -312,13 +298,23 @@ def _reaches(values: Iterable[ir.Value], live: set[ir.Value], *, whole: bool) ->
         for use in value.uses:
             user, position = use.owner.operation, use.operand_number
             following = _following(user, position)
-            is_part = bool(following) and takes_part(user, position)
+            moves = _moves(user) if following and rule_of(user.name) != "order" else None
+            # Whether the user may leave out elements of the value.
+            is_part = bool(following) and (
+                position == 2 and rule_of(user.name) == "scatter"
+                if moves is None
+                else position not in moves.kept
+            )
             if is_part and value in joined:
                 continue
             if following is None or not live.isdisjoint(following):
                 live.update(_path(value, came_from, parts, is_part=is_part, whole=whole))
                 return True
-            is_joined = bool(following) and (value in joined or puts_together(user))
+            # Whether elements of the user's results come from several operands, whole.
+            is_joined = bool(following) and (
+                value in joined
+                or (moves is not None and rule_of(user.name) != "slice" and len(moves.sources) > 1)
+            )
             for reached in following:
                 if reached not in came_from:
                     came_from[reached] = value
@@ -358,7 +354,7 @@ def _following(user: ir.Operation, position: int) -> Sequence[ir.Value] | None:
     if name in CARRIERS:
         return []  # left to the complete analysis
     if name not in TERMINATORS:
-        return [] if may_vanish(user) else user.results
+        return [] if _may_vanish(user) else user.results
     parent = user.parent
     assert parent is not None
     if parent.name == FUNCTION:
@@ -380,7 +376,7 @@ class _Liveness:
         module: ir.Module,
         operands_of: Callable[[ir.Value], Sequence[ir.Value]] | None = None,
     ) -> None:
-        self.operands_of = operands_of or _operands
+        self.operands_of = operands_of or (lambda value: maker_of(value).operands)
         self.functions: dict[str, ir.Operation] = {}
         self.calls: defaultdict[str, list[ir.Operation]] = defaultdict(list)
         self.collectives: list[Collective] = []
@@ -559,9 +555,3 @@ def _taken(branch: ir.Operation) -> int | None:
     """The number of the region that a branch surely enters."""
     index = folded(branch.operands[0])
     return None if index is None else int(chosen_regions(branch, index))
-
-
-def _operands(result: ir.Value) -> Sequence[ir.Value]:
-    owner = result.owner
-    assert not isinstance(owner, ir.Block)
-    return owner.operation.operands
