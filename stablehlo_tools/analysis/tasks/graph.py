@@ -11,7 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 
-from stablehlo_tools.analysis.collectives import ModuleFacts, find_collectives
+from stablehlo_tools.analysis.collectives import Collective, ModuleFacts, find_collectives
+from stablehlo_tools.analysis.rendezvous import is_host_transfer
 from stablehlo_tools.analysis.replica_groups import ProcessGroups
 from stablehlo_tools.analysis.tasks.in_place import (
     body_in_place,
@@ -82,7 +83,11 @@ def _kept_in_place(
     kept: list[Ref | None] = []
     written: set[Ref] = set()
     for number, ref in enumerate(node.passes):
-        if ref is None or not _changes(node, number):
+        # An invariant operand of a loop does not change.
+        is_kept = node.body is not None and (
+            node.body.carries[number][1] == (node.body.carries[number][0], 0)
+        )
+        if ref is None or is_kept:
             kept.append(ref)
         elif ref in written or not _is_last(node, ref, nodes, users):
             kept.append(None)
@@ -90,14 +95,6 @@ def _kept_in_place(
             written.add(ref)
             kept.append(ref)
     return tuple(kept)
-
-
-def _changes(node: Node, result: int) -> bool:
-    """Whether a result differs from what it lies in: not an invariant operand of a loop."""
-    if node.body is None:
-        return True
-    argument, ref = node.body.carries[result]
-    return ref != (argument, 0)
 
 
 def _is_last(
@@ -240,8 +237,9 @@ class _BodyTasks:
 
     def _emit(self, kernel: Sequence[Node]) -> None:
         root = kernel[-1]
-        if root.role is Role.COLLECTIVE and _is_between_devices(root):
-            self._collective(root)
+        is_sent = root.collective is not None and root.name in COLLECTIVES
+        if root.collective is not None and is_sent and not is_host_transfer(root.collective):
+            self._collective(root, root.collective)
         elif root.role is Role.HOST_COPY:
             self._host_copy(root)
         elif root.role is Role.LOOP:
@@ -254,7 +252,10 @@ class _BodyTasks:
             deps = self._ready(self._deps(kernel))
             self._add(TaskKind.OUTPUT, kernel, deps, storages=returned)
         elif root.role is Role.DONE:
-            self._done(root)
+            assert root.start is not None, "a done has its start"
+            self._storages[root.index, 0] = self._storages.get(root.start, ())
+            waits = self._ready([self._task_at(root.start)])
+            self._task_of[root.index] = waits[-1]
         elif root.role is Role.CHEAP:
             return  # emitted where it is first read from memory, if it is
         else:
@@ -302,7 +303,12 @@ class _BodyTasks:
 
     def _compute(self, kernel: Sequence[Node], members: Sequence[Node]) -> None:
         inside = {node.index for node in kernel}
-        written = [node for node in kernel if self._leaves(node, inside) or node is kernel[-1]]
+        written = [  # what another kernel reads from memory
+            node
+            for node in kernel
+            if node is kernel[-1]
+            or any(u not in inside and u not in self._anew for u in self._users[node.index])
+        ]
         deps = self._ready(self._deps(members))
         work = kernel_work(members, written, self._by_index)
         for node in written:
@@ -315,13 +321,7 @@ class _BodyTasks:
         shares = self._clock.shares(work)
         self._add(TaskKind.COMPUTE, kernel, deps, ns=ns, shares=shares, label=label)
 
-    def _leaves(self, node: Node, inside: set[int]) -> bool:
-        """Whether another kernel reads a node's result from memory."""
-        return any(u not in inside and u not in self._anew for u in self._users[node.index])
-
-    def _collective(self, root: Node) -> None:
-        collective = root.collective
-        assert collective is not None, "a collective's node has it"
+    def _collective(self, root: Node, collective: Collective) -> None:
         facts = self._builder.facts
         groups = facts.groups(collective) or ()
         transfer = transfer_of(collective, groups)
@@ -370,19 +370,12 @@ class _BodyTasks:
         task = self._add(TaskKind.COLLECTIVE_START, [root], deps, ns=ns, communication=sent)
         self._pending[task] = frozenset({task})
 
-    def _done(self, root: Node) -> None:
-        assert root.start is not None, "a done has its start"
-        self._storages[root.index, 0] = self._storages.get(root.start, ())
-        start = self._task_at(root.start)
-        waits = self._ready([start])
-        self._task_of[root.index] = waits[-1]
-
     def _loop(self, root: Node) -> None:
         body = root.body
         assert body is not None, "a loop has a body"
         deps = self._ready(self._deps([root]))
-        if root.copied:
-            deps = [*deps, self._copy(root, deps)]
+        if root.copied:  # what it writes into and others still read
+            deps = [*deps, self._copy(root, root.copied, deps, "copy for while")]
         users = (self._nodes[user] for user in self._users[root.index])
         used = {n for user in users for index, n in user.sources if index == root.index}
         drop_dead_carries(body, used)
@@ -393,9 +386,9 @@ class _BodyTasks:
         self._loops[self._add(TaskKind.LOOP, [root], deps, loop=loop)] = traced
         self._split(root, ())
 
-    def _copy(self, root: Node, deps: Sequence[int]) -> int:
-        """Copies what a loop writes into and others still read."""
-        work = Work(WorkKind.COPY, bytes=2 * root.copied)
+    def _copy(self, root: Node, size: float, deps: Sequence[int], label: str) -> int:
+        """Copies so many bytes to where no storage is counted."""
+        work = Work(WorkKind.COPY, bytes=2 * size)
         return self._add(
             TaskKind.COMPUTE,
             [root],
@@ -404,36 +397,23 @@ class _BodyTasks:
             shares=self._clock.shares(work),
             storages=(),
             places=False,
-            label="copy for while",
+            label=label,
         )
 
     def _copy_what_comes_early(self) -> None:
         """Copies what a collective hands to the next iteration while this one reads what came from
         the last: both are alive, and the carry has room for one."""
         for argument, ref in self._body.carries:
-            source = self._nodes[self._lies_in(ref)[0]]
-            if source.role not in (Role.COLLECTIVE, Role.DONE) or not self._users[argument]:
-                continue
-            work = Work(WorkKind.COPY, bytes=2 * size_of(ref, self._by_index))
-            self._add(
-                TaskKind.COMPUTE,
-                [source],
-                self._ready([self._task_at(ref)]),
-                ns=self._clock.kernel(work, ()),
-                shares=self._clock.shares(work),
-                storages=(),
-                places=False,
-                label="copy for the next iteration",
-            )
-
-    def _lies_in(self, ref: Ref) -> Ref:
-        """What a result is a view of, through barriers and reshapes."""
-        node = self._nodes[ref[0]]
-        while node.role in (Role.VIEW, Role.RESHAPE):
-            passed = node.passes[ref[1]] if ref[1] < len(node.passes) else None
-            ref = passed or node.sources[0]
-            node = self._nodes[ref[0]]
-        return ref
+            index, result = ref
+            source = self._nodes[index]
+            while source.role in (Role.VIEW, Role.RESHAPE):  # it is a view of what they read
+                passed = source.passes[result] if result < len(source.passes) else None
+                index, result = passed or source.sources[0]
+                source = self._nodes[index]
+            if source.role in (Role.COLLECTIVE, Role.DONE) and self._users[argument]:
+                deps = self._ready([self._task_at(ref)])
+                size = size_of(ref, self._by_index)
+                self._copy(source, size, deps, "copy for the next iteration")
 
     def _own_storages(self, node: Node) -> None:
         """A storage for each result, but for those that lie in an operand's."""
@@ -581,13 +561,6 @@ class _BodyTasks:
             return [place.name] if place.name else []
         lines = [f"{path}:{place.line}" for path in (place.file, PurePath(place.file).name)]
         return [name for name in (place.name, *lines) if name]
-
-
-def _is_between_devices(node: Node) -> bool:
-    """Whether a communicating op uses the network: not where it talks to its host."""
-    collective = node.collective
-    host = None if collective is None else collective.inner.attributes.get("is_host_transfer")
-    return node.name in COLLECTIVES and not (host is not None and ir.BoolAttr(host).value)
 
 
 def _by_bytes(node: Node) -> str:

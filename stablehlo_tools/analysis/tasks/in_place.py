@@ -139,7 +139,15 @@ def _joined(
                 last[place] = last.get(made, task.id)
                 if made in kept:
                     kept.add(place)
-    return _renamed(graph, joined) if joined else graph
+
+    def rename(task: Task) -> Task:
+        if not any(storage in joined for storage in task.storages):
+            return task
+        storages = tuple(sorted({joined.get(s, s) for s in task.storages}))
+        allocs = tuple(s for s in task.allocs if s not in joined)
+        return replace(task, storages=storages, allocs=allocs)
+
+    return TaskGraph([*map(rename, tasks)], graph.storages) if joined else graph
 
 
 def _as_called(graph: TaskGraph, *, set_aside: bool) -> TaskGraph:
@@ -170,15 +178,3 @@ def _as_called(graph: TaskGraph, *, set_aside: bool) -> TaskGraph:
             )
         )
     return TaskGraph(tasks, graph.storages)
-
-
-def _renamed(graph: TaskGraph, joined: Mapping[int, int]) -> TaskGraph:
-    def change(task: Task) -> Task:
-        if not any(storage in joined for storage in task.storages):
-            return task
-        storages = tuple(sorted({joined.get(s, s) for s in task.storages}))
-        return replace(
-            task, storages=storages, allocs=tuple(s for s in task.allocs if s not in joined)
-        )
-
-    return TaskGraph([change(task) for task in graph.tasks], graph.storages)

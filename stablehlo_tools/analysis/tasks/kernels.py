@@ -53,8 +53,14 @@ def kernel_work(
                     read_bytes[ref] = min(size, taken)
     read = sum(read_bytes.values())
     wrote = sum(_written_bytes(node, nodes) for node in written)
+    kind = root.kind
+    if root.role is Role.CHEAP:
+        kind = WorkKind.COPY
+    elif root.role in (Role.FUSIBLE, Role.RESHAPE, Role.UPDATE):
+        computes = any(node.vector_flops for node in members)
+        kind = WorkKind.ELEMENTWISE if computes else WorkKind.COPY
     return Work(
-        kind=_kind(members),
+        kind=kind,
         bytes=read + wrote,
         vector_flops=sum(node.vector_flops for node in members),
         matmuls=tuple(node.matmul for node in members if node.matmul is not None),
@@ -70,16 +76,6 @@ def from_memory(user: Node, source: Ref, nodes: Mapping[int, Node]) -> Sequence[
     if node.role is Role.CHEAP and not needs_memory(user, source[0]):
         return node.made_of
     return (source,)
-
-
-def _kind(members: Sequence[Node]) -> WorkKind:
-    root = members[-1]
-    if root.role is Role.CHEAP:
-        return WorkKind.COPY
-    if root.role in (Role.FUSIBLE, Role.RESHAPE, Role.UPDATE):
-        computes = any(node.vector_flops for node in members)
-        return WorkKind.ELEMENTWISE if computes else WorkKind.COPY
-    return root.kind
 
 
 def _written_bytes(node: Node, nodes: Mapping[int, Node]) -> float:
@@ -165,8 +161,13 @@ def fuse(nodes: Mapping[int, Node], users: Sequence[Sequence[int]], fusing: Fusi
         fits = node.role in _FUSED and not readers.blocked and readers.kernels
         if fits and len(readers.kernels) == 1:
             (kernel_of[node.index],) = readers.kernels
-        elif _is_made_anew(
-            node, nodes, users, len(readers.kernels) if fits and node.index not in long else 0
+        elif node.role is Role.CHEAP:
+            if not any(needs_memory(nodes[user], node.index) for user in users[node.index]):
+                readers_of[node.index] = readers
+        elif (
+            fits
+            and node.index not in long
+            and _repeating_pays(node, nodes, users, len(readers.kernels))
         ):
             readers_of[node.index] = readers
     kernels: dict[int, list[Node]] = {}
@@ -183,11 +184,6 @@ def users_of(nodes: Sequence[Node], count: int) -> list[list[int]]:
         for source in dict.fromkeys(index for index, _ in node.sources):
             users[source].append(node.index)
     return users
-
-
-def is_read(node: Node, nodes: Mapping[int, Node], users: Sequence[Sequence[int]]) -> bool:
-    """Whether what could be made anew is read from memory by a user."""
-    return any(needs_memory(nodes[user], node.index) for user in users[node.index])
 
 
 def needs_memory(user: Node, index: int) -> bool:
@@ -219,15 +215,6 @@ def _reader(
     if not joins or into:
         return _BLOCKED
     return _Readers(frozenset({kernel_of[user.index]}))
-
-
-def _is_made_anew(
-    node: Node, nodes: Mapping[int, Node], users: Sequence[Sequence[int]], kernels: int
-) -> bool:
-    """Whether each reader makes a value for itself; `kernels` of them could."""
-    if node.role is Role.CHEAP:
-        return not is_read(node, nodes, users)
-    return kernels > 1 and _repeating_pays(node, nodes, users, kernels)
 
 
 def _repeating_pays(

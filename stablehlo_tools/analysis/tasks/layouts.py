@@ -18,7 +18,7 @@ from itertools import pairwise
 from stablehlo_tools import bindings
 from stablehlo_tools.analysis.tasks.nodes import Ref
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.dialect.dimensions import integers
+from stablehlo_tools.dialect.dimensions import integers, static_shape
 
 LEAST_BYTES = 2.0**20  # of a value whose order is followed
 
@@ -99,7 +99,7 @@ class Layouts:
     def begin(self, ref: Ref, type_: ir.Type, *, fixed: bool) -> None:
         """Follows a value that comes from outside: `fixed` in row-major order, as the arguments of
         a program are, or as a loop's body would have it."""
-        shape = _shape(type_)
+        shape = static_shape(type_)
         if shape is not None and math.prod(shape) >= LEAST_BYTES:
             dims = tuple(range(len(shape)))
             self._of[ref] = _Layout(_Choice([dims] if fixed else []), dims, shape)
@@ -144,7 +144,7 @@ class Layouts:
         if name == "dynamic_update_slice":
             followed = [number for number in followed if number < 2]
         elif name not in ("concatenate", "reduce") and len(op.results):
-            shape = _shape(op.results[0].type)
+            shape = static_shape(op.results[0].type)
             followed = [n for n in followed if self._of[sources[n]].shape == shape]
         ordered = list(sources)
         if len(followed) < 2:
@@ -156,15 +156,17 @@ class Layouts:
 
     def result(self, op: ir.Operation, name: str, sources: Sequence[Ref], ref: Ref) -> None:
         """Follows the result of an op."""
-        shape = _shape(op.results[0].type) if len(op.results) else None
+        shape = static_shape(op.results[0].type) if len(op.results) else None
         if shape is None or math.prod(shape) < LEAST_BYTES:
             return
         if name == "dot_general":
             self._of[ref] = _product(op, shape)
             self._of[ref].choice.product = ref
             return
-        if name == "broadcast_in_dim" and math.prod(shape) == _elements(op.operands[0]):
-            name = "reshape"
+        if name == "broadcast_in_dim":
+            operand = static_shape(op.operands[0].type)
+            if operand is not None and math.prod(shape) == math.prod(operand):
+                name = "reshape"
         known = sorted(source for source in sources if source in self._of)
         if not known:
             return
@@ -182,7 +184,12 @@ class Layouts:
             change = [left.index(d) if d in left else None for d in range(len(layout.shape))]
             self._of[ref] = layout.renamed(change, shape)
         elif name == "dynamic_update_slice" and known[0] != sources[0]:
-            self._of[ref] = _around(layout, shape)
+            # Nothing is known of what rows of a layout are written into.
+            options: list[_Dims] = []
+            for order in layout.orders()[:1]:
+                others = (dim for dim in range(len(shape)) if dim not in order)
+                options.append((*others, *order))
+            self._of[ref] = _Layout(_Choice(options), tuple(range(len(shape))), shape)
         elif len(shape) == len(layout.shape) and name != "broadcast_in_dim":
             self._of[ref] = _Layout(layout.choice, layout.names, shape)
             if layout.choice.product == known[0] and layout.choice.first is None:
@@ -268,16 +275,6 @@ def _product(op: ir.Operation, shape: _Dims) -> _Layout:
     return _Layout(_Choice(options), every, shape)
 
 
-def _around(layout: _Layout, shape: _Dims) -> _Layout:
-    """Of what rows of a layout are written into, if nothing is known of it."""
-    names = tuple(range(len(shape)))
-    options: list[_Dims] = []
-    for order in layout.orders():
-        others = tuple(d for d in names if d not in order)
-        options.append((*others, *order))
-    return _Layout(_Choice(options[:1]), names, shape)
-
-
 def _reshaped(layout: _Layout, shape: _Dims) -> _Layout | None:
     """The layout after a reshape, in the orders that keep what is split or merged together; None
     if there are none."""
@@ -335,14 +332,3 @@ def _lies_together(order: _Dims, groups: Sequence[_Dims]) -> bool:
             return False
     batch, free, contracted = groups
     return not batch or not (free or contracted) or order[-1] not in batch
-
-
-def _elements(value: ir.Value) -> int:
-    shape = _shape(value.type)
-    return 0 if shape is None else math.prod(shape)
-
-
-def _shape(type_: ir.Type) -> _Dims | None:
-    if not isinstance(type_, ir.RankedTensorType) or not type_.has_static_shape:
-        return None
-    return tuple(type_.shape)

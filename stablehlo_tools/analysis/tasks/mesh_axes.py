@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 
 from stablehlo_tools.analysis.replica_groups import DeviceMesh
 from stablehlo_tools.overlap.task_graph import Task, TaskGraph
@@ -38,14 +39,13 @@ def with_axes_of(graph: TaskGraph, meshes: Mapping[str, DeviceMesh]) -> TaskGrap
 
 def _along(groups: Sequence[Sequence[int]], mesh: DeviceMesh) -> tuple[str, ...] | None:
     ids = mesh.device_ids or tuple(range(mesh.size))
-    position = {device: place for place, device in enumerate(ids)}
     sizes = [size for _, size in mesh.axes]
+    coordinates = dict(zip(ids, product(*map(range, sizes)), strict=True))
     differing: set[int] = set()
     for group in groups:
-        if any(device not in position for device in group):
+        if any(device not in coordinates for device in group):
             return None
-        coordinates = [_coordinates(position[device], sizes) for device in group]
-        for axis, values in enumerate(zip(*coordinates, strict=True)):
+        for axis, values in enumerate(zip(*map(coordinates.__getitem__, group), strict=True)):
             if len(set(values)) > 1:
                 differing.add(axis)
     pairs = all(len(group) == 2 for group in groups)
@@ -53,11 +53,3 @@ def _along(groups: Sequence[Sequence[int]], mesh: DeviceMesh) -> tuple[str, ...]
     if not pairs and any(len(group) != whole for group in groups):
         return None
     return tuple(mesh.axes[axis][0] for axis in sorted(differing))
-
-
-def _coordinates(place: int, sizes: Sequence[int]) -> tuple[int, ...]:
-    coordinates: list[int] = []
-    for size in reversed(sizes):
-        place, rest = divmod(place, size)
-        coordinates.append(rest)
-    return tuple(reversed(coordinates))

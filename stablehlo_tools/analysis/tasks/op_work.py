@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
-
-import numpy as np
 
 from stablehlo_tools import bindings
 from stablehlo_tools.analysis.collectives import Collective, tensor_bytes
@@ -28,6 +25,7 @@ from stablehlo_tools.dialect.custom_calls import (
     kernel_name,
     target_of,
 )
+from stablehlo_tools.dialect.dimensions import integers
 from stablehlo_tools.dialect.names import COMPOSITE
 from stablehlo_tools.dialect.traits import Trait, ops_with, ops_with_any, short_names
 from stablehlo_tools.ir.values import is_splat
@@ -155,8 +153,12 @@ def op_work(op: ir.Operation, name: str) -> OpWork:
     if not isinstance(result, ir.ShapedType):
         return OpWork(Role.KERNEL, WorkKind.OTHER)
     dtype = str(result.element_type)
-    if name in _BROADCASTS and _only_adds_dimensions(op):
-        return OpWork(Role.RESHAPE, WorkKind.COPY)
+    if name in _BROADCASTS:
+        operand, dims = ir.ShapedType(op.operands[0].type), integers(op, "broadcast_dimensions")
+        # As many elements as the operand's, in their order: only dimensions of one are added.
+        same = operand.has_static_shape and math.prod(operand.shape) == math.prod(result.shape)
+        if same and list(dims) == sorted(dims):
+            return OpWork(Role.RESHAPE, WorkKind.COPY)
     if name in _CHEAP:
         return OpWork(Role.CHEAP, WorkKind.ELEMENTWISE, dtype=dtype)
     if name in ("dot_general", "dot", "convolution"):
@@ -167,7 +169,11 @@ def op_work(op: ir.Operation, name: str) -> OpWork:
         each = sum(_per_element(short_name(inner.operation)) for inner in body[:-1])
         count = _elements(operand)
         if name == "reduce_window":
-            each_place = math.prod(map(_steps, _integers(op.attributes["window_dimensions"])))
+            # Compilers make a long window of a tree of short ones.
+            each_place = math.prod(
+                size if size <= _WINDOW else _WINDOW * math.log(size, _WINDOW)
+                for size in integers(op, "window_dimensions")
+            )
             count = _elements(ir.ShapedType(op.results[0].type)) * each_place
         return OpWork(Role.REDUCTION, WorkKind.REDUCTION, count * max(each, 1.0), None, dtype)
     if name == "dynamic_update_slice":
@@ -186,24 +192,15 @@ def selection(op: ir.Operation) -> OpWork:
     return OpWork(Role.FUSIBLE, WorkKind.ELEMENTWISE, flops, None, str(result.element_type))
 
 
-def _only_adds_dimensions(op: ir.Operation) -> bool:
-    """Whether a broadcast has as many elements as its operand, in their order."""
-    operand, result = (ir.ShapedType(value.type) for value in (op.operands[0], op.results[0]))
-    dims = _integers(op.attributes["broadcast_dimensions"])
-    alike = operand.has_static_shape and math.prod(operand.shape) == math.prod(result.shape)
-    return alike and dims == sorted(dims)
-
-
 def _library_call(op: ir.Operation, name: str) -> LibraryCall:
     """An op that compilers call a routine for, as `cost.library_calls` knows it."""
-    lengths = op.attributes.get("fft_length")
     return LibraryCall(
         target=target_of(op) if name == "custom_call" else name,
         operands=[_tensor(operand) for operand in op.operands],
         results=[_tensor(result) for result in op.results],
         config=backend_config(op),
         kernel=kernel_name(op),
-        lengths=_integers(lengths) if lengths is not None else (),
+        lengths=integers(op, "fft_length"),
     )
 
 
@@ -240,17 +237,16 @@ def _own_kernel(op: ir.Operation, name: str, dtype: str) -> OpWork:
     return OpWork(Role.KERNEL, _OWN_KERNELS[name], flops, None, dtype, reads)
 
 
-def _steps(window: int) -> float:
-    """Operations for each place of a window: compilers make a long one of a tree of short ones."""
-    return window if window <= _WINDOW else _WINDOW * math.log(window, _WINDOW)
-
-
 def _products(op: ir.Operation, name: str) -> OpWork:
     left, right = (ir.RankedTensorType(v.type) for v in list(op.operands)[:2])
     if not (left.has_static_shape and right.has_static_shape):
         return OpWork(Role.KERNEL, _OWN_KERNELS[name])
     if name == "dot_general":
-        product = _dot_general(op, left.shape, right.shape)
+        dims = bindings.dot_dimension_numbers(op.attributes["dot_dimension_numbers"])
+        batch = math.prod(left.shape[d] for d in dims.lhs_batching_dimensions)
+        k = math.prod(left.shape[d] for d in dims.lhs_contracting_dimensions)
+        m, n = (math.prod(side.shape) // max(1, batch * k) for side in (left, right))
+        product = Matmul(batch, m, n, k)
     elif name == "dot":
         m = left.shape[0] if left.rank == 2 else 1
         n = right.shape[1] if right.rank == 2 else 1
@@ -264,32 +260,13 @@ def _products(op: ir.Operation, name: str) -> OpWork:
         places = math.prod(result) // max(1, outputs)
         depth = math.prod(right.shape) // max(1, outputs)
         if "lhs_dilation" in op.attributes:  # between its elements stand zeros, which are left out
-            depth = -(-depth // math.prod(_integers(op.attributes["lhs_dilation"])))
+            depth = -(-depth // math.prod(integers(op, "lhs_dilation")))
         product = Matmul(groups, places, outputs // max(1, groups), depth)
-    dtype = str(left.element_type) + _precision(op, str(left.element_type))
-    return OpWork(Role.KERNEL, _OWN_KERNELS[name], 0.0, product, dtype)
-
-
-def _precision(op: ir.Operation, dtype: str) -> str:
-    """What is added to f32 where a product asks for more than a device's default."""
+    dtype = str(left.element_type)
+    # A product of f32 may ask for more than a device's default.
     asked = str(op.attributes.get("precision_config")) if dtype == "f32" else ""
-    return "_highest" if "HIGHEST" in asked else "_high" if "HIGH" in asked else ""
-
-
-def _dot_general(op: ir.Operation, left: Sequence[int], right: Sequence[int]) -> Matmul:
-    dims = bindings.dot_dimension_numbers(op.attributes["dot_dimension_numbers"])
-    batch = math.prod(left[d] for d in dims.lhs_batching_dimensions)
-    k = math.prod(left[d] for d in dims.lhs_contracting_dimensions)
-    m = math.prod(left) // max(1, batch * k)
-    n = math.prod(right) // max(1, batch * k)
-    return Matmul(batch, m, n, k)
-
-
-def _integers(attribute: ir.Attribute) -> list[int]:
-    """Numbers that StableHLO keeps in an array and MHLO in a constant tensor."""
-    if isinstance(attribute, ir.DenseI64ArrayAttr):
-        return list(attribute)
-    return [int(number) for number in np.array(ir.DenseIntElementsAttr(attribute)).ravel()]
+    dtype += "_highest" if "HIGHEST" in asked else "_high" if "HIGH" in asked else ""
+    return OpWork(Role.KERNEL, _OWN_KERNELS[name], 0.0, product, dtype)
 
 
 def _elements(type_: ir.ShapedType) -> float:

@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence, Set
 
 from stablehlo_tools.analysis.collectives import Collective, classify_communication
+from stablehlo_tools.analysis.dataflow import captured
 from stablehlo_tools.analysis.entry import attributes_of_arguments, is_donated
-from stablehlo_tools.analysis.loops import constant_integer, trip_count
+from stablehlo_tools.analysis.loops import known_integer, trip_count
 from stablehlo_tools.analysis.tasks.layouts import Layouts
 from stablehlo_tools.analysis.tasks.nodes import Body, Node, Ref, Role
 from stablehlo_tools.analysis.tasks.op_work import (
@@ -31,17 +32,22 @@ from stablehlo_tools.dialect.custom_calls import is_async_done
 from stablehlo_tools.dialect.device_placement import lies_in_host, placement, puts_in_host
 from stablehlo_tools.dialect.frontend_attributes import mean_runs
 from stablehlo_tools.dialect.names import (
+    BARRIER,
     BROADCAST,
     CALL,
     COMPOSITE,
     CONVERT,
     DYNAMIC_UPDATE_SLICE,
     MANUAL_COMPUTATION,
+    NAMED_COMPUTATION,
     RESHAPE,
+    WHILE,
 )
+from stablehlo_tools.dialect.traits import BRANCHES
 from stablehlo_tools.ir.inline import check_unfolding
 from stablehlo_tools.ir.values import producer
-from stablehlo_tools.ir.walk import callee_name, entry_function, functions_by_name, walk
+from stablehlo_tools.ir.walk import callee_name, entry_function, functions_by_name
+from stablehlo_tools.ir.while_loop import is_invariant
 from stablehlo_tools.overlap.task_graph import COLLECTIVES
 
 _DELETABLE = COLLECTIVES - {"send", "recv"}  # where nobody reads their results
@@ -92,10 +98,6 @@ def _behind(nodes: Sequence[Node], kept: Iterable[int]) -> set[int]:
     return live
 
 
-_BARRIER = "stablehlo.optimization_barrier"
-_NAMED_COMPUTATION = "sdy.named_computation"
-_WHILE = "stablehlo.while"
-_CHOICES = frozenset({"stablehlo.case", "stablehlo.if"})
 _WEIGHTLESS = frozenset(
     {Role.INPUT, Role.OUTPUT, Role.NOTHING, Role.CHEAP, Role.VIEW, Role.RESHAPE, Role.DONE}
 )
@@ -211,7 +213,7 @@ class _Reader:
 
     def _read(self, op: ir.Operation, values: _Values) -> None:
         name = op.name
-        if name == _BARRIER:
+        if name == BARRIER:
             self._barrier(op, values)
         elif name == COMPOSITE and is_own_kernel(op):
             self._plain(op, values)
@@ -219,14 +221,18 @@ class _Reader:
             self._call(op, values)
         elif name == MANUAL_COMPUTATION:
             self._manual(op, values)
-        elif name == _NAMED_COMPUTATION:
+        elif name == NAMED_COMPUTATION:
             self._enter(op, op.regions[0].blocks[0], values, values)
-        elif name == _WHILE:
+        elif name == WHILE:
             self._loop(op, values)
-        elif name in _CHOICES:
+        elif name in BRANCHES:
             self._choice(op, values)
         elif is_async_done(op):
-            self._done(op, values)
+            start = values[op.operands[0]]
+            node = self.add(Role.DONE, "async_done", [start], op)
+            node.start = start
+            node.passes = (start,)
+            values.update({result: (node.index, i) for i, result in enumerate(op.results)})
         elif placement(op) is not None:
             self._place(op, values)
         elif self._in_host and any(values.get(o) in self._in_host for o in op.operands):
@@ -307,7 +313,10 @@ class _Reader:
     def _settle(self, node: Node) -> None:
         """Lets a tiny value be made anew where it is read, unless it is made of too much."""
         cheap = node.role is Role.CHEAP
-        if not cheap and not (node.role in _MADE_ANEW and self._is_tiny(node)):
+        # Index arithmetic costs no more to make anew than to read.
+        read = (self.body.nodes[index].result_bytes[number] for index, number in node.sources)
+        is_tiny = all(size <= TINY for size in (*node.result_bytes, *read))
+        if not cheap and not (node.role in _MADE_ANEW and is_tiny):
             return
         made_of: dict[Ref, None] = {}
         for source in node.sources:
@@ -320,11 +329,6 @@ class _Reader:
             node.role = Role.CHEAP
             node.made_of = tuple(made_of)
 
-    def _is_tiny(self, node: Node) -> bool:
-        """Whether it costs no more to make a value anew than to read it: index arithmetic."""
-        read = (self.body.nodes[index].result_bytes[number] for index, number in node.sources)
-        return all(size <= TINY for size in (*node.result_bytes, *read))
-
     def _barrier(self, op: ir.Operation, values: _Values) -> None:
         sources = [values[operand] for operand in op.operands]
         node = self.add(Role.VIEW, "optimization_barrier", sources, op)
@@ -335,13 +339,6 @@ class _Reader:
                 self.put_in_host((node.index, number))
             if self.layouts is not None:
                 self.layouts.passed(source, (node.index, number))
-
-    def _done(self, op: ir.Operation, values: _Values) -> None:
-        start = values[op.operands[0]]
-        node = self.add(Role.DONE, "async_done", [start], op)
-        node.start = start
-        node.passes = (start,)
-        values.update({result: (node.index, i) for i, result in enumerate(op.results)})
 
     def _call(self, op: ir.Operation, values: _Values) -> None:
         function = self._functions.get(callee_name(op))
@@ -407,10 +404,19 @@ class _Reader:
 
     def _loop(self, op: ir.Operation, values: _Values) -> None:
         sources = [values[operand] for operand in op.operands]
-        sunk = [self._is_sunk(op, number) for number in range(len(sources))]
+        # Carries that are constants, which the body can make where it needs them.
+        sunk = [
+            is_invariant(op, number) and _is_constant(operand)
+            for number, operand in enumerate(op.operands)
+        ]
         inner = _LoopReader(self._module, self._name, self, values)
-        initial = [constant_integer(self._resolved(value)) for value in op.operands]
-        counts = trip_count(op, [None if n is None else (n,) for n in initial])
+        initial: list[tuple[int, ...] | None] = []
+        for operand in op.operands:
+            value = operand
+            while value in self._numbers:
+                value = self._numbers[value]
+            initial.append(known_integer(value))
+        counts = trip_count(op, initial)
         body = inner.read(op, None if counts is None else counts[0], sunk)
         if self.layouts is not None and inner.layouts is not None:
             given = (*body.captured, *sources)
@@ -420,10 +426,11 @@ class _Reader:
             ]
             body.captured, sources = laid[: len(body.captured)], laid[len(body.captured) :]
         hosted = [ref in inner._in_host for ref in inner.inputs[len(body.captured) :]]
-        held = [
-            self._nothing() if is_sunk or (in_host and self._is_cheap(source)) else source
-            for source, is_sunk, in_host in zip(sources, sunk, hosted, strict=True)
-        ]
+        held = list(sources)
+        for number, (index, _) in enumerate(sources):
+            is_cheap = self.body.nodes[index].role is Role.CHEAP
+            if sunk[number] or (hosted[number] and is_cheap):
+                held[number] = self.add(Role.NOTHING, "constant", ()).index, 0
         node = self.add(Role.LOOP, "while", [*held, *body.captured], op)
         node.body = body
         node.passes = tuple(held)  # each carry has one place for all its values
@@ -437,23 +444,6 @@ class _Reader:
             if self.layouts is not None and inner.layouts is not None:
                 argument = (body.carries[number][0], 0)
                 self.layouts.carried(ref, inner.layouts, argument, sources[number])
-
-    def _nothing(self) -> Ref:
-        return self.add(Role.NOTHING, "constant", ()).index, 0
-
-    def _is_cheap(self, ref: Ref) -> bool:
-        return self.body.nodes[ref[0]].role is Role.CHEAP
-
-    def _is_sunk(self, op: ir.Operation, number: int) -> bool:
-        """Whether a carry is a constant, which the body can make where it needs it."""
-        block = op.regions[1].blocks[0]
-        kept = block.operations[len(block.operations) - 1].operands[number]
-        return kept == block.arguments[number] and _is_constant(op.operands[number])
-
-    def _resolved(self, value: ir.Value) -> ir.Value:
-        while value in self._numbers:
-            value = self._numbers[value]
-        return value
 
 
 class _LoopReader(_Reader):
@@ -472,16 +462,16 @@ class _LoopReader(_Reader):
         inside: _Values = {}
         self.body.trips = trips
         self.body.mean_runs = mean_runs(op)
-        captured: list[ir.Value] = []
-        for number, value in enumerate(_captured_by(op)):
+        needed: list[ir.Value] = []
+        for number, value in enumerate(captured(op)):
             if _is_constant(value):
                 self._make(value, inside)
                 continue
-            captured.append(value)
+            needed.append(value)
             inside[value] = self.add_input(value, number, persistent=True)
             self.body.captured.append(self._around[value])
         arguments = [self.add_input(argument, i) for i, argument in enumerate(block.arguments)]
-        self.inputs = [*(inside[value] for value in captured), *arguments]
+        self.inputs = [*(inside[value] for value in needed), *arguments]
         around = [*self.body.captured, *(self._around[operand] for operand in op.operands)]
         for ref, outside in zip(self.inputs, around, strict=True):
             if outside in self._outside_host:
@@ -523,24 +513,6 @@ def _is_constant(value: ir.Value) -> bool:
     if maker is not None and maker.name in _OF_CONSTANTS:
         return _is_constant(maker.operands[0])
     return maker is not None and maker.name == "stablehlo.constant"
-
-
-def _captured_by(op: ir.Operation) -> list[ir.Value]:
-    """The values from outside of an op that the ops in its regions use."""
-    inside: set[ir.Value] = set()
-    used: dict[ir.Value, None] = {}
-
-    def visit(inner: ir.Operation) -> ir.WalkResult:
-        if inner != op:
-            inside.update(inner.results)
-            used.update(dict.fromkeys(inner.operands))
-        for region in inner.regions:
-            for block in region.blocks:
-                inside.update(block.arguments)
-        return ir.WalkResult.ADVANCE
-
-    walk(op, visit)
-    return [value for value in used if value not in inside]
 
 
 def _collectives_in(node: Node) -> int:
