@@ -47,8 +47,9 @@ def joined(tables: Sequence[Entries]) -> list[Joined] | None:
         if back is None:
             return None
         ways[back].append(i)
-    ahead = sorted(ways[0], key=lambda i: _first_tick(tables[i]))
-    back = sorted(ways[1], key=lambda i: -_first_tick(tables[i]))
+    first = [int(np.nonzero(t[:, :, Column.RUNS].any(axis=0))[0][0]) for t in tables]  # tick
+    ahead = sorted(ways[0], key=lambda i: first[i])
+    back = sorted(ways[1], key=lambda i: -first[i])
     if len(ahead) != len(back):
         return None
     kept = [_count([tables[i], tables[j]], Column.KEPT) for i, j in zip(ahead, back, strict=True)]
@@ -66,10 +67,6 @@ def _ends_at_the_first(table: Entries) -> bool | None:
     if ends == {0}:
         return True
     return False if ends == {len(table) - 1} else None
-
-
-def _first_tick(table: Entries) -> int:
-    return int(np.nonzero(table[:, :, Column.RUNS].any(axis=0))[0][0])
 
 
 def _count(tables: Sequence[Entries], column: Column) -> int:
@@ -193,32 +190,26 @@ class _Player:
     def play(self, tick: int, kept: _Slots | None) -> bool:
         """Runs a column and delivers what it sends; whether all inputs were there."""
         sent: list[_Work | None] = [None] * self._ranks
+        step = -1 if self._back else 1
         for rank, cell in enumerate(self._direction.cells[tick]):
             if cell is None:
                 continue
-            work = cell.chunk * self._ranks + rank, cell.microbatch
-            if not self._has_input(rank, cell, work) or not self._keeps(rank, cell, work, kept):
+            stage = cell.chunk * self._ranks + rank
+            work = stage, cell.microbatch
+            if cell.source < 0:
+                has_input = stage == (self._last if self._back else 0)
+            else:
+                has_input = self._slots[rank][cell.source] == (stage - step, cell.microbatch)
+            if not has_input:
                 return False
+            if kept is not None:  # a forward leaves what its backward finds
+                if not self._back:
+                    kept[rank][cell.kept] = work
+                elif kept[rank][cell.kept] != work:
+                    return False
             sent[rank] = work
-        step = -1 if self._back else 1
         for rank, slot in enumerate(self._direction.deliveries[tick]):
             self._slots[rank][slot] = sent[(rank - step) % self._ranks]
-        return True
-
-    def _has_input(self, rank: int, cell: Cell, work: _Work) -> bool:
-        stage, microbatch = work
-        if cell.source < 0:
-            return stage == (self._last if self._back else 0)
-        before = stage + 1 if self._back else stage - 1
-        return self._slots[rank][cell.source] == (before, microbatch)
-
-    def _keeps(self, rank: int, cell: Cell, work: _Work, kept: _Slots | None) -> bool:
-        """A forward leaves what its backward finds."""
-        if kept is None:
-            return True
-        if self._back:
-            return kept[rank][cell.kept] == work
-        kept[rank][cell.kept] = work
         return True
 
 

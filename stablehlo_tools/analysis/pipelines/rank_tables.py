@@ -19,7 +19,7 @@ from stablehlo_tools.analysis.loops import constant_integer
 from stablehlo_tools.analysis.replica_groups import AxisRef, DeviceMesh, mesh_axes_groups
 from stablehlo_tools.analysis.shardings import sharding_axes, sharding_per_value
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.dialect.names import MANUAL_COMPUTATION
+from stablehlo_tools.dialect.names import DYNAMIC_SLICE, MANUAL_COMPUTATION
 from stablehlo_tools.ir.builder import element_of, shape_of
 from stablehlo_tools.ir.values import CONSTANTS, producer, value_of
 
@@ -94,13 +94,9 @@ def rank_table(value: ir.Value, facts: ModuleFacts, known: DeviceValues) -> Rank
         if dict(mesh.axes).get(axes[0]) != len(entries) or len(entries) < 2:
             return None
         return RankTable(entries, _axis(mesh_name, mesh, axes[0]))
-    return _sliced(owner, facts, known) if owner.name == "stablehlo.dynamic_slice" else None
-
-
-def _sliced(op: ir.Operation, facts: ModuleFacts, known: DeviceValues) -> RankTable | None:
-    """A table sliced at the device's place on an axis."""
-    entries = _constant(op.operands[0])
-    starts = [op.operands[i] for i in range(1, len(op.operands))]
+    # A table sliced at the device's place on an axis.
+    entries = _constant(owner.operands[0]) if owner.name == DYNAMIC_SLICE else None
+    starts = list(owner.operands)[1:]
     if entries is None or any(constant_integer(start) != 0 for start in starts[1:]):
         return None
     places = known.scalar(starts[0])

@@ -12,13 +12,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from stablehlo_tools.analysis.collectives import (
     ModuleFacts,
     classify_communication,
     find_collectives,
-    tensor_bytes,
 )
 from stablehlo_tools.analysis.device_values import DeviceValues
 from stablehlo_tools.analysis.loops import constant_integer, counter_of
@@ -43,23 +41,17 @@ from stablehlo_tools.analysis.pipelines.tick_loops import (
     kept_bytes,
     layers_of,
     tick_loop,
+    value_bytes,
 )
 from stablehlo_tools.analysis.shardings import manual_axes
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.dialect.names import MANUAL_COMPUTATION
-from stablehlo_tools.ir.walk import walk
+from stablehlo_tools.dialect.names import MANUAL_COMPUTATION, WHILE
+from stablehlo_tools.ir.walk import ops_named
 
 
 def find_pipelines(module: ir.Module) -> list[Pipeline]:
     """The pipelines of a module, in program order."""
-    loops: list[ir.Operation] = []
-
-    def visit(op: ir.Operation) -> ir.WalkResult:
-        if op.name == "stablehlo.while":
-            loops.append(op)
-        return ir.WalkResult.ADVANCE
-
-    walk(module.operation, visit)
+    loops = ops_named(module.operation, {WHILE})
     return list(_Reader(module).pipelines(loops)) if loops else []
 
 
@@ -120,7 +112,9 @@ class _Reader:
         iterations: list[Iterations] = []
         for table, op in zip(tables, loops, strict=True):
             each = _iterations(op, loop, table, entries)
-            if each is None or not _runs_all(each, loop.tables[table].entries):
+            own = loop.tables[table].entries
+            runs = own[:, :, Column.RUNS] == 1  # cells, which run all layers of their chunk
+            if each is None or not np.array_equal(each[runs], own[:, :, Column.LAYERS][runs]):
                 return None
             iterations.append(each)
         permutes = list({flow.permute.results[0]: flow.permute for flow in flows}.values())
@@ -134,8 +128,8 @@ class _Reader:
             tuple(loops),
             tuple(iterations),
             tuple(permutes),
-            sum(_bytes(permute.results[0]) for permute in permutes),
-            sum(_bytes(loop.body.arguments[carry]) for carry in received),
+            sum(value_bytes(permute.results[0]) for permute in permutes),
+            sum(value_bytes(loop.body.arguments[carry]) for carry in received),
             Holdings(
                 {stack: size for each in held for stack, size in each.weights.items()},
                 sum(each.read for each in held),
@@ -180,13 +174,3 @@ def _iterations(
     if limit is not None:
         return np.full_like(own, limit)
     return own if entries.of(counter.bound) == frozenset({(table, Column.LAYERS)}) else None
-
-
-def _runs_all(iterations: Iterations, entries: NDArray[np.int32]) -> bool:
-    """Whether all cells run the layers of their chunk."""
-    runs = entries[:, :, Column.RUNS] == 1
-    return np.array_equal(iterations[runs], entries[:, :, Column.LAYERS][runs])
-
-
-def _bytes(value: ir.Value) -> int:
-    return tensor_bytes(ir.ShapedType(value.type)) or 0

@@ -28,9 +28,9 @@ from stablehlo_tools.dialect.names import (
     WHILE,
 )
 from stablehlo_tools.dialect.traits import LAYOUT, Trait, ops_with, short_names
-from stablehlo_tools.ir.builder import shape_of
+from stablehlo_tools.ir.builder import element_of, shape_of
 from stablehlo_tools.ir.values import before_reshapes, key_of, producer
-from stablehlo_tools.ir.walk import is_inside, terminator, walk
+from stablehlo_tools.ir.walk import is_inside, ops_named, terminator
 
 Entry = tuple[int, Column]  # a table of the loop and a column of it
 Classify = Callable[[ir.Operation], Collective | None]
@@ -122,20 +122,16 @@ class Entries:
 
     def _behind(self, value: ir.Value) -> frozenset[Entry]:
         op = producer(value)
-        if op is None or len(op.regions) or op.name == DYNAMIC_SLICE or not _is_small(value):
+        if op is None or len(op.regions) or op.name == DYNAMIC_SLICE:
             return frozenset()
+        if not isinstance(element_of(value), ir.IntegerType) or prod(shape_of(value)) > len(Column):
+            return frozenset()  # no part of a row
         if op.name == "stablehlo.slice":
             table = self._rows.get(before_reshapes(op.operands[0]))
             start = list(ir.DenseI64ArrayAttr(op.attributes["start_indices"]))[-1]
             if table is not None and shape_of(op.results[0])[-1] == 1:
                 return frozenset({(table, Column(start))})
         return frozenset[Entry]().union(*(self.of(operand) for operand in op.operands))
-
-
-def _is_small(value: ir.Value) -> bool:
-    """Whether a value can be a part of a row: a handful of integers or flags."""
-    type_ = ir.RankedTensorType(value.type)
-    return isinstance(type_.element_type, ir.IntegerType) and prod(type_.shape) <= len(Column)
 
 
 @dataclass(frozen=True)
@@ -158,12 +154,21 @@ def flows_of(
     chosen = frozenset({(table, Column.RECEIVED)})
     for view in loop.body.operations:
         op = view.operation
-        if op.name != "stablehlo.select" or entries.of(op.operands[0]) != chosen:
+        if op.name != SELECT or entries.of(op.operands[0]) != chosen:
             continue
-        carry = _carry_behind(op.operands[1], loop.body)
-        flow = None if carry is None else _flow(loop, carry)
-        if flow is not None and _is_ring(flow.permute, loop.axis, facts, classify, step):
-            flows[flow.permute.results[0]] = flow
+        received = (v for v in _sources(op.operands[1], loop.body) if v.owner == loop.body)
+        argument = next(received, None)
+        if argument is None:
+            continue
+        carry = ir.BlockArgument(argument).arg_number
+        permute = _behind(terminator(loop.body).operands[carry], loop.body, COLLECTIVE_PERMUTE)
+        layers = None if permute is None else _behind(permute.operands[0], loop.body, WHILE)
+        if permute is None or layers is None:
+            continue
+        if _is_ring(permute, loop.axis, facts, classify, step):
+            left: list[ir.Value] = list(layers.results)
+            sent = next(v for v in _sources(permute.operands[0], loop.body) if v in left)
+            flows[permute.results[0]] = Flow(permute, layers, left.index(sent), carry)
     return list(flows.values())
 
 
@@ -207,31 +212,12 @@ def layers_of(loop: TickLoop, table: int, entries: Entries) -> ir.Operation | No
     return None
 
 
-def _flow(loop: TickLoop, carry: int) -> Flow | None:
-    """The flow whose arrivals a carry holds."""
-    permute = _behind(terminator(loop.body).operands[carry], loop.body, COLLECTIVE_PERMUTE)
-    if permute is None:
-        return None
-    sent = permute.operands[0]
-    layers = _behind(sent, loop.body, WHILE)
-    if layers is None:
-        return None
-    return Flow(permute, layers, _result_behind(sent, layers), carry)
-
-
 def _is_ring(
     permute: ir.Operation, axis: MeshAxis, facts: ModuleFacts, classify: Classify, step: int
 ) -> bool:
     collective = classify(permute)
     pairs = None if collective is None else facts.groups(collective)
     return pairs is not None and frozenset((pair[0], pair[1]) for pair in pairs) == axis.ring(step)
-
-
-def _carry_behind(value: ir.Value, body: ir.Block) -> int | None:
-    for source in _sources(value, body):
-        if source.owner == body:
-            return ir.BlockArgument(source).arg_number
-    return None
 
 
 def _behind(value: ir.Value, body: ir.Block, name: str) -> ir.Operation | None:
@@ -241,15 +227,6 @@ def _behind(value: ir.Value, body: ir.Block, name: str) -> ir.Operation | None:
         if op is not None and op.name == name:
             return op
     return None
-
-
-def _result_behind(value: ir.Value, op: ir.Operation) -> int:
-    results: list[ir.Value] = list(op.results)
-    while value not in results:
-        made = producer(value)
-        assert made is not None, "the op was found on this way"
-        value = _passed(made)
-    return results.index(value)
 
 
 def _sources(value: ir.Value, body: ir.Block) -> Iterator[ir.Value]:
@@ -284,17 +261,15 @@ def final_reductions(
                 waiting += op.results
                 continue
             collective = classify(op)
-            if collective is not None and _is_over(collective, axis, facts):
+            if collective is None or collective.kind not in _REDUCES:
+                continue
+            groups = facts.groups(collective)
+            if groups is None:
+                continue
+            number = {device: n for n, group in enumerate(groups) for device in group}
+            # Over the whole axis, and maybe over others too.
+            if all(len({number.get(device) for device in line}) == 1 for line in axis.groups):
                 yield collective
-
-
-def _is_over(collective: Collective, axis: MeshAxis, facts: ModuleFacts) -> bool:
-    """Whether a collective reduces over the whole axis, and maybe over others too."""
-    groups = facts.groups(collective) if collective.kind in _REDUCES else None
-    if groups is None:
-        return False
-    number = {device: n for n, group in enumerate(groups) for device in group}
-    return all(len({number.get(device) for device in line}) == 1 for line in axis.groups)
 
 
 class Holdings(NamedTuple):
@@ -316,70 +291,46 @@ def holdings(
     """What the layers of a direction hold, each stack once."""
     weights: dict[ir.Value, int] = {}
     read: dict[ir.Value, int] = {}
-    for op in row_reads(layers):
+    for op in ops_named(layers, {DYNAMIC_SLICE}):
         stack = _held_outside(op.operands[0], loop.op)
-        behind = columns_behind(op, entries)
+        behind = {column for start in list(op.operands)[1:] for _, column in entries.of(start)}
         if stack is None or Column.CHUNK not in behind:
             continue
         stacks = read if Column.MICROBATCH in behind else weights
-        stacks[stack] = _bytes(stack)
-    return Holdings(weights, sum(read.values()), sum(map(_bytes, _written(loop, layers, flows))))
+        stacks[stack] = value_bytes(stack)
+    handed = {flow.result for flow in flows}
+    written = [  # the carries that the layers go on with
+        value_bytes(value)
+        for position, value in enumerate(layers.operands)
+        if value.owner == loop.body and position not in handed
+    ]
+    return Holdings(weights, sum(read.values()), sum(written))
 
 
 def kept_bytes(ahead: ir.Operation, back: ir.Operation) -> int:
     """Bytes of the stacks that one layer loop leaves and another takes rows of in the same tick."""
     left = set(ahead.results)
     kept: dict[ir.Value, int] = {}
-    for op in row_reads(back):
+    for op in ops_named(back, {DYNAMIC_SLICE}):
         stack = outside_of(op.operands[0], back)
         if stack is not None and stack in left:
-            kept[stack] = _bytes(stack)
+            kept[stack] = value_bytes(stack)
     return sum(kept.values())
-
-
-def row_reads(layers: ir.Operation) -> Iterator[ir.Operation]:
-    """The slices that a layer loop takes, those in branches and inner loops among them."""
-    reads: list[ir.Operation] = []
-
-    def visit(op: ir.Operation) -> ir.WalkResult:
-        if op.name == DYNAMIC_SLICE:
-            reads.append(op)
-        return ir.WalkResult.ADVANCE
-
-    walk(layers, visit)
-    return iter(reads)
-
-
-def columns_behind(op: ir.Operation, entries: Entries) -> frozenset[Column]:
-    """The columns of any table that say where a slice begins."""
-    starts = [op.operands[i] for i in range(1, len(op.operands))]
-    return frozenset(column for start in starts for _, column in entries.of(start))
 
 
 def _held_outside(value: ir.Value, loop: ir.Operation) -> ir.Value | None:
     """A stack as it is in front of the loop over ticks; None for what that makes."""
+    value = before_reshapes(value)
     op = producer(value)
-    while op is not None and op.name == "stablehlo.reshape":
-        value = op.operands[0]
-        op = producer(value)
-    while op is None:
-        around = ir.BlockArgument(value).owner.owner.operation
-        if around.name != "stablehlo.while" or not (around == loop or is_inside(around, loop)):
-            return value
-        outside = outside_of(value, around)
-        if outside is None:
-            return None
-        return _held_outside(outside, loop)
-    return None if is_inside(op, loop) else value
+    if op is not None:
+        return None if is_inside(op, loop) else value
+    around = ir.BlockArgument(value).owner.owner.operation
+    if around.name != WHILE or not (around == loop or is_inside(around, loop)):
+        return value
+    outside = outside_of(value, around)
+    return None if outside is None else _held_outside(outside, loop)
 
 
-def _written(loop: TickLoop, layers: ir.Operation, flows: Iterable[Flow]) -> Iterator[ir.Value]:
-    """The carries of the loop over ticks that a layer loop goes on with."""
-    handed = {flow.result for flow in flows}
-    for position, value in enumerate(layers.operands):
-        if value.owner == loop.body and position not in handed:
-            yield value
-
-
-def _bytes(value: ir.Value) -> int:
+def value_bytes(value: ir.Value) -> int:
+    """The bytes of a tensor; 0 if they are not known."""
     return tensor_bytes(ir.ShapedType(value.type)) or 0
