@@ -35,7 +35,7 @@ from stablehlo_tools.analysis.dimension_propagation.tilings import (
     tiling_of,
 )
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.dialect.factors import OpDimensions, Shape
+from stablehlo_tools.dialect.factors import OpDimensions
 from stablehlo_tools.dialect.names import BARRIER, RESHAPE, WHILE
 from stablehlo_tools.ir.values import is_float
 
@@ -180,7 +180,10 @@ class Propagation:
             return
         self.op_tilings[node] = op_tiling
         if node.name == BARRIER:
-            self._barrier(node, op_tiling.results)
+            for operand, result, tiling in zip(
+                node.operands, node.results, op_tiling.results, strict=True
+            ):
+                self._put(result, tiling, self.mixed.get(operand))
             return
         mixer = self._mixer(node.inputs)
         if op_tiling.chained or op_tiling.combine is not None:
@@ -191,10 +194,6 @@ class Propagation:
         if mixer is not None:
             self.meetings[node] = mixer
         self._set(node, op_tiling.results, None)
-
-    def _barrier(self, node: Node, tilings: Tilings) -> None:
-        for operand, result, tiling in zip(node.operands, node.results, tilings, strict=True):
-            self._put(result, tiling, self.mixed.get(operand))
 
     def _loop(self, node: Node) -> None:
         condition, body = node.bodies
@@ -207,9 +206,13 @@ class Propagation:
                     self._put(number, carried[place], mixed[place])
                 self._body(inner)
             after = [self.tilings.get(n) for n in body.returned]
+            pairs = list(zip(carried, after, strict=True))
+            for place, (before, now) in enumerate(pairs):
+                if before is not None and now is not None and before != now:
+                    kept_whole.add(place)  # it comes back in another tiling
             agreed = [
-                self._carried(place, before, now, kept_whole)
-                for place, (before, now) in enumerate(zip(carried, after, strict=True))
+                None if place in kept_whole else before or now
+                for place, (before, now) in enumerate(pairs)
             ]
             ends = self.mixed.get(condition.returned[0])
             spread = [
@@ -223,14 +226,6 @@ class Propagation:
         for place, result in enumerate(node.results):
             self._put(result, carried[place], mixed[place])
         self._check(node, zip(carried, mixed, strict=True))
-
-    def _carried(
-        self, place: int, before: DimTiling | None, now: DimTiling | None, kept_whole: set[int]
-    ) -> DimTiling | None:
-        """The tiling that a loop carries a value in; whole where it comes back in another one."""
-        if before is not None and now is not None and before != now:
-            kept_whole.add(place)
-        return None if place in kept_whole else before or now
 
     def _branches(self, node: Node) -> None:
         chooser = self.mixed.get(node.operands[0])
@@ -360,13 +355,8 @@ class Origins:
             for link in relation.of_result(place, tiling.dim)
             if link.operand.tensor == position
         ]
-        outers = dict.fromkeys((tiling.outer, *_same_groups(tiling, shape, result), 1))
-        return [DimTiling(dim, outer) for outer in outers for dim in dims]
-
-
-def _same_groups(tiling: DimTiling, shape: Shape, result: Shape) -> list[int]:
-    """How often an operand of another size along the batch holds all parts, as its result does."""
-    if tiling.dim >= min(len(shape), len(result)):
-        return []
-    outer, rest = divmod(shape[tiling.dim] * tiling.outer, result[tiling.dim] or 1)
-    return [outer] if outer and not rest else []
+        outers = [tiling.outer]
+        if tiling.dim < min(len(shape), len(result)):  # an operand of another size holds all parts
+            outer, rest = divmod(shape[tiling.dim] * tiling.outer, result[tiling.dim] or 1)
+            outers += [outer] if outer and not rest else []
+        return [DimTiling(dim, outer) for outer in dict.fromkeys((*outers, 1)) for dim in dims]

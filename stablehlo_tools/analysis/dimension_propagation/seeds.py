@@ -28,7 +28,6 @@ from stablehlo_tools.analysis.dimension_propagation.tilings import CONTRACTIONS,
 from stablehlo_tools.analysis.entry import argument_name, counted_name, outside_of
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Diagnostic, ToolError
-from stablehlo_tools.dialect.factors import Shape
 from stablehlo_tools.dialect.traits import COLLECTIVES
 from stablehlo_tools.ir.builder import shape_of
 from stablehlo_tools.ir.values import is_float
@@ -71,8 +70,10 @@ def work_of(graph: Graph, nodes: Iterable[Node]) -> int:
     work = 0
     for node in nodes:
         elements = sum(_elements(graph, number) for number in node.results)
-        is_contraction = node.name in CONTRACTIONS
-        work += _multiplications(graph, node.operands, elements) if is_contraction else elements
+        if node.name in CONTRACTIONS:  # about the geometric mean of what it reads and writes, cubed
+            read = prod(max(_elements(graph, number), 1) for number in node.operands)
+            elements = int((read * max(elements, 1)) ** 0.5)
+        work += elements
     return work
 
 
@@ -89,14 +90,14 @@ def find_seeds(graph: Graph, parts: int) -> Trial | None:
         seen += [*longer, *tried]
         useful = [trial for trial in longer if trial.collectives]
         best = outermost(useful)
-        if best is not None and 2 * best.work > max(map(_work, seen)):
+        if best is not None and 2 * best.work > max(trial.work for trial in seen):
             return _together(best, useful)
-    return max(seen, key=_work, default=None)
+    return max(seen, key=lambda trial: trial.work, default=None)
 
 
 def outermost(trials: Sequence[Trial]) -> Trial | None:
     """The most work; but of trials that have at least half of that, one of an outer dimension."""
-    most = max(map(_work, trials), default=0)
+    most = max((trial.work for trial in trials), default=0)
     near = [trial for trial in trials if 2 * trial.work >= most]
     return min(near, key=lambda t: (min(s.dim for s in t.seeds.values()), -t.work), default=None)
 
@@ -112,10 +113,6 @@ def _together(best: Trial, others: Sequence[Trial]) -> Trial:
         if kept and both.independent and both.collectives > best.collectives:
             best = both
     return best
-
-
-def _work(trial: Trial) -> int:
-    return trial.work
 
 
 def search(
@@ -232,12 +229,6 @@ def _elements(graph: Graph, number: int) -> int:
     return prod(graph.shape(number) or ())
 
 
-def _multiplications(graph: Graph, operands: tuple[int, ...], results: int) -> int:
-    """Of a dot or a convolution: about the geometric mean of what it reads and writes, cubed."""
-    read = prod(max(_elements(graph, number), 1) for number in operands)
-    return int((read * max(results, 1)) ** 0.5)
-
-
 # Over how many devices an argument of the block, by its place, is divided along a dimension.
 Spread = Callable[[int, int], int]
 _TRIED = (2, 3, 5, 7)  # parts; a batch of a larger prime is rare
@@ -280,16 +271,17 @@ def undivided(
     """Why so many parts (`what`: `microbatches`) cannot be made of the batch that `seeds` are, and
     what could: in the numbers of all devices. None where they divide it; with `spread`, what each
     device has of it."""
-    sizes = {
-        number: _on_each(graph, number, tiling.dim, spread) for number, tiling in seeds.items()
-    }
+    sizes: dict[int, int] = {}  # on each device, where devices divide it
+    for number, tiling in seeds.items():
+        whole = (graph.shape(number) or ())[tiling.dim]
+        devices = 1 if spread is None else spread(graph.root.arguments.index(number), tiling.dim)
+        sizes[number] = whole // devices if whole % devices == 0 else whole
     size = next((sizes[number] for number in sorted(sizes) if sizes[number] % parts), None)
     if size is None:
         return None
     alike = [number for number in sorted(sizes) if sizes[number] == size]
     first, dim = alike[0], seeds[alike[0]].dim
-    place = graph.root.arguments.index(first)
-    rows = _outside(graph, place)[dim]
+    rows = shape_of(outside_of(graph.values[first]))[dim]
     devices = rows // size if size else 1
     shared = f", {size} on each of {devices} devices" if devices > 1 else ""
     along = "rows" if not dim else f"elements in dimension {dim}"
@@ -339,17 +331,3 @@ def _named(graph: Graph, numbers: list[int]) -> str:
     if left:
         names.append(f"{left} more")
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
-
-
-def _on_each(graph: Graph, number: int, dim: int, spread: Spread | None) -> int:
-    """The size of a dimension of an argument on each device, where that is known to divide it."""
-    size = (graph.shape(number) or ())[dim]
-    devices = 1 if spread is None else spread(graph.root.arguments.index(number), dim)
-    return size // devices if size % devices == 0 else size
-
-
-def _outside(graph: Graph, place: int) -> Shape:
-    """The shape of an argument outside of the block, where that is the body of a manual
-    computation."""
-    value = outside_of(graph.values[graph.root.arguments[place]])
-    return tuple(shape_of(value)) if isinstance(value.type, ir.RankedTensorType) else ()

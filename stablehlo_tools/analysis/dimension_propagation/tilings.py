@@ -250,19 +250,13 @@ class Query:
             case FactorRole.REDUCED if self.op.name == SCATTER:
                 is_known = reducer_kind(self.op.regions[0].blocks[0]) is not None
                 return OpTiling(taken, (None,), chained=True) if is_known else None
-            case FactorRole.REDUCED:
-                reducer = self._combining()
-                return None if reducer is None else OpTiling(taken, (None,), reducer)
+            case FactorRole.REDUCED if len(self.relation.results) == 1:
+                reducer = reducer_kind(self.op.regions[0].blocks[0])
+                if reducer is None or not is_identity_of(reducer, self.op.operands[1]):
+                    return None  # the initial value would count for each part
+                return OpTiling(taken, (None,), reducer)
             case _:
                 return None
-
-    def _combining(self) -> str | None:
-        """What makes a reduce's result of those of the parts; its initial value counts for each."""
-        reducer = reducer_kind(self.op.regions[0].blocks[0])
-        single = len(self.relation.results) == 1
-        if not single or reducer is None or not is_identity_of(reducer, self.op.operands[1]):
-            return None
-        return reducer
 
     def _each_by_itself(self) -> OpTiling | None:
         """Collectives, of whose operands none may be whole, and barriers."""
@@ -270,10 +264,10 @@ class Query:
             return None
         results: list[DimTiling | None] = []
         for i, tiling in enumerate(self.tilings):
-            link = None if tiling is None else self._link(i, tiling.dim)
-            if tiling is None or link is None:
+            if tiling is None:
                 results.append(None)
                 continue
+            (link,) = self.relation.of_operand(i, tiling.dim)
             if link.role is not FactorRole.EXCHANGED:
                 results.append(tiling)
                 continue
@@ -282,10 +276,6 @@ class Query:
                 return None
             results.append(exchanged)
         return OpTiling(self.tilings, tuple(results))
-
-    def _link(self, operand: int, dim: int) -> Link:
-        (link,) = self.relation.of_operand(operand, dim)
-        return link
 
     def _exchanged(self, link: Link, tiling: DimTiling) -> DimTiling | None:
         """Where the device's share holds all parts several times, as it does of what it gathers

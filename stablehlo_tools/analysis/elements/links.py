@@ -24,7 +24,7 @@ from stablehlo_tools.analysis.elements.boxes import (
 )
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.dimension_numbers import dot_numbers
-from stablehlo_tools.dialect.dimensions import dimensions_of
+from stablehlo_tools.dialect.dimensions import dimensions_of, integers
 from stablehlo_tools.dialect.factors import FactorRole
 from stablehlo_tools.dialect.names import BITCAST_CONVERT, SELECT
 from stablehlo_tools.dialect.traits import ELEMENTWISE, STABLEHLO, Trait, ops_with, ops_with_any
@@ -191,15 +191,12 @@ OF_CONVOLUTION: Names = ("window_strides", "lhs_dilation", "rhs_dilation")
 def reach_of(op: ir.Operation, sizes: list[int], windows: list[int], names: Names) -> Reach:
     """How the windows of an op lie on an operand of these sizes."""
     rank = len(sizes)
-    strides, base, spread = (_numbers(op, name, rank) for name in names)
-    padding = op.attributes.get("padding")
-    edges = np.zeros((rank, 2), np.int64)
-    if padding is not None:
-        edges = np.array(ir.DenseIntElementsAttr(padding)).reshape(rank, 2)
+    strides, base, spread = (integers(op, name, [1] * rank) for name in names)
+    edges = integers(op, "padding", [0] * 2 * rank)
     reaches = [
-        _along(size, window, stride, dilation, gap, int(low), int(high))
-        for size, window, stride, dilation, gap, (low, high) in zip(
-            sizes, windows, strides, base, spread, edges, strict=True
+        _along(size, window, stride, dilation, gap, low, high)
+        for size, window, stride, dilation, gap, low, high in zip(
+            sizes, windows, strides, base, spread, edges[::2], edges[1::2], strict=True
         )
     ]
     return Reach(
@@ -207,11 +204,6 @@ def reach_of(op: ir.Operation, sizes: list[int], windows: list[int], names: Name
         all(reach.every_element for reach in reaches),
         all(reach.every_place for reach in reaches),
     )
-
-
-def _numbers(op: ir.Operation, name: str, rank: int) -> list[int]:
-    attribute = op.attributes.get(name)
-    return [1] * rank if attribute is None else list(ir.DenseI64ArrayAttr(attribute))
 
 
 def _along(
