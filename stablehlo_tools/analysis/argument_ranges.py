@@ -12,13 +12,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from stablehlo_tools.analysis.loops import is_integer_scalar
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.custom_calls import target_of
+from stablehlo_tools.dialect.dimension_numbers import gather_numbers, scatter_numbers
 from stablehlo_tools.dialect.names import (
     BARRIER,
     CONVERT,
     CUSTOM_CALL,
+    DYNAMIC_SLICE,
     DYNAMIC_UPDATE_SLICE,
+    GATHER,
     PAD,
     SCATTER,
     SELECT,
@@ -95,21 +99,18 @@ def _inlined(module: ir.Module) -> ir.Module:
 
 def _indices_of(op: ir.Operation) -> Iterator[tuple[ir.Value, int]]:
     """The operands of an op that are indices, each with its limit."""
-    if op.name == "stablehlo.dynamic_slice":
-        yield from _below(list(op.operands)[1:], shape_of(op.operands[0]))
-    elif op.name == DYNAMIC_UPDATE_SLICE:
-        yield from _below(list(op.operands)[2:], shape_of(op.operands[0]))
-    elif op.name in ("stablehlo.gather", SCATTER):
+    if op.name in (DYNAMIC_SLICE, DYNAMIC_UPDATE_SLICE):
+        starts = list(op.operands)[1 if op.name == DYNAMIC_SLICE else 2 :]
+        for start, size in zip(starts, shape_of(op.operands[0]), strict=True):
+            if size > 0:
+                yield start, size
+    elif op.name in (GATHER, SCATTER):
         # The indices of a gather or scatter: below the smallest dimension that they index.
-        gathers = op.name == "stablehlo.gather"
-        number = 1 if gathers else len(op.results)
-        text = str(op.attributes["dimension_numbers" if gathers else "scatter_dimension_numbers"])
-        name = "start_index_map" if gathers else "scatter_dims_to_operand_dims"
-        _, _, listed = text.partition(f"{name} = [")
-        dims = [int(part) for part in listed.partition("]")[0].split(",") if part.strip()]
-        sizes = [shape_of(op.operands[0])[dim] for dim in dims]
+        gathers = op.name == GATHER
+        numbers = gather_numbers(op) if gathers else scatter_numbers(op)
+        sizes = [shape_of(op.operands[0])[dim] for dim in numbers.index_map]
         if sizes and min(sizes) > 0:
-            yield op.operands[number], min(sizes)
+            yield op.operands[1 if gathers else len(op.results)], min(sizes)
     elif op.name == "stablehlo.compare":
         # A label of one-hot vectors is compared with the positions of a dimension.
         for one, other in ((0, 1), (1, 0)):
@@ -122,12 +123,6 @@ def _indices_of(op: ir.Operation) -> Iterator[tuple[ir.Value, int]]:
             size = shape_of(maker.results[0])[dimension]
             if size > 0 and not is_float(op.operands[one].type):
                 yield op.operands[one], size
-
-
-def _below(starts: Sequence[ir.Value], sizes: Sequence[int]) -> Iterator[tuple[ir.Value, int]]:
-    for start, size in zip(starts, sizes, strict=True):
-        if size > 0:
-            yield start, size
 
 
 def _sources(value: ir.Value) -> list[ir.Value]:
@@ -151,8 +146,12 @@ def steering_arguments(module: ir.Module, *, of_loops: bool = False) -> list[int
     """The arguments, integer scalars, that decide how often a loop runs or, unless `of_loops`,
     which branch does."""
     origins = Origins(_inlined(module))
-    ops = [op for op in origins.ops if op.name == WHILE or not of_loops]
-    pending = [value for op in ops for value in _deciding(op)]
+    pending: list[ir.Value] = []
+    for op in origins.ops:
+        if op.name == WHILE:
+            pending.append(terminator(op.regions[0].blocks[0]).operands[0])
+        elif op.name in BRANCHES and not of_loops:
+            pending.append(op.operands[0])
     seen, numbers = set(pending), set[int]()
     while pending:
         value = pending.pop()
@@ -162,26 +161,10 @@ def steering_arguments(module: ir.Module, *, of_loops: bool = False) -> list[int
             continue
         op, handed = producer(value), origins.handed(value)
         sources = handed if handed is not None else list(op.operands) if op is not None else []
-        fresh = [v for v in sources if v not in seen and _is_integer_scalar(v)]
+        fresh = [v for v in sources if v not in seen and is_integer_scalar(v.type)]
         seen.update(fresh)
         pending += fresh
     return sorted(numbers)
-
-
-def _deciding(op: ir.Operation) -> list[ir.Value]:
-    if op.name == "stablehlo.while":
-        condition = op.regions[0].blocks[0]
-        return [list(condition.operations)[-1].operation.operands[0]]
-    return [op.operands[0]] if op.name in ("stablehlo.if", "stablehlo.case") else []
-
-
-def _is_integer_scalar(value: ir.Value) -> bool:
-    type_ = value.type
-    return (
-        isinstance(type_, ir.RankedTensorType)
-        and not type_.rank
-        and isinstance(type_.element_type, ir.IntegerType)
-    )
 
 
 class Origins:
@@ -221,8 +204,15 @@ class Origins:
         """The values that this one may be elsewhere; None for what an op computes."""
         op = producer(value)
         if op is None:
+            # What an argument of a region is given; nothing for those of a reduction.
             argument = ir.BlockArgument(value)
-            return self._into(argument.owner.owner.operation, argument.arg_number)
+            op, number = argument.owner.owner.operation, argument.arg_number
+            if op.name == FUNCTION:
+                calls = self._calls.get(symbol_name(op), [])
+                return [call.operands[number] for call in calls if number < len(call.operands)]
+            if op.name == WHILE:
+                return _carried(op, number)
+            return [op.operands[number]] if op.name in COMPUTATIONS else []
         number = ir.OpResult(value).result_number
         if op.name == BARRIER:
             return [op.operands[number]]
@@ -236,15 +226,6 @@ class Origins:
         if callee is None or not len(callee.regions[0].blocks):
             return []
         return [terminator(callee.regions[0].blocks[0]).operands[number]]
-
-    def _into(self, op: ir.Operation, number: int) -> Sequence[ir.Value]:
-        """Returns what an argument of an op's region is given; nothing for those of a reduction."""
-        if op.name == FUNCTION:
-            calls = self._calls.get(symbol_name(op), [])
-            return [call.operands[number] for call in calls if number < len(call.operands)]
-        if op.name == WHILE:
-            return _carried(op, number)
-        return [op.operands[number]] if op.name in COMPUTATIONS else []
 
 
 def _carried(loop: ir.Operation, number: int) -> list[ir.Value]:

@@ -26,7 +26,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from stablehlo_tools.analysis.collectives import Collective, ModuleFacts
-from stablehlo_tools.analysis.replica_groups import GroupMode, ProcessGroups
+from stablehlo_tools.analysis.replica_groups import GroupMode
 from stablehlo_tools.analysis.shardings import SHARDING
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.frontend_attributes import FRONTEND_ATTRIBUTES, LAYOUTS, steering
@@ -85,7 +85,9 @@ class Groups:
         )
         if key not in self._known:
             groups = self._facts.groups(collective)
-            self._known[key] = None if groups is None else _unordered(groups, collective.kind)
+            if groups is not None and collective.kind == "all_reduce":
+                groups = [tuple(sorted(group)) for group in groups]
+            self._known[key] = None if groups is None else frozenset(groups)
         return self._known[key]
 
 
@@ -100,13 +102,24 @@ def traits_of(collective: Collective, known: Groups) -> Traits | str:
         return reason or "its process groups are not known (C4)"
     if collective.kind != "collective_permute" and len({len(group) for group in groups}) != 1:
         return "its process groups are not equally large (C4)"
+    op = collective.op
+    types = [element_of(value) for value in op.operands]
+    # A bitcast can make integers of one, two, four or eight bytes of these.
+    is_whole_bytes = all(
+        isinstance(each, ir.IntegerType | ir.FloatType) and each.width in (8, 16, 32, 64)
+        for each in types
+    )
+    is_exchanged = collective.kind in EXCHANGING and is_whole_bytes
+    elements = "whole bytes" if is_exchanged else ", ".join(dict.fromkeys(map(str, types)))
+    others = [(name, str(value)) for name, value in op.attributes.items() if name not in _JUDGED]
+    others += ((f"{FRONTEND_ATTRIBUTES} {name}", value) for name, value in steering(op))
     return Traits(
         collective.kind,
         collective.group_mode,
         groups,
-        _reduction(collective.op),
-        _element_class(collective),
-        _other_attributes(collective.op),
+        _reduction(op),
+        elements,
+        tuple(sorted(others)),
     )
 
 
@@ -138,11 +151,6 @@ def why_not_alike(one: Traits, other: Traits) -> str | None:
     return None
 
 
-def _other_attributes(op: ir.Operation) -> tuple[tuple[str, str], ...]:
-    plain = [(name, str(value)) for name, value in op.attributes.items() if name not in _JUDGED]
-    return tuple(sorted([*plain, *((f"{FRONTEND_ATTRIBUTES} {n}", v) for n, v in steering(op))]))
-
-
 def _why_not_alone(collective: Collective) -> str | None:
     op = collective.op
     if collective.is_async:
@@ -160,7 +168,9 @@ def _why_not_alone(collective: Collective) -> str | None:
     # A barrier may tie an operand or a result to a token.
     around = [value.owner for value in op.operands]
     around += [use.owner for result in op.results for use in result.uses]
-    if any(_holds_token(other) for other in around if not isinstance(other, ir.Block)):
+    barriers = [x for x in around if not isinstance(x, ir.Block) and x.operation.name == BARRIER]
+    tied = [value for barrier in barriers for value in barrier.operands]
+    if not all(isinstance(value.type, ir.ShapedType) for value in tied):
         return "it is in a token chain; tokens go in last (C8)"
     return None
 
@@ -182,30 +192,6 @@ def _is_plain(type_: ir.Type) -> bool:
     if not isinstance(type_, ir.RankedTensorType) or not type_.has_static_shape:
         return False
     return isinstance(type_.element_type, ir.IntegerType | ir.FloatType | ir.ComplexType)
-
-
-def _holds_token(op: ir.Operation | ir.OpView) -> bool:
-    if op.operation.name != BARRIER:
-        return False
-    return any(not isinstance(value.type, ir.ShapedType) for value in op.operands)
-
-
-def _unordered(groups: ProcessGroups, kind: str) -> frozenset[tuple[int, ...]]:
-    if kind == "all_reduce":
-        return frozenset(tuple(sorted(group)) for group in groups)
-    return frozenset(groups)
-
-
-def _element_class(collective: Collective) -> str:
-    types = [element_of(value) for value in collective.op.operands]
-    if collective.kind in EXCHANGING and all(is_whole_bytes(element) for element in types):
-        return "whole bytes"
-    return ", ".join(dict.fromkeys(map(str, types)))
-
-
-def is_whole_bytes(element: ir.Type) -> bool:
-    """Whether a bitcast can make integers of one, two, four or eight bytes of it."""
-    return isinstance(element, ir.IntegerType | ir.FloatType) and element.width in (8, 16, 32, 64)
 
 
 def _mode(traits: Traits) -> str:

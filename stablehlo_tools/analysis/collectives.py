@@ -54,13 +54,12 @@ from stablehlo_tools.dialect.traits import CARRIERS, Trait, ops_with_any
 from stablehlo_tools.ir.async_calls import detached_collective
 from stablehlo_tools.ir.builder import DEVICE_TO_DEVICE, device_table
 from stablehlo_tools.ir.values import producer
-from stablehlo_tools.ir.walk import functions_around, symbol_name, walk
+from stablehlo_tools.ir.walk import MESH, functions_around, symbol_name, walk
 from stablehlo_tools.order.program import UNKNOWN_CALL
 
 GRID = ("mhlo.num_replicas", "mhlo.num_partitions")  # attributes of a module
 _KINDS = {name: name.partition(".")[2] for name in ops_with_any(Trait.COLLECTIVE | Trait.TRANSFER)}
 _OF_PAIRS = TRANSFERS | {"collective_permute"}
-_CANDIDATES = frozenset(_KINDS) | {ASYNC_START, CUSTOM_CALL}
 
 # What may stand between a start and its done: it hands values on as they are.
 _MAY_HAND_ON = CARRIERS | {BARRIER}
@@ -231,11 +230,14 @@ class ModuleFacts:
 
 def meshes_of(module: ir.Module) -> dict[str, DeviceMesh]:
     """The meshes of a module by their symbols, in the order of its text."""
-    return {
-        symbol_name(op): _sdy_mesh(op.attributes["mesh"])
-        for op in module.body.operations
-        if op.operation.name == "sdy.mesh"
-    }
+    meshes: dict[str, DeviceMesh] = {}
+    for op in module.body.operations:
+        if op.operation.name == MESH:
+            mesh = bindings.SdyMeshAttr(op.attributes["mesh"])
+            axes = [bindings.SdyMeshAxisAttr(axis) for axis in mesh.axes]
+            sizes = tuple((axis.name, axis.size) for axis in axes)
+            meshes[symbol_name(op)] = DeviceMesh(sizes, tuple(mesh.device_ids))
+    return meshes
 
 
 def find_collectives(module: ir.Module) -> list[Collective]:
@@ -275,14 +277,24 @@ def classify_communication(context: ir.Context) -> Callable[[ir.Operation], Coll
         if name not in understood:
             _check_understood(op)
             understood.add(name)
-        return _collective(op, custom_calls) if name in _CANDIDATES else None
+        if name == ASYNC_START:
+            inner = op.regions[0].blocks[0].operations[0].operation
+            return Collective(op, inner, _KINDS.get(str(inner.name)) or str(inner.name))
+        if name == CUSTOM_CALL:
+            return custom_calls.collective(op)
+        return Collective(op, op, _KINDS[name]) if name in _KINDS else None
 
     return classify
 
 
 def _resolved_mesh(mesh: ir.Attribute, meshes: dict[str, DeviceMesh]) -> DeviceMesh:
-    if not isinstance(mesh, ir.FlatSymbolRefAttr):
-        return _stablehlo_mesh(mesh)
+    if not isinstance(mesh, ir.FlatSymbolRefAttr):  # written in line
+        inline = bindings.StablehloMeshAttr(mesh)
+        axes = [bindings.StablehloMeshAxisAttr(axis) for axis in ir.ArrayAttr(inline.axes)]
+        ids: tuple[int, ...] = ()
+        if isinstance(inline.device_ids, ir.Attribute):
+            ids = tuple(map(int, np.array(ir.DenseIntElementsAttr(inline.device_ids)).ravel()))
+        return DeviceMesh(tuple((a.name, a.size) for a in axes), ids)
     if mesh.value not in meshes:
         raise ValueError(
             f"the module has no mesh @{mesh.value}: a symbol in replica_groups names an sdy.mesh"
@@ -355,7 +367,10 @@ class _CustomCalls:
         if target == RAGGED_ALL_TO_ALL:
             return Collective(op, op, RAGGED_ALL_TO_ALL)
         if target in ASYNC_STARTS:
-            return self._started(op, ASYNC_STARTS[target])
+            if self._functions is None:
+                self._functions = functions_around(op)
+            inner, holder = detached_collective(op, self._functions)
+            return Collective(op, inner, ASYNC_STARTS[target], holder)
         if (start := start_of_done(target)) is not None:
             _check_done(op, start)
             return None
@@ -367,12 +382,6 @@ class _CustomCalls:
         if any(value.type == self._token for value in (*op.operands, *op.results)):
             return Collective(op, op, "custom_call")
         return Collective(op, op, UNKNOWN_CALL) if MAY_COMMUNICATE in op.attributes else None
-
-    def _started(self, start: ir.Operation, kind: str) -> Collective:
-        if self._functions is None:
-            self._functions = functions_around(start)
-        inner, holder = detached_collective(start, self._functions)
-        return Collective(start, inner, kind, holder)
 
 
 def _check_done(done: ir.Operation, start: str) -> None:
@@ -391,15 +400,6 @@ def _check_done(done: ir.Operation, start: str) -> None:
             done.location,
             (note(f"the {maker.name} stands here", maker.location),),
         )
-
-
-def _collective(op: ir.Operation, custom_calls: _CustomCalls) -> Collective | None:
-    if op.name == ASYNC_START:
-        inner = op.regions[0].blocks[0].operations[0].operation
-        return Collective(op, inner, _KINDS.get(str(inner.name)) or str(inner.name))
-    if op.name == CUSTOM_CALL:
-        return custom_calls.collective(op)
-    return Collective(op, op, _KINDS[op.name])
 
 
 def _check_understood(op: ir.Operation) -> None:
@@ -425,9 +425,8 @@ def _tensors(values: ir.OpOperandList | ir.OpResultList) -> list[ir.ShapedType]:
 
 
 def _total_bytes(tensors: list[ir.ShapedType]) -> int | None:
-    sizes = [tensor_bytes(tensor) for tensor in tensors]
-    known = [size for size in sizes if size is not None]
-    return sum(known) if len(known) == len(sizes) else None
+    known = [size for tensor in tensors if (size := tensor_bytes(tensor)) is not None]
+    return sum(known) if len(known) == len(tensors) else None
 
 
 def tensor_bytes(tensor: ir.ShapedType) -> int | None:
@@ -478,21 +477,6 @@ def _axis_ref(attribute: ir.Attribute) -> AxisRef:
     if split is None:
         raise ValueError(f"unreadable sub-axis {attribute}")
     return AxisRef(axis.name, int(split.group(1)), int(split.group(2)))
-
-
-def _sdy_mesh(attribute: ir.Attribute) -> DeviceMesh:
-    mesh = bindings.SdyMeshAttr(attribute)
-    axes = [bindings.SdyMeshAxisAttr(axis) for axis in mesh.axes]
-    return DeviceMesh(tuple((a.name, a.size) for a in axes), tuple(mesh.device_ids))
-
-
-def _stablehlo_mesh(attribute: ir.Attribute) -> DeviceMesh:
-    mesh = bindings.StablehloMeshAttr(attribute)
-    axes = [bindings.StablehloMeshAxisAttr(axis) for axis in ir.ArrayAttr(mesh.axes)]
-    ids: tuple[int, ...] = ()
-    if isinstance(mesh.device_ids, ir.Attribute):
-        ids = tuple(int(i) for i in np.array(ir.DenseIntElementsAttr(mesh.device_ids)).ravel())
-    return DeviceMesh(tuple((a.name, a.size) for a in axes), ids)
 
 
 _HANDLE = "channel_handle"

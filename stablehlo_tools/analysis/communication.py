@@ -7,7 +7,7 @@ communication.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from stablehlo_tools.analysis.collectives import Collective, classify_communication
@@ -107,11 +107,13 @@ class _Builder:
                 self.calls.setdefault(callee_name(op), []).append(op)
                 self.callees[self._enclosing(op)].append(callee_name(op))
                 return ir.WalkResult.ADVANCE
+            referenced: Iterable[ir.Attribute] = ()
             if name == _FUNCTION_CONSTANT:
-                self._note_reference(op.attributes["value"], op)
+                referenced = (op.attributes["value"],)
             elif _CALLED_COMPUTATIONS in op.attributes:
-                for symbol in ir.ArrayAttr(op.attributes[_CALLED_COMPUTATIONS]):
-                    self._note_reference(symbol, op)
+                referenced = ir.ArrayAttr(op.attributes[_CALLED_COMPUTATIONS])
+            for symbol in referenced:
+                self.references.setdefault(ir.FlatSymbolRefAttr(symbol).value, op)
             collective = classify(op)
             if collective is None or not (self.counts is None or self.counts(collective)):
                 return ir.WalkResult.ADVANCE
@@ -172,9 +174,6 @@ class _Builder:
             talking.update(new)
             pending += new
         return talking
-
-    def _note_reference(self, symbol: ir.Attribute, op: ir.Operation) -> None:
-        self.references.setdefault(ir.FlatSymbolRefAttr(symbol).value, op)
 
     def _check_references(self, name: str) -> None:
         """Refuses a function whose signature cannot change with its callers'."""

@@ -62,20 +62,18 @@ class Effects:
         if name in _EFFECTS or name.partition(".")[0] not in _KNOWN_DIALECTS:
             return True
         if name in CALLS:
-            return self._calls_effect(callee_name(op))
+            called = callee_name(op)
+            if called not in self._of_function:
+                self._of_function[called] = True  # a recursive function may not end
+                callee = self._functions.get(called)
+                self._of_function[called] = callee is None or self.has_effect(callee)
+            return self._of_function[called]
         if name != CUSTOM_CALL or is_annotation(op):
             return False
         effect = op.attributes.get("has_side_effect")
         if effect is not None and ir.BoolAttr(effect).value:
             return True
         return any(not isinstance(v.type, ir.ShapedType) for v in (*op.operands, *op.results))
-
-    def _calls_effect(self, name: str) -> bool:
-        if name not in self._of_function:
-            self._of_function[name] = True  # a recursive function may not end
-            callee = self._functions.get(name)
-            self._of_function[name] = callee is None or self.has_effect(callee)
-        return self._of_function[name]
 
 
 @contextmanager
@@ -84,7 +82,7 @@ def unknown_calls_counted(module: ir.Module, local: Collection[str]) -> Generato
 
     The targets that are `local` are taken to stay on their device, whatever they say themselves.
     """
-    marked = _custom_calls(module)
+    marked = ops_named(module.operation, {CUSTOM_CALL})
     for op in marked:
         if target_of(op) in local:
             op.attributes[STAYS] = ir.UnitAttr.get(module.context)
@@ -93,7 +91,7 @@ def unknown_calls_counted(module: ir.Module, local: Collection[str]) -> Generato
     try:
         yield
     finally:
-        for op in _custom_calls(module) if marked else ():  # inlining copies them
+        for op in ops_named(module.operation, {CUSTOM_CALL}) if marked else ():  # or their copies
             for mark in (STAYS, MAY_COMMUNICATE):
                 if mark in op.attributes:
                     del op.attributes[mark]
@@ -104,7 +102,3 @@ def is_unknown(op: ir.Operation) -> bool:
     target = target_of(op)
     is_collective = target in ASYNC_STARTS or target == RAGGED_ALL_TO_ALL
     return bool(len(op.results)) and not is_collective and not stays_on_device(op)
-
-
-def _custom_calls(module: ir.Module) -> list[ir.Operation]:
-    return ops_named(module.operation, {CUSTOM_CALL})

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -79,7 +80,11 @@ def cut_cycles(pairs: Sequence[Pair]) -> Cut:
     is the one with the largest source, so that cycles which are alike are cut alike.
     """
     cycles = find_cycles(pairs)
-    back = {_furthest(cycle) for cycle in cycles if len(cycle) > 1}
+    back = {
+        max(pairwise((*cycle, cycle[0])), key=lambda pair: (abs(pair[0] - pair[1]), pair[0]))
+        for cycle in cycles
+        if len(cycle) > 1
+    }
     own = {(cycle[0], cycle[0]) for cycle in cycles if len(cycle) == 1}
     return Cut(
         forward=tuple(pair for pair in pairs if pair not in back | own),
@@ -109,8 +114,3 @@ def find_cycles(pairs: Sequence[Pair]) -> list[tuple[int, ...]]:
 def cycle_text(cycle: Sequence[int]) -> str:
     """`0>1>2>3>0`."""
     return ">".join(str(i) for i in (*cycle, cycle[0]))
-
-
-def _furthest(cycle: Sequence[int]) -> Pair:
-    pairs = zip(cycle, (*cycle[1:], cycle[0]), strict=True)
-    return max(pairs, key=lambda pair: (abs(pair[0] - pair[1]), pair[0]))

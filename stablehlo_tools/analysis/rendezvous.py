@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from stablehlo_tools.analysis.collectives import (
-    Collective,
-    ModuleFacts,
-)
+import numpy as np
+
+from stablehlo_tools.analysis.collectives import Collective, ModuleFacts
 from stablehlo_tools.analysis.replica_groups import GroupMode
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.collectives import DIMENSIONS, RAGGED_ALL_TO_ALL
@@ -66,7 +65,15 @@ class Rendezvousing:
             groups = collective.group_attribute("replica_groups")
             key = (collective.kind, groups, collective.group_mode)
             if key not in self.groups:
-                self.groups[key] = self._grouped(collective)
+                members = self.facts.groups(collective) or ()  # raises for devices there are not
+                if kind == "collective_permute":
+                    table = np.arange(self.facts.grid.size).reshape(
+                        -1, self.facts.grid.num_partitions
+                    )
+                    is_partitioned = collective.group_mode is GroupMode.CROSS_PARTITION
+                    members = list(map(tuple, (table if is_partitioned else table.T).tolist()))
+                meetings = [Rendezvous(group, group) for group in members if group]
+                self.groups[key] = self._ours(meetings)
             return self.groups[key]
         if kind in ("send", "recv"):
             end = 0 if collective.kind == "send" else 1
@@ -93,20 +100,6 @@ class Rendezvousing:
             listed = self.facts.groups(collective) or ()
             self.whole[key] = tuple(connected(listed, self.everyone) if is_permute else listed)
         return self.whole[key]
-
-    def _grouped(self, collective: Collective) -> tuple[Rendezvous, ...]:
-        if collective.kind == "collective_permute":
-            self.facts.groups(collective)  # raises for devices that there are not
-            members = self._permute_members(collective.group_mode)
-        else:
-            members = self.facts.groups(collective) or ()
-        return self._ours([Rendezvous(group, group) for group in members if group])
-
-    def _permute_members(self, mode: GroupMode | None) -> list[tuple[int, ...]]:
-        partitions, replicas = self.facts.grid.num_partitions, self.facts.grid.num_replicas
-        if mode is GroupMode.CROSS_PARTITION:
-            return [tuple(r * partitions + p for p in range(partitions)) for r in range(replicas)]
-        return [tuple(r * partitions + p for r in range(replicas)) for p in range(partitions)]
 
     def _ours(self, meetings: Sequence[Rendezvous]) -> tuple[Rendezvous, ...]:
         return tuple(m for m in meetings if not self.mine.isdisjoint(m.issuers))
