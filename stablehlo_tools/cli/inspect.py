@@ -77,7 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
         unnumbered_replicas,
     )
     from stablehlo_tools.analysis.partitioner_work import left_to_the_partitioner
-    from stablehlo_tools.analysis.pipelines.reading import find_pipelines
+    from stablehlo_tools.analysis.pipelines.pipeline import find_pipelines
     from stablehlo_tools.analysis.replica_groups import ProcessGrid
     from stablehlo_tools.artifacts import artifact
     from stablehlo_tools.diagnostics import ToolError

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from stablehlo_tools.analysis.collectives import ModuleFacts, find_collectives
 from stablehlo_tools.analysis.partitioner_work import left_to_the_partitioner
-from stablehlo_tools.analysis.pipelines.reading import find_pipelines
+from stablehlo_tools.analysis.pipelines.pipeline import find_pipelines
 from stablehlo_tools.analysis.tasks.graph import traced_task_graph
 from stablehlo_tools.analysis.tasks.mesh_axes import with_axes_of
 from stablehlo_tools.artifacts.artifact import Artifact

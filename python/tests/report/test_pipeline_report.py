@@ -26,17 +26,16 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 from numpy.typing import NDArray
 
 from stablehlo_tools import transform
-from stablehlo_tools.analysis.pipelines.lockstep_match import is_consistent
 from stablehlo_tools.analysis.pipelines.pipeline import (
     CUSTOM,
     LEAST_OF_BOTH,
     LEAST_OF_ONE,
     bubble_of,
+    find_pipelines,
     is_together,
     schedule_name,
 )
-from stablehlo_tools.analysis.pipelines.rank_tables import Column
-from stablehlo_tools.analysis.pipelines.reading import find_pipelines
+from stablehlo_tools.analysis.pipelines.rank_tables import Column, is_consistent
 from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.cli.main import main

@@ -1,7 +1,8 @@
-"""The table of a pipeline: its columns, in integers, and the rows of it that each rank has.
+"""The table of a pipeline: its columns, the rows of it that each rank has, and what they say.
 
 In a program for all devices such a table is a constant that a manual computation takes in divided
 along the axis; in the program of one device, a constant sliced at the device's place on the axis.
+Its integers are a schedule in lock step where they can be played as one.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +24,7 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import DYNAMIC_SLICE, MANUAL_COMPUTATION
 from stablehlo_tools.ir.builder import element_of, shape_of
 from stablehlo_tools.ir.values import CONSTANTS, producer, value_of
+from stablehlo_tools.schedules.lockstep import Cell, Direction, Lockstep
 
 
 class Column(enum.IntEnum):
@@ -131,3 +134,235 @@ def _constant(value: ir.Value) -> NDArray[np.int32] | None:
     attribute = value_of(op)
     assert attribute is not None, "integers can be handed out"
     return np.array(ir.DenseElementsAttr(attribute), dtype=np.int32)
+
+
+Entries = NDArray[np.int32]  # [ranks, ticks, columns]
+_Work = tuple[int, int]  # a virtual stage and a microbatch
+_Slots = list[list[_Work | None]]  # by rank
+
+
+class ReadDirection(NamedTuple):
+    """A direction as a table says it; `sizes` are the layers of each chunk, by virtual stage."""
+
+    back: bool
+    direction: Direction
+    chunks: int
+    microbatches: int
+    sizes: tuple[int, ...]
+
+
+class Joined(NamedTuple):
+    """The tables of one direction, the first stack's in front, and what they are together."""
+
+    tables: tuple[int, ...]
+    entries: Entries
+
+
+def joined(tables: Sequence[Entries]) -> list[Joined] | None:
+    """The tables of a loop by their directions; None where some say no direction.
+
+    Where several stacks of layers take turns, each has a table a direction, and chunks and kept
+    slots of its own, counted from 0: together, those of a stack follow those in front of it.
+    """
+    if len(tables) <= 2:
+        return [Joined((i,), table) for i, table in enumerate(tables)]
+    ways: tuple[list[int], list[int]] = ([], [])
+    for i, table in enumerate(tables):
+        back = _ends_at_the_first(table)
+        if back is None:
+            return None
+        ways[back].append(i)
+    first = [int(np.nonzero(t[:, :, Column.RUNS].any(axis=0))[0][0]) for t in tables]  # tick
+    ahead = sorted(ways[0], key=lambda i: first[i])
+    back = sorted(ways[1], key=lambda i: -first[i])
+    if len(ahead) != len(back):
+        return None
+    kept = [_count([tables[i], tables[j]], Column.KEPT) for i, j in zip(ahead, back, strict=True)]
+    both = [_together([tables[i] for i in own], kept) for own in (ahead, back)]
+    return [
+        Joined(tuple(own), entries)
+        for own, entries in zip((ahead, back), both, strict=True)
+        if entries is not None
+    ]
+
+
+def _ends_at_the_first(table: Entries) -> bool | None:
+    """Whether microbatches leave the last chunk on the first rank: the direction is a backward."""
+    ends = set(np.nonzero(table[:, :, Column.ENDS])[0].tolist())
+    if ends == {0}:
+        return True
+    return False if ends == {len(table) - 1} else None
+
+
+def _count(tables: Sequence[Entries], column: Column) -> int:
+    return 1 + max(int(table[..., column].max()) for table in tables)
+
+
+def _together(tables: Sequence[Entries], kept: Sequence[int]) -> Entries | None:
+    """One table for stacks that take turns, the first in front; None where two run at once."""
+    whole = np.zeros_like(tables[0])
+    whole[..., Column.DELIVERY] = tables[0][..., Column.DELIVERY]
+    chunks, layers = _count(tables, Column.CHUNK), 0
+    back = _ends_at_the_first(tables[0])
+    for stack, table in enumerate(tables):
+        runs = table[:, :, Column.RUNS] == 1
+        if whole[:, :, Column.RUNS][runs].any():
+            return None
+        rows = table[runs]
+        last = stack == (0 if back else len(tables) - 1)
+        rows[:, Column.ENDS] *= last
+        if not back and stack:
+            rows[:, Column.RECEIVED] = 1  # of a link, which takes what the stack in front gave
+        rows[:, Column.CHUNK] += stack * chunks
+        rows[:, Column.KEPT] += sum(kept[:stack])
+        rows[:, Column.FIRST] += layers
+        whole[runs] = rows
+        layers += int((table[runs][:, Column.FIRST] + table[runs][:, Column.LAYERS]).max())
+    return whole
+
+
+def read_direction(entries: Entries, *, training: bool) -> ReadDirection | None:
+    """The direction that a table says; None where its integers say none.
+
+    Every rank has to run each of its chunks once on each microbatch, only the first virtual stage
+    of a direction may take its input from outside, and chunks must be of consecutive layers.
+    Without `training` nothing is kept, whatever the column holds.
+    """
+    runs = entries[:, :, Column.RUNS]
+    flags = entries[:, :, : Column.RECEIVED + 1]
+    if not np.isin(flags, (0, 1)).all() or (entries < 0).any() or not runs.any():
+        return None
+    ranks = len(entries)
+    at = np.nonzero(runs)
+    chunk, microbatch = (entries[..., c][at] for c in (Column.CHUNK, Column.MICROBATCH))
+    chunks, microbatches = int(chunk.max()) + 1, int(microbatch.max()) + 1
+    work = (at[0] * chunks + chunk) * microbatches + microbatch
+    if not np.array_equal(np.sort(work), np.arange(ranks * chunks * microbatches)):
+        return None
+    slots = entries[..., (Column.SOURCE, Column.KEPT, Column.DELIVERY)]
+    if slots.max() > chunks * microbatches:  # one more than there can be values
+        return None
+    stage = chunk * ranks + at[0]
+    back = _is_backward(entries[at], stage, ranks * chunks - 1)
+    sizes = _sizes(entries[at], stage, ranks * chunks)
+    if back is None or sizes is None:
+        return None
+    direction = _direction(entries, training=training)
+    return ReadDirection(back, direction, chunks, microbatches, sizes)
+
+
+def _is_backward(rows: Entries, stage: NDArray[np.int64], last: int) -> bool | None:
+    """Which way the microbatches go, where the flags of all rows agree on one."""
+    begins, ends = rows[:, Column.RECEIVED] == 0, rows[:, Column.ENDS] == 1
+    for back, (first, final) in ((False, (0, last)), (True, (last, 0))):
+        if np.array_equal(begins, stage == first) and np.array_equal(ends, stage == final):
+            return back
+    return None
+
+
+def _sizes(rows: Entries, stage: NDArray[np.int64], stages: int) -> tuple[int, ...] | None:
+    """The layers of each virtual stage, where all rows agree and no layer is left out."""
+    sizes, firsts = np.zeros(stages, np.int64), np.zeros(stages, np.int64)
+    sizes[stage], firsts[stage] = rows[:, Column.LAYERS], rows[:, Column.FIRST]
+    same = (sizes[stage] == rows[:, Column.LAYERS]) & (firsts[stage] == rows[:, Column.FIRST])
+    follows = np.array_equal(firsts, np.cumsum(sizes) - sizes)
+    if not same.all() or not follows or (sizes < 1).any():
+        return None
+    return tuple(int(size) for size in sizes)
+
+
+def _direction(entries: Entries, *, training: bool) -> Direction:
+    columns = entries.transpose(1, 0, 2).tolist()
+    cells = tuple(tuple(_cell(row, training=training) for row in column) for column in columns)
+    deliveries = tuple(tuple(row[Column.DELIVERY] for row in column) for column in columns)
+    slots = 1 + int(max(entries[..., Column.SOURCE].max(), entries[..., Column.DELIVERY].max()))
+    return Direction(cells, deliveries, slots)
+
+
+def _cell(row: list[int], *, training: bool) -> Cell | None:
+    if not row[Column.RUNS]:
+        return None
+    source = row[Column.SOURCE] if row[Column.RECEIVED] else -1
+    kept = row[Column.KEPT] if training else -1
+    return Cell(row[Column.CHUNK], row[Column.MICROBATCH], source, kept)
+
+
+def is_consistent(schedule: Lockstep) -> bool:
+    """Whether each cell finds its input in the slot that it reads.
+
+    By the rules of `schedules.lockstep`: a forward runs before the backward of the same tick, what
+    is sent at the end of a tick can be read from the next on, and arrivals overwrite what lies in
+    their slot.
+    """
+    players = [_Player(schedule, each, each is schedule.backward) for each in schedule.directions]
+    kept: _Slots = [[None] * schedule.kept_slots for _ in range(schedule.ranks)]
+    together = schedule.forward is not None and schedule.backward is not None
+    for tick in range(schedule.ticks):
+        for player in players:
+            if not player.play(tick, kept if together else None):
+                return False
+    return True
+
+
+class _Player:
+    def __init__(self, schedule: Lockstep, direction: Direction, back: bool) -> None:
+        self._ranks = schedule.ranks
+        self._last = schedule.ranks * schedule.chunks - 1
+        self._direction = direction
+        self._back = back
+        self._slots: _Slots = [[None] * direction.slots for _ in range(schedule.ranks)]
+
+    def play(self, tick: int, kept: _Slots | None) -> bool:
+        """Runs a column and delivers what it sends; whether all inputs were there."""
+        sent: list[_Work | None] = [None] * self._ranks
+        step = -1 if self._back else 1
+        for rank, cell in enumerate(self._direction.cells[tick]):
+            if cell is None:
+                continue
+            stage = cell.chunk * self._ranks + rank
+            work = stage, cell.microbatch
+            if cell.source < 0:
+                has_input = stage == (self._last if self._back else 0)
+            else:
+                has_input = self._slots[rank][cell.source] == (stage - step, cell.microbatch)
+            if not has_input:
+                return False
+            if kept is not None:  # a forward leaves what its backward finds
+                if not self._back:
+                    kept[rank][cell.kept] = work
+                elif kept[rank][cell.kept] != work:
+                    return False
+            sent[rank] = work
+        for rank, slot in enumerate(self._direction.deliveries[tick]):
+            self._slots[rank][slot] = sent[(rank - step) % self._ranks]
+        return True
+
+
+def schedule_of(directions: Sequence[ReadDirection], ranks: int) -> Lockstep | None:
+    """The schedule of one direction, or of a forward and a backward of the same chunks.
+
+    None where they are of different pipelines, or values do not reach the cells that read them.
+    """
+    first = directions[0]
+    if len({(each.chunks, each.microbatches, each.sizes) for each in directions}) != 1:
+        return None
+    by_way = {each.back: each.direction for each in directions}
+    if len(by_way) != len(directions):
+        return None
+    kept = [
+        cell.kept
+        for each in directions
+        for column in each.direction.cells
+        for cell in column
+        if cell is not None
+    ]
+    schedule = Lockstep(
+        "read",
+        ranks,
+        first.chunks,
+        first.microbatches,
+        by_way.get(False),
+        by_way.get(True),
+        max(kept) + 1,
+    )
+    return schedule if is_consistent(schedule) else None
