@@ -20,9 +20,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from stablehlo_tools.analysis.collectives import Collective, ModuleFacts, classify_communication
+from stablehlo_tools.analysis.collectives import Collective, ModuleFacts
 from stablehlo_tools.analysis.dataflow import CONTROL_FLOW, Body, Node, inputs_of, numbers_in
-from stablehlo_tools.analysis.demand.knowledge import Budget, Carries, Knowledge
+from stablehlo_tools.analysis.demand.knowledge import Budget, Carries, Knowledge, taken, window
 from stablehlo_tools.analysis.demand.program import (
     EDGES,
     ENTER,
@@ -30,20 +30,15 @@ from stablehlo_tools.analysis.demand.program import (
     Access,
     DimMap,
     Groups,
-    Levels,
     Need,
     Program,
-    TrackedDims,
     shared,
 )
-from stablehlo_tools.analysis.demand.zeros import taken, window
 from stablehlo_tools.analysis.effects import Effects
 from stablehlo_tools.analysis.loops import trip_count
-from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.custom_calls import is_annotation
 from stablehlo_tools.dialect.names import BARRIER, SELECT, WHILE
 from stablehlo_tools.dialect.traits import BRANCHES, CALLS, Trait, ops_with, short_names
-from stablehlo_tools.ir.walk import functions_by_name
 
 Needs = list[tuple[int, Need]]
 Rule = Callable[[Sequence[Need | None]], Needs]
@@ -92,24 +87,12 @@ def exchange_rule(collective: Collective, facts: ModuleFacts) -> Callable[[Need]
 class Rules:
     """Makes the rules of a program's steps."""
 
-    def __init__(
-        self,
-        program: Program,
-        module: ir.Module,
-        facts: ModuleFacts,
-        knowledge: Knowledge,
-        levels: Levels,
-        tracked: TrackedDims,
-    ) -> None:
+    def __init__(self, program: Program, knowledge: Knowledge) -> None:
         self._program = program
-        self._facts = facts
         self._knowledge = knowledge
-        self._levels = levels
-        self._tracked = tracked
-        self._classify = classify_communication(module.context)
-        self._effects = Effects(functions_by_name(module))
-        self.devices = facts.grid.size
-        self.most_places = max(tracked.counts, default=1)
+        self._tracked = program.tracked
+        self._effects = Effects(program.functions)
+        self._devices = program.devices
 
     def places(self, value: int) -> int:
         """How many columns a value's needs have."""
@@ -117,15 +100,11 @@ class Rules:
 
     def full(self, value: int) -> Need:
         """A need of all of a value on all devices."""
-        return np.broadcast_to(np.True_, (self.devices, self.places(value)))
+        return np.broadcast_to(np.True_, (self._devices, self.places(value)))
 
     def has_effect(self, node: Node) -> bool:
         """Whether an op runs whatever becomes of its results."""
         return node.name not in EDGES and self._effects.has_effect(node.op)
-
-    def communication(self, node: Node) -> Collective | None:
-        """The collective that a node is."""
-        return None if node.name in EDGES else self._classify(node.op)
 
     def of(self, node: Node) -> Rule:
         """The rule of a node that is no control flow."""
@@ -142,12 +121,12 @@ class Rules:
         if node.name in EDGES:
             return self._crossing(node)
         if self._program.computation(node) is None and self._program.is_global:
-            return self._on_devices(node, operands, together=True)
-        collective = self.communication(node)
+            return self._on_devices(operands, together=True)
+        collective = self._program.communication(node)
         if collective is not None:
-            exchanged = exchange_rule(collective, self._facts)
+            exchanged = exchange_rule(collective, self._program.facts)
             if exchanged is None or len(node.operands) != len(node.results):
-                return self._on_devices(node, operands, together=True)
+                return self._on_devices(operands, together=True)
             return self._exchange(node, exchanged)
         access = self._tracked.access(node)
         if access is not None:
@@ -157,7 +136,7 @@ class Rules:
         local = _is_local(node)
         if local and len(node.results) == 1:
             return self._local(node)
-        return self._on_devices(node, operands, together=not local)
+        return self._on_devices(operands, together=not local)
 
     def handed(self, need: Need, source: int, target: int) -> Need:
         """The need of a value that another one is in the next iteration, or outside of a region."""
@@ -170,10 +149,10 @@ class Rules:
         if dim_map is None:
             places = self.places(target)
             spread = need if need.shape[1] == 1 else need.any(axis=1, keepdims=True)
-            return spread if places == 1 else np.broadcast_to(spread, (self.devices, places))
+            return spread if places == 1 else np.broadcast_to(spread, (self._devices, places))
         if dim_map.is_whole:
             return need
-        operand_need = np.zeros((self.devices, self.places(target)), np.bool_)
+        operand_need = np.zeros((self._devices, self.places(target)), np.bool_)
         operand_need[:, dim_map.operands] = need[:, dim_map.results]
         return operand_need
 
@@ -183,7 +162,7 @@ class Rules:
     def _crossing(self, node: Node) -> Rule:
         """Shards and global values: all places, unless two computations pass on what they hold."""
         outer = self._program.around.get(node)
-        above = self._levels.groups(outer) if node.name == ENTER else None
+        above = self._program.levels.groups(outer) if node.name == ENTER else None
         types = self._program.types
 
         def rule(needs: Sequence[Need | None]) -> Needs:
@@ -203,7 +182,7 @@ class Rules:
 
         return rule
 
-    def _on_devices(self, node: Node, operands: Sequence[int], *, together: bool) -> Rule:
+    def _on_devices(self, operands: Sequence[int], *, together: bool) -> Rule:
         """All operands, where any result is needed: on that device, or on all `together`."""
 
         def rule(needs: Sequence[Need | None]) -> Needs:
@@ -214,7 +193,7 @@ class Rules:
             if together:
                 needed = np.broadcast_to(needed.any(), needed.shape)
             return [
-                (operand, np.broadcast_to(needed, (self.devices, self.places(operand))))
+                (operand, np.broadcast_to(needed, (self._devices, self.places(operand))))
                 for operand in operands
                 if not self._is_known(operand)
             ]
@@ -289,7 +268,7 @@ class Rules:
                 return whole(needs)
             touched = window(at, index, extent)
             rest: Needs = [
-                (v, np.broadcast_to(need.any(axis=1, keepdims=True), (self.devices, 1)))
+                (v, np.broadcast_to(need.any(axis=1, keepdims=True), (self._devices, 1)))
                 for v in others
                 if not self._is_known(v)
             ]
@@ -339,14 +318,13 @@ class Walk:
         program: Program,
         rules: Rules,
         knowledge: Knowledge,
-        levels: Levels,
         budget: Budget,
         records: dict[Node, Record],
     ) -> None:
+        self._program = program
         self.countings: dict[Node, dict[int, list[int]]] = {}
         self._rules = rules
         self._knowledge = knowledge
-        self._levels = levels
         self._budget = budget
         self._records = records
         self._need: list[Need | None] = [None] * len(program.types)
@@ -356,10 +334,10 @@ class Walk:
             for node in program.nodes
             if node.name not in CONTROL_FLOW and rules.has_effect(node)
         }
-        self._weight = 1 + rules.devices * rules.most_places // _FREE_SIZE
-        self._active = np.ones(rules.devices, np.bool_)
+        most_places = max(program.tracked.counts, default=1)
+        self._weight = 1 + program.devices * most_places // _FREE_SIZE
+        self._active = np.ones(program.devices, np.bool_)
         self._iterations: list[int] = []
-        self._program = program
 
     def run(self) -> None:
         """Raises TooMuchWorkError where the budget does not suffice."""
@@ -390,9 +368,7 @@ class Walk:
         if node not in self._effects and all(need is None for need in needs):
             return
         if node not in self._made:
-            groups = (
-                None if node.name == ENTER else self._levels.groups(self._program.computation(node))
-            )
+            groups = None if node.name == ENTER else self._program.groups(node)
             self._made[node] = self._rules.of(node), groups
         rule, groups = self._made[node]
         for operand, need in rule(needs):
@@ -427,7 +403,7 @@ class Walk:
             self._iterations.pop()
             carried = [self._take(argument) for argument in body.arguments]
             sources = body.arguments
-        groups = self._levels.groups(self._program.computation(loop))
+        groups = self._program.groups(loop)
         for need, source, operand in zip(carried, sources, loop.operands, strict=True):
             if need is not None:
                 self._add(operand, shared(self._rules.handed(need, source, operand), groups))
@@ -452,11 +428,11 @@ class Walk:
         rows = [need.any(axis=1, keepdims=True) for need in needs if need is not None]
         if not rows and not runs:
             return
-        everywhere = np.ones((self._rules.devices, 1), np.bool_)
+        everywhere = np.ones((self._program.devices, 1), np.bool_)
         needed = everywhere if runs else np.logical_or.reduce(rows)
         if talks and needed.any():
             needed = everywhere
-        groups = self._levels.groups(self._program.computation(loop))
+        groups = self._program.groups(loop)
         made = set[int]().union(*map(numbers_in, loop.bodies))
         for value in sorted(inputs_of(loop) - made):
             spread = np.broadcast_to(needed, (len(needed), self._rules.places(value)))
@@ -475,9 +451,7 @@ class Walk:
             for need, result, end in zip(needs, node.results, region.returned, strict=True):
                 if need is not None:
                     taken = self._rules.handed(need & mask[:, None], result, end)
-                    self._add(
-                        end, shared(taken, self._levels.groups(self._program.computation(node)))
-                    )
+                    self._add(end, shared(taken, self._program.groups(node)))
             self._backward(region)
         self._active = around
 
@@ -488,13 +462,13 @@ class Walk:
         if runs:
             self._add(node.operands[0], self._rules.full(node.operands[0]))
         elif rows:
-            groups = self._levels.groups(self._program.computation(node))
+            groups = self._program.groups(node)
             needed = np.logical_or.reduce(rows)
             self._add(node.operands[0], shared(needed, groups))
 
     def _communicates(self, node: Node) -> bool:
         return any(
-            self._rules.communication(inner) is not None
+            self._program.communication(inner) is not None
             for body in node.bodies
             for inner in body.nested()
         )

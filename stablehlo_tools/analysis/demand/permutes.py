@@ -14,15 +14,13 @@ from itertools import pairwise
 
 import numpy as np
 
-from stablehlo_tools.analysis.collectives import ModuleFacts, classify_communication
+from stablehlo_tools.analysis.collectives import ModuleFacts
 from stablehlo_tools.analysis.demand.knowledge import Budget, Knowledge, TooMuchWorkError
 from stablehlo_tools.analysis.demand.needs import Record, Rules, Walk
 from stablehlo_tools.analysis.demand.program import (
     Body,
-    Levels,
     Node,
     Program,
-    TrackedDims,
     walked_loops,
 )
 from stablehlo_tools.bindings import ir
@@ -87,14 +85,11 @@ def permute_demand(module: ir.Module, facts: ModuleFacts) -> list[PermuteDemand]
     if not records:
         return []
     budget = Budget(MOST_STEPS, MOST_ITERATIONS)
-    classify = classify_communication(module.context)
-    walked = walked_loops(program.root, lambda node: classify(node.op) is not None)
-    tracked = TrackedDims(program)
-    knowledge = Knowledge(program, module, facts, tracked, walked, budget)
-    levels = Levels(program, facts)
-    rules = Rules(program, module, facts, knowledge, levels, tracked)
+    walked = walked_loops(program, program.root)
+    knowledge = Knowledge(program, walked, budget)
+    rules = Rules(program, knowledge)
     for record in records.values():
-        collective = rules.communication(record.node)
+        collective = program.communication(record.node)
         groups = facts.groups(collective) if collective is not None else None
         around = record.node.op.parent
         while around is not None and around.name in BRANCHES:
@@ -105,7 +100,7 @@ def permute_demand(module: ir.Module, facts: ModuleFacts) -> list[PermuteDemand]
             record.reason = ELSEWHERE
         else:
             record.targets = [target for _, target in groups]
-    walk = Walk(program, rules, knowledge, levels, budget, records)
+    walk = Walk(program, rules, knowledge, budget, records)
     try:
         walk.run()
     except TooMuchWorkError:

@@ -17,7 +17,7 @@ one is.
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stablehlo_tools import bindings
-from stablehlo_tools.analysis.collectives import ModuleFacts
+from stablehlo_tools.analysis.collectives import Collective, ModuleFacts, classify_communication
 from stablehlo_tools.analysis.dataflow import Body, Dataflow, Node, carries
 from stablehlo_tools.analysis.replica_groups import AxisRef, mesh_axes_groups
 from stablehlo_tools.analysis.shardings import manual_axes, sharding_axes, sharding_per_value
@@ -90,8 +90,12 @@ class Program(Dataflow):
 
     def __init__(self, module: ir.Module, entry: ir.Operation, facts: ModuleFacts) -> None:
         super().__init__()
+        self.module = module
+        self.facts = facts
+        self.devices = facts.grid.size
+        self._classify = classify_communication(module.context)
         self.around: dict[Node, ir.Operation] = {}
-        self._functions = functions_by_name(module)
+        self.functions = functions_by_name(module)
         self._computation: ir.Operation | None = None
         self._depth = -1
         self._left: dict[int, int] = {}  # what leaves a computation: its number outside, and inside
@@ -124,7 +128,7 @@ class Program(Dataflow):
 
     def _op(self, op: ir.Operation, nodes: list[Node]) -> None:
         name = op.name
-        callee = self._functions.get(callee_name(op)) if name in CALLS else None
+        callee = self.functions.get(callee_name(op)) if name in CALLS else None
         if callee is not None and len(callee.regions[0].blocks) == 1 and self._depth < _DEEPEST:
             self._written_out(op, callee.regions[0].blocks[0], {}, nodes)
         elif name == MANUAL_COMPUTATION:
@@ -179,20 +183,39 @@ class Program(Dataflow):
         """The manual computation that an op belongs to; an edge belongs to its own."""
         return node.op if node.name in EDGES else self.around.get(node)
 
+    def communication(self, node: Node) -> Collective | None:
+        """The collective that a node is."""
+        return None if node.name in EDGES else self._classify(node.op)
 
-def walked_loops(
-    code: Body, communicates: Callable[[Node], bool], inside: bool = False
-) -> set[Node]:
-    """The loops that are worth following iteration by iteration: the outermost, and those in them
-    that communicate.
+    @cached_property
+    def tracked(self) -> TrackedDims:
+        """The dimensions along which places are told apart."""
+        return TrackedDims(self)
+
+    @cached_property
+    def levels(self) -> Levels:
+        """The groups of devices that share values."""
+        return Levels(self)
+
+    def groups(self, node: Node) -> Groups | None:
+        """Rows of devices that share what one of them needs around a node; None where each is on
+        its own."""
+        return self.levels.groups(self.computation(node))
+
+
+def walked_loops(program: Program, code: Body, *, inside: bool = False) -> set[Node]:
+    """The loops of a block that are worth following iteration by iteration: the outermost, and
+    those in them that communicate.
     """
     loops: set[Node] = set()
     for node in code.nodes:
         is_loop = node.name == WHILE
-        if is_loop and (not inside or any(map(communicates, node.bodies[1].nested()))):
+        if is_loop and (
+            not inside or any(program.communication(each) for each in node.bodies[1].nested())
+        ):
             loops.add(node)
         for body in node.bodies:
-            loops |= walked_loops(body, communicates, inside or is_loop)
+            loops |= walked_loops(program, body, inside=inside or is_loop)
     return loops
 
 
@@ -203,9 +226,9 @@ Need = NDArray[np.bool_]  # by device and place; one column where places are not
 class Levels:
     """The groups of devices that share values, for each manual computation and outside of all."""
 
-    def __init__(self, program: Program, facts: ModuleFacts) -> None:
-        self._facts = facts
-        self._everyone: Groups = np.arange(facts.grid.size).reshape(1, -1)
+    def __init__(self, program: Program) -> None:
+        self._facts = program.facts
+        self._everyone: Groups = np.arange(program.devices).reshape(1, -1)
         self._outside = self._everyone if program.is_global else None
         self._known: dict[ir.Operation, Groups | None] = {}
 
