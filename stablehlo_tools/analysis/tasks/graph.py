@@ -62,7 +62,22 @@ def settle_overwriting(nodes: Mapping[int, Node], users: Sequence[Sequence[int]]
     for node in nodes.values():
         if node.role not in _WRITERS or not node.passes:
             continue
-        kept = _kept_in_place(node, nodes, users)
+        # Of several results that would write into one value, as carries that start from the same
+        # zeros, the first lies in it.
+        kept: list[Ref | None] = []
+        written: set[Ref] = set()
+        for number, ref in enumerate(node.passes):
+            # An invariant operand of a loop does not change.
+            is_kept = node.body is not None and (
+                node.body.carries[number][1] == (node.body.carries[number][0], 0)
+            )
+            if ref is None or is_kept:
+                kept.append(ref)
+            elif ref in written or not _is_last(node, ref, nodes, users):
+                kept.append(None)
+            else:
+                written.add(ref)
+                kept.append(ref)
         if node.role is Role.LOOP:
             node.copied = sum(
                 size / 2 if nodes[before[0]].role is Role.CHEAP else size  # written, not read
@@ -72,29 +87,7 @@ def settle_overwriting(nodes: Mapping[int, Node], users: Sequence[Sequence[int]]
         if None in kept and node.role is not Role.LOOP:
             node.passes, node.reads = (), ()
         else:
-            node.passes = kept
-
-
-def _kept_in_place(
-    node: Node, nodes: Mapping[int, Node], users: Sequence[Sequence[int]]
-) -> tuple[Ref | None, ...]:
-    """The passes of a writer that can stay; of several results that would write into one value, as
-    carries that start from the same zeros, the first."""
-    kept: list[Ref | None] = []
-    written: set[Ref] = set()
-    for number, ref in enumerate(node.passes):
-        # An invariant operand of a loop does not change.
-        is_kept = node.body is not None and (
-            node.body.carries[number][1] == (node.body.carries[number][0], 0)
-        )
-        if ref is None or is_kept:
-            kept.append(ref)
-        elif ref in written or not _is_last(node, ref, nodes, users):
-            kept.append(None)
-        else:
-            written.add(ref)
-            kept.append(ref)
-    return tuple(kept)
+            node.passes = tuple(kept)
 
 
 def _is_last(
@@ -211,24 +204,19 @@ class _BodyTasks:
             self._emit(kernel)
         if in_loop:
             self._copy_what_comes_early()
-        graph = TaskGraph(self._tasks, self._sizes)
-        if in_loop:
-            graph = body_in_place(graph, self._over, self._carried())
+            carried = {  # the storages of carries' next values, and of those of the iteration
+                after: before
+                for argument, result in self._body.carries
+                for before in self._storages.get((argument, 0), ())
+                for after in self._storages.get(result, ())
+                if after != before
+            }
+            graph = body_in_place(TaskGraph(self._tasks, self._sizes), self._over, carried)
         else:
-            is_torus = self._clock.hardware.is_torus
-            graph = program_in_place(graph, self._over, set_aside=not is_torus)
+            whole, is_torus = TaskGraph(self._tasks, self._sizes), self._clock.hardware.is_torus
+            graph = program_in_place(whole, self._over, set_aside=not is_torus)
         ops = [self._ops.get(task.id, []) for task in graph.tasks]
         return TracedGraph(graph, ops, self._loops)
-
-    def _carried(self) -> dict[int, int]:
-        """By the storage of a carry's next value, that of the value that the iteration has."""
-        return {
-            after: before
-            for argument, result in self._body.carries
-            for before in self._storages.get((argument, 0), ())
-            for after in self._storages.get(result, ())
-            if after != before
-        }
 
     def carries(self) -> Iterable[tuple[int, int]]:
         """The tasks of each carried value: the input, and what makes the next one."""

@@ -97,17 +97,16 @@ _POLYNOMIALS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Fusing:
-    """How a compiler fuses: in how many kernels it repeats what is cheap to compute, which ops are
-    not cheap, and whether a gather computes what it reads."""
+    """How a compiler fuses: which ops are not cheap to compute again in several kernels, and
+    whether a gather computes what it reads."""
 
-    most_repeats: int
     dear: frozenset[str]
     into_gathers: bool
-    into_products: bool
 
 
-XLA_GPU = Fusing(most_repeats=8, dear=_POLYNOMIALS, into_gathers=True, into_products=False)
-XLA_TPU = Fusing(most_repeats=8, dear=frozenset(), into_gathers=False, into_products=False)
+XLA_GPU = Fusing(dear=_POLYNOMIALS, into_gathers=True)
+XLA_TPU = Fusing(dear=frozenset(), into_gathers=False)
+_MOST_REPEATS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,10 +127,10 @@ class _Readers:
     kernels: frozenset[int] = frozenset()
     blocked: bool = False
 
-    def and_(self, other: _Readers, most: int) -> _Readers:
-        """Both; more than `most` are as good as blocked."""
+    def and_(self, other: _Readers) -> _Readers:
+        """Both; too many to repeat it in each are as good as blocked."""
         kernels = self.kernels | other.kernels
-        return _Readers(kernels, self.blocked or other.blocked or len(kernels) > most)
+        return _Readers(kernels, self.blocked or other.blocked or len(kernels) > _MOST_REPEATS)
 
 
 _NONE, _BLOCKED = _Readers(), _Readers(blocked=True)
@@ -156,7 +155,7 @@ def fuse(nodes: Mapping[int, Node], users: Sequence[Sequence[int]], fusing: Fusi
         readers = _NONE
         for user in users[node.index]:
             reader = _reader(node, nodes[user], kernel_of, readers_of, fusing)
-            readers = readers.and_(reader, fusing.most_repeats)
+            readers = readers.and_(reader)
         kernel_of[node.index] = node.index
         fits = node.role in _FUSED and not readers.blocked and readers.kernels
         if fits and len(readers.kernels) == 1:
@@ -207,11 +206,7 @@ def _reader(
         return readers_of[user.index]
     # What an update writes into is not computed in its kernel: it would have to be written whole.
     into = user.role is Role.UPDATE and user.sources[0][0] == node.index
-    joins = (
-        user.role in _JOINABLE
-        or (fusing.into_gathers and user.name == "gather")
-        or (fusing.into_products and user.matmul is not None)
-    )
+    joins = user.role in _JOINABLE or (fusing.into_gathers and user.name == "gather")
     if not joins or into:
         return _BLOCKED
     return _Readers(frozenset({kernel_of[user.index]}))

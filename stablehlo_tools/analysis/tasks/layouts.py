@@ -110,14 +110,9 @@ class Layouts:
         self._copies = {key: ref for key, ref in self._copies.items() if ref[0] < begin}
 
     def into(self, source: Ref, inner: Layouts, inside: Ref, copy: _Copy) -> Ref:
-        """What a loop is given, in the order in which its body has it as `inside`."""
-        return self._as_in(source, inner._of.get(inside), copy)
-
-    def back(self, result: Ref, argument: Ref, copy: _Copy) -> Ref:
-        """What a body hands on, in the order of the argument that it becomes."""
-        return self._as_in(result, self._of.get(argument), copy)
-
-    def _as_in(self, source: Ref, wanted: _Layout | None, copy: _Copy) -> Ref:
+        """What a loop is given, or its body hands on, in the order in which the body has it as
+        `inside`."""
+        wanted = inner._of.get(inside)
         if source not in self._of or wanted is None or not wanted.orders():
             return source
         return self._ordered(source, wanted.orders()[0], copy)

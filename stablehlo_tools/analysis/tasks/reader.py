@@ -19,12 +19,13 @@ from stablehlo_tools.analysis.tasks.op_work import (
     TINY,
     OpWork,
     bytes_of,
+    is_one_hot,
     is_own_kernel,
     op_work,
     selection,
     short_name,
+    written_over,
 )
-from stablehlo_tools.analysis.tasks.scatters import is_one_hot, written_over
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.cost.kernels import TILED_REDUCTION, WorkKind
 from stablehlo_tools.diagnostics import ToolError, to_place
@@ -488,7 +489,7 @@ class _LoopReader(_Reader):
         returned = [a if s else r for a, r, s in zip(arguments, returned, sunk, strict=True)]
         if self.layouts is not None:
             returned = [
-                self.layouts.back(result, argument, self._copy)
+                self.layouts.into(result, self.layouts, argument, self._copy)
                 for argument, result in zip(arguments, returned, strict=True)
             ]
         self.body.carries = [
