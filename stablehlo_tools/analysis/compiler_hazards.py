@@ -12,19 +12,43 @@ Seen of XLA's compilers for CPU, GPU and TPU, on one or more of them:
 
 Where one program has it and another has not, the two do not meet. Barriers keep all of that away,
 and so do token chains, but for the second.
+
+XLA's simplifier has hundreds of patterns more. A collective surely stays as it is, fenced, if
+optimization barriers make its operands and take its results, as `thread-tokens` writes them, and if
+an output surely needs one of these results:
+
+    (x', t') = barrier(x, t);  y = collective(x');  (y', t'') = barrier(y, t');  return tanh(y')
+
+An output surely needs a value if it follows from it by the ops of `_KEEPING`, which no compiler
+removes. Barriers alone do not keep element types: XLA:TPU may exchange another one for floats of 16
+bits or fewer, and bf16 for wider floats that only conversions and products use.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 
 from stablehlo_tools.analysis.collectives import Collective
+from stablehlo_tools.analysis.liveness import has_effect
+from stablehlo_tools.analysis.loops import constant_trips
 from stablehlo_tools.analysis.replica_groups import GroupMode
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.custom_calls import is_async_done
-from stablehlo_tools.dialect.names import ALL_GATHER, ALL_REDUCE, BARRIER, CONVERT, DYNAMIC_SLICE
+from stablehlo_tools.dialect.names import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    BARRIER,
+    CONVERT,
+    DYNAMIC_SLICE,
+    REDUCE,
+    WHILE,
+)
+from stablehlo_tools.dialect.reducers import reducer_kind
 from stablehlo_tools.dialect.traits import (
     COLLECTIVES,
+    COMPUTATIONS,
+    LAYOUT,
     Trait,
     full_names,
     ops_with,
@@ -33,6 +57,7 @@ from stablehlo_tools.dialect.traits import (
 )
 from stablehlo_tools.ir.builder import element_of
 from stablehlo_tools.ir.values import producer
+from stablehlo_tools.ir.walk import terminator
 
 _ALIKE = frozenset({ALL_REDUCE, "stablehlo.all_gather"})  # within each group
 _UNLIKE = (
@@ -130,3 +155,135 @@ def _user(value: ir.Value) -> ir.Operation | None:
     """The only use; None where there is none, or another."""
     uses = [use.owner.operation for use in value.uses]
     return uses[0] if len(uses) == 1 else None
+
+
+# Of float tensors with elements: no identity takes any of their operands away, and none is read in
+# another type.
+_KEEPING = (
+    ops_with(Trait.UNARY | Trait.TRANSCENDENTAL)
+    | full_names("add subtract multiply divide negate reduce_scatter all_to_all")
+    | LAYOUT
+    | {ALL_GATHER, ALL_REDUCE, REDUCE}
+)
+# Of what differs between replicas they make what differs.
+_MIXING = _KEEPING - {ALL_GATHER, ALL_REDUCE} | full_names("convert dot_general")
+_SAME = "mhlo.is_same_data_across_replicas"  # of an argument
+_WIDE = frozenset({"f32", "f64"})
+_MOST_TRIPS = 64  # of a loop whose carries go round
+
+
+class Fences:
+    """Tells which collectives of a module without calls are fenced."""
+
+    def __init__(self, main: ir.Operation) -> None:
+        self.main = main
+        self._floats: dict[ir.Type, tuple[str, bool]] = {}
+
+    def doubt(self, collective: Collective) -> str:
+        """Why a compiler may issue another collective, or none; empty if it cannot."""
+        if has_effect(collective):
+            return ""
+        op = collective.op
+        tensors = [v for v in op.operands if isinstance(v.type, ir.RankedTensorType)]
+        makers = [producer(value) for value in tensors]
+        if any(maker is None or maker.name != BARRIER for maker in makers):
+            return "no barrier makes its operands"
+        users = [use.owner.operation for result in op.results for use in result.uses]
+        if any(user.name != BARRIER for user in users):
+            return "its results reach other ops than barriers"
+        for value in [*tensors, *op.results]:
+            element, _ = self._float(value)
+            if element and element not in _WIDE:
+                return f"a compiler may exchange another type than {element}"
+        is_sum = op.name == ALL_REDUCE and collective.group_mode is GroupMode.CROSS_REPLICA
+        if is_sum and not all(map(self._differs, tensors)):
+            return "a compiler may find that all replicas have the same value"
+        if not any(result in self.needed for result in op.results):
+            return "a compiler may find that no output needs it as it is"
+        return ""
+
+    @cached_property
+    def needed(self) -> set[ir.Value]:
+        """The values that an output surely needs."""
+        block = self.main.regions[0].blocks[0]
+        needed = set(terminator(block).operands)
+        self._mark_needed(block, needed)
+        return needed
+
+    def _differs(self, value: ir.Value) -> bool:
+        """Whether a value follows from an argument so that no compiler takes it to be the same on
+        all replicas. Nothing is said of what loops carry."""
+        arguments = set(self.main.regions[0].blocks[0].arguments)
+        pending, seen = [value], set[ir.Value]()
+        while pending:
+            value = pending.pop()
+            maker = None if value in seen else producer(value)
+            seen.add(value)
+            if value in arguments:
+                return _SAME not in str(self.main.attributes.get("arg_attrs"))
+            if maker is not None and maker.name == BARRIER:
+                pending.append(maker.operands[ir.OpResult(value).result_number])
+            elif maker is not None and self._keeps_operands(maker, _MIXING):
+                pending += maker.operands
+        return False
+
+    def _mark_needed(self, block: ir.Block, needed: set[ir.Value]) -> None:
+        """Adds the values of a block that the needed ones follow from, the last op first."""
+        for view in reversed(list(block.operations)):
+            op = view.operation
+            for number, result in enumerate(op.results):
+                if result not in needed:
+                    continue
+                if op.name == BARRIER:
+                    needed.add(op.operands[number])
+                elif op.name in COMPUTATIONS:
+                    inner = op.regions[0].blocks[0]
+                    needed.add(terminator(inner).operands[number])
+                    self._mark_needed(inner, needed)
+                    given = zip(inner.arguments, op.operands, strict=True)
+                    needed.update(operand for argument, operand in given if argument in needed)
+                elif op.name == WHILE:
+                    self._mark_loop(op, number, needed)
+                elif self._keeps_operands(op):
+                    needed.update(op.operands)
+
+    def _mark_loop(self, op: ir.Operation, number: int, needed: set[ir.Value]) -> None:
+        """Marks a loop that surely runs: of its body the values that each iteration needs, because
+        a compiler may unroll it."""
+        trips = constant_trips(op)
+        if not trips:
+            return
+        block = op.regions[1].blocks[0]
+        ends = list(terminator(block).operands)
+        asked = {number}
+        each: set[ir.Value] | None = None
+        for trip in range(trips):
+            before, inside = asked, {ends[i] for i in asked}
+            self._mark_needed(block, inside)
+            each = inside if each is None else each & inside
+            asked = {i for i, argument in enumerate(block.arguments) if argument in inside}
+            if asked == before:
+                break
+            if trip == _MOST_TRIPS:
+                return
+        needed |= each or set()
+        needed.update(op.operands[i] for i in asked)
+
+    def _keeps_operands(self, op: ir.Operation, names: frozenset[str] = _KEEPING) -> bool:
+        name, operands = op.name, list(op.operands)
+        if name not in names or len(set(operands)) < len(operands):
+            return False
+        if name == REDUCE and reducer_kind(op.regions[0].blocks[0]) != "add":
+            return False
+        return all(self._float(value)[1] for value in (*operands, *op.results))
+
+    def _float(self, value: ir.Value) -> tuple[str, bool]:
+        """The element type of a tensor of real floats, empty for other values, and whether it
+        surely has elements."""
+        type_ = value.type
+        if type_ not in self._floats:
+            is_tensor = isinstance(type_, ir.RankedTensorType)
+            is_float = is_tensor and isinstance(type_.element_type, ir.FloatType)
+            has_elements = is_float and type_.has_static_shape and 0 not in type_.shape
+            self._floats[type_] = str(type_.element_type) if is_float else "", has_elements
+        return self._floats[type_]

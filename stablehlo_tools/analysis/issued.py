@@ -16,8 +16,8 @@ from stablehlo_tools.analysis.communication import (
     communicating_functions,
     iterate_collectives,
 )
+from stablehlo_tools.analysis.compiler_hazards import Fences
 from stablehlo_tools.analysis.entry import is_per_device
-from stablehlo_tools.analysis.fences import Fences
 from stablehlo_tools.analysis.issue_reader import IssueReader, Level
 from stablehlo_tools.analysis.liveness import deletable_collectives, live_paths
 from stablehlo_tools.analysis.rendezvous import Rendezvousing

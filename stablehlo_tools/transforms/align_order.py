@@ -13,8 +13,8 @@ from functools import reduce
 from operator import or_
 
 from stablehlo_tools.analysis.collectives import Collective
+from stablehlo_tools.analysis.compiler_hazards import Fences
 from stablehlo_tools.analysis.effects import unknown_calls_counted
-from stablehlo_tools.analysis.fences import Fences
 from stablehlo_tools.analysis.issued import Issued
 from stablehlo_tools.analysis.liveness import has_effect, live_values
 from stablehlo_tools.artifacts.artifact import Artifact

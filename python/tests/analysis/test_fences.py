@@ -6,7 +6,7 @@ import pytest
 from order_cases import SUM, main
 
 from stablehlo_tools.analysis.collectives import find_collectives
-from stablehlo_tools.analysis.fences import Fences
+from stablehlo_tools.analysis.compiler_hazards import Fences
 from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.ir.walk import entry_function
 
