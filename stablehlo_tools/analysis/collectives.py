@@ -110,8 +110,7 @@ class Collective:
         """The channel handle's id, 0 where there is none. Never an identity: handles repeat."""
         if self.kind == RAGGED_ALL_TO_ALL:
             return _integer(self.group_attribute("channel_id"), 0)
-        handle = self.inner.attributes.get("channel_handle")
-        return bindings.ChannelHandle(handle).handle if handle is not None else 0
+        return channel_number(self.inner)
 
     def group_attribute(self, name: str) -> ir.Attribute | None:
         """An attribute that says who takes part; a ragged_all_to_all has them in a dictionary."""
@@ -269,8 +268,9 @@ def classify_communication(context: ir.Context) -> Callable[[ir.Operation], Coll
 
     It raises a located ToolError at the first op of a dialect that is not understood.
     """
-    custom_calls = _CustomCalls(bindings.TokenType.get(context))
+    token = bindings.TokenType.get(context)
     understood: set[str] = set()
+    functions: dict[str, ir.Operation] = {}  # asked for once, and only if any call starts
 
     def classify(op: ir.Operation) -> Collective | None:
         name = op.name
@@ -280,9 +280,27 @@ def classify_communication(context: ir.Context) -> Callable[[ir.Operation], Coll
         if name == ASYNC_START:
             inner = op.regions[0].blocks[0].operations[0].operation
             return Collective(op, inner, _KINDS.get(str(inner.name)) or str(inner.name))
-        if name == CUSTOM_CALL:
-            return custom_calls.collective(op)
-        return Collective(op, op, _KINDS[name]) if name in _KINDS else None
+        if name != CUSTOM_CALL:
+            return Collective(op, op, _KINDS[name]) if name in _KINDS else None
+        target = target_of(op)
+        if target == RAGGED_ALL_TO_ALL:
+            return Collective(op, op, RAGGED_ALL_TO_ALL)
+        if target in ASYNC_STARTS:
+            if not functions:
+                functions.update(functions_around(op))
+            inner, holder = detached_collective(op, functions)
+            return Collective(op, inner, ASYNC_STARTS[target], holder)
+        if (start := start_of_done(target)) is not None:
+            _check_done(op, start)
+            return None
+        if is_annotation(op):
+            return None
+        effect = op.attributes.get("has_side_effect")
+        if (effect is not None and ir.BoolAttr(effect).value) or any(
+            value.type == token for value in (*op.operands, *op.results)
+        ):
+            return Collective(op, op, "custom_call")
+        return Collective(op, op, UNKNOWN_CALL) if MAY_COMMUNICATE in op.attributes else None
 
     return classify
 
@@ -352,36 +370,6 @@ def _named_processes(collective: Collective, meshes: dict[str, DeviceMesh]) -> i
     tables = (groups, collective.inner.attributes.get("source_target_pairs"))
     ids = [i for t in tables if isinstance(t, ir.DenseIntElementsAttr) for i in np.ravel(t)]
     return 1 + max((int(i) for i in ids), default=0)
-
-
-class _CustomCalls:
-    """Tells which custom calls communicate; the functions are asked for once, and only if any."""
-
-    def __init__(self, token: ir.Type) -> None:
-        self._token = token
-        self._functions: dict[str, ir.Operation] | None = None
-
-    def collective(self, op: ir.Operation) -> Collective | None:
-        """The collective that a custom call is, or None."""
-        target = target_of(op)
-        if target == RAGGED_ALL_TO_ALL:
-            return Collective(op, op, RAGGED_ALL_TO_ALL)
-        if target in ASYNC_STARTS:
-            if self._functions is None:
-                self._functions = functions_around(op)
-            inner, holder = detached_collective(op, self._functions)
-            return Collective(op, inner, ASYNC_STARTS[target], holder)
-        if (start := start_of_done(target)) is not None:
-            _check_done(op, start)
-            return None
-        if is_annotation(op):
-            return None
-        effect = op.attributes.get("has_side_effect")
-        if effect is not None and ir.BoolAttr(effect).value:
-            return Collective(op, op, "custom_call")
-        if any(value.type == self._token for value in (*op.operands, *op.results)):
-            return Collective(op, op, "custom_call")
-        return Collective(op, op, UNKNOWN_CALL) if MAY_COMMUNICATE in op.attributes else None
 
 
 def _check_done(done: ir.Operation, start: str) -> None:

@@ -2,13 +2,14 @@
 
 An array has a leading dimension of rows, of size 1 where they all hold the same; the other
 dimensions are the tensor's. A row is a device's value, or that of one iteration of a loop: all that
-evaluates integers before the run (`device_values`, `loop_values`, `uniformity`, `demand`,
-`elements.folding`) asks here what one op makes of them. Arithmetic is the dialect's
-(`integer_arithmetic`); what is added here is how ops move elements about.
+evaluates integers before the run (`device_values`, `loop_values`, `uniformity`, `demand`) asks here
+what one op makes of them. Arithmetic is the dialect's (`integer_arithmetic`); what is added here is
+how ops move elements about.
 
 Known is what follows from constants and from `partition_id` and `replica_id`: through arithmetic
 and lookups in tables, calls, arguments that all callers agree on, carries that a loop hands on as
 they came, and the edges of manual computations. Everything is computed for all devices at once.
+`folded` asks less: what a compiler knows of constants, and of what identities make one.
 """
 
 from __future__ import annotations
@@ -24,7 +25,11 @@ from numpy.typing import NDArray
 from stablehlo_tools import bindings
 from stablehlo_tools.analysis.collectives import ModuleFacts
 from stablehlo_tools.analysis.communication import is_public
-from stablehlo_tools.analysis.loops import comparison_direction, integer_range
+from stablehlo_tools.analysis.loops import (
+    comparison_direction,
+    integer_range,
+    is_integer_scalar,
+)
 from stablehlo_tools.analysis.replica_groups import AxisRef, DeviceMesh, mesh_axes_groups
 from stablehlo_tools.analysis.shardings import (
     dimension_axes,
@@ -35,7 +40,13 @@ from stablehlo_tools.analysis.shardings import (
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect import integer_arithmetic
 from stablehlo_tools.dialect.dimensions import integers
-from stablehlo_tools.dialect.integer_arithmetic import Undefined, bitcast, compared, integer_dtype
+from stablehlo_tools.dialect.integer_arithmetic import (
+    HOLD_OF_EQUALS,
+    Undefined,
+    bitcast,
+    compared,
+    integer_dtype,
+)
 from stablehlo_tools.dialect.names import (
     BARRIER,
     BITCAST_CONVERT,
@@ -56,6 +67,7 @@ from stablehlo_tools.dialect.names import (
     TRANSPOSE,
     WHILE,
 )
+from stablehlo_tools.dialect.reducers import absorbing_integer
 from stablehlo_tools.dialect.traits import CALLS, DEVICE_IDS, Trait, full_names, ops_with
 from stablehlo_tools.ir.builder import shape_of
 from stablehlo_tools.ir.values import producer, value_of
@@ -145,18 +157,13 @@ def scalar_result(op: ir.Operation, rows: Sequence[Values]) -> Values | None:
 
     Divisions are taken to be XLA's.
     """
-    if op.name not in SCALAR_OPS:
-        return None
     type_ = op.results[0].type
-    if not isinstance(type_, ir.RankedTensorType) or type_.rank:
-        return None
-    element = type_.element_type
-    if not isinstance(element, ir.IntegerType):
+    if op.name not in SCALAR_OPS or not is_integer_scalar(type_):
         return None
     result = rows[0] if op.name in _HANDING_ON else apply(op, rows, Undefined.AS_XLA)
     if result is None:
         return None
-    dtype = integer_dtype(element.width, signed=not element.is_unsigned)
+    dtype = element_dtype(type_)
     if dtype is not None:
         return result.astype(dtype, copy=False)
     low, high = integer_range(type_)  # of 2 or 4 bits, which NumPy has no type for
@@ -363,8 +370,6 @@ class DeviceValues:
         return known
 
     def _computed(self, value: ir.Value, call: _Call, depth: int) -> Values | None:
-        if math.prod(ir.RankedTensorType(value.type).shape) > _LARGEST:
-            return None
         op = producer(value)
         if op is None:
             return self._argument(ir.BlockArgument(value), call, depth)
@@ -493,3 +498,62 @@ def _sharded(whole: Values, dimension: int, groups: Sequence[Sequence[int]]) -> 
         for device in range(devices)
     ]
     return np.stack(shards)
+
+
+_DEEPEST_FOLDED = 16  # ops from a value to its constants
+_MOST_FOLDED = 64  # ops looked at, for one value
+_RIGHT = frozenset({"power", "remainder"})  # only the operand on the right decides
+
+
+def folded(value: ir.Value) -> Values | None:
+    """The integers or booleans that a value surely is, in its shape; None where that is unknown."""
+    known = _Folding().of(value, 0)
+    return None if known is None else known[0]
+
+
+class _Folding:
+    """Computes values with a leading dimension of size 1; arguments of blocks are unknown."""
+
+    def __init__(self) -> None:
+        self.left = _MOST_FOLDED
+
+    def of(self, value: ir.Value, depth: int) -> Values | None:
+        op, dtype = producer(value), element_dtype(value.type)
+        self.left -= 1
+        if op is None or dtype is None or depth > _DEEPEST_FOLDED or self.left < 0:
+            return None
+        if not has_few_integers(value.type, _LARGEST):
+            return None
+        number = self._decided(op, dtype, depth + 1)
+        if number is not None:
+            return np.broadcast_to(np.array(number, dtype), (1, *shape_of(value)))
+        if op.name not in COMPUTED:
+            return None
+        return evaluated(op, (self.of(operand, depth + 1) for operand in op.operands))
+
+    def _decided(self, op: ir.Operation, dtype: np.dtype[Any], depth: int) -> int | None:
+        """The number that every element is, whatever some of the operands are."""
+        name = op.name.removeprefix("stablehlo.")
+        if name == "compare":
+            one, other = op.operands
+            if one != other or element_dtype(one.type) is None:
+                return None
+            return int(comparison_direction(op) in HOLD_OF_EQUALS)
+        if name in ("subtract", "xor"):
+            return 0 if op.operands[0] == op.operands[1] else None
+        if name == "clamp":
+            low, high = (self._splat(op.operands[i], depth) for i in (0, 2))
+            return low if low == high else None
+        width = 1 if dtype.kind == "b" else 8 * dtype.itemsize
+        known = absorbing_integer(name, width, signed=dtype.kind == "i")
+        if known is None:
+            return None
+        absorbing, result = known
+        operands = list(op.operands)[1:] if name in _RIGHT else list(op.operands)
+        is_decided = any(self._splat(operand, depth) == absorbing for operand in operands)
+        return result if is_decided else None
+
+    def _splat(self, value: ir.Value, depth: int) -> int | None:
+        known = self.of(value, depth)
+        is_splat = known is not None and known.size and (known == known.flat[0]).all()
+        return int(known.flat[0]) if known is not None and is_splat else None

@@ -19,10 +19,16 @@ from operator import and_, or_
 from stablehlo_tools.analysis.collectives import Collective
 from stablehlo_tools.analysis.common_values import CommonValues, shortened
 from stablehlo_tools.analysis.communication import Site
-from stablehlo_tools.analysis.compiler_hazards import Surroundings
-from stablehlo_tools.analysis.dependence import GIVEN, NOTHING, VARIES, Dependence
-from stablehlo_tools.analysis.fences import Fences
-from stablehlo_tools.analysis.forced_dependence import Transfer, constant_elements, has_no_elements
+from stablehlo_tools.analysis.compiler_hazards import Fences, Surroundings
+from stablehlo_tools.analysis.forced_dependence import (
+    GIVEN,
+    NOTHING,
+    VARIES,
+    Dependence,
+    Transfer,
+    constant_elements,
+    has_no_elements,
+)
 from stablehlo_tools.analysis.liveness import Deletable, surviving_values
 from stablehlo_tools.analysis.loops import constant_trips
 from stablehlo_tools.analysis.rendezvous import Rendezvousing, is_host_transfer
@@ -92,23 +98,17 @@ class Level:
 class Iteration:
     """One reading of a loop's regions, and what the body's returned values depend on."""
 
-    condition: Level
-    body: Level
+    levels: tuple[Level, Level]  # of the condition and the body
     ends: list[Dependence]
-
-    def levels(self) -> tuple[Level, Level]:
-        """The condition and the body."""
-        return self.condition, self.body
 
     def all_bits(self) -> int:
         """The bits of all nodes of an iteration."""
-        return self.condition.all_bits() | self.body.all_bits()
+        return self.levels[0].all_bits() | self.levels[1].all_bits()
 
 
-def common_before(levels: Iterable[Level]) -> int:
-    """What every node of the levels must come after."""
-    after = [bits for level in levels for bits in level.after]
-    return reduce(and_, after, -1) if after else 0
+def _afters(levels: Iterable[Level]) -> list[int]:
+    """What each node of the levels must come after."""
+    return [after for level in levels for after in level.after]
 
 
 def below(bit: int) -> int:
@@ -375,7 +375,8 @@ class IssueReader:
         node = Branch(self._decision(choice, op), branches, to_place(op.location))
         bit = 0
         if any(branch.nodes for branch in levels):
-            bit = self._place(node, op, chosen | common_before(levels) & below(first), level)
+            common = reduce(and_, _afters(levels), below(first))
+            bit = self._place(node, op, chosen | common, level)
         seen = [
             [from_outside(part, branch.all_bits(), bit, first) for part in end]
             for end, branch in zip(ends, levels, strict=True)
@@ -399,20 +400,21 @@ class IssueReader:
         first, mark = self.next_bit, len(self.ops)
         steady, start, once = self._steady(op, sites, level)
         kept = self.ops[mark:]
-        last = max((bit.bit_length() for part in once.levels() for bit in part.bits), default=first)
+        last = max((bit.bit_length() for part in once.levels for bit in part.bits), default=first)
         is_known = trips.values is not None
         chained, changing = self._chained(op, sites, steady, once, last, level, is_known=is_known)
         self.ops[mark:] = kept
         self.next_bit = first
-        condition, body = (part.block() for part in once.levels())
+        condition, body = (part.block() for part in once.levels)
         if not condition.nodes and not body.nodes:
             self._bind(op.results, steady)
             return
-        leading = once if not chained else start
-        foremost = [leading.condition] if leading.condition.nodes else [leading.body]
+        leading = (once if not chained else start).levels
+        foremost = leading[0] if leading[0].nodes else leading[1]
         decision = self._decision(trips, op)
         node = Loop(decision, condition, body, to_place(op.location), is_chained=chained)
-        bit = self._place(node, op, common_before(foremost) & below(first), level)
+        common = reduce(and_, foremost.after, below(first)) if foremost.nodes else 0
+        bit = self._place(node, op, common, level)
         results: list[Dependence] = []
         for position, outside in enumerate(steady):
             inside = once.ends[position]
@@ -460,7 +462,7 @@ class IssueReader:
                 self.uniformity.bind_carries(op)
             self._bind(region.blocks[0].arguments, carries)
             ends.append(self._region(region.blocks[0], inner, level))
-        return Iteration(*levels, ends[1])
+        return Iteration(levels, ends[1])
 
     def _chained(
         self,
@@ -487,7 +489,7 @@ class IssueReader:
         needed = once.all_bits()
         if is_known:
             following = self._iteration(op, sites, carries, around)
-            return all(needed & ~after == 0 for after in _afters(following)), set()
+            return all(needed & ~after == 0 for after in _afters(following.levels)), set()
         changed, moved = 1 << last, 1 << last + 1
         changing: set[int] = set()
         while True:
@@ -500,25 +502,21 @@ class IssueReader:
             following = self._iteration(op, sites, given, around)
             self.moved = outer
             inside = needed | following.all_bits() | changed | moved
-            more = self._changing(op, following, inside)
+            body = op.regions[1].blocks[0]
+            handed = zip(body.arguments, terminator(body).operands, following.ends, strict=True)
+            more = {  # what surely changes: by what moves it, or by a constant
+                position
+                for position, (argument, end, part) in enumerate(handed)
+                if end != argument and (part.whole & inside or is_counter(end, argument))
+            }
             if more <= changing:
                 break
             changing |= more
         tested |= self._of(predicate).whole
-        afters = _afters(following)
+        afters = _afters(following.levels)
         chained = needed & ~reduce(or_, afters, tested) == 0 and all(map(changed.__and__, afters))
         is_open = stays_a_loop(op, lambda value: self._of(value).whole & below(last), changing)
         return chained, changing if is_open else set()
-
-    def _changing(self, op: ir.Operation, iteration: Iteration, bits: int) -> set[int]:
-        """The carries that surely change: by what moves them, or by a constant."""
-        ends = terminator(op.regions[1].blocks[0]).operands
-        return {
-            position
-            for position, argument in enumerate(op.regions[1].blocks[0].arguments)
-            if ends[position] != argument
-            and (iteration.ends[position].whole & bits or is_counter(ends[position], argument))
-        }
 
     def _decision(self, known: Variation, op: ir.Operation) -> Decision:
         assert self.uniformity is not None
@@ -547,8 +545,3 @@ class IssueReader:
                 self.known[value] = part
             elif self.rereading:
                 self.known.pop(value, None)
-
-
-def _afters(iteration: Iteration) -> list[int]:
-    """What each collective of an iteration must come after."""
-    return [after for part in iteration.levels() for after in part.after]

@@ -23,16 +23,16 @@ from stablehlo_tools.analysis.collectives import (
     find_collectives,
 )
 from stablehlo_tools.analysis.communication import is_public
-from stablehlo_tools.analysis.dependence import VARIES, Dependence
-from stablehlo_tools.analysis.device_values import chosen_regions
+from stablehlo_tools.analysis.device_values import chosen_regions, folded
 from stablehlo_tools.analysis.elements.boxes import Box, contains, shape_of, whole_box
-from stablehlo_tools.analysis.elements.folding import folded
 from stablehlo_tools.analysis.elements.links import Link, link_of
 from stablehlo_tools.analysis.elements.moves import Links, Moved, moves_of, scattered
 from stablehlo_tools.analysis.forced_dependence import (
+    VARIES,
+    Dependence,
     Transfer,
+    constant_before,
     has_no_elements,
-    is_made_of_constants,
     rule_of,
 )
 from stablehlo_tools.analysis.loops import constant_trips
@@ -131,22 +131,9 @@ def grown(known: Demand, more: Demand, type_: ir.Type) -> Demand:
     return ALL if is_whole else tuple(boxes)
 
 
-def _survivors(result: ir.Value) -> Sequence[ir.Value]:
-    """The operands of an op's result that it still depends on once compilers have simplified it."""
-    op = maker_of(result)
-    moves = _moves(op)
-    if moves is not None:
-        used = {position for position, _ in moves.links}
-        used = moves.sources.union(moves.steering) if moves.steering else used
-        return [op.operands[position] for position in sorted(used)]
-    written = _written(op)
-    if written is not None:
-        return [op.operands[0], *(op.operands[position] for position, _ in written)]
-    return _computed_survivors(result)
-
-
 def _computed_survivors(result: ir.Value) -> Sequence[ir.Value]:
-    """The same of an op that computes, or of which it is not known what it moves."""
+    """The operands that a result still depends on once compilers have simplified the op: of one
+    that computes, or of which it is not known what it moves."""
     op = maker_of(result)
     if rule_of(op.name) == "own":
         position = ir.OpResult(result).result_number
@@ -178,7 +165,10 @@ def _may_vanish(op: ir.Operation) -> bool:
     if not _may_fold(op) or _is_reordered(op):
         return False
     computed = {value for value in op.operands if not _is_constant(value)}
-    return any(computed.difference(_survivors(result)) for result in op.results)
+    return any(
+        computed.difference(value for value, _ in needed_operands(result, ALL))
+        for result in op.results
+    )
 
 
 def _may_fold(op: ir.Operation) -> bool:
@@ -204,7 +194,7 @@ def _steering(op: ir.Operation, operands: list[ir.Value]) -> list[ir.Value]:
 
 
 def _is_constant(value: ir.Value) -> bool:
-    return is_made_of_constants(value) or folded(value) is not None
+    return constant_before(value) is not None or folded(value) is not None
 
 
 # Ops that run whatever becomes of their results; other custom calls are taken to be pure.
@@ -270,21 +260,20 @@ def live_paths(collectives: Sequence[Collective]) -> set[ir.Value] | None:
     """
     live: set[ir.Value] = set()
     for collective in reversed(collectives):
-        if not has_effect(collective) and not _reaches(collective.op.results, live, whole=True):
+        results = collective.op.results
+        if not has_effect(collective) and not reaches_an_output(results, live, whole=True):
             return None
     return live
 
 
-def reaches_an_output(values: Iterable[ir.Value], live: set[ir.Value]) -> bool:
+def reaches_an_output(
+    values: Iterable[ir.Value], live: set[ir.Value], *, whole: bool = False
+) -> bool:
     """Follows uses, depth first, to a live value or an output; adds the path found to `live`.
 
     Sound, not complete.
-    """
-    return _reaches(values, live, whole=False)
 
-
-def _reaches(values: Iterable[ir.Value], live: set[ir.Value], *, whole: bool) -> bool:
-    """With `whole`, a value that we begin with is live as a whole once a part of it is used.
+    With `whole`, a value that we begin with is live as a whole once a part of it is used.
 
     Of what lies before a part that is taken, only that is used: it is not added to `live`. And what
     was put together on the way may lose again what we begin with, if a part is taken of it.
@@ -379,7 +368,6 @@ class _Liveness:
         self.operands_of = operands_of or (lambda value: maker_of(value).operands)
         self.functions: dict[str, ir.Operation] = {}
         self.calls: defaultdict[str, list[ir.Operation]] = defaultdict(list)
-        self.collectives: list[Collective] = []
         self.wanted: dict[ir.Value, Demand] = {}
         self.kept: set[ir.Value | ir.Operation] = set()  # see `key_of`: ops that run
         self.entered: set[ir.Block] = set()  # blocks of such ops: the ops around them run too
@@ -408,7 +396,6 @@ class _Liveness:
             collective = classify(op)
             if collective is None:
                 return ir.WalkResult.ADVANCE
-            self.collectives.append(collective)
             if has_effect(collective):
                 effects.append(op)
             return ir.WalkResult.SKIP

@@ -414,17 +414,11 @@ class LoopBody(WhileLoop):
         moves = any(value in self._moving for value in reads)
         if self.is_costly(op) or not op.name.startswith(_COPIED_AT_WILL) or self.communicates(op):
             return
-        if moves and not _is_cheap(op):
-            return
+        if moves and op.name not in FORMATTING:  # arithmetic is cheap on few elements
+            shapes = [static_shape(result.type) for result in op.results]
+            is_small = all(shape is not None and math.prod(shape) <= _FEW for shape in shapes)
+            if len(op.regions) or not is_small:
+                return
         self._indexed.add(key_of(op))
         if moves:
             self._moving.update(op.results)
-
-
-def _is_cheap(op: ir.Operation) -> bool:
-    """Formatting of any size, or arithmetic on few elements."""
-    if op.name in FORMATTING:
-        return True
-    shapes = [static_shape(result.type) for result in op.results]
-    is_small = all(shape is not None and math.prod(shape) <= _FEW for shape in shapes)
-    return is_small and not len(op.regions)

@@ -8,7 +8,7 @@ import numpy as np
 
 from stablehlo_tools import bindings
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.ir.builder import element_of
+from stablehlo_tools.ir.builder import Builder, element_of
 from stablehlo_tools.ir.values import CONSTANTS, copy_constant, producer
 
 
@@ -31,9 +31,9 @@ def starts_idempotent(reduce: ir.Operation) -> bool:
     with reduce.context, reduce.location:
         module = ir.Module.create()
         scalars = [ir.RankedTensorType.get([], element) for element in elements]
-        vectors = [ir.RankedTensorType.get([1], element) for element in elements]
-        wide = [ir.RankedTensorType.get([], _wide(element)) for element in elements]
-        function_type = ir.FunctionType.get([], [*wide, *wide])
+        wide = list(map(_wide, elements))
+        wide_scalars = [ir.RankedTensorType.get([], element) for element in wide]
+        function_type = ir.FunctionType.get([], [*wide_scalars, *wide_scalars])
         names: dict[str, ir.Attribute] = {
             "sym_name": ir.StringAttr.get("main"),
             "function_type": ir.TypeAttr.get(function_type),
@@ -41,16 +41,13 @@ def starts_idempotent(reduce: ir.Operation) -> bool:
         function = ir.Operation.create(
             "func.func", attributes=names, regions=1, ip=ir.InsertionPoint(module.body)
         )
-        with ir.InsertionPoint(function.regions[0].blocks.append()):
-            here = ir.InsertionPoint.current
+        with ir.InsertionPoint(function.regions[0].blocks.append()) as here:
+            build = Builder(here, reduce.location)
             starts = [
                 copy_constant(op, scalar, here)
                 for op, scalar in zip(constants, scalars, strict=True)
             ]
-            rows = [
-                ir.Operation.create("stablehlo.reshape", results=[row], operands=[start]).results[0]
-                for start, row in zip(starts, vectors, strict=True)
-            ]
+            rows = [build.reshape(start, [1]) for start in starts]
             again = reduce.clone()
             own_constants(again.regions[0].blocks[0], taken)
             for number, value in enumerate((*rows, *starts)):
@@ -58,11 +55,9 @@ def starts_idempotent(reduce: ir.Operation) -> bool:
             for result, scalar in zip(again.results, scalars, strict=True):
                 result.set_type(scalar)
             again.attributes["dimensions"] = ir.DenseI64ArrayAttr.get([0])
-            returned = [
-                ir.Operation.create("stablehlo.convert", results=[to], operands=[value]).results[0]
-                for value, to in zip((*starts, *again.results), (*wide, *wide), strict=True)
-            ]
-            ir.Operation.create("func.return", operands=returned)
+            given = zip((*starts, *again.results), (*wide, *wide), strict=True)
+            returned = [build.convert(value, element) for value, element in given]
+            build.create("func.return", returned, [])
     values = [np.asarray(value).tobytes() for value in bindings.eval_module(module, [])]
     return values[:inputs] == values[inputs:]
 

@@ -29,9 +29,9 @@ from stablehlo_tools.analysis.dimension_propagation.tilings import (
     DimTiling,
     OpTiling,
     Tilings,
+    plain_shape,
     relation_of,
     reshaped,
-    shapes_of,
     tiling_of,
 )
 from stablehlo_tools.bindings import ir
@@ -59,8 +59,7 @@ class Graph(Dataflow):
 
     def shape(self, number: int) -> tuple[int, ...] | None:
         """The shape of a value; None where it is no static tensor."""
-        shapes = shapes_of([self.values[number]])
-        return None if shapes is None else shapes[0]
+        return plain_shape(self.values[number])
 
     def relation(self, node: Node) -> OpDimensions | None:
         """Which dimensions of an op go together; None where the batch is not followed through."""

@@ -283,6 +283,9 @@ def undivided(
     first, dim = alike[0], seeds[alike[0]].dim
     rows = shape_of(outside_of(graph.values[first]))[dim]
     devices = rows // size if size else 1
+    names = [argument_name(graph.values[number]) for number in alike[:_MOST_NAMED]]
+    names += [f"{len(alike) - len(names)} more"] if len(alike) > len(names) else []
+    named = names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
     shared = f", {size} on each of {devices} devices" if devices > 1 else ""
     along = "rows" if not dim else f"elements in dimension {dim}"
     has = "has" if len(alike) == 1 else "have"
@@ -291,7 +294,7 @@ def undivided(
     others = f"take {listed} {what}, or " if dividing else "take "
     near = max((n for n in dividing if n <= parts), default=next(iter(dividing), 0))
     return Undivided(
-        f"{parts} {what} do not divide the batch: {_named(graph, alike)} {has} {rows} {along}"
+        f"{parts} {what} do not divide the batch: {named} {has} {rows} {along}"
         f"{shared}; {others}a batch of a multiple of {parts * devices}",
         (f"{what}={parts}", f"{what}={near}") if near else None,
     )
@@ -323,11 +326,3 @@ def sizes_undivided(graph: Graph, parts: int) -> list[str]:
         said = f"{name} has {rows}, which {parts} do not divide"
         (floats if of_floats else integers).append(said)
     return [*integers, *floats][:_MOST_NAMED]
-
-
-def _named(graph: Graph, numbers: list[int]) -> str:
-    names = [argument_name(graph.values[number]) for number in numbers[:_MOST_NAMED]]
-    left = len(numbers) - len(names)
-    if left:
-        names.append(f"{left} more")
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

@@ -8,7 +8,7 @@ dimensions have no relation.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -133,15 +133,9 @@ def relation_of(op: ir.Operation) -> OpDimensions | None:
     return dimensions_of(op)
 
 
-def shapes_of(values: Iterable[ir.Value]) -> tuple[Shape, ...] | None:
-    """The shapes of tensors of plain elements; None where one is something else, or not static."""
-    shapes: list[Shape] = []
-    for value in values:
-        shape = static_shape(value.type) if _is_plain(value) else None
-        if shape is None:
-            return None
-        shapes.append(shape)
-    return tuple(shapes)
+def plain_shape(value: ir.Value) -> Shape | None:
+    """The shape of a tensor of plain elements; None where it is something else, or not static."""
+    return static_shape(value.type) if _is_plain(value) else None
 
 
 def _is_plain(value: ir.Value) -> bool:

@@ -165,25 +165,14 @@ def _flattened(ranges: Sequence[range], sizes: Sequence[int]) -> range:
     """The places of elements in a row; of some of them where all are not evenly apart."""
     places, inner = range(1), 1
     for numbers, size in zip(reversed(ranges), reversed(sizes), strict=True):
-        if len(numbers) == 1:
-            places = range(
-                numbers[0] * inner + places[0], numbers[0] * inner + places[-1] + 1, places.step
-            )
-        elif len(places) == 1:
-            first, step = numbers[0] * inner + places[0], numbers.step * inner
-            places = range(first, numbers[-1] * inner + places[0] + 1, step)
-        elif numbers.step == 1 and places.step * len(places) == inner:
-            first = numbers[0] * inner + places[0]
-            places = range(first, numbers[-1] * inner + places[-1] + 1, places.step)
+        first = numbers[0] * inner + places[0]
+        if numbers.step == 1 and places.step * len(places) == inner:
+            last, step = numbers[-1] * inner + places[-1], places.step  # all of each row
         elif len(places) >= len(numbers):
-            start = numbers[0] * inner
-            places = range(start + places[0], start + places[-1] + 1, places.step)
+            last, step = numbers[0] * inner + places[-1], places.step  # one row
         else:
-            places = range(
-                numbers[0] * inner + places[0],
-                numbers[-1] * inner + places[0] + 1,
-                numbers.step * inner,
-            )
+            last, step = numbers[-1] * inner + places[0], numbers.step * inner  # one of each row
+        places = range(first, last + 1, step)
         inner *= size
     return places
 

@@ -12,7 +12,7 @@ from itertools import combinations, product
 
 import numpy as np
 
-from stablehlo_tools.analysis.device_values import clamped_starts
+from stablehlo_tools.analysis.device_values import clamped_starts, folded
 from stablehlo_tools.analysis.elements.boxes import (
     Box,
     Shape,
@@ -24,7 +24,6 @@ from stablehlo_tools.analysis.elements.boxes import (
     size_of,
     whole_box,
 )
-from stablehlo_tools.analysis.elements.folding import folded
 from stablehlo_tools.analysis.elements.links import Link, Piece, Reshape, identity, related
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.dimension_numbers import gather_numbers, scatter_numbers

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from stablehlo_tools.analysis.collectives import ModuleFacts
-from stablehlo_tools.analysis.elements.folding import folded
+from stablehlo_tools.analysis.device_values import folded
 from stablehlo_tools.analysis.shardings import MeshAxes, ValueShardings, sharding_axes
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError

@@ -10,7 +10,7 @@ A partitioner sees which elements go where, and sends those alone.
 
 from __future__ import annotations
 
-from stablehlo_tools.analysis.elements.folding import folded
+from stablehlo_tools.analysis.device_values import folded
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.dimension_numbers import scatter_numbers
 from stablehlo_tools.dialect.dimensions import integers
