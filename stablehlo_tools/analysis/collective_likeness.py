@@ -125,7 +125,15 @@ def traits_of(collective: Collective, known: Groups) -> Traits | str:
 
 def why_unfit(collective: Collective, traits: Traits) -> str | None:
     """Why a collective's shapes are not those that its groups make; None where they are."""
-    parts = _parts(collective)
+    op, parts = collective.op, None  # where they do not depend on it
+    if collective.kind == "all_to_all":
+        parts = ir.IntegerAttr(op.attributes["split_count"]).value
+    elif collective.kind in _ALONG:
+        gathers = collective.kind == "all_gather"
+        name = "all_gather_dim" if gathers else "scatter_dimension"
+        dim = ir.IntegerAttr(op.attributes[name]).value
+        small, large = shape_of(op.operands[0])[dim], shape_of(op.results[0])[dim]
+        parts = large // small if gathers else small // max(1, large)
     if parts is None or all(len(group) == parts for group in traits.groups):
         return None
     return f"its shapes are those of groups of {parts}, which its process groups are not (C4)"
@@ -173,19 +181,6 @@ def _why_not_alone(collective: Collective) -> str | None:
     if not all(isinstance(value.type, ir.ShapedType) for value in tied):
         return "it is in a token chain; tokens go in last (C8)"
     return None
-
-
-def _parts(collective: Collective) -> int | None:
-    """How large the groups are by the shapes; None where those do not depend on it."""
-    op = collective.op
-    if collective.kind == "all_to_all":
-        return ir.IntegerAttr(op.attributes["split_count"]).value
-    if collective.kind not in _ALONG:
-        return None
-    gathers = collective.kind == "all_gather"
-    dim = ir.IntegerAttr(op.attributes["all_gather_dim" if gathers else "scatter_dimension"]).value
-    small, large = shape_of(op.operands[0])[dim], shape_of(op.results[0])[dim]
-    return large // small if gathers else small // max(1, large)
 
 
 def _is_plain(type_: ir.Type) -> bool:

@@ -328,11 +328,16 @@ def _inferred_grid(collectives: Sequence[Collective], meshes: dict[str, DeviceMe
         groups = collective.group_attribute("replica_groups")
         named = (groups, collective.inner.attributes.get("source_target_pairs"))
         if named not in counts:
-            try:
-                counts[named] = _named_processes(collective, meshes)
-            except ValueError as error:
-                name = collective.inner.name
-                raise ToolError(f"{name}: {error}", collective.op.location) from None
+            # How many processes there must be for the groups or pairs to name them.
+            tables = [table for table in named if isinstance(table, ir.DenseIntElementsAttr)]
+            counts[named] = 1 + max((int(i) for t in tables for i in np.ravel(t)), default=0)
+            if groups is not None and bindings.ReplicaGroupMeshAxesAttr.isinstance(groups):
+                mesh = bindings.ReplicaGroupMeshAxesAttr(groups).mesh
+                try:
+                    counts[named] = _resolved_mesh(mesh, meshes).size
+                except ValueError as error:
+                    name = collective.inner.name
+                    raise ToolError(f"{name}: {error}", collective.op.location) from None
         count = counts[named]
         if mode is GroupMode.FLATTENED_IDS:
             processes = max(processes, count)
@@ -360,16 +365,6 @@ def unnumbered_replicas(collectives: Sequence[Collective]) -> int:
         ]
         replicas = max([replicas, 2, *ratios])
     return replicas
-
-
-def _named_processes(collective: Collective, meshes: dict[str, DeviceMesh]) -> int:
-    """How many processes there must be for an op's groups or pairs to name them."""
-    groups = collective.group_attribute("replica_groups")
-    if groups is not None and bindings.ReplicaGroupMeshAxesAttr.isinstance(groups):
-        return _resolved_mesh(bindings.ReplicaGroupMeshAxesAttr(groups).mesh, meshes).size
-    tables = (groups, collective.inner.attributes.get("source_target_pairs"))
-    ids = [i for t in tables if isinstance(t, ir.DenseIntElementsAttr) for i in np.ravel(t)]
-    return 1 + max((int(i) for i in ids), default=0)
 
 
 def _check_done(done: ir.Operation, start: str) -> None:

@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Sequence
 
 from stablehlo_tools.analysis.collectives import Collective
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.custom_calls import is_async_done
-from stablehlo_tools.dialect.names import CONCATENATE, GATHER, IOTA
+from stablehlo_tools.dialect.names import CONCATENATE, CONVERT, GATHER, IOTA
 from stablehlo_tools.dialect.traits import (
     LAYOUT,
     Trait,
@@ -107,30 +106,20 @@ class CommonValues:
             return self._of(op.operands[0])
         if op.name == "stablehlo.optimization_barrier":
             return self._of(op.operands[ir.OpResult(value).result_number])
-        if not _is_exact(op, value):
+        is_exact = op.name in _EXACT or (op.name in _EXACT_ON_INTEGERS and _is_integral(value))
+        if op.name == CONVERT:  # between floats a compiler may leave the rounding out
+            is_exact = _is_integral(value) or _is_integral(op.operands[0])
+        operands = [self._of(operand) for operand in op.operands] if is_exact else [None]
+        if None in operands:
             return None
-        operands = [self._of(operand) for operand in op.operands]
-        return None if None in operands else _applied(op, value, operands)
-
-
-def _is_exact(op: ir.Operation, value: ir.Value) -> bool:
-    """Whether an op has the same bits whoever compiles it."""
-    if op.name == "stablehlo.convert":  # between floats a compiler may leave the rounding out
-        return _is_integral(value) or _is_integral(op.operands[0])
-    return op.name in _EXACT or (op.name in _EXACT_ON_INTEGERS and _is_integral(value))
-
-
-def _applied(op: ir.Operation, value: ir.Value, operands: Sequence[str | None]) -> str:
-    attributes = ",".join(
-        f"{name}={attribute}"
-        for name, attribute in sorted(op.attributes.items())
-        if not name.startswith("mhlo.")
-    )
-    inside = ",".join(operand or "" for operand in operands)
-    text = f"{op.name}[{attributes}]({inside}):{value.type}"
-    if len(text) < _LONGEST or _carries(text):
-        return text
-    return shortened(text) or ""
+        attributes = ",".join(
+            f"{name}={attribute}"
+            for name, attribute in sorted(op.attributes.items())
+            if not name.startswith("mhlo.")
+        )
+        inside = ",".join(operand or "" for operand in operands)
+        text = f"{op.name}[{attributes}]({inside}):{value.type}"
+        return text if len(text) < _LONGEST or _carries(text) else shortened(text)
 
 
 def shortened(symbol: str | None) -> str | None:

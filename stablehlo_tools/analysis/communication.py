@@ -88,7 +88,16 @@ class _Builder:
         communicating = self._communicating()
         for name in communicating:
             self._check_references(name)
-        built = {name: self._function(name) for name in communicating}
+        built: dict[str, CommunicatingFunction] = {}
+        for name in communicating:
+            function = self.functions[name]
+            if len(function.regions[0].blocks) != 1:
+                raise ToolError(
+                    f"@{name} communicates and has several blocks: only structured control flow "
+                    "is understood",
+                    function.location,
+                )
+            built[name] = CommunicatingFunction(function, name, is_public(function))
         lists: dict[ir.Block, list[Site]] = {}  # by block: an op's hash takes in all its operands
         for entry in self.entries:
             if isinstance(entry, Collective):
@@ -193,16 +202,6 @@ class _Builder:
             function.location,
             (note("called here", self.calls[name][0].location),),
         )
-
-    def _function(self, name: str) -> CommunicatingFunction:
-        function = self.functions[name]
-        if len(function.regions[0].blocks) != 1:
-            raise ToolError(
-                f"@{name} communicates and has several blocks: only structured control flow is "
-                "understood",
-                function.location,
-            )
-        return CommunicatingFunction(function, name, is_public(function))
 
     def _place(
         self,

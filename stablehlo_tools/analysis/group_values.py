@@ -6,7 +6,7 @@ device knows of itself before the run is alike for those of a group where that i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from stablehlo_tools.analysis.collectives import Collective, classify_communication
 from stablehlo_tools.analysis.device_values import COMPUTED, DeviceValues
@@ -14,8 +14,7 @@ from stablehlo_tools.analysis.loops import constant_step, counter_of
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import WHILE
 from stablehlo_tools.ir.values import producer
-from stablehlo_tools.ir.walk import terminator
-from stablehlo_tools.ir.while_loop import is_invariant
+from stablehlo_tools.ir.views import While
 
 
 class AlikeInGroups:
@@ -61,22 +60,19 @@ class AlikeInGroups:
                 if len(rows) > 1 and any((rows[g] != rows[g[0]]).any() for g in groups):
                     return False
                 continue
-            leads = _leads(value)
-            if leads is None:
+            # What makes a value the same wherever that is the same.
+            maker = producer(value)
+            if maker is not None:
+                if maker.name not in COMPUTED:
+                    return False
+                pending += maker.operands
+                continue
+            owner = ir.BlockArgument(value).owner.owner.operation
+            number = ir.BlockArgument(value).arg_number
+            if owner.name != WHILE:
                 return False
-            pending += leads
+            argument, end = While(owner).carries[number], While(owner).yields[number]
+            if end != argument and constant_step(end, argument) is None:
+                return False
+            pending.append(owner.operands[number])
         return True
-
-
-def _leads(value: ir.Value) -> Iterable[ir.Value] | None:
-    """What makes a value the same wherever that is the same; None where it is not known."""
-    maker = producer(value)
-    if maker is not None:
-        return maker.operands if maker.name in COMPUTED else None
-    owner = ir.BlockArgument(value).owner.owner.operation
-    number = ir.BlockArgument(value).arg_number
-    if owner.name != WHILE:
-        return None
-    block = owner.regions[1].blocks[0]
-    counts = constant_step(terminator(block).operands[number], block.arguments[number]) is not None
-    return [owner.operands[number]] if counts or is_invariant(owner, number) else None

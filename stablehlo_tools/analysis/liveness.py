@@ -38,7 +38,7 @@ from stablehlo_tools.analysis.forced_dependence import (
 from stablehlo_tools.analysis.loops import constant_trips
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.collectives import TRANSFERS
-from stablehlo_tools.dialect.names import BARRIER, WHILE
+from stablehlo_tools.dialect.names import BARRIER, DYNAMIC_UPDATE_SLICE, WHILE
 from stablehlo_tools.dialect.traits import BRANCHES, CALLS, CARRIERS, COMPUTATIONS, TERMINATORS
 from stablehlo_tools.ir.values import is_float, key_of, maker_of
 from stablehlo_tools.ir.walk import FUNCTION, callee_name, symbol_name, terminator, walk
@@ -157,7 +157,13 @@ def _computed_survivors(result: ir.Value) -> Sequence[ir.Value]:
         return operands
     left = dependences[ir.OpResult(result).result_number].whole
     survivors = [value for i, value in enumerate(computed) if left >> (i + 1) & 1]
-    return [*survivors, *_steering(op, operands)]
+    # And predicates and indices, which decide what is taken.
+    rule = rule_of(op.name)
+    if rule == "select" and operands[1] != operands[2] and not _is_constant(operands[0]):
+        survivors += operands[:1]
+    if rule == "slice" or op.name == DYNAMIC_UPDATE_SLICE:
+        survivors += operands[1 if rule == "slice" else 2 :]
+    return survivors
 
 
 def _may_vanish(op: ir.Operation) -> bool:
@@ -180,17 +186,6 @@ def _may_fold(op: ir.Operation) -> bool:
     if rule == "reduction":
         return len(op.results) == 1
     return rule != "arithmetic" or not is_float(op.results[0].type)
-
-
-def _steering(op: ir.Operation, operands: list[ir.Value]) -> list[ir.Value]:
-    """Predicates and indices, which decide what is taken."""
-    rule = rule_of(op.name)
-    if rule == "select":
-        is_open = operands[1] != operands[2] and not _is_constant(operands[0])
-        return operands[:1] if is_open else []
-    if rule == "slice":
-        return operands[1:]
-    return operands[2:] if op.name == "stablehlo.dynamic_update_slice" else []
 
 
 def _is_constant(value: ir.Value) -> bool:

@@ -367,9 +367,16 @@ class Trees:
         body, value = self._body, op.results[0]
         carries, users = body.carries_of(value), body.users.get(value, [])
         if carries:
+            carry, reducer = carries[0], tree_reducer(op)
+            assert reducer is not None, "one of the trees"
             if len(carries) > 1 or users:
-                return f"more than carry {carries[0]} reads what the {named(op)} adds up"
-            return _tree(body, op, carries[0])
+                return f"more than carry {carry} reads what the {named(op)} adds up"
+            nodes, leaves = _below(body, op, reducer)
+            here = [leaf for leaf in leaves if leaf.value == body.arguments[carry]]
+            if len(here) != 1 or here[0].negative:
+                return f"the {named(op)} does not add it to carry {carry}"
+            others = [leaf for leaf in leaves if leaf != here[0]]
+            return _why_not_private(body, carry, nodes) or Tree(carry, reducer, others, nodes)
         above = only_user(body, value)
         if isinstance(above, str) or tree_reducer(above) == tree_reducer(op):
             return above
@@ -386,19 +393,6 @@ def only_user(body: LoopBody, value: ir.Value) -> ir.Operation | str:
     if not users:
         return "nothing reads its result"
     return f"its result is read by the {named(users[0])} and by the {named(users[1])}"
-
-
-def _tree(body: LoopBody, root: ir.Operation, carry: int) -> Tree | str:
-    accumulator, reducer = body.arguments[carry], tree_reducer(root)
-    assert reducer is not None, "one of the trees"
-    nodes, leaves = _below(body, root, reducer)
-    here = [leaf for leaf in leaves if leaf.value == accumulator]
-    if len(here) != 1 or here[0].negative:
-        return f"the {named(root)} does not add it to carry {carry}"
-    reason = _why_not_private(body, carry, nodes)
-    if reason:
-        return reason
-    return Tree(carry, reducer, [leaf for leaf in leaves if leaf != here[0]], nodes)
 
 
 def _below(

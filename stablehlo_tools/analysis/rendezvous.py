@@ -37,20 +37,18 @@ class Rendezvousing:
 
     def signature(self, collective: Collective) -> Signature:
         """What every participant must have alike; equal ones are one object."""
-        signature = self._signature(collective)
-        return self.signatures.setdefault(signature, signature)
-
-    def _signature(self, collective: Collective) -> Signature:
         inner = collective.inner
         if collective.kind in ("send", "recv"):
             tensors = inner.operands if collective.kind == "send" else inner.results
             types = tuple(str(v.type) for v in tensors if isinstance(v.type, ir.RankedTensorType))
-            return Signature(TRANSFER, types, f"channel {collective.channel_id}")
-        types = (
-            ", ".join(self._text(value.type) for value in inner.operands),
-            "-> " + ", ".join(self._text(value.type) for value in inner.results),
-        )
-        return Signature(collective.kind, types, self._details(collective))
+            signature = Signature(TRANSFER, types, f"channel {collective.channel_id}")
+        else:
+            types = (
+                ", ".join(self._text(value.type) for value in inner.operands),
+                "-> " + ", ".join(self._text(value.type) for value in inner.results),
+            )
+            signature = Signature(collective.kind, types, self._details(collective))
+        return self.signatures.setdefault(signature, signature)
 
     def rendezvous(self, collective: Collective) -> tuple[Rendezvous, ...]:
         """The groups of our devices and others that wait for each other in it.

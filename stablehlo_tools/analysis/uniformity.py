@@ -29,6 +29,7 @@ from stablehlo_tools.analysis.device_values import (
     scalar_result,
     scalar_rows,
 )
+from stablehlo_tools.analysis.entry import attributes_of_arguments
 from stablehlo_tools.analysis.loop_values import IterationValues
 from stablehlo_tools.analysis.loops import constant_integer, trip_count
 from stablehlo_tools.analysis.replica_groups import AxisRef, mesh_axes_groups
@@ -45,6 +46,7 @@ from stablehlo_tools.dialect.traits import (
     short_names,
 )
 from stablehlo_tools.ir.platform_index import is_platform_index
+from stablehlo_tools.ir.views import Function
 from stablehlo_tools.ir.walk import terminator
 
 _SAME_ON_GROUP = short_names(ops_with(Trait.SAME_ON_GROUP))
@@ -109,11 +111,9 @@ class Uniformity:
 
         `is_per_device`: main is what one device runs. `platform`: the value of the platform index.
         """
-        attributes = main.attributes.get("arg_attrs")
-        block = main.regions[0].blocks[0]
-        listed = list(ir.ArrayAttr(attributes)) if attributes is not None else []
-        for position, argument in enumerate(block.arguments):
-            entry = ir.DictAttr(listed[position]) if position < len(listed) else None
+        listed = attributes_of_arguments(main)
+        for position, argument in enumerate(Function(main).body.arguments):
+            entry = listed[position] if position < len(listed) else None
             self.env[argument] = self._argument(entry, is_per_device)
             if platform is not None and is_platform_index(entry):
                 values = (platform,) * len(self.devices)
@@ -203,7 +203,12 @@ class Uniformity:
         same_replicas = attributes is not None and (
             "mhlo.is_same_data_across_replicas" in attributes
         )
-        same_partitions = not is_per_device or _is_replicated(attributes)
+        same_partitions = not is_per_device
+        if attributes is not None and "sdy.sharding" in attributes:
+            same_partitions |= not sharding_axes(attributes["sdy.sharding"])[1]
+        elif attributes is not None and "mhlo.sharding" in attributes:
+            said = ir.StringAttr(attributes["mhlo.sharding"]).value
+            same_partitions |= said == "{replicated}"
         keys = [
             (0 if same_replicas else replica, 0 if same_partitions else partition)
             for replica, partition in (divmod(device, partitions) for device in self.devices)
@@ -296,9 +301,16 @@ class Uniformity:
         if groups is None or not tensors:
             return self.anywhere
         inputs = join(tensors)
-        if collective.kind == "collective_permute":
-            return self._permuted(groups, inputs)
         keys: list[object] = list(self.devices)  # a device outside of every group: its own
+        if collective.kind == "collective_permute":
+            source = {target: origin for origin, target in groups}
+            for place, device in enumerate(self.devices):
+                origin = source.get(device)
+                if origin in self.position:
+                    keys[place] = inputs[self.position[origin]]
+                else:
+                    keys[place] = "zeros" if origin is None else ("from", origin)
+            return Variation(number_classes(keys))
         for number, group in enumerate(groups):
             known = [inputs[self.position[d]] for d in group if d in self.position]
             whole = tuple(known) if len(known) == len(group) else ("group", number)
@@ -309,18 +321,6 @@ class Uniformity:
                     keys[self.position[device]] = whole
                 elif collective.kind in _BY_POSITION:
                     keys[self.position[device]] = (whole, place)
-        return Variation(number_classes(keys))
-
-    def _permuted(self, pairs: Sequence[Sequence[int]], inputs: tuple[int, ...]) -> Variation:
-        source = {target: origin for origin, target in pairs}
-        keys: list[object] = []
-        for device in self.devices:
-            origin = source.get(device)
-            if origin is None:
-                keys.append("zeros")
-            else:
-                inside = origin in self.position
-                keys.append(inputs[self.position[origin]] if inside else ("from", origin))
         return Variation(number_classes(keys))
 
     def _merged(
@@ -378,14 +378,3 @@ def branch_indices(op: ir.Operation, choice: Variation) -> tuple[int, ...] | Non
     if choice.values is None:
         return None
     return tuple(map(int, chosen_regions(op, np.array(choice.values))))
-
-
-def _is_replicated(attributes: ir.DictAttr | None) -> bool:
-    """Whether an argument's attributes say that every partition holds the same."""
-    if attributes is None:
-        return False
-    if "sdy.sharding" in attributes:
-        return not sharding_axes(attributes["sdy.sharding"])[1]
-    return "mhlo.sharding" in attributes and (
-        ir.StringAttr(attributes["mhlo.sharding"]).value == "{replicated}"
-    )

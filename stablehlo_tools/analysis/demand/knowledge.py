@@ -451,7 +451,14 @@ class Knowledge:
         """Evaluates a block whose arguments are up to date."""
         for node, integer, zero in self._listed(code):
             if node.name == WHILE:
-                self._after(node)
+                self.histories[node] = self._simulated(node)
+                if self.histories[node] is not None:
+                    continue
+                for carry in carries(node):
+                    known: Carries = [(None, None)]
+                    if carry.returned == carry.argument:
+                        known = self._handed([carry.operand], [carry.result])
+                    self._bind([carry.result], known)
             elif node.name in BRANCHES:
                 for region in node.bodies:
                     self.forward(region)
@@ -553,18 +560,6 @@ class Knowledge:
         self._bind(body.arguments, carries)
         self._bind(loop.results, self._handed(body.arguments, loop.results))
         return history
-
-    def _after(self, loop: Node) -> None:
-        """What is known of a loop's results."""
-        history = self._simulated(loop)
-        self.histories[loop] = history
-        if history is not None:
-            return
-        for carry in carries(loop):
-            if carry.returned == carry.argument:
-                self._bind([carry.result], self._handed([carry.operand], [carry.result]))
-            else:
-                self._bind([carry.result], [(None, None)])
 
     def _computed(self, node: Node) -> Values | None:
         operands = [self.now[operand] for operand in node.operands]

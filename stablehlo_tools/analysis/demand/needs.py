@@ -440,8 +440,14 @@ class Walk:
 
     def _branches(self, node: Node, needs: Sequence[Need | None]) -> None:
         chosen = self._knowledge.regions_run(node)
-        if chosen is None:
-            self._add_predicate(node, needs)
+        if chosen is None:  # the predicate is needed
+            rows = [need.any(axis=1, keepdims=True) for need in needs if need is not None]
+            inside = (inner for body in node.bodies for inner in body.nested())
+            if self._communicates(node) or not self._effects.isdisjoint(inside):
+                self._add(node.operands[0], self._rules.full(node.operands[0]))
+            elif rows:
+                needed = np.logical_or.reduce(rows)
+                self._add(node.operands[0], shared(needed, self._program.groups(node)))
         around = self._active
         for number, region in enumerate(node.bodies):
             mask = np.ones_like(around) if chosen is None else chosen == number
@@ -454,17 +460,6 @@ class Walk:
                     self._add(end, shared(taken, self._program.groups(node)))
             self._backward(region)
         self._active = around
-
-    def _add_predicate(self, node: Node, needs: Sequence[Need | None]) -> None:
-        inside = (inner for body in node.bodies for inner in body.nested())
-        runs = self._communicates(node) or not self._effects.isdisjoint(inside)
-        rows = [need.any(axis=1, keepdims=True) for need in needs if need is not None]
-        if runs:
-            self._add(node.operands[0], self._rules.full(node.operands[0]))
-        elif rows:
-            groups = self._program.groups(node)
-            needed = np.logical_or.reduce(rows)
-            self._add(node.operands[0], shared(needed, groups))
 
     def _communicates(self, node: Node) -> bool:
         return any(

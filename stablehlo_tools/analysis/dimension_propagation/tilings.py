@@ -14,7 +14,7 @@ from math import prod
 
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.dimensions import dimensions_of, static_shape
-from stablehlo_tools.dialect.factors import Factor, FactorRole, Link, OpDimensions, Shape
+from stablehlo_tools.dialect.factors import Factor, FactorRole, OpDimensions, Shape
 from stablehlo_tools.dialect.names import BARRIER, CONVOLUTION, RESHAPE, SCATTER
 from stablehlo_tools.dialect.reducers import reducer_kind
 from stablehlo_tools.dialect.traits import COLLECTIVES, Trait, ops_with
@@ -262,29 +262,21 @@ class Query:
                 results.append(None)
                 continue
             (link,) = self.relation.of_operand(i, tiling.dim)
-            if link.role is not FactorRole.EXCHANGED:
-                results.append(tiling)
-                continue
-            exchanged = self._exchanged(link, tiling)
-            if exchanged is None:
-                return None
-            results.append(exchanged)
+            outer = tiling.outer
+            if link.role is FactorRole.EXCHANGED:
+                # The device's share holds all parts several times, as it does of what it gathers
+                # from several devices; of what it hands out in pieces, each has to hold all parts.
+                pieces = link.factor.size
+                before = self.relation.operands[link.operand.tensor][tiling.dim]
+                after = self.relation.results[link.result.tensor][tiling.dim]
+                if after <= before:
+                    if outer % pieces:
+                        return None
+                    outer //= pieces
+                if after >= before:
+                    outer *= pieces
+            results.append(DimTiling(tiling.dim, outer))
         return OpTiling(self.tilings, tuple(results))
-
-    def _exchanged(self, link: Link, tiling: DimTiling) -> DimTiling | None:
-        """Where the device's share holds all parts several times, as it does of what it gathers
-        from several devices; what it hands out in pieces, each piece has to hold all parts of."""
-        operand, result, pieces = link.operand.tensor, link.result.tensor, link.factor.size
-        before = self.relation.operands[operand][tiling.dim]
-        after = self.relation.results[result][tiling.dim]
-        outer = tiling.outer
-        if after <= before:
-            if outer % pieces:
-                return None
-            outer //= pieces
-        if after >= before:
-            outer *= pieces
-        return DimTiling(tiling.dim, outer)
 
     def _regrouped(self, factor: Factor, tiling: DimTiling) -> OpTiling | None:
         """Slices, pads and concatenates along the batch, which take or add as much of each part."""
@@ -296,31 +288,26 @@ class Query:
                     return None
                 return OpTiling((tiling,), (DimTiling(tiling.dim, outers[1]),))
             case "stablehlo.pad":
-                return self._padded(factor, tiling)
+                taken, put = factor.operands[0], factor.results[0]
+                low = put.start or 0
+                high = self.relation.results[0][tiling.dim] - low - factor.size
+                whole = taken.start == 0 and factor.size == self.relation.operands[0][tiling.dim]
+                added = self._outers(tiling, 0, (low, high))
+                if added is None or put.step != 1 or not whole:
+                    return None
+                return OpTiling((tiling, None), (DimTiling(tiling.dim, tiling.outer + sum(added)),))
             case "stablehlo.concatenate":
-                return self._joined(tiling)
+                sizes = [shape[tiling.dim] for shape in self.relation.operands]
+                outers = self._outers(tiling, self.tilings.index(tiling), sizes)
+                if outers is None or 0 in outers:
+                    return None
+                parts = tuple(DimTiling(tiling.dim, outer) for outer in outers)
+                pairs = zip(self.tilings, parts, strict=True)
+                if any(each not in (None, own) for each, own in pairs):
+                    return None
+                return OpTiling(parts, (DimTiling(tiling.dim, sum(outers)),))
             case _:
                 return None
-
-    def _padded(self, factor: Factor, tiling: DimTiling) -> OpTiling | None:
-        taken, put = factor.operands[0], factor.results[0]
-        low = put.start or 0
-        high = self.relation.results[0][tiling.dim] - low - factor.size
-        whole = taken.start == 0 and factor.size == self.relation.operands[0][tiling.dim]
-        added = self._outers(tiling, 0, (low, high))
-        if added is None or put.step != 1 or not whole:
-            return None
-        return OpTiling((tiling, None), (DimTiling(tiling.dim, tiling.outer + sum(added)),))
-
-    def _joined(self, tiling: DimTiling) -> OpTiling | None:
-        sizes = [shape[tiling.dim] for shape in self.relation.operands]
-        outers = self._outers(tiling, self.tilings.index(tiling), sizes)
-        if outers is None or 0 in outers:
-            return None
-        taken = tuple(DimTiling(tiling.dim, outer) for outer in outers)
-        if any(each not in (None, own) for each, own in zip(self.tilings, taken, strict=True)):
-            return None
-        return OpTiling(taken, (DimTiling(tiling.dim, sum(outers)),))
 
     def _outers(self, tiling: DimTiling, operand: int, sizes: Sequence[int]) -> list[int] | None:
         """How many times each of some sizes holds all parts once, as they alternate in a dimension;

@@ -148,25 +148,21 @@ def link_of(op: ir.Operation, position: int) -> Link | None:
         is_single = len(op.operands) == 2
         return related(op, 0, shape, result) if is_single and position == 0 else None
     if op.name == "stablehlo.dot_general":
-        return _contracted(op, position, shape, result)
+        # By the numbers alone: the relation is not there where the other operand's sizes are not.
+        numbers = dot_numbers(op)
+        ranks = [ir.RankedTensorType(value.type).rank for value in op.operands]
+        if len(shape) != ranks[position]:  # complex
+            return None
+        batches = (numbers.lhs_batching, numbers.rhs_batching)[position]
+        free = (numbers.lhs_free(ranks[0]), numbers.rhs_free(ranks[1]))
+        first = len(batches) + (len(free[0]) if position else 0)
+        along = [(d, r) for r, d in enumerate(batches)]
+        along += [(d, first + i) for i, d in enumerate(free[position])]
+        return Piece(whole_box(shape), whole_box(result), tuple(along))
     if op.name not in _IN_PLACE or shape != result:
         return None
     is_complex = isinstance(ir.ShapedType(op.results[0].type).element_type, ir.ComplexType)
     return None if is_complex and op.name not in _PARTWISE else identity(shape)
-
-
-def _contracted(op: ir.Operation, position: int, shape: Shape, result: Shape) -> Link | None:
-    """By the numbers alone: the relation is not there where the other operand's sizes are not."""
-    numbers = dot_numbers(op)
-    ranks = [ir.RankedTensorType(value.type).rank for value in op.operands]
-    if len(shape) != ranks[position]:  # complex
-        return None
-    batches = (numbers.lhs_batching, numbers.rhs_batching)[position]
-    free = (numbers.lhs_free(ranks[0]), numbers.rhs_free(ranks[1]))
-    first = len(batches) + (len(free[0]) if position else 0)
-    along = [(d, r) for r, d in enumerate(batches)]
-    along += [(d, first + i) for i, d in enumerate(free[position])]
-    return Piece(whole_box(shape), whole_box(result), tuple(along))
 
 
 _MOST_PAIRS = 1 << 20  # pairs of a window and a place in it

@@ -273,18 +273,18 @@ def _sizes(rows: Entries, stage: NDArray[np.int64], stages: int) -> tuple[int, .
 
 def _direction(entries: Entries, *, training: bool) -> Direction:
     columns = entries.transpose(1, 0, 2).tolist()
-    cells = tuple(tuple(_cell(row, training=training) for row in column) for column in columns)
+
+    def cell_of(row: list[int]) -> Cell | None:
+        if not row[Column.RUNS]:
+            return None
+        source = row[Column.SOURCE] if row[Column.RECEIVED] else -1
+        kept = row[Column.KEPT] if training else -1
+        return Cell(row[Column.CHUNK], row[Column.MICROBATCH], source, kept)
+
+    cells = tuple(tuple(map(cell_of, column)) for column in columns)
     deliveries = tuple(tuple(row[Column.DELIVERY] for row in column) for column in columns)
     slots = 1 + int(max(entries[..., Column.SOURCE].max(), entries[..., Column.DELIVERY].max()))
     return Direction(cells, deliveries, slots)
-
-
-def _cell(row: list[int], *, training: bool) -> Cell | None:
-    if not row[Column.RUNS]:
-        return None
-    source = row[Column.SOURCE] if row[Column.RECEIVED] else -1
-    kept = row[Column.KEPT] if training else -1
-    return Cell(row[Column.CHUNK], row[Column.MICROBATCH], source, kept)
 
 
 def is_consistent(schedule: Lockstep) -> bool:

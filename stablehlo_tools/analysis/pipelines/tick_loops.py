@@ -10,7 +10,6 @@ from typing import NamedTuple
 from stablehlo_tools.analysis.collectives import Collective, ModuleFacts, tensor_bytes
 from stablehlo_tools.analysis.device_values import DeviceValues
 from stablehlo_tools.analysis.loops import (
-    Counter,
     constant_integer,
     counted,
     counter_of,
@@ -30,6 +29,7 @@ from stablehlo_tools.dialect.names import (
 from stablehlo_tools.dialect.traits import LAYOUT, Trait, ops_with, short_names
 from stablehlo_tools.ir.builder import element_of, shape_of
 from stablehlo_tools.ir.values import before_reshapes, key_of, producer
+from stablehlo_tools.ir.views import While
 from stablehlo_tools.ir.walk import is_inside, ops_named, terminator
 
 Entry = tuple[int, Column]  # a table of the loop and a column of it
@@ -67,32 +67,28 @@ def tick_loop(op: ir.Operation, facts: ModuleFacts, known: DeviceValues) -> Tick
     ticks = count.trips[0]
     rows: list[ir.Operation] = []
     tables: list[RankTable] = []
-    for view in op.regions[1].blocks[0].operations:
-        table = _row_of(view.operation, op, count.counter, ticks)
+    for view in While(op).body.operations:
+        # The table of which an op takes the row of the tick.
+        row = view.operation
+        if row.name != DYNAMIC_SLICE or len(row.operands) != 4 or count.counter.step != 1:
+            continue
+        table, first, tick, column = row.operands
+        taken, whole = shape_of(row.results[0]), shape_of(table)
+        if taken != [1, 1, len(Column)] or whole != [1, ticks, len(Column)]:
+            continue
+        if tick != While(op).body.arguments[count.counter.position]:
+            continue
+        if constant_integer(first) != 0 or constant_integer(column) != 0:
+            continue
+        table = outside_of(table, op)
         by_rank = None if table is None else rank_table(table, facts, known)
         if by_rank is not None:
-            rows.append(view.operation)
+            rows.append(row)
             tables.append(by_rank)
     paired = len(tables) == 1 or len(tables) % 2 == 0
     if not paired or len({table.axis for table in tables}) != 1:
         return None
     return TickLoop(op, ticks, tuple(tables), tuple(rows))
-
-
-def _row_of(op: ir.Operation, loop: ir.Operation, counter: Counter, ticks: int) -> ir.Value | None:
-    """The table of which an op of a loop's body takes the row of the tick."""
-    if op.name != DYNAMIC_SLICE or len(op.operands) != 4 or counter.step != 1:
-        return None
-    table, first, tick, column = (op.operands[i] for i in range(4))
-    body = loop.regions[1].blocks[0]
-    taken = shape_of(op.results[0])
-    if taken != [1, 1, len(Column)] or shape_of(table) != [1, ticks, len(Column)]:
-        return None
-    if tick != body.arguments[counter.position]:
-        return None
-    if constant_integer(first) != 0 or constant_integer(column) != 0:
-        return None
-    return outside_of(table, loop)
 
 
 def outside_of(value: ir.Value, loop: ir.Operation) -> ir.Value | None:

@@ -218,21 +218,15 @@ def _repeating_pays(
     """Whether to read what a node reads so many times moves less than to keep its result."""
     if any(nodes[user].role is Role.OUTPUT for user in users[node.index]):
         return False
-    result = sum(node.result_bytes)
-    read = sum(size_of(ref, nodes) for ref in dict.fromkeys(_in_memory(node, nodes)))
-    return times * read < read + (1 + times) * result
-
-
-def _in_memory(node: Node, nodes: Mapping[int, Node]) -> list[Ref]:
-    """What a node's sources are made of, where they are made anew."""
-    refs: list[Ref] = []
+    refs: dict[Ref, None] = {}  # its sources, or what they are made of where they are made anew
     for source in node.sources:
         inner = nodes[source[0]]
         if inner.role is Role.CHEAP:
-            refs += inner.made_of
+            refs.update(dict.fromkeys(inner.made_of))
         elif inner.role is not Role.NOTHING:
-            refs.append(source)
-    return refs
+            refs[source] = None
+    result, read = sum(node.result_bytes), sum(size_of(ref, nodes) for ref in refs)
+    return times * read < read + (1 + times) * result
 
 
 def size_of(ref: Ref, nodes: Mapping[int, Node]) -> float:

@@ -155,8 +155,13 @@ class Layouts:
         if shape is None or math.prod(shape) < LEAST_BYTES:
             return
         if name == "dot_general":
-            self._of[ref] = _product(op, shape)
-            self._of[ref].choice.product = ref
+            # A matrix product writes the rows of either operand last.
+            dims = bindings.dot_dimension_numbers(op.attributes["dot_dimension_numbers"])
+            batch = len(dims.lhs_batching_dimensions)
+            left = ir.ShapedType(op.operands[0].type).rank - len(dims.lhs_contracting_dimensions)
+            every = tuple(range(len(shape)))
+            orders = [every, (*every[:batch], *every[left:], *every[batch:left])]
+            self._of[ref] = _Layout(_Choice(orders, product=ref), every, shape)
             return
         if name == "broadcast_in_dim":
             operand = static_shape(op.operands[0].type)
@@ -167,8 +172,9 @@ class Layouts:
             return
         layout = self._of[known[0]]
         if name == "transpose":
-            dims = integers(op, "permutation")
-            self._of[ref] = layout.renamed([dims.index(d) for d in range(len(dims))], shape)
+            permutation = integers(op, "permutation")
+            change = [permutation.index(d) for d in range(len(permutation))]
+            self._of[ref] = layout.renamed(change, shape)
         elif name == "reshape":
             reshaped = _reshaped(layout, shape)
             if reshaped is not None:
@@ -257,17 +263,6 @@ class Layouts:
             self._of[made] = _Layout(_Choice([(*ones, *order)]), dims, layout.shape)
             self._copies[ref, order] = made
         return self._copies[ref, order]
-
-
-def _product(op: ir.Operation, shape: _Dims) -> _Layout:
-    """Of what a matrix product writes: the rows of either operand last."""
-    dims = bindings.dot_dimension_numbers(op.attributes["dot_dimension_numbers"])
-    batch = len(dims.lhs_batching_dimensions)
-    left = batch + len(ir.ShapedType(op.operands[0].type).shape) - batch
-    left -= len(dims.lhs_contracting_dimensions)
-    every = tuple(range(len(shape)))
-    options = [every, (*every[:batch], *every[left:], *every[batch:left])]
-    return _Layout(_Choice(options), every, shape)
 
 
 def _reshaped(layout: _Layout, shape: _Dims) -> _Layout | None:
