@@ -41,6 +41,7 @@ from stablehlo_tools.ir.builder import element_of, shape_of
 from stablehlo_tools.ir.clone import copy_module
 from stablehlo_tools.ir.inline import inline_all_calls
 from stablehlo_tools.ir.values import is_float, producer
+from stablehlo_tools.ir.views import Function, While
 from stablehlo_tools.ir.walk import (
     FUNCTION,
     callee_name,
@@ -149,7 +150,7 @@ def steering_arguments(module: ir.Module, *, of_loops: bool = False) -> list[int
     pending: list[ir.Value] = []
     for op in origins.ops:
         if op.name == WHILE:
-            pending.append(terminator(op.regions[0].blocks[0]).operands[0])
+            pending.append(terminator(While(op).condition).operands[0])
         elif op.name in BRANCHES and not of_loops:
             pending.append(op.operands[0])
     seen, numbers = set(pending), set[int]()
@@ -191,7 +192,7 @@ class Origins:
     @property
     def arguments(self) -> int:
         """Returns how many arguments the program has."""
-        return len(self._entry.regions[0].blocks[0].arguments)
+        return len(Function(self._entry).body.arguments)
 
     def argument(self, value: ir.Value) -> int | None:
         """Returns which argument of the program a value is; None for all others."""
@@ -225,8 +226,8 @@ class Origins:
         callee = self._functions.get(callee_name(op))
         if callee is None or not len(callee.regions[0].blocks):
             return []
-        return [terminator(callee.regions[0].blocks[0]).operands[number]]
+        return [terminator(Function(callee).body).operands[number]]
 
 
 def _carried(loop: ir.Operation, number: int) -> list[ir.Value]:
-    return [loop.operands[number], terminator(loop.regions[1].blocks[0]).operands[number]]
+    return [loop.operands[number], terminator(While(loop).body).operands[number]]

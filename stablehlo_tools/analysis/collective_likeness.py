@@ -34,6 +34,7 @@ from stablehlo_tools.dialect.names import BARRIER
 from stablehlo_tools.dialect.reducers import reducer_kind
 from stablehlo_tools.ir.builder import element_of, shape_of
 from stablehlo_tools.ir.structural_key import block_key
+from stablehlo_tools.ir.views import Combining
 
 REDUCING = frozenset({"all_reduce", "reduce_scatter"})
 EXCHANGING = frozenset({"all_gather", "all_to_all", "collective_permute"})
@@ -201,6 +202,6 @@ def _reduction(op: ir.Operation) -> object:
     if not len(op.regions):
         return None
     results = tuple(dict.fromkeys(str(element_of(value)) for value in op.results))
-    block = op.regions[0].blocks[0]
+    block = Combining(op).combiner
     types = tuple(str(argument.type) for argument in block.arguments)
     return results, types, reducer_kind(block) or block_key(block, lambda value: value, str)

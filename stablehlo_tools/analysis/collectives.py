@@ -54,6 +54,7 @@ from stablehlo_tools.dialect.traits import CARRIERS, Trait, ops_with_any
 from stablehlo_tools.ir.async_calls import detached_collective
 from stablehlo_tools.ir.builder import DEVICE_TO_DEVICE, device_table
 from stablehlo_tools.ir.values import producer
+from stablehlo_tools.ir.views import Combining, OneRegion
 from stablehlo_tools.ir.walk import MESH, functions_around, symbol_name, walk
 from stablehlo_tools.order.program import UNKNOWN_CALL
 
@@ -156,7 +157,7 @@ class Collective:
             return "add"
         if not len(self.inner.regions) or not len(self.inner.regions[0].blocks):
             return None
-        body = combining_ops(self.inner.regions[0].blocks[0])
+        body = combining_ops(Combining(self.inner).combiner)
         return body[0].name.removeprefix("stablehlo.") if len(body) == 2 else "custom"
 
 
@@ -278,7 +279,7 @@ def classify_communication(context: ir.Context) -> Callable[[ir.Operation], Coll
             _check_understood(op)
             understood.add(name)
         if name == ASYNC_START:
-            inner = op.regions[0].blocks[0].operations[0].operation
+            inner = OneRegion(op).body.operations[0].operation
             return Collective(op, inner, _KINDS.get(str(inner.name)) or str(inner.name))
         if name != CUSTOM_CALL:
             return Collective(op, op, _KINDS[name]) if name in _KINDS else None

@@ -57,6 +57,7 @@ from stablehlo_tools.dialect.traits import (
 )
 from stablehlo_tools.ir.builder import element_of
 from stablehlo_tools.ir.values import producer
+from stablehlo_tools.ir.views import Combining, Function, OneRegion, While
 from stablehlo_tools.ir.walk import terminator
 
 _ALIKE = frozenset({ALL_REDUCE, "stablehlo.all_gather"})  # within each group
@@ -205,7 +206,7 @@ class Fences:
     @cached_property
     def needed(self) -> set[ir.Value]:
         """The values that an output surely needs."""
-        block = self.main.regions[0].blocks[0]
+        block = Function(self.main).body
         needed = set(terminator(block).operands)
         self._mark_needed(block, needed)
         return needed
@@ -213,7 +214,7 @@ class Fences:
     def _differs(self, value: ir.Value) -> bool:
         """Whether a value follows from an argument so that no compiler takes it to be the same on
         all replicas. Nothing is said of what loops carry."""
-        arguments = set(self.main.regions[0].blocks[0].arguments)
+        arguments = set(Function(self.main).body.arguments)
         pending, seen = [value], set[ir.Value]()
         while pending:
             value = pending.pop()
@@ -237,7 +238,7 @@ class Fences:
                 if op.name == BARRIER:
                     needed.add(op.operands[number])
                 elif op.name in COMPUTATIONS:
-                    inner = op.regions[0].blocks[0]
+                    inner = OneRegion(op).body
                     needed.add(terminator(inner).operands[number])
                     self._mark_needed(inner, needed)
                     given = zip(inner.arguments, op.operands, strict=True)
@@ -253,7 +254,7 @@ class Fences:
         trips = constant_trips(op)
         if not trips:
             return
-        block = op.regions[1].blocks[0]
+        block = While(op).body
         ends = list(terminator(block).operands)
         asked = {number}
         each: set[ir.Value] | None = None
@@ -273,7 +274,7 @@ class Fences:
         name, operands = op.name, list(op.operands)
         if name not in names or len(set(operands)) < len(operands):
             return False
-        if name == REDUCE and reducer_kind(op.regions[0].blocks[0]) != "add":
+        if name == REDUCE and reducer_kind(Combining(op).combiner) != "add":
             return False
         return all(self._float(value)[1] for value in (*operands, *op.results))
 

@@ -71,6 +71,7 @@ from stablehlo_tools.dialect.reducers import absorbing_integer
 from stablehlo_tools.dialect.traits import CALLS, DEVICE_IDS, Trait, full_names, ops_with
 from stablehlo_tools.ir.builder import shape_of
 from stablehlo_tools.ir.values import producer, value_of
+from stablehlo_tools.ir.views import Function, ManualComputation
 from stablehlo_tools.ir.walk import (
     FUNCTION,
     callee_name,
@@ -388,7 +389,7 @@ class DeviceValues:
             callee = self.functions.get(callee_name(op))
             if callee is None or len(callee.regions[0].blocks) != 1 or call.level == _MOST_NESTED:
                 return None
-            returned = terminator(callee.regions[0].blocks[0]).operands[position]
+            returned = terminator(Function(callee).body).operands[position]
             inner = call.inner.setdefault(op.results[0], _Call(op, call))
             return self._of(returned, inner, depth)
         if op.name == MANUAL_COMPUTATION:
@@ -403,7 +404,7 @@ class DeviceValues:
             return self._of(op.operands[position], call, depth)
         if op.name == MANUAL_COMPUTATION:
             return self._entering(op, position, call, depth)
-        if op.name != FUNCTION or argument.owner != op.regions[0].blocks[0]:
+        if op.name != FUNCTION or argument.owner != Function(op).body:
             return None
         if call.op is not None and call.around is not None:
             return self._of(call.op.operands[position], call.around, depth)
@@ -472,7 +473,7 @@ class DeviceValues:
         mesh = self._mesh(sharding)
         if mesh is None or manual.intersection(sharding_axes(sharding)[1]):
             return None
-        known = self._of(terminator(op.regions[0].blocks[0]).operands[position], call, depth)
+        known = self._of(terminator(ManualComputation(op).body).operands[position], call, depth)
         if known is None or len(known) == 1:
             return known
         for group in mesh_axes_groups(mesh, [AxisRef(axis) for axis in sorted(manual)]):

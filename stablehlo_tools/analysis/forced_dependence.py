@@ -59,6 +59,7 @@ from stablehlo_tools.dialect.names import (
 from stablehlo_tools.dialect.reducers import integer_bounds, reducer_kind
 from stablehlo_tools.dialect.traits import LAYOUT, Trait, full_names, ops_with, ops_with_any
 from stablehlo_tools.ir.values import is_float, producer, splat_of, value_of
+from stablehlo_tools.ir.views import Combining
 
 VARIES = 1  # the lowest bit: no collective's
 _MOST_PARTS = 8  # told apart of one value; the largest are kept
@@ -417,7 +418,7 @@ def _reduced(op: ir.Operation, operands: Sequence[Dependence]) -> Dependence:
 
 def _reducer(op: ir.Operation) -> str | None:
     """The op by which the region combines its two arguments, if it loses neither."""
-    kind = reducer_kind(op.regions[0].blocks[0])
+    kind = reducer_kind(Combining(op).combiner)
     return None if kind in (None, "xor") else f"stablehlo.{kind}"
 
 

@@ -46,6 +46,7 @@ from stablehlo_tools.dialect.traits import (
     ops_with,
 )
 from stablehlo_tools.ir.values import producer
+from stablehlo_tools.ir.views import OneRegion, While
 from stablehlo_tools.ir.walk import terminator
 from stablehlo_tools.order.program import (
     Block,
@@ -153,7 +154,7 @@ def stays_a_loop(loop: ir.Operation, known: Callable[[ir.Value], int], changing:
 
     `known` tells what values of the condition depend on, `changing` which carries change.
     """
-    condition = loop.regions[0].blocks[0]
+    condition = While(loop).condition
     counted = {condition.arguments[position] for position in changing}
     pending = [terminator(condition).operands[0]]
     is_open = False
@@ -335,7 +336,7 @@ class IssueReader:
         return bit
 
     def _computation(self, op: ir.Operation, sites: Sequence[Site], level: Level) -> None:
-        body = op.regions[0].blocks[0]
+        body = OneRegion(op).body
         if self.uniformity is not None and self.common is not None:
             self.uniformity.enter(op)
             # Arguments that are whole have the symbols of the values outside.
@@ -482,7 +483,7 @@ class IssueReader:
         invariant, or only added up, compilers move out of the loop. Also those carries: each is
         only known once the loop has ended.
         """
-        predicate = terminator(op.regions[0].blocks[0]).operands[0]
+        predicate = terminator(While(op).condition).operands[0]
         tested = self._of(predicate).whole
         self.next_bit = last + 2
         carries = [outside.both(end) for outside, end in zip(steady, once.ends, strict=True)]
@@ -502,7 +503,7 @@ class IssueReader:
             following = self._iteration(op, sites, given, around)
             self.moved = outer
             inside = needed | following.all_bits() | changed | moved
-            body = op.regions[1].blocks[0]
+            body = While(op).body
             handed = zip(body.arguments, terminator(body).operands, following.ends, strict=True)
             more = {  # what surely changes: by what moves it, or by a constant
                 position

@@ -28,6 +28,7 @@ from stablehlo_tools.diagnostics import ToolError, to_place
 from stablehlo_tools.dialect.names import WHILE
 from stablehlo_tools.dialect.traits import BRANCHES
 from stablehlo_tools.ir.inline import inline_all_calls
+from stablehlo_tools.ir.views import Function
 from stablehlo_tools.ir.walk import ENTRY, main_function
 from stablehlo_tools.order.program import (
     Issue,
@@ -116,13 +117,13 @@ def read_issued(
     rendezvous = Rendezvousing(facts, devices, by_channel=by_channel)
     reader = IssueReader(module, rendezvous, tuple(devices), deletable, uniformity, fences)
     for number, symbol in (equal or {}).items():
-        reader.assume_equal(main.regions[0].blocks[0].arguments[number], symbol)
+        reader.assume_equal(Function(main).body.arguments[number], symbol)
     level = Level()
     ours = list(iterate_collectives(list(sites)))
     if uniformity is None and live is not None and is_chain(ours, live):
         reader.chain(ours, level)
     else:
-        reader.main(main.regions[0].blocks[0], sites, level)
+        reader.main(Function(main).body, sites, level)
     deleted = tuple(map(reader.issue, deletable.dead if deletable is not None else ()))
     program = Program(
         name,

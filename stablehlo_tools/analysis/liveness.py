@@ -41,6 +41,7 @@ from stablehlo_tools.dialect.collectives import TRANSFERS
 from stablehlo_tools.dialect.names import BARRIER, DYNAMIC_UPDATE_SLICE, WHILE
 from stablehlo_tools.dialect.traits import BRANCHES, CALLS, CARRIERS, COMPUTATIONS, TERMINATORS
 from stablehlo_tools.ir.values import is_float, key_of, maker_of
+from stablehlo_tools.ir.views import Combining, Function, While
 from stablehlo_tools.ir.walk import FUNCTION, callee_name, symbol_name, terminator, walk
 from stablehlo_tools.ir.while_loop import is_invariant
 
@@ -137,7 +138,7 @@ def _computed_survivors(result: ir.Value) -> Sequence[ir.Value]:
     op = maker_of(result)
     if rule_of(op.name) == "own":
         position = ir.OpResult(result).result_number
-        arguments = op.regions[0].blocks[0].arguments
+        arguments = Combining(op).combiner.arguments
         return [
             value
             for i, value in enumerate(op.operands)
@@ -343,7 +344,7 @@ def _following(user: ir.Operation, position: int) -> Sequence[ir.Value] | None:
     assert parent is not None
     if parent.name == FUNCTION:
         return None if is_public(parent) else []
-    if parent.name == WHILE and user.block == parent.regions[0].blocks[0]:
+    if parent.name == WHILE and user.block == While(parent).condition:
         return []  # a predicate
     if parent.name in BRANCHES:
         taken = _taken(parent)
@@ -398,7 +399,7 @@ class _Liveness:
         walk(module.operation, visit)
         for function in self.functions.values():
             if is_public(function):
-                self._mark(terminator(function.regions[0].blocks[0]).operands)
+                self._mark(Function(function).yields)
         for op in effects:
             self._keep(op)
             self._mark(op.operands)
@@ -423,7 +424,7 @@ class _Liveness:
             return
         self.kept.add(key)
         if op.name == WHILE:
-            self._mark(terminator(op.regions[0].blocks[0]).operands)
+            self._mark(terminator(While(op).condition).operands)
         elif op.name in BRANCHES:
             self._mark([op.operands[0]])
         self._enter(op)
@@ -471,13 +472,13 @@ class _Liveness:
         self._keep(op)
         if op.name == WHILE:
             self._mark([op.operands[position]], demand)
-            self._mark([terminator(op.regions[1].blocks[0]).operands[position]], demand)
+            self._mark([terminator(While(op).body).operands[position]], demand)
         elif op.name in CALLS:
             callee = self.functions.get(callee_name(op))
             if callee is None or not len(callee.regions[0].blocks):  # declared only: uses anything
                 self._mark(op.operands)
             else:
-                self._mark([terminator(callee.regions[0].blocks[0]).operands[position]], demand)
+                self._mark([terminator(Function(callee).body).operands[position]], demand)
         else:
             for region in op.regions:
                 self._mark([terminator(region.blocks[0]).operands[position]], demand)
@@ -487,7 +488,7 @@ class _Liveness:
         if op.name == WHILE:
             self._mark([op.operands[position]], demand)
             self._mark([op.results[position]], demand)
-            self._mark([terminator(op.regions[1].blocks[0]).operands[position]], demand)
+            self._mark([terminator(While(op).body).operands[position]], demand)
         elif op.name in COMPUTATIONS:
             self._mark([op.operands[position]], demand)
         elif op.name == FUNCTION:
@@ -515,7 +516,7 @@ class _Surviving(_Liveness):
             super()._visit_carrier(op, position, demand)
         elif runs:  # what a loop surely overwrites is needed only if the loop reads it
             self._keep(op)
-            self._mark([terminator(op.regions[1].blocks[0]).operands[position]], demand)
+            self._mark([terminator(While(op).body).operands[position]], demand)
         else:
             self._mark([op.operands[position]], demand)
 
@@ -525,7 +526,7 @@ class _Surviving(_Liveness):
         if trips is None:
             super()._visit_argument(argument, block, demand)
             return
-        end = terminator(op.regions[1].blocks[0]).operands[position]
+        end = terminator(While(op).body).operands[position]
         if trips > 1:
             self._mark([end], demand)
         # A carry that is another one in the next iteration may not be asked of the first.

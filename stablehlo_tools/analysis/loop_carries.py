@@ -43,6 +43,7 @@ from stablehlo_tools.dialect.names import (
 from stablehlo_tools.dialect.reducers import REDUCERS, reducer_kind
 from stablehlo_tools.ir.builder import shape_of
 from stablehlo_tools.ir.values import is_float, key_of, named, producer, unconstrained
+from stablehlo_tools.ir.views import Combining, While
 from stablehlo_tools.ir.walk import is_inside
 
 ROWS = "rows"  # how rows that are written are combined
@@ -286,7 +287,7 @@ def _reducer(op: ir.Operation) -> str | None:
     if op.name == DYNAMIC_UPDATE_SLICE:
         return ROWS
     if op.name == SCATTER:
-        kind = reducer_kind(op.regions[0].blocks[0])
+        kind = reducer_kind(Combining(op).combiner)
         return None if kind == "xor" else kind
     reducer = accumulates_by(op)
     return None if reducer == "xor" else reducer  # nothing is written that combines parts by xor
@@ -471,7 +472,7 @@ class LayerLoop:
     @property
     def block(self) -> ir.Block:
         """The block of an iteration."""
-        return self.op.regions[1].blocks[0]
+        return While(self.op).body
 
 
 def layer_loops(block: ir.Block, effects: Effects) -> list[LayerLoop]:

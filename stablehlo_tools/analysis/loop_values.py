@@ -38,6 +38,7 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import BARRIER, DYNAMIC_UPDATE_SLICE, WHILE
 from stablehlo_tools.dialect.traits import BRANCHES, COMPUTATIONS, DEVICE_IDS
 from stablehlo_tools.ir.values import key_of, producer
+from stablehlo_tools.ir.views import While
 from stablehlo_tools.ir.walk import terminator
 
 # What is decided, for each device, in each iteration.
@@ -192,7 +193,7 @@ class _Followed:
     def loop(self, loop: ir.Operation, around: _Known) -> None:
         """Follows a loop, given what is known around it."""
         trips = self._trips(loop, around)
-        body = loop.regions[1].blocks[0]
+        body = While(loop).body
         inner = list(_decided(body))
         if not inner:
             return
@@ -225,7 +226,7 @@ class _Followed:
         for op in ops:
             self.series[key_of(op)] = None
             if op.name == WHILE:
-                self._forget(list(_decided(op.regions[1].blocks[0])))
+                self._forget(list(_decided(While(op).body)))
 
     def _trips(self, loop: ir.Operation, known: _Known) -> tuple[int, ...] | None:
         def integers(value: ir.Value) -> tuple[int, ...] | None:
@@ -310,7 +311,7 @@ class ControlValues:
     ) -> None:
         self._outside = outside
         self._known: dict[ir.Value, Values | None] = {}
-        body = loop.regions[1].blocks[0]
+        body = While(loop).body
         self._arguments: list[ir.Value] = list(body.arguments)
         self._ends: list[ir.Value] = list(terminator(body).operands)
         self._inside = set[ir.Value](self._arguments)

@@ -32,6 +32,7 @@ from stablehlo_tools.dialect.names import (
 from stablehlo_tools.dialect.reducers import integer_bounds
 from stablehlo_tools.dialect.traits import Trait, ops_with, ops_with_any
 from stablehlo_tools.ir.values import CONSTANTS, key_of, producer, unconstrained
+from stablehlo_tools.ir.views import While
 from stablehlo_tools.ir.walk import terminator, values_used, walk
 from stablehlo_tools.ir.while_loop import WhileLoop, is_invariant
 
@@ -237,7 +238,7 @@ def _bounds(value: ir.Value, loop: ir.Operation, known: Known) -> Sequence[int] 
     constant = constant_integer(value)
     if constant is not None:
         return (constant,)
-    condition = loop.regions[0].blocks[0]
+    condition = While(loop).condition
     position = _position(value, condition)
     if position is None:
         maker = producer(value)

@@ -10,6 +10,7 @@ from stablehlo_tools import bindings
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.builder import Builder, element_of
 from stablehlo_tools.ir.values import CONSTANTS, copy_constant, producer
+from stablehlo_tools.ir.views import Combining
 
 
 def starts_idempotent(reduce: ir.Operation) -> bool:
@@ -22,7 +23,7 @@ def starts_idempotent(reduce: ir.Operation) -> bool:
     inputs = len(reduce.operands) // 2
     inits = [producer(value) for value in list(reduce.operands)[inputs:]]
     constants = [op for op in inits if op is not None and op.name in CONSTANTS]
-    taken = captured(reduce.regions[0].blocks[0])
+    taken = captured(Combining(reduce).combiner)
     if len(constants) < inputs or any(maker.name not in CONSTANTS for maker in taken):
         return False
     elements = [element_of(op.results[0]) for op in constants]
@@ -49,7 +50,7 @@ def starts_idempotent(reduce: ir.Operation) -> bool:
             ]
             rows = [build.reshape(start, [1]) for start in starts]
             again = reduce.clone()
-            own_constants(again.regions[0].blocks[0], taken)
+            own_constants(Combining(again).combiner, taken)
             for number, value in enumerate((*rows, *starts)):
                 again.operands[number] = value
             for result, scalar in zip(again.results, scalars, strict=True):

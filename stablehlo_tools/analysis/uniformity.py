@@ -46,7 +46,7 @@ from stablehlo_tools.dialect.traits import (
     short_names,
 )
 from stablehlo_tools.ir.platform_index import is_platform_index
-from stablehlo_tools.ir.views import Function
+from stablehlo_tools.ir.views import Function, OneRegion, While
 from stablehlo_tools.ir.walk import terminator
 
 _SAME_ON_GROUP = short_names(ops_with(Trait.SAME_ON_GROUP))
@@ -133,7 +133,7 @@ class Uniformity:
                 self.env[result] = self._merged(choice, parts, indices)
         elif name in COMPUTATIONS:
             self.enter(op)
-            self.block(op.regions[0].blocks[0])
+            self.block(OneRegion(op).body)
             self.leave(op)
         else:
             self.bind(list(op.results), self._results(op))
@@ -146,7 +146,7 @@ class Uniformity:
 
     def enter(self, computation: ir.Operation) -> None:
         """Binds the arguments of a manual or named computation."""
-        arguments = list(computation.regions[0].blocks[0].arguments)
+        arguments = list(OneRegion(computation).body.arguments)
         outside = [self.of(value) for value in computation.operands]
         if computation.name == MANUAL_COMPUTATION:
             shardings = sharding_per_value(computation.attributes["in_shardings"])
@@ -163,7 +163,7 @@ class Uniformity:
 
         What is said to be replicated along an axis may differ all the same: nobody checks that.
         """
-        ends = terminator(computation.regions[0].blocks[0]).operands
+        ends = terminator(OneRegion(computation).body).operands
         inside = [self.of(value) for value in ends]
         if computation.name == MANUAL_COMPUTATION:
             shardings = sharding_per_value(computation.attributes["out_shardings"])
@@ -185,12 +185,12 @@ class Uniformity:
         counts = trip_count(loop, [self.of(value).values for value in loop.operands])
         if counts is not None:
             return Variation(number_classes(counts), counts)
-        predicate = terminator(loop.regions[0].blocks[0]).operands[0]
+        predicate = terminator(While(loop).condition).operands[0]
         return Variation(self.of(predicate).classes)
 
     def bind_carries(self, loop: ir.Operation) -> None:
         """Sets the arguments of an evaluated loop's regions to what holds in every iteration."""
-        known = self.carries[loop.regions[1].blocks[0]]
+        known = self.carries[While(loop).body]
         for region in loop.regions:
             self.bind(list(region.blocks[0].arguments), known)
 

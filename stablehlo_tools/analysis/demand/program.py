@@ -51,6 +51,7 @@ from stablehlo_tools.dialect.names import (
     WHILE,
 )
 from stablehlo_tools.dialect.traits import BRANCHES, CALLS, COMPUTATIONS, ELEMENTWISE, LAYOUT
+from stablehlo_tools.ir.views import Combining, Function, ManualComputation, OneRegion
 from stablehlo_tools.ir.walk import callee_name, functions_by_name, terminator
 
 ENTER = "enter"  # a manual computation: global values become shards
@@ -99,7 +100,7 @@ class Program(Dataflow):
         self._computation: ir.Operation | None = None
         self._depth = -1
         self._left: dict[int, int] = {}  # what leaves a computation: its number outside, and inside
-        self.root = self._body(entry.regions[0].blocks[0])
+        self.root = self._body(Function(entry).body)
         self.types = [value.type for value in self.values]
         for outside, inside in self._left.items():
             if self.maker[outside] not in self.around:
@@ -130,11 +131,11 @@ class Program(Dataflow):
         name = op.name
         callee = self.functions.get(callee_name(op)) if name in CALLS else None
         if callee is not None and len(callee.regions[0].blocks) == 1 and self._depth < _DEEPEST:
-            self._written_out(op, callee.regions[0].blocks[0], {}, nodes)
+            self._written_out(op, Function(callee).body, {}, nodes)
         elif name == MANUAL_COMPUTATION:
             self._manual(op, nodes)
         elif name in COMPUTATIONS:
-            self._written_out(op, op.regions[0].blocks[0], self.numbers, nodes)
+            self._written_out(op, OneRegion(op).body, self.numbers, nodes)
         else:
             super()._op(op, nodes)
 
@@ -153,7 +154,7 @@ class Program(Dataflow):
 
     def _manual(self, op: ir.Operation, nodes: list[Node]) -> None:
         """Writes a manual computation out, with nodes at its edges."""
-        block, outer = op.regions[0].blocks[0], self._computation
+        block, outer = ManualComputation(op).body, self._computation
         operands = self._numbers(op.operands)
         nodes.append(self._add(op, ENTER, operands, self._numbers(block.arguments)))
         self._computation = op
@@ -519,7 +520,7 @@ def _scatter(op: ir.Operation, whole: Sequence[int]) -> list[Access]:
     others = tuple(size for d, size in enumerate(whole) if d not in inserted)
     if updates != others or not _is_single(op.operands[1], mapped):
         return []
-    body = op.regions[0].blocks[0]
+    body = Combining(op).combiner
     sets = terminator(body).operands[0] == body.arguments[1]
     return [Access(mapped[0], 1, 1, (1,), False, sets)]
 

@@ -19,6 +19,7 @@ from stablehlo_tools.dialect.names import BARRIER, CONVOLUTION, RESHAPE, SCATTER
 from stablehlo_tools.dialect.reducers import reducer_kind
 from stablehlo_tools.dialect.traits import COLLECTIVES, Trait, ops_with
 from stablehlo_tools.ir.values import is_identity_of
+from stablehlo_tools.ir.views import Combining
 
 # What counts as multiplications. No exporter writes a `dot` any more, and it is not followed.
 CONTRACTIONS = ops_with(Trait.CONTRACTION) - {"stablehlo.dot"}
@@ -242,10 +243,10 @@ class Query:
             case FactorRole.CONTRACTED:
                 return OpTiling(taken, (None,), "add")
             case FactorRole.REDUCED if self.op.name == SCATTER:
-                is_known = reducer_kind(self.op.regions[0].blocks[0]) is not None
+                is_known = reducer_kind(Combining(self.op).combiner) is not None
                 return OpTiling(taken, (None,), chained=True) if is_known else None
             case FactorRole.REDUCED if len(self.relation.results) == 1:
-                reducer = reducer_kind(self.op.regions[0].blocks[0])
+                reducer = reducer_kind(Combining(self.op).combiner)
                 if reducer is None or not is_identity_of(reducer, self.op.operands[1]):
                     return None  # the initial value would count for each part
                 return OpTiling(taken, (None,), reducer)

@@ -42,6 +42,7 @@ from stablehlo_tools.dialect.names import (
     SLICE,
     TRANSPOSE,
 )
+from stablehlo_tools.ir.views import Combining
 from stablehlo_tools.ir.walk import terminator
 
 _MOST_WINDOWS = 16  # of a gather or a scatter, that are told apart
@@ -249,7 +250,7 @@ def _windows(
 
 def _scatter(op: ir.Operation, shapes: Sequence[Shape], result: Shape) -> Moved | None:
     """One that overwrites; its indices may lie outside, where nothing is written."""
-    body = op.regions[0].blocks[0]
+    body = Combining(op).combiner
     returned = terminator(body).operands[0]
     if len(shapes) != 3 or returned not in list(body.arguments):
         return None

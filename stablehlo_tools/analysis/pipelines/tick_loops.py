@@ -50,7 +50,7 @@ class TickLoop:
     @property
     def body(self) -> ir.Block:
         """What runs in a tick."""
-        return self.op.regions[1].blocks[0]
+        return While(self.op).body
 
     @property
     def axis(self) -> MeshAxis:
@@ -93,7 +93,7 @@ def tick_loop(op: ir.Operation, facts: ModuleFacts, known: DeviceValues) -> Tick
 
 def outside_of(value: ir.Value, loop: ir.Operation) -> ir.Value | None:
     """A value as it is in front of a loop: captured, or handed on as it came; None for others."""
-    body = loop.regions[1].blocks[0]
+    body = While(loop).body
     if value.owner == body:
         number = ir.BlockArgument(value).arg_number
         same = terminator(body).operands[number] == value

@@ -31,6 +31,7 @@ from stablehlo_tools.dialect.names import ADD, COMPOSITE, SCATTER
 from stablehlo_tools.dialect.reducers import reducer_kind
 from stablehlo_tools.dialect.traits import Trait, ops_with, ops_with_any, short_names
 from stablehlo_tools.ir.values import is_splat, producer, splat_of
+from stablehlo_tools.ir.views import Combining
 
 _TRANSCENDENTAL = 10.0  # vector instructions of exp, log, tanh …, within a factor of two
 TINY = 256  # bytes: a value so small costs no more to make anew than to read
@@ -167,7 +168,7 @@ def op_work(op: ir.Operation, name: str) -> OpWork:
         return _products(op, name)
     if name in ("reduce", "reduce_window"):
         operand = ir.ShapedType(op.operands[0].type)
-        body = list(op.regions[0].blocks[0].operations)
+        body = list(Combining(op).combiner.operations)
         each = sum(_per_element(short_name(inner.operation)) for inner in body[:-1])
         count = _elements(operand)
         if name == "reduce_window":
@@ -307,4 +308,4 @@ def is_one_hot(op: ir.Operation) -> bool:
 def _adds_to_zeros(op: ir.Operation) -> bool:
     if op.name != SCATTER or len(op.results) != 1 or splat_of(op.operands[0]) != 0:
         return False
-    return reducer_kind(op.regions[0].blocks[0]) == "add"
+    return reducer_kind(Combining(op).combiner) == "add"

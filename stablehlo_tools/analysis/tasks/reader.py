@@ -47,6 +47,7 @@ from stablehlo_tools.dialect.names import (
 from stablehlo_tools.dialect.traits import BRANCHES
 from stablehlo_tools.ir.inline import check_unfolding
 from stablehlo_tools.ir.values import producer
+from stablehlo_tools.ir.views import Function, OneRegion
 from stablehlo_tools.ir.walk import callee_name, entry_function, functions_by_name
 from stablehlo_tools.ir.while_loop import is_invariant
 from stablehlo_tools.overlap.task_graph import COLLECTIVES
@@ -124,7 +125,7 @@ def read_program(module: ir.Module, input_name: str, *, tiled: bool = False) -> 
     if not len(function.regions[0].blocks):
         raise ToolError("the entry function has no body to time", function.location)
     check_unfolding(module)
-    block = function.regions[0].blocks[0]
+    block = Function(function).body
     reader = _Reader(module, input_name, tiled=tiled)
     values: _Values = {}
     listed = attributes_of_arguments(function)
@@ -223,7 +224,7 @@ class _Reader:
         elif name == MANUAL_COMPUTATION:
             self._manual(op, values)
         elif name == NAMED_COMPUTATION:
-            self._enter(op, op.regions[0].blocks[0], values, values)
+            self._enter(op, OneRegion(op).body, values, values)
         elif name == WHILE:
             self._loop(op, values)
         elif name in BRANCHES:
@@ -348,11 +349,11 @@ class _Reader:
         if callee_name(op) in self._entered:
             raise ToolError(f"@{callee_name(op)} calls itself: it cannot be timed", op.location)
         self._entered.add(callee_name(op))
-        self._enter(op, function.regions[0].blocks[0], values, {})
+        self._enter(op, Function(function).body, values, {})
         self._entered.remove(callee_name(op))
 
     def _manual(self, op: ir.Operation, values: _Values) -> None:
-        block = op.regions[0].blocks[0]
+        block = OneRegion(op).body
         for argument, operand in zip(block.arguments, op.operands, strict=True):
             index, number = values[operand]
             node = self.body.nodes[index]
