@@ -6,7 +6,9 @@ loop decides by the row of a table that a rank holds, cut out at the loop's coun
 has no one value, but a series: its value in each iteration of the loops around it. It follows from
 constants, device ids and counters alone, so that devices with equal series decide alike whoever
 compiled their programs. Loops are followed that run equally often on all devices. `ControlValues`
-has all that steers one loop, on every device in every iteration.
+has all that steers one loop, on every device in every iteration. `AlikeInGroups` tells values of
+loops that are the same on all devices of a collective's groups, whatever they are: those run a loop
+together, and what follows from counters and what they know of themselves is the same where that is.
 """
 
 from __future__ import annotations
@@ -16,9 +18,11 @@ from itertools import pairwise
 
 import numpy as np
 
+from stablehlo_tools.analysis.collectives import Collective, classify_communication
 from stablehlo_tools.analysis.device_values import (
     COMPUTED,
     SCALAR_OPS,
+    DeviceValues,
     Values,
     chosen_regions,
     evaluated,
@@ -30,7 +34,9 @@ from stablehlo_tools.analysis.loops import (
     Known,
     LoopBody,
     constant_integer,
+    constant_step,
     counted,
+    counter_of,
     is_integer_scalar,
     wrap,
 )
@@ -213,7 +219,14 @@ class _Followed:
     def _note(self, op: ir.Operation, known: _Known) -> None:
         """Notes what is decided in this iteration, and follows an inner loop."""
         self._spend()
-        row = self._trips(op, known) if op.name == WHILE else self._chosen(op, known)
+        if op.name == WHILE:
+            row = self._trips(op, known)
+        else:
+            index = self._of(op.operands[0], known)
+            row = None
+            if index is not None and index.ndim == 1:
+                taken = np.broadcast_to(chosen_regions(op, index), (self._devices,))
+                row = tuple(map(int, taken))
         rows = self.series[key_of(op)]
         if row is None:
             self.series[key_of(op)] = None
@@ -237,13 +250,6 @@ class _Followed:
         if isinstance(trips, str):
             return None
         return trips.trips * self._devices if len(trips.trips) == 1 else trips.trips
-
-    def _chosen(self, branch: ir.Operation, known: _Known) -> tuple[int, ...] | None:
-        index = self._of(branch.operands[0], known)
-        if index is None or index.ndim != 1:
-            return None
-        taken = np.broadcast_to(chosen_regions(branch, index), (self._devices,))
-        return tuple(map(int, taken))
 
     def _of(self, value: ir.Value, known: _Known, depth: int = _DEEPEST) -> Values | None:
         if value in known:
@@ -395,3 +401,64 @@ def _nested(block: ir.Block) -> Iterator[ir.Operation]:
             for region in op.regions:
                 yield from _nested(region.blocks[0])
         yield op
+
+
+class AlikeInGroups:
+    """Whether values of loops are the same on all devices of each group of some collectives."""
+
+    def __init__(self, values: DeviceValues) -> None:
+        self._values = values
+
+    def __call__(
+        self, loop: ir.Operation, ops: Sequence[ir.Operation], values: Sequence[ir.Value]
+    ) -> bool:
+        """Whether values in a loop are so in each iteration, for the collectives among its ops; and
+        the devices run it equally often, so that an iteration is the same one for all of them."""
+        counter = counter_of(loop)
+        if isinstance(counter, str):
+            return False
+        classify = classify_communication(loop.context)
+        found = [self._values.facts.groups(c) for op in ops if (c := classify(op)) is not None]
+        groups = [list(group) for each in found if each is not None for group in each]
+        steering = [counter.bound, loop.operands[counter.position]]
+        return None not in found and self._are_alike([*steering, *values], groups)
+
+    def picks_one(self, collective: Collective, value: ir.Value, *, by: bool) -> bool:
+        """Returns True if all of a boolean is `by` on one device of each group of a collective, and
+        nothing of it is on the others."""
+        groups, known = self._values.facts.groups(collective), self._values.of(value)
+        if groups is None or known is None or len(known) == 1:
+            return False
+        rows = known.reshape(len(known), -1) == by
+        uniform = (rows.all(axis=1) == rows.any(axis=1)).all()
+        return bool(uniform) and all(rows[list(group), 0].sum() == 1 for group in groups)
+
+    def _are_alike(self, pending: list[ir.Value], groups: Sequence[list[int]]) -> bool:
+        seen: set[ir.Value] = set()
+        while pending:
+            value = pending.pop()
+            if value in seen:
+                continue
+            seen.add(value)
+            known = self._values.of(value)
+            if known is not None:
+                rows = known.reshape(len(known), -1)
+                if len(rows) > 1 and any((rows[g] != rows[g[0]]).any() for g in groups):
+                    return False
+                continue
+            # What makes a value the same wherever that is the same.
+            maker = producer(value)
+            if maker is not None:
+                if maker.name not in COMPUTED:
+                    return False
+                pending += maker.operands
+                continue
+            owner = ir.BlockArgument(value).owner.owner.operation
+            number = ir.BlockArgument(value).arg_number
+            if owner.name != WHILE:
+                return False
+            argument, end = While(owner).carries[number], While(owner).yields[number]
+            if end != argument and constant_step(end, argument) is None:
+                return False
+            pending.append(owner.operands[number])
+        return True

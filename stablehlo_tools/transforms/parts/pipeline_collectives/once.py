@@ -37,13 +37,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, prod
 
-from stablehlo_tools.analysis.added_rows import row_dims
 from stablehlo_tools.analysis.collectives import (
     Collective,
     ModuleFacts,
     channel_number,
     find_collectives,
 )
+from stablehlo_tools.analysis.loop_carries import row_dims
 from stablehlo_tools.analysis.loops import FORMATTING, LoopBody, constant_trips
 from stablehlo_tools.analysis.tasks.expected import expected_run
 from stablehlo_tools.bindings import ir

@@ -16,8 +16,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from stablehlo_tools.analysis.collectives import Collective
-from stablehlo_tools.analysis.group_values import AlikeInGroups
 from stablehlo_tools.analysis.loop_carries import is_sum, only_user
+from stablehlo_tools.analysis.loop_values import AlikeInGroups
 from stablehlo_tools.analysis.loops import LoopBody
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import ALL_REDUCE, SELECT

@@ -15,9 +15,8 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from stablehlo_tools.analysis.collectives import Collective, classify_communication, tensor_bytes
-from stablehlo_tools.analysis.group_values import AlikeInGroups
 from stablehlo_tools.analysis.loop_carries import Trees, tree_reducer
-from stablehlo_tools.analysis.loop_values import LoopIndices
+from stablehlo_tools.analysis.loop_values import AlikeInGroups, LoopIndices
 from stablehlo_tools.analysis.loops import Key, LoopBody
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import ADD, DYNAMIC_SLICE, DYNAMIC_UPDATE_SLICE

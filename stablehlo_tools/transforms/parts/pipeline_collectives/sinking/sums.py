@@ -38,9 +38,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from stablehlo_tools.analysis.added_rows import only_adds
 from stablehlo_tools.analysis.collectives import Collective, channel_number
-from stablehlo_tools.analysis.loop_carries import Leaf, Tree, Trees, only_user, tree_reducer
+from stablehlo_tools.analysis.loop_carries import (
+    Leaf,
+    Tree,
+    Trees,
+    only_adds,
+    only_user,
+    tree_reducer,
+)
 from stablehlo_tools.analysis.loops import LoopBody
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import (
