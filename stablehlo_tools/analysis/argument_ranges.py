@@ -40,7 +40,7 @@ from stablehlo_tools.dialect.traits import (
 from stablehlo_tools.ir.builder import element_of, shape_of
 from stablehlo_tools.ir.clone import copy_module
 from stablehlo_tools.ir.inline import inline_all_calls
-from stablehlo_tools.ir.values import is_float, producer
+from stablehlo_tools.ir.values import is_float, maker_of, producer
 from stablehlo_tools.ir.views import Function, While
 from stablehlo_tools.ir.walk import (
     FUNCTION,
@@ -128,8 +128,7 @@ def _indices_of(op: ir.Operation) -> Iterator[tuple[ir.Value, int]]:
 
 def _sources(value: ir.Value) -> list[ir.Value]:
     """The operands whose elements a computed value has."""
-    op = producer(value)
-    assert op is not None, "an argument of a block is handed, not computed"
+    op = maker_of(value)
     name, operands = op.name, list(op.operands)
     if name in _MOVED_FIRST or (name == CUSTOM_CALL and target_of(op) in _ANNOTATIONS):
         element = element_of(operands[0])

@@ -146,7 +146,17 @@ class _Builder:
 
         Raises a located ToolError for a cycle of calls among them.
         """
-        talking = self._talking()
+        # The functions from which calls lead to a communicating op.
+        callers: dict[str, list[str]] = {name: [] for name in self.functions}
+        for name, callees in self.callees.items():
+            for callee in callees:
+                callers.setdefault(callee, []).append(name)
+        talking = {self._enclosing(c.op) for c in self.entries if isinstance(c, Collective)}
+        pending = list(talking)
+        while pending:
+            new = [caller for caller in callers[pending.pop()] if caller not in talking]
+            talking.update(new)
+            pending += new
         order: list[str] = []
         finished: set[str] = set()
 
@@ -169,20 +179,6 @@ class _Builder:
             if name in talking:
                 visit(name, ())
         return order
-
-    def _talking(self) -> set[str]:
-        """The functions from which calls lead to a communicating op."""
-        callers: dict[str, list[str]] = {name: [] for name in self.functions}
-        for name, callees in self.callees.items():
-            for callee in callees:
-                callers.setdefault(callee, []).append(name)
-        talking = {self._enclosing(c.op) for c in self.entries if isinstance(c, Collective)}
-        pending = list(talking)
-        while pending:
-            new = [caller for caller in callers[pending.pop()] if caller not in talking]
-            talking.update(new)
-            pending += new
-        return talking
 
     def _check_references(self, name: str) -> None:
         """Refuses a function whose signature cannot change with its callers'."""

@@ -28,14 +28,15 @@ from stablehlo_tools.analysis.device_values import (
     clamped_starts,
     element_dtype,
 )
-from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.dimensions import static_shape
 from stablehlo_tools.dialect.names import (
     BARRIER,
     COLLECTIVE_PERMUTE,
+    CONSTANT,
     DYNAMIC_SLICE,
     DYNAMIC_UPDATE_SLICE,
     GATHER,
+    IOTA,
     PAD,
     SELECT,
     SHARDING_CONSTRAINT,
@@ -124,15 +125,6 @@ KEEPING = ops_with(Trait.ZERO_OF_ZERO) | {SHARDING_CONSTRAINT}
 JOINING = ops_with(Trait.ZERO_OF_ZEROS)
 
 
-def is_zero(op: ir.Operation) -> bool:
-    """Whether an op is a constant of zeros, none of them negative."""
-    number = splat_of(op.results[0]) if op.name == "stablehlo.constant" else None
-    if number is None:
-        return False
-    parts = (number.real, number.imag) if isinstance(number, complex) else (number,)
-    return all(part == 0 and not np.signbit(part) for part in parts)
-
-
 def moved(zeros: Need, places: int, dim_map: DimMap | None) -> Need:
     """Where a result is zeros that holds an operand's elements and no others."""
     if dim_map is None:
@@ -194,8 +186,12 @@ class ZeroTracking:
         self._rules: dict[Node, Rule] = {}
 
     def start(self, node: Node) -> bool:
-        """Notes a constant of zeros; whether it is one."""
-        if not is_zero(node.op):
+        """Notes a constant of zeros, none of them negative; whether it is one."""
+        number = splat_of(node.op.results[0])
+        if number is None:
+            return False
+        parts = (number.real, number.imag) if isinstance(number, complex) else (number,)
+        if any(part != 0 or np.signbit(part) for part in parts):
             return False
         shape = (self._devices, self._tracked.counts[node.results[0]])
         self.now[node.results[0]] = np.broadcast_to(np.True_, shape)
@@ -390,7 +386,7 @@ class Marking:
 
 Carries = list[tuple[Values | None, Need | None]]
 
-_CONSTANTS = frozenset({"stablehlo.constant", "stablehlo.iota"})
+_CONSTANTS = frozenset({CONSTANT, IOTA})
 _LARGEST = 1 << 12  # elements of a tensor that is computed in full
 
 
@@ -580,11 +576,17 @@ class Knowledge:
 
     def _start(self, node: Node, outside: DeviceValues) -> None:
         """What is known all along: constants, ids, and what crosses a manual computation."""
-        if node.name == "stablehlo.constant" and self.zeros.start(node):
+        if node.name == CONSTANT and self.zeros.start(node):
             self._zero.given.add(node.results[0])
         if node.name in _CONSTANTS:
             number = node.results[0]
-            self._note(number, self._constant(node.op))
+            shape, dtype, known = self._shapes[number], self._dtypes[number], None
+            splat = splat_of(node.op.results[0]) if node.name == CONSTANT else None
+            if shape is not None and dtype is not None and splat is not None:
+                known = np.broadcast_to(np.array(splat).astype(dtype), (1, *shape))
+            elif shape is not None and dtype is not None and math.prod(shape) <= _LARGEST:
+                known = apply(node.op, [])
+            self._note(number, None if known is None else converted(known, dtype))
         elif node.name in DEVICE_IDS or node.name in (ENTER, LEAVE):
             for number in node.results:
                 value = self._program.values[number]
@@ -595,15 +597,3 @@ class Knowledge:
         self.now[number] = known
         if known is not None:
             self._integers.given.add(number)
-
-    def _constant(self, op: ir.Operation) -> Values | None:
-        shape, dtype = static_shape(op.results[0].type), element_dtype(op.results[0].type)
-        if shape is None or dtype is None:
-            return None
-        splat = splat_of(op.results[0]) if op.name == "stablehlo.constant" else None
-        if splat is not None:
-            return np.broadcast_to(np.array(splat).astype(dtype), (1, *shape))
-        if math.prod(shape) > _LARGEST:
-            return None
-        known = apply(op, [])
-        return None if known is None else converted(known, dtype)

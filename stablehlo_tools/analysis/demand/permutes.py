@@ -24,6 +24,7 @@ from stablehlo_tools.analysis.demand.program import (
     walked_loops,
 )
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.dimensions import integers
 from stablehlo_tools.dialect.names import WHILE
 from stablehlo_tools.dialect.traits import BRANCHES
 from stablehlo_tools.ir.walk import entry_function
@@ -133,8 +134,8 @@ def _permutes(code: Body, loop: Node | None) -> list[tuple[Node, Node | None]]:
 
 def _demand(record: Record, counting: Mapping[int, list[int]] | None) -> PermuteDemand:
     op, loop = record.node.op, record.loop.op
-    table = np.array(ir.DenseIntElementsAttr(op.attributes["source_target_pairs"]))
-    pairs = tuple((int(source), int(target)) for source, target in table.reshape(-1, 2))
+    ids = integers(op, "source_target_pairs")
+    pairs = tuple(zip(ids[::2], ids[1::2], strict=True))
     if record.reason:
         return PermuteDemand(op, loop, pairs, reason=record.reason)
     if record.needed is None or counting is None:

@@ -188,19 +188,10 @@ def schedule_name(schedule: Lockstep) -> str:
     backward; eager where ranks do so in one tick.
     """
     interleaved = schedule.chunks > 1
-    if len(schedule.directions) == 1:
+    if schedule.forward is None or schedule.backward is None:
         return "circular" if interleaved else "gpipe"
-    if not _alternates(schedule):
-        return CUSTOM
-    name = "eager-1f1b" if is_together(schedule) else "1f1b"
-    return f"interleaved-{name}" if interleaved else name
-
-
-def _alternates(schedule: Lockstep) -> bool:
-    """Whether the last rank goes on to backwards after its first microbatch, and from then on runs
-    no two forwards in a row."""
-    assert schedule.forward is not None
-    assert schedule.backward is not None
+    # Whether the last rank goes on to backwards after its first microbatch, and from then on runs
+    # no two forwards in a row.
     last = schedule.ranks - 1
     steps: list[tuple[bool, Cell]] = []
     for ahead, back in zip(schedule.forward.cells, schedule.backward.cells, strict=True):
@@ -211,13 +202,18 @@ def _alternates(schedule: Lockstep) -> bool:
     turns = [is_back for is_back, _ in steps[first:]]
     before, after = steps[first][1], steps[first + 1][1]
     own = (before.chunk, before.microbatch) == (after.chunk, after.microbatch)
-    return own and all(one or other for one, other in pairwise(turns))
+    if not own or not all(one or other for one, other in pairwise(turns)):
+        return CUSTOM
+    name = "eager-1f1b" if is_together(schedule) else "1f1b"
+    return f"interleaved-{name}" if interleaved else name
 
 
 def find_pipelines(module: ir.Module) -> list[Pipeline]:
     """The pipelines of a module, in program order."""
     loops = ops_named(module.operation, {WHILE})
-    return list(_Reader(module).pipelines(loops)) if loops else []
+    reader = _Reader(module) if loops else None
+    found = [reader.pipeline(op) for op in loops] if reader is not None else []
+    return [pipeline for pipeline in found if pipeline is not None]
 
 
 class _Reader:
@@ -226,15 +222,11 @@ class _Reader:
         self._known = DeviceValues(module, self._facts)
         self._classify: Classify = classify_communication(module.context)
 
-    def pipelines(self, loops: list[ir.Operation]) -> Iterator[Pipeline]:
-        """Those of the loops, any `while`s, that are pipelines, in their order."""
-        for op in loops:
-            loop = tick_loop(op, self._facts, self._known)
-            pipeline = None if loop is None else self._pipeline(loop)
-            if pipeline is not None:
-                yield pipeline
-
-    def _pipeline(self, loop: TickLoop) -> Pipeline | None:
+    def pipeline(self, op: ir.Operation) -> Pipeline | None:
+        """A `while` as a pipeline; None for any other."""
+        loop = tick_loop(op, self._facts, self._known)
+        if loop is None:
+            return None
         training = len(loop.tables) > 1  # one table: forwards alone; more: and backwards
         ways = joined([table.entries for table in loop.tables])
         read = [read_direction(way.entries, training=training) for way in ways or ()]

@@ -7,7 +7,7 @@ for where its `async_done` stands.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 
@@ -136,7 +136,7 @@ def traced_task_graph(
     body = read_program(module, input_name, tiled=clock.hardware.is_torus)
     if notes is not None:
         notes += body.notes
-    return _Builder(facts, clock, input_name).traced(body)
+    return _BodyTasks(_Builder(facts, clock, input_name), body).traced(in_loop=False)
 
 
 class _Builder:
@@ -148,10 +148,6 @@ class _Builder:
         self.input_name = input_name
         self._places: dict[ir.Location, Place] = {}
         self._axes: dict[ProcessGroups, tuple[str, ...]] = {}
-
-    def traced(self, body: Body) -> TracedGraph:
-        """The tasks of a program's body."""
-        return _BodyTasks(self, body).traced(in_loop=False)
 
     def axes(self, groups: ProcessGroups) -> tuple[str, ...]:
         """The mesh axes that groups run along."""
@@ -217,11 +213,6 @@ class _BodyTasks:
             graph = program_in_place(whole, self._over, set_aside=not is_torus)
         ops = [self._ops.get(task.id, []) for task in graph.tasks]
         return TracedGraph(graph, ops, self._loops)
-
-    def carries(self) -> Iterable[tuple[int, int]]:
-        """The tasks of each carried value: the input, and what makes the next one."""
-        for argument, result in self._body.carries:
-            yield self._task_of[argument], self._task_at(result)
 
     def _emit(self, kernel: Sequence[Node]) -> None:
         root = kernel[-1]
@@ -370,7 +361,9 @@ class _BodyTasks:
         inner = _BodyTasks(self._builder, body)
         traced = inner.traced(in_loop=True)
         self._own_storages(root)
-        loop = Loop.of(traced.graph, body.trips, body.mean_runs, carries=tuple(inner.carries()))
+        # The tasks of each carried value: the input, and what makes the next one.
+        carries = [(inner._task_of[n], inner._task_at(result)) for n, result in body.carries]
+        loop = Loop.of(traced.graph, body.trips, body.mean_runs, carries=tuple(carries))
         self._loops[self._add(TaskKind.LOOP, [root], deps, loop=loop)] = traced
         self._split(root, ())
 
@@ -498,7 +491,16 @@ class _BodyTasks:
         number = len(self._tasks)
         if self._decision is not None and kind is not TaskKind.INPUT:
             deps = sorted({*deps, self._decision})  # nothing begins before it is known
-        held = self._held(kernel) if storages is None else tuple(storages)
+        if storages is None:  # those that the results of the kernel lie in
+            storages = sorted(
+                {
+                    storage
+                    for node in kernel
+                    for result in range(len(node.result_bytes))
+                    for storage in self._storages.get((node.index, result), ())
+                }
+            )
+        held = tuple(storages)
         before = {s for dep in deps for s in self._tasks[dep].storages}
         if kind is TaskKind.VIEW:
             starts = {start for dep in deps for start in self._pending.get(dep, ())}
@@ -531,16 +533,6 @@ class _BodyTasks:
             self._task_of.update((node.index, number) for node in kernel)
             self._ops[number] = [node.op for node in kernel if node.op is not None]
         return number
-
-    def _held(self, kernel: Sequence[Node]) -> tuple[int, ...]:
-        """The storages that the results of a kernel lie in."""
-        storages = {
-            storage
-            for node in kernel
-            for result in range(len(node.result_bytes))
-            for storage in self._storages.get((node.index, result), ())
-        }
-        return tuple(sorted(storages))
 
     def _names(self, kernel: Sequence[Node]) -> list[str]:
         """What a measured profile may know a kernel by: its path in the program, its line."""

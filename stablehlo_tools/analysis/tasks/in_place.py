@@ -75,8 +75,19 @@ def program_in_place(
     its size whose place it takes, if that has ended by then; any other of `over` with the first of
     its candidates that ends where it begins. Arguments are there to the end and, if it is
     `set_aside`, the memory of what is returned in none of them from the start."""
-    fixed = {s for task in _inputs(graph) for s in task.allocs}
-    return _as_called(_joined(graph, over, {}, _given_back(graph), fixed), set_aside=set_aside)
+    sizes, inputs, returned = graph.storages, _inputs(graph), _returned(graph)
+    own = {s for task in inputs for s in task.allocs}
+    donated: dict[float, list[int]] = defaultdict(list)
+    for task in reversed(inputs):
+        for storage in task.allocs if not task.persistent else ():
+            if storage not in returned:
+                donated[sizes[storage]].append(storage)
+    given_back = {
+        storage: donated[sizes[storage]].pop()
+        for storage in returned
+        if storage not in own and donated[sizes[storage]]
+    }
+    return _as_called(_joined(graph, over, {}, given_back, own), set_aside=set_aside)
 
 
 def _inputs(graph: TaskGraph) -> list[Task]:
@@ -87,23 +98,6 @@ def _returned(graph: TaskGraph) -> list[int]:
     """The storages of what a program returns, each once."""
     outputs = (task for task in graph.tasks if task.kind is TaskKind.OUTPUT)
     return list(dict.fromkeys(s for task in outputs for s in task.storages))
-
-
-def _given_back(graph: TaskGraph) -> dict[int, int]:
-    """By the storage of what a program returns, that of the donated argument of its size whose
-    place it takes."""
-    sizes, inputs, returned = graph.storages, _inputs(graph), _returned(graph)
-    own = {s for task in inputs for s in task.allocs}
-    donated: dict[float, list[int]] = defaultdict(list)
-    for task in reversed(inputs):
-        for storage in task.allocs if not task.persistent else ():
-            if storage not in returned:
-                donated[sizes[storage]].append(storage)
-    return {
-        storage: donated[sizes[storage]].pop()
-        for storage in returned
-        if storage not in own and donated[sizes[storage]]
-    }
 
 
 def _joined(

@@ -52,7 +52,14 @@ def kernel_work(
                     taken = read_bytes.get(ref, 0.0) + (size if limit is None else limit)
                     read_bytes[ref] = min(size, taken)
     read = sum(read_bytes.values())
-    wrote = sum(_written_bytes(node, nodes) for node in written)
+    wrote = 0.0
+    for node in written:
+        if not node.passes or node.role not in (Role.UPDATE, Role.KERNEL):
+            wrote += sum(node.result_bytes)
+        elif node.role is Role.UPDATE:
+            wrote += size_of(node.sources[1], nodes)
+        else:
+            wrote += sum(limit or 0.0 for limit in node.reads)  # a scatter's
     kind = root.kind
     if root.role is Role.CHEAP:
         kind = WorkKind.COPY
@@ -76,14 +83,6 @@ def from_memory(user: Node, source: Ref, nodes: Mapping[int, Node]) -> Sequence[
     if node.role is Role.CHEAP and not needs_memory(user, source[0]):
         return node.made_of
     return (source,)
-
-
-def _written_bytes(node: Node, nodes: Mapping[int, Node]) -> float:
-    if not node.passes or node.role not in (Role.UPDATE, Role.KERNEL):
-        return sum(node.result_bytes)
-    if node.role is Role.UPDATE:
-        return size_of(node.sources[1], nodes)
-    return sum(limit or 0.0 for limit in node.reads)  # a scatter's
 
 
 _JOINABLE = frozenset({Role.FUSIBLE, Role.RESHAPE, Role.REDUCTION, Role.UPDATE})
