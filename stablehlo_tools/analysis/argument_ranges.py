@@ -47,9 +47,9 @@ from stablehlo_tools.ir.walk import (
     callee_name,
     entry_function,
     functions_by_name,
+    ops_where,
     symbol_name,
     terminator,
-    walk,
 )
 
 # Which operands the elements of a result are; of all others in a table, those in all places.
@@ -178,15 +178,10 @@ class Origins:
         self._entry = entry_function(module)
         self._functions = functions_by_name(module)
         self._calls: dict[str, list[ir.Operation]] = {}
-        self.ops: list[ir.Operation] = []
-
-        def visit(op: ir.Operation) -> ir.WalkResult:
-            self.ops.append(op)
+        self.ops = ops_where(module.operation, lambda _: True)
+        for op in self.ops:
             if op.name in CALLS:
                 self._calls.setdefault(callee_name(op), []).append(op)
-            return ir.WalkResult.ADVANCE
-
-        walk(module.operation, visit)
 
     @property
     def arguments(self) -> int:

@@ -324,10 +324,9 @@ class ControlValues:
         ops = list(_nested(body))
         for op in ops:
             self._inside.update(op.results)
-        entering = [self._from_outside(value) for value in loop.operands]
-        steering, carried = self._steering(
-            ops, {i for i, known in enumerate(entering) if known is not None}
-        )
+        entering = {i: self._from_outside(value) for i, value in enumerate(loop.operands)}
+        known = {i for i, value in entering.items() if value is not None}
+        steering, carried = self._steering(ops, known)
         self._rows: list[dict[ir.Value, Values]] = []
         for _ in range(ticks):
             row = {self._arguments[i]: v for i in carried if (v := entering[i]) is not None}
@@ -339,7 +338,7 @@ class ControlValues:
                 if result is not None:
                     row[op.results[0]] = result
             self._rows.append(row)
-            entering = [self._at(end, row) for end in self._ends]
+            entering = {i: self._at(self._ends[i], row) for i in carried}
 
     def of(self, value: ir.Value, tick: int) -> Values | None:
         """A value in an iteration; None where it is no control."""
@@ -457,7 +456,8 @@ class AlikeInGroups:
             number = ir.BlockArgument(value).arg_number
             if owner.name != WHILE:
                 return False
-            argument, end = While(owner).carries[number], While(owner).yields[number]
+            body = While(owner).body
+            argument, end = body.arguments[number], terminator(body).operands[number]
             if end != argument and constant_step(end, argument) is None:
                 return False
             pending.append(owner.operands[number])

@@ -95,15 +95,12 @@ def related(op: ir.Operation, position: int, shape: Shape, result: Shape) -> Pie
         taken, put = one.positions(factor.size), other.positions(factor.size)
         assert taken is not None, "of these ops places are known"
         assert put is not None, "of these ops places are known"
-        source[one.dim], target[other.dim] = _evenly(taken), _evenly(put)
+        source[one.dim] = canonical(taken) if taken.step > 0 else taken
+        target[other.dim] = canonical(put) if put.step > 0 else put
         along.append((one.dim, other.dim))
     if len(shape) > len(relation.operands[position]):
         along.append((len(shape) - 1, len(result) - 1))
     return Piece(tuple(source), tuple(target), tuple(along)) if all(source) else None
-
-
-def _evenly(numbers: range) -> range:
-    return canonical(numbers) if numbers.step > 0 else numbers
 
 
 def _carried(box: Box, source: Box, target: Box, along: tuple[tuple[int, int], ...]) -> Box | None:

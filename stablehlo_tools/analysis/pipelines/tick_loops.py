@@ -31,6 +31,7 @@ from stablehlo_tools.ir.builder import element_of, shape_of
 from stablehlo_tools.ir.values import before_reshapes, key_of, producer
 from stablehlo_tools.ir.views import While
 from stablehlo_tools.ir.walk import is_inside, ops_named, terminator
+from stablehlo_tools.ir.while_loop import is_invariant
 
 Entry = tuple[int, Column]  # a table of the loop and a column of it
 Classify = Callable[[ir.Operation], Collective | None]
@@ -93,11 +94,9 @@ def tick_loop(op: ir.Operation, facts: ModuleFacts, known: DeviceValues) -> Tick
 
 def outside_of(value: ir.Value, loop: ir.Operation) -> ir.Value | None:
     """A value as it is in front of a loop: captured, or handed on as it came; None for others."""
-    body = While(loop).body
-    if value.owner == body:
+    if value.owner == While(loop).body:
         number = ir.BlockArgument(value).arg_number
-        same = terminator(body).operands[number] == value
-        return loop.operands[number] if same else None
+        return loop.operands[number] if is_invariant(loop, number) else None
     op = producer(value)
     return None if op is not None and is_inside(op, loop) else value
 

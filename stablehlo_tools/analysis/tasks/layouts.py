@@ -52,10 +52,7 @@ class _Layout:
     def orders(self) -> list[_Dims]:
         """The value's dimensions in the orders that are possible; those of one element are left
         out."""
-        found: dict[_Dims, None] = {}
-        for option in self.choice.options:
-            found[self._named(option)] = None
-        return list(found)
+        return list(dict.fromkeys(map(self._named, self.choice.options)))
 
     def keep(self, order: _Dims) -> bool:
         """Settles on an order; False where it is not possible."""
