@@ -259,7 +259,7 @@ class _BodyTasks:
         if root.role is Role.NOTHING:
             self._add(TaskKind.VIEW, members, (), storages=())
             return
-        deps = self._settled(self._deps(members))
+        deps = self._ready(self._deps(members), waits=False)
         inside = {node.index for node in members}
         outside = [s for node in members for s in node.sources if s[0] not in inside]
         for number in range(len(root.result_bytes)):
@@ -274,7 +274,7 @@ class _BodyTasks:
         """Gives each result a view of its own, so that none keeps the others' storages alive."""
         whole = self._task_of[root.index]
         for number in range(len(root.result_bytes)):
-            deps = self._settled([whole, *sources[number : number + 1]])
+            deps = self._ready([whole, *sources[number : number + 1]], waits=False)
             storages = self._storages.get((root.index, number), ())
             self._view_of[root.index, number] = self._add(
                 TaskKind.VIEW, [root], sorted(set(deps)), storages=storages, places=False
@@ -432,27 +432,17 @@ class _BodyTasks:
                 self._compute([node], members_of([node], self._by_index, self._anew))
         return list(dict.fromkeys(self._task_at(ref) for ref in read if ref[0] not in inside))
 
-    def _ready(self, deps: Sequence[int]) -> list[int]:
-        """These tasks, with waits for all the collectives that they hang on."""
+    def _ready(self, deps: Sequence[int], *, waits: bool = True) -> list[int]:
+        """These tasks, with waits for all the collectives that they hang on; unless it `waits`,
+        for those alone that have been waited for."""
         ready: dict[int, None] = {}
         for dep in deps:
-            ready.update((self._wait(s), None) for s in sorted(self._pending.get(dep, ())))
-            if not self._is_start(dep):
+            starts = [s for s in sorted(self._pending.get(dep, ())) if waits or s in self._waits]
+            ready.update((self._wait(start), None) for start in starts)
+            is_start = self._tasks[dep].kind is TaskKind.COLLECTIVE_START
+            if not is_start or not (waits or dep in self._waits):
                 ready[dep] = None
         return list(ready)
-
-    def _settled(self, deps: Sequence[int]) -> list[int]:
-        """These tasks, with the waits for those collectives that have been waited for."""
-        settled: dict[int, None] = {}
-        for dep in deps:
-            pending = sorted(self._pending.get(dep, ()))
-            settled.update((self._waits[s], None) for s in pending if s in self._waits)
-            if not (self._is_start(dep) and dep in self._waits):
-                settled[dep] = None
-        return list(settled)
-
-    def _is_start(self, task: int) -> bool:
-        return self._tasks[task].kind is TaskKind.COLLECTIVE_START
 
     def _wait(self, start: int) -> int:
         """The wait for a start, here if there is none yet."""
