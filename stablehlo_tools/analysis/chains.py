@@ -66,8 +66,8 @@ def depends_on(later: ir.Operation, earlier: ir.Operation) -> bool:
 
 
 def _keeps_dependence(op: ir.Operation) -> bool:
-    """Whether every result element surely depends on the operand elements it is made of: floats of
-    at least one element. Integer and boolean identities fold, empty tensors vanish."""
+    """Returns True if every result element surely depends on the operand elements it is made of:
+    floats of at least one element. Integer and boolean identities fold, empty tensors vanish."""
     return op.name in _KEEPS_DEPENDENCE and all(
         isinstance(type_ := value.type, ir.RankedTensorType)
         and isinstance(type_.element_type, ir.FloatType)

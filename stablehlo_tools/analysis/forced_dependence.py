@@ -288,8 +288,8 @@ def _ordinary(op: ir.Operation, rule: str, operands: Sequence[Dependence]) -> De
 
 
 def _surviving(op: ir.Operation, rule: str, operands: Sequence[Dependence]) -> int:
-    """What no identity takes away of all that the operands depend on: of `x - x` and comparisons
-    nothing that two have in common; of `max(min(x, y), y)` y, whatever x is."""
+    """The bits, of all that the operands depend on, that no identity takes away: of `x - x` and
+    comparisons nothing that two have in common; of `max(min(x, y), y)` y, whatever x is."""
     seen = shared = 0
     for part in operands:
         shared |= seen & part.whole

@@ -108,7 +108,7 @@ class Iteration:
 
 
 def _afters(levels: Iterable[Level]) -> list[int]:
-    """What each node of the levels must come after."""
+    """The bits that each node of the levels must come after."""
     return [after for level in levels for after in level.after]
 
 

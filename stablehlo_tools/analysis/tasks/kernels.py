@@ -96,8 +96,8 @@ _POLYNOMIALS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Fusing:
-    """How a compiler fuses: which ops are not cheap to compute again in several kernels, and
-    whether a gather computes what it reads."""
+    """The fusing of a compiler: the ops that are dear to compute again in several kernels, and if
+    a gather computes what it reads."""
 
     dear: frozenset[str]
     into_gathers: bool

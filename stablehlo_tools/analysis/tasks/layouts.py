@@ -107,7 +107,7 @@ class Layouts:
         self._copies = {key: ref for key, ref in self._copies.items() if ref[0] < begin}
 
     def into(self, source: Ref, inner: Layouts, inside: Ref, copy: _Copy) -> Ref:
-        """What a loop is given, or its body hands on, in the order in which the body has it as
+        """The operand of a loop, or what its body yields, in the order in which the body has it as
         `inside`."""
         wanted = inner._of.get(inside)
         if source not in self._of or wanted is None or not wanted.orders():
