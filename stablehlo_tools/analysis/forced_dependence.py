@@ -290,26 +290,29 @@ def _ordinary(op: ir.Operation, rule: str, operands: Sequence[Dependence]) -> De
 def _surviving(op: ir.Operation, rule: str, operands: Sequence[Dependence]) -> int:
     """The bits, of all that the operands depend on, that no identity takes away: of `x - x` and
     comparisons nothing that two have in common; of `max(min(x, y), y)` y, whatever x is."""
+    if rule == "compare":
+        if _is_decided(op, operands):
+            return 0
+    elif rule == "bounding":
+        if _may_bound(op, operands):
+            return 0
+    else:
+        if rule == "limiting" and not all(part.whole & VARIES for part in operands):
+            return 0  # an exponent or a distance may be one that leaves nothing open
+        if is_float(op.operands[-1].type):
+            return -1
+        if "dot" in op.name and any(_is_mixed(value, op.name) for value in op.operands):
+            return 0
+        for value, part in zip(op.operands, operands, strict=True):
+            if not part.whole & VARIES and _may_absorb(op, value):
+                return 0
     seen = shared = 0
     for part in operands:
         shared |= seen & part.whole
         seen |= part.whole
-    if rule == "compare":
-        return 0 if _is_decided(op, operands) else seen & ~shared
-    if rule == "bounding":
-        if _may_bound(op, operands):
-            return 0
-        return shared if shared & ~VARIES else seen
-    if rule == "limiting" and not all(part.whole & VARIES for part in operands):
-        return 0  # an exponent or a distance may be one that leaves nothing open
-    if is_float(op.operands[-1].type):
-        return -1
-    if "dot" in op.name and any(_is_mixed(value, op.name) for value in op.operands):
-        return 0
-    for value, part in zip(op.operands, operands, strict=True):
-        if not part.whole & VARIES and _may_absorb(op, value):
-            return 0
-    return seen & ~shared
+    if rule == "bounding" and shared & ~VARIES:
+        return shared
+    return seen if rule == "bounding" else seen & ~shared
 
 
 def _computed(op: ir.Operation, operands: Sequence[Dependence], surviving: int) -> Dependence:

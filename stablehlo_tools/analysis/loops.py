@@ -282,7 +282,7 @@ class LoopBody(WhileLoop):
         self.ops = [view.operation for view in self.block.operations][:-1]
         self.position_of = {key_of(op): i for i, op in enumerate(self.ops)}
         self._reads = [
-            list(dict.fromkeys(value for value in values_used(op) if self.is_inside(value)))
+            [value for value in dict.fromkeys(values_used(op)) if self.is_inside(value)]
             for op in self.ops
         ]
         # What each iteration adds to a carry, by its number.
