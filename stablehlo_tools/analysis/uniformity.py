@@ -204,11 +204,12 @@ class Uniformity:
             "mhlo.is_same_data_across_replicas" in attributes
         )
         same_partitions = not is_per_device
-        if attributes is not None and "sdy.sharding" in attributes:
-            same_partitions |= not sharding_axes(attributes["sdy.sharding"])[1]
-        elif attributes is not None and "mhlo.sharding" in attributes:
-            said = ir.StringAttr(attributes["mhlo.sharding"]).value
-            same_partitions |= said == "{replicated}"
+        if is_per_device and attributes is not None:
+            if "sdy.sharding" in attributes:
+                same_partitions = not sharding_axes(attributes["sdy.sharding"])[1]
+            elif "mhlo.sharding" in attributes:
+                said = ir.StringAttr(attributes["mhlo.sharding"]).value
+                same_partitions = said == "{replicated}"
         keys = [
             (0 if same_replicas else replica, 0 if same_partitions else partition)
             for replica, partition in (divmod(device, partitions) for device in self.devices)

@@ -317,8 +317,9 @@ class _Reader:
         cheap = node.role is Role.CHEAP
         # Index arithmetic costs no more to make anew than to read.
         read = (self.body.nodes[index].result_bytes[number] for index, number in node.sources)
-        is_tiny = all(size <= TINY for size in (*node.result_bytes, *read))
-        if not cheap and not (node.role in _MADE_ANEW and is_tiny):
+        if not cheap and (
+            node.role not in _MADE_ANEW or any(size > TINY for size in (*node.result_bytes, *read))
+        ):
             return
         made_of: dict[Ref, None] = {}
         for source in node.sources:
