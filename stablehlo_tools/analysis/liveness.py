@@ -182,7 +182,7 @@ def _may_fold(op: ir.Operation) -> bool:
     rule = rule_of(op.name)
     if rule is None or rule in _NEVER_FOLDING or OPAQUE in op.attributes:
         return False
-    if rule == "scatter":  # of which may_vanish alone asks, where something is known of it
+    if rule == "scatter":  # of which _may_vanish alone asks, where something is known of it
         return moves_of(op) is not None or _written(op) is not None
     if rule == "reduction":
         return len(op.results) == 1
