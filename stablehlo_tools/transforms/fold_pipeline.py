@@ -96,12 +96,10 @@ from stablehlo_tools.ir.walk import entry_function
 from stablehlo_tools.passes.base import Pass
 from stablehlo_tools.passes.road import Milestone, Stage
 from stablehlo_tools.transforms.parts.fold_pipeline.chains import SameStageError
-from stablehlo_tools.transforms.parts.fold_pipeline.copying_loops import (
-    write_copying_loops_as_moves,
-)
 from stablehlo_tools.transforms.parts.fold_pipeline.folding import fold
 from stablehlo_tools.transforms.parts.fold_pipeline.global_moves import (
     permutes_inside,
+    write_copying_loops_as_moves,
     write_moves_globally,
 )
 from stablehlo_tools.transforms.parts.fold_pipeline.loop_region import (

@@ -30,6 +30,7 @@ where none is left to divide. Calls are inlined.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -40,14 +41,19 @@ from stablehlo_tools.analysis.layer_loops.division import (
     backward_loops,
     divide,
     layer_chains,
+    states,
 )
+from stablehlo_tools.analysis.loops import LoopBody
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Diagnostic, Diagnostics, ToolError, note
+from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.ir.cleanup import erase_unused
-from stablehlo_tools.ir.inline import inline_all_calls
-from stablehlo_tools.ir.walk import entry_function, functions_by_name
+from stablehlo_tools.ir.clone import emptied_clone
+from stablehlo_tools.ir.inline import copy_with, inline_all_calls
+from stablehlo_tools.ir.values import key_of, maker_of
+from stablehlo_tools.ir.walk import entry_function, functions_by_name, terminator, values_used
+from stablehlo_tools.ir.while_loop import iteration_of, room_for_rows
 from stablehlo_tools.passes.base import Pass
-from stablehlo_tools.transforms.parts.split_weight_gradients.two_loops import write_division
 
 
 @dataclass(frozen=True)
@@ -104,3 +110,187 @@ def _account(division: Division) -> Diagnostic:
         "bytes that each iteration stores",
         loop.op.location,
     )
+
+
+def write_division(division: Division) -> None:
+    """Puts two loops in the place of one."""
+    op = division.loop.op
+    first, second = _First(division), _Second(division)
+    build = Builder(ir.InsertionPoint(op), op.location)
+    trips = division.loop.trips
+    chain = first.write([room_for_rows(build, value, trips) for value in division.stored])
+    rows = list(chain.results)[len(first.carries) :]
+    gradients = second.write(rows)
+    body = division.loop.body
+    for carry, result in enumerate(op.results):
+        if carry in body.invariant:
+            result.replace_all_uses_with(op.operands[carry])
+        elif carry in division.moved:
+            result.replace_all_uses_with(gradients.results[second.carries.index(carry)])
+        else:
+            result.replace_all_uses_with(chain.results[first.carries.index(carry)])
+    op.erase()
+
+
+class _Loop:
+    """One of the two loops: the carries and ops of the divided one that it has."""
+
+    def __init__(self, division: Division, ends: Iterable[ir.Value], own: Iterable[int]) -> None:
+        self._division = division
+        self._body: LoopBody = division.loop.body
+        self._ops: set[int] = set()
+        self._used: set[int] = set(own)
+        condition = division.loop.op.regions[0].blocks[0]
+        inside = {argument: i for i, argument in enumerate(condition.arguments)}
+        for view in condition.operations:
+            used = values_used(view.operation)
+            self._used |= {inside[value] for value in used if value in inside}
+        self._used.add(division.loop.counted.counter.position)
+        self._gather(ends)
+        self.carries = sorted(self._used)
+
+    def _source(self, value: ir.Value) -> ir.Value | None:
+        """What is gathered for a value; None for one that is given."""
+        return value
+
+    def _gather(self, ends: Iterable[ir.Value]) -> None:
+        """Notes the ops and carries that values need."""
+        body = self._body
+        pending = [*ends, *(body.ends[carry] for carry in sorted(self._used))]
+        seen: set[ir.Value] = set()
+        while pending:
+            value = self._source(pending.pop())
+            if value is None or value in seen:
+                continue
+            seen.add(value)
+            number = body.argument_number(value)
+            if number is not None:
+                self._used.add(number)
+                pending.append(body.ends[number])
+            elif body.is_inside(value):
+                maker = maker_of(value)
+                self._ops.add(body.position_of[key_of(maker)])
+                pending += body.reads(maker)
+
+    def write(self, stacks: Sequence[ir.Value]) -> ir.Operation:
+        """The loop in front of the divided one, with stacks behind its other carries."""
+        old = self._division.loop.op
+        operands = [*(old.operands[carry] for carry in self.carries), *stacks]
+        types = [value.type for value in operands]
+        new = emptied_clone(old, operands, types, ir.InsertionPoint(old))
+        locations = [old.location] * len(types)
+        condition, body = (
+            ir.Block.create_at_start(region, types, locations) for region in new.regions
+        )
+        values = self._arguments(old.regions[0].blocks[0], condition)
+        for view in old.regions[0].blocks[0].operations:
+            copy = copy_with(view.operation, values, ir.InsertionPoint(condition))
+            values.update(zip(view.operation.results, copy.results, strict=True))
+        self._fill(body)
+        return new
+
+    def _arguments(self, old: ir.Block, new: ir.Block) -> dict[ir.Value, ir.Value]:
+        return {old.arguments[carry]: new.arguments[i] for i, carry in enumerate(self.carries)}
+
+    def _fill(self, block: ir.Block) -> None:
+        body = self._body
+        build = Builder(ir.InsertionPoint(block), self._division.loop.op.location)
+        values = self._arguments(body.block, block)
+        stacks: list[ir.Value] = [*list(block.arguments)[len(self.carries) :]]
+        self._begin(build, values, stacks)
+        for position, op in enumerate(body.ops):
+            if position in self._ops:
+                copy = copy_with(op, values, ir.InsertionPoint(block))
+                values.update(zip(op.results, copy.results, strict=True))
+            self._pass(op, values)
+        stacks = self._finish(build, values, stacks)
+        ends = [body.ends[carry] for carry in self.carries]
+        end = terminator(body.block)
+        ir.Operation.create(
+            end.name,
+            operands=[*(values.get(value, value) for value in ends), *stacks],
+            loc=end.location,
+            ip=ir.InsertionPoint(block),
+        )
+
+    def _begin(
+        self, build: Builder, values: dict[ir.Value, ir.Value], stacks: Sequence[ir.Value]
+    ) -> None:
+        """What stands in front of the copied ops."""
+
+    def _pass(self, op: ir.Operation, values: dict[ir.Value, ir.Value]) -> None:
+        """What is known behind an op, copied or not."""
+
+    def _finish(
+        self, build: Builder, values: dict[ir.Value, ir.Value], stacks: list[ir.Value]
+    ) -> list[ir.Value]:
+        """What stands behind the copied ops; the stacks that the next iteration gets."""
+        return stacks
+
+    def _row(self, build: Builder, values: dict[ir.Value, ir.Value], rank: int) -> list[ir.Value]:
+        """Where an iteration stores its row of a stack of a rank: starts of all dimensions."""
+        loop = self._division.loop
+        counter = loop.counted.counter
+        index = iteration_of(
+            build,
+            values[self._body.arguments[counter.position]],
+            loop.counted.starts[0],
+            counter.step,
+        )
+        element = element_of(index)
+        zero = build.splat(0, [], element)
+        if loop.reverse:
+            index = build.same("subtract", build.splat(loop.trips - 1, [], element), index)
+        return [index, *[zero] * (rank - 1)]
+
+
+class _First(_Loop):
+    """The chain: everything but what moved, with a row of each stored value an iteration."""
+
+    def __init__(self, division: Division) -> None:
+        body = division.loop.body
+        kept = [c for c in (*states(body), *body.steps) if c not in division.moved]
+        effects = [
+            value
+            for op in body.ops
+            if not len(op.results) or body.effects.has_effect(op)
+            for value in (*body.reads(op), *op.results)
+        ]
+        super().__init__(division, [*division.stored, *effects], kept)
+        self._ops |= {i for i, op in enumerate(body.ops) if not len(op.results)}
+
+    def _finish(
+        self, build: Builder, values: dict[ir.Value, ir.Value], stacks: list[ir.Value]
+    ) -> list[ir.Value]:
+        written: list[ir.Value] = []
+        for value, stack in zip(self._division.stored, stacks, strict=True):
+            row = build.reshape(values[value], [1, *shape_of(value)])
+            starts = self._row(build, values, len(shape_of(stack)))
+            written.append(build.update(stack, row, starts))
+        return written
+
+
+class _Second(_Loop):
+    """What moved, from what is known at any time and rows that the first loop has stored."""
+
+    def __init__(self, division: Division) -> None:
+        self._stored = set(division.stored)
+        self._behind = division.loop.body.behind_barrier
+        super().__init__(division, (), division.moved)
+
+    def _source(self, value: ir.Value) -> ir.Value | None:
+        return None if value in self._stored else self._behind.get(value, value)
+
+    def _begin(
+        self, build: Builder, values: dict[ir.Value, ir.Value], stacks: Sequence[ir.Value]
+    ) -> None:
+        for value, stack in zip(self._division.stored, stacks, strict=True):
+            starts = self._row(build, values, len(shape_of(stack)))
+            row = build.dynamic_slice(stack, starts, [1, *shape_of(value)])
+            values[value] = build.reshape(row, shape_of(value))
+
+    def _pass(self, op: ir.Operation, values: dict[ir.Value, ir.Value]) -> None:
+        for result in op.results:
+            source = self._behind.get(result)
+            if source is not None and (source in values or not self._body.is_inside(source)):
+                values[result] = values.get(source, source)

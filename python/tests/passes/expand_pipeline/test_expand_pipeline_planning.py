@@ -10,8 +10,8 @@ from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.schedules.lockstep import training_lockstep
 from stablehlo_tools.transforms.expand_pipeline import ExpandPipelinePass
 from stablehlo_tools.transforms.parts.expand_pipeline.expansion_plan import Chunks
-from stablehlo_tools.transforms.parts.expand_pipeline.occupancy import mean_runs
 from stablehlo_tools.transforms.parts.expand_pipeline.stacks import rounds
+from stablehlo_tools.transforms.parts.expand_pipeline.ticks import mean_runs
 from stablehlo_tools.transforms.parts.expand_pipeline.training_writer import mirrored, waiting_slots
 
 LIT = Path(__file__).parents[4] / "lit_tests/transforms/expand_pipeline_layout.mlir"

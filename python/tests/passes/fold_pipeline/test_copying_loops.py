@@ -7,7 +7,7 @@ import pytest
 from stablehlo_tools import bindings
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.walk import entry_function
-from stablehlo_tools.transforms.parts.fold_pipeline.copying_loops import (
+from stablehlo_tools.transforms.parts.fold_pipeline.global_moves import (
     write_copying_loops_as_moves,
 )
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stablehlo_tools.analysis.loop_carries import LayerLoop
-from stablehlo_tools.transforms.parts.split_layers.ranges import Range, ranges
+from stablehlo_tools.transforms.split_layers import Range, ranges
 
 
 def loop(trips: int, *, reverse: bool) -> LayerLoop:

@@ -18,11 +18,9 @@ from stablehlo_tools.ir.while_loop import CountedLoop
 from stablehlo_tools.schedules.lockstep import Direction
 from stablehlo_tools.transforms.parts.expand_pipeline.expansion_plan import Chunks, Pipelined, Plan
 from stablehlo_tools.transforms.parts.expand_pipeline.layer_phase import Phase
-from stablehlo_tools.transforms.parts.expand_pipeline.occupancy import mean_runs
 from stablehlo_tools.transforms.parts.expand_pipeline.region import Region
-from stablehlo_tools.transforms.parts.expand_pipeline.results import Results
-from stablehlo_tools.transforms.parts.expand_pipeline.ring import Ring, Sent
-from stablehlo_tools.transforms.parts.expand_pipeline.shares import Shares
+from stablehlo_tools.transforms.parts.expand_pipeline.results import Results, Shares
+from stablehlo_tools.transforms.parts.expand_pipeline.slots import Ring, Sent
 from stablehlo_tools.transforms.parts.expand_pipeline.stack_orders import StackOrder, put_in_order
 from stablehlo_tools.transforms.parts.expand_pipeline.stacks import Stacks
 from stablehlo_tools.transforms.parts.expand_pipeline.ticks import (
@@ -30,6 +28,7 @@ from stablehlo_tools.transforms.parts.expand_pipeline.ticks import (
     Given,
     PhaseWriter,
     State,
+    mean_runs,
 )
 from stablehlo_tools.transforms.parts.expand_pipeline.training_writer import write_training
 

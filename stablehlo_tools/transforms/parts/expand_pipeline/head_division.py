@@ -33,9 +33,12 @@ from stablehlo_tools.ir.builder import Builder
 from stablehlo_tools.ir.clone import alike_clone
 from stablehlo_tools.ir.values import is_spread_constant, maker_of
 from stablehlo_tools.transforms.parts.block_rewriter import part_type, part_type_of
-from stablehlo_tools.transforms.parts.expand_pipeline.link_results import results_of_link
 from stablehlo_tools.transforms.parts.expand_pipeline.region import Axis, without_axis
-from stablehlo_tools.transforms.parts.expand_pipeline.training import Link, Training
+from stablehlo_tools.transforms.parts.expand_pipeline.training import (
+    Link,
+    Training,
+    results_of_link,
+)
 from stablehlo_tools.transforms.parts.one_part import OnePartWriter
 
 # Multiplications for each element that is sent, from which on a head is divided. In the time that

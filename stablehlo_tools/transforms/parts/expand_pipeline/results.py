@@ -1,17 +1,134 @@
-"""What stands for the results of a layer loop that became a pipeline."""
+"""What stands for the results of a layer loop that became a pipeline, and which are divided.
+
+A pipeline leaves its results whole on every rank, and unless something says otherwise a partitioner
+lets each rank compute all of what comes behind: the head over the vocabulary, and its backward. So
+the samples of a result that is multiplied behind the pipeline are divided over the ranks besides
+the axes that divide the batch already. These stay the slowest, so that nothing is sent for it.
+
+What the program itself states of these samples behind the pipeline states it then, too: with less,
+all of them would be gathered again. Weights behind the pipeline that its axis divides already
+divide that work by themselves.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
+from stablehlo_tools.analysis.dataflow import Node, dependences, solve
+from stablehlo_tools.analysis.dimension_propagation.tilings import CONTRACTIONS
+from stablehlo_tools.analysis.replica_groups import AxisRef
+from stablehlo_tools.analysis.shardings import (
+    MeshAxes,
+    ValueShardings,
+    dimension_axes,
+    open_dims,
+    sharding_axes,
+    tensor_sharding,
+    with_axis,
+)
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.names import SHARDING_CONSTRAINT
 from stablehlo_tools.ir.builder import Builder, constrained, element_of, shape_of
 from stablehlo_tools.ir.values import has_uses, splat_of
-from stablehlo_tools.transforms.parts.expand_pipeline.expansion_plan import RANK_DIMENSION
+from stablehlo_tools.transforms.parts.expand_pipeline.expansion_plan import (
+    RANK_DIMENSION,
+    Plan,
+    body_with,
+)
 from stablehlo_tools.transforms.parts.expand_pipeline.layer_phase import Phase
 from stablehlo_tools.transforms.parts.expand_pipeline.region import Region
-from stablehlo_tools.transforms.parts.expand_pipeline.shares import Shares
 from stablehlo_tools.transforms.parts.expand_pipeline.ticks import EmitContext, State
+
+
+@dataclass(frozen=True)
+class Share:
+    """The sharding of what a pipeline gives, and those that the program states behind it, for the
+    ops that state them."""
+
+    sharding: ir.Attribute
+    behind: Mapping[ir.Operation, ir.Attribute]
+
+
+class Shares:
+    """How what the pipelines of a plan give is divided."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._axis = plan.axis
+        self._axes = MeshAxes(plan.axis.mesh)
+        self._shardings = ValueShardings(self._axes, plan.axis.mesh_name)
+        self._dims = plan.cut.trial.dims
+        self._batch = self._axes_of_batch(plan)
+
+    def of(self, phase: Phase, carry: int) -> Share | None:
+        """How a result of a layer loop is divided; None where it is left alone."""
+        number = phase.node.results[carry]
+        value, layout = self._dims.graph.values[number], self._dims.tilings.get(number)
+        if layout is None:
+            return None
+        shape = ir.RankedTensorType(value.type).shape
+        if shape[layout.dim] % self._axes.size(self._batch):
+            return None
+        behind = self._stated_behind(phase.node, number)
+        if behind is None:
+            return None
+        dims = open_dims(len(shape), layout.dim, self._batch)
+        mesh, context = self._axis.mesh_name, value.type.context
+        return Share(tensor_sharding(mesh, dims, context), behind)
+
+    def _axes_of_batch(self, plan: Plan) -> tuple[AxisRef, ...]:
+        """The axes that divide the samples of an argument, and that of the ranks, the fastest."""
+        graph, rank = self._dims.graph, AxisRef(self._axis.name)
+        of_arguments = (
+            self._shardings.of(graph.values[number])[layout.dim]
+            for number, layout in plan.cut.trial.seeds.items()
+        )
+        others = ([axis for axis in axes if axis.name != rank.name] for axes in of_arguments)
+        return (*max(others, key=len, default=[]), rank)
+
+    def _stated_behind(self, loop: Node, result: int) -> dict[ir.Operation, ir.Attribute] | None:
+        """What the program is to state of samples behind a loop, in its block, instead of what it
+        states; None where no products of them stand there, one is of something that the ranks have
+        divided, or the samples do not divide where they are stated to."""
+        tilings = self._dims.tilings
+        samples, found = {result}, False
+        stated: dict[ir.Operation, ir.Attribute] = {}
+        for node in body_with(loop, self._dims.graph).nodes:
+            if node.bodies or samples.isdisjoint(node.operands):
+                continue
+            samples.update(number for number in node.results if number in tilings)
+            if node.name in CONTRACTIONS:
+                found = True
+                others = [number for number in node.operands if number not in tilings]
+                if self._rest_on_divided(others):
+                    return None
+            elif node.name == SHARDING_CONSTRAINT and self._says_less(node):
+                dimension = tilings[node.results[0]].dim
+                sharding = with_axis(node.op.attributes["sharding"], dimension, self._axis.name)
+                size = ir.RankedTensorType(node.op.results[0].type).shape[dimension]
+                if size % self._axes.size(self._shardings.read(sharding)[dimension]):
+                    return None
+                stated[node.op] = sharding
+        return stated if found else None
+
+    def _says_less(self, constraint: Node) -> bool:
+        """Whether a constraint leaves no room for the axis of the ranks among those of samples."""
+        layout = self._dims.tilings.get(constraint.results[0])
+        sharding = constraint.op.attributes["sharding"]
+        mesh, axes = sharding_axes(sharding)
+        if layout is None or mesh != self._axis.mesh_name or self._axis.name in axes:
+            return False
+        _, is_open = dimension_axes(sharding)[layout.dim]
+        return not is_open
+
+    def _rest_on_divided(self, numbers: Iterable[int]) -> bool:
+        """Whether values are made of something that the axis of the ranks divides."""
+        graph = self._dims.graph
+        above = solve(graph, dict.fromkeys(numbers, True), dependences, backward=True)
+        stated = (self._shardings.of(graph.values[number]) for number in above)
+        return any(
+            axis.name == self._axis.name for dims in stated for axes in dims for axis in axes
+        )
 
 
 class Results:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stablehlo_tools.analysis.dataflow import inputs_of
 from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling, part_shape
@@ -528,3 +529,32 @@ class PhaseWriter:
             return [self._kept.slots, chunks.longest, rows.span, *row], element
         row = row_shape(shape_of(whole), layout, self._parts)
         return [chunks.repeats, chunks.longest, rows.span, *row], element
+
+
+_BACKWARD = 2.0  # forwards that a backward takes: two products of a weight for one
+
+
+def mean_runs(
+    directions: Sequence[Direction], chunks: Sequence[Chunks], backwards: Sequence[bool]
+) -> list[float]:
+    """The iterations of each loop in a tick on the rank that takes longest, the mean of all
+    ticks."""
+    runs = [_iterations(each, own) for each, own in zip(directions, chunks, strict=True)]
+    weights = [_BACKWARD if back else 1.0 for back in backwards]
+    load = sum(weight * each for weight, each in zip(weights, runs, strict=True))
+    slowest = np.argmax(load, axis=0)
+    ticks = np.arange(len(slowest))
+    return [float(each[slowest, ticks].mean()) for each in runs]
+
+
+def _iterations(direction: Direction, chunks: Chunks) -> NDArray[np.int64]:
+    """[ranks, ticks]"""
+    return np.array(
+        [
+            [
+                0 if cell is None else chunks.sizes[cell.chunk * chunks.ranks + rank]
+                for rank, cell in enumerate(column)
+            ]
+            for column in direction.cells
+        ]
+    ).T

@@ -19,15 +19,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import prod
+from typing import NamedTuple
 
 from stablehlo_tools.analysis.dataflow import Body, Node, inputs_of, needed
 from stablehlo_tools.analysis.dimension_propagation.propagation import BatchDims
 from stablehlo_tools.analysis.partial_sums import PartialSums, source_of
+from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError, note
 from stablehlo_tools.dialect.names import BROADCAST
 from stablehlo_tools.dialect.traits import ELEMENTWISE, LAYOUT
+from stablehlo_tools.ir.builder import Builder
 from stablehlo_tools.ir.values import has_uses, is_spread_constant
 from stablehlo_tools.transforms.parts.expand_pipeline.layer_phase import Phase
+from stablehlo_tools.transforms.parts.one_part import OnePartWriter
 
 _CHEAP = ELEMENTWISE | LAYOUT
 
@@ -469,4 +473,31 @@ def _not_separable(node: Node, phase: Phase, what: str) -> ToolError:
         "(P7); schedule=gpipe and schedule=circular can",
         node.op.location,
         (note("the backward loop", phase.loop.op.location),),
+    )
+
+
+Values = dict[int, ir.Value]  # of one microbatch, by number
+
+
+class LinkResults(NamedTuple):
+    """What a link gives on one microbatch: what it hands on, by number; terms of its sums; and what
+    the program needs of all samples."""
+
+    made: Values
+    terms: list[ir.Value]
+    finals: list[ir.Value]
+
+
+def results_of_link(
+    link: Link, dims: BatchDims, made: Sequence[int], writing: OnePartWriter, build: Builder
+) -> LinkResults:
+    """What a link gives that was written."""
+
+    def part(number: int) -> ir.Value:
+        return writing.get(number, dims.tilings.get(number), build)
+
+    return LinkResults(
+        {number: part(number) for number in made},
+        [writing.get(number, None, build) for number in link.sums],
+        [part(number) for number in link.finals],
     )

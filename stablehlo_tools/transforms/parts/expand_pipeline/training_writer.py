@@ -19,15 +19,16 @@ from stablehlo_tools.ir.builder import Builder
 from stablehlo_tools.ir.while_loop import CountedLoop
 from stablehlo_tools.schedules.lockstep import Cell, Direction, Lockstep, turns_of
 from stablehlo_tools.transforms.parts.block_rewriter import part_type_of
-from stablehlo_tools.transforms.parts.expand_pipeline.divided_head import DividedHeadWriter
 from stablehlo_tools.transforms.parts.expand_pipeline.head_division import HeadDivision
-from stablehlo_tools.transforms.parts.expand_pipeline.link_results import Values
-from stablehlo_tools.transforms.parts.expand_pipeline.links import LinkWriter, Taken, begins
-from stablehlo_tools.transforms.parts.expand_pipeline.occupancy import mean_runs
+from stablehlo_tools.transforms.parts.expand_pipeline.links import (
+    DividedHeadWriter,
+    LinkWriter,
+    Taken,
+    begins,
+)
 from stablehlo_tools.transforms.parts.expand_pipeline.region import Region
 from stablehlo_tools.transforms.parts.expand_pipeline.results import Results
-from stablehlo_tools.transforms.parts.expand_pipeline.ring import Ring, Sent
-from stablehlo_tools.transforms.parts.expand_pipeline.slots import Slots
+from stablehlo_tools.transforms.parts.expand_pipeline.slots import Ring, Sent, Slots
 from stablehlo_tools.transforms.parts.expand_pipeline.ticks import (
     EmitContext,
     Given,
@@ -35,8 +36,9 @@ from stablehlo_tools.transforms.parts.expand_pipeline.ticks import (
     PhaseWriter,
     Row,
     State,
+    mean_runs,
 )
-from stablehlo_tools.transforms.parts.expand_pipeline.training import Link, Training
+from stablehlo_tools.transforms.parts.expand_pipeline.training import Link, Training, Values
 
 
 def write_training(

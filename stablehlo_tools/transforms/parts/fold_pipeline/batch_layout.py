@@ -2,17 +2,30 @@
 
 A stage that computes each sample by itself takes the microbatches as one batch: along a dimension
 of each of its inputs, which is to be found. Other stages take them stacked, one after the other.
+
+Where another axis of the mesh than that of the stages divides the samples of a microbatch, these
+have to come first in the batch: of a dimension in which the microbatches come first, no sharding
+says that an axis divides what lies within each.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from stablehlo_tools.analysis.dimension_propagation.propagation import BatchDims, Graph, propagate
 from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling
+from stablehlo_tools.analysis.entry import outside_of
+from stablehlo_tools.analysis.shardings import (
+    axes_by_dimension,
+    function_sharding,
+    result_sharding,
+)
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.names import CONVERT
 from stablehlo_tools.ir.builder import shape_of
+from stablehlo_tools.ir.values import producer
 from stablehlo_tools.transforms.parts.block_rewriter import part_type_of
 from stablehlo_tools.transforms.parts.fold_pipeline.chains import Handoff, Pieces
 from stablehlo_tools.transforms.parts.fold_pipeline.composing import (
@@ -22,8 +35,17 @@ from stablehlo_tools.transforms.parts.fold_pipeline.composing import (
     split_samples,
     stacked,
 )
-from stablehlo_tools.transforms.parts.fold_pipeline.segments import Scratch
-from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import Box, Convert, Piece, Reshape
+from stablehlo_tools.transforms.parts.fold_pipeline.segments import Scratch, Segments
+from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import (
+    Box,
+    Computed,
+    Convert,
+    Outside,
+    Piece,
+    Reshape,
+    UnresolvedError,
+)
+from stablehlo_tools.transforms.parts.fold_pipeline.tracing import Tracer
 from stablehlo_tools.transforms.parts.scaling import (
     NotScaledError,
     Scaling,
@@ -224,3 +246,63 @@ def _is_minor(boxes: Sequence[Box]) -> bool:
         if any(box.starts[dim] != first.starts[dim] for box in boxes):
             return first.sizes[dim] == 1 and any(size > 1 for size in first.sizes[:dim])
     return False
+
+
+class DividedSamples:
+    """Follows what microbatches take back to where they enter a pipeline."""
+
+    def __init__(self, tracer: Tracer, segments: Segments) -> None:
+        self._tracer = tracer
+        self._segments = segments
+        self._followed: set[tuple[Computed, Computed]] = set()
+
+    def are_in(self, batch: Mapping[int, Sequence[Pieces]]) -> bool:
+        """Whether they are in what the microbatches take, by number of the input. Not where that
+        cannot be followed: it is only laid out otherwise then."""
+        region = self._tracer.region
+        if region.manual is None or len(region.mesh_axes()) == 1:
+            return False
+        self._followed.clear()
+        try:
+            return any(self._differ(each[0], each[-1]) for each in batch.values())
+        except UnresolvedError:
+            return False
+
+    def _differ(self, first: Pieces, last: Pieces) -> bool:
+        """Whether what differs from one microbatch to another is divided."""
+        return any(self._is_divided(a, b) for a, b in zip(first, last, strict=False) if a != b)
+
+    def _is_divided(self, first: Piece, last: Piece) -> bool:
+        source, other = first.source, last.source
+        if isinstance(source, Outside):
+            return any(first.box.sizes[dim] > 1 for dim in self._open_dimss(source.value))
+        if not isinstance(source, Computed) or not isinstance(other, Computed):
+            return False
+        if (source, other) in self._followed:
+            return False
+        self._followed.add((source, other))
+        if source == other:  # a part for each microbatch
+            return any(self._is_divided(piece, piece) for piece in self._inputs(source))
+        return self._differ(tuple(self._inputs(source)), tuple(self._inputs(other)))
+
+    def _inputs(self, source: Computed) -> Iterator[Piece]:
+        """What a value is computed of, on its rank in its tick."""
+        pieces = (
+            self._tracer.pieces(value, source.rank, source.tick, Box.whole(shape_of(value)))
+            for value in self._segments.of([source.value]).inputs
+        )
+        return chain.from_iterable(pieces)
+
+    def _open_dimss(self, value: ir.Value) -> list[int]:
+        """The dimensions of a value from outside that other axes divide."""
+        value, region = outside_of(value), self._tracer.region
+        while (op := producer(value)) is not None and op.name == CONVERT:
+            value = op.operands[0]
+        if op is not None:
+            sharding = result_sharding(op, ir.OpResult(value).result_number)
+        else:
+            argument = ir.BlockArgument(value)
+            function = argument.owner.owner.operation
+            sharding = function_sharding(function, "arg_attrs", argument.arg_number)
+        axes = [] if sharding is None else axes_by_dimension(sharding)
+        return [dim for dim, own in enumerate(axes) if set(own) - {region.ranks.axis}]

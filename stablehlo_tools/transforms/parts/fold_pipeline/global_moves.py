@@ -1,4 +1,4 @@
-"""Manual computations that only move elements between devices, written as moves of whole tensors.
+"""Manual computations and loops that only move elements, written as moves of whole tensors.
 
 A pipeline in one program may shift its state by a `collective_permute` in a manual computation
 inside of the loop, over all axes of the mesh at once, as MaxText's does. What every device gets is
@@ -12,6 +12,20 @@ slices of the operands put together anew, as other pipelines in one program writ
 Where integers that differ from tick to tick decide what is moved, as the slot of a buffer does that
 has several microbatches for each stage, there is such a tensor for each of their values, and the
 tick selects one of them.
+
+What of a layer depends on its weights alone, jax computes before a pipeline that it differentiates,
+in a loop of its own. Of layers whose weights are packed in one array, that is a copy of each part:
+
+    %first, %second = stablehlo.while {                 // over the layers
+      %row = stablehlo.dynamic_slice %weights, %layer
+      %first = stablehlo.dynamic_update_slice (slice %row [0:1]), %layer
+      %second = stablehlo.dynamic_update_slice (slice %row [1:2]), %layer
+    }
+  ==>
+    %first = stablehlo.slice %weights [0:8, 0:1]
+    %second = stablehlo.slice %weights [0:8, 1:2]
+
+Left as it is, each stage would be given such a loop of its own, beside the one over all layers.
 """
 
 from __future__ import annotations
@@ -21,6 +35,7 @@ from dataclasses import replace
 
 from stablehlo_tools.analysis.collectives import Collective, ModuleFacts
 from stablehlo_tools.analysis.device_values import DeviceValues, Values
+from stablehlo_tools.analysis.effects import Effects
 from stablehlo_tools.analysis.loop_values import ControlValues
 from stablehlo_tools.analysis.loops import is_integer_scalar
 from stablehlo_tools.analysis.replica_groups import DeviceMesh
@@ -33,14 +48,17 @@ from stablehlo_tools.analysis.shardings import (
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import ADD, COLLECTIVE_PERMUTE, MANUAL_COMPUTATION, WHILE
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
-from stablehlo_tools.ir.values import CONSTANTS, is_splat, producer, splat_of, value_text
+from stablehlo_tools.ir.values import CONSTANTS, has_uses, is_splat, producer, splat_of, value_text
 from stablehlo_tools.ir.walk import ops_named, terminator
 from stablehlo_tools.transforms.parts.fold_pipeline.composing import Composer, Located
-from stablehlo_tools.transforms.parts.fold_pipeline.loop_region import ticks_of
-from stablehlo_tools.transforms.parts.fold_pipeline.moves import follow_move
+from stablehlo_tools.transforms.parts.fold_pipeline.loop_region import LoopRegion, Ranks, ticks_of
+from stablehlo_tools.transforms.parts.fold_pipeline.moves import MOVING, follow_move
+from stablehlo_tools.transforms.parts.fold_pipeline.recognition import region_of
+from stablehlo_tools.transforms.parts.fold_pipeline.segments import erase_unused
 from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import (
     Box,
     BoxQuery,
+    Computed,
     Known,
     Outside,
     Piece,
@@ -50,7 +68,7 @@ from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import (
     View,
     zeros,
 )
-from stablehlo_tools.transforms.parts.fold_pipeline.tracing import only_nonzero
+from stablehlo_tools.transforms.parts.fold_pipeline.tracing import Tracer, only_nonzero
 
 _MOST_PIECES = 1 << 12  # of one result
 _MOST_PHASES = 64  # of a loop
@@ -289,3 +307,54 @@ class _Shards:
             return self._followed(replace(term, view=View(Box.whole(term.box.sizes))))
 
         return only_nonzero(op, [query.at(value, query.box) for value in op.operands], pieces)
+
+
+def write_copying_loops_as_moves(module: ir.Module, block: ir.Block) -> None:
+    """Rewrites the loops of a block, and of loops in it, of which all that is used was moved."""
+    effects = Effects({})
+    for loop in reversed(ops_named(block.owner.operation, {WHILE})):
+        if effects.has_effect(loop) or not _may_copy(loop):
+            continue
+        facts = ModuleFacts.of(module)
+        region = region_of(loop, Ranks.single(facts), DeviceValues(module, facts))
+        moved = None if isinstance(region, str) else _moved(region)
+        if moved is None:
+            continue
+        composer = Composer(Builder(ir.InsertionPoint(loop), loop.location), _located)
+        for result, pieces in moved:
+            result.replace_all_uses_with(composer.compose(pieces, result.type))
+        around = loop.block
+        loop.erase()
+        erase_unused(around)
+
+
+def _may_copy(loop: ir.Operation) -> bool:
+    """Whether the last iteration moves elements into all results that are used, and some are."""
+    ends = terminator(loop.regions[1].blocks[0]).operands
+    used = [end for end, result in zip(ends, loop.results, strict=True) if has_uses(result)]
+    makers = [producer(end) for end in used]
+    return bool(used) and all(op is not None and op.name in MOVING for op in makers)
+
+
+def _moved(region: LoopRegion) -> list[tuple[ir.Value, list[Piece]]] | None:
+    """What the used results of a loop consist of; None where it computes something of it."""
+    tracer = _MoveTracer(region)
+    moved: list[tuple[ir.Value, list[Piece]]] = []
+    for number, result in enumerate(region.loop.results):
+        if not has_uses(result):
+            continue
+        whole = Box.whole(shape_of(result))
+        try:
+            moved.append((result, tracer.followed(tracer.leaving(number, whole, View(whole)))))
+        except UnresolvedError:
+            return None
+    return moved
+
+
+class _MoveTracer(Tracer):
+    """Follows what a loop moves, up to the first thing that it computes."""
+
+    def _beyond(self, piece: Piece) -> list[Piece]:
+        if isinstance(piece.source, Computed | Known):
+            raise UnresolvedError("the loop computes it", self.region.loop, 4)
+        return super()._beyond(piece)

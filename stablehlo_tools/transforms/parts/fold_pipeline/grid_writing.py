@@ -12,12 +12,14 @@ from stablehlo_tools.ir.walk import terminator
 from stablehlo_tools.transforms.parts.fold_pipeline.batch_layout import BatchLayout, unbatched
 from stablehlo_tools.transforms.parts.fold_pipeline.chains import Pieces, StageInputs
 from stablehlo_tools.transforms.parts.fold_pipeline.composing import Located, stacked
-from stablehlo_tools.transforms.parts.fold_pipeline.fold_site import FoldSite
-from stablehlo_tools.transforms.parts.fold_pipeline.folding import PipelineWriter
-from stablehlo_tools.transforms.parts.fold_pipeline.grid_loops import GridLoop, GridResults
+from stablehlo_tools.transforms.parts.fold_pipeline.folding import FoldSite, PipelineWriter
 from stablehlo_tools.transforms.parts.fold_pipeline.grids import Grid
 from stablehlo_tools.transforms.parts.fold_pipeline.layer_scans import LayerBlock
-from stablehlo_tools.transforms.parts.fold_pipeline.layers import LayerOperand
+from stablehlo_tools.transforms.parts.fold_pipeline.layers import (
+    GridLoop,
+    GridResults,
+    LayerOperand,
+)
 from stablehlo_tools.transforms.parts.fold_pipeline.segments import Scratch, Segments
 from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import (
     Box,

@@ -29,15 +29,14 @@ from stablehlo_tools.transforms.parts.fold_pipeline.backward_tracing import (
 from stablehlo_tools.transforms.parts.fold_pipeline.batch_layout import (
     BatchedStage,
     BatchLayout,
+    DividedSamples,
     batched,
 )
 from stablehlo_tools.transforms.parts.fold_pipeline.chains import Pieces, StageInputs
 from stablehlo_tools.transforms.parts.fold_pipeline.composing import Composer, no_sources
-from stablehlo_tools.transforms.parts.fold_pipeline.divided_samples import DividedSamples
-from stablehlo_tools.transforms.parts.fold_pipeline.fold_site import FoldSite, Output, outputs_of
+from stablehlo_tools.transforms.parts.fold_pipeline.folding import FoldSite, Output, outputs_of
 from stablehlo_tools.transforms.parts.fold_pipeline.grid_writing import GridPlan, GridWriter
 from stablehlo_tools.transforms.parts.fold_pipeline.grids import End, Grid, GridFinder
-from stablehlo_tools.transforms.parts.fold_pipeline.layer_grids import by_layer
 from stablehlo_tools.transforms.parts.fold_pipeline.layer_scans import LayerBlock, layer_of
 from stablehlo_tools.transforms.parts.fold_pipeline.loop_region import LoopRegion
 from stablehlo_tools.transforms.parts.fold_pipeline.moves import (
@@ -60,6 +59,7 @@ from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import (
     UnresolvedError,
 )
 from stablehlo_tools.transforms.parts.fold_pipeline.tracing import Tracer
+from stablehlo_tools.transforms.parts.fold_pipeline.written_layers import by_layer
 
 _MOST_INTEGERS = 1 << 16  # of a tensor that is looked at
 

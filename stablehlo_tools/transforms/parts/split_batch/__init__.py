@@ -1,1 +1,0 @@
-"""Running the ops of a block once for each part of the batch."""

@@ -1,1 +1,0 @@
-"""The parts of split-weight-gradients: `two_loops.py` writes a backward loop in two."""
