@@ -109,7 +109,7 @@ from stablehlo_tools.transforms.parts.expand_pipeline.expansion_plan import (
     TRAINING,
     Options,
     exchanged,
-    explained,
+    explain_pipeline,
     plan_expansion,
 )
 from stablehlo_tools.transforms.parts.expand_pipeline.stack_orders import StackOrders, orders_of
@@ -184,7 +184,7 @@ class ExpandPipelinePass(Pass):
             plan = plan_expansion(copy, self._options())
             diagnostics.collected += plan.warnings
             if self.explain:
-                diagnostics.collected += explained(plan)
+                diagnostics.collected += map(explain_pipeline, plan.pipelines)
             orders = orders_of(plan) if self.layout == "pipeline" else ()
             writer = PlanWriter(copy, plan, orders)
             writer.run()

@@ -16,7 +16,7 @@ from stablehlo_tools.ir.builder import Builder
 from stablehlo_tools.ir.values import has_uses
 from stablehlo_tools.ir.while_loop import CountedLoop
 from stablehlo_tools.schedules.lockstep import Direction
-from stablehlo_tools.transforms.parts.expand_pipeline.expansion_plan import Chunks, Pipelined, Plan
+from stablehlo_tools.transforms.parts.expand_pipeline.expansion_plan import Pipelined, Plan
 from stablehlo_tools.transforms.parts.expand_pipeline.layer_phase import Phase
 from stablehlo_tools.transforms.parts.expand_pipeline.region import Region
 from stablehlo_tools.transforms.parts.expand_pipeline.results import Results, Shares
@@ -30,7 +30,7 @@ from stablehlo_tools.transforms.parts.expand_pipeline.ticks import (
     State,
     mean_runs,
 )
-from stablehlo_tools.transforms.parts.expand_pipeline.training_writer import write_training
+from stablehlo_tools.transforms.parts.expand_pipeline.training_writer import TrainingWriter
 
 
 class PlanWriter:
@@ -63,25 +63,21 @@ class PlanWriter:
     def _write(self, each: Pipelined) -> None:
         work, plan = each.work, self._plan
         region = Region(plan.axis, each.last.loop.op, self._channel)
-        contexts = [
-            EmitContext(chunks, self._stacks_for(chunks), plan.options.skip, plan.axis.name)
-            for chunks in each.chunks
-        ]
+        contexts: list[EmitContext] = []
+        for chunks in each.chunks:
+            # One for all loops over as many layers, so that what one leaves another takes as it is.
+            trips = chunks.trips
+            if trips not in self._stacks:
+                ordered = self._orders[trips].rows if trips in self._orders else frozenset[int]()
+                self._stacks[trips] = Stacks(plan.axis, chunks, plan.microbatches, ordered)
+            stacks = self._stacks[trips]
+            contexts.append(EmitContext(chunks, stacks, plan.options.skip, plan.axis.name))
         if isinstance(work, Phase):
             direction = each.schedule.directions[0]
             _write_loop(work, direction, region, contexts[0], self._shares)
         else:
-            write_training(work, each.schedule, region, contexts, each.head)
+            TrainingWriter(work, each.schedule, region, contexts, each.head).write()
         self._channel = region.channel
-
-    def _stacks_for(self, chunks: Chunks) -> Stacks:
-        """One for all loops over as many layers, so that what one leaves another takes as it is."""
-        trips = chunks.trips
-        if trips not in self._stacks:
-            ordered = self._orders[trips].rows if trips in self._orders else frozenset[int]()
-            axis, parts = self._plan.axis, self._plan.microbatches
-            self._stacks[trips] = Stacks(axis, chunks, parts, ordered)
-        return self._stacks[trips]
 
 
 def _write_loop(

@@ -151,7 +151,10 @@ class Plan:
 
 def plan_expansion(module: ir.Module, options: Options) -> Plan:
     """The plan for a module without calls. Raises a located ToolError for what cannot be done."""
-    axis = _axis(module, options.axis)
+    meshes = ModuleFacts.of(module).meshes
+    place, called = module.operation.location, "expand-pipeline: axis"
+    mesh = mesh_with(options.axis, meshes, called, " (P1)", place, for_stages=True)
+    axis = Axis(options.axis, mesh, meshes[mesh])
     main = entry_function(module)
     block = main.regions[0].blocks[0]
     effects = Effects(functions_by_name(module))
@@ -165,7 +168,14 @@ def plan_expansion(module: ir.Module, options: Options) -> Plan:
             _check_effects(loop, effects)  # the better reason, where there is one
         raise
     for phase in cut.phases:
-        _check_loop(phase.loop, _chunks(phase, axis, options), effects)
+        loop, repeats = phase.loop, options.repeats
+        if loop.trips < axis.size * repeats:
+            raise ToolError(
+                f"expand-pipeline: {loop.trips} iterations are too few for {repeats} chunks on "
+                f"each of {axis.size} ranks (P2)",
+                loop.op.location,
+            )
+        _check_effects(loop, effects)
         _check_types(phase)
     plan = Plan(options, axis, microbatches, tuple(_pipelines(graph, cut, axis, options)), cut)
     plan.warnings.extend(_warnings(plan))
@@ -202,7 +212,8 @@ def _training(graph: Graph, phases: Sequence[Phase], options: Options) -> Traini
         (forward, backward)
         for place, backward in enumerate(phases)
         for forward in phases[:place]
-        if _leaves(forward) & {backward.node.operands[carry] for carry in backward.loop.reads}
+        if {forward.node.results[carry] for carry in forward.loop.writes}
+        & {backward.node.operands[carry] for carry in backward.loop.reads}
     ]
     last = phases[-1].loop.op
     if not pairs:
@@ -240,11 +251,6 @@ def _training(graph: Graph, phases: Sequence[Phase], options: Options) -> Traini
     return training
 
 
-def _leaves(forward: Phase) -> set[int]:
-    """The values of the stacks that a loop writes."""
-    return {forward.node.results[carry] for carry in forward.loop.writes}
-
-
 def _no_pair(options: Options, op: ir.Operation, why: str) -> ToolError:
     return ToolError(
         f"expand-pipeline: schedule={options.schedule} needs forward loops over layers, each with "
@@ -256,21 +262,8 @@ def _no_pair(options: Options, op: ir.Operation, why: str) -> ToolError:
 
 def body_with(node: Node, graph: Graph) -> Body:
     """The block that an op stands in."""
-    return next(body for body in _bodies(graph.root) if node in body.nodes)
-
-
-def _bodies(body: Body) -> Iterator[Body]:
-    yield body
-    for node in body.nodes:
-        for inner in node.bodies:
-            yield from _bodies(inner)
-
-
-def _axis(module: ir.Module, name: str) -> Axis:
-    meshes = ModuleFacts.of(module).meshes
-    place = module.operation.location
-    mesh = mesh_with(name, meshes, "expand-pipeline: axis", " (P1)", place, for_stages=True)
-    return Axis(name, mesh, meshes[mesh])
+    inner = (body for each in graph.nodes for body in each.bodies)
+    return next(body for body in (graph.root, *inner) if node in body.nodes)
 
 
 def _loops(main: ir.Operation, effects: Effects) -> list[LayerLoop]:
@@ -297,16 +290,6 @@ def _loops(main: ir.Operation, effects: Effects) -> list[LayerLoop]:
             hint="stablehlo-tools opt INPUT -p roll-layers -o rolled.mlirbc",
         )
     return loops
-
-
-def _check_loop(loop: LayerLoop, chunks: Chunks, effects: Effects) -> None:
-    if loop.trips < chunks.ranks * chunks.repeats:
-        raise ToolError(
-            f"expand-pipeline: {loop.trips} iterations are too few for {chunks.repeats} chunks on "
-            f"each of {chunks.ranks} ranks (P2)",
-            loop.op.location,
-        )
-    _check_effects(loop, effects)
 
 
 def _check_effects(loop: LayerLoop, effects: Effects) -> None:
@@ -424,12 +407,6 @@ def _warning(text: str, each: Pipelined) -> Diagnostic:
     return Diagnostic(Severity.WARNING, f"expand-pipeline: {text}", place)
 
 
-def explained(plan: Plan) -> Iterator[Diagnostic]:
-    """A note for each pipeline."""
-    for each in plan.pipelines:
-        yield _account(each, plan)
-
-
 def exchanged(permutes: Sequence[ir.Operation]) -> Iterator[Diagnostic]:
     """A note on what is sent to put stacks into another order, if anything is."""
     if not permutes:
@@ -447,12 +424,13 @@ def exchanged(permutes: Sequence[ir.Operation]) -> Iterator[Diagnostic]:
     )
 
 
-def _account(each: Pipelined, plan: Plan) -> Diagnostic:
+def explain_pipeline(each: Pipelined) -> Diagnostic:
+    """A note on one pipeline of a plan."""
     schedule, work = each.schedule, each.work
     op = work.loop.op if isinstance(work, Phase) else work.forward.loop.op
     stacks = " and ".join(
         f"{chunks.trips} iterations on {schedule.ranks} ranks, {chunks.repeats} chunks of "
-        f"{_sizes(chunks)} on each"
+        f"{'' if chunks.is_even else f'{chunks.sizes[-1]} to '}{chunks.longest} on each"
         for chunks in each.chunks
     )
     cells = sum(
@@ -472,7 +450,3 @@ def _account(each: Pipelined, plan: Plan) -> Diagnostic:
     if each.head is not None:
         text += f"; {each.head.account}"
     return note(text, op.location)
-
-
-def _sizes(chunks: Chunks) -> str:
-    return f"{chunks.longest}" if chunks.is_even else f"{chunks.sizes[-1]} to {chunks.longest}"

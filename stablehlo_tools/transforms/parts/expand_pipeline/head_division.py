@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import NamedTuple
 
-from stablehlo_tools.analysis.dataflow import Node, inputs_of
+from stablehlo_tools.analysis.dataflow import inputs_of
 from stablehlo_tools.analysis.dimension_propagation.propagation import BatchDims, Graph
 from stablehlo_tools.analysis.dimension_propagation.seeds import (
     Seeds,
@@ -105,14 +105,17 @@ def divide_head(plan: Training, axis: Axis, wanted: str) -> HeadDivision | None:
         return None
     holder, inputs = _on_one_microbatch(plan, axis)
     graph = Graph.of(holder.regions[0].blocks[0])
-    work = work_of(graph, _products(graph))
+    products = {node for node in graph.nodes if node.name in CONTRACTIONS}
+    work = work_of(graph, products)
     best: HeadDivision | None = None
     for seeds in _candidates(plan, graph, inputs, axis):
-        dims = _followed(graph, seeds, axis.size)
-        sums = None if dims is None else _sums(dims, graph)
-        if dims is None or sums is None:
+        trial = with_needed(try_seeds(graph, seeds, axis.size, to_the_end=False))
+        if not trial.independent or not trial.dims.op_tilings.keys() >= products:
             continue
-        found = HeadDivision(holder, inputs, dims, sums, *seeds.items())
+        sums = _sums(trial.dims, graph)
+        if sums is None:
+            continue
+        found = HeadDivision(holder, inputs, trial.dims, sums, *seeds.items())
         if best is None or found.sent(plan.head) < best.sent(plan.head):
             best = found
     if wanted != "divided":
@@ -222,10 +225,6 @@ class _Inputs:
         return copy.results[0]
 
 
-def _products(graph: Graph) -> list[Node]:
-    return [node for node in graph.nodes if node.name in CONTRACTIONS]
-
-
 def _candidates(
     plan: Training, graph: Graph, inputs: Sequence[Input], axis: Axis
 ) -> Iterator[Seeds]:
@@ -243,13 +242,6 @@ def _candidates(
         for layout in (*layouts, DimTiling(samples.dim, others)):
             if layout.fits(shape, axis.size):
                 yield {number: layout}
-
-
-def _followed(graph: Graph, seeds: Seeds, parts: int) -> BatchDims | None:
-    """How the ops of a head run on parts; None where they, or their products, do not."""
-    trial = with_needed(try_seeds(graph, seeds, parts, to_the_end=False))
-    products = set(_products(graph))
-    return trial.dims if trial.independent and trial.dims.op_tilings.keys() >= products else None
 
 
 def _sums(dims: BatchDims, graph: Graph) -> frozenset[int] | None:

@@ -127,12 +127,30 @@ def plan_phase(loop: LayerLoop, dims: BatchDims) -> Phase:
     live = _live(loop, body, node)
     terms, sums = _sums(loop, body, dims, live)
     alone = {carry for carry in sums if _only_grows(body, carry)}
-    reads = _reads(loop, body)
-    writes = [w for w in _writes(loop, body) if w.rows.carry in live]
+    by_op = {key_of(node.op): node for node in body.nodes}
+    reads = [
+        RowRead(by_op[key_of(access.op)], rows, access)
+        for rows in loop.reads.values()
+        for access in rows.accesses
+    ]
+    writes = [
+        RowWrite(rows, access, by_op[key_of(access.op)].operands[1])
+        for rows in loop.writes.values()
+        for access in rows.accesses
+        if rows.carry in live
+    ]
     for write in writes:
         if write.update in terms.blocked:
             raise mixing_refusal(terms, terms.blocked[write.update])
-        _check_kind(terms, write, loop)
+        # Terms that go into a stack must be ones that can be collected there.
+        kind = terms.terms.get(write.update)
+        element = element_of(loop.op.operands[write.rows.carry])
+        if kind is not None and identity_of(kind, element) is None:
+            raise ToolError(
+                f"expand-pipeline: a stack of {element} takes the {kind} over the batch, which has "
+                "no neutral element to begin with (P6)",
+                loop.op.location,
+            )
     ends = [body.returned[c] for c in loop.flows if c in live] + [w.update for w in writes]
     nodes = needed(body.nodes, ends, {n for read in reads for n in read.node.results})
     used = {number for n in nodes for number in n.inputs} | set(ends)
@@ -178,18 +196,6 @@ def _hangs_on(number: int, argument: int, makers: dict[int, Node]) -> bool:
     return False
 
 
-def _check_kind(terms: PartialSums, write: RowWrite, loop: LayerLoop) -> None:
-    """Whether terms that go into a stack can be collected there."""
-    kind = terms.terms.get(write.update)
-    element = element_of(loop.op.operands[write.rows.carry])
-    if kind is not None and identity_of(kind, element) is None:
-        raise ToolError(
-            f"expand-pipeline: a stack of {element} takes the {kind} over the batch, which has no "
-            "neutral element to begin with (P6)",
-            loop.op.location,
-        )
-
-
 def _sums(
     loop: LayerLoop, body: Body, dims: BatchDims, live: set[int]
 ) -> tuple[PartialSums, set[int]]:
@@ -230,21 +236,3 @@ def _live(loop: LayerLoop, body: Body, node: Node) -> set[int]:
         if reached == live:
             return live
         live = reached
-
-
-def _reads(loop: LayerLoop, body: Body) -> list[RowRead]:
-    by_op = {key_of(node.op): node for node in body.nodes}
-    return [
-        RowRead(by_op[key_of(access.op)], rows, access)
-        for rows in loop.reads.values()
-        for access in rows.accesses
-    ]
-
-
-def _writes(loop: LayerLoop, body: Body) -> list[RowWrite]:
-    by_op = {key_of(node.op): node for node in body.nodes}
-    return [
-        RowWrite(rows, access, by_op[key_of(access.op)].operands[1])
-        for rows in loop.writes.values()
-        for access in rows.accesses
-    ]

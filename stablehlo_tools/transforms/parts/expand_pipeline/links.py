@@ -15,6 +15,7 @@ of them, so that all of them take part in its collectives.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import islice
 
 import numpy as np
 
@@ -156,9 +157,12 @@ class LinkWriter:
 
     def _results(self, build: Builder, row: Row, taken: Taken) -> LinkResults:
         link = self._link
-        writing = OnePartWriter(
-            self._dims, row.microbatch, self._outside(build, row), self._context.finish
-        )
+
+        def outside(number: int, layout: DimTiling | None) -> ir.Value:
+            value = self._value(number)
+            return self._region.part(build, value, layout, self._dims.parts, row.microbatch)
+
+        writing = OnePartWriter(self._dims, row.microbatch, outside, self._context.finish)
         for number in link.takes:
             writing.values[number] = taken(build, number)
         writing.write(link.nodes, build.point)
@@ -181,13 +185,6 @@ class LinkWriter:
             at, sizes = window(shape_of(before), layout, row.microbatch, build.i32(0))
             after.append(build.update(before, build.reshape(part, sizes), at))
         return after
-
-    def _outside(self, build: Builder, row: Row) -> Callable[[int, DimTiling | None], ir.Value]:
-        def outside(number: int, layout: DimTiling | None) -> ir.Value:
-            value = self._value(number)
-            return self._region.part(build, value, layout, self._dims.parts, row.microbatch)
-
-        return outside
 
     def _finals(self) -> list[tuple[ir.Value, DimTiling | None]]:
         return [(self._value(n), self._dims.tilings.get(n)) for n in self._link.finals]
@@ -239,7 +236,11 @@ class DividedHeadWriter(LinkWriter):
         """What the link gives: each rank has its terms, and all have the rest."""
         dims, region = self._division.dims, self._region
         block = dims.graph.root
-        writing = OnePartWriter(dims, self._rank, _nothing, self._context.finish)
+
+        def outside(number: int, layout: object) -> ir.Value:
+            raise AssertionError(f"value {number} is from outside of the head, in {layout}")
+
+        writing = OnePartWriter(dims, self._rank, outside, self._context.finish)
         writing.values[block.arguments[0]] = row.microbatch
         for number, each in self._division.arguments.items():
             layout = dims.tilings.get(number)
@@ -254,7 +255,12 @@ class DividedHeadWriter(LinkWriter):
         writing.write(block.nodes, build.point)
         returned = iter(block.returned)
         made = {name: self._joined(build, writing, next(returned)) for name in self._made}
-        terms = [self._term(build, writing, next(returned)) for _ in self._link.sums]
+        terms: list[ir.Value] = []
+        for number in islice(returned, len(self._link.sums)):
+            value = writing.get(number, None, build)
+            if number not in self._division.sums:  # what all have alike is one rank's
+                value = of_one(build, value, self._is_owner)
+            terms.append(value)
         return LinkResults(made, terms, [self._joined(build, writing, n) for n in returned])
 
     def _joined(self, build: Builder, writing: OnePartWriter, number: int) -> ir.Value:
@@ -267,11 +273,6 @@ class DividedHeadWriter(LinkWriter):
             return self._region.joined(build, value, layout, shape, self._rank)
         return self._region.total(build, value) if number in self._division.sums else value
 
-    def _term(self, build: Builder, writing: OnePartWriter, number: int) -> ir.Value:
-        """A rank's term of a sum; what all have alike is one rank's."""
-        value = writing.get(number, None, build)
-        return value if number in self._division.sums else of_one(build, value, self._is_owner)
-
     def _after(
         self, build: Builder, row: Row, held: Sequence[ir.Value], results: LinkResults
     ) -> list[ir.Value]:
@@ -280,7 +281,3 @@ class DividedHeadWriter(LinkWriter):
         finals = zip(after[sums:], held[sums:], strict=True)
         kept = [build.same("select", self._is_owner, new, old) for new, old in finals]
         return [*after[:sums], *kept]
-
-
-def _nothing(number: int, layout: object) -> ir.Value:
-    raise AssertionError(f"value {number} is from outside of the head, in {layout}")

@@ -72,7 +72,20 @@ def find_cut(graph: Graph, loops: Sequence[LayerLoop], parts: int, given: Seeds 
         raise undivided_batch
     if refusals:
         raise refusals[0]
-    raise _no_layers(loops) if goes_over_samples else _no_batch(graph, loops, parts)
+    place = loops[0].op.location
+    if goes_over_samples:
+        raise ToolError(
+            "expand-pipeline: the program has no loop over layers: this one goes over samples, or "
+            "over what is computed from them (P2); write the layers as a lax.scan over stacked "
+            "weights, or run roll-layers first where they are written out one after the other",
+            place,
+        )
+    raise ToolError(
+        f"expand-pipeline: no argument has a dimension that {parts} microbatches divide and that "
+        "every loop over layers carries from one layer to the next (P3)",
+        place,
+        tuple(note(said, place) for said in sizes_undivided(graph, parts)),
+    )
 
 
 def _undivided(
@@ -95,24 +108,6 @@ def _undivided(
             ):
                 return said.refusal("expand-pipeline", "P3", loops[0].op.location)
     return None
-
-
-def _no_layers(loops: Sequence[LayerLoop]) -> ToolError:
-    return ToolError(
-        "expand-pipeline: the program has no loop over layers: this one goes over samples, or over "
-        "what is computed from them (P2); write the layers as a lax.scan over stacked weights, or "
-        "run roll-layers first where they are written out one after the other",
-        loops[0].op.location,
-    )
-
-
-def _no_batch(graph: Graph, loops: Sequence[LayerLoop], parts: int) -> ToolError:
-    return ToolError(
-        f"expand-pipeline: no argument has a dimension that {parts} microbatches divide and that "
-        "every loop over layers carries from one layer to the next (P3)",
-        loops[0].op.location,
-        tuple(note(said, loops[0].op.location) for said in sizes_undivided(graph, parts)),
-    )
 
 
 def cuts(graph: Graph, seeds: Seeds, parts: int) -> list[Seeds]:
@@ -185,8 +180,13 @@ def _likely(loops: Sequence[LayerLoop], trials: Iterable[Trial]) -> Iterator[Tri
             trial = with_needed(trial)
         if _puts_flows_in_parts(loops, trial):
             likely.append(trial)
-    likely.sort(key=_unlikeliness)
-    return map(extended, likely[:_MOST_PLANNED])
+
+    def unlikeliness(trial: Trial) -> tuple[int, int, int]:
+        """Outer dimensions are likelier, then those that are mixed less, then more work."""
+        dim = min(layout.dim for layout in trial.seeds.values())
+        return dim, len(trial.dims.meetings), -trial.work
+
+    return map(extended, sorted(likely, key=unlikeliness)[:_MOST_PLANNED])
 
 
 def _puts_flows_in_parts(loops: Sequence[LayerLoop], trial: Trial) -> bool:
@@ -194,12 +194,6 @@ def _puts_flows_in_parts(loops: Sequence[LayerLoop], trial: Trial) -> bool:
     return bool(chosen) and all(
         any(trial.dims.tiling_of(loop.op.results[carry]) for carry in loop.flows) for loop in chosen
     )
-
-
-def _unlikeliness(trial: Trial) -> tuple[int, int, int]:
-    """Outer dimensions are likelier, then those that are mixed less, then more work."""
-    dim = min(layout.dim for layout in trial.seeds.values())
-    return dim, len(trial.dims.meetings), -trial.work
 
 
 def _cuts_features(loops: Sequence[LayerLoop], trial: Trial) -> bool:

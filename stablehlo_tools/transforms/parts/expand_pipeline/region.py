@@ -70,7 +70,7 @@ class Region:
         self.axis = axis
         self.location = anchor.location
         self.context = anchor.context
-        self._channel = channel
+        self.channel = channel  # the last one that was used
         self._holder = Builder(ir.InsertionPoint(anchor), self.location).manual_computation(
             [], [], ([], []), [axis.name]
         )
@@ -78,11 +78,6 @@ class Region:
         self._taken: list[tuple[ir.Value, int | None]] = []
         self._inside: dict[tuple[ir.Value, int | None], ir.Value] = {}
         self._constants: dict[ir.Value, ir.Value] = {}
-
-    @property
-    def channel(self) -> int:
-        """The last channel that was used."""
-        return self._channel
 
     @property
     def outside(self) -> Builder:
@@ -100,9 +95,11 @@ class Region:
         if key not in self._inside:
             self._make_before(value)
             self._taken.append(key)
-            self._inside[key] = self.block.add_argument(
-                self._local(value.type, dimension), self.location
-            )
+            shape = shape_of(value)
+            if dimension is not None:
+                shape[dimension] //= self.axis.size
+            type_ = self.outside.tensor(shape, element_of(value))
+            self._inside[key] = self.block.add_argument(type_, self.location)
         return self._inside[key]
 
     def _make_before(self, value: ir.Value) -> None:
@@ -157,14 +154,14 @@ class Region:
 
     def permute(self, build: Builder, value: ir.Value, step: int) -> ir.Value:
         """What the rank `step` before has."""
-        self._channel += 1
-        return build.permute(value, self.axis.ring(step), self._channel, ANY_CHANNEL)
+        self.channel += 1
+        return build.permute(value, self.axis.ring(step), self.channel, ANY_CHANNEL)
 
     def total(self, build: Builder, value: ir.Value) -> ir.Value:
         """The sum over the ranks; of booleans, whether any is set."""
-        self._channel += 1
+        self.channel += 1
         groups = self.axis.groups
-        return build.all_reduce(value, groups, self._channel, channel_type=ANY_CHANNEL)
+        return build.all_reduce(value, groups, self.channel, channel_type=ANY_CHANNEL)
 
     def from_one(self, build: Builder, value: ir.Value, is_one: ir.Value) -> ir.Value:
         """What the one rank has for which `is_one` is set."""
@@ -188,30 +185,22 @@ class Region:
 
     def close(self, results: Sequence[tuple[ir.Value, int | None]]) -> list[ir.Value]:
         """Ends the region; the results outside, joined along their dimensions."""
+        build, types = self.outside, list[ir.Type]()
+        for value, dim in results:
+            shape = shape_of(value)
+            if dim is not None:
+                shape[dim] *= self.axis.size
+            types.append(build.tensor(shape, element_of(value)))
         self.end.create("sdy.return", [value for value, _ in results], [])
-        computation = self.outside.manual_computation(
+        computation = build.manual_computation(
             [value for value, _ in self._taken],
-            [self._global(value.type, dim) for value, dim in results],
+            types,
             (self._shardings(self._taken), self._shardings(results)),
             [self.axis.name],
         )
         self.block.append_to(computation.regions[0])
         self._holder.erase()
         return list(computation.results)
-
-    def _local(self, type_: ir.Type, dimension: int | None) -> ir.Type:
-        tensor = ir.RankedTensorType(type_)
-        shape = list(tensor.shape)
-        if dimension is not None:
-            shape[dimension] //= self.axis.size
-        return ir.RankedTensorType.get(shape, tensor.element_type, loc=self.location)
-
-    def _global(self, type_: ir.Type, dimension: int | None) -> ir.Type:
-        tensor = ir.RankedTensorType(type_)
-        shape = list(tensor.shape)
-        if dimension is not None:
-            shape[dimension] *= self.axis.size
-        return ir.RankedTensorType.get(shape, tensor.element_type, loc=self.location)
 
     def _shardings(self, values: Sequence[tuple[ir.Value, int | None]]) -> list[ir.Attribute]:
         own, mesh = AxisRef(self.axis.name), self.axis.mesh_name

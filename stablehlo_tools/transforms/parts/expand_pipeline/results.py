@@ -174,8 +174,12 @@ class Results:
             value = result
             before = op.operands[carry]
             if kind == "flow":
-                value = build.reshape(value, shape_of(before))
-                value = self._divided(carry, build.convert(value, element_of(before)), build)
+                value = build.convert(build.reshape(value, shape_of(before)), element_of(before))
+                share = None if self._shares is None else self._shares.of(self._phase, carry)
+                if share is not None:
+                    for stated, sharding in share.behind.items():
+                        stated.attributes["sharding"] = sharding
+                    value = constrained(value, share.sharding, build.point, op.location)
             elif kind == "sum":
                 value = build.convert(value, element_of(before))
                 if splat_of(before) != 0:
@@ -187,15 +191,6 @@ class Results:
                     build, build.convert(value, element_of(before)), rows, layout, before
                 )
             self._stand_for(carry, value)
-
-    def _divided(self, carry: int, value: ir.Value, build: Builder) -> ir.Value:
-        """What a pipeline gives, as it is divided for what comes behind."""
-        share = None if self._shares is None else self._shares.of(self._phase, carry)
-        if share is None:
-            return value
-        for op, sharding in share.behind.items():
-            op.attributes["sharding"] = sharding
-        return constrained(value, share.sharding, build.point, self._phase.loop.op.location)
 
     def _stand_for(self, carry: int, value: ir.Value) -> None:
         op, graph = self._phase.loop.op, self._phase.dims.graph

@@ -66,10 +66,6 @@ class Slots:
         """A value out of a slot."""
         return row_of(build, held[self._places[number]], [slot(build)])
 
-    def holds(self, number: int) -> bool:
-        """Whether a value has room here."""
-        return number in self._places
-
     def in_turn(self, microbatch: ir.Value) -> SlotOf:
         """The slot of a microbatch where they come and go in turn."""
 
@@ -125,18 +121,15 @@ class Ring:
         """
         after: list[ir.Value] = []
         for wire, before in enumerate(received):
-            come = self._region.permute(build, self._chosen(build, wire, sent), self._step)
+            chosen: ir.Value | None = None
+            for each in sent:
+                for number, value in each.values.items():
+                    if self._wires[each.load][number] == wire:
+                        chosen = build.same("select", each.when, value, chosen) if chosen else value
+            assert chosen is not None, "every wire is of some load"
+            come = self._region.permute(build, chosen, self._step)
             after.append(come if self._slots == 1 else put_row(build, before, come, [slot]))
         return after
-
-    def _chosen(self, build: Builder, wire: int, sent: Sequence[Sent]) -> ir.Value:
-        chosen: ir.Value | None = None
-        for each in sent:
-            for number, value in each.values.items():
-                if self._wires[each.load][number] == wire:
-                    chosen = build.same("select", each.when, value, chosen) if chosen else value
-        assert chosen is not None, "every wire is of some load"
-        return chosen
 
     def _wired(self, load: Load) -> dict[int, int]:
         free = list(range(len(self._types)))

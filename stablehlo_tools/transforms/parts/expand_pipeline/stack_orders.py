@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 
 import numpy as np
 
@@ -29,6 +30,7 @@ from stablehlo_tools.analysis.shardings import (
 )
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError, note
+from stablehlo_tools.dialect.dimensions import integer, integers
 from stablehlo_tools.dialect.names import (
     BARRIER,
     BROADCAST,
@@ -70,7 +72,9 @@ class Follower:
         for phase in phases:
             self._inside |= {node for body in phase.node.bodies for node in body.nested()}
         for node in graph.nodes:
-            for number in dict.fromkeys(_touched(node, node in self._phases)):
+            bodies = () if node in self._phases else node.bodies
+            inner = (n for body in bodies for n in (*body.arguments, *body.returned))
+            for number in dict.fromkeys((*node.inputs, *node.results, *inner)):
                 self._near.setdefault(number, []).append(node)
 
     def copy(self) -> Follower:
@@ -88,15 +92,6 @@ class Follower:
         while self._pending:
             self._visit(self._pending.pop())
 
-    def arguments(self) -> dict[int, int]:
-        """The program's arguments that are stacks, and the dimension that the layers lie along.
-        Raises ToolError where they lie in no one dimension."""
-        return self._dimensions(self._graph.root.arguments)
-
-    def results(self) -> dict[int, int]:
-        """The results; as `arguments`."""
-        return self._dimensions(self._graph.root.returned)
-
     def rows(self) -> Iterable[Rows]:
         """What the loops access of stacks that were found."""
         for node, phase in self._phases.items():
@@ -108,7 +103,9 @@ class Follower:
                     if numbers[carry] in self.layouts:
                         yield rows
 
-    def _dimensions(self, numbers: Sequence[int]) -> dict[int, int]:
+    def dimensions(self, numbers: Sequence[int]) -> dict[int, int]:
+        """Those of some values that are stacks, by place, and the dimension that the layers lie
+        along. Raises ToolError where they lie in no one dimension."""
         dimensions: dict[int, int] = {}
         for place, number in enumerate(numbers):
             layout = self.layouts.get(number)
@@ -220,15 +217,12 @@ class Follower:
                 if number in self.layouts:
                     self._forwards(node)
                     return
-                self._operands(node, step.operands)
+                # This operand is alike for all layers: all that are divided are followed.
+                for other, own in zip(node.operands, step.operands, strict=True):
+                    if own is not None:
+                        self._put(other, own, node)
                 return
         raise self._refusal(node)
-
-    def _operands(self, node: Node, layouts: Sequence[DimTiling | None]) -> None:
-        """All operands, where the first is alike for all layers."""
-        for number, layout in zip(node.operands, layouts, strict=True):
-            if layout is not None:
-                self._put(number, layout, node)
 
     def _candidates(
         self, node: Node, number: int, wanted: Sequence[DimTiling | None]
@@ -260,21 +254,11 @@ def _is_alike(node: Node, layout: DimTiling) -> bool:
     if node.name in CONSTANTS:
         return is_splat(node.op)
     if node.name == IOTA:
-        return ir.IntegerAttr(node.op.attributes["iota_dimension"]).value != layout.dim
+        return integer(node.op, "iota_dimension") != layout.dim
     if node.name != BROADCAST:
         return False
-    dims = list(ir.DenseI64ArrayAttr(node.op.attributes["broadcast_dimensions"]))
+    dims = integers(node.op, "broadcast_dimensions")
     return layout.dim not in dims or shape_of(node.op.operands[0])[dims.index(layout.dim)] == 1
-
-
-def _touched(node: Node, is_layers: bool) -> Iterable[int]:
-    yield from node.inputs
-    yield from node.results
-    if is_layers:
-        return
-    for body in node.bodies:
-        yield from body.arguments
-        yield from body.returned
 
 
 @dataclass(frozen=True)
@@ -318,50 +302,41 @@ def stack_orders(dims: BatchDims, phases: Sequence[Phase], chunks: Chunks) -> St
     follower = Follower(dims.graph, phases, chunks.trips)
     optional: list[tuple[int, Phase]] = []
     for phase in phases:
-        for carry, rows in _stacks(phase):
+        stacks = {read.rows.carry: read.rows for read in phase.reads}
+        stacks |= {write.rows.carry: write.rows for write in phase.writes}
+        for carry, rows in sorted(stacks.items(), key=itemgetter(0)):
             for number in (phase.node.operands[carry], phase.node.results[carry]):
                 value = dims.graph.values[number]
                 is_weight = number in dims.graph.data and is_float(value.type)
                 if not is_weight or phase.body.arguments[carry] in dims.tilings:
                     optional.append((number, phase))
                     continue
-                _check_whole(phase, rows, value)
+                if not is_whole(phase, rows, value):
+                    raise ToolError(
+                        f"expand-pipeline: layout=pipeline cannot order {value.type}: the loop "
+                        f"takes {rows.span * phase.loop.trips} of its rows, from {rows.first} "
+                        "(P8); stack the layers of the loop apart from others, or use "
+                        "layout=layers",
+                        phase.loop.op.location,
+                    )
                 follower.follow(number, phase.node)
+    root = dims.graph.root
     for number, phase in optional:
         trial = follower.copy()
         try:
             trial.follow(number, phase.node)
-            trial.arguments()
-            trial.results()
+            trial.dimensions(root.arguments)
+            trial.dimensions(root.returned)
         except ToolError:
             continue
         follower = trial
     return StackOrder(
         chunks,
         follower.layouts,
-        follower.arguments(),
-        follower.results(),
+        follower.dimensions(root.arguments),
+        follower.dimensions(root.returned),
         tuple(follower.constants),
         frozenset(map(id, follower.rows())),
-    )
-
-
-def _stacks(phase: Phase) -> Iterable[tuple[int, Rows]]:
-    """The stacks that a loop reads and writes."""
-    taken = {read.rows.carry: read.rows for read in phase.reads}
-    taken |= {write.rows.carry: write.rows for write in phase.writes}
-    for carry in sorted(taken):
-        yield carry, taken[carry]
-
-
-def _check_whole(phase: Phase, rows: Rows, value: ir.Value) -> None:
-    if is_whole(phase, rows, value):
-        return
-    raise ToolError(
-        f"expand-pipeline: layout=pipeline cannot order {value.type}: the loop takes "
-        f"{rows.span * phase.loop.trips} of its rows, from {rows.first} (P8); stack the layers of "
-        "the loop apart from others, or use layout=layers",
-        phase.loop.op.location,
     )
 
 
@@ -384,19 +359,14 @@ def orders_of(plan: Plan) -> tuple[StackOrder, ...]:
         chunks = Chunks(plan.axis.size, plan.options.repeats, layers)
         order = stack_orders(plan.cut.trial.dims, phases, chunks)
         for other in orders:
-            _check_apart(order, other, phases[0])
+            if not order.layouts.keys().isdisjoint(other.layouts):
+                raise ToolError(
+                    "expand-pipeline: layout=pipeline cannot order a stack that belongs to loops "
+                    f"over {other.chunks.trips} and over {layers} layers (P8); use layout=layers",
+                    phases[0].loop.op.location,
+                )
         orders.append(order)
     return tuple(orders)
-
-
-def _check_apart(one: StackOrder, other: StackOrder, phase: Phase) -> None:
-    if one.layouts.keys().isdisjoint(other.layouts):
-        return
-    raise ToolError(
-        "expand-pipeline: layout=pipeline cannot order a stack that belongs to loops over "
-        f"{other.chunks.trips} and over {one.chunks.trips} layers (P8); use layout=layers",
-        phase.loop.op.location,
-    )
 
 
 def put_in_order(module: ir.Module, graph: Graph, axis: Axis, orders: Sequence[StackOrder]) -> None:
@@ -410,7 +380,12 @@ def put_in_order(module: ir.Module, graph: Graph, axis: Axis, orders: Sequence[S
             graph.values[number].replace_all_uses_with(new)
             graph.values[number] = new
         for number, layout in each.layouts.items():
-            _constrain(graph.values[number], layout, axis)
+            op = producer(graph.values[number])
+            if op is not None and op.name == SHARDING_CONSTRAINT and layout.outer == 1:
+                rank, sharding = len(shape_of(op.results[0])), op.attributes["sharding"]
+                op.attributes["sharding"] = divided_first(
+                    sharding, axis, rank, layout.dim, op.context
+                )
         for kind, places in (("arg_attrs", each.arguments), ("res_attrs", each.results)):
             if places:
                 _divide(main, kind, places, axis)
@@ -430,33 +405,15 @@ def _permuted(op: ir.Operation, layout: DimTiling, order: StackOrder) -> ir.Valu
     apart = [*shape[: layout.dim], layout.outer, layers, inner, *shape[layout.dim + 1 :]]
     value = value_of(op)
     elements = None if value is None else np.array(ir.DenseElementsAttr(value))
-    if elements is None or elements.dtype.kind not in "iuf":
-        return _pieced(build, op.clone(ip=build.point).results[0], apart, layout.dim + 1, order)
+    if elements is None or elements.dtype.kind not in "iuf":  # NumPy has no such elements
+        dim, size = layout.dim + 1, order.chunks.longest
+        rows = build.reshape(op.clone(ip=build.point).results[0], apart)
+        firsts = order.order[::size]
+        pieces = [build.slice_along(rows, dim, first, first + size) for first in firsts]
+        return build.reshape(build.concatenate(pieces, dim), shape)
     taken = elements.reshape(apart).take(order.order, axis=layout.dim + 1).reshape(shape)
     dense = ir.DenseElementsAttr.get(np.ascontiguousarray(taken), type=result.type)
     return build.op("constant", [], result.type, value=dense)
-
-
-def _pieced(
-    build: Builder, value: ir.Value, apart: list[int], dim: int, order: StackOrder
-) -> ir.Value:
-    """A value with its layers in the new order, where NumPy has no such elements."""
-    rows = build.reshape(value, apart)
-    pieces = [
-        build.slice_along(rows, dim, first, first + order.chunks.longest)
-        for first in order.order[:: order.chunks.longest]
-    ]
-    return build.reshape(build.concatenate(pieces, dim), shape_of(value))
-
-
-def _constrain(value: ir.Value, layout: DimTiling, axis: Axis) -> None:
-    op = producer(value)
-    if op is None or op.name != SHARDING_CONSTRAINT or layout.outer != 1:
-        return
-    rank = len(shape_of(value))
-    op.attributes["sharding"] = divided_first(
-        op.attributes["sharding"], axis, rank, layout.dim, op.context
-    )
 
 
 def _divide(main: ir.Operation, kind: str, places: dict[int, int], axis: Axis) -> None:

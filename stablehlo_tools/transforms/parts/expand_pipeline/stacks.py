@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import NamedTuple
 
 import numpy as np
 
@@ -29,7 +28,7 @@ from stablehlo_tools.dialect.names import SHARDING_CONSTRAINT
 from stablehlo_tools.dialect.traits import ELEMENTWISE
 from stablehlo_tools.ir.builder import ANY_CHANNEL, Builder, element_of, shape_of
 from stablehlo_tools.ir.values import has_uses, maker_of, producer
-from stablehlo_tools.ir.walk import FUNCTION
+from stablehlo_tools.ir.walk import FUNCTION, is_inside
 from stablehlo_tools.transforms.parts.expand_pipeline.expansion_plan import RANK_DIMENSION, Chunks
 from stablehlo_tools.transforms.parts.expand_pipeline.region import Axis, Region
 from stablehlo_tools.transforms.parts.one_part import apart
@@ -41,121 +40,79 @@ def is_divided(value: ir.Value, axis: str) -> bool:
     So it is where a constraint says so, or the sharding of an argument of the program, of the value
     itself or of what it is computed from element by element.
     """
-    pending, seen = [value], {value}
+    pending, seen, shape = [value], {value}, shape_of(value)
     while pending:
         each = pending.pop()
-        stated = _stated(each)
+        op, stated = producer(each), None
+        if op is None:
+            argument = ir.BlockArgument(each)
+            function = argument.owner.owner.operation
+            if function.name == FUNCTION:
+                stated = function_sharding(function, "arg_attrs", argument.arg_number)
+        elif op.name == SHARDING_CONSTRAINT:
+            stated = op.attributes["sharding"]
         if stated is not None:
-            if divides(stated, axis):
+            dims = dimension_axes(stated)
+            if dims and dims[0][0][:1] == (AxisRef(axis),):
                 return True
-            continue
-        op = producer(each)
-        if op is None or op.name not in ELEMENTWISE:
-            continue
-        sources = [one for one in op.operands if _same_shape(one, value) and one not in seen]
-        seen.update(sources)
-        pending += sources
+        elif op is not None and op.name in ELEMENTWISE:
+            ranked = [one for one in op.operands if isinstance(one.type, ir.RankedTensorType)]
+            sources = [one for one in ranked if shape_of(one) == shape and one not in seen]
+            seen.update(sources)
+            pending += sources
     return False
-
-
-def divides(sharding: ir.Attribute, axis: str) -> bool:
-    """Whether a sharding divides dimension 0 over all of an axis, and only then over others."""
-    dims = dimension_axes(sharding)
-    return bool(dims) and dims[0][0][:1] == (AxisRef(axis),)
-
-
-def _stated(value: ir.Value) -> ir.Attribute | None:
-    op = producer(value)
-    if op is not None:
-        return op.attributes["sharding"] if op.name == SHARDING_CONSTRAINT else None
-    argument = ir.BlockArgument(value)
-    parent = argument.owner.owner.operation
-    if parent.name != FUNCTION:
-        return None
-    return function_sharding(parent, "arg_attrs", argument.arg_number)
-
-
-def _same_shape(one: ir.Value, other: ir.Value) -> bool:
-    types = one.type, other.type
-    if not all(isinstance(type_, ir.RankedTensorType) for type_ in types):
-        return False
-    shapes = [ir.RankedTensorType(type_).shape for type_ in types]
-    return shapes[0] == shapes[1]
 
 
 Round = tuple[int, ...]  # by the rank that runs it, the chunk that goes, counted over all ranks
 
 
-class Exchanged(NamedTuple):
-    """A stack in the other order, and the permutes that bring it there."""
+def exchange(
+    build: Builder, axis: Axis, chunks: Chunks, value: ir.Value, *, ordered: bool
+) -> tuple[ir.Value, list[ir.Operation]]:
+    """[repeats, ranks, …] as the ranks run it becomes [ranks, repeats, …], layers in order; or the
+    reverse, of what is `ordered` so, divided along dimension 0. Returns it and the permutes."""
+    before, after = (0, RANK_DIMENSION) if ordered else (RANK_DIMENSION, 0)
+    anchor = build.point.ref_operation
+    assert anchor is not None, "stacks are made in front of a loop"
+    region = Region(axis, anchor, 0)
+    build = region.end
+    local = region.bring(value, before)
+    shape = shape_of(local)
+    del shape[before]
+    rows = build.reshape(local, shape)
+    # [ranks, rounds, 2]: which of its chunks a rank sends, and which place it fills.
+    ranks, repeats = chunks.ranks, chunks.repeats
+    turns = rounds(ranks, repeats)
+    numbers = np.zeros((ranks, len(turns), 2), dtype=np.int32)
+    run, lain = (1, 0) if ordered else (0, 1)
+    for turn, sent in enumerate(turns):
+        for p in sent:
+            numbers[p % ranks, turn, run] = p // ranks
+            numbers[p // repeats, turn, lain] = p % repeats
+    table = region.bring(region.outside.constant(numbers), 0)
+    whole = build.splat(0, shape, element_of(value))
+    rank = len(shape)
 
-    value: ir.Value
-    permutes: tuple[ir.Operation, ...]
-
-
-def to_layer_order(build: Builder, axis: Axis, chunks: Chunks, value: ir.Value) -> Exchanged:
-    """[repeats, ranks, …] as the ranks run it becomes [ranks, repeats, …], layers in order."""
-    return _Exchange(build, axis, chunks).write(value, RANK_DIMENSION, 0)
-
-
-def to_rank_order(build: Builder, axis: Axis, chunks: Chunks, value: ir.Value) -> Exchanged:
-    """The reverse: [ranks, repeats, …] in the order of layers, divided along dimension 0."""
-    return _Exchange(build, axis, chunks).write(value, 0, RANK_DIMENSION)
-
-
-class _Exchange:
-    def __init__(self, build: Builder, axis: Axis, chunks: Chunks) -> None:
-        self._axis = axis
-        self._chunks = chunks
-        anchor = build.point.ref_operation
-        assert anchor is not None, "stacks are made in front of a loop"
-        self._region = Region(axis, anchor, 0)
-
-    def write(self, value: ir.Value, before: int, after: int) -> Exchanged:
-        region, build = self._region, self._region.end
-        local = region.bring(value, before)
-        shape = shape_of(local)
-        del shape[before]
-        rows = build.reshape(local, shape)
-        table = region.bring(self._table(ordered=before == 0), 0)
-        whole = build.splat(0, shape, element_of(value))
-        permutes: list[ir.Operation] = []
-        for turn, sent in enumerate(rounds(self._chunks.ranks, self._chunks.repeats)):
-            taken = build.dynamic_slice(rows, self._at(table, turn, 0, rows), [1, *shape[1:]])
-            if any(p % self._chunks.ranks != p // self._chunks.repeats for p in sent):
-                taken = self._permute(build, taken, sent, ordered=before == 0)
-                permutes.append(maker_of(taken))
-            starts = self._at(table, turn, 1, rows)
-            whole = build.update(whole, taken, starts)
-        shape.insert(after, 1)
-        (result,) = region.close([(build.reshape(whole, shape), after)])
-        return Exchanged(result, tuple(permutes))
-
-    def _permute(self, build: Builder, value: ir.Value, sent: Round, *, ordered: bool) -> ir.Value:
-        """A chunk that stays is sent by the rank to itself, which takes no link."""
-        ways = [(p % self._chunks.ranks, p // self._chunks.repeats) for p in sent]
-        if ordered:
-            ways = sorted((target, source) for source, target in ways)
-        pairs = [(group[one], group[other]) for one, other in ways for group in self._axis.groups]
-        return build.permute(value, pairs, 0, ANY_CHANNEL)
-
-    def _table(self, *, ordered: bool) -> ir.Value:
-        """[ranks, rounds, 2]: which of its chunks a rank sends, and which place it fills."""
-        ranks, repeats = self._chunks.ranks, self._chunks.repeats
-        turns = rounds(ranks, repeats)
-        table = np.zeros((ranks, len(turns), 2), dtype=np.int32)
-        run, lain = (1, 0) if ordered else (0, 1)
-        for turn, sent in enumerate(turns):
-            for p in sent:
-                table[p % ranks, turn, run] = p // ranks
-                table[p // repeats, turn, lain] = p % repeats
-        return self._region.outside.constant(table)
-
-    def _at(self, table: ir.Value, turn: int, column: int, rows: ir.Value) -> list[ir.Value]:
-        build = self._region.end
+    def starts_at(turn: int, column: int) -> list[ir.Value]:
         taken = build.slice(table, [0, turn, column], [1, turn + 1, column + 1])
-        zeros = [build.i32(0)] * (len(shape_of(rows)) - 1)
+        zeros = [build.i32(0)] * (rank - 1)
         return [build.reshape(taken, []), *zeros]
+
+    permutes: list[ir.Operation] = []
+    for turn, sent in enumerate(turns):
+        taken = build.dynamic_slice(rows, starts_at(turn, 0), [1, *shape[1:]])
+        ways = [(p % ranks, p // repeats) for p in sent]
+        if any(source != target for source, target in ways):
+            # A chunk that stays is sent by the rank to itself, which takes no link.
+            if ordered:
+                ways = sorted((target, source) for source, target in ways)
+            pairs = [(group[one], group[other]) for one, other in ways for group in axis.groups]
+            taken = build.permute(taken, pairs, 0, ANY_CHANNEL)
+            permutes.append(maker_of(taken))
+        whole = build.update(whole, taken, starts_at(turn, 1))
+    shape.insert(after, 1)
+    (result,) = region.close([(build.reshape(whole, shape), after)])
+    return result, permutes
 
 
 @lru_cache
@@ -244,13 +201,20 @@ class Stacks:
         if id(rows) in self.ordered:
             each = self._turned(build, value)
         elif self._is_exchanged:
-            done = to_layer_order(build, self.axis, chunks, value)
-            each = self._kept(done.value)
-            self._permutes += done.permutes
+            each, permutes = exchange(build, self.axis, chunks, value, ordered=False)
+            self._kept(each)
+            self._permutes += permutes
         count = chunks.repeats * chunks.ranks * chunks.longest
         each = self._kept(build.reshape(each, [count, span, *whole[1:]]))
-        if not chunks.is_even:
-            each = self._unpadded(build, each)
+        if not chunks.is_even:  # without what fills the chunks up
+            firsts = range(0, count, chunks.longest)
+            each = _joined(
+                build,
+                [
+                    part_of(build, each, first, first + size)
+                    for first, size in zip(firsts, chunks.sizes, strict=True)
+                ],
+            )
         stack = self._kept(build.reshape(each, [chunks.trips * span, *whole[1:]]))
         if chunks.trips * span != whole[0]:
             starts = [build.i32(rows.first)]
@@ -268,7 +232,7 @@ class Stacks:
             op = producer(value)
             if op is None or has_uses(value):
                 continue
-            self._permutes = [each for each in self._permutes if not _stands_in(each, op)]
+            self._permutes = [each for each in self._permutes if not is_inside(each, op)]
             op.erase()
         for handle, permute in enumerate(self._permutes, channel + 1):
             channel_handle = ChannelHandle.get(handle, ANY_CHANNEL, permute.context)
@@ -291,9 +255,10 @@ class Stacks:
             and is_divided(value, self.axis.name)
         ):
             head = [chunks.ranks, chunks.repeats, chunks.longest, span]
-            done = to_rank_order(build, self.axis, chunks, build.reshape(value, [*head, *rest]))
-            self._permutes += done.permutes
-            return done.value
+            each = build.reshape(value, [*head, *rest])
+            each, permutes = exchange(build, self.axis, chunks, each, ordered=True)
+            self._permutes += permutes
+            return each
         window = part_of(build, value, rows.first, rows.first + span * chunks.trips)
         each = build.reshape(window, [chunks.trips, span, *rest])
         if not chunks.is_even:
@@ -330,18 +295,6 @@ class Stacks:
             if size < chunks.longest:
                 pieces.append(zeros)
         return _joined(build, pieces)
-
-    def _unpadded(self, build: Builder, each: ir.Value) -> ir.Value:
-        chunks = self.chunks
-        pieces = [
-            part_of(build, each, p * chunks.longest, p * chunks.longest + size)
-            for p, size in enumerate(chunks.sizes)
-        ]
-        return _joined(build, pieces)
-
-
-def _stands_in(op: ir.Operation, computation: ir.Operation) -> bool:
-    return op.parent is not None and op.parent.operation == computation
 
 
 def row_shape(shape: Sequence[int], layout: DimTiling | None, parts: int) -> list[int]:

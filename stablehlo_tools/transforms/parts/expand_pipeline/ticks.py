@@ -1,6 +1,6 @@
 """One layer loop in the loop over ticks: what a rank does for it in a tick.
 
-The schedule is a table of integers, a row for each tick, of which every rank has its own (`Table`).
+The schedule is a table of integers, a row for each tick, of which every rank has its own.
 In a tick a rank takes a microbatch's activations, as they came from the rank before or as the layer
 loop starts, runs the layers of one of its chunks on them, and sends them on (`Ring`). What else the
 loop over ticks carries is a `State`; the ops of a layer are written by `one_part.OnePartWriter`.
@@ -76,9 +76,6 @@ class Kept:
     carries: frozenset[int] = frozenset()
 
 
-NOTHING_KEPT = Kept()
-
-
 @dataclass(frozen=True)
 class EmitContext:
     """How phases are written: `skip` leaves out the layers of a rank that has no work, `axis` is
@@ -118,45 +115,19 @@ class Row(NamedTuple):
 _FLAGS = 3
 
 
-class Way(NamedTuple):
-    """How microbatches come to a loop: `back` from the last rank to the first, and `joins` where
-    the first chunk begins with what a link makes of another loop's results."""
+def _table(
+    direction: Direction, chunks: Chunks, *, back: bool, joins: bool, skip: bool
+) -> np.ndarray:
+    """[ranks, ticks, columns]: a row for what each rank does in each tick.
 
-    back: bool
-    joins: bool = False
-
-
-@dataclass(frozen=True)
-class Table:
-    """A direction of a schedule, in the region of the ranks: [1, ticks, columns] on each."""
-
-    inside: ir.Value
-    ticks: int
-
-    @staticmethod
-    def of(region: Region, direction: Direction, chunks: Chunks, *, way: Way, skip: bool) -> Table:
-        """Writes the table outside and brings each rank its part; with `skip`, a rank without work
-        has no iterations."""
-        numbers = _numbers(direction, chunks, way=way, skip=skip)
-        return Table(region.bring(region.outside.constant(numbers), 0), numbers.shape[1])
-
-    def row(self, build: Builder, tick: ir.Value) -> Row:
-        """The rank's row of a tick."""
-        zero = build.i32(0)
-        columns = len(Row._fields)
-        row = build.reshape(
-            build.dynamic_slice(self.inside, [zero, tick, zero], [1, 1, columns]), [columns]
-        )
-        values = [_entry(build, row, column) for column in range(columns)]
-        flags = [build.compare("NE", value, zero) for value in values[:_FLAGS]]
-        return Row(*flags, *values[_FLAGS:])
-
-
-def _numbers(direction: Direction, chunks: Chunks, *, way: Way, skip: bool) -> np.ndarray:
+    Microbatches go `back` from the last rank to the first, or forward. With `joins`, the first
+    chunk begins with what a link makes of another loop's results; with `skip`, a rank without work
+    has no iterations.
+    """
     ticks, ranks = len(direction.cells), chunks.ranks
     numbers = np.zeros((ranks, ticks, len(Row._fields)), dtype=np.int32)
     last = ranks * chunks.repeats - 1
-    first, final = (last, 0) if way.back else (0, last)
+    first, final = (last, 0) if back else (0, last)
     for tick, cells in enumerate(direction.cells):
         for rank, cell in enumerate(cells):
             delivery = direction.deliveries[tick][rank]
@@ -168,7 +139,7 @@ def _numbers(direction: Direction, chunks: Chunks, *, way: Way, skip: bool) -> n
             numbers[rank, tick] = (
                 1,
                 p == final,
-                cell.source >= 0 and not (way.joins and p == first),
+                cell.source >= 0 and not (joins and p == first),
                 cell.chunk,
                 cell.microbatch,
                 max(cell.source, 0),
@@ -178,10 +149,6 @@ def _numbers(direction: Direction, chunks: Chunks, *, way: Way, skip: bool) -> n
                 chunks.sizes[p],
             )
     return numbers
-
-
-def _entry(build: Builder, row: ir.Value, column: int) -> ir.Value:
-    return build.reshape(build.slice_along(row, 0, column, column + 1), [])
 
 
 Left = Mapping[int, ir.Value]  # stores of what a forward leaves, by the carry that reads it
@@ -220,30 +187,23 @@ class PhaseWriter:
         context: EmitContext,
         finals: Sequence[int],
         trips: float,
-        kept: Kept = NOTHING_KEPT,
+        kept: Kept | None = None,
         joins: bool = False,
     ) -> None:
         self._phase = phase
         self._region = region
-        self._context = context
+        self.context = context
         self._layouts = phase.dims.tilings
         self._parts = phase.dims.parts
         self._finals = tuple(finals)
         self._trips = trips
-        self._kept = kept
-        way = Way(phase.loop.reverse, joins)
-        self._table = Table.of(region, direction, context.chunks, way=way, skip=context.skip)
+        self._kept = kept or Kept()
+        self.ticks = len(direction.cells)
+        table = _table(
+            direction, context.chunks, back=phase.loop.reverse, joins=joins, skip=context.skip
+        )
+        self._table = region.bring(region.outside.constant(table), 0)
         self._stacks: dict[int, ir.Value] = {}
-
-    @property
-    def context(self) -> EmitContext:
-        """How it is written."""
-        return self._context
-
-    @property
-    def ticks(self) -> int:
-        """How many columns its table has."""
-        return self._table.ticks
 
     def bring_stacks(self, kept: Sequence[int] = ()) -> None:
         """Brings each rank its rows of the stacks, those that are `kept` left out."""
@@ -253,7 +213,7 @@ class PhaseWriter:
                 continue
             layout = self._layout(carry)
             outer = self._phase.loop.op.operands[carry]
-            spread = self._context.stacks.spread(self._region.outside, outer, read.rows, layout)
+            spread = self.context.stacks.spread(self._region.outside, outer, read.rows, layout)
             local = self._region.bring(spread, RANK_DIMENSION)
             shape = shape_of(local)
             del shape[RANK_DIMENSION]
@@ -263,7 +223,12 @@ class PhaseWriter:
         """The state before the first tick."""
         build, state = self._region.end, State()
         for carry in self._finals:
-            shape, element = self._final_shape(carry)
+            whole, layout = self._operand(carry), self._layout(carry)
+            shape, element = shape_of(whole), element_of(whole)
+            if carry in self._phase.term_flows:
+                element = wide(element)
+            elif layout is not None:
+                shape = apart(shape, layout, self._parts)
             state.finals[carry] = sum_identity(build, shape, element)
         for carry in self._phase.sums:
             whole = self._operand(carry)
@@ -277,15 +242,20 @@ class PhaseWriter:
     @property
     def load(self) -> dict[int, ir.RankedTensorType]:
         """The flows of one microbatch, by the number of what the layer loop gives."""
-        results = self._phase.node.results
-        return {results[carry]: self._part(carry) for carry in self._phase.flows}
+        load: dict[int, ir.RankedTensorType] = {}
+        for carry in self._phase.flows:
+            whole, layout = self._operand(carry), self._layout(carry)
+            shape = part_shape(tuple(shape_of(whole)), layout, self._parts)
+            type_ = ir.RankedTensorType.get(shape, element_of(whole), loc=self._region.location)
+            load[self._phase.node.results[carry]] = type_
+        return load
 
     def run(
         self, build: Builder, row: Row, state: State, given: Given
     ) -> tuple[State, dict[int, ir.Value]]:
         """The work of a tick: the chunk's layers on one microbatch. Returns the state, and the
         flows behind the chunk, by carry."""
-        phase, context = self._phase, self._context
+        phase, context = self._phase, self.context
         flows = [self._input(build, row, carry, given) for carry in phase.flows]
         inner = State({}, state.sums, state.stores)
         even = context.chunks.is_even and not context.skip
@@ -320,7 +290,17 @@ class PhaseWriter:
 
     def row(self, build: Builder, tick: ir.Value) -> Row:
         """The rank's work in a tick."""
-        return self._table.row(build, tick)
+        zero = build.i32(0)
+        columns = len(Row._fields)
+        row = build.reshape(
+            build.dynamic_slice(self._table, [zero, tick, zero], [1, 1, columns]), [columns]
+        )
+        values = [
+            build.reshape(build.slice_along(row, 0, column, column + 1), [])
+            for column in range(columns)
+        ]
+        flags = [build.compare("NE", value, zero) for value in values[:_FLAGS]]
+        return Row(*flags, *values[_FLAGS:])
 
     def _layer(
         self,
@@ -336,7 +316,7 @@ class PhaseWriter:
         if phase.loop.reverse:
             last = build.same("subtract", row.layers, build.i32(1))
             layer = build.same("subtract", last, layer)
-        writing = OnePartWriter(phase.dims, row.microbatch, outside, self._context.finish)
+        writing = OnePartWriter(phase.dims, row.microbatch, outside, self.context.finish)
         values = writing.values
         values.update(given.along)
         for carry in phase.loop.constants:
@@ -413,15 +393,12 @@ class PhaseWriter:
         carry, result = read.rows.carry, read.node.results[0]
         layout = self._layout(carry)
         type_ = ir.RankedTensorType(part_type_of(self._phase.dims, result))
-        if carry in kept:
-            stack = kept[carry]
-            head = [row.kept if layout is not None else row.chunk, layer]
-            starts, sizes = self._rows_window(build, stack, head, read.access, None, row)
-        else:
-            stack = self._stacks[carry]
-            starts, sizes = self._rows_window(
-                build, stack, [row.chunk, layer], read.access, layout, row
-            )
+        slotted = carry in kept
+        stack = kept[carry] if slotted else self._stacks[carry]
+        head = [row.kept if slotted and layout is not None else row.chunk, layer]
+        starts, sizes = self._rows_window(
+            build, stack, head, read.access, None if slotted else layout, row
+        )
         taken = build.dynamic_slice(stack, starts, sizes)
         writing.values[result] = build.reshape(
             build.convert(taken, type_.element_type), type_.shape
@@ -447,10 +424,10 @@ class PhaseWriter:
         value = writing.get(number_, layout, build)
         new = build.reshape(build.convert(value, element_of(store)), sizes)
         kind = self._phase.terms.terms.get(number_)
-        if kind is not None or not self._context.skip:
+        if kind is not None or not self.context.skip:
             old = build.dynamic_slice(store, starts, sizes)
             new = build.same(kind, old, new) if kind is not None else new
-            if not self._context.skip:
+            if not self.context.skip:
                 new = build.same("select", row.runs, new, old)
         return build.update(store, new, starts)
 
@@ -504,22 +481,10 @@ class PhaseWriter:
         """How the batch lies in a carry; in a stack, behind the rows."""
         return self._layouts.get(self._phase.body.arguments[carry])
 
-    def _part(self, carry: int) -> ir.RankedTensorType:
-        whole, layout = self._operand(carry), self._layout(carry)
-        shape = part_shape(tuple(shape_of(whole)), layout, self._parts)
-        return ir.RankedTensorType.get(shape, element_of(whole), loc=self._region.location)
-
-    def _final_shape(self, carry: int) -> tuple[list[int], ir.Type]:
-        whole, layout = self._operand(carry), self._layout(carry)
-        shape, element = shape_of(whole), element_of(whole)
-        if carry in self._phase.term_flows:
-            return shape, wide(element)
-        return (apart(shape, layout, self._parts) if layout else shape), element
-
     def _store_shape(self, carry: int) -> tuple[list[int], ir.Type]:
         """[chunks or slots, layers, span, row]."""
         rows = next(w.rows for w in self._phase.writes if w.rows.carry == carry)
-        whole, layout, chunks = self._operand(carry), self._layout(carry), self._context.chunks
+        whole, layout, chunks = self._operand(carry), self._layout(carry), self.context.chunks
         sums = any(
             w.update in self._phase.terms.terms for w in self._phase.writes if w.rows.carry == carry
         )

@@ -17,7 +17,7 @@ the decoder. Backward loops find it where the forward loops left it on the same 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import prod
 from typing import NamedTuple
 
@@ -133,20 +133,6 @@ def plan_training(body: Body, forwards: Sequence[Phase], backwards: Sequence[Pha
     return _Planner(body, forwards, backwards).plan()
 
 
-@dataclass
-class _Ways:
-    """What is handed from place to place, by the number of the loop in front of it."""
-
-    along: list[set[int]] = field(default_factory=list[set[int]])
-    kept: list[set[int]] = field(default_factory=list[set[int]])
-    held: list[set[int]] = field(default_factory=list[set[int]])
-    taken: list[set[int]] = field(default_factory=list[set[int]])
-
-    @staticmethod
-    def of(count: int) -> _Ways:
-        return _Ways(*([set[int]() for _ in range(count)] for _ in range(4)))
-
-
 class _Planner:
     """Loop i is followed by link i; link `stacks - 1` is the head."""
 
@@ -160,8 +146,12 @@ class _Planner:
         self._hanging = self._follow()
         self._terms = PartialSums(self._last.dims)
         self._terms.visit(self._hanging)
+        self._made = {number: node for node in self._hanging for number in node.results}
         self._flows = {n for phase in self._loops for n in activations(phase)}
-        self._ways = _Ways.of(len(self._loops))
+        # What is handed from place to place, by the number of the loop in front of it.
+        self._along_with, self._kept, self._held, self._taken = (
+            [set[int]() for _ in self._loops] for _ in range(4)
+        )
 
     def plan(self) -> Training:
         """The plan."""
@@ -186,8 +176,8 @@ class _Planner:
             StackPass(
                 phase,
                 tuple(c for c in phase.flows if phase.node.results[c] in outside),
-                tuple(sorted(self._ways.along[i])),
-                tuple(sorted(self._ways.kept[i])),
+                tuple(sorted(self._along_with[i])),
+                tuple(sorted(self._kept[i])),
                 residuals[i],
             )
             for i, phase in enumerate(self._loops)
@@ -207,8 +197,8 @@ class _Planner:
         ends = [n for n in wanted if n in results]
         return Link(
             (*self._made_again(own), *own),
-            tuple(sorted(self._ways.taken[i] - results)),
-            tuple(sorted(self._ways.held[i])),
+            tuple(sorted(self._taken[i] - results)),
+            tuple(sorted(self._held[i])),
             starts,
             tuple(n for n in ends if n in self._terms.terms),
             tuple(n for n in ends if n not in self._terms.terms),
@@ -229,7 +219,11 @@ class _Planner:
                     ops.add(node)
                     pending += node.operands
                 elif not is_spread_constant(dims.graph.values[each]):
-                    read.add(_repeated(dims, each))
+                    # What is stored for it: of a whole value that repeats another, that one.
+                    maker = dims.graph.maker.get(each)
+                    repeats = maker is not None and maker.name == BROADCAST
+                    is_whole = each not in dims.tilings
+                    read.add(maker.operands[0] if maker and repeats and is_whole else each)
             if _elements(dims, [number]) > 2 * _elements(dims, read):
                 again |= ops
         return (node for node in body.nodes if node in again)
@@ -294,10 +288,6 @@ class _Planner:
             else:
                 what = "takes what another loop or the head gives for all samples in"
             raise _not_separable(self._made.get(number, phase.node), phase, what)
-
-    @property
-    def _made(self) -> dict[int, Node]:
-        return {number: node for node in self._hanging for number in node.results}
 
     def _on_samples(self) -> set[Node]:
         """The ops that can run on one microbatch: they give samples, sums over them, or what is
@@ -422,29 +412,22 @@ class _Planner:
                     self._along(number, made, i)
                 else:
                     self._along(number, made, stack)
-                    self._ways.kept[i].add(number)
+                    self._kept[i].add(number)
 
     def _to_link(self, number: int, link: int) -> None:
         made, stack = self._place[number], self._mirror(link)
-        self._ways.taken[link].add(number)
+        self._taken[link].add(number)
         if link < self._stacks or made >= stack:
             self._along(number, made, link)
         else:  # the link runs on the rank that began this stack's forward, behind another link
             self._to_link(number, stack - 1)
-            self._ways.held[link].add(number)
+            self._held[link].add(number)
 
     def _along(self, number: int, made: int, until: int) -> None:
         """From the link behind loop `made` through all loops up to `until`."""
         for loop in range(made + 1, until + 1):
-            self._ways.along[loop].add(number)
-            self._ways.taken[loop - 1].add(number)
-
-
-def _repeated(dims: BatchDims, number: int) -> int:
-    """What is stored for a value: of a whole one that repeats another, that one."""
-    node = dims.graph.maker.get(number)
-    repeats = node is not None and node.name == BROADCAST and number not in dims.tilings
-    return node.operands[0] if node is not None and repeats else number
+            self._along_with[loop].add(number)
+            self._taken[loop - 1].add(number)
 
 
 def _elements(dims: BatchDims, numbers: Iterable[int]) -> int:

@@ -41,19 +41,6 @@ from stablehlo_tools.transforms.parts.expand_pipeline.ticks import (
 from stablehlo_tools.transforms.parts.expand_pipeline.training import Link, Training, Values
 
 
-def write_training(
-    plan: Training,
-    schedule: Lockstep,
-    region: Region,
-    contexts: Sequence[EmitContext],
-    head: HeadDivision | None,
-) -> None:
-    """Replaces the loops and the links by one loop over the ticks of a schedule; `contexts` are
-    those of the stacks, `head` says how the head is divided, if it is. The region stands where the
-    last loop stood."""
-    _TrainingWriter(plan, schedule, region, contexts, head).write()
-
-
 def mirrored(direction: Direction, chunks: int) -> Direction:
     """A direction with the last virtual stage for the first, for layers run in reverse."""
     cells = tuple(
@@ -116,8 +103,13 @@ class _Carried:
         )
 
 
-class _TrainingWriter:
-    """Loop i of the plan is followed by link i; forwards come first."""
+class TrainingWriter:
+    """Replaces loops and links by one loop over the ticks of a schedule.
+
+    Loop i of the plan is followed by link i; forwards come first. `contexts` are those of the
+    stacks, `head` says how the head is divided, if it is. The region stands where the last loop
+    stood.
+    """
 
     def __init__(
         self,
@@ -250,7 +242,7 @@ class _Tick:
 
     def __init__(
         self,
-        writer: _TrainingWriter,
+        writer: TrainingWriter,
         build: Builder,
         rows: Sequence[Row],
         head: tuple[Row, ir.Value],
