@@ -154,7 +154,14 @@ class FoldPipelinePass(Pass):
                 try:
                     tried, stages = _tried(current, number)
                 except NotFreeError as error:
-                    stay.append(_stays(error))
+                    stay.append(
+                        warning(
+                            "fold-pipeline: a loop that permutes stays, for the axis "
+                            f'"{error.axis}", which is manual around it, cannot be left to the '
+                            f"partitioner: {error.op.name}: {error} (P3)",
+                            error.op.location,
+                        )
+                    )
             if stages < 2:
                 number += 1
                 continue
@@ -179,14 +186,6 @@ class FoldPipelinePass(Pass):
         take_over(module, current)
 
 
-def _stays(error: NotFreeError) -> Diagnostic:
-    return warning(
-        f'fold-pipeline: a loop that permutes stays, for the axis "{error.axis}", which is manual '
-        f"around it, cannot be left to the partitioner: {error.op.name}: {error} (P3)",
-        error.op.location,
-    )
-
-
 def _loops(module: ir.Module) -> list[ir.Operation]:
     return list(loops_of(entry_function(module).regions[0].blocks[0]))
 
@@ -202,7 +201,12 @@ def _tried(module: ir.Module, number: int) -> tuple[ir.Module, int]:
         copied = copy_module(module)
         block = entry_function(copied).regions[0].blocks[0]
         write_moves_globally(copied, block)
-        _settle(copied, _loops(copied)[number])
+        # Which slots of a buffer a tick reads may be among the integers that it leaves.
+        region = _region(_loops(copied)[number], copied)
+        if region is not None:
+            backward = backward_of(region.loop, region.ticks)
+            if backward is not None:
+                settle_integers(region, backward)
         write_moves_globally(copied, block)
         part_integers(_loops(copied)[number])
         drop_unused_carries(block)
@@ -231,15 +235,6 @@ def _alone(module: ir.Module, number: int) -> ir.Module:
     return copied
 
 
-def _settle(module: ir.Module, loop: ir.Operation) -> None:
-    """Writes what is known of the integers that a loop leaves for its backward: which slots of a
-    buffer a tick reads may be among them."""
-    region = _region(loop, module)
-    backward = backward_of(loop, region.ticks) if region is not None else None
-    if region is not None and backward is not None:
-        settle_integers(region, backward)
-
-
 def _folded(module: ir.Module, number: int, between: bool) -> tuple[ir.Module, int]:
     """A copy of a module in which a loop is folded, if it is a pipeline, with its backward if it
     has one; and how many stages it has, of which fewer than two are no pipeline.
@@ -265,7 +260,15 @@ def _folded(module: ir.Module, number: int, between: bool) -> tuple[ir.Module, i
         try:
             stages = _fold_training(region, backward, tried)
         except UnresolvedError as unresolved:
-            refusal = _backwards(loop, backward, unresolved)
+            refusal = ToolError(
+                f"fold-pipeline: a pipeline and its backward are not understood: {unresolved} "
+                f"(P{unresolved.rule}); fold the forward program before it is differentiated",
+                unresolved.op.location,
+                (
+                    note("the pipeline is here", loop.location),
+                    note("its backward", backward.location),
+                ),
+            )
         else:
             if effect is not None:
                 raise effect
@@ -314,18 +317,6 @@ def _effect(anchor: ir.Operation) -> ToolError | None:
         f"fold-pipeline: {op.name} in a pipeline does more than compute, and runs in other ticks "
         "than those whose results are used (P1)",
         op.location,
-    )
-
-
-def _backwards(
-    loop: ir.Operation, backward: ir.Operation, unresolved: UnresolvedError
-) -> ToolError:
-    """The refusal of a pipeline and its backward: the op for which they cannot be folded."""
-    return ToolError(
-        f"fold-pipeline: a pipeline and its backward are not understood: {unresolved} "
-        f"(P{unresolved.rule}); fold the forward program before it is differentiated",
-        unresolved.op.location,
-        (note("the pipeline is here", loop.location), note("its backward", backward.location)),
     )
 
 

@@ -95,7 +95,7 @@ class Planned:
 
 def value_named(planned: Planned, op: str) -> ir.Value:
     """The result of the first op of a name in the loop's body."""
-    ops = [view.operation for view in planned.region.body.operations]
+    ops = [view.operation for view in planned.region.block.operations]
     return next(each.results[0] for each in ops if each.name == f"stablehlo.{op}")
 
 
@@ -137,7 +137,7 @@ def test_a_loop_that_moves_nothing_is_no_pipeline():
 def test_integers_that_steer_are_known_by_rank_and_tick():
     planned = Planned(SHIFTED)
     region = planned.region
-    (tick,) = (a for a in region.body.arguments if region.has_known_integers(a))
+    (tick,) = (a for a in region.block.arguments if region.has_known_integers(a))
     fed = value_named(planned, "minimum")
     for value, expected in ((tick, [0, 1, 2, 3]), (fed, [0, 1, 2, 2])):
         known = [region.integers_at(value, 1, t) for t in range(4)]

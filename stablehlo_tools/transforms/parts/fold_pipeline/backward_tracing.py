@@ -22,6 +22,7 @@ from stablehlo_tools.dialect.reducers import reducer_kind
 from stablehlo_tools.dialect.traits import Trait, ops_with, ops_with_any
 from stablehlo_tools.ir.builder import element_of, shape_of
 from stablehlo_tools.ir.values import is_float, producer
+from stablehlo_tools.ir.while_loop import WhileLoop
 from stablehlo_tools.transforms.parts.fold_pipeline.loop_region import LoopRegion
 from stablehlo_tools.transforms.parts.fold_pipeline.moves import (
     MOVING,
@@ -59,7 +60,7 @@ class BackwardTracer(Tracer):
         self._zeros = zeros or {}
         self._anchor = before.region.manual or before.region.loop
         self._merges: set[ir.Value] | None = None
-        self._added = _sums(region.loop)
+        self._added = _sums(region)
         self._reaches: dict[ir.Value, bool] = {}
         self._depth = 0
 
@@ -90,7 +91,7 @@ class BackwardTracer(Tracer):
         another may still be one, as what the other gives is known to be zero: each is tried once
         more.
         """
-        body = (view.operation for view in self.region.body.operations)
+        body = (view.operation for view in self.region.block.operations)
         merges = {
             op.results[0]: op for op in body if op.name == ADD and is_float(op.results[0].type)
         }
@@ -152,7 +153,7 @@ class BackwardTracer(Tracer):
             return self.only_nonzero(op, [query.at(operand, query.box) for operand in op.operands])
         moved = super()._moved(op, query)
         if moved is None and query.tick < 0 and self._vanishes(op, query):
-            return Piece(zeros(element_of(query.value)), Box.whole(query.box.sizes), query.view)
+            return query.ending_in(zeros(element_of(query.value)))
         return moved
 
     def _vanishes(self, op: ir.Operation, query: BoxQuery) -> bool:
@@ -161,23 +162,20 @@ class BackwardTracer(Tracer):
         stage."""
         if self._depth == _DEEPEST or not is_float(query.value.type):
             return False
+
+        def is_zero(value: ir.Value) -> bool:
+            # of the same shape, in the places of the query, else everywhere
+            shape = shape_of(value)
+            box = query.box if shape == shape_of(query.value) else Box.whole(shape)
+            return all(piece.is_zero for piece in self.pieces(value, query.rank, -1, box))
+
         self._depth += 1
         try:
-            return any(
-                bool(factors) and all(self._is_zero(value, query) for value in factors)
-                for factors in _vanishing(op)
-            )
+            return any(bool(factors) and all(map(is_zero, factors)) for factors in _vanishing(op))
         except UnresolvedError:
             return False
         finally:
             self._depth -= 1
-
-    def _is_zero(self, value: ir.Value, query: BoxQuery) -> bool:
-        """Whether a value around the loop is zero, where it has the elements of a query in their
-        places in these, else everywhere."""
-        shape = shape_of(value)
-        box = query.box if shape == shape_of(query.value) else Box.whole(shape)
-        return all(piece.is_zero for piece in self.pieces(value, query.rank, -1, box))
 
     def _followed(self, query: BoxQuery) -> Answer:
         # The value may be a sum over so many ticks.
@@ -244,8 +242,15 @@ class BackwardTracer(Tracer):
             return super()._beyond(piece)
         if not isinstance(source, Outside):
             return super()._beyond(piece)
+
+        def known(value: ir.Value) -> Values | None:
+            return self.before.region.integers_at(value, 0, -1)
+
         done: list[Piece] = []
-        pending = [BoxQuery(self._outer(source.value), 0, -1, piece.box, piece.view)]
+        value, manual = source.value, self.region.manual
+        if manual is not None and value.owner == manual.regions[0].blocks[0]:
+            value = manual.operands[ir.BlockArgument(value).arg_number]
+        pending = [BoxQuery(value, 0, -1, piece.box, piece.view)]
         while pending:
             query = pending.pop()
             op = producer(query.value)
@@ -255,7 +260,7 @@ class BackwardTracer(Tracer):
                 continue
             more = None
             if op is not None and self._reaches_pipeline(query.value):
-                more = follow_move(op, query, self._known_outside)
+                more = follow_move(op, query, known)
             if more is None and repeated_number(query.value) == 0:
                 piece = Piece(Outside(query.value), query.box, query.view)
                 done.append(piece.zeroed(element_of(query.value)))
@@ -264,16 +269,6 @@ class BackwardTracer(Tracer):
             else:
                 pending += more
         return done
-
-    def _known_outside(self, value: ir.Value) -> Values | None:
-        return self.before.region.integers_at(value, 0, -1)
-
-    def _outer(self, value: ir.Value) -> ir.Value:
-        """What an argument of the manual computation is outside of it."""
-        manual = self.region.manual
-        if manual is None or value.owner != manual.regions[0].blocks[0]:
-            return value
-        return manual.operands[ir.BlockArgument(value).arg_number]
 
     def _reaches_pipeline(self, value: ir.Value) -> bool:
         """Whether a value is made of what the pipeline leaves."""
@@ -307,18 +302,15 @@ def _vanishing(op: ir.Operation) -> list[list[ir.Value]]:
     return [[operand for operand in operands if is_float(operand.type)]] if of_all else []
 
 
-def _sums(loop: ir.Operation) -> dict[int, ir.Value]:
+def _sums(loop: WhileLoop) -> dict[int, ir.Value]:
     """The carries that an iteration only adds something to, and what it adds."""
-    body, (condition,) = loop.regions[1].blocks[0], loop.regions[0].blocks
-    ends = list(list(body.operations)[-1].operation.operands)
     sums: dict[int, ir.Value] = {}
-    for number, argument in enumerate(body.arguments):
-        op = producer(ends[number])
-        if op is None or op.name != ADD or op.block != body or not is_float(argument.type):
+    for number, argument in enumerate(loop.arguments):
+        op = producer(loop.ends[number])
+        if op is None or op.name != ADD or op.block != loop.block or not is_float(argument.type):
             continue
-        if sum(1 for _ in argument.uses) != 1 or sum(1 for _ in op.results[0].uses) != 1:
+        if len(list(argument.uses)) != 1 or len(list(op.results[0].uses)) != 1:
             continue
-        if argument not in op.operands or next(iter(condition.arguments[number].uses), None):
-            continue
-        sums[number] = next(v for v in op.operands if v != argument)
+        if argument in op.operands and not loop.is_read_by_condition(number):
+            sums[number] = next(v for v in op.operands if v != argument)
     return sums

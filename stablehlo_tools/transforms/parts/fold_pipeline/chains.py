@@ -78,10 +78,7 @@ class Chains:
     def box(self, output: int, instance: Instance) -> Box:
         """The box of an output that an instance computes."""
         whole = Box.whole(shape_of(self.segment.outputs[output]))
-        if self.row_dim is None:
-            return whole
-        size = whole.sizes[self.row_dim] // self.rows.count
-        return whole.along(self.row_dim, instance.row * size, size)
+        return whole.share(self.row_dim, instance.row, self.rows.count)
 
 
 @dataclass(frozen=True)
@@ -262,12 +259,7 @@ class ChainFinder:
     def _inputs_of(self, stage: _Stage, instance: Instance) -> tuple[Pieces, ...]:
         key = stage.outputs, instance
         if key not in self._inputs:
-            segment, rows = self._segment(stage)
-            boxes = [rows.box(value, i, instance.row) for i, value in enumerate(segment.inputs)]
-            self._inputs[key] = tuple(
-                tuple(self._tracer.pieces(value, instance.rank, instance.tick, box))
-                for value, box in zip(segment.inputs, boxes, strict=True)
-            )
+            self._inputs[key] = inputs_of(instance, *self._segment(stage), self._tracer)
         return self._inputs[key]
 
     def _chain(self, stage: _Stage, last: Instance) -> list[Instance]:
@@ -303,6 +295,20 @@ class ChainFinder:
                 if is_before and source.value not in stage.outputs:
                     more[source.value] = None
         return list(more)
+
+
+def inputs_of(
+    instance: Instance, segment: Segment, rows: StageRows, tracer: Tracer
+) -> tuple[Pieces, ...]:
+    """What each input of a segment consists of where an instance computes it."""
+    return tuple(
+        tuple(
+            tracer.pieces(
+                value, instance.rank, instance.tick, rows.box(value, number, instance.row)
+            )
+        )
+        for number, value in enumerate(segment.inputs)
+    )
 
 
 def _computed(inputs: Sequence[Pieces]) -> Iterator[tuple[Computed, Piece]]:

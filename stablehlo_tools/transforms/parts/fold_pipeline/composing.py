@@ -90,46 +90,32 @@ class Composer:
     def _located(self, piece: Piece, element: ir.Type) -> _LocatedPiece:
         target, ops = piece.view.target, piece.view.ops
         if isinstance(piece.source, Splat):
-            own = ir.Type.parse(piece.source.element, self._build.context)
-            value = self._constant(piece.source.text, target.sizes, own)
-            if own != element:
-                value = self._applied(value, Convert(str(element)))
+            build = self._build
+            type_ = build.tensor(target.sizes, ir.Type.parse(piece.source.element, build.context))
+            splat = ir.Attribute.parse(f"{piece.source.text} : {type_}", build.context)
+            value = build.convert(build.op("constant", [], type_, value=splat), element)
             return _LocatedPiece(value, Box.whole(target.sizes), target, ())
         if isinstance(piece.source, Known):
             return _LocatedPiece(self._known(piece.source), piece.box, target, ops)
         value, box, first = self._locate(piece.source, piece.box)
         return _LocatedPiece(value, box, target, (*ops, *first))
 
-    def _constant(self, text: str, shape: Sequence[int], element: ir.Type) -> ir.Value:
-        type_ = self._build.tensor(shape, element)
-        value = ir.Attribute.parse(f"{text} : {type_}", self._build.context)
-        return self._build.op("constant", [], type_, value=value)
-
     def _known(self, known: Known) -> ir.Value:
         """A constant of integers or booleans."""
         array = np.frombuffer(known.data, known.dtype).reshape(known.shape)
-        context = self._build.context
-        if array.dtype.kind == "b":
-            i1 = ir.IntegerType.get_signless(1, context)
-            return self._constant(f"dense<{array.tolist()}>".lower(), array.shape, i1)
-        unsigned, width = array.dtype.kind == "u", 8 * array.dtype.itemsize
-        make = ir.IntegerType.get_unsigned if unsigned else ir.IntegerType.get_signless
-        element = make(width, context)
-        type_ = self._build.tensor(array.shape, element)
-        with context:
+        if array.dtype.kind != "u":
+            return self._build.constant(array)
+        element = ir.IntegerType.get_unsigned(8 * array.dtype.itemsize, self._build.context)
+        with self._build.context:
             value = ir.DenseElementsAttr.get(array, type=element, shape=list(array.shape))
-        return self._build.op("constant", [], type_, value=value)
+        return self._build.op("constant", [], value.type, value=value)
 
     def _composed(self, pieces: Sequence[_LocatedPiece]) -> ir.Value:
         """Pieces side by side, along the first dimension in which their targets differ."""
         if len(pieces) == 1:
             return self._viewed(pieces[0])
-        first = pieces[0].target
-        varying = [
-            d
-            for d in range(len(first.starts))
-            if any(piece.target.starts[d] != first.starts[d] for piece in pieces)
-        ]
+        along = enumerate(zip(*(piece.target.starts for piece in pieces), strict=True))
+        varying = [dim for dim, starts in along if len(set(starts)) > 1]
         dim = varying[0]
         if len(varying) == 1:
             # Pieces along one dimension: at once where they are a grid in one value, else in runs
@@ -182,8 +168,9 @@ class Composer:
         grid = _grid([piece.box for piece in pieces]) if alike else None
         if grid is None:
             return None
-        value = self._sliced(first.value, grid.cover)
-        value = self._reordered(self.reshaped(value, grid.split), grid.order)
+        cover, split, order = grid
+        value = self._sliced(first.value, cover)
+        value = self._reordered(self.reshaped(value, split), order)
         value = self.reshaped(value, [len(pieces), *first.box.sizes])
         for op in reversed(first.ops):
             value = self._applied(value, op, 1)
@@ -252,22 +239,13 @@ class Composer:
         return self._build.transpose(value, order)
 
 
-class _Grid(NamedTuple):
-    """Boxes that fill `cover`. Reshaped to `split` and transposed to `order`, it has the number of
-    the box in its leading dimensions, and the box in the others."""
+def _grid(boxes: Sequence[Box]) -> tuple[Box, list[int], list[int]] | None:
+    """How boxes of one size, in order, lie in what they fill together; None for no grid.
 
-    cover: Box
-    split: list[int]
-    order: list[int]
-
-
-# The sizes that each dimension of a grid is split into, and the order in which these digits
-# (dimension, place) make up the number of a box.
-_Digits = tuple[dict[int, list[int]], list[tuple[int, int]]]
-
-
-def _grid(boxes: Sequence[Box]) -> _Grid | None:
-    """How boxes of one size, in order, lie in what they fill together; None for no grid."""
+    Returns what they fill, and a shape and an order: reshaped and transposed so, it has the number
+    of the box in its leading dimensions, and the box in the others. Along a single dimension that
+    number may be two digits: microbatches that take every n-th sample.
+    """
     sizes, rank = boxes[0].sizes, len(boxes[0].sizes)
     starts = np.array([box.starts for box in boxes]).reshape(len(boxes), rank)
     low = starts.min(axis=0)
@@ -277,54 +255,45 @@ def _grid(boxes: Sequence[Box]) -> _Grid | None:
     counts = [int(count) for count in positions.max(axis=0) + 1]
     if prod(counts) != len(boxes):
         return None
-    cover = Box(tuple(map(int, low)), tuple(c * s for c, s in zip(counts, sizes, strict=True)))
-    digits = _digits(positions, counts)
-    if digits is None:
+    dims = [dim for dim, count in enumerate(counts) if count > 1]
+    ways = [{dim: [counts[dim]] for dim in dims}]  # the digits of each dimension
+    if len(dims) == 1:
+        (dim,), (count,) = dims, [counts[dim] for dim in dims]
+        ways += [{dim: [n, count // n]} for n in range(2, count) if count % n == 0]
+    for digits in ways:
+        ordered = _numbering(digits, positions)
+        if ordered is not None:
+            break
+    else:
         return None
-    parts, ordered = digits
     split: list[int] = []
-    outer: dict[int, list[int]] = {}
+    places: list[int] = []  # of the digits, and behind them of the boxes' own dimensions
     inner: list[int] = []
     for dim in range(rank):
-        for count in parts.get(dim, []):
-            outer.setdefault(dim, []).append(len(split))
-            split.append(count)
+        places += range(len(split), len(split) + len(digits.get(dim, [])))
+        split += digits.get(dim, [])
         inner.append(len(split))
         split.append(sizes[dim])
-    return _Grid(cover, split, [*(outer[dim][place] for dim, place in ordered), *inner])
+    cover = Box(tuple(map(int, low)), tuple(c * s for c, s in zip(counts, sizes, strict=True)))
+    return cover, split, [*(places[number] for number in ordered), *inner]
 
 
-def _digits(positions: NDArray[np.int64], counts: Sequence[int]) -> _Digits | None:
-    """How the number of a box follows from its position in a grid of `counts`.
-
-    Along a single dimension it may be two digits: microbatches that take every n-th sample.
-    """
-    dims = [dim for dim, count in enumerate(counts) if count > 1]
-    digits = _numbering({dim: [counts[dim]] for dim in dims}, positions)
-    if digits is not None or len(dims) != 1:
-        return digits
-    dim, count = dims[0], counts[dims[0]]
-    for outer in range(2, count):
-        if count % outer == 0:
-            digits = _numbering({dim: [outer, count // outer]}, positions)
-            if digits is not None:
-                return digits
-    return None
-
-
-def _numbering(parts: dict[int, list[int]], positions: NDArray[np.int64]) -> _Digits | None:
-    """The order of digits by which boxes are numbered 0, 1, 2, …; None where there is none."""
-    columns = {
-        (dim, place): positions[:, dim] // prod(sizes[place + 1 :]) % sizes[place]
-        for dim, sizes in parts.items()
-        for place in range(len(sizes))
-    }
-    for order in permutations(columns):
+def _numbering(
+    digits: dict[int, list[int]], positions: NDArray[np.int64]
+) -> tuple[int, ...] | None:
+    """The order of the digits by which boxes are numbered 0, 1, 2, …; None where there is none."""
+    sizes = [size for each in digits.values() for size in each]
+    columns = [
+        positions[:, dim] // prod(each[place + 1 :]) % each[place]
+        for dim, each in digits.items()
+        for place in range(len(each))
+    ]
+    for order in permutations(range(len(columns))):
         number = np.zeros(len(positions), np.int64)
-        for dim, place in order:
-            number = number * parts[dim][place] + columns[dim, place]
+        for column in order:
+            number = number * sizes[column] + columns[column]
         if (number == np.arange(len(positions))).all():
-            return parts, list(order)
+            return order
     return None
 
 

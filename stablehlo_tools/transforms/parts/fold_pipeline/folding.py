@@ -56,10 +56,6 @@ from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import (
 from stablehlo_tools.transforms.parts.fold_pipeline.tracing import Tracer
 
 
-def _no(_: ir.Operation) -> bool:
-    return False
-
-
 class Output(NamedTuple):
     """A value to be replaced, which is a box of a result."""
 
@@ -68,7 +64,9 @@ class Output(NamedTuple):
     box: Box
 
 
-def outputs_of(op: ir.Operation, *, but: Callable[[ir.Operation], bool] = _no) -> Iterator[Output]:
+def outputs_of(
+    op: ir.Operation, *, but: Callable[[ir.Operation], bool] = lambda _: False
+) -> Iterator[Output]:
     """The results of an op that are used; or the slices where nothing else is of one.
 
     The pipeline's last ticks give the outputs, and the others garbage that must not be traced. Uses

@@ -48,7 +48,7 @@ from stablehlo_tools.analysis.shardings import (
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import ADD, COLLECTIVE_PERMUTE, MANUAL_COMPUTATION, WHILE
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
-from stablehlo_tools.ir.values import CONSTANTS, has_uses, is_splat, producer, splat_of, value_text
+from stablehlo_tools.ir.values import has_uses, producer
 from stablehlo_tools.ir.walk import ops_named, terminator
 from stablehlo_tools.transforms.parts.fold_pipeline.composing import Composer, Located
 from stablehlo_tools.transforms.parts.fold_pipeline.loop_region import LoopRegion, Ranks, ticks_of
@@ -63,12 +63,11 @@ from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import (
     Outside,
     Piece,
     Source,
-    Splat,
     UnresolvedError,
     View,
     zeros,
 )
-from stablehlo_tools.transforms.parts.fold_pipeline.tracing import Tracer, only_nonzero
+from stablehlo_tools.transforms.parts.fold_pipeline.tracing import Tracer, known_piece, only_nonzero
 
 _MOST_PIECES = 1 << 12  # of one result
 _MOST_PHASES = 64  # of a loop
@@ -266,10 +265,9 @@ class _Shards:
     def _step(self, query: BoxQuery) -> Sequence[BoxQuery] | Piece:
         """One step back on one device."""
         value, device = query.value, query.rank
-        known = self._known(value, device)
+        known = known_piece(query, self._known(value, device))
         if known is not None:
-            source = Known.of(known[query.box.slices()])
-            return Piece(source, Box.whole(query.box.sizes), query.view)
+            return known
         op = producer(value)
         if op is None:
             # What a device's shard of an operand is of the whole.
@@ -281,39 +279,34 @@ class _Shards:
             shard = self._shard(sharding, shape_of(query.value), query.rank)
             box = query.box.moved(shard.starts)
             return Piece(Outside(self._manual.operands[number]), box, query.view)
-        if op.name in CONSTANTS and is_splat(op):
-            text = value_text(op).rpartition(" : ")[0]
-            splat = Splat(text, str(element_of(value)), splat_of(value) == 0)
-            return Piece(splat, Box.whole(query.box.sizes), query.view)
         if op.name == COLLECTIVE_PERMUTE:
             pairs = self._facts.groups(Collective(op, op, "collective_permute")) or ()
             sender = next((source for source, target in pairs if target == device), None)
             if sender is None:
-                return Piece(zeros(element_of(value)), Box.whole(query.box.sizes), query.view)
+                return query.ending_in(zeros(element_of(value)))
             return [replace(query, value=op.operands[0], rank=sender)]
-        more = None
         if op.name == ADD:
-            more = self._added(op, query)
+            terms = [query.at(operand, query.box) for operand in op.operands]
+
+            def pieces(term: BoxQuery) -> Iterator[Piece]:
+                return self._followed(replace(term, view=View(Box.whole(term.box.sizes))))
+
+            more = only_nonzero(op, terms, pieces)
         else:
             more = follow_move(op, query, lambda v: self._known(v, device))
         if more is None:
             raise UnresolvedError(f"{op.name} computes", op, 3)
         return more
 
-    def _added(self, op: ir.Operation, query: BoxQuery) -> list[BoxQuery] | None:
-        """The operands of an addition of which, element by element, the other one is zero."""
-
-        def pieces(term: BoxQuery) -> Iterator[Piece]:
-            return self._followed(replace(term, view=View(Box.whole(term.box.sizes))))
-
-        return only_nonzero(op, [query.at(value, query.box) for value in op.operands], pieces)
-
 
 def write_copying_loops_as_moves(module: ir.Module, block: ir.Block) -> None:
     """Rewrites the loops of a block, and of loops in it, of which all that is used was moved."""
     effects = Effects({})
     for loop in reversed(ops_named(block.owner.operation, {WHILE})):
-        if effects.has_effect(loop) or not _may_copy(loop):
+        ends = terminator(loop.regions[1].blocks[0]).operands
+        used = [end for end, result in zip(ends, loop.results, strict=True) if has_uses(result)]
+        is_moved = all((op := producer(end)) is not None and op.name in MOVING for end in used)
+        if effects.has_effect(loop) or not used or not is_moved:
             continue
         facts = ModuleFacts.of(module)
         region = region_of(loop, Ranks.single(facts), DeviceValues(module, facts))
@@ -326,14 +319,6 @@ def write_copying_loops_as_moves(module: ir.Module, block: ir.Block) -> None:
         around = loop.block
         loop.erase()
         erase_unused(around)
-
-
-def _may_copy(loop: ir.Operation) -> bool:
-    """Whether the last iteration moves elements into all results that are used, and some are."""
-    ends = terminator(loop.regions[1].blocks[0]).operands
-    used = [end for end, result in zip(ends, loop.results, strict=True) if has_uses(result)]
-    makers = [producer(end) for end in used]
-    return bool(used) and all(op is not None and op.name in MOVING for op in makers)
 
 
 def _moved(region: LoopRegion) -> list[tuple[ir.Value, list[Piece]]] | None:

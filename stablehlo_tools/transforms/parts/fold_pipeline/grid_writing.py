@@ -119,15 +119,11 @@ class GridWriter(PipelineWriter):
             results = loop.write_per_microbatch(self._build, layout.count, batch)
         self._written = plan, results
 
-    def kept_input(self, number: int) -> ir.Value:
-        """What all layers took as an input, stacked."""
+    def kept(self, number: int, *, is_input: bool) -> ir.Value:
+        """What all layers took as an input, or computed as an output, stacked."""
         assert self._written is not None
-        return self._written[1].inputs[number]
-
-    def kept_output(self, number: int) -> ir.Value:
-        """What all layers computed as an output, stacked."""
-        assert self._written is not None
-        return self._written[1].outputs[number]
+        results = self._written[1]
+        return (results.inputs if is_input else results.outputs)[number]
 
     def stacked_cells(
         self, table: Sequence[Sequence[Pieces]], plan: GridPlan, number: int

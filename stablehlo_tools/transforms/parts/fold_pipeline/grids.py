@@ -13,9 +13,9 @@ what the pipeline computed in these ticks, which is taken to be finite.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import pairwise
 from math import gcd
 
@@ -25,7 +25,12 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import ADD
 from stablehlo_tools.ir.builder import element_of, shape_of
 from stablehlo_tools.ir.values import is_float, maker_of, producer
-from stablehlo_tools.transforms.parts.fold_pipeline.chains import Handoff, Instance, Pieces
+from stablehlo_tools.transforms.parts.fold_pipeline.chains import (
+    Handoff,
+    Instance,
+    Pieces,
+    inputs_of,
+)
 from stablehlo_tools.transforms.parts.fold_pipeline.moves import RELAYOUTS
 from stablehlo_tools.transforms.parts.fold_pipeline.segments import (
     Scratch,
@@ -86,6 +91,16 @@ class Grid:
         cells, inputs = (tuple(rows[m] for m in order) for rows in (self.cells, self.inputs))
         return replace(self, cells=cells, inputs=inputs)
 
+    def with_pieces(self, change: Callable[[int, Pieces], Pieces]) -> Grid:
+        """The same with other pieces for each input of a cell, by its number."""
+        inputs = tuple(
+            tuple(
+                tuple(change(number, pieces) for number, pieces in enumerate(cell)) for cell in row
+            )
+            for row in self.inputs
+        )
+        return replace(self, inputs=inputs)
+
     @cached_property
     def _columns(self) -> dict[ir.Value, tuple[int, int]]:
         """The layer and the output of each value."""
@@ -104,7 +119,7 @@ class Grid:
     def box(self, output: int, row: int) -> Box:
         """What of an output a stage computes."""
         value = next(v for values in self.made if (v := values[output]) is not None)
-        return _box(value, self.rows, output, row)
+        return self.rows.output_box(value, output, row)
 
     def place_of(self, source: Computed, box: Box) -> tuple[int, int, int] | None:
         """The output, the microbatch and the application of a part of what a stage computed."""
@@ -167,7 +182,7 @@ class Cells:
             for number in numbers:
                 value = self.segment.outputs[number]
                 source = Computed(value, instance.rank, instance.tick)
-                box = _box(value, self.rows, number, instance.row)
+                box = self.rows.output_box(value, number, instance.row)
                 boxes.setdefault(source, []).append(box)
         return boxes
 
@@ -209,7 +224,7 @@ class GridFinder:
             if not more:
                 break
             outputs += more
-        zero = _Zeros(segment, rows, self._inputs).of(instances) if sums else {}
+        zero = _find_zeros(segment, rows, self._inputs, instances) if sums else {}
         return Cells(segment, rows, instances, self._inputs, zero)
 
     def _rows(self, segment: Segment) -> StageRows:
@@ -282,11 +297,7 @@ class GridFinder:
             if instance in instances:
                 continue
             instances[instance] = None
-            boxes = [rows.box(value, i, instance.row) for i, value in enumerate(segment.inputs)]
-            self._inputs[instance] = tuple(
-                tuple(self._tracer.pieces(value, instance.rank, instance.tick, box))
-                for value, box in zip(segment.inputs, boxes, strict=True)
-            )
+            self._inputs[instance] = inputs_of(instance, segment, rows, self._tracer)
             for piece in _in_loop(self._tracer, self._inputs[instance]):
                 source = piece.source
                 assert isinstance(source, Computed)
@@ -322,15 +333,6 @@ def _in_loop(tracer: Tracer, inputs: Iterable[Pieces]) -> list[Piece]:
     ]
 
 
-def _box(value: ir.Value, rows: StageRows, output: int, row: int) -> Box:
-    """What of a value, which is an output, a stage computes."""
-    whole, dim = Box.whole(shape_of(value)), rows.outputs[output]
-    if dim is None:
-        return whole
-    size = whole.sizes[dim] // rows.count
-    return whole.along(dim, row * size, size)
-
-
 def _instance(rows: StageRows, output: int, source: Computed, box: Box) -> Instance | None:
     """Where a box of an output was computed; None where it is not what one stage computes."""
     shape, dim = shape_of(source.value), rows.outputs[output]
@@ -342,70 +344,49 @@ def _instance(rows: StageRows, output: int, source: Computed, box: Box) -> Insta
     return Instance(source.rank, source.tick, box.starts[dim] // shape[dim])
 
 
-class _Zeros:
-    """Which outputs of instances are zero, as what they are linear in is."""
+def _find_zeros(
+    segment: Segment,
+    rows: StageRows,
+    inputs: dict[Instance, tuple[Pieces, ...]],
+    instances: Sequence[Instance],
+) -> Zero:
+    """The outputs of instances, in the order of ticks, that are zero as what they are linear in
+    is."""
+    graph = Graph.of(rows.function.regions[0].blocks[0])
 
-    def __init__(
-        self, segment: Segment, rows: StageRows, inputs: dict[Instance, tuple[Pieces, ...]]
-    ) -> None:
-        self._segment = segment
-        self._rows = rows
-        self._inputs = inputs
-        self._graph = Graph.of(rows.function.regions[0].blocks[0])
-        self._known: dict[frozenset[int], frozenset[int]] = {}
+    @cache
+    def linear_in(numbers: frozenset[int]) -> frozenset[int]:
+        sums = PartialSums(propagate(graph, {}, 1))
+        sums.terms.update({graph.root.arguments[number]: "add" for number in numbers})
+        sums.visit(graph.root.nodes)
+        return frozenset(i for i, n in enumerate(graph.root.returned) if sums.is_term(n, "add"))
 
-    def of(self, instances: Sequence[Instance]) -> Zero:
-        """The outputs that are zero; instances are in the order of ticks."""
-        zero: Zero = {}
-        for instance in instances:
-            inputs = frozenset(
-                number
-                for number, pieces in enumerate(self._inputs[instance])
-                if is_float(self._segment.inputs[number].type)
-                and all(is_zero(piece, self._segment, self._rows, zero) for piece in pieces)
-            )
-            kept = self._outputs(inputs - self._left)
-            zero[instance] = self._outputs(inputs & self._cotangents) | self._outputs(inputs) | kept
-        return zero
-
-    @cached_property
-    def _cotangents(self) -> frozenset[int]:
-        """The inputs that stages hand on to each other. What a stage computes is linear in these
-        alone: products of one with what the pipeline left are not linear in both."""
-        return frozenset(
+    computed = [
+        (number, source)
+        for taken in inputs.values()
+        for number, pieces in enumerate(taken)
+        for piece in pieces
+        if isinstance(source := piece.source, Computed)
+    ]
+    # The inputs that stages hand on to each other. What a stage computes is linear in these alone:
+    # products of one with what the pipeline left are not linear in both.
+    cotangents = frozenset(n for n, source in computed if source.value in segment.outputs)
+    # The inputs that ticks of the pipeline have left for its backward, which may be zero where
+    # cotangents are, too: a product of both is linear in one of them alone.
+    left = frozenset(
+        n for n, source in computed if source.tick >= 0 and source.value not in segment.outputs
+    )
+    zero: Zero = {}
+    for instance in instances:
+        numbers = frozenset(
             number
-            for taken in self._inputs.values()
-            for number, pieces in enumerate(taken)
-            for piece in pieces
-            if isinstance(piece.source, Computed) and piece.source.value in self._segment.outputs
+            for number, pieces in enumerate(inputs[instance])
+            if is_float(segment.inputs[number].type)
+            and all(is_zero(piece, segment, rows, zero) for piece in pieces)
         )
-
-    @cached_property
-    def _left(self) -> frozenset[int]:
-        """The inputs that ticks of the pipeline have left for its backward, which may be zero where
-        cotangents are, too: a product of both is linear in one of them alone."""
-        return frozenset(
-            number
-            for taken in self._inputs.values()
-            for number, pieces in enumerate(taken)
-            for piece in pieces
-            if isinstance(source := piece.source, Computed)
-            and source.tick >= 0
-            and source.value not in self._segment.outputs
-        )
-
-    def _outputs(self, inputs: frozenset[int]) -> frozenset[int]:
-        """The outputs that are linear in inputs which are zero."""
-        if inputs not in self._known:
-            self._known[inputs] = self._linear(inputs)
-        return self._known[inputs]
-
-    def _linear(self, inputs: frozenset[int]) -> frozenset[int]:
-        root = self._graph.root
-        sums = PartialSums(propagate(self._graph, {}, 1))
-        sums.terms.update({root.arguments[number]: "add" for number in inputs})
-        sums.visit(root.nodes)
-        return frozenset(i for i, n in enumerate(root.returned) if sums.is_term(n, "add"))
+        kept = linear_in(numbers - left)
+        zero[instance] = linear_in(numbers & cotangents) | linear_in(numbers) | kept
+    return zero
 
 
 def is_zero(piece: Piece, segment: Segment, rows: StageRows, zero: Zero) -> bool:

@@ -37,21 +37,20 @@ from stablehlo_tools.ir.cleanup import drop_unused_carries
 from stablehlo_tools.ir.inline import copy_with
 from stablehlo_tools.ir.values import has_uses, producer
 from stablehlo_tools.ir.walk import terminator, values_used
+from stablehlo_tools.ir.while_loop import WhileLoop
 from stablehlo_tools.transforms.parts.fold_pipeline.chains import Handoff
 from stablehlo_tools.transforms.parts.fold_pipeline.segments import Scratch
 
 
-class RowLoop:
+class RowLoop(WhileLoop):
     """A loop of which the counter, from 0 in steps of 1, says nothing but which rows it takes and
     writes; `rows` are the values that are the number of the row. In reverse, that is the trips
     minus the counter minus 1."""
 
     def __init__(self, loop: ir.Operation, trips: int, counter: int) -> None:
-        self.loop = loop
+        super().__init__(loop)
         self.trips = trips
         self.counter = counter
-        self.body: ir.Block = loop.regions[1].blocks[0]
-        self.ends = list(terminator(self.body).operands)
         self.rows: list[ir.Value] = []
 
     @classmethod
@@ -66,7 +65,7 @@ class RowLoop:
     def _read_rows(self, *, reverse: bool) -> bool:
         """Notes the values that are the number of the layer; whether the counter serves no other
         end. In reverse, that is the trips minus the counter minus 1."""
-        argument = self.body.arguments[self.counter]
+        argument = self.arguments[self.counter]
         self.rows = [argument]
         users = self.users(argument)
         if reverse:
@@ -118,7 +117,7 @@ class RowLoop:
 
     def update_of(self, position: int) -> ir.Operation | None:
         """The update of a carry that every iteration writes its row of; None for any other."""
-        argument, update = self.body.arguments[position], producer(self.ends[position])
+        argument, update = self.arguments[position], producer(self.ends[position])
         if update is None or update.name != DYNAMIC_UPDATE_SLICE:
             return None
         if update.operands[0] != argument or len(self.users(argument)) != 1:
@@ -150,9 +149,8 @@ def _fuse(loop: ir.Operation, *, reverse: bool) -> bool:
     made = RowLoop.of(loop, reverse=False)
     if made is None:
         return False
-    for position, argument in enumerate(made.body.arguments):
-        if made.ends[position] == argument:
-            loop.results[position].replace_all_uses_with(loop.operands[position])
+    for position in made.invariant:
+        loop.results[position].replace_all_uses_with(loop.operands[position])
     updates = {p: op for p in range(len(made.ends)) if (op := made.update_of(p)) is not None}
     users = {use.owner.operation for result in loop.results for use in result.uses}
     taken = {p for p, result in enumerate(loop.results) if has_uses(result)}
@@ -179,14 +177,14 @@ def _slices(
     """The slices of rows that a loop takes, with what the other one makes them; None where it takes
     anything else of that."""
     slices: dict[ir.Value, ir.Value] = {}
+    end = terminator(taking.block)
     for position, operand in enumerate(taking.loop.operands):
         maker = producer(operand)
         if maker is None or maker != made.loop:
             continue
         update = updates[ir.OpResult(operand).result_number]
-        argument = taking.body.arguments[position]
-        users = [op for op in taking.users(argument) if op != terminator(taking.body)]
-        if taking.ends[position] != argument or has_uses(taking.loop.results[position]):
+        users = [op for op in taking.users(taking.arguments[position]) if op != end]
+        if position not in taking.invariant or has_uses(taking.loop.results[position]):
             return None
         dim = made.layer_dim(update)
         if any(op.name != DYNAMIC_SLICE or taking.layer_dim(op) != dim for op in users):
@@ -199,25 +197,21 @@ def _computed(
     made: RowLoop, taking: RowLoop, updates: Collection[ir.Operation], *, reverse: bool
 ) -> dict[ir.Value, ir.Value]:
     """Copies what a loop computes to where the iteration of another one begins, for its row."""
-    build = Builder(ir.InsertionPoint.at_block_begin(taking.body), made.loop.location)
-    row: ir.Value = taking.body.arguments[taking.counter]
+    build = Builder(ir.InsertionPoint.at_block_begin(taking.block), made.loop.location)
+    row: ir.Value = taking.arguments[taking.counter]
     if reverse:
         last = build.splat(taking.trips - 1, [], element_of(row))
         row = build.same("subtract", last, row)
     own = {
-        operand: argument
-        for operand, argument, end in zip(
-            taking.loop.operands, taking.body.arguments, taking.ends, strict=True
-        )
-        if argument == end
+        taking.loop.operands[carry]: taking.arguments[carry] for carry in sorted(taking.invariant)
     }
     values: dict[ir.Value, ir.Value] = {
         argument: own.get(operand, operand)
-        for argument, operand in zip(made.body.arguments, made.loop.operands, strict=True)
+        for argument, operand in zip(made.arguments, made.loop.operands, strict=True)
     }
-    values[made.body.arguments[made.counter]] = row
+    values[made.arguments[made.counter]] = row
     skipped = {made.ends[made.counter], *(update.results[0] for update in updates)}
-    for view in list(made.body.operations)[:-1]:
+    for view in list(made.block.operations)[:-1]:
         op = view.operation
         if skipped.isdisjoint(op.results):
             copy = copy_with(op, values, build.point)
@@ -284,9 +278,9 @@ class _Scan(RowLoop):
 
     def __init__(self, loop: ir.Operation, trips: int, counter: int) -> None:
         super().__init__(loop, trips, counter)
-        self.block: ir.Block = loop.block
-        self._returned = list(terminator(self.block).operands)
-        self._numbers: dict[ir.Value, int] = {a: i for i, a in enumerate(self.block.arguments)}
+        self._stage: ir.Block = loop.block
+        self._returned = list(terminator(self._stage).operands)
+        self._numbers: dict[ir.Value, int] = {a: i for i, a in enumerate(self._stage.arguments)}
         self.inputs: dict[int, int] = {}
         self.outputs: dict[int, int] = {}
         self.slices: dict[ir.Value, int] = {}
@@ -310,7 +304,6 @@ class _Scan(RowLoop):
         handed = {handoff.input: handoff.output for handoff in handoffs}
         states: set[int] = set()
         for position, operand in enumerate(self.loop.operands):
-            argument, end = self.body.arguments[position], self.ends[position]
             number, result = self._numbers.get(operand), self.loop.results[position]
             if position == self.counter:
                 continue
@@ -318,13 +311,16 @@ class _Scan(RowLoop):
                 if self._returned[handed[number]] != result:
                     return False
                 states.add(number)
-            elif argument == end:
-                if not self._read_input(argument, number):
+            elif position in self.invariant:
+                if not self._read_input(self.arguments[position], number):
                     return False
-            elif not self._read_stack(position):
-                return False
+            else:  # every layer writes its part
+                update = self.update_of(position)
+                if update is None:
+                    return False
+                self.updates[position] = update
         for value, number in self._numbers.items():  # also where the body takes it as it is
-            if number in handed and any(op.block != self.block for op in self.users(value)):
+            if number in handed and any(op.block != self._stage for op in self.users(value)):
                 return False
             if not self._read_input(value, number):
                 return False
@@ -348,14 +344,6 @@ class _Scan(RowLoop):
         self.slices.update((op.results[0], number) for op in users)
         return True
 
-    def _read_stack(self, position: int) -> bool:
-        """Notes the update of a carry in which every layer writes its part."""
-        update = self.update_of(position)
-        if update is None:
-            return False
-        self.updates[position] = update
-        return True
-
     def _read_outputs(self, handed: set[int]) -> bool:
         """Notes the outputs that are stacks; whether all others are handed on."""
         places: dict[ir.Value, int] = {r: i for i, r in enumerate(self.loop.results)}
@@ -372,17 +360,17 @@ class _Scan(RowLoop):
     def write(self, block: ir.Block, arguments: Sequence[ir.Value]) -> list[ir.Value]:
         """Copies what the loop does for one layer into an empty block."""
         point = ir.InsertionPoint(block)
-        values: dict[ir.Value, ir.Value] = dict(zip(self.block.arguments, arguments, strict=True))
-        for view in list(self.block.operations)[:-1]:
+        values: dict[ir.Value, ir.Value] = dict(zip(self._stage.arguments, arguments, strict=True))
+        for view in self._stage.operations:
             op = view.operation
             if op == self.loop:
                 break
             copy = copy_with(op, values, point)
             values.update(zip(op.results, copy.results, strict=True))
-        for position, argument in enumerate(self.body.arguments):
-            values[argument] = values[self.loop.operands[position]]
+        for argument, operand in zip(self.arguments, self.loop.operands, strict=True):
+            values[argument] = values[operand]
         skipped = {op.results[0] for op in self.updates.values()}
-        for view in list(self.body.operations)[:-1]:
+        for view in list(self.block.operations)[:-1]:
             op = view.operation
             if len(op.results) and op.results[0] in self.slices:
                 values[op.results[0]] = arguments[self.slices[op.results[0]]]

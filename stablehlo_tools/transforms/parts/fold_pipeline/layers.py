@@ -15,8 +15,9 @@ layers, which adds up the gradients in the order in which the ticks did.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Self
 
 from stablehlo_tools.analysis.dimension_propagation.propagation import BatchDims
 from stablehlo_tools.bindings import ir
@@ -39,7 +40,7 @@ class LayerOperand:
 
 
 @dataclass(frozen=True)
-class LayerLoop:
+class _StageLoop:
     """A block that is run `trips` times, on `samples` of the batch that `dims` follows.
 
     A handoff says that what one run computes is an input of the next.
@@ -51,13 +52,50 @@ class LayerLoop:
     operands: tuple[LayerOperand, ...]
     trips: int
 
+    @property
+    def handed(self) -> list[int]:
+        """The inputs that are handed on."""
+        return [handoff.input for handoff in self.handoffs]
+
+    @property
+    def others(self) -> list[int]:
+        """The other inputs."""
+        handed = self.handed
+        return [number for number in range(len(self.operands)) if number not in handed]
+
+    def run(self, given: Mapping[int, ir.Value], build: Builder) -> list[ir.Value]:
+        """Writes one run; `given` are the inputs. Returns what it computes."""
+        arguments = [given[number] for number in range(len(given))]
+        return Scaling(self.dims, self.samples).write_all(arguments, build.point)
+
+    def next_inputs(self, made: Sequence[ir.Value], build: Builder) -> list[ir.Value]:
+        """What the next run takes of what one computes."""
+        composer = Composer(build, no_sources)
+        return [composer.through(made[h.output], h.ops) for h in self.handoffs]
+
+    def per_microbatch(self, batch: Collection[int]) -> list[LayerOperand]:
+        """The operands of a loop over microbatches, where those in `batch` are stacked."""
+        return [
+            LayerOperand(operand.value, 0 if number in batch else None)
+            for number, operand in enumerate(self.operands)
+        ]
+
+    def on(self, values: Sequence[ir.Value]) -> Self:
+        """The same loop on other values."""
+        pairs = zip(self.operands, values, strict=True)
+        return replace(self, operands=tuple(replace(old, value=value) for old, value in pairs))
+
+
+@dataclass(frozen=True)
+class LayerLoop(_StageLoop):
+    """A loop of which only what the last run computes is used."""
+
     def write(self, build: Builder) -> list[ir.Value]:
         """Writes the loop, or one run without a loop; returns what the last run computes."""
         returned = self.dims.graph.root.returned
         if self.trips == 1:
-            return self._run([operand.value for operand in self.operands], build)
-        handed = [handoff.input for handoff in self.handoffs]
-        others = [number for number in range(len(self.operands)) if number not in handed]
+            return self.run({n: each.value for n, each in enumerate(self.operands)}, build)
+        handed, others = self.handed, self.others
         kept = [  # where a handoff converts, what the last run computes is kept beside it
             output
             for output in range(len(returned))
@@ -65,15 +103,15 @@ class LayerLoop:
         ]
 
         def body(inner: Builder, _: ir.Value, taken: Sequence[ir.Value]) -> list[ir.Value]:
-            numbered = dict(zip(handed, taken, strict=False))
-            numbered |= dict(zip(others, taken[len(handed) + len(kept) :], strict=True))
-            made = self._run([numbered[number] for number in range(len(numbered))], inner)
-            composer = Composer(inner, no_sources)
-            after = [composer.through(made[h.output], h.ops) for h in self.handoffs]
-            return [*after, *(made[output] for output in kept)]
+            given = dict(zip(handed, taken, strict=False))
+            given |= dict(zip(others, taken[len(handed) + len(kept) :], strict=True))
+            made = self.run(given, inner)
+            return [*self.next_inputs(made, inner), *(made[output] for output in kept)]
 
         states = [self.operands[number].value for number in handed]
-        states += [self._unset(build, output) for output in kept]
+        for output in kept:
+            type_ = ir.RankedTensorType(part_type_of(self.dims, returned[output], self.samples))
+            states.append(build.splat(0, type_.shape, type_.element_type))
         results = write_scan(
             build, self.trips, states, [self.operands[number] for number in others], body
         )
@@ -91,29 +129,15 @@ class LayerLoop:
         buffers = [
             build.splat(0, [count, *shape_of(value)], element_of(value)) for value in results
         ]
-        outer = [
-            LayerOperand(operand.value, 0 if number in batch else None)
-            for number, operand in enumerate(self.operands)
-        ]
 
         def body(inner: Builder, counter: ir.Value, taken: Sequence[ir.Value]) -> list[ir.Value]:
-            own = zip(self.operands, taken[len(buffers) :], strict=True)
-            operands = tuple(replace(operand, value=value) for operand, value in own)
-            made = replace(self, operands=operands).write(inner)
+            made = self.on(taken[len(buffers) :]).write(inner)
             return [
                 put_row(inner, buffer, value, counter)
                 for buffer, value in zip(taken, made, strict=False)
             ]
 
-        return write_scan(build, count, buffers, outer, body)
-
-    def _run(self, arguments: Sequence[ir.Value], build: Builder) -> list[ir.Value]:
-        return Scaling(self.dims, self.samples).write_all(arguments, build.point)
-
-    def _unset(self, build: Builder, output: int) -> ir.Value:
-        number = self.dims.graph.root.returned[output]
-        type_ = ir.RankedTensorType(part_type_of(self.dims, number, self.samples))
-        return build.splat(0, type_.shape, type_.element_type)
+        return write_scan(build, count, buffers, self.per_microbatch(batch), body)
 
 
 # The ops of one iteration: of its row of what is stacked, the states, and each operand in it.
@@ -196,18 +220,13 @@ class GridResults:
 
 
 @dataclass(frozen=True)
-class GridLoop:
-    """A block that is run `trips` times, on `samples` of the batch that `dims` follows.
+class GridLoop(_StageLoop):
+    """A loop that leaves something of each run.
 
     `kept_inputs`, of those that are handed on, and `kept_outputs` are stacked; `sums` are outputs
     that are added up over the microbatches.
     """
 
-    dims: BatchDims
-    samples: int
-    handoffs: tuple[Handoff, ...]
-    operands: tuple[LayerOperand, ...]
-    trips: int
     kept_inputs: tuple[int, ...]
     kept_outputs: tuple[int, ...]
     sums: frozenset[int]
@@ -215,8 +234,7 @@ class GridLoop:
 
     def write(self, build: Builder) -> GridResults:
         """Writes the loop."""
-        handed = [handoff.input for handoff in self.handoffs]
-        others = [number for number in range(len(self.operands)) if number not in handed]
+        handed, others = self.handed, self.others
         # What two inputs take of one stack is carried once.
         carried = list(dict.fromkeys(self.operands[number] for number in others))
         kept = [self.operands[number].value.type for number in self.kept_inputs]
@@ -230,24 +248,14 @@ class GridLoop:
             given = dict(zip(handed, taken, strict=False))
             slices = dict(zip(carried, taken[len(states) :], strict=True))
             given |= {number: slices[self.operands[number]] for number in others}
-            made = Scaling(self.dims, self.samples).write_all(
-                [given[number] for number in range(len(given))], inner.point
-            )
-            composer = Composer(inner, no_sources)
-            after = [composer.through(made[h.output], h.ops) for h in self.handoffs]
+            made = self.run(given, inner)
+            after = self.next_inputs(made, inner)
             rows = [given[number] for number in self.kept_inputs]
             rows += [made[number] for number in self.kept_outputs]
             pairs = zip(buffers, rows, strict=True)
             return after + [put_row(inner, buffer, value, row) for buffer, value in pairs]
 
-        results = write_scan(
-            build,
-            self.trips,
-            states,
-            carried,
-            body,
-            reverse=self.reverse,
-        )
+        results = write_scan(build, self.trips, states, carried, body, reverse=self.reverse)
         return self._results(handed, results)
 
     def write_per_microbatch(
@@ -255,33 +263,22 @@ class GridLoop:
     ) -> GridResults:
         """Writes a loop over `count` microbatches around it. The operands `batch` are those of all
         microbatches, stacked."""
-        handed = [handoff.input for handoff in self.handoffs]
-        graph = self.dims.graph
-        returned = [graph.values[number] for number in graph.root.returned]
-        own = [graph.values[graph.root.arguments[number]] for number in handed]
-        states = [_empty(build, count, value.type) for value in own]
-        for number in self.kept_inputs:
-            value = graph.values[graph.root.arguments[number]]
-            states.append(_empty(build, count, _stack_type(self.trips, value.type)))
-        for number in self.kept_outputs:
-            stack = _stack_type(self.trips, returned[number].type)
-            sum_ = ir.RankedTensorType(stack)
-            states.append(
-                build.splat(0, sum_.shape, sum_.element_type)
-                if number in self.sums
-                else _empty(build, count, stack)
-            )
-        outer = [
-            LayerOperand(operand.value, 0 if number in batch else None)
-            for number, operand in enumerate(self.operands)
+        handed, graph = self.handed, self.dims.graph
+        arguments = [graph.values[number].type for number in graph.root.arguments]
+        returned = [graph.values[number].type for number in graph.root.returned]
+        states = [_empty(build, count, arguments[number]) for number in handed]
+        states += [_empty(build, count, arguments[n], self.trips) for n in self.kept_inputs]
+        states += [
+            _empty(build, self.trips, returned[number])
+            if number in self.sums
+            else _empty(build, count, returned[number], self.trips)
+            for number in self.kept_outputs
         ]
         summed = [False] * (len(handed) + len(self.kept_inputs))
         summed += [number in self.sums for number in self.kept_outputs]
 
         def body(inner: Builder, row: ir.Value, taken: Sequence[ir.Value]) -> list[ir.Value]:
-            given = zip(self.operands, taken[len(states) :], strict=True)
-            operands = tuple(replace(operand, value=value) for operand, value in given)
-            made = replace(self, operands=operands).write(inner)
+            made = self.on(taken[len(states) :]).write(inner)
             values = [made.last[number] for number in handed]
             values += [made.inputs[number] for number in self.kept_inputs]
             values += [made.outputs[number] for number in self.kept_outputs]
@@ -290,6 +287,7 @@ class GridLoop:
                 for state, value, is_sum in zip(taken, values, summed, strict=False)
             ]
 
+        outer = self.per_microbatch(batch)
         results = write_scan(build, count, states, outer, body, reverse=self.reverse)
         return self._results(handed, results)
 
@@ -302,13 +300,7 @@ class GridLoop:
         )
 
 
-def _stack_type(count: int, type_: ir.Type) -> ir.Type:
+def _empty(build: Builder, count: int, type_: ir.Type, *inner: int) -> ir.Value:
+    """A stack of tensors of a type, or of stacks of such, which are to be written."""
     tensor = ir.RankedTensorType(type_)
-    shape = [count, *tensor.shape]
-    return ir.RankedTensorType.get(shape, tensor.element_type, loc=ir.Location.unknown())
-
-
-def _empty(build: Builder, count: int, type_: ir.Type) -> ir.Value:
-    """A stack of tensors of a type, which are to be written."""
-    tensor = ir.RankedTensorType(type_)
-    return build.splat(0, [count, *tensor.shape], tensor.element_type)
+    return build.splat(0, [count, *inner, *tensor.shape], tensor.element_type)

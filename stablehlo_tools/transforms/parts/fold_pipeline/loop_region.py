@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
-from stablehlo_tools import bindings
 from stablehlo_tools.analysis.collectives import Collective, ModuleFacts
 from stablehlo_tools.analysis.device_values import DeviceValues, Values
 from stablehlo_tools.analysis.loop_values import ControlValues
@@ -18,7 +17,6 @@ from stablehlo_tools.analysis.loops import counted, is_integer_scalar
 from stablehlo_tools.analysis.replica_groups import AxisRef, mesh_axes_groups
 from stablehlo_tools.analysis.shardings import (
     axes_by_dimension,
-    manual_axes,
     sharding_axes,
     sharding_per_value,
 )
@@ -28,12 +26,12 @@ from stablehlo_tools.dialect.traits import Trait, full_names, ops_with
 from stablehlo_tools.ir.builder import shape_of
 from stablehlo_tools.ir.values import producer
 from stablehlo_tools.ir.walk import terminator, values_used
+from stablehlo_tools.ir.while_loop import WhileLoop
 from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import Box
 
 _MOST_TICKS = 1 << 14  # that are gone through
-_IDS = ops_with(Trait.DEVICE_ID)
 # Their results differ from device to device, or tick to tick, whatever their operands are.
-_DIFFERING = _IDS | full_names("infeed recv rng")
+_DIFFERING = ops_with(Trait.DEVICE_ID) | full_names("infeed recv rng")
 
 
 def ticks_of(loop: ir.Operation, values: DeviceValues) -> int | str:
@@ -59,6 +57,14 @@ def manual_around(loop: ir.Operation) -> ir.Operation | None:
     return owner if owner.name == MANUAL_COMPUTATION else None
 
 
+def mesh_of(manual: ir.Operation) -> str:
+    """The name of the mesh that the shardings of a manual computation refer to; empty if none
+    does."""
+    names = ("in_shardings", "out_shardings")
+    stated = [each for name in names for each in sharding_per_value(manual.attributes[name])]
+    return sharding_axes(stated[0])[0] if stated else ""
+
+
 @dataclass(frozen=True)
 class Ranks:
     """The stages of a manual axis: `devices[r]` stands for rank r, and `rank_of` tells every
@@ -81,8 +87,7 @@ class Ranks:
     def groups(axis: str, manual: ir.Operation, facts: ModuleFacts) -> Sequence[Sequence[int]]:
         """The devices that differ only along an axis of a manual computation's mesh; none for a
         mesh of others than the program's devices."""
-        stated = _shardings(manual)
-        mesh = facts.meshes.get(sharding_axes(stated[0])[0]) if stated else None
+        mesh = facts.meshes.get(mesh_of(manual))
         if mesh is None or mesh.size != facts.grid.size:
             return ()
         return mesh_axes_groups(mesh, [AxisRef(axis)])
@@ -110,7 +115,7 @@ class Ranks:
         return [self.rank_of[device] for device in group] == list(range(self.count))
 
 
-class LoopRegion:
+class LoopRegion(WhileLoop):
     """A loop that runs a known number of times, and the manual computation that it stands in.
 
     Without one, the region is the loop alone.
@@ -123,30 +128,21 @@ class LoopRegion:
         ranks: Ranks,
         values: DeviceValues,
     ) -> None:
-        self.loop = loop
+        super().__init__(loop)
         self.ticks = ticks
         self.ranks = ranks
         self.facts = values.facts
-        self.body: ir.Block = loop.regions[1].blocks[0]
-        self.ends: list[ir.Value] = list(terminator(self.body).operands)
         self.manual = manual_around(loop) if ranks.axis else None
-        self._numbers: dict[ir.Value, int] = {a: i for i, a in enumerate(self.body.arguments)}
         self._integers = ControlValues(loop, ticks, values.of)
         self._depths: dict[ir.Block, int] = {}
-        self._varying = _varying(self.body, self.ends)
+        # What depends on a carry that the loop changes.
+        self._varying = {a for i, a in enumerate(self.arguments) if i not in self.invariant}
+        _add_dependent(self.block, self._varying)
         self._by_rank = self._differing()
-
-    def argument_number(self, value: ir.Value) -> int | None:
-        """The carry that a value is; None for anything but an argument of the loop's body."""
-        return self._numbers.get(value)
 
     def is_varying(self, op: ir.Operation) -> bool:
         """Whether an op of the loop's body may compute something else in every tick."""
-        return op.block != self.body or any(result in self._varying for result in op.results)
-
-    def is_invariant(self, number: int) -> bool:
-        """Whether a carry is the same in every tick."""
-        return self.ends[number] == self.body.arguments[number]
+        return op.block != self.block or any(result in self._varying for result in op.results)
 
     def differs(self, value: ir.Value) -> bool:
         """Whether ranks may hold different values."""
@@ -159,9 +155,9 @@ class LoopRegion:
         block = self.manual.regions[0].blocks[0]
         differing = {a for a in block.arguments if self.entering_dim(a) is not None}
         _add_dependent(block, differing)
-        pairs = zip(self.body.arguments, self.loop.operands, strict=True)
+        pairs = zip(self.arguments, self.loop.operands, strict=True)
         differing.update(a for a, o in pairs if o in differing or a in self._varying)
-        _add_dependent(self.body, differing)
+        _add_dependent(self.block, differing)
         differing.update(self.loop.results)
         _add_dependent(block, differing)
         return differing
@@ -173,14 +169,13 @@ class LoopRegion:
         block = self.manual.regions[0].blocks[0]
         shards = (a for a in block.arguments if self.entering_dim(a) is not None)
         differing: set[ir.Value] = {*self.loop.results, *(a for a in shards if a not in alike)}
-        _add_dependent(block, differing, self._is_joined)
-        return differing
 
-    def _is_joined(self, op: ir.Operation) -> bool:
-        if op.name != ALL_REDUCE:
-            return False
-        groups = self.groups(op)
-        return groups is not None and all(map(self.ranks.is_whole, groups))
+        def is_joined(op: ir.Operation) -> bool:
+            groups = self.groups(op) if op.name == ALL_REDUCE else None
+            return groups is not None and all(map(self.ranks.is_whole, groups))
+
+        _add_dependent(block, differing, is_joined)
+        return differing
 
     def is_in_loop(self, op: ir.Operation) -> bool:
         """Whether an op stands in the loop's body, or in a branch in it."""
@@ -194,7 +189,7 @@ class LoopRegion:
         """2 in the loop, 1 in the manual computation, 0 outside."""
         if block not in self._depths:
             owner = block.owner.operation
-            if block == self.body:
+            if block == self.block:
                 depth = 2
             elif self.manual is not None and block == self.manual.regions[0].blocks[0]:
                 depth = 1
@@ -241,22 +236,10 @@ class LoopRegion:
         size = shape_of(value)[dim]
         return box.along(dim, box.starts[dim] + rank * size, box.sizes[dim])
 
-    def mesh_reference(self) -> ir.Attribute:
-        """The mesh of the manual computation, as its shardings name it."""
-        assert self.manual is not None
-        return bindings.TensorShardingAttr(_shardings(self.manual)[0]).mesh_or_ref
-
     def mesh_axes(self) -> Sequence[tuple[str, int]]:
-        """The axes of that mesh and their sizes."""
-        reference = self.mesh_reference()
-        assert isinstance(reference, ir.FlatSymbolRefAttr)
-        return self.facts.meshes[reference.value].axes
-
-    def manual_axes(self) -> list[tuple[str, int]]:
-        """Those that are manual here, in the order of the mesh."""
+        """The axes of the mesh of the manual computation, and their sizes."""
         assert self.manual is not None
-        names = manual_axes(self.manual)
-        return [(name, size) for name, size in self.mesh_axes() if name in names]
+        return self.facts.meshes[mesh_of(self.manual)].axes
 
     def entering_dim(self, value: ir.Value) -> int | None:
         """The dimension of an argument of the manual computation that the axis divides."""
@@ -295,27 +278,10 @@ class LoopRegion:
         return next((dim for dim, own in enumerate(axes) if self.ranks.axis in own), None)
 
 
-def _shardings(manual: ir.Operation) -> list[ir.Attribute]:
-    """Those of the operands of a manual computation, and of its results."""
-    names = ("in_shardings", "out_shardings")
-    return [each for name in names for each in sharding_per_value(manual.attributes[name])]
-
-
-def _varying(body: ir.Block, ends: Sequence[ir.Value]) -> set[ir.Value]:
-    """The values of a loop's body that depend on a carry which the loop changes."""
-    varying: set[ir.Value] = {
-        argument for argument, end in zip(body.arguments, ends, strict=True) if argument != end
-    }
-    _add_dependent(body, varying)
-    return varying
-
-
-def _never(_: ir.Operation) -> bool:
-    return False
-
-
 def _add_dependent(
-    block: ir.Block, values: set[ir.Value], is_joined: Callable[[ir.Operation], bool] = _never
+    block: ir.Block,
+    values: set[ir.Value],
+    is_joined: Callable[[ir.Operation], bool] = lambda _: False,
 ) -> None:
     """Adds what a block's ops make of values, and what differs whatever it is made of."""
     for view in block.operations:

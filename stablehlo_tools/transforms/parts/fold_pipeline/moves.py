@@ -38,7 +38,7 @@ from stablehlo_tools.dialect.names import (
 )
 from stablehlo_tools.dialect.reducers import reducer_kind
 from stablehlo_tools.dialect.reshapes import runs
-from stablehlo_tools.dialect.traits import ELEMENTWISE, Trait, ops_with
+from stablehlo_tools.dialect.traits import BRANCHES, ELEMENTWISE, Trait, ops_with
 from stablehlo_tools.ir.builder import element_of, shape_of
 from stablehlo_tools.ir.values import producer, splat_of
 from stablehlo_tools.ir.walk import terminator
@@ -61,7 +61,6 @@ _MOST_WINDOWS = 1 << 10
 
 # The collectives by which pipelines hand values on; others between ranks are refused.
 BETWEEN_RANKS = frozenset({ALL_GATHER, ALL_REDUCE, COLLECTIVE_PERMUTE})
-BRANCHES = ops_with(Trait.BRANCH)
 _AT_INDICES = ops_with(Trait.INDEXED)  # of slices, updates, gathers, scatters
 _REPEATING = frozenset({BROADCAST, CONVERT, RESHAPE, SHARDING_CONSTRAINT})
 # Integers that follow from those at the same place.
@@ -102,14 +101,16 @@ def follow_move(op: ir.Operation, query: BoxQuery, known: Integers) -> Answer:
     if op.name == CONVERT:
         view_op = Convert(str(element_of(query.value)))
         return [query.through(op.operands[0], query.box, view_op)]
-    if op.name == RESHAPE:
-        return _reshaped(op, query)
     if op.name == TRANSPOSE:
         order = integers(op, "permutation")
         box, _ = Transpose(tuple(order.index(d) for d in range(len(order)))).restricted(query.box)
         return [query.through(op.operands[0], box, Transpose(order))]
-    if is_reshaping_sum(op):
-        return _reshaped(op, query)
+    if op.name == RESHAPE or is_reshaping_sum(op):
+        before, after = tuple(shape_of(op.operands[0])), tuple(shape_of(query.value))
+        inner = reshaped_box(query.box, after, before)
+        if inner is None:
+            return None
+        return [query.through(op.operands[0], inner, Reshape(inner.sizes, query.box.sizes))]
     relation = dimensions_of(op) if op.name in MOVING else None
     if relation is None:
         return None
@@ -164,14 +165,6 @@ def repeated_number(value: ir.Value) -> float | int | complex | None:
 
 
 # Within a tensor, from and to places that the op itself says.
-
-
-def _reshaped(op: ir.Operation, query: BoxQuery) -> Answer:
-    before, after = tuple(shape_of(op.operands[0])), tuple(shape_of(query.value))
-    box = reshaped_box(query.box, after, before)
-    if box is None:
-        return None
-    return [query.through(op.operands[0], box, Reshape(box.sizes, query.box.sizes))]
 
 
 def _broadcast(op: ir.Operation, query: BoxQuery, relation: OpDimensions) -> Answer:
@@ -413,7 +406,11 @@ def _indexed(op: ir.Operation, known: Integers) -> _Windows | None:
     if op.name == GATHER:
         numbers, other = gather_numbers(op), shape_of(op.results[0])
         inner = numbers.offset_dims
-    elif len(op.results) == 1 and (_replaces(op) or _adds_to_zeros(op)):
+    elif len(op.results) == 1 and (
+        _replaces(op)
+        # as jax writes it where it differentiates a gather
+        or (repeated_number(op.operands[0]) == 0 and reducer_kind(op.regions[0].blocks[0]) == "add")
+    ):
         numbers, other = scatter_numbers(op), shape_of(op.operands[2])
         inner = numbers.update_window_dims
     else:
@@ -442,30 +439,18 @@ def _indexed(op: ir.Operation, known: Integers) -> _Windows | None:
         return start
 
     counts = rows.shape[:-1]
-    adds = op.name == SCATTER and not _replaces(op)
-    if adds and not _are_apart([starts(number) for number in np.ndindex(*counts)], sizes):
-        return None
+    if op.name == SCATTER and not _replaces(op):  # no two windows may have an element in common
+        if prod(counts) > _MOST_WINDOWS:
+            return None
+        first = np.array([starts(number) for number in np.ndindex(*counts)]).reshape(-1, len(sizes))
+        apart = (np.abs(first[:, None] - first[None]) >= np.array(sizes)).any(axis=-1)
+        if not (apart | np.eye(len(first), dtype=bool)).all():
+            return None
     numbered = numbers.batch_dims(len(other))
     return _Windows(shape, sizes, counts, numbered, inner, kept, starts)
-
-
-def _are_apart(starts: Sequence[Sequence[int]], sizes: Sequence[int]) -> bool:
-    """Whether windows that begin there have no element in common; not, where they are many."""
-    if len(starts) > _MOST_WINDOWS:
-        return False
-    first = np.array(starts).reshape(-1, len(sizes))
-    apart = (np.abs(first[:, None] - first[None]) >= np.array(sizes)).any(axis=-1)
-    return bool((apart | np.eye(len(first), dtype=bool)).all())
 
 
 def _replaces(scatter: ir.Operation) -> bool:
     """Whether its region returns the update as it is."""
     block = scatter.regions[0].blocks[0]
     return list(terminator(block).operands) == [block.arguments[1]]
-
-
-def _adds_to_zeros(scatter: ir.Operation) -> bool:
-    """Whether it adds updates to zeros, as jax does where it differentiates a gather."""
-    if repeated_number(scatter.operands[0]) != 0:
-        return False
-    return reducer_kind(scatter.regions[0].blocks[0]) == "add"

@@ -33,7 +33,7 @@ from stablehlo_tools.dialect.names import (
 from stablehlo_tools.dialect.traits import Trait, ops_with
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.ir.values import CONSTANTS, has_uses, is_float, producer, unconstrained
-from stablehlo_tools.ir.walk import terminator, values_used, walk
+from stablehlo_tools.ir.walk import ops_named, terminator, values_used
 from stablehlo_tools.transforms.parts.fold_pipeline.loop_region import (
     LoopRegion,
     Ranks,
@@ -67,22 +67,18 @@ def rotations_of(loop: ir.Operation) -> list[ir.Operation]:
     hands its state on: slices of it put together anew, padded, or written elsewhere."""
     body = loop.regions[1].blocks[0]
     changing: set[ir.Value] = set(body.arguments) - set(terminator(body).operands)
-    return [op.operation for op in body.operations if _rotates(op.operation, changing)]
-
-
-def _rotates(op: ir.Operation, changing: set[ir.Value]) -> bool:
-    """Whether an op moves slices of a carry, or what of them becomes one."""
-    if op.name not in _PUTTING:
-        return False
-    slices = [maker for value in op.operands if (maker := producer(value)) is not None]
-    slices = [maker for maker in slices if maker.name == SLICE]
-    whole = shape_of(op.results[0])
-    return any(
-        shape_of(maker.operands[0]) == whole
-        and shape_of(maker.results[0]) != whole
-        and (unconstrained(maker.operands[0]) in changing or _is_carried(op))
-        for maker in slices
-    )
+    return [
+        op
+        for op in (view.operation for view in body.operations)
+        if op.name in _PUTTING
+        and any(
+            maker is not None
+            and maker.name == SLICE
+            and shape_of(maker.operands[0]) == shape_of(op.results[0]) != shape_of(maker.results[0])
+            and (unconstrained(maker.operands[0]) in changing or _is_carried(op))
+            for maker in map(producer, op.operands)
+        )
+    ]
 
 
 def _is_carried(op: ir.Operation) -> bool:
@@ -310,7 +306,8 @@ def _hoist(op: ir.Operation, inner: ir.Operation) -> None:
     """Takes out of a loop what of a slice is known outside of it."""
     whole, *starts = op.operands
     early = [d for d, start in enumerate(starts) if _is_outside(start, inner)]
-    moving = [d for d in early if not _is_constant(starts[d])]
+    makers = {d: producer(starts[d]) for d in early}
+    moving = [d for d, maker in makers.items() if maker is None or maker.name not in CONSTANTS]
     if not _is_outside(whole, inner) or not moving or len(early) == len(starts):
         return
     shape, sizes = shape_of(whole), shape_of(op.results[0])
@@ -324,11 +321,6 @@ def _hoist(op: ir.Operation, inner: ir.Operation) -> None:
     op.operands[0] = first
     for dim in moving:
         op.operands[1 + dim] = zero
-
-
-def _is_constant(value: ir.Value) -> bool:
-    maker = producer(value)
-    return maker is not None and maker.name in CONSTANTS
 
 
 def _is_outside(value: ir.Value, loop: ir.Operation) -> bool:
@@ -348,22 +340,10 @@ def _is_outside(value: ir.Value, loop: ir.Operation) -> bool:
 def erase_open_constraints(root: ir.Operation) -> None:
     """Erases constraints in an op that leave all dimensions open, as jax writes them wherever an
     axis of the mesh is automatic."""
-    constraints: list[ir.Operation] = []
-
-    def visit(op: ir.Operation) -> ir.WalkResult:
-        if op.name == SHARDING_CONSTRAINT and _is_open(op.attributes["sharding"]):
-            constraints.append(op)
-        return ir.WalkResult.ADVANCE
-
-    walk(root, visit)
-    for op in constraints:
-        op.results[0].replace_all_uses_with(op.operands[0])
-        op.erase()
-
-
-def _is_open(attribute: ir.Attribute) -> bool:
-    sharding = bindings.TensorShardingAttr(attribute)
-    dims = [bindings.SdyDimensionShardingAttr(dim) for dim in sharding.dimension_shardings]
-    if len(sharding.replicated_axes) or len(sharding.unreduced_axes):
-        return False
-    return not any(len(dim.axes) or dim.is_closed for dim in dims)
+    for op in ops_named(root, {SHARDING_CONSTRAINT}):
+        sharding = bindings.TensorShardingAttr(op.attributes["sharding"])
+        dims = [bindings.SdyDimensionShardingAttr(dim) for dim in sharding.dimension_shardings]
+        says_more = len(sharding.replicated_axes) or len(sharding.unreduced_axes)
+        if not says_more and not any(len(dim.axes) or dim.is_closed for dim in dims):
+            op.results[0].replace_all_uses_with(op.operands[0])
+            op.erase()

@@ -55,7 +55,15 @@ def rejoin(block: ir.Block, values: DeviceValues) -> None:
         if whole is not None:
             op.results[0].replace_all_uses_with(whole)
         elif op.name == RESHAPE:
-            op.operands[0] = _converted_before(op, before_reshapes(op.operands[0]))
+            value = before_reshapes(op.operands[0])
+            maker = producer(value)
+            if maker is not None and maker.name == CONVERT:
+                # Reshaped, then converted: only converted.
+                before = before_reshapes(maker.operands[0])
+                if before != maker.operands[0]:
+                    build = Builder(ir.InsertionPoint(op), maker.location)
+                    value = build.convert(before, element_of(value))
+            op.operands[0] = value
             if op.operands[0].type == op.results[0].type:
                 op.results[0].replace_all_uses_with(op.operands[0])
             else:
@@ -126,18 +134,6 @@ class _Sizes:
         self.now = [part for dim in order for part in dims[dim]]
 
 
-def _converted_before(op: ir.Operation, value: ir.Value) -> ir.Value:
-    """The value that an op reshapes; where it was reshaped, then converted: only converted."""
-    maker = producer(value)
-    if maker is None or maker.name != CONVERT:
-        return value
-    before = before_reshapes(maker.operands[0])
-    if before == maker.operands[0]:
-        return value
-    build = Builder(ir.InsertionPoint(op), maker.location)
-    return build.convert(before, element_of(value))
-
-
 def _whole(op: ir.Operation, values: DeviceValues) -> ir.Value | None:
     """The tensor that a result is, reshaped; None for any other."""
     result = op.results[0]
@@ -148,31 +144,33 @@ def _whole(op: ir.Operation, values: DeviceValues) -> ir.Value | None:
     source, shape = ends[0].value, shape_of(result)
     if source == result or any(end.value != source for end in ends):
         return None
-    if prod(shape_of(source)) != prod(shape) or not all(_stays(end, shape) for end in ends):
+    if prod(shape_of(source)) != prod(shape):
         return None
+    # Each box must have the same place among the elements of its tensor as in the result.
+    before, after = tuple(shape_of(source)), tuple(shape)
+    for end in ends:
+        if not all(isinstance(move, Reshape) for move in end.view.ops):
+            return None
+        if reshaped_box(end.box, before, after) != end.view.target:
+            return None
     if shape_of(source) == shape:
         return source
     return Builder(ir.InsertionPoint(op), op.location).reshape(source, shape)
 
 
-def _stays(end: BoxQuery, shape: Sequence[int]) -> bool:
-    """Whether a box has the same place among the elements of its tensor as in the result."""
-    target, source = end.view.target, shape_of(end.value)
-    if not end.view.ops and (target, shape) == (end.box, source):
-        return True
-    if not all(isinstance(op, Reshape) for op in end.view.ops):
-        return False
-    return reshaped_box(end.box, tuple(source), tuple(shape)) == target
-
-
 def _ends(value: ir.Value, values: DeviceValues) -> list[BoxQuery]:
     """What a value consists of, past ops that only move elements. Raises UnresolvedError."""
+
+    def known(value: ir.Value) -> Values | None:  # the same on all devices
+        integers = values.of(value)
+        return integers[0] if integers is not None and len(integers) == 1 else None
+
     whole = Box.whole(shape_of(value))
     pending, ends = [BoxQuery(value, 0, -1, whole, View(whole))], list[BoxQuery]()
     while pending:
         query = pending.pop()
         op = producer(query.value)
-        more = None if op is None else follow_move(op, query, lambda v: _known(v, values))
+        more = None if op is None else follow_move(op, query, known)
         if more is None:
             ends.append(query)
         else:
@@ -180,9 +178,3 @@ def _ends(value: ir.Value, values: DeviceValues) -> list[BoxQuery]:
         if op is not None and len(pending) + len(ends) > _MOST_PIECES:
             raise UnresolvedError("it is in too many pieces", op, 4)
     return ends
-
-
-def _known(value: ir.Value, values: DeviceValues) -> Values | None:
-    """Integers that are the same on all devices."""
-    known = values.of(value)
-    return known[0] if known is not None and len(known) == 1 else None

@@ -30,16 +30,15 @@ from stablehlo_tools.dialect.names import (
     PARTITION_ID,
     SELECT,
 )
-from stablehlo_tools.dialect.traits import ELEMENTWISE
+from stablehlo_tools.dialect.traits import BRANCHES, ELEMENTWISE
 from stablehlo_tools.ir.builder import shape_of
 from stablehlo_tools.ir.inline import copy_with
-from stablehlo_tools.ir.values import CONSTANTS, is_float, key_of, maker_of, producer
+from stablehlo_tools.ir.values import CONSTANTS, has_uses, is_float, key_of, maker_of, producer
 from stablehlo_tools.ir.walk import walk
 from stablehlo_tools.transforms.parts.block_rewriter import part_type_of
 from stablehlo_tools.transforms.parts.fold_pipeline.loop_region import LoopRegion
 from stablehlo_tools.transforms.parts.fold_pipeline.moves import (
     BETWEEN_RANKS,
-    BRANCHES,
     MOVING,
     RELAYOUTS,
     deciding_operands,
@@ -106,8 +105,7 @@ def erase_unused(block: ir.Block, anchor: ir.Operation | None = None) -> None:
         is_anchor = anchor is not None and op == anchor
         if not is_anchor and op.name not in _ERASED:
             continue
-        used = any(next(iter(result.uses), None) is not None for result in op.results)
-        if len(op.results) and not used:
+        if len(op.results) and not any(map(has_uses, op.results)):
             op.erase()
 
 
@@ -245,22 +243,19 @@ class Segments:
             sizes = [1] * len(after)
             for dim, size in zip(dims, before, strict=True):
                 sizes[dim] = size
-            return not (sizes != after or list(dims) != sorted(dims)) and self._is_moved(
-                op.operands[0]
-            )
+            keeps_all = sizes == after and list(dims) == sorted(dims)
+            return keeps_all and self._is_moved(op.operands[0])
         deciding, moved = deciding_operands(op)
         known = [index for index in deciding if region.has_known_integers(index)]
-        if len(known) != len(deciding) and not (op.name == SELECT and self._by_place(deciding[0])):
-            return False
+        if len(known) != len(deciding):  # a predicate may follow from the places of its elements
+            steady = region.steady_integers
+            if op.name != SELECT or numbers_along(deciding[0], steady) is None:
+                return False
         if any(region.steady_integers(index) is None for index in known):
             return True
         if op.name in BRANCHES:
             return True
         return all(map(self._is_plain, moved)) and any(map(self._is_moved, moved))
-
-    def _by_place(self, predicate: ir.Value) -> bool:
-        """Whether a predicate follows from the places of its elements."""
-        return numbers_along(predicate, self._region.steady_integers) is not None
 
     def _is_plain(self, value: ir.Value) -> bool:
         """Whether nothing was computed: moved, constant, or one of them repeated."""
@@ -290,11 +285,11 @@ class StageRows:
 
     def box(self, value: ir.Value, number: int, row: int) -> Box:
         """What a stage takes of an input."""
-        whole, dim = Box.whole(shape_of(value)), self.dims[number]
-        if dim is None:
-            return whole
-        size = whole.sizes[dim] // self.count
-        return whole.along(dim, row * size, size)
+        return Box.whole(shape_of(value)).share(self.dims[number], row, self.count)
+
+    def output_box(self, value: ir.Value, output: int, row: int) -> Box:
+        """What of a value, which is an output, a stage computes."""
+        return Box.whole(shape_of(value)).share(self.outputs[output], row, self.count)
 
 
 def all_stages(segment: Segment) -> StageRows:
@@ -323,8 +318,7 @@ def row_of_stages(segment: Segment, dim: int, count: int, scratch: Scratch) -> S
                     return rows
             except NotScaledError as error:
                 mixing = mixing or error.op
-    op = mixing or failed
-    raise joined(op)
+    raise joined(mixing or failed)
 
 
 def joined(op: ir.Operation) -> UnresolvedError:

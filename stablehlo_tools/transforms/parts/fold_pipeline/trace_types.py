@@ -12,9 +12,9 @@ from itertools import pairwise
 from math import prod
 
 from stablehlo_tools.analysis.device_values import Values
+from stablehlo_tools.analysis.elements.boxes import reshaped
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
-from stablehlo_tools.dialect.reshapes import runs
 
 Shape = tuple[int, ...]
 
@@ -60,6 +60,13 @@ class Box:
         starts, sizes = list(self.starts), list(self.sizes)
         starts[dim], sizes[dim] = start, size
         return Box(tuple(starts), tuple(sizes))
+
+    def share(self, dim: int | None, row: int, count: int) -> Box:
+        """The part of this number, of `count` equal ones along a dimension; all without one."""
+        if dim is None:
+            return self
+        size = self.sizes[dim] // count
+        return self.along(dim, self.starts[dim] + row * size, size)
 
     def moved(self, by: Sequence[int]) -> Box:
         """The box further on by an offset along each dimension."""
@@ -179,57 +186,18 @@ class View:
 
 
 def reshaped_box(box: Box, before: Shape, after: Shape) -> Box | None:
-    """The box that a box becomes by a reshape; None where its elements fill no box then.
-
-    The reshape splits and merges dimensions in runs. In each, elements of the box that follow each
-    other without a gap still do so afterwards, but fill a box only where they are whole rows.
-    """
-    starts, sizes = [0] * len(after), [1] * len(after)
-    for run_before, run_after in runs(before, after):
-        old = [d for d in run_before if before[d] != 1]
-        new = [d for d in run_after if after[d] != 1]
-        if [before[d] for d in old] == [after[d] for d in new]:
-            for d, e in zip(old, new, strict=True):
-                starts[e], sizes[e] = box.starts[d], box.sizes[d]
-            continue
-        interval = _interval(box, before, old)
-        if interval is None or not _fill(interval, after, new, starts, sizes):
-            return None
-    return Box(tuple(starts), tuple(sizes))
-
-
-def _interval(box: Box, shape: Shape, dims: Sequence[int]) -> tuple[int, int] | None:
-    """The first and the number of a box's elements along some dimensions, read as one dimension;
-    None where they do not follow each other without a gap."""
-    first = 0
-    for dim in dims:
-        first = first * shape[dim] + box.starts[dim]
-    several = next((i for i, dim in enumerate(dims) if box.sizes[dim] != 1), len(dims))
-    if any(box.sizes[dim] != shape[dim] for dim in dims[several + 1 :]):
+    """The box that a box becomes by a reshape; None if its elements do not fill a box then."""
+    if box == Box.whole(before):
+        return Box.whole(after)
+    if 0 in box.sizes:
         return None
-    return first, prod(box.sizes[dim] for dim in dims)
-
-
-def _fill(
-    interval: tuple[int, int],
-    shape: Shape,
-    dims: Sequence[int],
-    starts: list[int],
-    sizes: list[int],
-) -> bool:
-    """Sets the box that an interval of elements is along some dimensions; whether it is one."""
-    first, count = interval
-    for place, dim in enumerate(dims):
-        inner = dims[place + 1 :]
-        stride = prod(shape[d] for d in inner)
-        starts[dim] = first // stride
-        first -= starts[dim] * stride
-        if first + count > stride:
-            sizes[dim] = count // stride
-            for d in inner:
-                sizes[d] = shape[d]
-            return first == 0 and count % stride == 0
-    return True
+    ranges = zip(box.starts, box.sizes, strict=True)
+    filled = reshaped(tuple(range(start, start + size) for start, size in ranges), before, after)
+    sizes = tuple(map(len, filled))
+    # `reshaped` returns a part of the elements, or with gaps, where they do not fill a box.
+    if prod(sizes) != prod(box.sizes) or any(numbers.step != 1 for numbers in filled):
+        return None
+    return Box(tuple(numbers.start for numbers in filled), sizes)
 
 
 @dataclass(frozen=True)
@@ -327,6 +295,10 @@ class BoxQuery:
     def in_tick(self, value: ir.Value, tick: int) -> BoxQuery:
         """The same elements in what a carry was in another tick."""
         return replace(self, value=value, tick=tick)
+
+    def ending_in(self, source: Source) -> Piece:
+        """The answer that the elements are all of a source."""
+        return Piece(source, Box.whole(self.box.sizes), self.view)
 
     def through(self, value: ir.Value, box: Box, op: ViewOp) -> BoxQuery:
         """The same elements in the operand of a view op."""

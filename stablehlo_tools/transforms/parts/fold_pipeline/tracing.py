@@ -132,23 +132,18 @@ class Tracer:
         """One step back: known integers, carries, results of the loop, constants, arguments from
         outside, moves, and what an op computed."""
         region, value = self.region, query.value
-        known = self._known(value, query)
+        known = known_piece(query, self._known(value, query))
         if known is not None:
-            source = Known.of(known[query.box.slices()])
-            return Piece(source, Box.whole(query.box.sizes), query.view)
+            return known
         carry = region.argument_number(value)
         if carry is not None:
-            if query.tick <= 0 or region.is_invariant(carry):
+            if query.tick <= 0 or carry in region.invariant:
                 return [query.in_tick(region.loop.operands[carry], -1)]
             return [query.in_tick(region.ends[carry], query.tick - 1)]
         op = producer(value)
         if op is not None and op == region.loop:
             result = ir.OpResult(value).result_number
             return [query.in_tick(region.ends[result], region.ticks - 1)]
-        if op is not None and op.name in CONSTANTS and is_splat(op):
-            text = value_text(op).rpartition(" : ")[0]
-            splat = Splat(text, str(element_of(value)), splat_of(value) == 0)
-            return Piece(splat, Box.whole(query.box.sizes), query.view)
         if op is None or not region.is_inside(op):
             return Piece(Outside(value), region.unsharded(value, query.rank, query.box), query.view)
         if op.name in _IDS:
@@ -211,7 +206,7 @@ class Tracer:
         if source is not None and ranks.devices[ranks.rank_of[source]] != source:
             raise UnresolvedError("it moves elements along two axes of the mesh at once", op, 3)
         if sending is None:
-            return Piece(zeros(element_of(query.value)), Box.whole(query.box.sizes), query.view)
+            return query.ending_in(zeros(element_of(query.value)))
         return [replace(query, value=op.operands[0], rank=sending)]
 
     def _reduced(self, op: ir.Operation, query: BoxQuery, members: Sequence[int]) -> Answer:
@@ -239,6 +234,18 @@ class Tracer:
             return self.pieces(term.value, term.rank, term.tick, term.box)
 
         return only_nonzero(op, terms, pieces)
+
+
+def known_piece(query: BoxQuery, integers: Values | None) -> Piece | None:
+    """The answer for a value of known integers, or for a constant of one number."""
+    if integers is not None:
+        return query.ending_in(Known.of(integers[query.box.slices()]))
+    op = producer(query.value)
+    if op is None or op.name not in CONSTANTS or not is_splat(op):
+        return None
+    text = value_text(op).rpartition(" : ")[0]
+    element = str(element_of(query.value))
+    return query.ending_in(Splat(text, element, splat_of(query.value) == 0))
 
 
 def only_nonzero(

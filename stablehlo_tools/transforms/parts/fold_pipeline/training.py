@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from math import isfinite, prod
 
 from stablehlo_tools.bindings import ir
@@ -22,7 +23,7 @@ from stablehlo_tools.dialect.names import RESHAPE
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.ir.cleanup import fold_reshapes
 from stablehlo_tools.ir.inline import copy_body
-from stablehlo_tools.ir.values import is_float, maker_of, producer, unconstrained
+from stablehlo_tools.ir.values import has_uses, is_float, maker_of, producer, unconstrained
 from stablehlo_tools.transforms.parts.fold_pipeline.backward_tracing import (
     BackwardTracer,
 )
@@ -79,8 +80,9 @@ def fold_training(forward: LoopRegion, backward: LoopRegion, module: ir.Module) 
     of_forward = [before.left(output.result, output.box) for output in left]
     segments = Segments(forward, scratch)
     writer = GridWriter(before, scratch, sites[0], segments)
-    found = _find_backward(BackwardTracer(backward, before), made, writer, sites[1], scratch)
-    of_backward, after, second, sums = found.pieces, found.writer, found.grid, found.sums
+    of_backward, after, second, sums = _find_backward(
+        BackwardTracer(backward, before), made, writer, sites[1], scratch
+    )
 
     reached = list(_reached(after, of_backward))
     inputs = [list(taken) for row in second.inputs for cell in row for taken in cell]
@@ -101,7 +103,7 @@ def fold_training(forward: LoopRegion, backward: LoopRegion, module: ir.Module) 
         plans = whole if whole.is_batched else plans
     writer.write_grid(plans.forward, {})
     cells = {
-        number: _kept(writer, plans.rows[number])
+        number: writer.kept(plans.rows[number].number, is_input=plans.rows[number].is_input)
         if number in plans.rows
         else after.stacked_cells(table, plans.backward, number)
         for number, table in plans.backward.inputs.cells.items()
@@ -113,7 +115,7 @@ def fold_training(forward: LoopRegion, backward: LoopRegion, module: ir.Module) 
     _replace(made, gradients)
     erase_unused(sites[1].anchor.block, sites[1].anchor)
     erase_unused(sites[0].anchor.block)
-    if any(next(iter(result.uses), None) for result in sites[0].anchor.results):
+    if any(map(has_uses, sites[0].anchor.results)):
         raise UnresolvedError(
             "what its ticks leave is used by more than its backward", forward.loop, 6
         )
@@ -125,24 +127,15 @@ def fold_training(forward: LoopRegion, backward: LoopRegion, module: ir.Module) 
     return first.stages
 
 
-@dataclass(frozen=True)
-class _Backward:
-    """The grid of a backward, its writer, and what its outputs consist of, sums among that."""
-
-    pieces: list[list[Piece]]
-    writer: GridWriter
-    grid: Grid
-    sums: list[Summed]
-
-
 def _find_backward(
     tracer: BackwardTracer,
     outputs: Sequence[Output],
     before: GridWriter,
     site: FoldSite,
     scratch: Scratch,
-) -> _Backward:
-    """The grid of a backward, which `tracer` follows.
+) -> tuple[list[list[Piece]], GridWriter, Grid, list[Summed]]:
+    """What the outputs of a backward consist of, its writer, its grid, and the sums over ticks
+    among what they consist of; `tracer` follows it.
 
     In a circular pipeline, the first stage takes what leaves the last one once more in the ticks of
     ramp-down, and does not hand it on. Only the grid tells that the cotangent of that is zero; what
@@ -161,7 +154,7 @@ def _find_backward(
         asked = partial or cells.adds_inputs()
         informed = tracer.with_zeros(cells.zeros) if asked else None
         if informed is None:
-            return _Backward(pieces, writer, cells.grid(), sums)
+            return pieces, writer, cells.grid(), sums
         tracer = informed
 
 
@@ -193,7 +186,7 @@ def _refuse_infinite(forward: LoopRegion) -> None:
     """Raises UnresolvedError where a pipeline starts from no numbers: its gradients are then no
     numbers either, as ramp-up adds zero times such to them."""
     for operand, argument, end in zip(
-        forward.loop.operands, forward.body.arguments, forward.ends, strict=True
+        forward.loop.operands, forward.block.arguments, forward.ends, strict=True
     ):
         number = repeated_number(operand) if is_float(operand.type) else None
         if argument != end and isinstance(number, float) and not isfinite(number):
@@ -281,10 +274,6 @@ class _Row:
     number: int
 
 
-def _kept(writer: GridWriter, row: _Row) -> ir.Value:
-    return writer.kept_input(row.number) if row.is_input else writer.kept_output(row.number)
-
-
 @dataclass(frozen=True)
 class _Plans:
     forward: GridPlan
@@ -329,8 +318,12 @@ class _Planner:
             )
         given = StageInputs.sorted(second.inputs, second.handoffs)
         rows = {n: row for n, table in given.cells.items() if (row := self._row(n, table))}
-        pieces = [piece for group in _other_pieces(given, rows) for piece in group]
-        ends = [*ends, *_ends(_reached(after, [pieces]))]
+        # All inputs but those that are rows of what the pipeline leaves.
+        groups = [*given.fixed.values()]
+        groups += chain.from_iterable((*given.batch.values(), *given.layered.values()))
+        for number, table in given.cells.items():
+            groups += [] if number in rows else chain.from_iterable(table)
+        ends = [*ends, *_ends(_reached(after, groups))]
         kept = {row.number for row in rows.values() if not row.is_input}
         layers = self._layers(taken, given, rows)
         stages = self._stages(taken, given, rows, layers)
@@ -368,7 +361,8 @@ class _Planner:
             }
             if len(sources) != 1 or any(len(pieces) != 1 for pieces in taken):
                 continue
-            if any(not _is_converted(p) for pieces in taken for p in pieces):
+            ops = [piece.view.ops for pieces in taken for piece in pieces]
+            if any(len(own) != 1 or not isinstance(own[0], Convert) for own in ops):
                 continue
             element = ir.Type.parse(sources.pop(), block.owner.context)
             shape = shape_of(argument)
@@ -385,18 +379,15 @@ class _Planner:
             return copy_body(block, given, build.point)[1]
 
         types = list(({n: a.type for n, a in enumerate(block.arguments)} | raw).values())
+
+        def unconverted(number: int, pieces: Pieces) -> Pieces:
+            if number not in raw:
+                return pieces
+            return tuple(replace(piece, view=replace(piece.view, ops=())) for piece in pieces)
+
         function = self._scratch.function(types, fill)
-        inputs = tuple(
-            tuple(
-                tuple(
-                    tuple(_unconverted(piece) for piece in pieces) if n in raw else pieces
-                    for n, pieces in enumerate(cell)
-                )
-                for cell in row
-            )
-            for row in second.inputs
-        )
-        return replace(second, rows=replace(second.rows, function=function), inputs=inputs)
+        rows = replace(second.rows, function=function)
+        return replace(second.with_pieces(unconverted), rows=rows)
 
     def _row(self, number: int, table: Sequence[Sequence[Pieces]]) -> _Row | None:
         """What of the pipeline's layers an input of the backward's is, where it is just that."""
@@ -474,25 +465,6 @@ class _Planner:
         return (None, None) if back is None else (stage, back)
 
 
-def _is_converted(piece: Piece) -> bool:
-    return len(piece.view.ops) == 1 and isinstance(piece.view.ops[0], Convert)
-
-
-def _unconverted(piece: Piece) -> Piece:
-    """The piece without its one conversion."""
-    return replace(piece, view=replace(piece.view, ops=()))
-
-
-def _other_pieces(given: StageInputs, rows: dict[int, _Row]) -> Iterator[Pieces]:
-    """The pieces of all inputs but those that are rows of what the pipeline leaves."""
-    yield from given.fixed.values()
-    for microbatches in (*given.batch.values(), *given.layered.values()):
-        yield from microbatches
-    for number, table in given.cells.items():
-        if number not in rows:
-            yield from (pieces for row in table for pieces in row)
-
-
 def _stacked(plan: GridPlan, ends: Sequence[End], kept: Iterable[int]) -> tuple[int, ...]:
     """The outputs of which each layer's is kept: some, and those of which what another layer than
     the last computes is used, or what is not handed on."""
@@ -521,15 +493,10 @@ def _replace(outputs: Sequence[Output], values: Sequence[ir.Value]) -> None:
     """Puts values in the place of a region's outputs."""
     for output, value in zip(outputs, values, strict=True):
         output.value.replace_all_uses_with(value)
-        _skip_reshape(value)
-
-
-def _skip_reshape(value: ir.Value) -> None:
-    """Lets reshapes of a reshaped value start from what that was: the microbatches apart, and as
-    one batch again."""
-    op = producer(value)
-    if op is None or op.name != RESHAPE:
-        return
-    for user in [use.owner.operation for use in value.uses]:
-        if user.name == RESHAPE:
-            user.operands[0] = op.operands[0]
+        # Reshapes of a reshaped value start from what that was: the microbatches apart, and as one
+        # batch again.
+        op = producer(value)
+        if op is not None and op.name == RESHAPE:
+            for user in [use.owner.operation for use in value.uses]:
+                if user.name == RESHAPE:
+                    user.operands[0] = op.operands[0]

@@ -63,11 +63,6 @@ class WrittenLayers:
         """How many layers there are."""
         return len(self.inputs)
 
-    def write(self, block: ir.Block, arguments: Sequence[ir.Value]) -> list[ir.Value]:
-        """Copies a layer into an empty block, which takes what is handed on, and the inputs; what
-        it returns: what it hands on, and the outputs."""
-        return self.template.write(block, arguments)
-
 
 def written_layers(block: ir.Block, states: Collection[int], handed: int) -> WrittenLayers | None:
     """The layers of a stage: as many as there are. Its arguments `states` are all the same: what
@@ -82,7 +77,7 @@ def written_layers(block: ir.Block, states: Collection[int], handed: int) -> Wri
         alike = all(a.text == b.text for a, b in zip(texts, texts[period:], strict=False))
         if len(ends) % period or not alike:
             continue
-        if any(reader.contracts(text) for text in texts[:period]):
+        if any(node.name in CONTRACTIONS for text in texts[:period] for node in text.nodes):
             found = reader.layers(ends[period - 1 :: period])
             if found is not None:
                 return found
@@ -110,7 +105,8 @@ class _Template:
     returned: Sequence[int]
 
     def write(self, block: ir.Block, arguments: Sequence[ir.Value]) -> list[ir.Value]:
-        """Copies the layer into an empty block; what is handed on is the first argument."""
+        """Copies the layer into an empty block, which takes what is handed on, and the inputs.
+        Returns what it hands on, and the outputs."""
         values = {self.flow.values[number]: arguments[0] for number in self.begin}
         for number, argument in zip(self.leaves, arguments[1:], strict=True):
             values[self.flow.values[number]] = argument
@@ -179,10 +175,6 @@ class _Reader:
                 ends.append(node.results[0])
             reach = max(reach, last.get(index, index))
         return ends
-
-    def contracts(self, read: _Read) -> bool:
-        """Whether there is a product among ops."""
-        return any(node.name in CONTRACTIONS for node in read.nodes)
 
     def read(self, begin: int, ends: Sequence[int]) -> _Read:
         """What values are computed by, from where a layer begins."""
@@ -305,8 +297,7 @@ def by_layer(
     layers = _layers_of(first), _layers_of(second)
     if layers[0] is None or layers[1] is None or layers[0].count != layers[1].count:
         return None
-    alike = _Alike(block)
-    first, second = (replace(grid, inputs=alike.inputs(grid.inputs)) for grid in (first, second))
+    first, second = _share_inputs((first, second), block)
     cut = _cut(first, layers[0], scratch), _cut(second, layers[1], scratch)
     if cut[0] is None or cut[1] is None:
         return None
@@ -340,7 +331,7 @@ def _cut(grid: Grid, layers: WrittenLayers, scratch: Scratch) -> Grid | None:
     made = tuple(tuple(None if n is None else outputs[n] for n in own) for own in numbers)
     layer_rows = replace(
         rows,
-        function=scratch.function(types, layers.write),
+        function=scratch.function(types, layers.template.write),
         dims=tuple(rows.dims[number] for number in taken[0]),
         outputs=tuple(own.pop() for own in dims),
     )
@@ -349,7 +340,10 @@ def _cut(grid: Grid, layers: WrittenLayers, scratch: Scratch) -> Grid | None:
     def handed_on(layer: int, cell: Instance) -> Pieces:
         """What a layer of a cell hands on; nothing where nobody but the next layer takes it."""
         value = made[layer][0]
-        return () if value is None else (_whole(value, cell, cut.box(0, cell.row)),)
+        if value is None:
+            return ()
+        box = cut.box(0, cell.row)
+        return (Piece(Computed(value, cell.rank, cell.tick), box, View(Box.whole(box.sizes))),)
 
     inputs = tuple(
         tuple(
@@ -365,35 +359,21 @@ def _cut(grid: Grid, layers: WrittenLayers, scratch: Scratch) -> Grid | None:
     return replace(cut, inputs=inputs)
 
 
-class _Alike:
-    """The values of a block, those that are computed alike as the first of them."""
+def _share_inputs(grids: Sequence[Grid], block: ir.Block) -> list[Grid]:
+    """Grids whose inputs take, of values of a block that are computed alike, the first."""
+    flow, effects = Dataflow.of(block, opened=()), Effects({})
+    numbers: dict[int, int] = {}
+    known: dict[Any, tuple[int, ...]] = {}
+    for node in flow.nodes:
+        if not effects.has_effect(node.op):
+            key = look(node.op), tuple(numbers.get(number, number) for number in taken(node))
+            numbers.update(zip(node.results, known.setdefault(key, node.results), strict=True))
+    first = {flow.values[number]: flow.values[own] for number, own in numbers.items()}
 
-    def __init__(self, block: ir.Block) -> None:
-        flow, effects = Dataflow.of(block, opened=()), Effects({})
-        first: dict[int, int] = {}
-        known: dict[Any, tuple[int, ...]] = {}
-        for node in flow.nodes:
-            if not effects.has_effect(node.op):
-                key = look(node.op), tuple(first.get(number, number) for number in taken(node))
-                first.update(zip(node.results, known.setdefault(key, node.results), strict=True))
-        self._first = {flow.values[n]: flow.values[own] for n, own in first.items()}
-
-    def inputs(
-        self, inputs: tuple[tuple[tuple[Pieces, ...], ...], ...]
-    ) -> tuple[tuple[tuple[Pieces, ...], ...], ...]:
-        """The inputs of cells, in terms of these."""
-        return tuple(
-            tuple(tuple(tuple(map(self._piece, own)) for own in cell) for cell in row)
-            for row in inputs
-        )
-
-    def _piece(self, piece: Piece) -> Piece:
+    def shared(piece: Piece) -> Piece:
         source = piece.source
         if isinstance(source, Outside) or (isinstance(source, Computed) and source.tick < 0):
-            source = replace(source, value=self._first.get(source.value, source.value))
+            source = replace(source, value=first.get(source.value, source.value))
         return replace(piece, source=source)
 
-
-def _whole(value: ir.Value, cell: Instance, box: Box) -> Piece:
-    """All that a cell computes as a value."""
-    return Piece(Computed(value, cell.rank, cell.tick), box, View(Box.whole(box.sizes)))
+    return [grid.with_pieces(lambda _, pieces: tuple(map(shared, pieces))) for grid in grids]
