@@ -17,7 +17,7 @@ and anything else is no loop. The first and the last iteration may lack ops that
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -236,7 +236,10 @@ class _Reader:
         yet."""
         lacking = set[int]()
         for q in range(self._period):
-            if self._only_adds(q) or self._constrains(q, lacking):
+            # Or an op that is about the sharding of what one of these gives, and no more.
+            link = self._links[q][0] if self._template[q].name == SHARDING_CONSTRAINT else None
+            constrains = link and not link.is_carried and link.made.position in lacking
+            if self._only_adds(q) or constrains:
                 lacking.add(q)
         at = self._begin - (self._period - len(lacking))
         if not lacking or at < 0:
@@ -262,11 +265,6 @@ class _Reader:
         if len(handed) != 1 or len(own) != 1:
             return False
         return sum(handed[0] == link for row in self._links for link in row) == 1
-
-    def _constrains(self, q: int, lacking: set[int]) -> bool:
-        """Whether an op is about the sharding of what one of some ops gives, and no more."""
-        link = self._links[q][0] if self._template[q].name == SHARDING_CONSTRAINT else None
-        return link is not None and not link.is_carried and link.made.position in lacking
 
     def _shorter_last(self) -> Row | None:
         """An iteration behind the complete ones that lacks ops which nothing asks for."""
@@ -300,7 +298,11 @@ class _Reader:
     def _proven(self, ops: Sequence[Row]) -> Iterations:
         """The iterations, if what each op takes is of one kind in all of them."""
         made = [[None if node is None else node.results for node in row] for row in ops]
-        self._stand_in(ops[0], made[0])
+        for q, node in enumerate(ops[0]):
+            if node is None:  # what a sum that the first iteration lacks would add stands for it
+                link = next(each for each in self._links[q] if each and not each.is_carried)
+                term = made[0][link.made.position]
+                made[0][q] = None if term is None else (term[link.made.result],)
         inside = {n for row in ops for node in row if node is not None for n in node.results}
         sources: list[tuple[Source, ...]] = []
         for q, node in enumerate(self._template):
@@ -314,15 +316,6 @@ class _Reader:
         found = Iterations(tuple(self._template), tuple(ops), tuple(made), tuple(sources))
         self._check(found)
         return found
-
-    def _stand_in(self, first: Row, made: list[tuple[int, ...] | None]) -> None:
-        """Lets what a sum that the first iteration lacks would add stand for it."""
-        for q, node in enumerate(first):
-            if node is not None:
-                continue
-            link = next(each for each in self._links[q] if each and not each.is_carried)
-            term = made[link.made.position]
-            made[q] = None if term is None else (term[link.made.result],)
 
     def _source(
         self,
@@ -354,19 +347,20 @@ class _Reader:
         present = [number for number in numbers if number is not None]
         if not inside.isdisjoint(present):
             raise NoLoopError("takes in some iterations what another iteration makes", node)
-        if len(set(present)) == 1 or self._are_equal_constants(present):
+        if len(set(present)) == 1:
+            return Same(present[0])
+        if len({value_text(node.op) for node in self._constants(present)}) == 1:
             return Same(present[0])
         types = {self._flow.values[number].type for number in present}
         if len(types) > 1:
             raise NoLoopError("takes values of several types", node)
         return Rows(tuple(numbers))
 
-    def _are_equal_constants(self, numbers: Sequence[int]) -> bool:
-        makers = [self._flow.maker.get(number) for number in numbers]
+    def _constants(self, numbers: Iterable[int | None]) -> list[Node]:
+        """The ops that make values, if all of them are constants."""
+        makers = [self._flow.maker.get(number) for number in numbers if number is not None]
         constants = [node for node in makers if node is not None and node.name in CONSTANTS]
-        if len(constants) != len(numbers):
-            return False
-        return len({value_text(node.op) for node in constants}) == 1
+        return constants if len(constants) == len(makers) else []
 
     def _check(self, found: Iterations) -> None:
         """That layers hand something on, take something each for itself, and that nothing outside
@@ -387,8 +381,7 @@ class _Reader:
             raise NoLoopError(
                 "hands nothing on that follows from the one before", found.template[0]
             )
-        weights = [row for row in found.rows if not self._are_constants(row)]
-        if not weights:
+        if all(self._constants(row.numbers) for row in found.rows):
             raise NoLoopError("takes nothing that is its iteration's own", self._template[0])
         own = {node.index for node in found.nodes}
         made = {number for node in found.nodes for number in node.results}
@@ -401,10 +394,6 @@ class _Reader:
                     raise NoLoopError(f"takes what the {named(maker.op)} between them makes", node)
             elif not (made | behind).isdisjoint(node.inputs):
                 behind.update(node.results)
-
-    def _are_constants(self, rows: Rows) -> bool:
-        makers = [self._flow.maker.get(number) for number in rows.numbers if number is not None]
-        return all(node is not None and node.name in CONSTANTS for node in makers)
 
 
 def taken(node: Node) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ order, those of a stack that is there already.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -161,7 +161,8 @@ def plan_rolling(flow: Dataflow, found: Sequence[Iterations]) -> RollPlan:
             loop.reads[each] = stack
             if stack.loop is not None and stack not in stack.loop.writes:
                 stack.loop.writes.append(stack)
-        known.add_all(_written_by(loop))
+        for stack in _written_by(loop):
+            known.add(stack)
         loops.append(loop)
     # The values of loops that something else takes, each as a row of a stack of its loop.
     place = {
@@ -173,7 +174,17 @@ def plan_rolling(flow: Dataflow, found: Sequence[Iterations]) -> RollPlan:
     }
     uses: dict[int, RowUse] = {}
     for number in sorted(_taken_outside(flow, loops) & place.keys()):
-        uses[number] = _use(number, *place[number])
+        loop, iteration, made = place[number]
+        iterations = loop.iterations
+        is_last = iteration == iterations.count - 1
+        if is_last and any(carried.made == made for carried in iterations.carried):
+            uses[number] = RowUse(loop, None, 0, made)
+            continue
+        written = next((stack for stack in loop.writes if number in stack.numbers), None)
+        if written is None:
+            written = Stack(_in_layers(iterations.row_of(made), loop), loop, made)
+            loop.writes.append(written)
+        uses[number] = RowUse(loop, written, written.numbers.index(number), made)
     return RollPlan(flow, loops, uses)
 
 
@@ -188,10 +199,6 @@ class _KnownStacks:
             if number is not None:
                 self._with.setdefault(number, []).append(stack)
         return stack
-
-    def add_all(self, stacks: Iterable[Stack]) -> None:
-        for stack in stacks:
-            self.add(stack)
 
     def match(self, numbers: Numbers) -> Stack | None:
         """A stack that has these values in this order, wherever one is asked for."""
@@ -218,18 +225,6 @@ def _written_by(loop: RolledLoop) -> Iterator[Stack]:
         for result in range(len(node.results)):
             made = Made(position, result)
             yield Stack(_in_layers(iterations.row_of(made), loop), loop, made)
-
-
-def _use(number: int, loop: RolledLoop, iteration: int, made: Made) -> RowUse:
-    iterations = loop.iterations
-    is_last = iteration == iterations.count - 1
-    if is_last and any(carried.made == made for carried in iterations.carried):
-        return RowUse(loop, None, 0, made)
-    written = next((stack for stack in loop.writes if number in stack.numbers), None)
-    if written is None:
-        written = Stack(_in_layers(iterations.row_of(made), loop), loop, made)
-        loop.writes.append(written)
-    return RowUse(loop, written, written.numbers.index(number), made)
 
 
 def _taken_outside(flow: Dataflow, loops: Sequence[RolledLoop]) -> set[int]:

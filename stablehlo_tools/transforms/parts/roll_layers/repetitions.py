@@ -9,7 +9,7 @@ its gradients into others. That texts agree proves nothing yet about what the op
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence, Set
+from collections.abc import Hashable, Sequence, Set
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -113,20 +113,15 @@ def look(op: ir.Operation) -> Hashable:
 def repetitions(sequence: OpSequence) -> list[Repetition]:
     """Where it repeats itself, with a contraction in what is repeated: what covers most first, of
     those the shortest period."""
-    looks = sequence.looks
+    looks, found = sequence.looks, list[Repetition]()
     contracts = np.array([node.name in CONTRACTIONS for node in sequence.nodes], dtype=bool)
-    found = [each for each in _all_runs(looks) if contracts[each.first :][: each.period].any()]
-    found.sort(key=lambda each: (-each.size, each.period, each.first))
-    return found
-
-
-def _all_runs(looks: np.ndarray) -> Iterator[Repetition]:
     for period in range(2, len(looks) // 2 + 1):
         same = looks[:-period] == looks[period:]
         edges = np.flatnonzero(np.diff(np.concatenate(([False], same, [False])).astype(np.int8)))
         for first, limit in edges.reshape(-1, 2).tolist():
-            if limit - first >= period:
-                yield Repetition(first, limit + period, period)
+            if limit - first >= period and contracts[first:][:period].any():
+                found.append(Repetition(first, limit + period, period))
+    return sorted(found, key=lambda each: (-each.size, each.period, each.first))
 
 
 def phases(flow: Dataflow, nodes: Sequence[Node], each: Repetition) -> list[int]:

@@ -56,7 +56,15 @@ class _Writer:
         anchor = max(iterations.nodes, key=lambda node: node.index).op
         build = Builder(ir.InsertionPoint(anchor), iterations.template[0].op.location)
         carried, stacks = iterations.carried, list(dict.fromkeys(loop.reads.values()))
-        starts = [self._start(build, loop, each) for each in carried]
+        starts: list[ir.Value] = []
+        for each in carried:
+            if each.start is not None:
+                starts.append(self._value(each.start))
+                continue
+            # Adding to it changes no number: -0.0 for floats.
+            like = iterations.template[each.made.position].op.results[0]
+            is_complex = isinstance(element_of(like), ir.ComplexType)
+            starts.append(build.splat_like(complex(-0.0, -0.0) if is_complex else -0.0, like))
         room = [room_for_rows(build, self._like(stack), iterations.count) for stack in loop.writes]
         read = [self._stack(build, stack) for stack in stacks]
         counted = CountedLoop(build, build.i32(iterations.count), [*starts, *room, *read])
@@ -85,14 +93,6 @@ class _Writer:
             old.replace_all_uses_with(new)
         for node in _behind(self._flow, loop):
             node.op.move_before(anchor)
-
-    def _start(self, build: Builder, loop: RolledLoop, carried: Carried) -> ir.Value:
-        if carried.start is not None:
-            return self._value(carried.start)
-        # Adding to it changes no number: -0.0 for floats.
-        like = loop.iterations.template[carried.made.position].op.results[0]
-        is_complex = isinstance(element_of(like), ir.ComplexType)
-        return build.splat_like(complex(-0.0, -0.0) if is_complex else -0.0, like)
 
     def _value(self, number: int) -> ir.Value:
         return self._new.get(number, self._flow.values[number])
