@@ -15,6 +15,7 @@ cases over them, and cases over the constants that such cases return.
 from __future__ import annotations
 
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.dialect.names import CASE, CONSTANT, MANUAL_COMPUTATION
 from stablehlo_tools.ir.builder import Builder
 from stablehlo_tools.ir.rewriter import inline_block
@@ -46,6 +47,18 @@ def own_arguments(function: ir.Operation) -> list[ir.Value]:
     added = platform_arguments(function)
     arguments = Function(function).body.arguments
     return [argument for position, argument in enumerate(arguments) if position not in added]
+
+
+def own_argument(function: ir.Operation, number: int, asks: str, rule: str) -> ir.Value:
+    """The one of these of a number. Raises a located ToolError, with the words in which a pass
+    `asks` in front and its `rule`, where there is none."""
+    taken = own_arguments(function)
+    if not 0 <= number < len(taken):
+        raise ToolError(
+            f"{asks}there is no argument {number}: the program takes {len(taken)} ({rule})",
+            function.location,
+        )
+    return taken[number]
 
 
 def argument_number(argument: ir.Value) -> int:

@@ -48,6 +48,7 @@ in front of the loop, or, in a loop over layers, for each microbatch again.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -64,7 +65,7 @@ from stablehlo_tools.ir.cleanup import erase_unused, fold_reshapes, link_loops
 from stablehlo_tools.ir.clone import copy_module, take_over
 from stablehlo_tools.ir.equal_branches import fold_equal_branches
 from stablehlo_tools.ir.inline import inline_all_calls
-from stablehlo_tools.ir.platform_index import own_arguments
+from stablehlo_tools.ir.platform_index import own_argument
 from stablehlo_tools.ir.token_chain import refuse_tokens
 from stablehlo_tools.ir.walk import entry_function, functions_by_name
 from stablehlo_tools.passes.base import Pass
@@ -162,41 +163,29 @@ class AccumulateGradientsPass(Pass):
         """What runs on each microbatch; with `meshes`, evenly on their devices. Raises
         ToolError."""
         main = entry_function(module)
-        block, entries = _work_of(main)
+        # The block that holds the step, and what its arguments are outside: that of `main`, or of a
+        # manual computation that is all of it.
+        block: ir.Block = main.regions[0].blocks[0]
+        entries: Sequence[ir.Value] = list(block.arguments)
+        first, *others = [view.operation for view in block.operations]
+        if first.name == MANUAL_COMPUTATION and len(others) == 1:
+            block, entries = first.regions[0].blocks[0], list(first.operands)
         graph = Graph.of(block)
         # The places at which the block receives the named arguments of `main`.
-        taken = own_arguments(main)
         places: list[int] = []
         for number in self.arguments:
-            if not 0 <= number < len(taken):
-                raise ToolError(
-                    f"accumulate-gradients: there is no argument {number}: the program takes "
-                    f"{len(taken)} (P3)",
-                    main.location,
-                )
-            places += [place for place, entry in enumerate(entries) if entry == taken[number]]
+            named = own_argument(main, number, "accumulate-gradients: ", "P3")
+            places += [place for place, entry in enumerate(entries) if entry == named]
+        spread: Spread | None = None
+        if meshes is not None:
+            spread = functools.partial(devices_along, block, meshes)
         if places:
             division = given_division(
                 graph, places, self.dimension, self.microbatches, main.location
             )
         else:
-            spread = None if meshes is None else _spread(block, meshes)
             division = find_division(graph, self.microbatches, main.location, spread)
         if not free_whole_values(division):
             return division
         again = try_seeds(Graph.of(block), division.trial.seeds, self.microbatches, regroups=True)
         return divide(again)
-
-
-def _work_of(main: ir.Operation) -> tuple[ir.Block, Sequence[ir.Value]]:
-    """The block that holds the step, and what its arguments are outside: that of `main`, or of a
-    manual computation that is all of it."""
-    block = main.regions[0].blocks[0]
-    first, *others = [view.operation for view in block.operations]
-    if first.name == MANUAL_COMPUTATION and len(others) == 1:
-        return first.regions[0].blocks[0], list(first.operands)
-    return block, list(block.arguments)
-
-
-def _spread(block: ir.Block, meshes: Meshes) -> Spread:
-    return lambda place, dim: devices_along(block, place, dim, meshes)

@@ -57,12 +57,13 @@ from stablehlo_tools.analysis.dimension_propagation.seeds import (
     fewer_parts,
     find_seeds,
     no_dimension,
+    seeds_text,
     sizes_undivided,
     try_seeds,
     undivided,
 )
 from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling
-from stablehlo_tools.analysis.entry import argument_name, is_per_device
+from stablehlo_tools.analysis.entry import is_per_device
 from stablehlo_tools.analysis.shardings import sharding_per_value
 from stablehlo_tools.analysis.tasks.expected import expected_run
 from stablehlo_tools.analysis.tasks.graph import module_task_graph
@@ -73,7 +74,7 @@ from stablehlo_tools.diagnostics import Diagnostic, Diagnostics, ToolError, dura
 from stablehlo_tools.dialect.names import MANUAL_COMPUTATION
 from stablehlo_tools.ir.clone import copy_module, take_over
 from stablehlo_tools.ir.inline import inline_all_calls
-from stablehlo_tools.ir.platform_index import own_arguments
+from stablehlo_tools.ir.platform_index import own_argument
 from stablehlo_tools.ir.token_chain import refuse_tokens
 from stablehlo_tools.ir.values import producer
 from stablehlo_tools.ir.walk import entry_function, functions_by_name
@@ -163,7 +164,14 @@ class SplitBatchPass(Pass):
             for each in chosen:
                 AllPartsWriter(each.trial.dims, channels).run()
         if self.explain:
-            diagnostics.collected.append(_memory(before, peak_bytes(module), module))
+            after = peak_bytes(module)
+            diagnostics.collected.append(
+                note(
+                    "split-batch: the peak of memory on a device, in the order of the text, goes "
+                    f"from {before / 2**20:.1f} to {after / 2**20:.1f} MiB",
+                    module.operation.location,
+                )
+            )
         return True
 
     def _chosen(self, module: ir.Module) -> list[Chosen]:
@@ -206,7 +214,7 @@ class SplitBatchPass(Pass):
         """Names the op that mixes samples, and the one where the outcome meets samples again."""
         meeting: Meeting = chosen.trial.dims.meetings[0]
         location = meeting.mixed.op.location
-        seeds = _seeds_text(chosen)
+        seeds = seeds_text(chosen.trial)
         return ToolError(
             f"{meeting.mixed.name} mixes samples of the batch ({seeds}), and what it gives is used "
             "together with samples again: the parts would wait for each other (P5); join-mixed "
@@ -226,27 +234,11 @@ class SplitBatchPass(Pass):
         trial = chosen.trial
         combined = sum(step.combine is not None for step in trial.dims.op_tilings.values())
         return note(
-            f"split-batch: the batch is {_seeds_text(chosen)}; {len(trial.dims.op_tilings)} of "
+            f"split-batch: the batch is {seeds_text(trial)}; {len(trial.dims.op_tilings)} of "
             f"{len(trial.dims.graph.nodes)} ops run in {self.parts} parts, {trial.collectives} "
             f"collectives among them; {combined} results are combined from the parts",
             chosen.region.op.location,
         )
-
-
-def _seeds_text(chosen: Chosen) -> str:
-    values = chosen.trial.dims.graph.values
-    return ", ".join(
-        f"{f'dimension {layout.dim}'} of {argument_name(values[number])}"
-        for number, layout in sorted(chosen.trial.seeds.items())
-    )
-
-
-def _memory(before: float, after: float, module: ir.Module) -> Diagnostic:
-    return note(
-        f"split-batch: the peak of memory on a device, in the order of the text, goes from "
-        f"{before / 2**20:.1f} to {after / 2**20:.1f} MiB",
-        module.operation.location,
-    )
 
 
 def peak_bytes(module: ir.Module) -> float:
@@ -300,7 +292,8 @@ def choose(
 ) -> list[Chosen]:
     """The batch in each region: as the arguments say, as earlier regions hand it on, or as it is
     found. Regions without any are left out. Raises ToolError for arguments that cannot be cut."""
-    given = _given(module, arguments)
+    main = entry_function(module)
+    given = {own_argument(main, number, "", "P4"): number for number in arguments}
     chosen: list[Chosen] = []
     for region in regions:
         graph = Graph.of(region.block)
@@ -318,18 +311,6 @@ def choose(
         if trial is not None:
             chosen.append(Chosen(region, trial))
     return chosen
-
-
-def _given(module: ir.Module, arguments: Sequence[int]) -> dict[ir.Value, int]:
-    main = entry_function(module)
-    taken = own_arguments(main)
-    for number in arguments:
-        if not 0 <= number < len(taken):
-            raise ToolError(
-                f"there is no argument {number}: the program takes {len(taken)} (P4)",
-                main.location,
-            )
-    return {taken[number]: number for number in arguments}
 
 
 def _checked(

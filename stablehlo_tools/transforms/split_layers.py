@@ -49,7 +49,6 @@ from stablehlo_tools.analysis.dimension_propagation.propagation import BatchDims
 from stablehlo_tools.analysis.effects import Effects
 from stablehlo_tools.analysis.layer_loops.cut_loops import (
     ROWS,
-    Chosen,
     CutLoops,
     Key,
     choose,
@@ -67,7 +66,8 @@ from stablehlo_tools.analysis.loops import (
     wrap,
 )
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.diagnostics import Diagnostic, Diagnostics, ToolError, note
+from stablehlo_tools.diagnostics import Diagnostics, ToolError, note
+from stablehlo_tools.dialect.names import DYNAMIC_UPDATE_SLICE, SHARDING_CONSTRAINT
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.ir.cleanup import erase_unused
 from stablehlo_tools.ir.inline import copy_with, inline_all_calls
@@ -103,7 +103,15 @@ class SplitLayersPass(Pass):
         effects = Effects(functions_by_name(module))
         chosen = choose(main, effects, sum(self.counts), self._shown, self.loop)
         if self.explain:
-            diagnostics.collected += [self._account(each) for each in chosen]
+            diagnostics.collected += [
+                note(
+                    f"split-layers: {len(each.cut)} loops over {sum(self.counts)} layers become "
+                    f"{len(self.counts)} each, over {self._shown}; {len(each.dims.op_tilings)} ops "
+                    "on stacks run on pieces",
+                    each.cut[0].op.location,
+                )
+                for each in chosen
+            ]
         channels = Channels(module)
         with ir.Location.unknown(module.context):
             for each in chosen:
@@ -114,17 +122,7 @@ class SplitLayersPass(Pass):
     def _shown(self) -> str:
         return ", ".join(map(str, self.counts))
 
-    def _account(self, chosen: Chosen) -> Diagnostic:
-        return note(
-            f"split-layers: {len(chosen.cut)} loops over {sum(self.counts)} layers become "
-            f"{len(self.counts)} each, over {self._shown}; {len(chosen.dims.op_tilings)} ops on "
-            "stacks run on pieces",
-            chosen.cut[0].op.location,
-        )
 
-
-_CONSTRAINT = "sdy.sharding_constraint"
-_UPDATE = "stablehlo.dynamic_update_slice"
 _INCLUSIVE = frozenset({"LE", "GE"})
 
 
@@ -204,7 +202,11 @@ class RangeWriter:
 
     def _shift(self, copy: ir.Operation, part: Range) -> None:
         """Counts the rows of each stack from the first of its piece."""
-        accesses = self._accesses()
+        # The ops that read or write rows, of which stack, and where they say which.
+        accesses: dict[Key, tuple[Rows, int]] = {}
+        for kinds, place in ((self._loop.reads, 1), (self._loop.writes, 2)):
+            for rows in kinds.values():
+                accesses |= {key_of(access.op): (rows, place) for access in rows.accesses}
         shifted: dict[tuple[ir.Block, ir.Value, int], ir.Value] = {}
         for known, access in zip(_inside(self._loop.op), list(_inside(copy)), strict=True):
             if key_of(known) not in accesses:
@@ -218,14 +220,6 @@ class RangeWriter:
                 shifted[key] = build.same("subtract", start, offset)
             if shift:
                 access.operands[place] = shifted[key]
-
-    def _accesses(self) -> dict[Key, tuple[Rows, int]]:
-        """The ops that read or write rows, of which stack, and where they say which."""
-        accesses: dict[Key, tuple[Rows, int]] = {}
-        for kinds, place in ((self._loop.reads, 1), (self._loop.writes, 2)):
-            for rows in kinds.values():
-                accesses |= {key_of(access.op): (rows, place) for access in rows.accesses}
-        return accesses
 
     def _bound(self, copy: ir.Operation, part: Range) -> None:
         """Ends a range before the last where the next begins."""
@@ -250,7 +244,8 @@ def _retype(value: ir.Value, type_: ir.Type) -> None:
     value.set_type(type_)
     for use in value.uses:
         op = use.owner.operation
-        if op.name == _CONSTRAINT or (op.name == _UPDATE and not use.operand_number):
+        writes_rows = op.name == DYNAMIC_UPDATE_SLICE and not use.operand_number
+        if op.name == SHARDING_CONSTRAINT or writes_rows:
             _retype(op.results[0], type_)
 
 

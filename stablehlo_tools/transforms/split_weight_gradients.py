@@ -45,7 +45,7 @@ from stablehlo_tools.analysis.layer_loops.division import (
 )
 from stablehlo_tools.analysis.loops import LoopBody
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.diagnostics import Diagnostic, Diagnostics, ToolError, note
+from stablehlo_tools.diagnostics import Diagnostics, ToolError, note
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.ir.cleanup import erase_unused
 from stablehlo_tools.ir.clone import emptied_clone
@@ -95,21 +95,20 @@ class SplitWeightGradientsPass(Pass):
             )
             return
         if self.explain:
-            diagnostics.collected += [_account(division) for division in planned]
+            diagnostics.collected += [
+                note(
+                    f"split-weight-gradients: {len(division.moved)} results of a loop over "
+                    f"{division.loop.trips} layers are computed behind it, from "
+                    f"{len(division.stored)} values or {division.stored_bytes} bytes that each "
+                    "iteration stores",
+                    division.loop.op.location,
+                )
+                for division in planned
+            ]
         with ir.Location.unknown(module.context):
             for division in planned:
                 write_division(division)
         erase_unused(block)
-
-
-def _account(division: Division) -> Diagnostic:
-    loop = division.loop
-    return note(
-        f"split-weight-gradients: {len(division.moved)} results of a loop over {loop.trips} layers "
-        f"are computed behind it, from {len(division.stored)} values or {division.stored_bytes} "
-        "bytes that each iteration stores",
-        loop.op.location,
-    )
 
 
 def write_division(division: Division) -> None:

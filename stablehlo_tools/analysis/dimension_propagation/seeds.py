@@ -64,6 +64,15 @@ def try_seeds(
     return Trial(seeds, dims, collectives, work_of(graph, dims.op_tilings), to_the_end)
 
 
+def seeds_text(trial: Trial) -> str:
+    """The dimensions that are cut, of arguments as the caller of the program knows them."""
+    values = trial.dims.graph.values
+    return ", ".join(
+        f"dimension {layout.dim} of {argument_name(values[number])}"
+        for number, layout in sorted(trial.seeds.items())
+    )
+
+
 def work_of(graph: Graph, nodes: Iterable[Node]) -> int:
     """How much work ops are, to compare it with that of others: elements that they give, of dots
     and convolutions multiplications."""

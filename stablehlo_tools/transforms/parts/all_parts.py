@@ -169,7 +169,10 @@ class AllPartsWriter(BlockRewriter):
         if step.chained:
             op.results[0].replace_all_uses_with(made[-1][0])
         elif step.combine is not None:
-            op.results[0].replace_all_uses_with(_combined(op, step.combine, made))
+            build, total = Builder(ir.InsertionPoint(op), op.location), made[0][0]
+            for (part,) in made[1:]:
+                total = build.same(step.combine, total, part)
+            op.results[0].replace_all_uses_with(total)
         else:
             self._replace_results(node, step.results, made)
 
@@ -230,15 +233,6 @@ class AllPartsWriter(BlockRewriter):
             for use in list(value.uses):
                 if is_inside(use.owner.operation, node.op):
                     use.owner.operation.operands[use.operand_number] = whole
-
-
-def _combined(op: ir.Operation, kind: str, made: Sequence[Sequence[ir.Value]]) -> ir.Value:
-    """The one result of an op, from what each part gives."""
-    build = Builder(ir.InsertionPoint(op), op.location)
-    total = made[0][0]
-    for (part,) in made[1:]:
-        total = build.same(kind, total, part)
-    return total
 
 
 class Pieces:

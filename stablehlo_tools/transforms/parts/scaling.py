@@ -100,7 +100,10 @@ def _refuse_but_sums(dims: BatchDims, sums: Collection[int]) -> None:
         is_sum = partial.terms.get(number) == "add" and number not in dims.tilings
         is_mixed = number in partial.terms or number in partial.blocked
         if (not is_sum) if place in sums else is_mixed:
-            raise NotScaledError(_owner(dims.graph.values[number]))
+            # The op that makes the value, or has it as an argument of its block.
+            owner = dims.graph.values[number].owner
+            op = owner.owner if isinstance(owner, ir.Block) else owner
+            raise NotScaledError(op.operation)
 
 
 def _untiled(dims: BatchDims) -> set[Node]:
@@ -220,12 +223,6 @@ def _entering(value: ir.Value) -> ir.Value:
             break
         value = loop.operands[argument.arg_number]
     return value
-
-
-def _owner(value: ir.Value) -> ir.Operation:
-    """The op that makes a value, or that has it as an argument of its block."""
-    owner = value.owner
-    return owner.owner.operation if isinstance(owner, ir.Block) else owner.operation
 
 
 def _operand_tilings(

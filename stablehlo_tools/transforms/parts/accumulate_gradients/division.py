@@ -15,15 +15,14 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from stablehlo_tools.analysis.collectives import tensor_bytes
-from stablehlo_tools.analysis.dataflow import Body, Node, inputs_of, needed, nested, numbers_in
+from stablehlo_tools.analysis.dataflow import Node, inputs_of, needed, nested, numbers_in
 from stablehlo_tools.analysis.dimension_propagation.propagation import BatchDims, Graph
-from stablehlo_tools.analysis.dimension_propagation.seeds import Seeds, Trial
+from stablehlo_tools.analysis.dimension_propagation.seeds import Seeds, Trial, seeds_text
 from stablehlo_tools.analysis.dimension_propagation.tilings import CONTRACTIONS
-from stablehlo_tools.analysis.entry import argument_name
 from stablehlo_tools.analysis.partial_sums import PartialSums, source_of
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Diagnostic, ToolError, note
-from stablehlo_tools.dialect.names import BARRIER, MANUAL_COMPUTATION, WHILE
+from stablehlo_tools.dialect.names import BARRIER, MANUAL_COMPUTATION, SHARDING_CONSTRAINT, WHILE
 from stablehlo_tools.dialect.traits import COLLECTIVES
 from stablehlo_tools.ir.builder import element_of, shape_of
 from stablehlo_tools.ir.values import is_float
@@ -62,7 +61,6 @@ def communicates(node: Node) -> bool:
 
 
 _MOST_TOGETHER = 64  # linear ops that are tried in the loop at once
-_CONSTRAINT = "sdy.sharding_constraint"
 
 
 def accumulated_bytes(value: ir.Value) -> int:
@@ -133,7 +131,7 @@ class Boundary:
             value = self._graph.values[number]
             size += accumulated_bytes(value)
             narrow += wide(element_of(value)) != element_of(value)
-            free += all(user is not None and user.name == _CONSTRAINT for user in outside)
+            free += all(user is not None and user.name == SHARDING_CONSTRAINT for user in outside)
         return size, narrow, free
 
 
@@ -155,15 +153,6 @@ def mixing_refusal(terms: PartialSums, waits: Node, used: Node, trial: Trial) ->
         "batch with `arguments` and `dimension`",
         source.op.location,
         (note(f"{used.name} works on samples and hangs on it", used.op.location),),
-    )
-
-
-def seeds_text(trial: Trial) -> str:
-    """The dimensions that are cut, of arguments as the caller of the program knows them."""
-    values = trial.dims.graph.values
-    return ", ".join(
-        f"dimension {layout.dim} of {argument_name(values[number])}"
-        for number, layout in sorted(trial.seeds.items())
     )
 
 
@@ -252,7 +241,10 @@ class _Reading:
         graph = self.dims.graph
         chosen = Boundary(graph, set(self.inside), self.linear, self.terms.terms)
         gone = [node for node in graph.root.nodes if node in chosen]
-        wanted = self._wanted(gone)
+        # The values of the loop that the rest of the block uses, in order.
+        rest = (inputs_of(node) for node in graph.root.nodes if node not in chosen)
+        used = set(graph.root.returned).union(*rest)
+        wanted = [number for node in gone for number in node.results if number in used]
         run = [node for node in graph.root.nodes if node in chosen or node in self.again]
         terms, layouts = self.terms.terms, self.dims.tilings
         return Division(
@@ -264,15 +256,6 @@ class _Reading:
             tuple(n for n in wanted if n not in terms and n not in layouts),
             frozenset(self.kept),
         )
-
-    def _wanted(self, gone: list[Node]) -> list[int]:
-        """The values of the loop that the rest of the block uses, in order."""
-        graph, loop = self.dims.graph, set(gone)
-        used = set(graph.root.returned)
-        for node in graph.root.nodes:
-            if node not in loop:
-                used |= inputs_of(node)
-        return [number for node in gone for number in node.results if number in used]
 
     def _works_on_samples(self, node: Node) -> bool:
         return any(number in self.dims.tilings for number in inputs_of(node))
@@ -309,8 +292,9 @@ class _Reading:
         for body in node.bodies:
             for place, number in enumerate(body.returned[: len(node.results)]):
                 given = [number]
-                if node.name == WHILE:
-                    given = [node.operands[place], *self._returned(node, body, place)]
+                if node.name == WHILE:  # the condition returns no carry
+                    own = [number] if body is node.bodies[1] else []
+                    given = [node.operands[place], *own]
                 if layouts.get(node.results[place]) is None and any(n in layouts for n in given):
                     return node
             for inner in body.nodes:
@@ -318,9 +302,6 @@ class _Reading:
                 if changed is not None:
                     return changed
         return None
-
-    def _returned(self, node: Node, body: Body, place: int) -> tuple[int, ...]:
-        return (body.returned[place],) if body is node.bodies[1] else ()
 
 
 def free_whole_values(division: Division) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from math import gcd
 
 from stablehlo_tools.analysis.dataflow import Node, inputs_of, nested
-from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling, part_shape
+from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling
 from stablehlo_tools.analysis.entry import counted_name
 from stablehlo_tools.analysis.replica_groups import DeviceMesh
 from stablehlo_tools.analysis.shardings import (
@@ -22,6 +22,7 @@ from stablehlo_tools.analysis.shardings import (
 )
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Diagnostic, Severity, to_place
+from stablehlo_tools.dialect.names import SHARDING_CONSTRAINT
 from stablehlo_tools.dialect.reducers import identity_of
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.ir.clone import alike_clone
@@ -29,10 +30,10 @@ from stablehlo_tools.ir.values import maker_of
 from stablehlo_tools.ir.walk import FUNCTION, terminator
 from stablehlo_tools.ir.while_loop import CountedLoop
 from stablehlo_tools.transforms.parts.accumulate_gradients.division import Division
+from stablehlo_tools.transforms.parts.block_rewriter import part_type
 from stablehlo_tools.transforms.parts.expand_pipeline.ticks import wide
 from stablehlo_tools.transforms.parts.one_part import OnePartWriter, apart, window
 
-_CONSTRAINT = "sdy.sharding_constraint"
 Meshes = Mapping[str, DeviceMesh]
 
 
@@ -43,11 +44,22 @@ def relax_constraints(division: Division, written: Mapping[int, ir.Value], meshe
     """
     for node in nested(division.inside):
         layout = division.dims.tilings.get(node.results[0]) if node.results else None
-        if node.name == _CONSTRAINT and layout is not None:
-            _relax(maker_of(written[node.results[0]]), layout, meshes)
+        if node.name != SHARDING_CONSTRAINT or layout is None:
+            continue
+        op = maker_of(written[node.results[0]])
+        mesh_name = sharding_axes(op.attributes["sharding"])[0]
+        if mesh_name not in meshes:
+            continue
+        mesh, dims = MeshAxes(meshes[mesh_name]), dimension_axes(op.attributes["sharding"])
+        axes, is_open = dims[layout.dim]
+        samples, devices = shape_of(op.results[0])[layout.dim], mesh.size(axes)
+        if samples % devices:
+            kept = mesh.split(axes, gcd(samples, devices))
+            dims[layout.dim] = (kept[0] if kept is not None else ()), is_open
+            op.attributes["sharding"] = tensor_sharding(mesh_name, dims, op.context)
 
 
-def devices_along(block: ir.Block, place: int, dim: int, meshes: Meshes) -> int:
+def devices_along(block: ir.Block, meshes: Meshes, place: int, dim: int) -> int:
     """Over how many devices an argument of the program is divided along a dimension; 1 where no
     sharding says so, and in a manual computation, where each device has its own."""
     function = block.owner.operation
@@ -67,7 +79,7 @@ def uneven_arguments(division: Division, meshes: Meshes) -> Iterator[Diagnostic]
     block = graph.root.block
     for number, layout in sorted(division.trial.seeds.items()):
         place = graph.root.arguments.index(number)
-        devices = devices_along(block, place, layout.dim, meshes)
+        devices = devices_along(block, meshes, place, layout.dim)
         samples = shape_of(graph.values[number])[layout.dim] // division.dims.parts
         if samples % devices:
             yield Diagnostic(
@@ -77,21 +89,6 @@ def uneven_arguments(division: Division, meshes: Meshes) -> Iterator[Diagnostic]
                 "several devices will compute the same; take fewer microbatches",
                 to_place(block.owner.operation.location),
             )
-
-
-def _relax(op: ir.Operation, layout: DimTiling, meshes: Meshes) -> None:
-    sharding = op.attributes["sharding"]
-    mesh_name = sharding_axes(sharding)[0]
-    if mesh_name not in meshes:
-        return
-    mesh, dims = MeshAxes(meshes[mesh_name]), dimension_axes(sharding)
-    axes, is_open = dims[layout.dim]
-    samples, devices = shape_of(op.results[0])[layout.dim], mesh.size(axes)
-    if samples % devices == 0:
-        return
-    kept = mesh.split(axes, gcd(samples, devices))
-    dims[layout.dim] = (kept[0] if kept is not None else ()), is_open
-    op.attributes["sharding"] = tensor_sharding(mesh_name, dims, op.context)
 
 
 def write_loop(division: Division, meshes: Meshes) -> None:
@@ -156,15 +153,19 @@ class _MicrobatchLoopWriter:
         self._found: dict[tuple[int, DimTiling], ir.Value] = {}
         self._last: ir.Operation | None = None
         self._zero = build.i32(0)
-        carried = [_nothing(build, kind, self._values[n]) for n, kind in division.sums]
+        carried: list[ir.Value] = []
+        for n, kind in division.sums:
+            # An accumulator starts from the number that its reduction never shows.
+            value, element = self._values[n], wide(element_of(self._values[n]))
+            is_complex = isinstance(element, ir.ComplexType)
+            start = 0 if is_complex else identity_of(kind, element)
+            assert start is not None
+            carried.append(build.splat(start, shape_of(value), element))
         carried += [
             build.splat(0, self._rows(n, self._dims.tilings[n]), element_of(self._values[n]))
             for n in division.samples
         ]
-        carried += [
-            build.splat(0, shape_of(value), element_of(value))
-            for value in map(self._values.__getitem__, division.same)
-        ]
+        carried += [build.splat_like(0, self._values[n]) for n in division.same]
         self.loop = CountedLoop(build, build.i32(self._dims.parts), carried)
 
     def write(self, meshes: Meshes) -> list[ir.Value]:
@@ -179,7 +180,9 @@ class _MicrobatchLoopWriter:
             before = next(carried)
             after.append(build.same(kind, before, build.convert(made[n], element_of(before))))
         for n in division.samples:
-            after.append(self._put(build, next(carried), made[n], self._dims.tilings[n]))
+            rows = next(carried)
+            starts, sizes = self._window(shape_of(rows), self._dims.tilings[n])
+            after.append(build.update(rows, build.reshape(made[n], sizes), starts))
         return self.loop.close([*after, *(made[n] for n in division.same)])
 
     def _rows(self, n: int, layout: DimTiling) -> list[int]:
@@ -188,11 +191,6 @@ class _MicrobatchLoopWriter:
     def _window(self, rows: Sequence[int], layout: DimTiling) -> tuple[list[ir.Value], list[int]]:
         """Where the loop's microbatch begins in a tensor that lies `apart`, and its sizes."""
         return window(rows, layout, self.loop.counter, self._zero)
-
-    def _put(self, build: Builder, rows: ir.Value, part: ir.Value, layout: DimTiling) -> ir.Value:
-        starts, sizes = self._window(shape_of(rows), layout)
-        new = build.reshape(part, sizes)
-        return build.update(rows, new, starts)
 
     def _outside(self, n: int, layout: DimTiling | None) -> ir.Value:
         """A value that is there before the loop, or its part for a microbatch: the same for all,
@@ -204,35 +202,20 @@ class _MicrobatchLoopWriter:
         return self._found[n, layout]
 
     def _part(self, value: ir.Value, n: int, layout: DimTiling) -> ir.Value:
-        shape = part_shape(tuple(shape_of(value)), layout, self._dims.parts)
         before = self.loop.before
-        type_ = before.tensor(shape, element_of(value))
+        type_ = part_type(value, layout, self._dims.parts)
         alike = alike_clone(value, layout.dim, type_, before.point)
         if alike is not None:
             return alike
         rows = self._rows(n, layout)
         starts, sizes = self._window(rows, layout)
-        taken = self._first_in_body().dynamic_slice(before.reshape(value, rows), starts, sizes)
-        part = self._after(taken).reshape(taken, shape)
+        # Behind what was cut out last, at the beginning of the body.
+        point = ir.InsertionPoint.at_block_begin(self.loop.op.regions[1].blocks[0])
+        if self._last is not None:
+            point = ir.InsertionPoint.after(self._last)
+        location, whole = self.loop.inside.location, before.reshape(value, rows)
+        taken = Builder(point, location).dynamic_slice(whole, starts, sizes)
+        behind = Builder(ir.InsertionPoint.after(maker_of(taken)), location)
+        part = behind.reshape(taken, ir.RankedTensorType(type_).shape)
         self._last = maker_of(part)
         return part
-
-    def _first_in_body(self) -> Builder:
-        """Builds behind what was cut out last, at the beginning of the body."""
-        if self._last is None:
-            point = ir.InsertionPoint.at_block_begin(self.loop.op.regions[1].blocks[0])
-            return Builder(point, self.loop.inside.location)
-        return self._after(self._last.results[0])
-
-    def _after(self, value: ir.Value) -> Builder:
-        return Builder(ir.InsertionPoint.after(maker_of(value)), self.loop.inside.location)
-
-
-def _nothing(build: Builder, kind: str, value: ir.Value) -> ir.Value:
-    """What an accumulator starts from: the number that a reduction never shows."""
-    element = wide(element_of(value))
-    if isinstance(element, ir.ComplexType):
-        return build.splat(0, shape_of(value), element)
-    start = identity_of(kind, element)
-    assert start is not None
-    return build.splat(start, shape_of(value), element)

@@ -174,16 +174,11 @@ class _Search:
             if not following:
                 return division
             tried.add(following[0])
-            division = self._with(division, {following[0]: origins[following[0]]})
-
-    def _with(self, division: Division, seeds: Seeds) -> Division:
-        """The division with further seeds, where that is worth it."""
-        together = {**division.trial.seeds, **seeds}
-        trial = try_seeds(self.graph, together, self.parts, regroups=True)
-        kept = division.dims.op_tilings.keys() <= trial.dims.op_tilings.keys()
-        if not kept or trial.work < division.trial.work:
-            return division
-        return divide(trial)
+            together = {**division.trial.seeds, following[0]: origins[following[0]]}
+            trial = try_seeds(self.graph, together, self.parts, regroups=True)
+            kept = division.dims.op_tilings.keys() <= trial.dims.op_tilings.keys()
+            if kept and trial.work >= division.trial.work:
+                division = divide(trial)
 
 
 def _unlikeliness(trial: Trial) -> float:

@@ -32,7 +32,7 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Diagnostic, Severity, ToolError, note, to_place
 from stablehlo_tools.dialect.names import MANUAL_COMPUTATION, SHARDING_CONSTRAINT
 from stablehlo_tools.ir.builder import element_of, shape_of
-from stablehlo_tools.ir.platform_index import platform_arguments
+from stablehlo_tools.ir.platform_index import own_argument
 from stablehlo_tools.ir.walk import enclosing, entry_function, functions_by_name
 from stablehlo_tools.schedules.lockstep import (
     Lockstep,
@@ -315,15 +315,8 @@ def _check_types(phase: Phase) -> None:
 def _given(graph: Graph, main: ir.Operation, options: Options, parts: int) -> Seeds | None:
     """The arguments that carry the batch, where the user names them."""
     seeds: Seeds = {}
-    taken = graph.root.arguments[len(platform_arguments(main)) :]  # the platform's index is first
     for number in options.arguments:
-        if not 0 <= number < len(taken):
-            raise ToolError(
-                f"expand-pipeline: there is no argument {number}: the program takes "
-                f"{len(taken)} (P3)",
-                main.location,
-            )
-        argument = taken[number]
+        argument = graph.numbers[own_argument(main, number, "expand-pipeline: ", "P3")]
         missing = no_dimension(graph, argument, options.dimension)
         if missing:
             raise ToolError(f"expand-pipeline: {missing} (P3)", main.location)
