@@ -67,6 +67,7 @@ from stablehlo_tools.ir.equal_branches import fold_equal_branches
 from stablehlo_tools.ir.inline import inline_all_calls
 from stablehlo_tools.ir.platform_index import own_argument
 from stablehlo_tools.ir.token_chain import refuse_tokens
+from stablehlo_tools.ir.views import Function, ManualComputation
 from stablehlo_tools.ir.walk import entry_function, functions_by_name
 from stablehlo_tools.passes.base import Pass
 from stablehlo_tools.passes.road import Milestone, Stage, When
@@ -165,11 +166,11 @@ class AccumulateGradientsPass(Pass):
         main = entry_function(module)
         # The block that holds the step, and what its arguments are outside: that of `main`, or of a
         # manual computation that is all of it.
-        block: ir.Block = main.regions[0].blocks[0]
+        block: ir.Block = Function(main).body
         entries: Sequence[ir.Value] = list(block.arguments)
         first, *others = [view.operation for view in block.operations]
         if first.name == MANUAL_COMPUTATION and len(others) == 1:
-            block, entries = first.regions[0].blocks[0], list(first.operands)
+            block, entries = ManualComputation(first).body, list(first.operands)
         graph = Graph.of(block)
         # The places at which the block receives the named arguments of `main`.
         places: list[int] = []

@@ -92,6 +92,7 @@ from stablehlo_tools.ir.cleanup import drop_unused_carries, share_all
 from stablehlo_tools.ir.clone import copy_module, take_over
 from stablehlo_tools.ir.inline import inline_all_calls
 from stablehlo_tools.ir.token_chain import refuse_tokens
+from stablehlo_tools.ir.views import Function
 from stablehlo_tools.ir.walk import entry_function
 from stablehlo_tools.passes.base import Pass
 from stablehlo_tools.passes.road import Milestone, Stage
@@ -145,7 +146,7 @@ class FoldPipelinePass(Pass):
         current = copy_module(module)
         inline_all_calls(current)
         with ir.Location.unknown(module.context):
-            write_copying_loops_as_moves(current, entry_function(current).regions[0].blocks[0])
+            write_copying_loops_as_moves(current, Function(entry_function(current)).body)
         number, folded, stay = 0, list[Diagnostic](), list[Diagnostic]()
         while number < len(loops := _loops(current)):
             loop = loops[number]
@@ -180,14 +181,14 @@ class FoldPipelinePass(Pass):
         if self.explain:
             diagnostics.collected += folded
         values = DeviceValues(current, ModuleFacts.of(current))
-        rejoin(entry_function(current).regions[0].blocks[0], values)
+        rejoin(Function(entry_function(current)).body, values)
         share_all(current)
-        drop_unused_carries(entry_function(current).regions[0].blocks[0])
+        drop_unused_carries(Function(entry_function(current)).body)
         take_over(module, current)
 
 
 def _loops(module: ir.Module) -> list[ir.Operation]:
-    return list(loops_of(entry_function(module).regions[0].blocks[0]))
+    return list(loops_of(Function(entry_function(module)).body))
 
 
 def _tried(module: ir.Module, number: int) -> tuple[ir.Module, int]:
@@ -199,7 +200,7 @@ def _tried(module: ir.Module, number: int) -> tuple[ir.Module, int]:
         # A copy of a module in which manual computations in loops that only move elements are moves
         # of whole tensors, and the loop of a number may so be a pipeline in one program.
         copied = copy_module(module)
-        block = entry_function(copied).regions[0].blocks[0]
+        block = Function(entry_function(copied)).body
         write_moves_globally(copied, block)
         # Which slots of a buffer a tick reads may be among the integers that it leaves.
         region = _region(_loops(copied)[number], copied)

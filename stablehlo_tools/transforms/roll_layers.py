@@ -61,6 +61,7 @@ from stablehlo_tools.ir.cleanup import erase_unused, fold_reshapes
 from stablehlo_tools.ir.clone import copy_module, take_over
 from stablehlo_tools.ir.inline import inline_all_calls
 from stablehlo_tools.ir.token_chain import refuse_tokens
+from stablehlo_tools.ir.views import Function, While
 from stablehlo_tools.ir.walk import entry_function, functions_by_name
 from stablehlo_tools.passes.base import Pass
 from stablehlo_tools.transforms.parts.roll_layers.iterations import NoLoopError
@@ -87,7 +88,7 @@ class RollLayersPass(Pass):
         rolled, refused = list[Diagnostic](), list[NoLoopError]()
         main = entry_function(copy)
         with ir.Location.unknown(copy.context):
-            for block in _blocks(main.regions[0].blocks[0]):
+            for block in _blocks(Function(main).body):
                 plan = plan_block(block, effects, refused)
                 rolled += map(_account, plan.loops)
                 write_loops(plan)
@@ -105,7 +106,7 @@ def _blocks(block: ir.Block) -> Iterator[ir.Block]:
     """A block and the bodies of loops in it, inner ones first."""
     for view in block.operations:
         if view.operation.name == WHILE:
-            yield from _blocks(view.operation.regions[1].blocks[0])
+            yield from _blocks(While(view.operation).body)
     yield block
 
 

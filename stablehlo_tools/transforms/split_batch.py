@@ -77,6 +77,7 @@ from stablehlo_tools.ir.inline import inline_all_calls
 from stablehlo_tools.ir.platform_index import own_argument
 from stablehlo_tools.ir.token_chain import refuse_tokens
 from stablehlo_tools.ir.values import producer
+from stablehlo_tools.ir.views import Function, ManualComputation
 from stablehlo_tools.ir.walk import entry_function, functions_by_name
 from stablehlo_tools.overlap.memory import memory_profile
 from stablehlo_tools.passes.base import Pass
@@ -270,10 +271,10 @@ def find_regions(module: ir.Module) -> list[Region]:
     Raises ToolError where neither is so.
     """
     main = entry_function(module)
-    block = main.regions[0].blocks[0]
+    block = Function(main).body
     manual = [op.operation for op in block.operations if op.operation.name == MANUAL_COMPUTATION]
     if manual:
-        return [Region(op, op.regions[0].blocks[0], tuple(op.operands)) for op in manual]
+        return [Region(op, ManualComputation(op).body, tuple(op.operands)) for op in manual]
     if is_per_device(module):
         return [Region(main, block, tuple(block.arguments))]
     raise ToolError(

@@ -72,6 +72,7 @@ from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.ir.cleanup import erase_unused
 from stablehlo_tools.ir.inline import copy_with, inline_all_calls
 from stablehlo_tools.ir.values import key_of, maker_of, unconstrained
+from stablehlo_tools.ir.views import Function, While
 from stablehlo_tools.ir.walk import entry_function, functions_by_name, terminator
 from stablehlo_tools.passes.base import Pass
 from stablehlo_tools.transforms.parts.all_parts import AllPartsWriter
@@ -116,7 +117,7 @@ class SplitLayersPass(Pass):
         with ir.Location.unknown(module.context):
             for each in chosen:
                 RangeEmission(each.dims, each.loops, self.counts, channels).run()
-        erase_unused(main.regions[0].blocks[0])
+        erase_unused(Function(main).body)
 
     @property
     def _shown(self) -> str:
@@ -190,8 +191,8 @@ class RangeWriter:
         for carry in stacks(loop):
             type_ = operands[carry].type
             copy.results[carry].set_type(type_)
-            copy.regions[0].blocks[0].arguments[carry].set_type(type_)
-            _retype(copy.regions[1].blocks[0].arguments[carry], type_)
+            While(copy).condition.arguments[carry].set_type(type_)
+            _retype(While(copy).body.arguments[carry], type_)
         self._shift(copy, part)
         self._bound(copy, part)
         mark(copy, part.number)
@@ -228,8 +229,8 @@ class RangeWriter:
             return
         counter = self._counted.counter
         last = end - 1 if counter.direction in _INCLUSIVE else end
-        known = maker_of(unconstrained(terminator(self._loop.op.regions[0].blocks[0]).operands[0]))
-        compare = maker_of(unconstrained(terminator(copy.regions[0].blocks[0]).operands[0]))
+        known = maker_of(unconstrained(terminator(While(self._loop.op).condition).operands[0]))
+        compare = maker_of(unconstrained(terminator(While(copy).condition).operands[0]))
         place = 1 if known.operands[1] == counter.bound else 0
         number = self._counted.starts[0] + last * counter.step
         bound = self._builder(compare).splat(number, [], element_of(counter.bound))

@@ -51,6 +51,7 @@ from stablehlo_tools.ir.cleanup import erase_unused
 from stablehlo_tools.ir.clone import emptied_clone
 from stablehlo_tools.ir.inline import copy_with, inline_all_calls
 from stablehlo_tools.ir.values import key_of, maker_of
+from stablehlo_tools.ir.views import Function, While
 from stablehlo_tools.ir.walk import entry_function, functions_by_name, terminator, values_used
 from stablehlo_tools.ir.while_loop import iteration_of, room_for_rows
 from stablehlo_tools.passes.base import Pass
@@ -70,7 +71,7 @@ class SplitWeightGradientsPass(Pass):
         """Rewrites the module in place."""
         inline_all_calls(module)
         main = entry_function(module)
-        block = main.regions[0].blocks[0]
+        block = Function(main).body
         effects = Effects(functions_by_name(module))
         chains = layer_chains(block, effects)
         loops = backward_loops(chains, block, effects)
@@ -139,7 +140,7 @@ class _Loop:
         self._body: LoopBody = division.loop.body
         self._ops: set[int] = set()
         self._used: set[int] = set(own)
-        condition = division.loop.op.regions[0].blocks[0]
+        condition = While(division.loop.op).condition
         inside = {argument: i for i, argument in enumerate(condition.arguments)}
         for view in condition.operations:
             used = values_used(view.operation)
@@ -181,8 +182,8 @@ class _Loop:
         condition, body = (
             ir.Block.create_at_start(region, types, locations) for region in new.regions
         )
-        values = self._arguments(old.regions[0].blocks[0], condition)
-        for view in old.regions[0].blocks[0].operations:
+        values = self._arguments(While(old).condition, condition)
+        for view in While(old).condition.operations:
             copy = copy_with(view.operation, values, ir.InsertionPoint(condition))
             values.update(zip(view.operation.results, copy.results, strict=True))
         self._fill(body)

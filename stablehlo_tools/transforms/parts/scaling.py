@@ -37,6 +37,7 @@ from stablehlo_tools.dialect.traits import ELEMENTWISE, LAYOUT
 from stablehlo_tools.ir.builder import Builder
 from stablehlo_tools.ir.clone import Resize, reshaped_clone
 from stablehlo_tools.ir.values import CONSTANTS, copy_constant, is_splat, producer
+from stablehlo_tools.ir.views import While
 from stablehlo_tools.ir.walk import terminator
 from stablehlo_tools.transforms.parts.block_rewriter import BlockRewriter, part_type
 
@@ -218,7 +219,7 @@ def _entering(value: ir.Value) -> ir.Value:
     while producer(value) is None:
         argument = ir.BlockArgument(value)
         loop = argument.owner.owner.operation
-        is_body = loop.name == WHILE and argument.owner == loop.regions[1].blocks[0]
+        is_body = loop.name == WHILE and argument.owner == While(loop).body
         if not is_body or terminator(argument.owner).operands[argument.arg_number] != value:
             break
         value = loop.operands[argument.arg_number]

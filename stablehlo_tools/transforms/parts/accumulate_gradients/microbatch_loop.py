@@ -27,6 +27,7 @@ from stablehlo_tools.dialect.reducers import identity_of
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.ir.clone import alike_clone
 from stablehlo_tools.ir.values import maker_of
+from stablehlo_tools.ir.views import While
 from stablehlo_tools.ir.walk import FUNCTION, terminator
 from stablehlo_tools.ir.while_loop import CountedLoop
 from stablehlo_tools.transforms.parts.accumulate_gradients.division import Division
@@ -210,7 +211,7 @@ class _MicrobatchLoopWriter:
         rows = self._rows(n, layout)
         starts, sizes = self._window(rows, layout)
         # Behind what was cut out last, at the beginning of the body.
-        point = ir.InsertionPoint.at_block_begin(self.loop.op.regions[1].blocks[0])
+        point = ir.InsertionPoint.at_block_begin(While(self.loop.op).body)
         if self._last is not None:
             point = ir.InsertionPoint.after(self._last)
         location, whole = self.loop.inside.location, before.reshape(value, rows)

@@ -33,6 +33,7 @@ from stablehlo_tools.diagnostics import Diagnostic, Severity, ToolError, note, t
 from stablehlo_tools.dialect.names import MANUAL_COMPUTATION, SHARDING_CONSTRAINT
 from stablehlo_tools.ir.builder import element_of, shape_of
 from stablehlo_tools.ir.platform_index import own_argument
+from stablehlo_tools.ir.views import Function
 from stablehlo_tools.ir.walk import enclosing, entry_function, functions_by_name
 from stablehlo_tools.schedules.lockstep import (
     Lockstep,
@@ -156,7 +157,7 @@ def plan_expansion(module: ir.Module, options: Options) -> Plan:
     mesh = mesh_with(options.axis, meshes, called, " (P1)", place, for_stages=True)
     axis = Axis(options.axis, mesh, meshes[mesh])
     main = entry_function(module)
-    block = main.regions[0].blocks[0]
+    block = Function(main).body
     effects = Effects(functions_by_name(module))
     loops = _loops(main, effects)
     microbatches = options.microbatches or axis.size
@@ -269,7 +270,7 @@ def body_with(node: Node, graph: Graph) -> Body:
 def _loops(main: ir.Operation, effects: Effects) -> list[LayerLoop]:
     """The loops over layers, each of which takes what the one before it hands on: a loop that
     computes something of each row of the weights alone has no stages."""
-    loops = layer_loops(main.regions[0].blocks[0], effects)
+    loops = layer_loops(Function(main).body, effects)
     loops = [loop for loop in loops if loop.flows]
     inside = [loop for loop in loops if enclosing(loop.op, MANUAL_COMPUTATION)]
     if inside:

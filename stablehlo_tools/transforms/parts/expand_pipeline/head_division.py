@@ -32,6 +32,7 @@ from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.ir.builder import Builder
 from stablehlo_tools.ir.clone import alike_clone
 from stablehlo_tools.ir.values import is_spread_constant, maker_of
+from stablehlo_tools.ir.views import Function
 from stablehlo_tools.transforms.parts.block_rewriter import part_type, part_type_of
 from stablehlo_tools.transforms.parts.expand_pipeline.region import Axis, without_axis
 from stablehlo_tools.transforms.parts.expand_pipeline.training import (
@@ -104,7 +105,7 @@ def divide_head(plan: Training, axis: Axis, wanted: str) -> HeadDivision | None:
     if wanted == "last":
         return None
     holder, inputs = _on_one_microbatch(plan, axis)
-    graph = Graph.of(holder.regions[0].blocks[0])
+    graph = Graph.of(Function(holder).body)
     products = {node for node in graph.nodes if node.name in CONTRACTIONS}
     work = work_of(graph, products)
     best: HeadDivision | None = None

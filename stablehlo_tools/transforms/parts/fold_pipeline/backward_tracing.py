@@ -22,6 +22,7 @@ from stablehlo_tools.dialect.reducers import reducer_kind
 from stablehlo_tools.dialect.traits import Trait, ops_with, ops_with_any
 from stablehlo_tools.ir.builder import element_of, shape_of
 from stablehlo_tools.ir.values import is_float, producer
+from stablehlo_tools.ir.views import Combining, ManualComputation
 from stablehlo_tools.ir.while_loop import WhileLoop
 from stablehlo_tools.transforms.parts.fold_pipeline.loop_region import LoopRegion
 from stablehlo_tools.transforms.parts.fold_pipeline.moves import (
@@ -248,7 +249,7 @@ class BackwardTracer(Tracer):
 
         done: list[Piece] = []
         value, manual = source.value, self.region.manual
-        if manual is not None and value.owner == manual.regions[0].blocks[0]:
+        if manual is not None and value.owner == ManualComputation(manual).body:
             value = manual.operands[ir.BlockArgument(value).arg_number]
         pending = [BoxQuery(value, 0, -1, piece.box, piece.view)]
         while pending:
@@ -298,7 +299,7 @@ def _vanishing(op: ir.Operation) -> list[list[ir.Value]]:
         return [] if repeated_number(operands[1]) == 0 else [operands[:1]]
     of_all = op.name in ops_with_any(Trait.LINEAR_IN_ALL | Trait.ZERO_OF_ZERO | Trait.ZERO_OF_ZEROS)
     if op.name in (REDUCE, SCATTER) and len(op.results) == 1:
-        of_all = reducer_kind(op.regions[0].blocks[0]) == "add"
+        of_all = reducer_kind(Combining(op).combiner) == "add"
     return [[operand for operand in operands if is_float(operand.type)]] if of_all else []
 
 

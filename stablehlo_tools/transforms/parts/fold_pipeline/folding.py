@@ -19,6 +19,7 @@ from stablehlo_tools.dialect.names import SHARDING_CONSTRAINT, SLICE, WHILE
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.ir.inline import copy_body
 from stablehlo_tools.ir.values import maker_of
+from stablehlo_tools.ir.views import ManualComputation
 from stablehlo_tools.transforms.parts.fold_pipeline.batch_layout import (
     BatchLayout,
     DividedSamples,
@@ -108,7 +109,7 @@ class FoldSite:
         self.point = ir.InsertionPoint(self.anchor)
         self._entering: dict[ir.Value, ir.Value] = {}
         if region.manual is not None:
-            arguments = region.manual.regions[0].blocks[0].arguments
+            arguments = ManualComputation(region.manual).body.arguments
             self._entering.update(zip(arguments, region.manual.operands, strict=True))
 
     def entering(self, value: ir.Value) -> ir.Value:
@@ -230,7 +231,7 @@ class PipelineWriter:
         """Writes the loop that chains fold to, and notes what it computes."""
         inputs = StageInputs.of(chains)
         # A layer is the body of the scan that a stage is, or the stage.
-        stage = chains.rows.function.regions[0].blocks[0]
+        stage = chains.rows.block
         layer = None
         if chains.length > 1:
             layer = layer_of(stage, chains.handoffs, inputs.layered, self._scratch, reverse=False)

@@ -49,6 +49,7 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import ADD, COLLECTIVE_PERMUTE, MANUAL_COMPUTATION, WHILE
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.ir.values import has_uses, producer
+from stablehlo_tools.ir.views import ManualComputation, While
 from stablehlo_tools.ir.walk import ops_named, terminator
 from stablehlo_tools.transforms.parts.fold_pipeline.composing import Composer, Located
 from stablehlo_tools.transforms.parts.fold_pipeline.loop_region import LoopRegion, Ranks, ticks_of
@@ -76,7 +77,7 @@ _LONGEST_TABLE = 1 << 14  # of phases
 
 def permutes_inside(loop: ir.Operation) -> bool:
     """Whether a manual computation in a loop's body moves elements between devices."""
-    body = loop.regions[1].blocks[0]
+    body = While(loop).body
     return any(
         ops_named(op.operation, {COLLECTIVE_PERMUTE})
         for op in body.operations
@@ -109,7 +110,7 @@ def _manual_computations(block: ir.Block) -> list[ir.Operation]:
         if op.name == MANUAL_COMPUTATION and not ops_named(op, {WHILE}):
             found.append(op)
         elif op.name == WHILE:
-            found += _manual_computations(op.regions[1].blocks[0])
+            found += _manual_computations(While(op).body)
     return found
 
 
@@ -197,7 +198,7 @@ def _counter(
 ) -> tuple[ir.Value, list[int]] | None:
     """A carry of a loop that is another number in every tick, the same on all devices, and these
     numbers."""
-    for argument in loop.regions[1].blocks[0].arguments:
+    for argument in While(loop).body.arguments:
         if not is_integer_scalar(argument.type):
             continue
         rows = [control.of(argument, tick) for tick in range(ticks)]
@@ -219,7 +220,7 @@ class _Shards:
         self._manual = manual
         self._facts = facts
         self._values = values
-        self._block: ir.Block = manual.regions[0].blocks[0]
+        self._block: ir.Block = ManualComputation(manual).body
 
     def pieces(self, result: int) -> list[Piece]:
         """What a whole result consists of. Raises UnresolvedError."""
@@ -303,7 +304,7 @@ def write_copying_loops_as_moves(module: ir.Module, block: ir.Block) -> None:
     """Rewrites the loops of a block, and of loops in it, of which all that is used was moved."""
     effects = Effects({})
     for loop in reversed(ops_named(block.owner.operation, {WHILE})):
-        ends = terminator(loop.regions[1].blocks[0]).operands
+        ends = While(loop).yields
         used = [end for end, result in zip(ends, loop.results, strict=True) if has_uses(result)]
         is_moved = all((op := producer(end)) is not None and op.name in MOVING for end in used)
         if effects.has_effect(loop) or not used or not is_moved:

@@ -352,7 +352,7 @@ def _find_zeros(
 ) -> Zero:
     """The outputs of instances, in the order of ticks, that are zero as what they are linear in
     is."""
-    graph = Graph.of(rows.function.regions[0].blocks[0])
+    graph = Graph.of(rows.block)
 
     @cache
     def linear_in(numbers: frozenset[int]) -> frozenset[int]:

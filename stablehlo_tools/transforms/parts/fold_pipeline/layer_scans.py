@@ -36,6 +36,7 @@ from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.ir.cleanup import drop_unused_carries
 from stablehlo_tools.ir.inline import copy_with
 from stablehlo_tools.ir.values import has_uses, producer
+from stablehlo_tools.ir.views import Function
 from stablehlo_tools.ir.walk import terminator, values_used
 from stablehlo_tools.ir.while_loop import WhileLoop
 from stablehlo_tools.transforms.parts.fold_pipeline.chains import Handoff
@@ -266,7 +267,7 @@ def layer_of(
         element = element_of(arguments[number])
         types[number] = ir.RankedTensorType.get(shape, element, loc=scan.loop.location)
     function = scratch.function(types, scan.write)
-    return LayerBlock(function.regions[0].blocks[0], scan.trips, scan.inputs, scan.outputs)
+    return LayerBlock(Function(function).body, scan.trips, scan.inputs, scan.outputs)
 
 
 class _Scan(RowLoop):

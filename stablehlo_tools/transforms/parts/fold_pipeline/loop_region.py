@@ -25,7 +25,8 @@ from stablehlo_tools.dialect.names import ALL_REDUCE, MANUAL_COMPUTATION
 from stablehlo_tools.dialect.traits import Trait, full_names, ops_with
 from stablehlo_tools.ir.builder import shape_of
 from stablehlo_tools.ir.values import producer
-from stablehlo_tools.ir.walk import terminator, values_used
+from stablehlo_tools.ir.views import ManualComputation
+from stablehlo_tools.ir.walk import values_used
 from stablehlo_tools.ir.while_loop import WhileLoop
 from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import Box
 
@@ -152,7 +153,7 @@ class LoopRegion(WhileLoop):
         """The values that depend on a shard, on the number of a device, or on the tick."""
         if self.manual is None:
             return set()
-        block = self.manual.regions[0].blocks[0]
+        block = ManualComputation(self.manual).body
         differing = {a for a in block.arguments if self.entering_dim(a) is not None}
         _add_dependent(block, differing)
         pairs = zip(self.arguments, self.loop.operands, strict=True)
@@ -166,7 +167,7 @@ class LoopRegion(WhileLoop):
         """The values of the manual computation that ranks may hold different ones of, where they
         hold the same of some arguments: what all ranks add up is the same."""
         assert self.manual is not None
-        block = self.manual.regions[0].blocks[0]
+        block = ManualComputation(self.manual).body
         shards = (a for a in block.arguments if self.entering_dim(a) is not None)
         differing: set[ir.Value] = {*self.loop.results, *(a for a in shards if a not in alike)}
 
@@ -191,7 +192,7 @@ class LoopRegion(WhileLoop):
             owner = block.owner.operation
             if block == self.block:
                 depth = 2
-            elif self.manual is not None and block == self.manual.regions[0].blocks[0]:
+            elif self.manual is not None and block == ManualComputation(self.manual).body:
                 depth = 1
             elif owner.name in ("func.func", "builtin.module", MANUAL_COMPUTATION):
                 depth = 0
@@ -245,7 +246,7 @@ class LoopRegion(WhileLoop):
         """The dimension of an argument of the manual computation that the axis divides."""
         if self.manual is None or producer(value) is not None:
             return None
-        if value.owner != self.manual.regions[0].blocks[0]:
+        if value.owner != ManualComputation(self.manual).body:
             return None
         number = ir.BlockArgument(value).arg_number
         return self._sharded_dim("in_shardings", number)
@@ -257,7 +258,7 @@ class LoopRegion(WhileLoop):
     def returned(self, result: int) -> ir.Value:
         """What a rank returns as its shard of a result of the manual computation."""
         assert self.manual is not None
-        return terminator(self.manual.regions[0].blocks[0]).operands[result]
+        return ManualComputation(self.manual).yields[result]
 
     def leaving_shape(self, result: int) -> list[int]:
         """The shape of a result, of which only the axis of the stages has been undone."""

@@ -41,6 +41,7 @@ from stablehlo_tools.dialect.reshapes import runs
 from stablehlo_tools.dialect.traits import BRANCHES, ELEMENTWISE, Trait, ops_with
 from stablehlo_tools.ir.builder import element_of, shape_of
 from stablehlo_tools.ir.values import producer, splat_of
+from stablehlo_tools.ir.views import Combining
 from stablehlo_tools.ir.walk import terminator
 from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import (
     Box,
@@ -129,7 +130,7 @@ def is_reshaping_sum(op: ir.Operation) -> bool:
     shape = shape_of(op.operands[0])
     if any(shape[dim] != 1 for dim in integers(op, "dimensions")):
         return False
-    return reducer_kind(op.regions[0].blocks[0]) == "add"
+    return reducer_kind(Combining(op).combiner) == "add"
 
 
 def merges(reshape: ir.Operation) -> bool:
@@ -409,7 +410,7 @@ def _indexed(op: ir.Operation, known: Integers) -> _Windows | None:
     elif len(op.results) == 1 and (
         _replaces(op)
         # as jax writes it where it differentiates a gather
-        or (repeated_number(op.operands[0]) == 0 and reducer_kind(op.regions[0].blocks[0]) == "add")
+        or (repeated_number(op.operands[0]) == 0 and reducer_kind(Combining(op).combiner) == "add")
     ):
         numbers, other = scatter_numbers(op), shape_of(op.operands[2])
         inner = numbers.update_window_dims
@@ -452,5 +453,5 @@ def _indexed(op: ir.Operation, known: Integers) -> _Windows | None:
 
 def _replaces(scatter: ir.Operation) -> bool:
     """Whether its region returns the update as it is."""
-    block = scatter.regions[0].blocks[0]
+    block = Combining(scatter).combiner
     return list(terminator(block).operands) == [block.arguments[1]]

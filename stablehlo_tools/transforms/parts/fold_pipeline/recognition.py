@@ -33,6 +33,7 @@ from stablehlo_tools.dialect.names import (
 from stablehlo_tools.dialect.traits import Trait, ops_with
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.ir.values import CONSTANTS, has_uses, is_float, producer, unconstrained
+from stablehlo_tools.ir.views import Combining, ManualComputation, While
 from stablehlo_tools.ir.walk import ops_named, terminator, values_used
 from stablehlo_tools.transforms.parts.fold_pipeline.loop_region import (
     LoopRegion,
@@ -53,19 +54,19 @@ def loops_of(block: ir.Block) -> Iterator[ir.Operation]:
         if op.name == WHILE:
             yield op
         elif op.name == MANUAL_COMPUTATION:
-            yield from loops_of(op.regions[0].blocks[0])
+            yield from loops_of(ManualComputation(op).body)
 
 
 def permutes_of(loop: ir.Operation) -> list[ir.Operation]:
     """The collective_permutes of a loop's body itself."""
-    body = loop.regions[1].blocks[0]
+    body = While(loop).body
     return [op.operation for op in body.operations if op.operation.name == COLLECTIVE_PERMUTE]
 
 
 def rotations_of(loop: ir.Operation) -> list[ir.Operation]:
     """Ops of a loop's body that shift a tensor along a dimension, as a pipeline in one program
     hands its state on: slices of it put together anew, padded, or written elsewhere."""
-    body = loop.regions[1].blocks[0]
+    body = While(loop).body
     changing: set[ir.Value] = set(body.arguments) - set(terminator(body).operands)
     return [
         op
@@ -112,7 +113,7 @@ def backward_of(anchor: ir.Operation, ticks: int) -> ir.Operation | None:
             op = use.owner.operation
             loops: list[ir.Operation] = []
             if op.name == MANUAL_COMPUTATION:
-                loops = [loop for loop in loops_of(op.regions[0].blocks[0]) if permutes_of(loop)]
+                loops = [loop for loop in loops_of(ManualComputation(op).body) if permutes_of(loop)]
             elif op.name == WHILE:
                 loops = [op] if ticks in shape_of(value)[:1] else []
             elif op.name in FORMATTING:
@@ -149,11 +150,11 @@ def hoist_slices(loop: ir.Operation) -> None:
     A stage that picks its chunk of the weights and its layer by one dynamic_slice in the loop over
     the layers would hold the weights of all chunks; in two slices, the first belongs to the tick.
     """
-    for view in list(loop.regions[1].blocks[0].operations):
+    for view in list(While(loop).body.operations):
         inner = view.operation
         if inner.name != WHILE:
             continue
-        for slicing in list(inner.regions[1].blocks[0].operations):
+        for slicing in list(While(inner).body.operations):
             if slicing.operation.name == DYNAMIC_SLICE:
                 _hoist(slicing.operation, inner)
 
@@ -162,7 +163,7 @@ def take_from_outside(loop: ir.Operation) -> None:
     """Lets a loop's body use integers from outside of it that it only hands on, in the place of the
     carry: of those that are too many to be looked at, such as the predicate of a select between
     whole states, the ops that make them tell what they are."""
-    body = loop.regions[1].blocks[0]
+    body = While(loop).body
     end = terminator(body)
     for argument, operand, after in zip(body.arguments, loop.operands, end.operands, strict=True):
         if argument != after or not isinstance(element_of(argument), ir.IntegerType):
@@ -214,7 +215,7 @@ def entering_alike(forward: LoopRegion, backward: LoopRegion) -> set[ir.Value]:
             stated == forward.sharding("out_shardings", result)
             and forward.returned(result) not in differing
         ):
-            alike.add(behind.regions[0].blocks[0].arguments[number])
+            alike.add(ManualComputation(behind).body.arguments[number])
     return alike
 
 
@@ -227,9 +228,9 @@ def multiply_instead_of_adding_alike(region: LoopRegion, alike: Collection[ir.Va
     if region.manual is None:
         return changed
     differing = region.differing_around(alike)
-    for view in list(region.manual.regions[0].blocks[0].operations):
+    for view in list(ManualComputation(region.manual).body.operations):
         op = view.operation
-        if op.name not in (ALL_REDUCE, REDUCE_SCATTER) or not adds(op.regions[0].blocks[0]):
+        if op.name not in (ALL_REDUCE, REDUCE_SCATTER) or not adds(Combining(op).combiner):
             continue
         groups = region.groups(op)
         ranks, scatters = region.ranks, op.name == REDUCE_SCATTER
@@ -262,7 +263,7 @@ def part_integers(loop: ir.Operation) -> None:
     """Lets a copy of a loop, behind it, give the results that follow from integers alone, such as
     the keys of random numbers that a step counts on: no stage computes them. Those that another
     loop takes are left, which steer it."""
-    body = loop.regions[1].blocks[0]
+    body = While(loop).body
     apart = [
         number
         for number, value in enumerate(loop.results)

@@ -34,6 +34,7 @@ from stablehlo_tools.dialect.traits import BRANCHES, ELEMENTWISE
 from stablehlo_tools.ir.builder import shape_of
 from stablehlo_tools.ir.inline import copy_with
 from stablehlo_tools.ir.values import CONSTANTS, has_uses, is_float, key_of, maker_of, producer
+from stablehlo_tools.ir.views import Function
 from stablehlo_tools.ir.walk import walk
 from stablehlo_tools.transforms.parts.block_rewriter import part_type_of
 from stablehlo_tools.transforms.parts.fold_pipeline.loop_region import LoopRegion
@@ -120,7 +121,7 @@ class Segment:
     @property
     def block(self) -> ir.Block:
         """The body of the function."""
-        return self.function.regions[0].blocks[0]
+        return Function(self.function).body
 
 
 class Segments:
@@ -282,6 +283,11 @@ class StageRows:
     count: int
     dims: tuple[int | None, ...]
     outputs: tuple[int | None, ...]
+
+    @property
+    def block(self) -> ir.Block:
+        """The body of the function."""
+        return Function(self.function).body
 
     def box(self, value: ir.Value, number: int, row: int) -> Box:
         """What a stage takes of an input."""

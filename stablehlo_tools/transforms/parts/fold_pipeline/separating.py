@@ -20,6 +20,7 @@ from stablehlo_tools.dialect.traits import Trait, ops_with
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.ir.inline import copy_with, rename
 from stablehlo_tools.ir.values import CONSTANTS, producer
+from stablehlo_tools.ir.views import ManualComputation
 from stablehlo_tools.ir.walk import values_used
 from stablehlo_tools.transforms.parts.fold_pipeline.loop_region import LoopRegion, mesh_of
 from stablehlo_tools.transforms.parts.fold_pipeline.recognition import permutes_of
@@ -40,7 +41,7 @@ def separate_backward(region: LoopRegion) -> bool:
     manual = region.manual
     if manual is None:
         return False
-    block: ir.Block = manual.regions[0].blocks[0]
+    block: ir.Block = ManualComputation(manual).body
     ops = [view.operation for view in block.operations]
     place = ops.index(region.loop) + 1
     later = ops[place:]

@@ -26,6 +26,7 @@ from stablehlo_tools.dialect.names import (
 from stablehlo_tools.dialect.traits import Trait, ops_with
 from stablehlo_tools.ir.builder import element_of, shape_of
 from stablehlo_tools.ir.values import CONSTANTS, is_splat, producer, splat_of, value_text
+from stablehlo_tools.ir.views import Combining
 from stablehlo_tools.transforms.parts.fold_pipeline.loop_region import LoopRegion
 from stablehlo_tools.transforms.parts.fold_pipeline.moves import BETWEEN_RANKS, follow_move, merges
 from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import (
@@ -212,7 +213,7 @@ class Tracer:
     def _reduced(self, op: ir.Operation, query: BoxQuery, members: Sequence[int]) -> Answer:
         """A sum in which each element is zero on all ranks but one: a pipeline hands its outputs
         from the last rank to all so."""
-        if not adds(op.regions[0].blocks[0]):
+        if not adds(Combining(op).combiner):
             raise UnresolvedError(
                 "it combines what several ranks hold in another way than by a sum", op, 3
             )

@@ -348,7 +348,7 @@ class _Planner:
         """The backward's grid with cells that convert what they take of the pipeline's, rather than
         take it converted: so it can be taken as the pipeline leaves it."""
         second = self._second
-        block = second.rows.function.regions[0].blocks[0]
+        block = second.rows.block
         raw: dict[int, ir.Type] = {}
         for number, argument in enumerate(block.arguments):
             taken = [cell[number] for row in second.inputs for cell in row]
@@ -400,7 +400,7 @@ class _Planner:
         for handoff in first.handoffs:
             if all(pieces == first.inputs[m][n][handoff.input] for pieces, m, n in cells):
                 return _Row(True, handoff.input)
-        block = self._second.rows.function.regions[0].blocks[0]
+        block = self._second.rows.block
         whole = Box.whole(shape_of(block.arguments[number]))
         outputs: set[int | None] = set()
         for pieces, *place in cells:
@@ -421,7 +421,7 @@ class _Planner:
         """What computes a layer, forward and backward: the bodies of the scans that stages are; or
         the stages, where one of them is no scan."""
         first, second = self._first, self._second
-        stages = [grid.rows.function.regions[0].blocks[0] for grid in (first, second)]
+        stages = [grid.rows.block for grid in (first, second)]
         whole = LayerBlock(stages[0]), LayerBlock(stages[1])
         if rows.keys() != given.cells.keys() or any(row.is_input for row in rows.values()):
             return whole

@@ -312,7 +312,7 @@ def _layers_of(grid: Grid) -> WrittenLayers | None:
     one, *others = (handoff.input for handoff in grid.handoffs)
     if any(row[0][number] != row[0][one] for row in grid.inputs for number in others):
         return None
-    block = grid.rows.function.regions[0].blocks[0]
+    block = grid.rows.block
     return written_layers(block, (one, *others), handed.pop())
 
 
@@ -327,7 +327,7 @@ def _cut(grid: Grid, layers: WrittenLayers, scratch: Scratch) -> Grid | None:
     if any(len(own) != 1 for own in dims):
         return None
     taken = [(state, *own) for own in layers.inputs]
-    types = [rows.function.regions[0].blocks[0].arguments[number].type for number in taken[0]]
+    types = [rows.block.arguments[number].type for number in taken[0]]
     made = tuple(tuple(None if n is None else outputs[n] for n in own) for own in numbers)
     layer_rows = replace(
         rows,
