@@ -120,10 +120,10 @@ from stablehlo_tools.transforms.parts.fold_pipeline.recognition import (
     multiply_instead_of_adding_alike,
     part_integers,
     region_of,
+    separate_backward,
     take_from_outside,
 )
 from stablehlo_tools.transforms.parts.fold_pipeline.rejoining import rejoin
-from stablehlo_tools.transforms.parts.fold_pipeline.separating import separate_backward
 from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import UnresolvedError
 from stablehlo_tools.transforms.parts.fold_pipeline.training import fold_training, settle_integers
 from stablehlo_tools.transforms.parts.free_axes import NotFreeError, free_axes

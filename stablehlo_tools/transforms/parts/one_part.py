@@ -48,22 +48,23 @@ class OnePartWriter(BlockRewriter):
         self._outside = outside
         self._finish = finish
 
-    def get(self, number: int, layout: DimTiling | None, build: Builder) -> ir.Value:
+    def operand(
+        self,
+        number: int,
+        tiling: DimTiling | None,
+        build: Builder,
+        user: ir.Operation | None = None,
+    ) -> ir.Value:
         """What stands for a value, where an op takes it in a layout."""
         stand_in = self.values.get(number)
         if stand_in is None:
-            return self._outside(number, layout)
-        if layout is None or number in self.dims.tilings:
+            return self._outside(number, tiling)
+        if tiling is None or number in self.dims.tilings:
             return stand_in
-        return cut(build, stand_in, layout, self.dims.parts, self._microbatch)
-
-    def operand(
-        self, number: int, tiling: DimTiling | None, build: Builder, user: ir.Operation
-    ) -> ir.Value:
-        return self.get(number, tiling, build)
+        return cut(build, stand_in, tiling, self.dims.parts, self._microbatch)
 
     def whole_value(self, number: int, build: Builder) -> ir.Value:
-        return self.get(number, None, build)
+        return self.operand(number, None, build)
 
     def record(self, node: Node, copy: ir.Operation) -> None:
         if self._finish is not None:

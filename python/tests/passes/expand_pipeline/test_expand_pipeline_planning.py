@@ -9,10 +9,10 @@ import pytest
 from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.schedules.lockstep import training_lockstep
 from stablehlo_tools.transforms.expand_pipeline import ExpandPipelinePass
+from stablehlo_tools.transforms.parts.expand_pipeline.emit import mirrored, waiting_slots
 from stablehlo_tools.transforms.parts.expand_pipeline.expansion_plan import Chunks
 from stablehlo_tools.transforms.parts.expand_pipeline.stacks import rounds
 from stablehlo_tools.transforms.parts.expand_pipeline.ticks import mean_runs
-from stablehlo_tools.transforms.parts.expand_pipeline.training_writer import mirrored, waiting_slots
 
 LIT = Path(__file__).parents[4] / "lit_tests/transforms/expand_pipeline_layout.mlir"
 

@@ -7,7 +7,7 @@ layout=pipeline, `stack_orders.py` which arguments and results are stacks of lay
 
 What is written, by `emit.py`: a manual computation (`region.py`) with a loop over the ticks of the
 schedule, in which every layer loop has its turn (`ticks.py`), and what stands between them
-(`links.py`) where `training_writer.py` puts both directions in one loop; `slots.py` keeps values of
-microbatches and hands them on, `stacks.py` spreads stacks of layers over the ranks and gathers them
-again, and `results.py` divides what comes behind.
+(`links.py`) where both directions are one; `slots.py` keeps values of microbatches and hands them
+on, `stacks.py` spreads stacks of layers over the ranks and gathers them again, and `results.py`
+divides what comes behind.
 """

@@ -1,36 +1,423 @@
 """Writes a plan: a loop over the ticks of a schedule in the place of each pipeline's loops.
 
 A layer loop by itself becomes one loop over ticks (`_write_loop`). For 1F1B, forward loops,
-backward loops and what stands between them become one (`training_writer`). Both write a manual
+backward loops and what stands between them become one (`TrainingWriter`). Both write a manual
 computation over the axis of the ranks, from whose results the values behind the loops are made
 (`Results`).
+
+In a tick of 1F1B a rank runs a chunk of some stack forward, one backward, or neither, as the
+schedule says. Every loop over layers stands once in the loop over ticks, with no iterations where
+it is not its turn. The link in front of a stack runs where the stack's first chunk begins forward,
+on that rank, and the link behind the stack's backward where that ends, on the same one: what the
+first leaves for the second stays there. The head runs on the last rank, when a microbatch's
+backward begins; the activations wait for it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain, islice
 
 from stablehlo_tools.analysis.collectives import next_channel
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.builder import Builder
 from stablehlo_tools.ir.values import has_uses
 from stablehlo_tools.ir.while_loop import CountedLoop
-from stablehlo_tools.schedules.lockstep import Direction
+from stablehlo_tools.schedules.lockstep import Cell, Direction, Lockstep, turns_of
+from stablehlo_tools.transforms.parts.block_rewriter import part_type_of
 from stablehlo_tools.transforms.parts.expand_pipeline.expansion_plan import Pipelined, Plan
+from stablehlo_tools.transforms.parts.expand_pipeline.head_division import HeadDivision
 from stablehlo_tools.transforms.parts.expand_pipeline.layer_phase import Phase
+from stablehlo_tools.transforms.parts.expand_pipeline.links import (
+    DividedHeadWriter,
+    LinkWriter,
+    Taken,
+    begins,
+)
 from stablehlo_tools.transforms.parts.expand_pipeline.region import Region
 from stablehlo_tools.transforms.parts.expand_pipeline.results import Results, Shares
-from stablehlo_tools.transforms.parts.expand_pipeline.slots import Ring, Sent
+from stablehlo_tools.transforms.parts.expand_pipeline.slots import Ring, Sent, Slots
 from stablehlo_tools.transforms.parts.expand_pipeline.stack_orders import StackOrder, put_in_order
 from stablehlo_tools.transforms.parts.expand_pipeline.stacks import Stacks
 from stablehlo_tools.transforms.parts.expand_pipeline.ticks import (
     EmitContext,
     Given,
+    Kept,
     PhaseWriter,
+    Row,
     State,
     mean_runs,
 )
-from stablehlo_tools.transforms.parts.expand_pipeline.training_writer import TrainingWriter
+from stablehlo_tools.transforms.parts.expand_pipeline.training import Link, Training, Values
+
+
+def mirrored(direction: Direction, chunks: int) -> Direction:
+    """A direction with the last virtual stage for the first, for layers run in reverse."""
+    cells = tuple(
+        tuple(cell and cell._replace(chunk=chunks - 1 - cell.chunk) for cell in column[::-1])
+        for column in direction.cells
+    )
+    return replace(direction, cells=cells, deliveries=tuple(c[::-1] for c in direction.deliveries))
+
+
+def waiting_slots(schedule: Lockstep, rank: int, chunk: int) -> int:
+    """How many microbatches wait at once between their forward and their backward of a chunk."""
+    assert schedule.forward is not None
+    assert schedule.backward is not None
+    ends = _ticks(schedule.forward, rank, chunk)
+    starts = _ticks(schedule.backward, rank, chunk)
+    return max(sum(ends[m] <= tick <= starts[m] for m in ends) for tick in starts.values())
+
+
+def _ticks(direction: Direction, rank: int, chunk: int) -> dict[int, int]:
+    """When each microbatch is in a chunk."""
+    ticks: dict[int, int] = {}
+    for tick, cells in enumerate(direction.cells):
+        cell: Cell | None = cells[rank]
+        if cell is not None and cell.chunk == chunk:
+            ticks[cell.microbatch] = tick
+    return ticks
+
+
+@dataclass(frozen=True)
+class _Carried:
+    """What the loop over ticks carries.
+
+    For each direction what was received, for each loop its state, for each link its sums; and what
+    waits, for each link and for the layers of each loop.
+    """
+
+    received: list[list[ir.Value]]
+    states: list[State]
+    links: list[list[ir.Value]]
+    for_links: list[list[ir.Value]]
+    for_layers: list[list[ir.Value]]
+
+    def flat(self) -> list[ir.Value]:
+        """All values, in an order that `like` knows."""
+        states = [state.flat() for state in self.states]
+        groups = chain(self.received, states, self.links, self.for_links, self.for_layers)
+        return list(chain.from_iterable(groups))
+
+    def like(self, values: Iterable[ir.Value]) -> _Carried:
+        """The same with other values."""
+        rest = iter(values)
+
+        def again(groups: Iterable[Sequence[ir.Value]]) -> list[list[ir.Value]]:
+            return [list(islice(rest, len(group))) for group in groups]
+
+        received = again(self.received)
+        states = [state.like(list(islice(rest, len(state.flat())))) for state in self.states]
+        return _Carried(
+            received, states, again(self.links), again(self.for_links), again(self.for_layers)
+        )
+
+
+class TrainingWriter:
+    """Replaces loops and links by one loop over the ticks of a schedule.
+
+    Loop i of the plan is followed by link i; forwards come first. `contexts` are those of the
+    stacks, `head` says how the head is divided, if it is. The region stands where the last loop
+    stood.
+    """
+
+    def __init__(
+        self,
+        plan: Training,
+        schedule: Lockstep,
+        region: Region,
+        contexts: Sequence[EmitContext],
+        head: HeadDivision | None,
+    ) -> None:
+        self.plan = plan
+        self.stacks = plan.stacks
+        self._region = region
+        both_ways = [*contexts, *reversed(contexts)]
+        turns = turns_of(schedule, plan.stacks)
+        directions = [turn.forward for turn in turns]
+        directions += [turn.backward for turn in reversed(turns)]
+        if plan.forward.loop.reverse:
+            repeats = contexts[0].chunks.repeats
+            directions = [mirrored(direction, repeats) for direction in directions]
+        kept_slots = [turn.kept_slots for turn in turns]
+        chunks = [context.chunks for context in both_ways]
+        backwards = [i >= self.stacks for i in range(len(directions))]
+        trips = mean_runs(directions, chunks, backwards)
+        self.writers: list[PhaseWriter] = []
+        for i, (each, direction) in enumerate(zip(plan.passes, directions, strict=True)):
+            kept = Kept()
+            if i < self.stacks:
+                sources = frozenset(plan.passes[plan.mirror(i)].residuals.values())
+                kept = Kept(kept_slots[i], sources)
+            joins = 0 < i < self.stacks
+            self.writers.append(
+                PhaseWriter(
+                    each.phase,
+                    direction,
+                    region,
+                    both_ways[i],
+                    each.whole_flows,
+                    trips[i],
+                    kept,
+                    joins,
+                )
+            )
+        loads = [
+            {**writer.load, **self._types(each.along)}
+            for writer, each in zip(self.writers, plan.passes, strict=True)
+        ]
+        step = -1 if plan.forward.loop.reverse else 1
+        self.rings = (
+            Ring(region, directions[0].slots, step, loads[: self.stacks]),
+            Ring(region, directions[-1].slots, -step, loads[self.stacks :]),
+        )
+        self.links = [
+            LinkWriter(plan, i, region, contexts[0], schedule.ticks) for i in range(len(plan.links))
+        ]
+        if head is not None:
+            self.links[self.stacks - 1] = DividedHeadWriter(
+                plan, head, region, contexts[0], schedule, directions[self.stacks]
+            )
+        self.for_links = [self._waiting(i, link, schedule) for i, link in enumerate(plan.links)]
+        self.for_layers = [
+            Slots(self._types(each.kept), kept_slots[min(i, plan.mirror(i))])
+            for i, each in enumerate(plan.passes)
+        ]
+
+    def write(self) -> None:
+        """Writes the region, and puts its results where the loops and the links stood."""
+        for writer, each in zip(self.writers, self.plan.passes, strict=True):
+            writer.bring_stacks(tuple(each.residuals))
+        build = self._region.end
+        carried = _Carried(
+            [ring.initial() for ring in self.rings],
+            [writer.initial() for writer in self.writers],
+            [link.initial() for link in self.links],
+            [slots.initial(build) for slots in self.for_links],
+            [slots.initial(build) for slots in self.for_layers],
+        )
+        loop = CountedLoop(build, build.i32(self.writers[0].ticks), carried.flat())
+        rows = [writer.row(loop.inside, loop.counter) for writer in self.writers]
+        head = self.links[self.stacks - 1].due(loop.inside, loop.counter, rows[self.stacks])
+        tick = _Tick(self, loop.inside, rows, head, carried.like(loop.arguments))
+        after = carried.like(loop.close(tick.write().flat()))
+        for i, each in enumerate(self.plan.passes):
+            for carry in set(each.residuals.values()):  # a backward may read a stack twice
+                del after.states[self.plan.mirror(i)].stores[carry]
+        self._finish(after)
+
+    def _waiting(self, i: int, link: Link, schedule: Lockstep) -> Slots:
+        """Room for what waits for a link: for the head all that it takes, for a backward one what
+        the link in front of the same stack held back for it."""
+        repeats = schedule.chunks // self.stacks
+        if i == self.stacks - 1:
+            count = waiting_slots(schedule, schedule.ranks - 1, schedule.chunks - 1)
+            return Slots(self._types(link.takes), count)
+        if not link.held:
+            return Slots({}, 1)
+        chunk = self.plan.mirror(i) * repeats
+        return Slots(self._types(link.held), waiting_slots(schedule, 0, chunk))
+
+    def _types(self, numbers: Iterable[int]) -> dict[int, ir.RankedTensorType]:
+        return {n: ir.RankedTensorType(part_type_of(self.plan.dims, n)) for n in numbers}
+
+    def _finish(self, carried: _Carried) -> None:
+        region, plan = self._region, self.plan
+        results = [
+            Results(each.phase, region, writer.context)
+            for each, writer in zip(plan.passes, self.writers, strict=True)
+        ]
+        inside = [one.inside(state) for one, state in zip(results, carried.states, strict=True)]
+        inside += [link.finals(held) for link, held in zip(self.links, carried.links, strict=True)]
+        outer = iter(region.close([each for group in inside for each in group]))
+        of_loops, of_links = (
+            [list(islice(outer, len(group))) for group in groups]
+            for groups in (inside[: len(results)], inside[len(results) :])
+        )
+        last = plan.backward.loop.op
+        build = Builder(ir.InsertionPoint(last), region.location)
+        for i, result in enumerate(results):
+            result.stand_in(build, of_loops[i])
+            if i < len(self.links):
+                self.links[i].replace(build, of_links[i])
+            for node in plan.late[i]:
+                node.op.move_before(last)
+        gone = [*plan.gone, *(each.phase.node for each in plan.passes)]
+        for node in sorted(gone, key=lambda node: node.index, reverse=True):
+            node.op.erase()
+
+
+class _Tick:
+    """The body of the loop over ticks: all loops and links, once each."""
+
+    def __init__(
+        self,
+        writer: TrainingWriter,
+        build: Builder,
+        rows: Sequence[Row],
+        head: tuple[Row, ir.Value],
+        carried: _Carried,
+    ) -> None:
+        self._writer = writer
+        self._plan = writer.plan
+        self._build = build
+        self._rows = rows
+        self._at_head = head
+        self._before = carried
+        self._carried = replace(
+            carried,
+            states=[*carried.states],
+            links=[*carried.links],
+            for_links=[*carried.for_links],
+            for_layers=[*carried.for_layers],
+        )
+        # By the loop, what it hands on behind the chunk: flows and what goes along.
+        self._behind: list[Values] = []
+
+    def write(self) -> _Carried:
+        """Writes the ops; returns what the next tick takes."""
+        stacks, last = self._writer.stacks, len(self._plan.passes) - 1
+        made: Values = {}
+        for stack in range(stacks):
+            if stack:
+                made = self._join(stack)
+            self._run(stack, made)
+        made = self._head()
+        for loop in range(stacks, last + 1):
+            self._run(loop, made if loop == stacks else {})
+        joined = [self._join_back(link) for link in range(stacks, last)]
+        received = [
+            self._hand_on(0, range(stacks), ()),
+            self._hand_on(1, range(stacks, last + 1), joined),
+        ]
+        return replace(self._carried, received=received)
+
+    def _join(self, stack: int) -> Values:
+        """The link in front of a stack's forward; puts away what the one behind its backward is to
+        take."""
+        link, row = stack - 1, self._rows[stack]
+        when = begins(self._build, row)
+
+        def taken(build: Builder, number: int) -> ir.Value:
+            return self._received(build, stack - 1, number, row)
+
+        made = self._link(link, row, when, taken)
+        back = self._plan.mirror(stack)
+        if back < len(self._plan.links):
+            self._put_away(back, row, when, made)
+        return made
+
+    def _head(self) -> Values:
+        head = self._writer.stacks - 1
+        row = self._rows[head]
+        self._put_away(head, row, row.ends, self._behind[head])
+        at_head, due = self._at_head
+
+        def taken(build: Builder, number: int) -> ir.Value:
+            return self._waiting(build, head, at_head, number)
+
+        return self._link(head, at_head, due, taken)
+
+    def _join_back(self, link: int) -> Sent:
+        """The link behind a stack's backward, and what it hands on to the stack before."""
+        row, build = self._rows[link], self._build
+        held = self._plan.links[link].held
+
+        def taken(at: Builder, number: int) -> ir.Value:
+            if number in held:
+                return self._waiting(at, link, row, number)
+            return self._behind[link][number]
+
+        made = self._link(link, row, row.ends, taken)
+        following, starts = self._plan.passes[link + 1], self._plan.links[link].starts
+        phase = following.phase
+        values = {number: made[number] for number in following.along}
+        for carry in phase.flows:
+            start = (
+                made[starts[carry]]
+                if carry in starts
+                else self._writer.writers[link + 1].start(build, row, carry)
+            )
+            values[phase.node.results[carry]] = start
+        return Sent(row.ends, link + 1 - self._writer.stacks, values)
+
+    def _link(self, link: int, row: Row, due: ir.Value, taken: Taken) -> Values:
+        """A link, in the row of a loop."""
+        made, self._carried.links[link] = self._writer.links[link].run(
+            self._build, row, due, self._before.links[link], taken
+        )
+        return made
+
+    def _put_away(self, link: int, row: Row, when: ir.Value, values: Values) -> None:
+        """Puts away what is to wait for a link."""
+        slots = self._writer.for_links[link]
+        self._carried.for_links[link] = slots.put(
+            self._build,
+            self._before.for_links[link],
+            slots.in_turn(row.microbatch),
+            when,
+            values,
+        )
+
+    def _waiting(self, build: Builder, link: int, row: Row, number: int) -> ir.Value:
+        slots = self._writer.for_links[link]
+        held = self._carried.for_links[link]
+        return slots.taken(build, held, slots.in_turn(row.microbatch), number)
+
+    def _received(self, build: Builder, loop: int, number: int, row: Row) -> ir.Value:
+        """A value of a loop's load as the rank received it."""
+        way, load = divmod(loop, self._writer.stacks)
+        ring = self._writer.rings[way]
+        return ring.taken(build, self._before.received[way], load, number, row.source)
+
+    def _run(self, loop: int, made: Values) -> None:
+        """A loop over layers; `made` is what a link hands it where it begins with one."""
+        writer, row, build = self._writer.writers[loop], self._rows[loop], self._build
+        this, back = self._plan.passes[loop], self._plan.mirror(loop)
+        along: Values = {}
+        for number in this.along:
+            along[number] = self._received(build, loop, number, row)
+            if number in made:
+                along[number] = build.same("select", row.received, along[number], made[number])
+        kept = along
+        left: Values = {}
+        if loop < self._writer.stacks:
+            slots = self._writer.for_layers[back]
+            self._carried.for_layers[back] = slots.put(
+                build, self._before.for_layers[back], lambda _: row.kept, row.runs, along
+            )
+        else:
+            slots = self._writer.for_layers[loop]
+            held = self._carried.for_layers[loop]
+            kept = along | {
+                number: slots.taken(build, held, lambda _: row.kept, number) for number in this.kept
+            }
+            stores = self._carried.states[back].stores
+            left = {carry: stores[source] for carry, source in this.residuals.items()}
+
+        def arrived(at: Builder, carry: int) -> ir.Value:
+            return self._received(at, loop, this.phase.node.results[carry], row)
+
+        starts: Values | None = {}
+        if loop > self._writer.stacks:
+            starts = None
+        elif loop:
+            handed = self._plan.links[loop - 1].starts
+            starts = {carry: made[number] for carry, number in handed.items()}
+        given = Given(arrived, starts, kept, left)
+        self._carried.states[loop], out = writer.run(build, row, self._before.states[loop], given)
+        results = this.phase.node.results
+        self._behind.append({results[carry]: value for carry, value in out.items()} | along)
+
+    def _hand_on(self, way: int, loops: range, joined: Sequence[Sent]) -> list[ir.Value]:
+        sent = [
+            Sent(self._rows[loop].runs, load, self._behind[loop]) for load, loop in enumerate(loops)
+        ]
+        row = self._rows[loops[0]]
+        return self._writer.rings[way].hand_on(
+            self._build, self._before.received[way], [*sent, *joined], row.delivery
+        )
 
 
 class PlanWriter:

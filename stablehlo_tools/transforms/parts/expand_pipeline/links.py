@@ -257,7 +257,7 @@ class DividedHeadWriter(LinkWriter):
         made = {name: self._joined(build, writing, next(returned)) for name in self._made}
         terms: list[ir.Value] = []
         for number in islice(returned, len(self._link.sums)):
-            value = writing.get(number, None, build)
+            value = writing.operand(number, None, build)
             if number not in self._division.sums:  # what all have alike is one rank's
                 value = of_one(build, value, self._is_owner)
             terms.append(value)
@@ -267,7 +267,7 @@ class DividedHeadWriter(LinkWriter):
         """A value of the block, all of it."""
         dims = self._division.dims
         layout = dims.tilings.get(number)
-        value = writing.get(number, layout, build)
+        value = writing.operand(number, layout, build)
         if layout is not None:
             shape = shape_of(dims.graph.values[number])
             return self._region.joined(build, value, layout, shape, self._rank)

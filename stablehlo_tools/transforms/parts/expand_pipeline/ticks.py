@@ -332,13 +332,15 @@ class PhaseWriter:
         writing.write(phase.nodes, build.point)
         sums: dict[int, ir.Value] = {}
         for carry, before in state.sums.items():
-            term = writing.get(phase.body.returned[carry], None, build)
+            term = writing.operand(phase.body.returned[carry], None, build)
             sums[carry] = build.same("add", before, build.convert(term, element_of(before)))
         stores = dict(state.stores)
         for write in phase.writes:
             carry = write.rows.carry
             stores[carry] = self._write(build, row, layer, write, stores[carry], writing)
-        ends = [writing.get(phase.body.returned[c], self._layout(c), build) for c in phase.flows]
+        ends = [
+            writing.operand(phase.body.returned[c], self._layout(c), build) for c in phase.flows
+        ]
         return State({}, sums, stores), ends
 
     def _outside(self, loop: CountedLoop, row: Row) -> Outside:
@@ -421,7 +423,7 @@ class PhaseWriter:
         starts, sizes = self._rows_window(
             build, store, head, write.access, None if slotted else layout, row
         )
-        value = writing.get(number_, layout, build)
+        value = writing.operand(number_, layout, build)
         new = build.reshape(build.convert(value, element_of(store)), sizes)
         kind = self._phase.terms.terms.get(number_)
         if kind is not None or not self.context.skip:

@@ -477,10 +477,10 @@ def results_of_link(
     """What a link gives that was written."""
 
     def part(number: int) -> ir.Value:
-        return writing.get(number, dims.tilings.get(number), build)
+        return writing.operand(number, dims.tilings.get(number), build)
 
     return LinkResults(
         {number: part(number) for number in made},
-        [writing.get(number, None, build) for number in link.sums],
+        [writing.operand(number, None, build) for number in link.sums],
         [part(number) for number in link.finals],
     )

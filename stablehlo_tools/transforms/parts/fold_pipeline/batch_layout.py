@@ -26,7 +26,6 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import CONVERT
 from stablehlo_tools.ir.builder import shape_of
 from stablehlo_tools.ir.values import producer
-from stablehlo_tools.transforms.parts.block_rewriter import part_type_of
 from stablehlo_tools.transforms.parts.fold_pipeline.chains import Handoff, Pieces
 from stablehlo_tools.transforms.parts.fold_pipeline.composing import (
     Located,
@@ -48,7 +47,6 @@ from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import (
 from stablehlo_tools.transforms.parts.fold_pipeline.tracing import Tracer
 from stablehlo_tools.transforms.parts.scaling import (
     NotScaledError,
-    Scaling,
     follow_batch,
 )
 
@@ -99,29 +97,18 @@ def batched(
         shape = graph.shape(graph.root.arguments[number]) or ()
         for dim in sorted(range(len(shape)), key=lambda d: shape[d] == 1):
             try:
-                seeds = {**known, number: DimTiling(dim)}
-                if not all(_fits(graph, *seed, shape[dim]) for seed in seeds.items()):
+                seeds, parts = {**known, number: DimTiling(dim)}, shape[dim]
+                shapes = {n: graph.shape(graph.root.arguments[n]) or () for n in seeds}
+                if not all(tiling.fits(shapes[n], parts) for n, tiling in seeds.items()):
                     continue
-                dims = follow_batch(graph, seeds, shape[dim], sums=sums)
+                dims = follow_batch(graph, seeds, parts, sums=sums)
                 stage = _fitting(dims, batch, handoffs, sums, fixed)
                 if stage is not None:
-                    _try(dims, scratch)
+                    scratch.scaled(dims, 2 * parts)  # shows whether there is a way to write it
                     return stage
             except NotScaledError:
                 continue
     return None
-
-
-def _fits(graph: Graph, number: int, tiling: DimTiling, parts: int) -> bool:
-    """Whether an argument can be tiled so."""
-    return tiling.fits(graph.shape(graph.root.arguments[number]) or (), parts)
-
-
-def _try(dims: BatchDims, scratch: Scratch) -> None:
-    """Writes the block for twice as many samples. Raises NotScaledError where there is no way."""
-    scaling = Scaling(dims, 2 * dims.parts)
-    types = [part_type_of(dims, number, scaling.count) for number in dims.graph.root.arguments]
-    scratch.function(types, lambda b, given: scaling.write_all(given, ir.InsertionPoint(b)))
 
 
 def _fitting(

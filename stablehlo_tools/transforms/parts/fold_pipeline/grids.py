@@ -169,10 +169,97 @@ class Cells:
     zero: Zero
 
     def grid(self) -> Grid:
-        """The grid of those that compute what is not zero. Raises UnresolvedError."""
-        count = len(self.segment.outputs)
+        """Puts those that compute what is not zero into rows, one for each microbatch, which must
+        be alike. Raises UnresolvedError."""
+        count, op = len(self.segment.outputs), maker_of(self.segment.outputs[0])
         live = [i for i in self.instances if len(self.zero.get(i, ())) < count]
-        return _Alike(self.segment, self.rows, self.inputs, self.zero).grid(live)
+
+        def settle(piece: Piece) -> Piece:
+            """The piece; zeros where it is of an output that is zero."""
+            if piece.is_zero or not is_zero(piece, self.segment, self.rows, self.zero):
+                return piece
+            assert isinstance(piece.source, Computed)
+            return piece.zeroed(element_of(piece.source.value))
+
+        settled = {
+            instance: tuple(tuple(map(settle, pieces)) for pieces in taken)
+            for instance, taken in self.inputs.items()
+        }
+        after: dict[Instance, Instance] = {}
+        first: list[Instance] = []
+        for instance in live:
+            before = {cell for taken in settled[instance] for cell, _ in self._own(taken)}
+            if not before:
+                first.append(instance)
+                continue
+            if len(before) > 1:
+                raise UnresolvedError(
+                    f"a stage takes activations or gradients of {len(before)} others, where one "
+                    "of a pipeline takes those of the stage before it",
+                    op,
+                    5,
+                )
+            if (cell := before.pop()) in after:
+                raise UnresolvedError(
+                    "two stages take what one computes here, where one of a pipeline sends its "
+                    "activations or gradients to the next",
+                    op,
+                    5,
+                )
+            after[cell] = instance
+        cells: list[list[Instance]] = []
+        for instance in first:
+            row = [instance]
+            while row[-1] in after:
+                row.append(after[row[-1]])
+            cells.append(row)
+        lengths = {len(row) for row in cells}
+        if len(lengths) != 1:
+            raise UnresolvedError(
+                f"microbatches go through {min(lengths, default=0)} to {max(lengths, default=0)} "
+                "stages: not all alike",
+                op,
+                5,
+            )
+        if any(one.stage == two.stage for row in cells for one, two in pairwise(row)):
+            raise UnresolvedError("a stage takes what it computed itself", op, 5)
+        inputs = tuple(tuple(settled[cell] for cell in row) for row in cells)
+        handoffs = {self._handoffs(taken) for row in inputs for taken in row[1:]} or {()}
+        if len(handoffs) > 1:
+            raise UnresolvedError("stages take what others computed in different ways", op, 5)
+        whole = tuple(map(tuple, cells))
+        made = (self.segment.outputs,)
+        return Grid(self.segment, self.rows, handoffs.pop(), whole, inputs, made)
+
+    def _own(self, pieces: Pieces) -> list[tuple[Instance, Piece]]:
+        """The pieces that other instances computed, with these."""
+        own: list[tuple[Instance, Piece]] = []
+        for piece in pieces:
+            source = piece.source
+            if isinstance(source, Computed) and source.value in self.segment.outputs:
+                output = self.segment.outputs.index(source.value)
+                instance = _instance(self.rows, output, source, piece.box)
+                assert instance is not None
+                own.append((instance, piece))
+        return own
+
+    def _handoffs(self, inputs: Sequence[Pieces]) -> tuple[Handoff, ...]:
+        handoffs: list[Handoff] = []
+        for number, pieces in enumerate(inputs):
+            own = self._own(pieces)
+            if not own:
+                continue
+            if len(pieces) > 1:
+                raise UnresolvedError(
+                    "a stage takes only a part of what another computed",
+                    maker_of(self.segment.outputs[0]),
+                    5,
+                )
+            source = own[0][1].source
+            assert isinstance(source, Computed)
+            output = self.segment.outputs.index(source.value)
+            handoffs.append(Handoff(number, output, own[0][1].view.ops))
+        return tuple(handoffs)
 
     @property
     def zeros(self) -> dict[Computed, list[Box]]:
@@ -397,109 +484,3 @@ def is_zero(piece: Piece, segment: Segment, rows: StageRows, zero: Zero) -> bool
     output = segment.outputs.index(source.value)
     instance = _instance(rows, output, source, piece.box)
     return instance is not None and output in zero.get(instance, ())
-
-
-class _Alike:
-    """Puts instances into rows, one for each microbatch, and refuses those that are not alike."""
-
-    def __init__(
-        self,
-        segment: Segment,
-        rows: StageRows,
-        inputs: dict[Instance, tuple[Pieces, ...]],
-        zero: Zero,
-    ) -> None:
-        self._segment = segment
-        self._rows = rows
-        self._zero = zero
-        self._inputs = {
-            instance: tuple(tuple(map(self._settled, pieces)) for pieces in taken)
-            for instance, taken in inputs.items()
-        }
-
-    @property
-    def _op(self) -> ir.Operation:
-        return maker_of(self._segment.outputs[0])
-
-    def grid(self, live: Sequence[Instance]) -> Grid:
-        """The grid of some instances, in the order of ticks."""
-        after: dict[Instance, Instance] = {}
-        first: list[Instance] = []
-        for instance in live:
-            before = {cell for taken in self._inputs[instance] for cell, _ in self._own(taken)}
-            if not before:
-                first.append(instance)
-                continue
-            if len(before) > 1:
-                raise UnresolvedError(
-                    f"a stage takes activations or gradients of {len(before)} others, where one "
-                    "of a pipeline takes those of the stage before it",
-                    self._op,
-                    5,
-                )
-            if (cell := before.pop()) in after:
-                raise UnresolvedError(
-                    "two stages take what one computes here, where one of a pipeline sends its "
-                    "activations or gradients to the next",
-                    self._op,
-                    5,
-                )
-            after[cell] = instance
-        cells: list[list[Instance]] = []
-        for instance in first:
-            row = [instance]
-            while row[-1] in after:
-                row.append(after[row[-1]])
-            cells.append(row)
-        lengths = {len(row) for row in cells}
-        if len(lengths) != 1:
-            raise UnresolvedError(
-                f"microbatches go through {min(lengths, default=0)} to {max(lengths, default=0)} "
-                "stages: not all alike",
-                self._op,
-                5,
-            )
-        if any(one.stage == two.stage for row in cells for one, two in pairwise(row)):
-            raise UnresolvedError("a stage takes what it computed itself", self._op, 5)
-        inputs = tuple(tuple(self._inputs[cell] for cell in row) for row in cells)
-        handoffs = {self._handoffs(taken) for row in inputs for taken in row[1:]} or {()}
-        if len(handoffs) > 1:
-            raise UnresolvedError("stages take what others computed in different ways", self._op, 5)
-        whole = tuple(map(tuple, cells))
-        made = (self._segment.outputs,)
-        return Grid(self._segment, self._rows, handoffs.pop(), whole, inputs, made)
-
-    def _settled(self, piece: Piece) -> Piece:
-        """The piece; zeros where it is of an output that is zero."""
-        if piece.is_zero or not is_zero(piece, self._segment, self._rows, self._zero):
-            return piece
-        assert isinstance(piece.source, Computed)
-        return piece.zeroed(element_of(piece.source.value))
-
-    def _own(self, pieces: Pieces) -> list[tuple[Instance, Piece]]:
-        """The pieces that other instances computed, with these."""
-        own: list[tuple[Instance, Piece]] = []
-        for piece in pieces:
-            source = piece.source
-            if isinstance(source, Computed) and source.value in self._segment.outputs:
-                output = self._segment.outputs.index(source.value)
-                instance = _instance(self._rows, output, source, piece.box)
-                assert instance is not None
-                own.append((instance, piece))
-        return own
-
-    def _handoffs(self, inputs: Sequence[Pieces]) -> tuple[Handoff, ...]:
-        handoffs: list[Handoff] = []
-        for number, pieces in enumerate(inputs):
-            own = self._own(pieces)
-            if not own:
-                continue
-            if len(pieces) > 1:
-                raise UnresolvedError(
-                    "a stage takes only a part of what another computed", self._op, 5
-                )
-            source = own[0][1].source
-            assert isinstance(source, Computed)
-            output = self._segment.outputs.index(source.value)
-            handoffs.append(Handoff(number, output, own[0][1].view.ops))
-        return tuple(handoffs)

@@ -10,13 +10,13 @@ One row of it is the same ops on one stage's share of that dimension, as along a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from stablehlo_tools.analysis.collectives import classify_communication
 from stablehlo_tools.analysis.dataflow import captured
 from stablehlo_tools.analysis.device_values import COMPUTED
-from stablehlo_tools.analysis.dimension_propagation.propagation import Graph
+from stablehlo_tools.analysis.dimension_propagation.propagation import BatchDims, Graph
 from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling
 from stablehlo_tools.analysis.loops import FORMATTING
 from stablehlo_tools.bindings import ir
@@ -91,6 +91,14 @@ class Scratch:
             whole = ir.FunctionType.get(list(types), [value.type for value in results])
             function.attributes["function_type"] = ir.TypeAttr.get(whole)
         return function
+
+    def scaled(self, dims: BatchDims, count: int) -> ir.Operation:
+        """A function of what the block of `dims` computes, on `count` parts of the batch. Raises
+        NotScaledError."""
+        return self.function(
+            [part_type_of(dims, number, count) for number in dims.graph.root.arguments],
+            lambda block, given: Scaling(dims, count).write_all(given, ir.InsertionPoint(block)),
+        )
 
     def clear(self) -> None:
         """Erases the functions."""
@@ -346,15 +354,11 @@ def rows_along(graph: Graph, number: int, dim: int, count: int, scratch: Scratch
     ends = [dims.tilings.get(n) for n in (*graph.root.arguments, *graph.root.returned)]
     if any(tiling is not None and tiling.outer != 1 for tiling in ends):
         raise NotScaledError(maker_of(graph.values[graph.root.returned[0]]))
-    scaling = Scaling(dims, 1)
-    function = scratch.function(
-        [part_type_of(dims, n) for n in graph.root.arguments],
-        lambda block, given: scaling.write_all(given, ir.InsertionPoint(block)),
-    )
-    inputs = _dims_of(graph.root.arguments, dims.tilings)
-    return StageRows(function, count, inputs, _dims_of(graph.root.returned, dims.tilings))
+    inputs, outputs = _dims_of(graph.root.arguments, dims), _dims_of(graph.root.returned, dims)
+    return StageRows(scratch.scaled(dims, 1), count, inputs, outputs)
 
 
-def _dims_of(numbers: Sequence[int], tilings: Mapping[int, DimTiling]) -> tuple[int | None, ...]:
+def _dims_of(numbers: Sequence[int], dims: BatchDims) -> tuple[int | None, ...]:
     """The dimension of each value that carries the batch."""
-    return tuple(tilings[n].dim if n in tilings else None for n in numbers)
+    tilings = map(dims.tilings.get, numbers)
+    return tuple(None if tiling is None else tiling.dim for tiling in tilings)

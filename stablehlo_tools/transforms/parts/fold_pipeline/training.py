@@ -24,9 +24,6 @@ from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.ir.cleanup import fold_reshapes
 from stablehlo_tools.ir.inline import copy_body
 from stablehlo_tools.ir.values import has_uses, is_float, maker_of, producer, unconstrained
-from stablehlo_tools.transforms.parts.fold_pipeline.backward_tracing import (
-    BackwardTracer,
-)
 from stablehlo_tools.transforms.parts.fold_pipeline.batch_layout import (
     BatchedStage,
     BatchLayout,
@@ -59,7 +56,10 @@ from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import (
     Summed,
     UnresolvedError,
 )
-from stablehlo_tools.transforms.parts.fold_pipeline.tracing import Tracer
+from stablehlo_tools.transforms.parts.fold_pipeline.tracing import (
+    BackwardTracer,
+    Tracer,
+)
 from stablehlo_tools.transforms.parts.fold_pipeline.written_layers import by_layer
 
 _MOST_INTEGERS = 1 << 16  # of a tensor that is looked at
