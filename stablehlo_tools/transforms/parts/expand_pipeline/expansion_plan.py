@@ -209,6 +209,15 @@ def _pipelines(graph: Graph, cut: Cut, axis: Axis, options: Options) -> Iterator
 
 def _training(graph: Graph, phases: Sequence[Phase], options: Options) -> Training:
     """The forward loops, and the backward loops that read what they leave, the last one's first."""
+
+    def refusal(phase: Phase, why: str) -> ToolError:
+        return ToolError(
+            f"expand-pipeline: schedule={options.schedule} needs forward loops over layers, each "
+            f"with the backward loop that belongs to it, and {why} (P7); schedule=gpipe and "
+            "schedule=circular run each loop by itself",
+            phase.loop.op.location,
+        )
+
     pairs = [
         (forward, backward)
         for place, backward in enumerate(phases)
@@ -216,49 +225,29 @@ def _training(graph: Graph, phases: Sequence[Phase], options: Options) -> Traini
         if {forward.node.results[carry] for carry in forward.loop.writes}
         & {backward.node.operands[carry] for carry in backward.loop.reads}
     ]
-    last = phases[-1].loop.op
     if not pairs:
-        raise _no_pair(options, last, "no loop reads what another one leaves for it")
+        raise refusal(phases[-1], "no loop reads what another one leaves for it")
     pairs.sort(key=lambda pair: phases.index(pair[0]))
     forwards, backwards = [one for one, _ in pairs], [other for _, other in reversed(pairs)]
     inside_out = sorted(backwards, key=phases.index) == backwards
     if not inside_out or len({id(phase) for phase in (*forwards, *backwards)}) < 2 * len(pairs):
-        raise _no_pair(
-            options, last, f"there are {len(pairs)} such pairs, none inside of the other"
-        )
+        raise refusal(phases[-1], f"there are {len(pairs)} such pairs, none inside of the other")
     for forward, backward in pairs:
         if forward.loop.reverse == backward.loop.reverse:
-            raise _no_pair(
-                options, backward.loop.op, "both go through the layers in the same direction"
-            )
+            raise refusal(backward, "both go through the layers in the same direction")
         if forward.loop.reverse != forwards[0].loop.reverse:
-            raise _no_pair(
-                options, forward.loop.op, "another one goes through its layers in reverse"
-            )
+            raise refusal(forward, "another one goes through its layers in reverse")
         if forward.loop.trips != backward.loop.trips:
-            raise _no_pair(
-                options, backward.loop.op, "the two loops have different numbers of iterations"
-            )
+            raise refusal(backward, "the two loops have different numbers of iterations")
     loops = {phase.node for phase in (*forwards, *backwards)}
     body = body_with(forwards[0].node, graph)
     if not loops <= {*body.nodes}:
-        raise _no_pair(options, backwards[-1].loop.op, "the loops stand in different blocks")
+        raise refusal(backwards[-1], "the loops stand in different blocks")
     training = plan_training(body, forwards, backwards)
     late = {node for nodes in training.late for node in nodes}
     if {phase.node for phase in phases} & {*training.gone, *late}:
-        raise _no_pair(
-            options, backwards[-1].loop.op, "another loop over layers stands between them"
-        )
+        raise refusal(backwards[-1], "another loop over layers stands between them")
     return training
-
-
-def _no_pair(options: Options, op: ir.Operation, why: str) -> ToolError:
-    return ToolError(
-        f"expand-pipeline: schedule={options.schedule} needs forward loops over layers, each with "
-        f"the backward loop that belongs to it, and {why} (P7); schedule=gpipe and "
-        "schedule=circular run each loop by itself",
-        op.location,
-    )
 
 
 def body_with(node: Node, graph: Graph) -> Body:

@@ -25,6 +25,7 @@ from stablehlo_tools.analysis.replica_groups import AxisRef
 from stablehlo_tools.analysis.shardings import (
     SHARDING,
     dimension_axes,
+    function_sharding,
     open_dims,
     tensor_sharding,
 )
@@ -41,7 +42,9 @@ from stablehlo_tools.dialect.names import (
 )
 from stablehlo_tools.dialect.traits import BRANCHES
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
+from stablehlo_tools.ir.shardy_round_trip import set_entry
 from stablehlo_tools.ir.values import CONSTANTS, is_float, is_splat, producer, value_of
+from stablehlo_tools.ir.views import Function
 from stablehlo_tools.ir.walk import entry_function
 from stablehlo_tools.transforms.parts.expand_pipeline.expansion_plan import Chunks, Plan
 from stablehlo_tools.transforms.parts.expand_pipeline.layer_phase import Phase
@@ -386,9 +389,15 @@ def put_in_order(module: ir.Module, graph: Graph, axis: Axis, orders: Sequence[S
                 op.attributes["sharding"] = divided_first(
                     sharding, axis, rank, layout.dim, op.context
                 )
-        for kind, places in (("arg_attrs", each.arguments), ("res_attrs", each.results)):
-            if places:
-                _divide(main, kind, places, axis)
+        sides = (
+            ("arg_attrs", each.arguments, list(Function(main).body.arguments)),
+            ("res_attrs", each.results, Function(main).yields),
+        )
+        for side, places, values in sides:
+            for number, dim in places.items():
+                stated, rank = function_sharding(main, side, number), len(shape_of(values[number]))
+                sharding = divided_first(stated, axis, rank, dim, main.context)
+                set_entry(main, side, number, SHARDING, sharding)
 
 
 def _permuted(op: ir.Operation, layout: DimTiling, order: StackOrder) -> ir.Value:
@@ -397,7 +406,7 @@ def _permuted(op: ir.Operation, layout: DimTiling, order: StackOrder) -> ir.Valu
     result = op.results[0]
     shape, layers = shape_of(result), order.chunks.trips
     inner = shape[layout.dim] // (layout.outer * layers)
-    if op.name == "stablehlo.iota":
+    if op.name == IOTA:
         along = np.arange(shape[layout.dim]).reshape(layout.outer, layers, inner)
         numbers = build.table(along[:, order.order].reshape(-1).tolist())
         element = build.convert(numbers, element_of(result))
@@ -414,25 +423,6 @@ def _permuted(op: ir.Operation, layout: DimTiling, order: StackOrder) -> ir.Valu
     taken = elements.reshape(apart).take(order.order, axis=layout.dim + 1).reshape(shape)
     dense = ir.DenseElementsAttr.get(np.ascontiguousarray(taken), type=result.type)
     return build.op("constant", [], result.type, value=dense)
-
-
-def _divide(main: ir.Operation, kind: str, places: dict[int, int], axis: Axis) -> None:
-    function = ir.FunctionType(ir.TypeAttr(main.attributes["function_type"]).value)
-    types = function.inputs if kind == "arg_attrs" else function.results
-    if kind in main.attributes:
-        entries = [ir.DictAttr(each) for each in ir.ArrayAttr(main.attributes[kind])]
-    else:
-        entries = [ir.DictAttr.get({}, main.context)] * len(types)
-    new_entries: list[ir.Attribute] = []
-    for number, (entry, type_) in enumerate(zip(entries, types, strict=True)):
-        named = {each.name: each.attr for each in entry}
-        if number in places:
-            rank = ir.RankedTensorType(type_).rank
-            named[SHARDING] = divided_first(
-                named.get(SHARDING), axis, rank, places[number], main.context
-            )
-        new_entries.append(ir.DictAttr.get(named, main.context))
-    main.attributes[kind] = ir.ArrayAttr.get(new_entries, main.context)
 
 
 def divided_first(

@@ -31,7 +31,7 @@ Left as it is, each stage would be given such a loop of its own, beside the one 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from stablehlo_tools.analysis.collectives import Collective, ModuleFacts
 from stablehlo_tools.analysis.device_values import DeviceValues, Values
@@ -129,22 +129,16 @@ def _globally(
     return phases.selected(build, [composer.compose(own, type_) for own in pieces])
 
 
+@dataclass(frozen=True)
 class _Phases:
     """The ticks of a loop by the integers that a manual computation in its body takes: `given` has
     those of each phase, `number_at` the phase for each number from `first` on that a counter of the
     loop may have. Outside of a loop, and where no integer changes, there is one phase."""
 
-    def __init__(
-        self,
-        given: Sequence[Mapping[ir.Value, Values]] = ({},),
-        counter: ir.Value | None = None,
-        first: int = 0,
-        number_at: Sequence[int] = (),
-    ) -> None:
-        self.given = given
-        self._counter = counter
-        self._first = first
-        self._number_at = number_at
+    given: Sequence[Mapping[ir.Value, Values]] = ({},)
+    counter: ir.Value | None = None
+    first: int = 0
+    number_at: Sequence[int] = ()
 
     @staticmethod
     def of(manual: ir.Operation, values: DeviceValues) -> _Phases | None:
@@ -183,9 +177,9 @@ class _Phases:
 
     def selected(self, build: Builder, values: Sequence[ir.Value]) -> ir.Value:
         """The one of some values that is of the phase of the tick."""
-        assert self._counter is not None, "one phase selects nothing"
-        place = build.same("subtract", self._counter, build.splat_like(self._first, self._counter))
-        row = build.dynamic_slice(build.table(self._number_at), [place], [1])
+        assert self.counter is not None, "one phase selects nothing"
+        place = build.same("subtract", self.counter, build.splat_like(self.first, self.counter))
+        row = build.dynamic_slice(build.table(self.number_at), [place], [1])
         number, chosen = build.reshape(row, []), values[0]
         for phase, value in enumerate(values[1:], 1):
             is_own = build.compare("EQ", number, build.i32(phase))

@@ -76,11 +76,8 @@ class Ranks:
     rank_of: tuple[int, ...]
 
     @staticmethod
-    def of(axis: str, manual: ir.Operation, facts: ModuleFacts) -> Ranks | None:
-        """The ranks along an axis of a manual computation's mesh; None for a mesh of others."""
-        groups = Ranks.groups(axis, manual, facts)
-        if not groups:
-            return None
+    def of(axis: str, groups: Sequence[Sequence[int]], facts: ModuleFacts) -> Ranks:
+        """The ranks along an axis, from the `groups` of devices that differ only along it."""
         rank_of = {device: rank for group in groups for rank, device in enumerate(group)}
         return Ranks(axis, tuple(groups[0]), tuple(rank_of[d] for d in range(facts.grid.size)))
 

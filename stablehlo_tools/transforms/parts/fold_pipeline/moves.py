@@ -104,7 +104,7 @@ def follow_move(op: ir.Operation, query: BoxQuery, known: Integers) -> Answer:
         return [query.through(op.operands[0], query.box, view_op)]
     if op.name == TRANSPOSE:
         order = integers(op, "permutation")
-        box, _ = Transpose(tuple(order.index(d) for d in range(len(order)))).restricted(query.box)
+        box = Transpose(tuple(order.index(d) for d in range(len(order)))).moved(query.box)
         return [query.through(op.operands[0], box, Transpose(order))]
     if op.name == RESHAPE or is_reshaping_sum(op):
         before, after = tuple(shape_of(op.operands[0])), tuple(shape_of(query.value))

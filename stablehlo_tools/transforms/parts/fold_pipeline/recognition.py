@@ -138,15 +138,14 @@ def backward_of(anchor: ir.Operation, ticks: int) -> ir.Operation | None:
 def axis_of(loop: ir.Operation, manual: ir.Operation, facts: ModuleFacts) -> Ranks | None:
     """The axis of a manual computation along which a loop's permutes move elements."""
     for axis in sorted(manual_axes(manual)):
-        ranks = Ranks.of(axis, manual, facts)
-        if ranks is None or ranks.count < 2:
-            continue
         groups = Ranks.groups(axis, manual, facts)
+        together = {device: number for number, g in enumerate(groups) for device in g}
+        if not groups or len(groups[0]) < 2:
+            continue
         for op in permutes_of(loop):
             pairs = facts.groups(Collective(op, op, "collective_permute")) or ()
-            together = {device: number for number, g in enumerate(groups) for device in g}
             if pairs and all(together[a] == together[b] for a, b in pairs):
-                return ranks
+                return Ranks.of(axis, groups, facts)
     return None
 
 

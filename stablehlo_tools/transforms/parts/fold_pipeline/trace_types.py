@@ -110,11 +110,6 @@ class Reshape:
     before: Shape
     after: Shape
 
-    def restricted(self, box: Box) -> tuple[Box, Reshape] | None:
-        """The box of the result that a box of the operand becomes, and the op on that box alone."""
-        result = reshaped_box(box, self.before, self.after)
-        return None if result is None else (result, Reshape(box.sizes, result.sizes))
-
 
 @dataclass(frozen=True, slots=True)
 class Transpose:
@@ -122,10 +117,10 @@ class Transpose:
 
     order: Shape
 
-    def restricted(self, box: Box) -> tuple[Box, Transpose]:
-        """The box of the result that a box of the operand becomes, and the op on that box alone."""
+    def moved(self, box: Box) -> Box:
+        """The box of the result that a box of the operand becomes."""
         starts = tuple(box.starts[d] for d in self.order)
-        return Box(starts, tuple(box.sizes[d] for d in self.order)), self
+        return Box(starts, tuple(box.sizes[d] for d in self.order))
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,20 +129,12 @@ class Convert:
 
     element: str
 
-    def restricted(self, box: Box) -> tuple[Box, Convert]:
-        """The box of the result that a box of the operand becomes, and the op on that box alone."""
-        return box, self
-
 
 @dataclass(frozen=True, slots=True)
 class BroadcastScalar:
     """A scalar, repeated in this shape."""
 
     shape: Shape
-
-    def restricted(self, box: Box) -> tuple[Box, BroadcastScalar]:
-        """The whole result, of the one element there is."""
-        return Box.whole(self.shape), self
 
 
 ViewOp = Reshape | Transpose | Convert | BroadcastScalar
@@ -177,11 +164,17 @@ class View:
         """The view of a box of what is viewed; None where that does not become a box."""
         ops: list[ViewOp] = []
         for op in reversed(self.ops):
-            after = op.restricted(box)
-            if after is None:
-                return None
-            box, smaller = after
-            ops.append(smaller)
+            own: ViewOp = op
+            if isinstance(op, Reshape):
+                after = reshaped_box(box, op.before, op.after)
+                if after is None:
+                    return None
+                box, own = after, Reshape(box.sizes, after.sizes)
+            elif isinstance(op, Transpose):
+                box = op.moved(box)
+            elif isinstance(op, BroadcastScalar):
+                box = Box.whole(op.shape)
+            ops.append(own)
         return View(box.moved(self.target.starts), tuple(reversed(ops)))
 
 
