@@ -141,7 +141,7 @@ class _Loop:
         self._ops: set[int] = set()
         self._used: set[int] = set(own)
         condition = While(division.loop.op).condition
-        inside = {argument: i for i, argument in enumerate(condition.arguments)}
+        inside: dict[ir.Value, int] = {a: i for i, a in enumerate(condition.arguments)}
         for view in condition.operations:
             used = values_used(view.operation)
             self._used |= {inside[value] for value in used if value in inside}

@@ -66,7 +66,7 @@ def test_layers_are_told_by_what_they_compute_and_not_by_the_order_of_the_text()
     assert layers.handed == (0, 1)
     assert layers.outputs == ((), ())
     types = [block.arguments[number].type for number in (0, 1, 3)]
-    function = Scratch(module).function(types, layers.write)
+    function = Scratch(module).function(types, layers.template.write)
     assert module.operation.verify()
     names = [view.operation.name for view in function.regions[0].blocks[0].operations]
     assert names.count("stablehlo.dot_general") == 1

@@ -151,7 +151,8 @@ class LoopRegion(WhileLoop):
         if self.manual is None:
             return set()
         block = ManualComputation(self.manual).body
-        differing = {a for a in block.arguments if self.entering_dim(a) is not None}
+        shards = (a for a in block.arguments if self.entering_dim(a) is not None)
+        differing: set[ir.Value] = {*shards}
         _add_dependent(block, differing)
         pairs = zip(self.arguments, self.loop.operands, strict=True)
         differing.update(a for a, o in pairs if o in differing or a in self._varying)

@@ -79,7 +79,7 @@ def rotations_of(loop: ir.Operation) -> list[ir.Operation]:
     """Ops of a loop's body that shift a tensor along a dimension, as a pipeline in one program
     hands its state on: slices of it put together anew, padded, or written elsewhere."""
     body = While(loop).body
-    changing: set[ir.Value] = set(body.arguments) - set(terminator(body).operands)
+    changing = set(While(loop).carries) - set(While(loop).yields)
     return [
         op
         for op in (view.operation for view in body.operations)
