@@ -30,7 +30,7 @@ where none is left to divide. Calls are inlined.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -115,7 +115,7 @@ class SplitWeightGradientsPass(Pass):
 def write_division(division: Division) -> None:
     """Puts two loops in the place of one."""
     op = division.loop.op
-    first, second = _First(division), _Second(division)
+    first, second = (_Loop(division, takes_rows=later) for later in (False, True))
     build = Builder(ir.InsertionPoint(op), op.location)
     trips = division.loop.trips
     chain = first.write([room_for_rows(build, value, trips) for value in division.stored])
@@ -133,13 +133,28 @@ def write_division(division: Division) -> None:
 
 
 class _Loop:
-    """One of the two loops: the carries and ops of the divided one that it has."""
+    """One of the two loops: the carries and ops of the divided one that it has.
 
-    def __init__(self, division: Division, ends: Iterable[ir.Value], own: Iterable[int]) -> None:
+    The chain has everything but what moved, and stores a row of each stored value an iteration. The
+    loop that `takes_rows` has what moved, from what is known at any time and from these rows.
+    """
+
+    def __init__(self, division: Division, *, takes_rows: bool) -> None:
         self._division = division
+        self._takes_rows = takes_rows
         self._body: LoopBody = division.loop.body
+        body, moved = self._body, division.moved
+        self._behind = body.behind_barrier if takes_rows else {}
         self._ops: set[int] = set()
-        self._used: set[int] = set(own)
+        self._used: set[int] = set(moved)
+        ends: list[ir.Value] = []
+        if not takes_rows:
+            self._used = {c for c in (*states(body), *body.steps) if c not in moved}
+            self._ops |= {i for i, op in enumerate(body.ops) if not len(op.results)}
+            ends += division.stored
+            for op in body.ops:
+                if not len(op.results) or body.effects.has_effect(op):
+                    ends += (*body.reads(op), *op.results)
         condition = While(division.loop.op).condition
         inside: dict[ir.Value, int] = {a: i for i, a in enumerate(condition.arguments)}
         for view in condition.operations:
@@ -149,18 +164,15 @@ class _Loop:
         self._gather(ends)
         self.carries = sorted(self._used)
 
-    def _source(self, value: ir.Value) -> ir.Value | None:
-        """What is gathered for a value; None for one that is given."""
-        return value
-
-    def _gather(self, ends: Iterable[ir.Value]) -> None:
+    def _gather(self, ends: Sequence[ir.Value]) -> None:
         """Notes the ops and carries that values need."""
-        body = self._body
+        body, given = self._body, set(self._division.stored if self._takes_rows else ())
         pending = [*ends, *(body.ends[carry] for carry in sorted(self._used))]
         seen: set[ir.Value] = set()
         while pending:
-            value = self._source(pending.pop())
-            if value is None or value in seen:
+            asked = pending.pop()
+            value = self._behind.get(asked, asked)
+            if asked in given or value in seen:
                 continue
             seen.add(value)
             number = body.argument_number(value)
@@ -193,17 +205,28 @@ class _Loop:
         return {old.arguments[carry]: new.arguments[i] for i, carry in enumerate(self.carries)}
 
     def _fill(self, block: ir.Block) -> None:
-        body = self._body
+        body, stored = self._body, self._division.stored
         build = Builder(ir.InsertionPoint(block), self._division.loop.op.location)
         values = self._arguments(body.block, block)
         stacks: list[ir.Value] = [*list(block.arguments)[len(self.carries) :]]
-        self._begin(build, values, stacks)
+        if self._takes_rows:
+            for value, stack in zip(stored, stacks, strict=True):
+                starts = self._row(build, values, len(shape_of(stack)))
+                row = build.dynamic_slice(stack, starts, [1, *shape_of(value)])
+                values[value] = build.reshape(row, shape_of(value))
         for position, op in enumerate(body.ops):
             if position in self._ops:
                 copy = copy_with(op, values, ir.InsertionPoint(block))
                 values.update(zip(op.results, copy.results, strict=True))
-            self._pass(op, values)
-        stacks = self._finish(build, values, stacks)
+            for result in op.results:
+                source = self._behind.get(result)
+                if source is not None and (source in values or not body.is_inside(source)):
+                    values[result] = values.get(source, source)
+        if not self._takes_rows:
+            for place, value in enumerate(stored):
+                row = build.reshape(values[value], [1, *shape_of(value)])
+                starts = self._row(build, values, len(shape_of(stacks[place])))
+                stacks[place] = build.update(stacks[place], row, starts)
         ends = [body.ends[carry] for carry in self.carries]
         end = terminator(body.block)
         ir.Operation.create(
@@ -212,20 +235,6 @@ class _Loop:
             loc=end.location,
             ip=ir.InsertionPoint(block),
         )
-
-    def _begin(
-        self, build: Builder, values: dict[ir.Value, ir.Value], stacks: Sequence[ir.Value]
-    ) -> None:
-        """What stands in front of the copied ops."""
-
-    def _pass(self, op: ir.Operation, values: dict[ir.Value, ir.Value]) -> None:
-        """What is known behind an op, copied or not."""
-
-    def _finish(
-        self, build: Builder, values: dict[ir.Value, ir.Value], stacks: list[ir.Value]
-    ) -> list[ir.Value]:
-        """What stands behind the copied ops; the stacks that the next iteration gets."""
-        return stacks
 
     def _row(self, build: Builder, values: dict[ir.Value, ir.Value], rank: int) -> list[ir.Value]:
         """Where an iteration stores its row of a stack of a rank: starts of all dimensions."""
@@ -242,55 +251,3 @@ class _Loop:
         if loop.reverse:
             index = build.same("subtract", build.splat(loop.trips - 1, [], element), index)
         return [index, *[zero] * (rank - 1)]
-
-
-class _First(_Loop):
-    """The chain: everything but what moved, with a row of each stored value an iteration."""
-
-    def __init__(self, division: Division) -> None:
-        body = division.loop.body
-        kept = [c for c in (*states(body), *body.steps) if c not in division.moved]
-        effects = [
-            value
-            for op in body.ops
-            if not len(op.results) or body.effects.has_effect(op)
-            for value in (*body.reads(op), *op.results)
-        ]
-        super().__init__(division, [*division.stored, *effects], kept)
-        self._ops |= {i for i, op in enumerate(body.ops) if not len(op.results)}
-
-    def _finish(
-        self, build: Builder, values: dict[ir.Value, ir.Value], stacks: list[ir.Value]
-    ) -> list[ir.Value]:
-        written: list[ir.Value] = []
-        for value, stack in zip(self._division.stored, stacks, strict=True):
-            row = build.reshape(values[value], [1, *shape_of(value)])
-            starts = self._row(build, values, len(shape_of(stack)))
-            written.append(build.update(stack, row, starts))
-        return written
-
-
-class _Second(_Loop):
-    """What moved, from what is known at any time and rows that the first loop has stored."""
-
-    def __init__(self, division: Division) -> None:
-        self._stored = set(division.stored)
-        self._behind = division.loop.body.behind_barrier
-        super().__init__(division, (), division.moved)
-
-    def _source(self, value: ir.Value) -> ir.Value | None:
-        return None if value in self._stored else self._behind.get(value, value)
-
-    def _begin(
-        self, build: Builder, values: dict[ir.Value, ir.Value], stacks: Sequence[ir.Value]
-    ) -> None:
-        for value, stack in zip(self._division.stored, stacks, strict=True):
-            starts = self._row(build, values, len(shape_of(stack)))
-            row = build.dynamic_slice(stack, starts, [1, *shape_of(value)])
-            values[value] = build.reshape(row, shape_of(value))
-
-    def _pass(self, op: ir.Operation, values: dict[ir.Value, ir.Value]) -> None:
-        for result in op.results:
-            source = self._behind.get(result)
-            if source is not None and (source in values or not self._body.is_inside(source)):
-                values[result] = values.get(source, source)

@@ -185,7 +185,7 @@ def test_chains_of_stages_lead_from_rank_to_rank():
     planned = Planned(SHIFTED)
     chains = planned.chains()
     assert (chains.length, len(chains.inputs), len(chains.last)) == (2, 3, 3)
-    assert chains.row_dim is None
+    assert chains.rows.outputs[0] is None
     (handoff,) = chains.handoffs
     assert (handoff.output, handoff.ops) == (0, ())
     inputs = StageInputs.of(chains)
@@ -197,7 +197,7 @@ def test_chains_of_stages_lead_from_rank_to_rank():
 def test_stages_along_a_dimension_are_rows_of_one_segment():
     planned = Planned(ROLLED)
     chains = planned.chains()
-    assert chains.row_dim == 0
+    assert chains.rows.outputs[0] == 0
     assert chains.rows.count == chains.length == 2
     first, last = (chains.box(0, instance) for instance in (chains.last[0], chains.last[-1]))
     assert first == last  # the last stage computes all outputs

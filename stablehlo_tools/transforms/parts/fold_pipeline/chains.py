@@ -64,12 +64,11 @@ class Chains:
     """The same `length` applications of a segment for each microbatch.
 
     `inputs[m][n][i]` is what input i is for microbatch m in application n. `last[m]` is the last
-    instance of microbatch m. Where stages lie along dimension `row_dim`, `rows` computes one.
+    instance of microbatch m. `rows` computes one of stages that lie along a dimension.
     """
 
     segment: Segment
     rows: StageRows
-    row_dim: int | None
     length: int
     handoffs: tuple[Handoff, ...]
     inputs: tuple[tuple[tuple[Pieces, ...], ...], ...]
@@ -77,8 +76,7 @@ class Chains:
 
     def box(self, output: int, instance: Instance) -> Box:
         """The box of an output that an instance computes."""
-        whole = Box.whole(shape_of(self.segment.outputs[output]))
-        return whole.share(self.row_dim, instance.row, self.rows.count)
+        return self.rows.output_box(self.segment.outputs[output], output, instance.row)
 
 
 @dataclass(frozen=True)
@@ -182,10 +180,8 @@ class _Stage:
 
     def is_all(self, source: Computed, box: Box) -> bool:
         """Whether a box is all that a stage computed of a value."""
-        sizes = shape_of(source.value)
-        if self.row_dim is not None:
-            sizes[self.row_dim] //= self.count
-        return tuple(sizes) == box.sizes
+        whole = Box.whole(shape_of(source.value))
+        return whole.share(self.row_dim, 0, self.count).sizes == box.sizes
 
 
 class ChainFinder:
@@ -242,9 +238,7 @@ class ChainFinder:
         if len(chains[0]) > 1:
             stages = len({instance.stage for chain in chains for instance in chain})
             self.most_stages = max(self.most_stages, stages)
-        return Chains(
-            segment, rows, stage.row_dim, lengths.pop(), handoffs.pop(), inputs, tuple(lasts)
-        )
+        return Chains(segment, rows, lengths.pop(), handoffs.pop(), inputs, tuple(lasts))
 
     def _segment(self, stage: _Stage) -> tuple[Segment, StageRows]:
         segment = self._segments.of(stage.outputs)

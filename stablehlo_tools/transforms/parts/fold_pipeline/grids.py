@@ -422,13 +422,11 @@ def _in_loop(tracer: Tracer, inputs: Iterable[Pieces]) -> list[Piece]:
 
 def _instance(rows: StageRows, output: int, source: Computed, box: Box) -> Instance | None:
     """Where a box of an output was computed; None where it is not what one stage computes."""
-    shape, dim = shape_of(source.value), rows.outputs[output]
-    if dim is None:
-        return Instance(source.rank, source.tick, 0) if box.sizes == tuple(shape) else None
-    shape[dim] //= rows.count
-    if box.sizes != tuple(shape):
+    sizes, dim = rows.output_box(source.value, output, 0).sizes, rows.outputs[output]
+    if box.sizes != sizes:
         return None
-    return Instance(source.rank, source.tick, box.starts[dim] // shape[dim])
+    row = 0 if dim is None else box.starts[dim] // sizes[dim]
+    return Instance(source.rank, source.tick, row)
 
 
 def _find_zeros(
