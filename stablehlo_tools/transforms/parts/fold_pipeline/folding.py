@@ -133,7 +133,7 @@ def fold(region: LoopRegion, module: ir.Module) -> int:
     tracer, site = Tracer(region), FoldSite(region)
     outputs = list(outputs_of(site.anchor))
     pieces = [tracer.left(output.result, output.box) for output in outputs]
-    writer = PipelineWriter(tracer, scratch, site.point, site.entering)
+    writer = PipelineWriter(tracer, scratch, site)
     values = [
         writer.value(consists_of, site.type_of(output))
         for output, consists_of in zip(outputs, pieces, strict=True)
@@ -146,22 +146,20 @@ def fold(region: LoopRegion, module: ir.Module) -> int:
 
 
 class PipelineWriter:
-    """Writes what a pipeline computes, at a point; `entering` says what stands there for a value
-    from outside."""
+    """Writes what a pipeline computes, at a site."""
 
     def __init__(
         self,
         tracer: Tracer,
         scratch: Scratch,
-        point: ir.InsertionPoint,
-        entering: Callable[[ir.Value], ir.Value],
+        site: FoldSite,
         segments: Segments | None = None,
     ) -> None:
         self._tracer = tracer
         self._scratch = scratch
         self._segments = segments or Segments(tracer.region, scratch)
-        self._build = Builder(point, tracer.region.loop.location)
-        self._entering = entering
+        self._build = Builder(site.point, tracer.region.loop.location)
+        self._entering = site.entering
         self._composer = Composer(self._build, self._located)
         # What is computed outside of the loop: by rank, and once for ranks that compute the same.
         self._around: dict[Computed, ir.Value] = {}

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.builder import shape_of
 from stablehlo_tools.ir.values import maker_of
-from stablehlo_tools.ir.walk import terminator
 from stablehlo_tools.transforms.parts.fold_pipeline.batch_layout import BatchLayout, unbatched
 from stablehlo_tools.transforms.parts.fold_pipeline.chains import Pieces, StageInputs
 from stablehlo_tools.transforms.parts.fold_pipeline.composing import Located, stacked
@@ -53,18 +52,13 @@ class GridPlan:
     reverse: bool
     layers: LayerBlock
 
-    @property
-    def block(self) -> ir.Block:
-        """What computes a layer."""
-        return self.layers.block
-
     def row(self, application: int) -> int:
         """Where an application is in what is stacked."""
         return self.grid.length - 1 - application if self.reverse else application
 
     def shape(self, output: int) -> list[int]:
         """The shape of an output of a layer."""
-        return shape_of(terminator(self.block).operands[output])
+        return shape_of(self.layers.returned[output])
 
     def last_input(self, output: int) -> int | None:
         """The input as which an output is handed on as it is."""
@@ -84,7 +78,7 @@ class GridWriter(PipelineWriter):
         segments: Segments,
         before: GridWriter | None = None,
     ) -> None:
-        super().__init__(tracer, scratch, site.point, site.entering, segments)
+        super().__init__(tracer, scratch, site, segments)
         self._before = before
         self._written: tuple[GridPlan, GridResults] | None = None
 
@@ -102,7 +96,7 @@ class GridWriter(PipelineWriter):
         operands = self._operands(replace(inputs, layered=ordered), plan.layers, layout)
         operands |= {n: LayerOperand(value, 0) for n, value in cells.items()}
         loop = GridLoop(
-            unbatched(plan.block) if layout.stage is None else layout.stage.dims,
+            unbatched(plan.layers.block) if layout.stage is None else layout.stage.dims,
             layout.samples,
             grid.handoffs,
             tuple(operands[number] for number in range(len(operands))),
@@ -129,7 +123,7 @@ class GridWriter(PipelineWriter):
         self, table: Sequence[Sequence[Pieces]], plan: GridPlan, number: int
     ) -> ir.Value:
         """An input that differs for each layer and microbatch, stacked out of its pieces."""
-        type_, layout = plan.block.arguments[number].type, plan.layout
+        type_, layout = plan.layers.block.arguments[number].type, plan.layout
         shape = ir.RankedTensorType(type_).shape
         pieces: list[Piece] = []
         for microbatch, own in enumerate(table):
