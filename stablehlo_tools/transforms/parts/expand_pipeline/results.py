@@ -12,8 +12,7 @@ divide that work by themselves.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 
 from stablehlo_tools.analysis.dataflow import Node, dependences, solve
 from stablehlo_tools.analysis.dimension_propagation.tilings import CONTRACTIONS
@@ -41,15 +40,6 @@ from stablehlo_tools.transforms.parts.expand_pipeline.region import Region
 from stablehlo_tools.transforms.parts.expand_pipeline.ticks import EmitContext, State
 
 
-@dataclass(frozen=True)
-class Share:
-    """The sharding of what a pipeline gives, and those that the program states behind it, for the
-    ops that state them."""
-
-    sharding: ir.Attribute
-    behind: Mapping[ir.Operation, ir.Attribute]
-
-
 class Shares:
     """How what the pipelines of a plan give is divided."""
 
@@ -60,21 +50,21 @@ class Shares:
         self._dims = plan.cut.trial.dims
         self._batch = self._axes_of_batch(plan)
 
-    def of(self, phase: Phase, carry: int) -> Share | None:
-        """How a result of a layer loop is divided; None where it is left alone."""
+    def divide(self, phase: Phase, carry: int, value: ir.Value, build: Builder) -> ir.Value:
+        """A result of a layer loop, of which `value` has the elements now, divided over the ranks;
+        as it is where it is left alone."""
         number = phase.node.results[carry]
-        value, layout = self._dims.graph.values[number], self._dims.tilings.get(number)
-        if layout is None:
-            return None
-        shape = ir.RankedTensorType(value.type).shape
-        if shape[layout.dim] % self._axes.size(self._batch):
-            return None
+        shape, layout = shape_of(value), self._dims.tilings.get(number)
+        if layout is None or shape[layout.dim] % self._axes.size(self._batch):
+            return value
         behind = self._stated_behind(phase.node, number)
         if behind is None:
-            return None
+            return value
+        for op, sharding in behind.items():
+            op.attributes["sharding"] = sharding
         dims = open_dims(len(shape), layout.dim, self._batch)
-        mesh, context = self._axis.mesh_name, value.type.context
-        return Share(tensor_sharding(mesh, dims, context), behind)
+        sharding = tensor_sharding(self._axis.mesh_name, dims, value.type.context)
+        return constrained(value, sharding, build.point, phase.loop.op.location)
 
     def _axes_of_batch(self, plan: Plan) -> tuple[AxisRef, ...]:
         """The axes that divide the samples of an argument, and that of the ranks, the fastest."""
@@ -175,11 +165,8 @@ class Results:
             before = op.operands[carry]
             if kind == "flow":
                 value = build.convert(build.reshape(value, shape_of(before)), element_of(before))
-                share = None if self._shares is None else self._shares.of(self._phase, carry)
-                if share is not None:
-                    for stated, sharding in share.behind.items():
-                        stated.attributes["sharding"] = sharding
-                    value = constrained(value, share.sharding, build.point, op.location)
+                if self._shares is not None:
+                    value = self._shares.divide(self._phase, carry, value, build)
             elif kind == "sum":
                 value = build.convert(value, element_of(before))
                 if splat_of(before) != 0:
