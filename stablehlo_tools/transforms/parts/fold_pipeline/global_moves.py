@@ -99,7 +99,7 @@ def write_moves_globally(module: ir.Module, block: ir.Block) -> None:
             value = _globally(manual, number, phases, shards)
             if value is not None:
                 result.replace_all_uses_with(value)
-        if not any(next(iter(result.uses), None) for result in manual.results):
+        if not any(map(has_uses, manual.results)):
             manual.erase()
 
 
@@ -154,9 +154,9 @@ class _Phases:
             for value in manual.operands
             if control.of(value, 0) is not None and control.constant(value) is None
         ]
-        rows = [{value: control.of(value, tick) for value in changing} for tick in range(ticks)]
         given = [
-            {value: known for value, known in row.items() if known is not None} for row in rows
+            {v: known for v in changing if (known := control.of(v, tick)) is not None}
+            for tick in range(ticks)
         ]
         phases: dict[tuple[bytes, ...], int] = {}
         numbers = [
