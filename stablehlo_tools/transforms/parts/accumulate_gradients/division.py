@@ -22,13 +22,12 @@ from stablehlo_tools.analysis.dimension_propagation.tilings import CONTRACTIONS
 from stablehlo_tools.analysis.partial_sums import PartialSums, source_of
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Diagnostic, ToolError, note
-from stablehlo_tools.dialect.names import BARRIER, MANUAL_COMPUTATION, SHARDING_CONSTRAINT, WHILE
+from stablehlo_tools.dialect.names import BARRIER, SHARDING_CONSTRAINT, WHILE
 from stablehlo_tools.dialect.traits import COLLECTIVES
 from stablehlo_tools.ir.builder import element_of, shape_of
 from stablehlo_tools.ir.values import is_float
+from stablehlo_tools.transforms.parts.expand_pipeline.layer_phase import OPAQUE
 from stablehlo_tools.transforms.parts.expand_pipeline.ticks import wide
-
-OPAQUE = frozenset({"stablehlo.custom_call", MANUAL_COMPUTATION})
 
 
 def known_beforehand(graph: Graph, seeds: Seeds, rank: int) -> set[Node]:

@@ -22,13 +22,14 @@ from stablehlo_tools.dialect.reducers import identity_of
 from stablehlo_tools.ir.builder import element_of
 from stablehlo_tools.ir.values import has_uses, key_of
 
-_OPAQUE = frozenset({"stablehlo.custom_call", MANUAL_COMPUTATION})
+# Ops of which nobody knows what they do with each sample.
+OPAQUE = frozenset({"stablehlo.custom_call", MANUAL_COMPUTATION})
 
 
 def mixing_refusal(terms: PartialSums, node: Node) -> ToolError:
     """Names the op that needs the whole batch, and the sum over samples that it takes, if any."""
     source = source_of(terms, node)
-    if source is None and node.name in _OPAQUE:
+    if source is None and node.name in OPAQUE:
         return ToolError(
             f"expand-pipeline: {node.name} takes samples of the batch, and nobody knows what it "
             "does with each, so that it cannot run on one microbatch (P4)",

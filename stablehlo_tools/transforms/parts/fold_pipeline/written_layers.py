@@ -22,6 +22,7 @@ from functools import cached_property
 from typing import Any
 
 from stablehlo_tools.analysis.dataflow import Dataflow, Node
+from stablehlo_tools.analysis.dimension_propagation.tilings import CONTRACTIONS
 from stablehlo_tools.analysis.effects import Effects
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import SHARDING_CONSTRAINT
@@ -43,7 +44,7 @@ from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import (
     View,
 )
 from stablehlo_tools.transforms.parts.roll_layers.iterations import taken
-from stablehlo_tools.transforms.parts.roll_layers.repetitions import CONTRACTIONS, look
+from stablehlo_tools.transforms.parts.roll_layers.repetitions import look
 
 
 @dataclass(frozen=True)

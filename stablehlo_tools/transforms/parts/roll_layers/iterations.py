@@ -22,11 +22,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from stablehlo_tools.analysis.dataflow import Dataflow, Node
+from stablehlo_tools.analysis.dimension_propagation.tilings import CONTRACTIONS
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import ADD, SHARDING_CONSTRAINT, WHILE
 from stablehlo_tools.ir.values import CONSTANTS, named, value_text
 from stablehlo_tools.transforms.parts.roll_layers.repetitions import (
-    CONTRACTIONS,
     OpSequence,
     Repetition,
     phases,

@@ -15,13 +15,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from stablehlo_tools.analysis.dataflow import Dataflow, Node
+from stablehlo_tools.analysis.dimension_propagation.tilings import CONTRACTIONS
 from stablehlo_tools.analysis.effects import Effects
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.dimensions import integers
 from stablehlo_tools.dialect.names import (
     ADD,
-    CONVOLUTION,
-    DOT_GENERAL,
     DYNAMIC_SLICE,
     PAD,
     RESHAPE,
@@ -32,7 +31,6 @@ from stablehlo_tools.ir.builder import shape_of
 from stablehlo_tools.ir.structural_key import block_key, op_key
 from stablehlo_tools.ir.values import CONSTANTS
 
-CONTRACTIONS = frozenset({DOT_GENERAL, CONVOLUTION})
 _TAKES_ROWS = frozenset({SLICE, DYNAMIC_SLICE})
 _KEEPS_ROWS = frozenset({RESHAPE, SHARDING_CONSTRAINT})
 _SUMS = frozenset({ADD, SHARDING_CONSTRAINT})
