@@ -50,8 +50,8 @@ def own_arguments(function: ir.Operation) -> list[ir.Value]:
 
 
 def own_argument(function: ir.Operation, number: int, asks: str, rule: str) -> ir.Value:
-    """The one of these of a number. Raises a located ToolError, with the words in which a pass
-    `asks` in front and its `rule`, where there is none."""
+    """Returns the own argument of a number. Raises a located ToolError if there is none; it begins
+    with the words `asks` and names the `rule` of a pass."""
     taken = own_arguments(function)
     if not 0 <= number < len(taken):
         raise ToolError(
