@@ -180,7 +180,13 @@ class SplitBatchPass(Pass):
         regions = find_regions(module)
         chosen = choose(module, regions, self.arguments, self.dimension, self.parts)
         if not chosen:
-            raise self._undivided(regions[0]) or self._nothing(regions)
+            place = regions[0].op.location
+            sizes = sizes_undivided(Graph.of(regions[0].block), self.parts)
+            raise self._undivided(regions[0]) or ToolError(
+                f"no argument has a dimension that {self.parts} parts divide on a device (P4)",
+                place,
+                tuple(note(said, place) for said in sizes),
+            )
         for each in chosen:
             if each.trial.dims.meetings and not self.join_mixed:
                 undivided = None if self.arguments else self._undivided(each.region)
@@ -188,16 +194,6 @@ class SplitBatchPass(Pass):
         if self.arguments:
             return chosen
         return [each for each in chosen if each.trial.collectives]
-
-    def _nothing(self, regions: Sequence[Region]) -> ToolError:
-        return ToolError(
-            f"no argument has a dimension that {self.parts} parts divide on a device (P4)",
-            regions[0].op.location,
-            tuple(
-                note(said, regions[0].op.location)
-                for said in sizes_undivided(Graph.of(regions[0].block), self.parts)
-            ),
-        )
 
     def _undivided(self, region: Region) -> ToolError | None:
         """That the batch, as fewer parts find it, is of a size which so many do not divide."""

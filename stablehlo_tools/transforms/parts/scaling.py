@@ -38,7 +38,7 @@ from stablehlo_tools.ir.builder import Builder
 from stablehlo_tools.ir.clone import Resize, reshaped_clone
 from stablehlo_tools.ir.values import CONSTANTS, copy_constant, is_splat, producer
 from stablehlo_tools.ir.views import While
-from stablehlo_tools.ir.walk import terminator
+from stablehlo_tools.ir.while_loop import is_invariant
 from stablehlo_tools.transforms.parts.block_rewriter import BlockRewriter, part_type
 
 # What is written again where a value that is the same for all samples is needed for more of them:
@@ -220,7 +220,7 @@ def _entering(value: ir.Value) -> ir.Value:
         argument = ir.BlockArgument(value)
         loop = argument.owner.owner.operation
         is_body = loop.name == WHILE and argument.owner == While(loop).body
-        if not is_body or terminator(argument.owner).operands[argument.arg_number] != value:
+        if not is_body or not is_invariant(loop, argument.arg_number):
             break
         value = loop.operands[argument.arg_number]
     return value
