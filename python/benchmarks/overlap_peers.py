@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent / "tests" / "support"))
+sys.path[:0] = [str(HERE.parent / "soak"), str(HERE.parent / "tests" / "support")]
 
 from overlap_bound import best_possible  # noqa: E402
 from overlap_solver import solve_graph  # noqa: E402

@@ -23,7 +23,7 @@ from itertools import product
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent / "tests" / "support"))
+sys.path[:0] = [str(HERE.parent / "soak"), str(HERE.parent / "tests" / "support")]
 
 from schedule_settings import drawn_setting  # noqa: E402
 from schedule_solver import solve_setting  # noqa: E402

@@ -9,11 +9,11 @@ import sys
 from typing import Any
 
 import pytest
-from tree import SUPPORT
+from tree import SOAK
 
 from stablehlo_tools.targets.topologies import Target, missing_package
 
-SCRIPT = SUPPORT / "falsify_links.py"
+SCRIPT = SOAK / "falsify_links.py"
 
 
 def test_links_that_count_stay() -> None:

@@ -9,11 +9,11 @@ import sys
 from typing import Any
 
 import pytest
-from tree import SUPPORT
+from tree import SOAK
 
 from stablehlo_tools.targets.topologies import Target, missing_package
 
-SCRIPT = SUPPORT / "falsify_order.py"
+SCRIPT = SOAK / "falsify_order.py"
 
 
 def test_ordered_programs_keep_their_order() -> None:

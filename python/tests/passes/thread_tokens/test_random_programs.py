@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from random_order import PIPELINES
 from random_programs import DEVICES, SLOW, programs
-from tree import SUPPORT
+from tree import SOAK
 
 from stablehlo_tools import bindings
 from stablehlo_tools.api import transforming
@@ -126,7 +126,7 @@ def _tried(target: Target, count: int, seed: int) -> dict[str, Any]:
         pytest.skip(f"{target.value} needs {package}, of the extra `aot`")
     command = [
         sys.executable,
-        str(SUPPORT / "random_order.py"),
+        str(SOAK / "random_order.py"),
         target.value,
         str(count),
         str(seed),

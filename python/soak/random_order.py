@@ -18,7 +18,6 @@ from typing import Any
 from hypothesis import given, seed, settings
 from hypothesis import strategies as st
 from random_programs import SLOW, programs
-from unhurried import be_unhurried
 
 from stablehlo_tools.targets.topologies import Target, environment, topology
 
@@ -46,6 +45,7 @@ def run(target: Target, count: int, number: int) -> dict[str, Any]:
     @settings(
         max_examples=count,
         database=None,
+        deadline=None,
         suppress_health_check=SLOW,
     )
     @given(programs(), st.sampled_from(pipelines))
@@ -98,7 +98,6 @@ def _order(program: Any, target: Target, devices: list[Any]) -> Any:
 
 
 if __name__ == "__main__":
-    be_unhurried()
     chosen = Target(sys.argv[1])
     with tempfile.TemporaryDirectory() as dump:
         os.environ.update(environment(topology(chosen, DEVICES), os.environ, Path(dump)))
