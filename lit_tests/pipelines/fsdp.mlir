@@ -1,7 +1,6 @@
-// RUN: stablehlo-tools opt %s -p fsdp | filecheck %s
+// RUN: stablehlo-tools opt %s -p fsdp | tee %t.named | filecheck %s
 
 // A named pipeline is its passes, in order.
-// RUN: stablehlo-tools opt %s -p fsdp > %t.named
 // RUN: stablehlo-tools opt %s -p partition,create-reduce-scatter,schedule-overlap | diff -u %t.named -
 
 // Its options go to the passes that have them.

@@ -1,7 +1,6 @@
-// RUN: stablehlo-tools opt %s -p order-collectives | filecheck %s
+// RUN: stablehlo-tools opt %s -p order-collectives | tee %t.named | filecheck %s
 
 // A named pipeline is its passes, in order.
-// RUN: stablehlo-tools opt %s -p order-collectives > %t.named
 // RUN: stablehlo-tools opt %s -p symbol-dce,thread-tokens | diff -u %t.named -
 
 // It stands among other passes like a pass.

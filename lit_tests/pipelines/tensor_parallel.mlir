@@ -1,7 +1,6 @@
-// RUN: stablehlo-tools opt %s -p tensor-parallel | filecheck %s
+// RUN: stablehlo-tools opt %s -p tensor-parallel | tee %t.named | filecheck %s
 
 // A named pipeline is its passes, in order.
-// RUN: stablehlo-tools opt %s -p tensor-parallel > %t.named
 // RUN: stablehlo-tools opt %s -p partition,create-reduce-scatter | diff -u %t.named -
 
 // RUN: not stablehlo-tools opt %s -p 'tensor-parallel{hardware=a100}' 2>&1 | filecheck %s --check-prefix=OPTION

@@ -1,5 +1,4 @@
-// RUN: stablehlo-tools opt %s -p shard-optimizer | filecheck %s
-// RUN: stablehlo-tools opt %s -p shard-optimizer -o %t.once.mlir
+// RUN: stablehlo-tools opt %s -p shard-optimizer | tee %t.once.mlir | filecheck %s
 // RUN: not stablehlo-tools opt %t.once.mlir -p shard-optimizer 2>&1 | filecheck %s --check-prefix=AGAIN
 
 // What is divided over the axis already stays as it is, and so does a state that no dimension of is

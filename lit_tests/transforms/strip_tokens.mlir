@@ -15,26 +15,21 @@
 // RUN: filecheck %s --input-file %t.before --check-prefix=BEFORE
 // RUN: not grep stablehlo_tools.token %t.before
 // RUN: stablehlo-tools opt %t.mlir -p thread-tokens --split-input-file > %t.threaded
-// RUN: stablehlo-tools opt %t.threaded -p strip-tokens --split-input-file > %t.stripped
-// RUN: diff -u %t.before %t.stripped
+// RUN: stablehlo-tools opt %t.threaded -p strip-tokens --split-input-file | diff -u %t.before -
 // RUN: stablehlo-tools opt %t.mlir -p 'thread-tokens{form=composite}' --split-input-file > %t.threaded
-// RUN: stablehlo-tools opt %t.threaded -p strip-tokens --split-input-file > %t.stripped
-// RUN: diff -u %t.before %t.stripped
+// RUN: stablehlo-tools opt %t.threaded -p strip-tokens --split-input-file | diff -u %t.before -
 // RUN: stablehlo-tools opt %t.mlir -p 'thread-tokens{scope=group minimal}' --split-input-file > %t.threaded
-// RUN: stablehlo-tools opt %t.threaded -p strip-tokens --split-input-file > %t.stripped
-// RUN: diff -u %t.before %t.stripped
+// RUN: stablehlo-tools opt %t.threaded -p strip-tokens --split-input-file | diff -u %t.before -
 
 // Locations come back too.
 // RUN: stablehlo-tools opt %t.mlir --print-locations --split-input-file > %t.before
 // RUN: stablehlo-tools opt %t.mlir -p 'thread-tokens{form=composite},strip-tokens' \
-// RUN:   --print-locations --split-input-file > %t.stripped
-// RUN: diff -u %t.before %t.stripped
+// RUN:   --print-locations --split-input-file | diff -u %t.before -
 
 // Cleaning up in between does no harm: what is left is what cleaning up alone leaves.
 // RUN: stablehlo-tools opt %t.mlir -p cse --split-input-file > %t.before
 // RUN: stablehlo-tools opt %t.mlir -p 'thread-tokens{scope=group},cse,strip-tokens' \
-// RUN:   --split-input-file > %t.stripped
-// RUN: diff -u %t.before %t.stripped
+// RUN:   --split-input-file | diff -u %t.before -
 
 // BEFORE-COUNT-80: func.func
 

@@ -1,9 +1,7 @@
 // Programs without communication stay as they are, to the byte.
 // RUN: stablehlo-tools opt %s --split-input-file > %t.before
-// RUN: stablehlo-tools opt %s -p thread-tokens --split-input-file > %t.after
-// RUN: diff -u %t.before %t.after
-// RUN: stablehlo-tools opt %s -p 'thread-tokens{form=composite scope=group}' --split-input-file > %t.after
-// RUN: diff -u %t.before %t.after
+// RUN: stablehlo-tools opt %s -p thread-tokens --split-input-file | diff -u %t.before -
+// RUN: stablehlo-tools opt %s -p 'thread-tokens{form=composite scope=group}' --split-input-file | diff -u %t.before -
 
 // A second run changes nothing, of any form, whatever the program.
 // RUN: cat %S/thread_tokens.mlir %{inputs}/separator.txt %S/thread_tokens_own_tokens.mlir \
@@ -14,14 +12,11 @@
 // RUN:   %{inputs}/separator.txt %S/thread_tokens_scope_group.mlir > %t.mlir
 // RUN: stablehlo-tools opt %t.mlir -p thread-tokens --split-input-file > %t.once
 // RUN: filecheck %s --input-file %t.once
-// RUN: stablehlo-tools opt %t.once -p thread-tokens --split-input-file > %t.twice
-// RUN: diff -u %t.once %t.twice
+// RUN: stablehlo-tools opt %t.once -p thread-tokens --split-input-file | diff -u %t.once -
 // RUN: stablehlo-tools opt %t.mlir -p 'thread-tokens{form=composite}' --split-input-file > %t.once
-// RUN: stablehlo-tools opt %t.once -p 'thread-tokens{form=composite}' --split-input-file > %t.twice
-// RUN: diff -u %t.once %t.twice
+// RUN: stablehlo-tools opt %t.once -p 'thread-tokens{form=composite}' --split-input-file | diff -u %t.once -
 // RUN: stablehlo-tools opt %t.mlir -p 'thread-tokens{scope=group minimal}' --split-input-file > %t.once
-// RUN: stablehlo-tools opt %t.once -p 'thread-tokens{scope=group minimal}' --split-input-file > %t.twice
-// RUN: diff -u %t.once %t.twice
+// RUN: stablehlo-tools opt %t.once -p 'thread-tokens{scope=group minimal}' --split-input-file | diff -u %t.once -
 
 // A chain of another form is replaced, not added to.
 // RUN: stablehlo-tools opt %t.mlir -p 'thread-tokens{form=composite},thread-tokens{minimal}' \
