@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rank_units import Change, float_type, relinked, unit_of, units_of, zeros
+from rank_units import (
+    Change,
+    exchange_operands,
+    float_type,
+    relinked,
+    unit_of,
+    units_of,
+    zeros,
+)
 
 from stablehlo_tools import bindings
 from stablehlo_tools.bindings import ir
@@ -174,9 +182,7 @@ def operands_exchanged(reading: Reading) -> Iterator[tuple[str, Change]]:
                     copy: Reading, event: int = call.index, at: int = at, to: int = to
                 ) -> bool:
                     op = copy.events[event].op
-                    one, other = op.operands[at], op.operands[to]
-                    op.operands[at], op.operands[to] = other, one
-                    return True
+                    return exchange_operands(op, op, at, to)
 
                 yield f"operands {at} and {to} of {reading.titled(call.index)}", change
 

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations
 
-from rank_units import Change
+from rank_units import Change, exchange_operands
 
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import ADD, BARRIER
@@ -41,10 +41,8 @@ def messages_exchanged(manifest: Manifest) -> Mutation:
                 pairs = [(each[one].index, each[other].index) for each in by_action.values()]
 
                 def change(copy: Reading, pairs: Sequence[tuple[int, int]] = pairs) -> bool:
-                    ops = [(copy.events[a].op, copy.events[b].op) for a, b in pairs]
-                    for first, second in ops:
-                        value, later = first.operands[0], second.operands[0]
-                        first.operands[0], second.operands[0] = later, value
+                    for first, second in pairs:
+                        exchange_operands(copy.events[first].op, copy.events[second].op)
                     return True
 
                 yield f"tensors {one} and {other} of every {kind}", change
@@ -62,8 +60,7 @@ def operands_exchanged(reading: Reading) -> Iterator[tuple[str, Change]]:
 
             def change(copy: Reading, name: str = name, at: int = at, to: int = to) -> bool:
                 for call in _by_function(copy)[name]:
-                    one, other = call.op.operands[at], call.op.operands[to]
-                    call.op.operands[at], call.op.operands[to] = other, one
+                    exchange_operands(call.op, call.op, at, to)
                 return True
 
             yield f"operands {at} and {to} of every @{name}", change

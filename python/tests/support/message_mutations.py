@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rank_units import Change, float_type, relinked, zeros
+from rank_units import Change, exchange_operands, float_type, relinked, zeros
 
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.mpmd.reading import Call, Message, Reading
@@ -80,7 +80,7 @@ def operands_swapped(reading: Reading) -> Iterator[tuple[str, Change]]:
     """What two sends carry, of which one is of the schedule. What those behind it carry does not
     follow from anything that is in a set, nor which is which of what is computed only once."""
     last = reading.calls[-1].index
-    return _exchanged(
+    return exchanged(
         (one, other)
         for one, other in _pairs_of(reading, is_send=True)
         if one.index < last and not _is_of_one_call(reading, one, other)
@@ -91,23 +91,19 @@ def parts_swapped(reading: Reading) -> Iterator[tuple[str, Change]]:
     """What two sends behind the schedule carry of sums. Only where the other rank has a part of
     each as well it follows which is which."""
     last = reading.calls[-1].index
-    return _exchanged(
+    return exchanged(
         (one, other)
         for one, other in _pairs_of(reading, is_send=True)
         if one.index > last and _is_of_action(reading, one) and _is_of_action(reading, other)
     )
 
 
-def _exchanged(pairs: Iterator[tuple[Message, Message]]) -> Iterator[tuple[str, Change]]:
+def exchanged(pairs: Iterator[tuple[Message, Message]]) -> Iterator[tuple[str, Change]]:
+    """What the two sends of each pair carry."""
     for one, other in pairs:
 
         def change(copy: Reading, one: int = one.index, other: int = other.index) -> bool:
-            first, second = copy.events[one].op, copy.events[other].op
-            value, later = first.operands[0], second.operands[0]
-            if value == later:
-                return False
-            first.operands[0], second.operands[0] = later, value
-            return True
+            return exchange_operands(copy.events[one].op, copy.events[other].op)
 
         yield f"channels {one.channel} and {other.channel}", change
 

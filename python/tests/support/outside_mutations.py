@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import combinations
 
-from rank_units import Change
+from message_mutations import exchanged
+from rank_units import Change, exchange_operands
 
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.walk import terminator
-from stablehlo_tools.mpmd.reading import Call, Event, Reading
+from stablehlo_tools.mpmd.reading import Call, Reading
 
 
 def operands_exchanged(reading: Reading) -> Iterator[tuple[str, Change]]:
@@ -20,19 +22,13 @@ def operands_exchanged(reading: Reading) -> Iterator[tuple[str, Change]]:
 
 def sends_exchanged(reading: Reading) -> Iterator[tuple[str, Change]]:
     """What two sends behind the schedule carry."""
-    sends = [event for event in _behind(reading) if not isinstance(event, Call) and event.is_send]
-    for at, one in enumerate(sends):
-        for other in sends[at + 1 :]:
-            if one.type != other.type or one.operand == other.operand:
-                continue
-
-            def change(copy: Reading, one: int = one.index, other: int = other.index) -> bool:
-                first, second = copy.events[one].op, copy.events[other].op
-                value, later = first.operands[0], second.operands[0]
-                first.operands[0], second.operands[0] = later, value
-                return True
-
-            yield f"channels {one.channel} and {other.channel}", change
+    last = max(call.index for call in reading.calls)
+    sends = [message for message in reading.messages if message.is_send and message.index > last]
+    return exchanged(
+        (one, other)
+        for one, other in combinations(sends, 2)
+        if one.type == other.type and one.operand != other.operand
+    )
 
 
 def results_exchanged(reading: Reading) -> Iterator[tuple[str, Change]]:
@@ -40,22 +36,14 @@ def results_exchanged(reading: Reading) -> Iterator[tuple[str, Change]]:
     yield from _exchanged(terminator(reading.block), "what is returned", -1)
 
 
-def _behind(reading: Reading) -> list[Event]:
-    last = max(call.index for call in reading.calls)
-    return [event for event in reading.events if event.index > last]
-
-
 def _exchanged(op: ir.Operation, title: str, event: int) -> Iterator[tuple[str, Change]]:
     values = list(op.operands)
-    for at, one in enumerate(values):
-        for to in range(at + 1, len(values)):
-            if one.type != values[to].type or one == values[to]:
-                continue
+    for (at, one), (to, other) in combinations(enumerate(values), 2):
+        if one.type != other.type or one == other:
+            continue
 
-            def change(copy: Reading, at: int = at, to: int = to) -> bool:
-                there = terminator(copy.block) if event < 0 else copy.events[event].op
-                value, other = there.operands[at], there.operands[to]
-                there.operands[at], there.operands[to] = other, value
-                return True
+        def change(copy: Reading, at: int = at, to: int = to) -> bool:
+            there = terminator(copy.block) if event < 0 else copy.events[event].op
+            return exchange_operands(there, there, at, to)
 
-            yield f"{title}: numbers {at} and {to}", change
+        yield f"{title}: numbers {at} and {to}", change

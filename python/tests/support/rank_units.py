@@ -30,6 +30,13 @@ def units_of(reading: Reading) -> list[int]:
     ]
 
 
+def exchange_operands(one: ir.Operation, other: ir.Operation, at: int = 0, to: int = 0) -> bool:
+    """Exchanges operand `at` of an op and operand `to` of another or the same, if they differ."""
+    value, later = one.operands[at], other.operands[to]
+    one.operands[at], other.operands[to] = later, value
+    return value != later
+
+
 def relinked(reading: Reading) -> bool:
     """Puts the chains of tokens through the messages and the actions as they stand now."""
     fresh = read_rank(reading.module, reading.rank, reading.name)
