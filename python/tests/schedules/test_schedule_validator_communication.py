@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from schedule_buffers import least_buffers
 from schedule_random import PLACEMENTS, random_costs, random_table
+from schedule_tables import least_buffers
 
 from stablehlo_tools.schedules.explicit_tables import with_communication
 from stablehlo_tools.schedules.simulator import messages, simulate

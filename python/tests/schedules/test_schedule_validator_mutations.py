@@ -8,12 +8,11 @@ from collections.abc import Iterator
 from functools import cache
 
 import pytest
-from schedule_buffers import least_buffers
 from schedule_mutations import Mutation, mutated, mutations, reorderings
 from schedule_oracle import accepts
 from schedule_random import PLACEMENTS, random_table, random_transfers
 from schedule_settings import SLICES
-from schedule_tables import written
+from schedule_tables import least_buffers, written
 
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.schedules.catalogue import entries

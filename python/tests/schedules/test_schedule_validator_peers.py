@@ -10,9 +10,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from schedule_buffers import least_buffers
 from schedule_random import random_table
-from schedule_tables import written
+from schedule_tables import least_buffers, written
 
 from stablehlo_tools.schedules.constraints import Rule
 from stablehlo_tools.schedules.explicit_tables import with_communication

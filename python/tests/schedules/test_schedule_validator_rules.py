@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from schedule_buffers import least_buffers
-from schedule_tables import written
+from schedule_tables import least_buffers, written
 
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.schedules.constraints import Rule, Violation

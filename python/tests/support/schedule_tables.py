@@ -1,10 +1,14 @@
-"""Tables written by hand: a row is `0F0 - (0F1;0B0)OVERLAP_F_B 0SEND_F1`, with `-` for idle."""
+"""Tables written by hand, and how many messages the channels of one must hold, by search.
+
+A row is `0F0 - (0F1;0B0)OVERLAP_F_B 0SEND_F1`, with `-` for idle.
+"""
 
 from __future__ import annotations
 
 import re
 
 from stablehlo_tools.schedules.table import Action, Kind, Pair, Placement, Step, Table, table_of
+from stablehlo_tools.schedules.validator import _structural, runs
 
 _ACTION = re.compile(r"(-?\d+)(SEND_F|RECV_F|SEND_B|RECV_B|OFFLOAD|RELOAD|F|B|I|W)(-?\d+)")
 
@@ -25,3 +29,26 @@ def _step(cell: str) -> Step | None:
     if len(found) == 2:
         return Pair(*found)
     return found[0] if found else None
+
+
+def least_buffers(table: Table) -> int | None:
+    """The fewest messages that channels have to hold for the run to end; 0 for rendezvous.
+
+    None where the run ends with no number of them, or the table breaks another rule. 0 for a valid
+    table that names no transfers.
+    """
+    if _structural(table)[0].count:
+        return None
+    most = max(map(len, table.rows))  # with so many, no send ever waits
+    if not runs(table, most):
+        return None
+    fewest, enough = 0, 0
+    while not runs(table, enough):
+        fewest, enough = enough + 1, min(2 * enough + 1, most)
+    while fewest < enough:
+        middle = (fewest + enough) // 2
+        if runs(table, middle):
+            enough = middle
+        else:
+            fewest = middle + 1
+    return enough
