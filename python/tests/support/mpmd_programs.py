@@ -99,9 +99,11 @@ def penalised(weights: Tree, batch: Tree) -> Any:
     return unrolled(weights, batch) + jnp.mean(slope * slope)
 
 
-def step_of(loss: Loss, add: Callable[..., Any] | None = None, start: Any = 0.0) -> Step:
+def step_of(
+    loss: Loss, add: Callable[..., Any] | None = None, start: Any = 0.0, unroll: int = 1
+) -> Step:
     """A step over microbatches. `add(carry, value, gradients, number)` goes on with a carry beside
-    the gradients; the losses are added up without it."""
+    the gradients; the losses are added up without it. `unroll` microbatches go at a time."""
 
     def step(weights: Tree, batch: Tree) -> Any:
         parts = jax.tree.map(lambda a: a.reshape(MICROBATCHES, ROWS, *a.shape[1:]), batch)
@@ -116,7 +118,8 @@ def step_of(loss: Loss, add: Callable[..., Any] | None = None, start: Any = 0.0)
 
         zeros = jax.tree.map(jnp.zeros_like, weights)
         begin = start() if callable(start) else start
-        (sums, beside), _ = lax.scan(body, (zeros, begin), (jnp.arange(MICROBATCHES), parts))
+        numbered = (jnp.arange(MICROBATCHES), parts)
+        (sums, beside), _ = lax.scan(body, (zeros, begin), numbered, unroll=unroll)
         return jax.tree.map(lambda w, g: w - 0.1 * g, weights, sums), beside
 
     return step
@@ -178,98 +181,58 @@ def without_a_loss(weights: Tree, batch: Tree) -> Any:
     return layers - 0.1 * sums
 
 
-def unrolled_by_two(weights: Tree, batch: Tree) -> Any:
-    """A step whose loop does two microbatches at a time."""
-    parts = jax.tree.map(lambda a: a.reshape(MICROBATCHES, ROWS, *a.shape[1:]), batch)
-
-    def body(carry: Any, part: Any) -> tuple[Any, None]:
-        value, gradients = jax.value_and_grad(unrolled)(weights, part)
-        return (jax.tree.map(jnp.add, carry[0], gradients), carry[1] + value), None
-
-    zeros = jax.tree.map(jnp.zeros_like, weights)
-    (sums, value), _ = lax.scan(body, (zeros, 0.0), parts, unroll=2)
-    return jax.tree.map(lambda w, g: w - 0.1 * g, weights, sums), value
+def _beside(add: Callable[..., Any], start: Callable[[], Any]) -> tuple[Step, Tree]:
+    """A step that goes on with a carry beside its gradients, and its weights."""
+    return step_of(unrolled, add, start), UNROLLED
 
 
 PROGRAMS: dict[str, tuple[Step, Tree]] = {
-    "losses-set": (
-        step_of(
-            unrolled,
-            lambda c, v, g, i: c.at[i].set(v),
-            lambda: jnp.full(MICROBATCHES, jnp.nan),
-        ),
-        UNROLLED,
+    "losses-set": _beside(
+        lambda c, v, g, i: c.at[i].set(v),
+        lambda: jnp.full(MICROBATCHES, jnp.nan),
     ),
-    "rows-of-two-stages": (
-        step_of(
-            unrolled,
-            lambda c, v, g, i: c.at[i].set(v).at[i + MICROBATCHES].set(jnp.sum(g["in"])),
-            lambda: jnp.ones(2 * MICROBATCHES),
-        ),
-        UNROLLED,
+    "rows-of-two-stages": _beside(
+        lambda c, v, g, i: c.at[i].set(v).at[i + MICROBATCHES].set(jnp.sum(g["in"])),
+        lambda: jnp.ones(2 * MICROBATCHES),
     ),
-    "histogram": (
-        step_of(
-            unrolled,
-            lambda c, v, g, i: c.at[jnp.arange(3) % 2].add(v),
-            lambda: jnp.zeros(4),
-        ),
-        UNROLLED,
+    "histogram": _beside(
+        lambda c, v, g, i: c.at[jnp.arange(3) % 2].add(v),
+        lambda: jnp.zeros(4),
     ),
-    "complex-sum": (
-        step_of(
-            unrolled,
-            lambda c, v, g, i: c + lax.complex(jnp.sum(g["in"]), v),
-            lambda: jnp.complex64(1),
-        ),
-        UNROLLED,
+    "complex-sum": _beside(
+        lambda c, v, g, i: c + lax.complex(jnp.sum(g["in"]), v),
+        lambda: jnp.complex64(1),
     ),
     "divided-behind": (divided_behind, UNROLLED),
     "rows-added-up": (rows_added_up, UNROLLED),
     "finite-only": (finite_only, UNROLLED),
     "without-a-loss": (without_a_loss, STACKED),
-    "unrolled-by-two": (unrolled_by_two, UNROLLED),
+    "unrolled-by-two": (step_of(unrolled, unroll=2), UNROLLED),
     "with-skips": (step_of(with_skips), UNROLLED),
     "sharing": (step_of(sharing), SHARED),
     "sharing-in-a-loop": (step_of(sharing_in_a_loop), SHARED),
     "scoped": (step_of(scoped), STACKED),
     "penalised": (step_of(penalised), UNROLLED),
     # refused
-    "rows-twice": (
-        step_of(
-            unrolled,
-            lambda c, v, g, i: c.at[i].set(v).at[i + 1].set(2 * v),
-            lambda: jnp.zeros(MICROBATCHES + 1),
-        ),
-        UNROLLED,
+    "rows-twice": _beside(
+        lambda c, v, g, i: c.at[i].set(v).at[i + 1].set(2 * v),
+        lambda: jnp.zeros(MICROBATCHES + 1),
     ),
-    "rows-that-overlap": (
-        step_of(
-            unrolled,
-            lambda c, v, g, i: lax.dynamic_update_slice(c, jnp.full(2, v), (i,)),
-            lambda: jnp.zeros(MICROBATCHES + 1),
-        ),
-        UNROLLED,
+    "rows-that-overlap": _beside(
+        lambda c, v, g, i: lax.dynamic_update_slice(c, jnp.full(2, v), (i,)),
+        lambda: jnp.zeros(MICROBATCHES + 1),
     ),
-    "cut-off-to-integers": (
-        step_of(
-            unrolled,
-            lambda c, v, g, i: (c.astype(jnp.float32) + 10 * v).astype(jnp.int32),
-            lambda: jnp.int32(0),
-        ),
-        UNROLLED,
+    "cut-off-to-integers": _beside(
+        lambda c, v, g, i: (c.astype(jnp.float32) + 10 * v).astype(jnp.int32),
+        lambda: jnp.int32(0),
     ),
-    "rows-beside-others": (
-        step_of(
-            unrolled,
-            lambda c, v, g, i: c.at[i].set(v),
-            lambda: jnp.ones(MICROBATCHES + 1),
-        ),
-        UNROLLED,
+    "rows-beside-others": _beside(
+        lambda c, v, g, i: c.at[i].set(v),
+        lambda: jnp.ones(MICROBATCHES + 1),
     ),
-    "moving-average": (
-        step_of(unrolled, lambda c, v, g, i: 0.9 * c + 0.1 * v, lambda: jnp.float32(0)),
-        UNROLLED,
+    "moving-average": _beside(
+        lambda c, v, g, i: 0.9 * c + 0.1 * v,
+        lambda: jnp.float32(0),
     ),
 }
 

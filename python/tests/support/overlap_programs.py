@@ -1,9 +1,8 @@
-"""What the tests of `schedule-overlap` ask of programs: schedules, totals, peaks, counts."""
+"""What the tests of `schedule-overlap` ask of programs: schedules, totals, peaks."""
 
 from __future__ import annotations
 
 import re
-from collections import Counter
 from pathlib import Path
 
 from tree import LIT_TESTS
@@ -11,11 +10,9 @@ from tree import LIT_TESTS
 from stablehlo_tools.analysis.collectives import ModuleFacts
 from stablehlo_tools.analysis.tasks.graph import module_task_graph
 from stablehlo_tools.artifacts.artifact import Artifact
-from stablehlo_tools.bindings import ir
 from stablehlo_tools.cost.clock import Clock
 from stablehlo_tools.cost.hardware import load_hardware
 from stablehlo_tools.diagnostics import Diagnostics
-from stablehlo_tools.ir.walk import walk
 from stablehlo_tools.overlap.memory import memory_profile
 from stablehlo_tools.overlap.simulator import simulate
 from stablehlo_tools.overlap.task_graph import TaskGraph
@@ -58,15 +55,3 @@ def total(program: Artifact, hardware: str) -> float:
 def peak(program: Artifact, hardware: str) -> float:
     """The bytes that a program needs as it is written."""
     return memory_profile(task_graph(program, hardware)).peak_bytes
-
-
-def counts(program: Artifact) -> Counter[str]:
-    """How many ops of each name a program has, those in regions included."""
-    found: Counter[str] = Counter()
-
-    def visit(op: ir.Operation) -> ir.WalkResult:
-        found[op.name] += 1
-        return ir.WalkResult.ADVANCE
-
-    walk(program.module.operation, visit)
-    return found
