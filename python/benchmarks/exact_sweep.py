@@ -22,7 +22,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # for `models`
 
-from models.zoo import MODELS
+from models.zoo import MODELS, programs
 
 from stablehlo_tools import bindings
 from stablehlo_tools.artifacts import artifact
@@ -100,7 +100,7 @@ def main() -> int:
 
 
 def _programs(words: list[str]) -> Iterator[tuple[str, Artifact]]:
-    for word in words or [name for name, model in MODELS.items() if not model.large]:
+    for word in words or [model.name for model in programs(large=False, layer_scan=False)]:
         if word in MODELS:
             built = MODELS[word].build()
             text = isinstance(built, str)

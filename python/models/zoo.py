@@ -1,93 +1,26 @@
-"""Every model by name, so that a test can run over all of them."""
+"""Every program for tests, golden and benchmarks: by name, and by what it does.
+
+programs(scan=True, training=True, bfloat16=False)
+"""
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from models.devices import DEVICES  # first: sets up the devices
+from models.model import Model  # first: sets up the devices
 
 from models import collectives, large, llama  # isort: skip
-from models.config import Config
 from models.convnet import ConvnetConfig
 from models.decoder import DecoderConfig
 from models.encoder_decoder import EncoderDecoderConfig
+from models.layer_scan import LAYER_SCANS
 from models.mamba import MambaConfig
 from models.moe import MoeConfig, MoeShardMapConfig
 from models.nnx_llama import NnxLlamaConfig
-from models.program import Tree
 from models.vit import VitConfig
 
 if TYPE_CHECKING:
     from jax.export import Exported
-
-
-@dataclass(frozen=True)
-class Model:
-    """A program and what tests need to know of it.
-
-    `build` takes options, each with a default, and returns an `Exported` or MLIR text; where it
-    passes them on, `takes` is what they are the parameters of.
-    `collectives` says whether the module holds any; `dead` whether compilers delete some of them.
-    `large` ones take seconds to build and minutes to compile.
-
-    A model of the zoo has a `config`, whose fields are its options, and a `family`. It is a plain
-    `jit` that a partitioner has yet to split, or `partitioned_by` shard_map; and a `training` step
-    or a forward pass.
-    """
-
-    name: str
-    build: Callable[..., Exported | str]
-    takes: Callable[..., Any] | None = None
-    devices: int = DEVICES
-    collectives: bool = True
-    dead: bool = False
-    large: bool = False
-    config: Config | None = None
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """The options of `build` and their defaults."""
-        if self.config is not None:
-            return {field.name: getattr(self.config, field.name) for field in fields(self.config)}
-        parameters = inspect.signature(self.takes or self.build).parameters
-        return {name: parameter.default for name, parameter in parameters.items()}
-
-    @property
-    def family(self) -> str:
-        """Which models of the zoo it is one of; empty for the others."""
-        return self.config.family if self.config else ""
-
-    @property
-    def partitioned_by(self) -> Literal["jit", "shard_map"] | None:
-        """Who splits it: a partitioner the plain `jit`, the user by `shard_map`; None unless of
-        the zoo."""
-        return self.config.partitioned_by if self.config else None
-
-    @property
-    def training(self) -> bool:
-        """Whether it is a training step of the zoo."""
-        return self.config is not None and self.config.training
-
-    def full(self, **options: Any) -> Exported:
-        """The size of a published model, on 64 devices; options override it. Allocates nothing.
-
-        Raises ValueError for a model that has no full size.
-        """
-        if self.config is None:
-            raise ValueError(f"{self.name} has no full size")
-        return replace(self.config.full(), **options).program().export()
-
-    def arguments(self, seed: int = 0, **options: Any) -> tuple[Tree, ...]:
-        """Random arguments for what `build` exports with these options: pytrees of NumPy arrays.
-
-        Raises ValueError for a model that is not of the zoo.
-        """
-        if self.config is None:
-            raise ValueError(f"{self.name} has no example arguments")
-        return replace(self.config, **options).program().random_arguments(seed)
 
 
 def _llama(**options: Any) -> Exported:
@@ -140,16 +73,7 @@ _MODELS = (
 )
 
 
-def _zoo(name: str, config: Config) -> Model:
-    return Model(
-        name,
-        lambda **options: replace(config, **options).program().export(),
-        devices=config.devices,
-        collectives=config.partitioned_by == "shard_map",
-        config=config,
-    )
-
-
+_zoo = Model.of
 _ZOO = (
     _zoo("decoder-fsdp-forward", DecoderConfig(fsdp=8, model=1, training=False)),
     _zoo("decoder-fsdp-step", DecoderConfig(fsdp=8, model=1)),
@@ -178,3 +102,13 @@ _ZOO = (
 ZOO = {model.name: model for model in _ZOO}
 MODELS = {model.name: model for model in _MODELS} | ZOO
 SMALL = {model.name: model for model in _MODELS if not model.large}
+
+
+def programs(**tags: bool) -> list[Model]:
+    """The programs that have each of these tags of `Model.tags`, or lack it if it is False.
+
+    A dash of a tag is written as an underscore: `programs(layer_scan=True)`.
+    """
+    wanted = {tag.replace("_", "-"): has for tag, has in tags.items()}
+    every = (*MODELS.values(), *LAYER_SCANS.values())
+    return [p for p in every if all((tag in p.tags) is has for tag, has in wanted.items())]

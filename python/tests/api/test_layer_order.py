@@ -20,14 +20,8 @@ from jax import export, lax
 from jax.export import Exported
 from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
-from pipeline_checks import (
-    Reference,
-    Sent,
-    assert_close,
-    collectives_after_partition,
-    compare,
-    reference,
-)
+from kept_values import Known, assert_kept
+from pipeline_checks import Sent, collectives_after_partition
 from soaking import one_in
 
 import stablehlo_tools
@@ -124,12 +118,12 @@ def arguments(program: Exported) -> tuple[Any, ...]:
 
 
 @functools.cache
-def known(name: str, mesh: str) -> tuple[Exported, Reference]:
+def known(name: str, mesh: str) -> tuple[Exported, Known]:
     """A program, what it computes, and what it would on one device without rounding."""
     function = {"forward": forward, "gradients": gradients, "step": step}[name]
     program = exported(function, MESHES[mesh])
     alone = exported(function, {"stage": 1})
-    return program, reference(program, arguments(program), alone)
+    return program, Known.of(program, arguments(program), alone)
 
 
 def over_stages(program: Exported) -> list[Sent]:
@@ -145,13 +139,13 @@ def kinds(program: Exported) -> set[str]:
     return {sent.kind for sent in over_stages(program)}
 
 
-def outputs_in_order(program: Exported, order: LayerOrder, name: Reference) -> list[np.ndarray]:
+def outputs_in_order(program: Exported, order: LayerOrder, name: Known) -> list[np.ndarray]:
     """The outputs of a program in the pipeline's order, brought back into that of the layers."""
     values = kept_values.run(program, in_pipeline(name.arguments, order))
     return in_layers(values, order, of="results")
 
 
-def assert_same(program: Exported, order: LayerOrder, before: Reference) -> None:
+def assert_same(program: Exported, order: LayerOrder, before: Known) -> None:
     """That a program in the pipeline's order computes what the one before did, nearly."""
     after = outputs_in_order(program, order, before)
     for name, new, old, truth in zip(before.names, after, before.values, before.truth, strict=True):
@@ -196,14 +190,14 @@ def check_an_exchange(mesh: str, *, divided: bool) -> None:
     assert {sent.results[0].count(a_chunk) > 0 for sent in over_stages(after)} == {True}
     exchanges = 3 * (2 if divided else 1) * (2 if mesh == "stage=4" else 1)
     assert len(over_stages(after)) == exchanges
-    assert_close(compare(before, after))
+    assert_kept(before.compared(after))
 
 
 def test_one_chunk_on_a_rank_needs_no_exchange() -> None:
     program, before = known("gradients", "stage=4")
     after = stablehlo_tools.transform(program, "expand-pipeline{microbatches=4}")
     assert not over_stages(after)
-    assert_close(compare(before, after))
+    assert_kept(before.compared(after))
 
 
 def test_a_result_that_is_to_be_whole_is_gathered_once() -> None:
@@ -365,7 +359,7 @@ def test_constants_of_layers_are_put_in_order_too() -> None:
     order = find_layer_order(program, pipeline)
     after = stablehlo_tools.transform(program, pipeline)
     assert not over_stages(after)
-    before = reference(program, arguments(program))
+    before = Known.of(program, arguments(program))
     outputs = outputs_in_order(after, order, before)
     assert outputs[0].tobytes() == before.values[0].tobytes()
     np.testing.assert_allclose(outputs[1], before.values[1], rtol=1e-6)

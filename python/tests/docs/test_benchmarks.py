@@ -8,14 +8,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from tree import BENCHMARKS
+from tree import BENCHMARKS, LIT_TESTS, ROOT
 
 
 @pytest.mark.parametrize("path", sorted(BENCHMARKS.glob("*.py")), ids=lambda path: path.stem)
 def test_imports_are_found(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tree = ast.parse(path.read_text())
-    own = {"python", "soak"}
-    clean = [place for place in sys.path if "tests" not in place and Path(place).name not in own]
+    own = ROOT / "python", LIT_TESTS
+    clean = [place for place in sys.path if not any(map(Path(place).is_relative_to, own))]
     monkeypatch.setattr(sys, "path", [str(path.parent), *clean])
     known: dict[str, object] = {"__file__": str(path), "Path": Path, "sys": sys}
     for node in tree.body:

@@ -11,7 +11,7 @@ from jax.export import Exported
 from models import export_model
 from models.large import UNROLLED_OPS_PER_LAYER, unrolled_step, wide_program
 from models.llama import LlamaConfig, example_arguments, export_train_step, input_numbers
-from models.zoo import MODELS, SMALL, ZOO
+from models.zoo import LAYER_SCANS, MODELS, SMALL, ZOO, Model, programs
 
 import stablehlo_tools
 from stablehlo_tools.analysis.collectives import find_collectives
@@ -39,9 +39,9 @@ def test_small_models_are_as_declared(name: str):
     assert bool(find_collectives(module)) is model.collectives
 
 
-@pytest.mark.parametrize("name", [name for name, model in SMALL.items() if model.dead])
-def test_dead_collectives_are_seen(name: str):
-    exported = SMALL[name].build()
+@pytest.mark.parametrize("model", programs(dead=True), ids=lambda model: model.name)
+def test_dead_collectives_are_seen(model: Model):
+    exported = model.build()
     assert isinstance(exported, Exported)
     assert [c.kind for c in dead_collectives(artifact.from_exported(exported).module)] == [
         "collective_permute"
@@ -110,6 +110,14 @@ def test_export_model_refuses(
     assert ended.value.code == 2
     assert message in capsys.readouterr().err
     assert not path.exists()
+
+
+def test_programs_are_selected_by_tags():
+    found = programs(scan=True, training=True, layer_scan=False)
+    assert [model.name for model in found] == ["decoder-2d-scan-step"]
+    assert programs(scan=True, layer_scan=True) == list(LAYER_SCANS.values())
+    every = len(MODELS) + len(LAYER_SCANS)
+    assert len(programs(training=True)) + len(programs(training=False)) == every
 
 
 def test_models_have_unique_names():

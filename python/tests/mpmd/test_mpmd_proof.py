@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
-from layer_scan_zoo import CASES
+from models.zoo import LAYER_SCANS
 from proof_programs import write_expanded
 from proof_sets import SCHEDULES, Case, by_hand, findings, name_of
 from soaking import first
@@ -86,7 +86,7 @@ PROGRAMS = [
 
 @pytest.mark.parametrize(("name", "schedule", "devices"), first_of(3, PROGRAMS))
 def test_sets_of_other_programs_are_proven(name: str, schedule: str, devices: int, tmp_path: Path):
-    exported = CASES[name].build(stage=1, data=devices, model=1, accumulate=4)
+    exported = LAYER_SCANS[name].build(stage=1, data=devices, model=1, accumulate=4)
     chunks = 2 if schedule.startswith("interleaved") else None
     request = Request(schedule, 2, load_hardware("h100"), chunks=chunks)
     written = expand_mpmd(artifact.from_exported(exported), request)

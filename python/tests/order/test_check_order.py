@@ -8,7 +8,7 @@ from typing import Any
 
 import order_models
 import pytest
-from models.zoo import SMALL, Model
+from models.zoo import SMALL, Model, programs
 from order_cases import copies, read, rule, verdict
 from order_models import DEVICES
 from tree import FIXTURES
@@ -198,9 +198,9 @@ def test_what_is_said_to_be_deleted_is_what_xla_deletes() -> None:
     assert decided.collectives == 1
 
 
-@pytest.mark.parametrize("name", [name for name, model in SMALL.items() if model.dead])
-def test_what_models_do_not_use_is_deleted(name: str) -> None:
-    built = SMALL[name].build()
+@pytest.mark.parametrize("model", programs(dead=True), ids=lambda model: model.name)
+def test_what_models_do_not_use_is_deleted(model: Model) -> None:
+    built = model.build()
     assert not isinstance(built, str)
     (program,) = verdict(copies(built, 1)).programs
     deleted = compile_artifact(copies(built, 1)[0], "cpu").order.deleted

@@ -1,5 +1,8 @@
-"""Whether a program keeps its values: two versions run on eight virtual devices, and a third in
-float64 that says how much each of them rounds.
+"""Whether a program keeps its values: two versions run on virtual devices, and a third in float64
+that says how much each of them rounds.
+
+    known = Known.of(before, arguments)
+    assert_kept(known.compared(after))
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from widened import is_float, wide, widened
 from stablehlo_tools.artifacts.program_mesh import program_mesh
 
 Array = np.ndarray[Any, Any]
+_FLOATS = {"f32": np.float32, "bf16": ml_dtypes.bfloat16, "f16": np.float16}
 # What takes most of a run is compiling, so XLA leaves out what makes programs fast.
 QUICKLY = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 
@@ -50,27 +54,34 @@ class Output:
 class Known:
     """What a program computes of these arguments, and what it would without rounding."""
 
-    program: Exported
+    names: Sequence[str]
     arguments: Sequence[Any]  # pytrees of NumPy arrays
     values: Sequence[Array]
     truth: Sequence[Array]
+    coarsest: float  # the largest epsilon among the floats that the program computes with
 
     @classmethod
-    def of(cls, program: Exported, arguments: Sequence[Any]) -> Known:
-        """Runs a program, and again in float64 where it has floats."""
+    def of(
+        cls, program: Exported, arguments: Sequence[Any], alone: Exported | None = None
+    ) -> Known:
+        """Runs a program, and in float64 it or its form for one device, `alone`.
+
+        No partitioner has a part in the truth of the latter.
+        """
+        whole = program.out_tree.unflatten(program.out_avals)
+        paths = jax.tree_util.tree_flatten_with_path(whole)[0]
+        names = [jax.tree_util.keystr(path) or "output" for path, _ in paths]
         values = run(program, arguments)
         truth: Sequence[Array] = values
         if any(is_float(array.dtype) for array in values):
             with jax.enable_x64(True):
-                truth = run(widened(program), jax.tree.map(wide, arguments))
-        return cls(program, arguments, values, truth)
+                truth = run(widened(alone or program), jax.tree.map(wide, arguments))
+        return cls(names, arguments, values, truth, _coarsest(program))
 
     def compared(self, after: Exported) -> list[Output]:
         """Every output of this and of another version of the program."""
-        names = [jax.tree_util.keystr(path) for path, _ in _paths(self.program)]
-        coarsest = _coarsest(self.program)
-        each = zip(names, self.values, run(after, self.arguments), self.truth, strict=True)
-        return [_output(*one, coarsest) for one in each]
+        each = zip(self.names, self.values, run(after, self.arguments), self.truth, strict=True)
+        return [_output(*one, self.coarsest) for one in each]
 
 
 def compared(before: Exported, after: Exported, arguments: Sequence[Any]) -> list[Output]:
@@ -79,7 +90,7 @@ def compared(before: Exported, after: Exported, arguments: Sequence[Any]) -> lis
 
 
 def assert_kept(outputs: Sequence[Output], *, bitwise: bool = False) -> None:
-    """That no output is further from the truth than it may be, or has changed in one bit."""
+    """Asserts that no output is further from the truth than it may be, or has changed in a bit."""
     worse = [output for output in outputs if not (output.bitwise if bitwise else output.ratio <= 1)]
     assert not worse, "\n".join(map(str, worse[:10]))
 
@@ -99,26 +110,16 @@ def placed(exported: Exported, arguments: Sequence[Any]) -> tuple[Any, ...]:
     return structure.unflatten(map(jax.device_put, leaves, shardings))
 
 
-def _paths(exported: Exported) -> list[tuple[Any, Any]]:
-    whole = exported.out_tree.unflatten(exported.out_avals)
-    return jax.tree_util.tree_flatten_with_path(whole)[0]
-
-
 def _coarsest(exported: Exported) -> float:
-    """The epsilon of the coarsest floats that a program computes with."""
-    kinds = {kind for kind in ("f32", "bf16", "f16") if re.search(rf"[x<]{kind}>", _text(exported))}
-    return max((float(ml_dtypes.finfo(_DTYPES[kind]).eps) for kind in kinds), default=0.0)
-
-
-def _text(exported: Exported) -> str:
-    return str(exported.mlir_module())
-
-
-_DTYPES = {"f32": np.float32, "bf16": ml_dtypes.bfloat16, "f16": np.float16}
+    text = str(exported.mlir_module())
+    kinds = [dtype for name, dtype in _FLOATS.items() if re.search(rf"[x<]{name}>", text)]
+    return max((float(ml_dtypes.finfo(dtype).eps) for dtype in kinds), default=0.0)
 
 
 def _output(name: str, first: Array, second: Array, truth: Array, coarsest: float) -> Output:
-    same = first.dtype == second.dtype and first.tobytes() == second.tobytes()
+    kind = (first.dtype, first.shape)
+    assert kind == (second.dtype, second.shape), f"{name} was {kind}: {second.dtype} {second.shape}"
+    same = first.tobytes() == second.tobytes()
     if not is_float(first.dtype):
         return Output(name, same)
     for array in (first, second, truth):

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from jax.export import Exported
-from layer_scan_zoo import Case
+from models.layer_scan import LayerScanModel
 
 from stablehlo_tools.analysis.effects import Effects
 from stablehlo_tools.analysis.loop_carries import layer_loops
@@ -24,7 +24,7 @@ _RESTACKING = frozenset(
 )
 
 
-def height(case: Case) -> int:
+def height(case: LayerScanModel) -> int:
     """How many iterations the loops over layers of a case have: the most of all loops that stand
     for themselves, or in a loop over microbatches."""
     text = case.loops if case.config.accumulate > 1 else re.sub(r"\[.*?\]", "", case.loops)

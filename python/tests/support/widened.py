@@ -17,7 +17,7 @@ from jax.export import Exported
 from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.values import maker_of
-from stablehlo_tools.ir.walk import walk
+from stablehlo_tools.ir.walk import ops_where
 
 _NARROW = (ir.F32Type, ir.BF16Type, ir.F16Type)
 _BITS = "stablehlo.bitcast_convert"
@@ -47,13 +47,7 @@ def is_float(dtype: Any) -> bool:
 
 def widen(module: ir.Module) -> None:
     """Changes every float of a module to float64, in place."""
-    ops: list[ir.Operation] = []
-
-    def visit(op: ir.Operation) -> ir.WalkResult:
-        ops.append(op)
-        return ir.WalkResult.ADVANCE
-
-    walk(module.operation, visit)
+    ops = ops_where(module.operation, lambda _: True)
     with module.context, ir.Location.unknown():
         for op in ops:
             _widen_op(op)

@@ -11,16 +11,9 @@ import pytest
 from accumulation_programs import STEPS
 from jax import export
 from jax.export import Exported
-from layer_scan_zoo import CASES
-from models.zoo import ZOO
-from pipeline_checks import (
-    assert_close,
-    collectives_after_partition,
-    compare,
-    loops,
-    reference,
-    shown,
-)
+from kept_values import Known, assert_kept
+from models.zoo import LAYER_SCANS, ZOO
+from pipeline_checks import collectives_after_partition, loops, reference, shown
 from soaking import first, one_in
 
 import stablehlo_tools
@@ -48,7 +41,7 @@ UNDIVIDED = {
 }
 SCANS = [
     name
-    for name, case in CASES.items()
+    for name, case in LAYER_SCANS.items()
     if name not in UNDIVIDED and (not case.refused or name == "dynamic-depth-forward")
 ]
 SOONER = ["mlp-gradients", "packed-forward"]
@@ -62,10 +55,10 @@ def accumulated(exported: Exported, options: str = "microbatches=4") -> Exported
 def test_values_are_kept(name: str):
     step = STEPS[name]
     before = step.export()
-    known = reference(before, step.arguments)
+    known = Known.of(before, step.arguments)
     after = accumulated(before)
     assert any(loop.trips == 4 for loop in loops(after))
-    assert_close(compare(known, after))
+    assert_kept(known.compared(after))
 
 
 @pytest.mark.parametrize("microbatches", [2, 8])
@@ -73,7 +66,7 @@ def test_any_number_of_microbatches_keeps_values(microbatches: int):
     step = STEPS["squared-errors"]
     before = step.export()
     after = accumulated(before, f"microbatches={microbatches}")
-    assert_close(compare(reference(before, step.arguments), after))
+    assert_kept(Known.of(before, step.arguments).compared(after))
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -88,22 +81,22 @@ def test_what_hangs_on_all_samples_is_refused_by_name(name: str):
 
 @pytest.mark.parametrize("name", first(1, [*SOONER, *(n for n in SCANS if n not in SOONER)]))
 def test_loops_over_layers_are_in_the_loop(name: str):
-    case = CASES[name]
+    case = LAYER_SCANS[name]
     after = accumulated(case.build())
     assert "4[" in shown(loops(after))
-    assert_close(compare(case.reference(), after))
+    assert_kept(reference(case).compared(after))
 
 
 @pytest.mark.parametrize("name", first(2, UNDIVIDED))
 def test_known_limits_are_refused(name: str):
     with pytest.raises(ToolError, match=r"\(P[34]\)"):
-        accumulated(CASES[name].build())
+        accumulated(LAYER_SCANS[name].build())
 
 
 @pytest.mark.soak
 def test_microbatches_smaller_than_the_devices_they_are_divided_over_keep_values():
-    case = CASES["llama-bf16-step"]
-    assert_close(compare(case.reference(), accumulated(case.build())))
+    case = LAYER_SCANS["llama-bf16-step"]
+    assert_kept(reference(case).compared(accumulated(case.build())))
 
 
 @pytest.mark.parametrize("name", first(1, ["decoder-tp-step", "decoder-2d-scan-step", "vit-step"]))

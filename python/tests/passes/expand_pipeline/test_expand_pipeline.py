@@ -22,16 +22,9 @@ from jax import export, lax
 from jax.export import Exported
 from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
-from layer_scan_zoo import CASES, PIPELINES
-from pipeline_checks import (
-    Sent,
-    assert_bitwise,
-    assert_close,
-    collectives_after_partition,
-    compare,
-    loops,
-    reference,
-)
+from kept_values import Known, assert_kept
+from models.zoo import LAYER_SCANS, programs
+from pipeline_checks import Sent, collectives_after_partition, loops, reference
 from soaking import one_in
 
 import stablehlo_tools
@@ -94,24 +87,24 @@ def transformed(before: Exported, options: str) -> Exported:
 
 def after(run: Run) -> Exported:
     """The program with the pass applied."""
-    return transformed(CASES[run.name].build(**run.program), run.pipeline)
+    return transformed(LAYER_SCANS[run.name].build(**run.program), run.pipeline)
 
 
 @pytest.mark.parametrize("run", BITWISE, ids=lambda run: run.id)
 def test_forwards_keep_every_bit(run: Run):
-    known = CASES[run.name].reference(**run.program)
-    assert_bitwise(compare(known, after(run)))
+    known = reference(LAYER_SCANS[run.name], **run.program)
+    assert_kept(known.compared(after(run)), bitwise=True)
 
 
 @pytest.mark.parametrize("run", one_in(3, CLOSE), ids=lambda run: run.id)
 def test_values_are_as_exact_as_before(run: Run):
-    known = CASES[run.name].reference(**run.program)
-    assert_close(compare(known, after(run)))
+    known = reference(LAYER_SCANS[run.name], **run.program)
+    assert_kept(known.compared(after(run)))
 
 
 @pytest.mark.parametrize(("then", "asked"), [("", True), (",partition", False)])
 def test_partition_is_asked_for_where_it_does_not_follow(then: str, asked: bool):
-    before = CASES["time-major-gradients"].build(data=2)
+    before = LAYER_SCANS["time-major-gradients"].build(data=2)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         stablehlo_tools.transform(before, f"expand-pipeline{{{ONE}}}{then}")
@@ -136,7 +129,7 @@ def test_weights_that_both_ends_and_every_layer_use(options: str, kind: AxisType
     arrays = {name: random.normal(size=size).astype("f4") for name, size in sizes.items()}
     arguments = (arrays, random.normal(size=(8, 8)).astype("f4"))
     before = for_stages(jax.value_and_grad(loss), *arguments, kind=kind)
-    assert_close(compare(reference(before, arguments), transformed(before, options)))
+    assert_kept(Known.of(before, arguments).compared(transformed(before, options)))
 
 
 def for_stages(
@@ -168,7 +161,7 @@ def test_of_a_mask_that_all_samples_share_only_one_is_brought_in(options: str):
     taken = " ".join(re.findall(r"\} : \((.*?)\) -> ", after.mlir_module()))
     assert "tensor<8x8xi1>" in taken
     assert "tensor<16x8x8x" not in taken
-    assert_close(compare(reference(before, arguments), transformed(before, options)))
+    assert_kept(Known.of(before, arguments).compared(transformed(before, options)))
 
 
 def test_shardings_in_types_are_no_hindrance():
@@ -178,7 +171,7 @@ def test_shardings_in_types_are_no_hindrance():
     random = np.random.default_rng(0)
     arguments = [random.normal(size=size).astype("f4") for size in ((8, 8, 8), (8, 8))]
     before = for_stages(forward, *arguments, kind=AxisType.Explicit)
-    assert_bitwise(compare(reference(before, arguments), transformed(before, GPIPE)))
+    assert_kept(Known.of(before, arguments).compared(transformed(before, GPIPE)), bitwise=True)
 
 
 # Programs whose stages are too many for two chunks on each, in the form that the zoo has them in.
@@ -201,8 +194,10 @@ NOT_IN_TURN = {"hidden-states-gradients"}
 def soaked() -> list[Any]:
     """Every program that can be a pipeline, on each schedule that it can have."""
     found: list[Any] = []
-    for (name, case), options in product(PIPELINES.items(), (GPIPE, CIRCULAR, ONE, INTERLEAVED)):
-        no_turns = case.waits or not case.training or name in NOT_IN_TURN
+    cases = programs(layer_scan=True, refused=False)
+    for case, options in product(cases, (GPIPE, CIRCULAR, ONE, INTERLEAVED)):
+        name = case.name
+        no_turns = "waits" in case.tags or not case.training or name in NOT_IN_TURN
         if name in UNIVERSAL or ("1f1b" in options and (no_turns or "evaluation" in name)):
             continue
         run = Run(name, options, FEWER_STAGES.get(name, {}))
@@ -213,8 +208,8 @@ def soaked() -> list[Any]:
 @pytest.mark.soak
 @pytest.mark.parametrize("run", soaked())
 def test_every_program_on_every_schedule(run: Run):
-    known = CASES[run.name].reference(**run.program)
-    assert_close(compare(known, after(run)))
+    known = reference(LAYER_SCANS[run.name], **run.program)
+    assert_kept(known.compared(after(run)))
 
 
 @pytest.mark.soak
@@ -224,12 +219,12 @@ def test_every_program_on_every_schedule(run: Run):
 def test_every_size(stage: int, microbatches: int, schedule: str):
     program = {"stage": stage, "batch": 30, "layers": 25, "staged": False}
     run = Run("mlp-gradients", f"microbatches={microbatches} schedule={schedule}", program)
-    assert_close(compare(CASES[run.name].reference(**program), after(run)))
+    assert_kept(reference(LAYER_SCANS[run.name], **program).compared(after(run)))
 
 
 @pytest.mark.parametrize("options", [GPIPE, CIRCULAR, ONE])
 def test_activations_are_sent_and_weights_stay(options: str):
-    before = CASES["mlp-gradients"].build(data=2)
+    before = LAYER_SCANS["mlp-gradients"].build(data=2)
     expanded = collectives_after_partition(transformed(before, options), "cse")
     along = [sent for sent in expanded if "stage" in sent.axes]
     in_ticks = [sent for sent in along if sent.depth]
@@ -247,7 +242,7 @@ def _steps(sent: Sent) -> int:
 
 
 def test_ticks_and_layers_are_those_of_the_schedule():
-    before = CASES["mlp-gradients"].build()
+    before = LAYER_SCANS["mlp-gradients"].build()
     found = {
         options: [[loop.trips, *(inner.trips for inner in loop.inner)] for loop in loops(program)]
         for options in (GPIPE, CIRCULAR, ONE)
@@ -266,7 +261,7 @@ def _expanded(before: Exported, options: str) -> Exported:
 
 def test_ranks_without_work_run_no_layers():
     """The trips of the loop over a rank's layers are then known only where it runs."""
-    before = CASES["mlp-forward"].build()
+    before = LAYER_SCANS["mlp-forward"].build()
     found = {
         skip: [
             inner.trips
@@ -295,25 +290,25 @@ def test_ranks_without_work_run_no_layers():
 )
 def test_what_is_refused_is_named(name: str, options: str, told: str):
     with pytest.raises(ToolError, match=told):
-        _expanded(CASES[name].build(), options)
+        _expanded(LAYER_SCANS[name].build(), options)
 
 
 def test_what_mixes_samples_is_found_in_the_source():
     with pytest.raises(ToolError) as refused:
-        _expanded(CASES["batch-norm-forward"].build(), GPIPE)
-    assert "layer_scan_variants.py" in str(refused.value)
+        _expanded(LAYER_SCANS["batch-norm-forward"].build(), GPIPE)
+    assert "layer_scan/variants.py" in str(refused.value)
     assert "in batch_norm" in str(refused.value)
 
 
 def test_a_microbatch_that_the_data_axis_does_not_divide_is_warned_of():
-    before = CASES["mlp-forward"].build(stage=2, data=4)
+    before = LAYER_SCANS["mlp-forward"].build(stage=2, data=4)
     with pytest.warns(UserWarning, match="divided over 4 devices .* a microbatch has 2 samples"):
         _expanded(before, GPIPE)
 
 
 def test_two_runs_give_the_same_bytes(tmp_path: Path):
     given = tmp_path / "before.jax_export"
-    given.write_bytes(bytes(CASES["mlp-gradients"].build().serialize()))
+    given.write_bytes(bytes(LAYER_SCANS["mlp-gradients"].build().serialize()))
     made: set[bytes] = set()
     for seed in ("1", "2"):
         out = tmp_path / f"after{seed}.jax_export"
@@ -324,7 +319,7 @@ def test_two_runs_give_the_same_bytes(tmp_path: Path):
 
 
 def test_many_sums_of_the_head_come_in_one_order():
-    before, kept = CASES["penalty-gradients"].build(), list[list[object]]()
+    before, kept = LAYER_SCANS["penalty-gradients"].build(), list[list[object]]()
     made: set[str] = set()
     for count in (17, 1017, 2017, 3017):
         kept.append([object() for _ in range(count)])  # other addresses for what is made then
@@ -334,7 +329,7 @@ def test_many_sums_of_the_head_come_in_one_order():
 
 def test_a_refusal_writes_no_file(tmp_path: Path):
     given, out = tmp_path / "before.jax_export", tmp_path / "after.jax_export"
-    given.write_bytes(bytes(CASES["batch-norm-forward"].build().serialize()))
+    given.write_bytes(bytes(LAYER_SCANS["batch-norm-forward"].build().serialize()))
     done = _opt([given, "-p", f"expand-pipeline{{{GPIPE}}}", "-o", out])
     assert done.returncode == 2
     assert "error: expand-pipeline: stablehlo.reduce mixes samples" in done.stderr

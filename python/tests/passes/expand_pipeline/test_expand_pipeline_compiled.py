@@ -12,7 +12,7 @@ from jax import export, lax
 from jax.export import Exported
 from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
-from layer_scan_zoo import CASES
+from models.zoo import LAYER_SCANS
 
 import stablehlo_tools
 from stablehlo_tools.artifacts.artifact import from_exported
@@ -42,7 +42,7 @@ def quick_or_soak() -> list[Any]:
 
 @pytest.mark.parametrize(("target", "schedule"), quick_or_soak())
 def test_activations_go_both_ways_in_the_order_of_the_program(target: Target, schedule: str):
-    done = compiled(CASES["mlp-gradients"].build(), f"microbatches=4 {schedule}", target)
+    done = compiled(LAYER_SCANS["mlp-gradients"].build(), f"microbatches=4 {schedule}", target)
     kinds = [op.kind for op in done.tagged]
     assert kinds.count("collective_permute") == 2
     assert "all_gather" not in kinds

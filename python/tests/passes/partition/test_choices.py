@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from jax import export
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
-from models.zoo import ZOO
+from models.zoo import ZOO, programs
 from soaking import first
 
 from stablehlo_tools.analysis.collectives import find_collectives
@@ -33,7 +33,7 @@ from stablehlo_tools.transforms.parts.partition.choosing.proposals import improv
 
 P = PartitionSpec
 ROWS, INNER = 512, 256
-PLAIN = [name for name, model in ZOO.items() if model.partitioned_by == "jit"]
+PLAIN = [model.name for model in programs(jit=True, layer_scan=False)]
 FAR = 1.25  # how far the search, which moves one axis at a time, may be from the best
 
 

@@ -17,7 +17,8 @@ import pytest
 from jax import export
 from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
-from pipeline_checks import assert_close, compare, loops, reference
+from kept_values import Known, assert_kept
+from pipeline_checks import loops
 from soaking import one_in
 
 import stablehlo_tools
@@ -143,7 +144,7 @@ def test_forward_and_backward_are_loops_over_all_layers(loss: Loss):
     after = stablehlo_tools.transform(before, "roll-layers")
     stacks = 2 if loss is two_stacks else 1
     assert [loop.trips for loop in loops(after)] == [LAYERS] * (2 * stacks)
-    assert_close(compare(reference(before, given), after))
+    assert_kept(Known.of(before, given).compared(after))
 
 
 def test_what_all_layers_make_alike_is_made_once():
@@ -173,7 +174,7 @@ def check_pipeline(loss: Loss, options: str) -> None:
     given = given_to(loss)
     before = step(loss, given)
     pipeline = f"roll-layers,expand-pipeline{{{options}}},partition"
-    assert_close(compare(reference(before, given), stablehlo_tools.transform(before, pipeline)))
+    assert_kept(Known.of(before, given).compared(stablehlo_tools.transform(before, pipeline)))
 
 
 def test_a_pipeline_of_what_is_not_rolled_says_what_to_do():

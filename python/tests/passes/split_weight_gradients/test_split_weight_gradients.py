@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 from jax import export, lax
 from jax.export import Exported
-from layer_scan_zoo import CASES, Case
-from pipeline_checks import assert_bitwise, assert_close, compare, loops, shown
+from kept_values import assert_kept
+from models.layer_scan import LayerScanModel
+from models.zoo import LAYER_SCANS, programs
+from pipeline_checks import loops, reference, shown
 from range_checks import ALONE, COUNTS, height, listed, restacked
 from soaking import first
 
@@ -30,10 +32,9 @@ SOONER = [
     "accumulate-fori-step",  # in a loop over microbatches
 ]
 LATER = [
-    name
-    for name, case in CASES.items()
-    if case.training and name not in SOONER and not name.endswith("-evaluation")
-    if name != WHOLE
+    case.name
+    for case in programs(layer_scan=True, training=True)
+    if case.name not in (*SOONER, WHOLE) and not case.name.endswith("-evaluation")
 ]
 BITWISE = {"mlp-gradients", "universal-gradients"}
 DIVIDED = "split-weight-gradients"
@@ -44,45 +45,45 @@ def divided(exported: Exported, *before: str) -> Exported:
     return stablehlo_tools.transform(exported, ",".join([*before, DIVIDED]))
 
 
-def cutting(case: Case) -> str:
+def cutting(case: LayerScanModel) -> str:
     """The pass that cuts the layers of a case."""
     return f"split-layers{{counts={listed(COUNTS[height(case)])}}}"
 
 
 @pytest.mark.parametrize("name", first(2, [*SOONER, *LATER]))
 def test_values_are_kept_and_loops_divided(name: str):
-    case = CASES[name]
+    case = LAYER_SCANS[name]
     before = case.build(**ALONE)
     after = divided(before)
     assert shown(loops(after)).count(" ") > shown(loops(before)).count(" ")
-    outputs = compare(case.reference(**ALONE), after)
-    assert_close(outputs)
+    outputs = reference(case, **ALONE).compared(after)
+    assert_kept(outputs)
     if name in BITWISE:
-        assert_bitwise(outputs)
+        assert_kept(outputs, bitwise=True)
 
 
 @pytest.mark.parametrize("name", first(1, [*SOONER, *LATER]))
 def test_ranges_of_layers_are_divided_one_by_one(name: str):
-    case = CASES[name]
+    case = LAYER_SCANS[name]
     before = stablehlo_tools.transform(case.build(**ALONE), cutting(case))
     after = divided(before)
     assert shown(loops(after)).count(" ") > shown(loops(before)).count(" ")
-    assert_close(compare(case.reference(**ALONE), after))
+    assert_kept(reference(case, **ALONE).compared(after))
 
 
 def test_microbatches_ranges_and_gradients_of_weights_one_after_the_other():
-    case = CASES["twelve-gradients"]
+    case = LAYER_SCANS["twelve-gradients"]
     passes = ["accumulate-gradients{microbatches=3}", "split-layers{counts=3,1,4}"]
     after = divided(case.build(**ALONE), *passes)
     assert shown(loops(after)) == "3[3 1 4 4 4 1 1 3 3]"
     assert restacked(after) == []
-    assert_close(compare(case.reference(**ALONE), after))
+    assert_kept(reference(case, **ALONE).compared(after))
 
 
 def test_the_chain_has_no_contraction_that_only_weights_need():
     """Of the three contractions of a matrix in the backward, the first loop has one for its input,
     the second one for its gradient; the forward has the third."""
-    chain, gradients = _contractions(divided(CASES["mlp-gradients"].build(**ALONE)))[1:]
+    chain, gradients = _contractions(divided(LAYER_SCANS["mlp-gradients"].build(**ALONE)))[1:]
     assert (chain, gradients) == (2, 2)
 
 
@@ -99,7 +100,7 @@ def _contractions(exported: Exported) -> list[int]:
 
 
 def test_both_loops_have_the_mark_of_their_range():
-    case = CASES["mlp-gradients"]
+    case = LAYER_SCANS["mlp-gradients"]
     after = divided(case.build(**ALONE), cutting(case))
     marks = re.findall(r"stablehlo_tools\.range = (\d)", str(after.mlir_module()))
     assert marks == ["0", "1", "2", "2", "2", "1", "1", "0", "0"]
@@ -107,7 +108,7 @@ def test_both_loops_have_the_mark_of_their_range():
 
 def test_no_more_is_stored_than_a_cotangent_for_each_matrix():
     """A gradient of a weight needs one residual, which is there, and one cotangent."""
-    module = artifact.from_exported(CASES["mlp-gradients"].build(**ALONE)).module
+    module = artifact.from_exported(LAYER_SCANS["mlp-gradients"].build(**ALONE)).module
     diagnostics = Diagnostics()
     Pipeline.parse("split-weight-gradients{explain=true}").run(module, diagnostics, None)
     (account,) = [each.message for each in diagnostics.collected]
@@ -117,22 +118,22 @@ def test_no_more_is_stored_than_a_cotangent_for_each_matrix():
 
 
 def test_a_forward_loop_is_left_alone():
-    before = CASES["mlp-gradients"].build(**ALONE)
+    before = LAYER_SCANS["mlp-gradients"].build(**ALONE)
     assert _contractions(divided(before))[0] == _contractions(before)[0]
 
 
 @pytest.mark.parametrize("name", ["mlp-forward", "universal-forward", "mlp-evaluation"])
 def test_a_program_without_a_backward_loop_is_refused(name: str):
     with pytest.raises(ToolError, match=r"no backward loop over layers.*\(P1\)"):
-        divided(CASES[name].build(**ALONE))
+        divided(LAYER_SCANS[name].build(**ALONE))
 
 
 def test_a_second_run_divides_nothing():
-    assert_nothing_divided(divided(CASES["mlp-gradients"].build(**ALONE)))
+    assert_nothing_divided(divided(LAYER_SCANS["mlp-gradients"].build(**ALONE)))
 
 
 def test_a_loop_in_the_chain_is_not_divided():
-    assert_nothing_divided(CASES[WHOLE].build(**ALONE))
+    assert_nothing_divided(LAYER_SCANS[WHOLE].build(**ALONE))
 
 
 def assert_nothing_divided(exported: Exported):
@@ -162,6 +163,6 @@ def test_steps_of_training_in_a_loop_are_divided_each():
 
 
 def test_the_same_input_gives_the_same_bytes():
-    exported = CASES["paired-gradients"].build(**ALONE)
+    exported = LAYER_SCANS["paired-gradients"].build(**ALONE)
     texts = {str(divided(exported).mlir_module()) for _ in range(2)}
     assert len(texts) == 1

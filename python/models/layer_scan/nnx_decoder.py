@@ -7,8 +7,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from layer_scan_networks import language_model
-from layer_scan_programs import HEADS, INNER, MODEL, VOCABULARY, WIDTH, LayerScan, Network
+
+from models.layer_scan.networks import language_model
+from models.layer_scan.options import HEADS, INNER, MODEL, VOCABULARY, WIDTH, LayerScan, Network
 from models.program import Array, Tree
 
 

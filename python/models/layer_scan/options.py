@@ -1,8 +1,7 @@
 """What programs whose layers run in a loop have in common: a mesh with stages, options, steps.
 
 A `Network` here is functions of weights and a batch; `LayerScan` gives it a mesh, shardings, a
-loss and a training step, and exports it. The networks themselves are in `layer_scan_networks`,
-`layer_scan_variants` and `layer_scan_nnx`; `layer_scan_zoo` has all of them by name.
+loss and a training step, and exports it.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax import lax
+
 from models import network
 from models.config import Parts
 from models.network import Metrics, plain, repacked

@@ -12,7 +12,9 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax import lax
-from layer_scan_programs import (
+
+from models import layers
+from models.layer_scan.options import (
     DATA,
     HEAD_SIZE,
     HEADS,
@@ -27,7 +29,6 @@ from layer_scan_programs import (
     token_loss,
     tokens_input,
 )
-from models import layers
 from models.program import Array, Tree
 
 CLASSES = 10
@@ -43,6 +44,19 @@ def language_model(
 
     inputs = tokens_input(o) | more
     return Network(weights, inputs, logits, o.sharding(DATA, None, MODEL), loss)
+
+
+def classifier(
+    o: LayerScan, weights: Tree, inputs: dict[str, Array], forward: Callable[[Tree, Tree], Any]
+) -> Network:
+    """A network that gives scores of classes; its training knows the right ones as `labels`."""
+    if o.training:
+        inputs["labels"] = Array((o.batch,), (DATA,), "int32", CLASSES)
+
+    def loss(weights: Tree, batch: Tree) -> Loss:
+        return layers.classification(forward(weights, batch), batch["labels"])
+
+    return Network(weights, inputs, forward, o.sharding(DATA), loss)
 
 
 def mlp(o: LayerScan) -> Network:
@@ -112,6 +126,17 @@ def embeddings(tied: bool = False) -> Tree:
     return weights if tied else weights | {"unembedding": Array((WIDTH, VOCABULARY), (None, MODEL))}
 
 
+def embedded(weights: Tree, batch: Tree) -> jax.Array:
+    """The rows of the tokens in the table."""
+    return weights["embedding"][batch["tokens"]]
+
+
+def unembedded(hidden: jax.Array, weights: Tree) -> jax.Array:
+    """The logits of the tokens, by the table where it is tied."""
+    hidden = layers.rms_norm(hidden, weights["final_scale"])
+    return hidden @ (weights["unembedding"] if "unembedding" in weights else weights["embedding"].T)
+
+
 def llama(o: LayerScan, *, tied: bool = False) -> Network:
     """Mask and angles are made before the loop and captured; weights are cast in the layer."""
     weights = {"layers": o.stacked(decoder_layer_weights()), **embeddings(tied)}
@@ -156,8 +181,8 @@ def shared_adapter(o: LayerScan) -> Network:
             hidden = hidden + jnp.tanh(hidden @ shared["inward"]) @ shared["outward"]
             return hidden + swiglu(hidden, w), None
 
-        hidden, _ = o.scan(layer, weights["embedding"][batch["tokens"]], weights["layers"])
-        return layers.rms_norm(hidden, weights["final_scale"]) @ weights["unembedding"]
+        hidden, _ = o.scan(layer, embedded(weights, batch), weights["layers"])
+        return unembedded(hidden, weights)
 
     return language_model(o, weights, logits)
 
@@ -192,7 +217,7 @@ def encoder_decoder(o: LayerScan) -> Network:
             return hidden + swiglu(hidden, w), None
 
         hidden, _ = o.scan(decode, weights["embedding"][tokens], weights["decoder"])
-        return layers.rms_norm(hidden, weights["final_scale"]) @ weights["unembedding"]
+        return unembedded(hidden, weights)
 
     return language_model(o, weights, logits, sources=sources)
 
@@ -224,8 +249,6 @@ def vit(o: LayerScan) -> Network:
         "head": Array((WIDTH, CLASSES)),
     }
     inputs = {"images": Array((o.batch, 2, 2 * o.sequence, 3), (DATA,))}
-    if o.training:
-        inputs["labels"] = Array((o.batch,), (DATA,), "int32", CLASSES)
 
     def block(x: jax.Array, w: Tree) -> tuple[jax.Array, None]:
         normed = layers.layer_norm(x, w["first_scale"], w["first_bias"])
@@ -241,10 +264,7 @@ def vit(o: LayerScan) -> Network:
         x, _ = o.scan(block, patches @ weights["patches"] + weights["positions"], weights["blocks"])
         return x.mean(1) @ weights["head"]
 
-    def loss(weights: Tree, batch: Tree) -> Loss:
-        return layers.classification(forward(weights, batch), batch["labels"])
-
-    return Network(weights, inputs, forward, o.sharding(DATA), loss)
+    return classifier(o, weights, inputs, forward)
 
 
 def two_stacks(o: LayerScan) -> Network:
@@ -266,7 +286,7 @@ def two_stacks(o: LayerScan) -> Network:
         def second(hidden: jax.Array, w: Tree) -> tuple[jax.Array, None]:
             return hidden + jax.nn.relu(layers.rms_norm(hidden, w["scale"]) @ w["mix"]), None
 
-        hidden, _ = o.scan(first, weights["embedding"][batch["tokens"]], weights["dense"])
+        hidden, _ = o.scan(first, embedded(weights, batch), weights["dense"])
         hidden, _ = o.scan(second, hidden, weights["linear"])
         hidden = layers.rms_norm(hidden, weights["final_scale"])
         return jnp.einsum("bsd,vd->bsv", hidden, weights["embedding"])
@@ -321,8 +341,8 @@ def alternating_window(o: LayerScan) -> Network:
             return hidden + swiglu(hidden, w), None
 
         numbered = (weights["layers"], jnp.arange(o.layers))
-        hidden, _ = o.scan(layer, weights["embedding"][batch["tokens"]], numbered)
-        return layers.rms_norm(hidden, weights["final_scale"]) @ weights["unembedding"]
+        hidden, _ = o.scan(layer, embedded(weights, batch), numbered)
+        return unembedded(hidden, weights)
 
     return language_model(o, weights, logits)
 
@@ -344,9 +364,9 @@ def switched(o: LayerScan) -> Network:
             )
             return (hidden + swiglu(hidden, w), number + 1), None
 
-        start = (weights["embedding"][batch["tokens"]], jnp.int32(0))
+        start = (embedded(weights, batch), jnp.int32(0))
         (hidden, _), _ = o.scan(layer, start, weights["layers"])
-        return layers.rms_norm(hidden, weights["final_scale"]) @ weights["unembedding"]
+        return unembedded(hidden, weights)
 
     return language_model(o, weights, logits)
 

@@ -12,14 +12,20 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax import lax
-from layer_scan_networks import (
+
+from models import layers
+from models.layer_scan.networks import (
+    CLASSES,
+    classifier,
     decoder_layer_weights,
+    embedded,
     embeddings,
     language_model,
     self_attention,
     swiglu,
+    unembedded,
 )
-from layer_scan_programs import (
+from models.layer_scan.options import (
     DATA,
     HEAD_SIZE,
     HEADS,
@@ -33,10 +39,9 @@ from layer_scan_programs import (
     token_loss,
     tokens_input,
 )
-from models import layers
 from models.program import Array, Tree
 
-EXPERTS, STATE, CHUNK, CLASSES = 4, 4, 2, 10
+EXPERTS, STATE, CHUNK = 4, 4, 2
 SEED = Array((), (), "uint32", 1000)
 
 
@@ -58,9 +63,9 @@ def split_dropout(o: LayerScan) -> Network:
             hidden = hidden + dropped(self_attention(hidden, w, seen, angles), first)
             return (hidden + dropped(swiglu(hidden, w), second), key), None
 
-        start = (weights["embedding"][batch["tokens"]], jax.random.key(batch["seed"]))
+        start = (embedded(weights, batch), jax.random.key(batch["seed"]))
         (hidden, _), _ = o.scan(layer, start, weights["layers"])
-        return layers.rms_norm(hidden, weights["final_scale"]) @ weights["unembedding"]
+        return unembedded(hidden, weights)
 
     return language_model(o, weights, logits, seed=SEED)
 
@@ -69,8 +74,6 @@ def _keyed_dropout(o: LayerScan, *, by_sample: bool) -> Network:
     block = {"up": Array((WIDTH, INNER), (None, MODEL)), "down": Array((INNER, WIDTH), (MODEL,))}
     weights = {"blocks": o.stacked(block), "head": Array((WIDTH, CLASSES))}
     inputs = {"inputs": Array((o.batch, WIDTH), (DATA,)), "seed": SEED}
-    if o.training:
-        inputs["labels"] = Array((o.batch,), (DATA,), "int32", CLASSES)
 
     def masked(x: jax.Array, key: jax.Array) -> jax.Array:
         if not by_sample:
@@ -87,10 +90,7 @@ def _keyed_dropout(o: LayerScan, *, by_sample: bool) -> Network:
         keys = jax.random.split(jax.random.key(batch["seed"]), o.layers)
         return o.scan(layer, batch["inputs"], (weights["blocks"], keys))[0] @ weights["head"]
 
-    def loss(weights: Tree, batch: Tree) -> Loss:
-        return layers.classification(forward(weights, batch), batch["labels"])
-
-    return Network(weights, inputs, forward, o.sharding(DATA), loss)
+    return classifier(o, weights, inputs, forward)
 
 
 def keyed_dropout(o: LayerScan) -> Network:
@@ -128,10 +128,9 @@ def _experts(o: LayerScan, *, balanced: bool) -> Network:
         return (hidden + mixed, uneven), None
 
     def run(weights: Tree, batch: Tree) -> tuple[jax.Array, jax.Array]:
-        start = (weights["embedding"][batch["tokens"]], jnp.float32(0))
+        start = (embedded(weights, batch), jnp.float32(0))
         (hidden, uneven), _ = o.scan(layer, start, weights["layers"])
-        hidden = layers.rms_norm(hidden, weights["final_scale"])
-        return hidden @ weights["unembedding"], uneven
+        return unembedded(hidden, weights), uneven
 
     def loss(weights: Tree, batch: Tree) -> Loss:
         logits, uneven = run(weights, batch)
@@ -161,9 +160,6 @@ def batch_norm(o: LayerScan) -> Network:
     """Each layer takes mean and variance over the batch: no part of it can go first."""
     block = {"scale": Array((WIDTH,)), "mix": Array((WIDTH, WIDTH))}
     weights = {"blocks": o.stacked(block), "head": Array((WIDTH, CLASSES))}
-    inputs = {"inputs": Array((o.batch, WIDTH), (DATA,))}
-    if o.training:
-        inputs["labels"] = Array((o.batch,), (DATA,), "int32", CLASSES)
 
     def layer(x: jax.Array, w: Tree) -> tuple[jax.Array, None]:
         centred = x - x.mean(0)
@@ -173,10 +169,7 @@ def batch_norm(o: LayerScan) -> Network:
     def forward(weights: Tree, batch: Tree) -> jax.Array:
         return o.scan(layer, batch["inputs"], weights["blocks"])[0] @ weights["head"]
 
-    def loss(weights: Tree, batch: Tree) -> Loss:
-        return layers.classification(forward(weights, batch), batch["labels"])
-
-    return Network(weights, inputs, forward, o.sharding(DATA), loss)
+    return classifier(o, weights, {"inputs": Array((o.batch, WIDTH), (DATA,))}, forward)
 
 
 def decode(o: LayerScan) -> Network:
@@ -210,10 +203,10 @@ def decode(o: LayerScan) -> Network:
             return hidden + swiglu(hidden, w), (keys, values)
 
         caches = (batch["keys"], batch["values"])
-        hidden = weights["embedding"][batch["tokens"]][:, None]
+        hidden = embedded(weights, batch)[:, None]
         hidden, (keys, values) = o.scan(layer, hidden, (weights["layers"], *caches))
-        hidden = layers.rms_norm(hidden[:, 0], weights["final_scale"])
-        return {"logits": hidden @ weights["unembedding"], "keys": keys, "values": values}
+        logits = unembedded(hidden[:, 0], weights)
+        return {"logits": logits, "keys": keys, "values": values}
 
     caches = o.sharding(None, DATA)
     results = {"logits": o.sharding(DATA), "keys": caches, "values": caches}
@@ -251,8 +244,8 @@ def mamba(o: LayerScan) -> Network:
         return hidden + (recurrence(w, jax.nn.silu(inner)) * jax.nn.silu(gate)) @ w["outward"], None
 
     def logits(weights: Tree, batch: Tree) -> jax.Array:
-        hidden, _ = o.scan(layer, weights["embedding"][batch["tokens"]], weights["layers"])
-        return layers.rms_norm(hidden, weights["final_scale"]) @ weights["embedding"].T
+        hidden, _ = o.scan(layer, embedded(weights, batch), weights["layers"])
+        return unembedded(hidden, weights)
 
     return language_model(o, weights, logits)
 
@@ -293,8 +286,8 @@ def chunked_attention(o: LayerScan) -> Network:
         return hidden + jnp.einsum("bsnh,nhd->bsd", chunked(query, key, value), w["outward"]), None
 
     def logits(weights: Tree, batch: Tree) -> jax.Array:
-        hidden, _ = o.scan(layer, weights["embedding"][batch["tokens"]], weights["layers"])
-        return layers.rms_norm(hidden, weights["final_scale"]) @ weights["unembedding"]
+        hidden, _ = o.scan(layer, embedded(weights, batch), weights["layers"])
+        return unembedded(hidden, weights)
 
     return language_model(o, weights, logits)
 
@@ -312,10 +305,9 @@ def summed_penalty(o: LayerScan) -> Network:
             hidden = hidden + swiglu(hidden, w)
             return (hidden, penalty + jnp.square(jax.nn.logsumexp(hidden, -1)).sum()), None
 
-        start = (weights["embedding"][batch["tokens"]], jnp.float32(0))
+        start = (embedded(weights, batch), jnp.float32(0))
         (hidden, penalty), _ = o.scan(layer, start, weights["layers"])
-        hidden = layers.rms_norm(hidden, weights["final_scale"])
-        return hidden @ weights["unembedding"], penalty / (o.batch // o.accumulate * o.sequence)
+        return unembedded(hidden, weights), penalty / (o.batch // o.accumulate * o.sequence)
 
     def loss(weights: Tree, batch: Tree) -> Loss:
         logits, penalty = run(weights, batch)

@@ -11,14 +11,18 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from layer_scan_networks import (
+
+from models import layers
+from models.layer_scan.networks import (
     decoder_layer_weights,
+    embedded,
     embeddings,
     language_model,
     self_attention,
     swiglu,
+    unembedded,
 )
-from layer_scan_programs import (
+from models.layer_scan.options import (
     DATA,
     HEAD_SIZE,
     INNER,
@@ -31,7 +35,6 @@ from layer_scan_programs import (
     token_loss,
     tokens_input,
 )
-from models import layers
 from models.program import Array, Tree
 
 PAIR, RANK, SEGMENTS = 2, 2, 3
@@ -49,6 +52,11 @@ def dense_weights() -> Tree:
 def dense(x: jax.Array, w: Tree) -> jax.Array:
     """What a layer adds to its residual stream."""
     return jax.nn.silu(layers.rms_norm(x, w["scale"]) @ w["up"]) @ w["down"]
+
+
+def residual(x: jax.Array, w: Tree) -> tuple[jax.Array, None]:
+    """A whole layer, as a scan takes it."""
+    return x + dense(x, w), None
 
 
 def features(o: LayerScan, blocks: Tree, run: Any, **more: Array) -> Network:
@@ -69,12 +77,9 @@ def _cut(weights: Tree, size: int) -> Tree:
 def nested(o: LayerScan) -> Network:
     """A loop over pairs of layers around one over the two, and only what enters a pair is kept."""
 
-    def one(x: jax.Array, w: Tree) -> tuple[jax.Array, None]:
-        return x + dense(x, w), None
-
     @jax.checkpoint
     def pair(x: jax.Array, w: Tree) -> tuple[jax.Array, None]:
-        return lax.scan(one, x, w)
+        return lax.scan(residual, x, w)
 
     def run(weights: Tree, batch: Tree) -> jax.Array:
         return o.scan(pair, batch["inputs"], _cut(weights, PAIR))[0]
@@ -117,9 +122,7 @@ def universal(o: LayerScan) -> Network:
     """One layer's weights, used in every iteration; the loop goes over nothing."""
 
     def run(weights: Tree, batch: Tree) -> jax.Array:
-        return lax.scan(
-            lambda x, _: (x + dense(x, weights), None), batch["inputs"], length=o.layers
-        )[0]
+        return lax.scan(lambda x, _: residual(x, weights), batch["inputs"], length=o.layers)[0]
 
     return features(o, dense_weights(), run)
 
@@ -128,13 +131,11 @@ def stacked_inside(o: LayerScan) -> Network:
     """Each layer's weights are arguments of their own, which the program stacks, in bfloat16."""
     listed = {str(number): dense_weights() for number in range(o.layers)}
 
-    def layer(x: jax.Array, w: Tree) -> tuple[jax.Array, None]:
-        return x + dense(x, w), None
-
     def run(weights: Tree, batch: Tree) -> jax.Array:
         each = [weights[str(number)] for number in range(o.layers)]
         stacked = jax.tree.map(lambda *w: jnp.stack(w).astype(jnp.bfloat16), *each)
-        return o.scan(layer, batch["inputs"].astype(jnp.bfloat16), stacked)[0].astype(jnp.float32)
+        inputs = batch["inputs"].astype(jnp.bfloat16)
+        return o.scan(residual, inputs, stacked)[0].astype(jnp.float32)
 
     return features(o, listed, run)
 
@@ -180,12 +181,9 @@ def teacher(o: LayerScan) -> Network:
     inputs = {"inputs": Array((o.batch, WIDTH), (DATA,))}
     taught = {"teacher": o.stacked(dense_weights()), **weights}
 
-    def layer(x: jax.Array, w: Tree) -> tuple[jax.Array, None]:
-        return x + dense(x, w), None
-
     def run(weights: Tree, batch: Tree) -> tuple[jax.Array, jax.Array]:
-        wanted, _ = o.scan(layer, batch["inputs"], lax.stop_gradient(weights["teacher"]))
-        got, _ = o.scan(layer, batch["inputs"], weights["student"])
+        wanted, _ = o.scan(residual, batch["inputs"], lax.stop_gradient(weights["teacher"]))
+        got, _ = o.scan(residual, batch["inputs"], weights["student"])
         return wanted, got
 
     def loss(weights: Tree, batch: Tree) -> Loss:
@@ -212,8 +210,8 @@ def packed(o: LayerScan) -> Network:
             hidden = hidden + self_attention(hidden, w, mask, angles)
             return hidden + swiglu(hidden, w), None
 
-        hidden, _ = o.scan(layer, weights["embedding"][batch["tokens"]], weights["layers"])
-        return layers.rms_norm(hidden, weights["final_scale"]) @ weights["unembedding"]
+        hidden, _ = o.scan(layer, embedded(weights, batch), weights["layers"])
+        return unembedded(hidden, weights)
 
     return language_model(o, weights, logits, segments=segments)
 
@@ -222,11 +220,8 @@ def chunked_loss(o: LayerScan) -> Network:
     """The logits are never there as a whole: a loop over pieces of the sequence sums the loss."""
     weights = {"layers": o.stacked(dense_weights()), **embeddings()}
 
-    def layer(x: jax.Array, w: Tree) -> tuple[jax.Array, None]:
-        return x + dense(x, w), None
-
     def run(weights: Tree, batch: Tree) -> jax.Array:
-        hidden, _ = o.scan(layer, weights["embedding"][batch["tokens"]], weights["layers"])
+        hidden, _ = o.scan(residual, embedded(weights, batch), weights["layers"])
         return layers.rms_norm(hidden, weights["final_scale"])
 
     def loss(weights: Tree, batch: Tree) -> Loss:
@@ -256,7 +251,7 @@ def cast_before(o: LayerScan) -> Network:
     def logits(weights: Tree, batch: Tree) -> jax.Array:
         weights = o.cast(weights)
         x = jax.nn.one_hot(batch["tokens"], VOCABULARY, dtype=o.dtype) @ weights["table"]
-        x, _ = o.scan(lambda x, w: (x + dense(x, w), None), x, weights["layers"])
+        x, _ = o.scan(residual, x, weights["layers"])
         return jnp.einsum("bsd,vd->bsv", x, weights["table"])
 
     def loss(weights: Tree, batch: Tree) -> Loss:

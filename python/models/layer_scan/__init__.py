@@ -1,8 +1,6 @@
 """Every program whose layers run in a loop, by name, and what is known of each.
 
-    case = CASES["llama-step"]
-    after = stablehlo_tools.transform(case.build(stage=2), "expand-pipeline{microbatches=4}")
-    assert_close(compare(case.reference(stage=2), after))
+    program = LAYER_SCANS["llama-step"].build(stage=2)
 
 Programs are on eight devices at most; options are the fields of `LayerScan`. A `-forward` is the
 forward pass, a `-evaluation` the loss, a `-gradients` the loss and its gradients, a `-step` the
@@ -11,13 +9,13 @@ training step.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from jax.export import Exported
-from layer_scan_networks import (
+from models.model import Model  # first: sets up the devices
+
+from models.layer_scan.networks import (  # isort: skip
     alternating_window,
     encoder_decoder,
     hidden_states,
@@ -30,9 +28,9 @@ from layer_scan_networks import (
     two_stacks,
     vit,
 )
-from layer_scan_nnx import nnx_decoder
-from layer_scan_programs import LayerScan, Network
-from layer_scan_structures import (
+from models.layer_scan.nnx_decoder import nnx_decoder
+from models.layer_scan.options import LayerScan, Network
+from models.layer_scan.structures import (
     cast_before,
     chunked_loss,
     dynamic_depth,
@@ -47,7 +45,7 @@ from layer_scan_structures import (
     universal,
     until_settled,
 )
-from layer_scan_variants import (
+from models.layer_scan.variants import (
     balanced_experts,
     batch_norm,
     chunked_attention,
@@ -61,12 +59,13 @@ from layer_scan_variants import (
     split_dropout,
     summed_penalty,
 )
-from models.program import Tree
-from pipeline_checks import Reference, reference
+
+if TYPE_CHECKING:
+    from jax.export import Exported
 
 
 @dataclass(frozen=True)
-class Case:
+class LayerScanModel(Model):
     """A program and its loops.
 
     `loops` are the trip counts of all loops, with the options of `config` and with calls inlined,
@@ -77,34 +76,17 @@ class Case:
     refused, with two loops it is not.
     """
 
-    name: str
-    config: LayerScan
-    loops: str
+    build: Callable[..., Exported]
+    config: LayerScan = LayerScan()
+    loops: str = ""
     refused: str = ""
     waits: str = ""
 
     @property
-    def training(self) -> bool:
-        """Whether there is a backward loop."""
-        return self.config.training
-
-    def build(self, **options: Any) -> Exported:
-        """The program with these options in place of its own; allocates nothing."""
-        return replace(self.config, **options).program().export()
-
-    def arguments(self, seed: int = 0, **options: Any) -> tuple[Tree, ...]:
-        """Random arguments of the program with these options: pytrees of NumPy arrays."""
-        return replace(self.config, **options).program().random_arguments(seed)
-
-    def reference(self, seed: int = 0, **options: Any) -> Reference:
-        """What it computes, and what it would without rounding: run once in a session."""
-        return _reference(self, seed, **options)
-
-
-@functools.cache
-def _reference(case: Case, seed: int, **options: Any) -> Reference:
-    alone = case.build(**options | {"stage": 1, "data": 1, "model": 1})
-    return reference(case.build(**options), case.arguments(seed, **options), alone)
+    def tags(self) -> frozenset[str]:
+        """Those of a model, `refused`, and `waits`."""
+        own = {"refused": self.refused, "waits": self.waits}
+        return super().tags | {tag for tag, why in own.items() if why}
 
 
 _STEPS = {
@@ -122,12 +104,12 @@ def _case(
     refused: str = "",
     waits: str = "",
     **options: Any,
-) -> Case:
+) -> LayerScanModel:
     kind = name.rpartition("-")[2]
     assert kind in _STEPS, f"{name} does not say what it computes"
     options["step"] = _STEPS[kind]
     config = LayerScan(training=kind != "forward", network=network, **options)
-    return Case(name, config, loops, refused, waits)
+    return LayerScanModel.of(name, config, loops=loops, refused=refused, waits=waits)
 
 
 _FORWARD, _TRAINING = "8", "8 8"
@@ -228,6 +210,4 @@ _CASES = (
         waits="the loss is divided by a sum over all outputs",
     ),
 )  # fmt: skip
-CASES = {case.name: case for case in _CASES}
-PIPELINES = {name: case for name, case in CASES.items() if not case.refused}
-REFUSED = {name: case for name, case in CASES.items() if case.refused}
+LAYER_SCANS = {case.name: case for case in _CASES}
