@@ -15,6 +15,10 @@ from gpipe_programs import (  # first: sets up the devices
     attention,
     batch,
     dense,
+    descended,
+    descending,
+    of_last,
+    placed,
     ring,
     scanned,
     weights_of,
@@ -24,10 +28,8 @@ import jax  # isort: skip
 import jax.numpy as jnp
 import numpy as np
 from jax import export, lax
-from jax.sharding import AxisType, NamedSharding
+from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
-
-RATE = 0.1
 
 
 def by_hand(
@@ -91,7 +93,7 @@ def by_hand(
             return y[None]
         if leave == "all_gather":
             return lax.all_gather(y, STAGE)[count - 1]
-        return lax.psum(jnp.where(lax.axis_index(STAGE) == count - 1, y, 0.0), STAGE)
+        return of_last(y)
 
     def score(w: Array, x: Array) -> Array:
         return jnp.square(outputs(w, x)).mean()
@@ -105,7 +107,7 @@ def by_hand(
         value = lax.psum(value, STAGE)
         if data:
             value, gradient = lax.pmean((value, gradient), "data")
-        return value, w - RATE * gradient
+        return value, descended(w, gradient)
 
     inner = P(*([] if cut else [None]), "data") if data else P()
     layers = P((STAGE, "data")) if sharded else P(STAGE)
@@ -119,28 +121,15 @@ def by_hand(
         check_vma=False,
     )
 
-    def step(w: Array, x: Array) -> Any:
-        def loss(w: Array) -> Array:
-            y = mapped(w, x)
-            if scored:
-                return y
-            return jnp.square(y[-1] if leave == "slice" else y).mean()
+    def loss(w: Array, x: Array) -> Array:
+        y = mapped(w, x)
+        if scored:
+            return y
+        return jnp.square(y[-1] if leave == "slice" else y).mean()
 
-        value, gradient = jax.value_and_grad(loss)(w)
-        return value, w - RATE * gradient
-
-    def plain(w: Array, x: Array) -> Any:
-        def loss(w: Array) -> Array:
-            return jnp.square(lax.scan(lambda h, own: (dense(h, own), None), x, w)[0]).mean()
-
-        value, gradient = jax.value_and_grad(loss)(w)
-        return value, w - RATE * gradient
-
-    kinds = [
-        jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=NamedSharding(on, spec))
-        for value, spec in ((weights, layers), (x, inner))
-    ]
-    made = export.export(jax.jit(mapped if inside else step))(*kinds)
+    step = jax.jit(mapped if inside else descending(loss))
+    made = export.export(step)(*placed((weights, x), on, (layers, inner)))
+    plain = descending(lambda w, x: jnp.square(scanned(dense, w, x)).mean())
     return Case(made, plain, (weights, x))
 
 
@@ -174,21 +163,19 @@ def decoder_by_hand(*, inside: bool) -> Case:
         ticks = jnp.arange(samples + stages - 1)
         return lax.scan(tick, jnp.zeros_like(x[0]), ticks)[1][stages - 1 :]
 
-    def is_last() -> Array:
-        return lax.axis_index(STAGE) == stages - 1
-
     def outputs(w: Any, x: Array) -> Array:
-        return lax.psum(jnp.where(is_last(), pipeline(w, x), 0.0), STAGE)
+        return of_last(pipeline(w, x))
 
     def local_step(p: dict[str, Any], tokens: Array) -> Any:
         def loss(p: dict[str, Any]) -> Array:
             h = pipeline(p["layers"], p["embedding"][tokens])
-            return jnp.where(is_last(), entropy(h, p["head"], tokens), 0.0)
+            is_last = lax.axis_index(STAGE) == stages - 1
+            return jnp.where(is_last, entropy(h, p["head"], tokens), 0.0)
 
         value, gradient = jax.value_and_grad(loss)(p)
         for name in ("embedding", "head"):
             gradient[name] = lax.psum(gradient[name], STAGE)
-        return lax.psum(value, STAGE), _descended(p, gradient)
+        return lax.psum(value, STAGE), descended(p, gradient)
 
     mapped: Any = jax.shard_map(
         local_step if inside else outputs,
@@ -199,24 +186,12 @@ def decoder_by_hand(*, inside: bool) -> Case:
     )
 
     def stepping(forward: Any) -> Any:
-        def step(p: dict[str, Any], tokens: Array) -> Any:
-            def loss(p: dict[str, Any]) -> Array:
-                h = forward(p["layers"], p["embedding"][tokens])
-                return entropy(h, p["head"], tokens)
+        def loss(p: dict[str, Any], tokens: Array) -> Array:
+            h = forward(p["layers"], p["embedding"][tokens])
+            return entropy(h, p["head"], tokens)
 
-            value, gradient = jax.value_and_grad(loss)(p)
-            return value, _descended(p, gradient)
+        return descending(loss)
 
-        return step
-
-    def placed(value: Any, spec: Any) -> Any:
-        return jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=NamedSharding(on, spec))
-
-    kinds = {n: jax.tree.map(lambda v, n=n: placed(v, specs[n]), parameters[n]) for n in specs}
     step = jax.jit(mapped if inside else stepping(mapped))
-    made = export.export(step)(kinds, placed(tokens, P()))
+    made = export.export(step)(*placed((parameters, tokens), on, (specs, P())))
     return Case(made, stepping(lambda w, x: scanned(layer, w, x)), (parameters, tokens))
-
-
-def _descended(parameters: Any, gradient: Any) -> Any:
-    return jax.tree.map(lambda p, g: p - RATE * g, parameters, gradient)

@@ -23,6 +23,7 @@ from jax.sharding import PartitionSpec as P
 STAGE = "stage"
 WIDTH = 8
 LENGTH = 4
+RATE = 0.1
 
 Array = jax.Array
 Layer = Callable[[Array, Any], Array]
@@ -194,6 +195,52 @@ def exported(function: Callable[..., Any], on: Mesh, arguments: Any, specs: Any)
     return export.export(jax.jit(function, in_shardings=shardings))(*kinds)
 
 
+def staged(
+    local: Callable[..., Any], stages: int, *specs: P, out: P | None = None, check: bool = True
+) -> Callable[..., Any]:
+    """What each stage runs on its part, as a function of whole arrays; `out` is whole if None."""
+    on, out = mesh(stage=stages), P() if out is None else out
+    return jax.shard_map(local, mesh=on, in_specs=specs, out_specs=out, check_vma=check)
+
+
+def varying(value: Array) -> Array:
+    """A value that stages may have different ones of."""
+    return lax.pcast(value, (STAGE,), to="varying")
+
+
+def of_last(value: Array) -> Array:
+    """The last stage's value, on all stages."""
+    return lax.psum(jnp.where(lax.axis_index(STAGE) == lax.axis_size(STAGE) - 1, value, 0), STAGE)
+
+
+def descending(loss: Callable[..., Array]) -> Callable[..., Any]:
+    """A step of gradient descent by the first argument: the loss, and the new parameters."""
+
+    def step(parameters: Any, *rest: Any) -> tuple[Array, Any]:
+        value, gradients = jax.value_and_grad(loss)(parameters, *rest)
+        return value, descended(parameters, gradients)
+
+    return step
+
+
+def descended(parameters: Any, gradients: Any) -> Any:
+    """The parameters after a step of gradient descent."""
+    return jax.tree.map(lambda own, gradient: own - RATE * gradient, parameters, gradients)
+
+
+def placed(values: Any, on: Mesh, specs: Any) -> Any:
+    """Arrays as shapes with shardings; a spec stands for all that is below it."""
+    return jax.tree.map(
+        lambda spec, below: jax.tree.map(
+            lambda v: jax.ShapeDtypeStruct(v.shape, v.dtype, sharding=NamedSharding(on, spec)),
+            below,
+        ),
+        specs,
+        values,
+        is_leaf=lambda node: isinstance(node, P),
+    )
+
+
 def ring(stages: int, *, closed: bool = True) -> list[tuple[int, int]]:
     """Every stage hands on to the next; the last to the first where it is closed."""
     pairs = [(stage, (stage + 1) % stages) for stage in range(stages)]
@@ -248,7 +295,7 @@ def shifted(
 
         first = jnp.full_like(x[0], start, dtype=sent)
         outputs = jnp.zeros_like(x)
-        first, outputs = (lax.pcast(v, (STAGE,), to="varying") for v in (first, outputs))
+        first, outputs = varying(first), varying(outputs)
         if loop == "scan":
             (_, outputs), ys = lax.scan(tick, (first, outputs), jnp.arange(ticks))
         else:
@@ -259,7 +306,7 @@ def shifted(
         if collect == "stacked":
             outputs = ys[last:]
         if leave == "psum":
-            return lax.psum(jnp.where(rank == last, outputs, 0), STAGE)
+            return of_last(outputs)
         if leave == "product":
             return lax.psum((rank == last).astype(x.dtype) * outputs, STAGE)
         return outputs[None]

@@ -1,11 +1,15 @@
 """Further pipelines: with several chunks of layers on a stage, with values that travel along, with
-an embedding and a loss; see `gpipe_programs`."""
+an embedding and a loss; and training steps of any; see `gpipe_programs`."""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from functools import partial
 from typing import Any
+from unittest import mock
 
+import gpipe_programs  # first: sets up the devices
 from gpipe_programs import (
     STAGE,
     USUAL,
@@ -17,9 +21,12 @@ from gpipe_programs import (
     dense,
     dense_weights,
     exported,
+    of_last,
     ring,
     scanned,
     shifted,
+    staged,
+    varying,
 )
 from models.devices import mesh
 
@@ -60,16 +67,13 @@ def circular(sizes: Sizes = TWICE, *, start: float = np.nan) -> Case:
             outputs = jnp.where(done, written, outputs)
             return (lax.ppermute(y, STAGE, ring(stages)), waiting, outputs), None
 
-        vary = partial(lax.pcast, axis_name=(STAGE,), to="varying")
-        first = vary(jnp.full_like(x[0], start))
-        waiting, outputs = vary(jnp.full_like(x, start)), vary(jnp.zeros_like(x))
-        outputs = lax.scan(tick, (first, waiting, outputs), jnp.arange(ticks))[0][2]
-        return lax.psum(jnp.where(rank == stages - 1, outputs, 0), STAGE)
+        first = varying(jnp.full_like(x[0], start))
+        waiting, outputs = varying(jnp.full_like(x, start)), varying(jnp.zeros_like(x))
+        return of_last(lax.scan(tick, (first, waiting, outputs), jnp.arange(ticks))[0][2])
 
     def whole(weights: Array, x: Array) -> Array:
         weights = weights.reshape(sizes.chunks, stages, sizes.each, WIDTH, WIDTH)
-        specs = (P(None, STAGE), P())
-        mapped = jax.shard_map(local, mesh=mesh(stage=stages), in_specs=specs, out_specs=P())
+        mapped = staged(local, stages, P(None, STAGE), P())
         return mapped(weights, x.reshape(count, sizes.samples, WIDTH)).reshape(x.shape)
 
     case = exported(whole, mesh(stage=stages), (weights, x), (P(), P()))
@@ -142,16 +146,12 @@ def accompanied(sizes: Sizes = USUAL, *, travels: bool = True, numbered: bool = 
             y = layers(weights, h, scale, first)
             return jax.tree.map(lambda v: lax.ppermute(v, STAGE, ring(stages)), (y, scale)), y
 
-        start = jax.tree.map(
-            lambda v: lax.pcast(jnp.full_like(v[0], jnp.nan), (STAGE,), to="varying"), (x, scales)
-        )
-        ys = lax.scan(tick, start, jnp.arange(sizes.microbatches + last))[1][last:]
-        return lax.psum(jnp.where(rank == last, ys, 0), STAGE)
+        start = varying(jnp.full_like(x[0], jnp.nan)), varying(jnp.full_like(scales[0], jnp.nan))
+        return of_last(lax.scan(tick, start, jnp.arange(sizes.microbatches + last))[1][last:])
 
     def whole(weights: Array, x: Array, scales: Array) -> Array:
         apart = [v.reshape(sizes.microbatches, sizes.samples, -1) for v in (x, scales)]
-        specs = (P(STAGE), P(), P())
-        mapped = jax.shard_map(local, mesh=mesh(stage=stages), in_specs=specs, out_specs=P())
+        mapped = staged(local, stages, P(STAGE), P(), P())
         return mapped(weights, *apart).reshape(x.shape)
 
     arguments = (weights, x, scales)
@@ -180,16 +180,13 @@ def language(sizes: Sizes = USUAL, *, loss: bool = False) -> Case:
             logits = jnp.where(rank == last, y @ table.T, 0)
             return lax.ppermute(y, STAGE, ring(stages)), logits
 
-        start = jnp.full((sizes.samples, 3, WIDTH), jnp.nan, np.float32)
-        start = lax.pcast(start, (STAGE,), to="varying")
+        start = varying(jnp.full((sizes.samples, 3, WIDTH), jnp.nan, np.float32))
         logits = lax.scan(tick, start, jnp.arange(sizes.microbatches + last))[1][last:]
-        result = jax.nn.logsumexp(logits, -1).mean() if loss else logits
-        return lax.psum(jnp.where(rank == last, result, 0), STAGE)
+        return of_last(jax.nn.logsumexp(logits, -1).mean() if loss else logits)
 
     def whole(weights: Array, table: Array, tokens: Array) -> Array:
         apart = tokens.reshape(sizes.microbatches, sizes.samples, 3)
-        specs = (P(STAGE), P(), P())
-        mapped = jax.shard_map(local, mesh=mesh(stage=stages), in_specs=specs, out_specs=P())
+        mapped = staged(local, stages, P(STAGE), P(), P())
         found = mapped(weights, table, apart)
         return found if loss else found.reshape(-1, 3, words)
 
@@ -214,7 +211,7 @@ def switched(sizes: Sizes = USUAL) -> Case:
             arriving, outputs = carry
             entering = jnp.minimum(t, sizes.microbatches - 1)
             kind = jnp.where(rank == 0, 0, 1)
-            fed = lax.pcast(x, (STAGE,), to="varying")
+            fed = varying(x)
             h = lax.switch(kind, [lambda: fed[entering], lambda: arriving])
             y = scanned(dense, weights, h)
             place = jnp.maximum(t - last, 0)
@@ -225,16 +222,12 @@ def switched(sizes: Sizes = USUAL) -> Case:
             )
             return (lax.ppermute(y, STAGE, ring(stages)), outputs), None
 
-        vary = partial(lax.pcast, axis_name=(STAGE,), to="varying")
-        start = (vary(jnp.full_like(x[0], jnp.nan)), vary(jnp.zeros_like(x)))
+        start = (varying(jnp.full_like(x[0], jnp.nan)), varying(jnp.zeros_like(x)))
         outputs = lax.scan(tick, start, jnp.arange(sizes.microbatches + last))[0][1]
         return lax.all_gather(outputs, STAGE)[last]
 
     def whole(weights: Array, x: Array) -> Array:
-        specs = (P(STAGE), P())
-        mapped = jax.shard_map(
-            local, mesh=mesh(stage=stages), in_specs=specs, out_specs=P(), check_vma=False
-        )
+        mapped = staged(local, stages, P(STAGE), P(), check=False)
         return mapped(weights, x.reshape(sizes.microbatches, sizes.samples, WIDTH)).reshape(x.shape)
 
     case = exported(whole, mesh(stage=stages), (weights, x), (P(STAGE), P()))
@@ -271,7 +264,7 @@ def streamed(sizes: Sizes = SLOTS) -> Case:
     stage takes the place that is free then. All stages are one program, but for that."""
     weights, x = dense_weights(sizes.layers), batch(sizes)
     stages, slots = sizes.stages, sizes.microbatches // sizes.stages
-    on, staged = mesh(stage=stages), partial(P, STAGE)
+    on, of_stages = mesh(stage=stages), P(STAGE)
 
     def moved_on(state: Array) -> Array:
         return lax.ppermute(state, STAGE, ring(stages))
@@ -283,9 +276,9 @@ def streamed(sizes: Sizes = SLOTS) -> Case:
         kept = jnp.where(number == stages - 1, state, nearer)
         return lax.dynamic_update_index_in_dim(buffer, kept, slot, 1)
 
-    shift = jax.shard_map(moved_on, mesh=on, in_specs=staged(), out_specs=staged())
+    shift = jax.shard_map(moved_on, mesh=on, in_specs=of_stages, out_specs=of_stages)
     stream = jax.shard_map(
-        streamed_on, mesh=on, in_specs=(staged(), P(), staged()), out_specs=staged()
+        streamed_on, mesh=on, in_specs=(of_stages, P(), of_stages), out_specs=of_stages
     )
 
     def whole(weights: Any, x: Array) -> Array:
@@ -320,10 +313,10 @@ def rotated(sizes: Sizes = STORED) -> Case:
     weights, x = dense_weights(sizes.layers), batch(sizes)
     stages, count = sizes.stages, sizes.microbatches
     slots, waits = count // stages, count > stages
-    on, staged = mesh(stage=stages), partial(P, STAGE)
+    on, of_stages = mesh(stage=stages), P(STAGE)
 
     def on_stages(function: Any, *specs: Any) -> Any:
-        return jax.shard_map(function, mesh=on, in_specs=specs, out_specs=staged())
+        return jax.shard_map(function, mesh=on, in_specs=specs, out_specs=of_stages)
 
     def around(state: Array) -> Array:
         return lax.ppermute(state, STAGE, ring(stages))
@@ -337,8 +330,8 @@ def rotated(sizes: Sizes = STORED) -> Case:
         kept = jnp.where(lax.axis_index(STAGE) == stages - 1, state, nearer)
         return lax.dynamic_update_slice_in_dim(buffer, kept[:, None], slot, axis=1)
 
-    rotate, shift = on_stages(around, staged()), on_stages(onwards, staged())
-    stream = on_stages(streamed_on, staged(), staged(), staged(), P())
+    rotate, shift = on_stages(around, of_stages), on_stages(onwards, of_stages)
+    stream = on_stages(streamed_on, of_stages, of_stages, of_stages, P())
 
     def whole(weights: Any, x: Array) -> Array:
         weights = weights.reshape(sizes.chunks, stages, sizes.each, WIDTH, WIDTH)
@@ -370,3 +363,26 @@ def rotated(sizes: Sizes = STORED) -> Case:
 
     case = exported(whole, on, (weights, x), (P(), P()))
     return Case(case, partial(scanned, dense), (weights, x))
+
+
+def trained(build: Callable[..., Case], *args: Any, inputs: bool = False, **options: Any) -> Case:
+    """The step of a pipeline, with the gradients of the weights, and of the samples if asked."""
+
+    def differentiated(function: Callable[..., Any]) -> Callable[..., Any]:
+        def loss(weights: Any, *rest: Any) -> Any:
+            return (function(weights, *rest) ** 2).mean()
+
+        return jax.value_and_grad(loss, argnums=(0, 1) if inputs else 0)
+
+    export = exported
+
+    def step(function: Callable[..., Any], *rest: Any) -> Any:
+        return export(differentiated(function), *rest)
+
+    own = sys.modules[__name__]
+    with (
+        mock.patch.object(gpipe_programs, "exported", step),
+        mock.patch.object(own, "exported", step),
+    ):
+        case = build(*args, **options)
+    return Case(case.exported, differentiated(case.plain), case.arguments)

@@ -9,39 +9,45 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from models.devices import mesh  # first: sets up the devices
+from gpipe_programs import STAGE, Array, of_last, ring, varying  # first: sets up the devices
+from models.devices import mesh
 
 import jax  # isort: skip
 import jax.numpy as jnp
 from jax import export, lax
 from jax.sharding import PartitionSpec as P
 
-STAGE = "stage"
 WIDTH = 4
-
-Array = jax.Array
 
 
 def forward(
-    stages: int, microbatches: int, iterations: int | None = None, output: str = "psum"
+    stages: int,
+    microbatches: int,
+    iterations: int | None = None,
+    output: str = "psum",
+    data: int = 1,
 ) -> export.Exported:
     """GPipe: stage s works on microbatch i - s in iteration i; edge s>s+1 is needed from s on.
 
-    `output`: `psum` of what the last stage computed; `shards`, of which that of the last stage
-    alone holds it and the others zeros; `buffers`: everything any stage computed, garbage too.
+    `output`: `psum` of what the last stage computed; `product` of that with zeros and ones, so that
+    garbage is needed, if it is NaN; `shards`, of which that of the last stage alone holds it and
+    the others zeros; `buffers`: everything any stage computed, garbage too. `data`: the size of
+    another axis of the mesh, left to the partitioner.
     """
     steps = microbatches + stages - 1 if iterations is None else iterations
 
     def local(weights: Array, inputs: Array) -> Array:
         computed = _scan(weights[0], inputs, stages, steps)
         wanted = computed[max(steps - microbatches, 0) :]
-        last = lax.axis_index(STAGE) == stages - 1
         if output == "psum":
-            return lax.psum(jnp.where(last, wanted, 0), STAGE)
+            return of_last(wanted)
+        last = lax.axis_index(STAGE) == stages - 1
+        if output == "product":
+            return lax.psum(last.astype(wanted.dtype) * wanted, STAGE)
         return jnp.where(last, wanted, 0) if output == "shards" else computed
 
-    out = P() if output == "psum" else P(STAGE)
-    return _exported(local, stages, microbatches, out)
+    out = P() if output in ("psum", "product") else P(STAGE)
+    return _exported(local, stages, microbatches, out, data)
 
 
 def _scan(weights: Array, inputs: Array, stages: int, steps: int) -> Array:
@@ -50,25 +56,14 @@ def _scan(weights: Array, inputs: Array, stages: int, steps: int) -> Array:
     def step(arriving: Array, number: Array) -> tuple[Array, Array]:
         fed = inputs[jnp.minimum(number, len(inputs) - 1)]
         computed = jnp.tanh(jnp.where(stage == 0, fed, arriving) @ weights)
-        return lax.ppermute(computed, STAGE, chain(stages)), computed
+        return lax.ppermute(computed, STAGE, ring(stages, closed=False)), computed
 
     return lax.scan(step, garbage(inputs), jnp.arange(steps))[1]
 
 
 def garbage(inputs: Array) -> Array:
     """What nobody may use, of which a program would show any trace: NaN."""
-    return lax.pcast(jnp.full_like(inputs[0], jnp.nan), (STAGE,), to="varying")
-
-
-def multiplied(stages: int, microbatches: int) -> export.Exported:
-    """The last stage's output by a product with zeros and ones: garbage is needed, if it is NaN."""
-
-    def local(weights: Array, inputs: Array) -> Array:
-        computed = _scan(weights[0], inputs, stages, microbatches + stages - 1)
-        last = (lax.axis_index(STAGE) == stages - 1).astype(computed.dtype)
-        return lax.psum(last * computed[stages - 1 :], STAGE)
-
-    return _exported(local, stages, microbatches, P())
+    return varying(jnp.full_like(inputs[0], jnp.nan))
 
 
 def chosen_by_data(stages: int, microbatches: int) -> export.Exported:
@@ -78,7 +73,7 @@ def chosen_by_data(stages: int, microbatches: int) -> export.Exported:
         def step(arriving: Array, number: Array) -> tuple[Array, Array]:
             taken = jnp.where(inputs[0, 0, 0] > 0, inputs[number % microbatches], arriving)
             computed = jnp.tanh(taken @ weights[0])
-            return lax.ppermute(computed, STAGE, chain(stages)), computed
+            return lax.ppermute(computed, STAGE, ring(stages, closed=False)), computed
 
         steps = jnp.arange(microbatches + stages - 1)
         computed = lax.scan(step, garbage(inputs), steps)[1]
@@ -98,8 +93,8 @@ def ring_attention(stages: int) -> export.Exported:
                 total + queries[0] @ block.T @ block,
             ), None
 
-        first = lax.pcast(jnp.zeros((WIDTH, WIDTH)), (STAGE,), to="varying")
-        block = lax.pcast(keys[0], (STAGE,), to="varying")
+        first = varying(jnp.zeros((WIDTH, WIDTH)))
+        block = varying(keys[0])
         return lax.scan(step, (block, first), jnp.arange(stages))[0][1]
 
     return _exported(local, stages, 2, P(STAGE))
@@ -112,30 +107,10 @@ def until_small(stages: int) -> export.Exported:
         def far(block: Array) -> Array:
             return lax.psum(jnp.square(block).sum(), STAGE) > 1.0
 
-        block = lax.pcast(inputs[0], (STAGE,), to="varying")
+        block = varying(inputs[0])
         return lax.while_loop(far, lambda b: 0.5 * lax.ppermute(b, STAGE, ring(stages)), block)
 
     return _exported(local, stages, 2, P(STAGE))
-
-
-def beside_data(stages: int, microbatches: int) -> export.Exported:
-    """GPipe along one axis of a mesh, the other one, `data`, left to the partitioner."""
-    steps = microbatches + stages - 1
-
-    def local(weights: Array, inputs: Array) -> Array:
-        computed = _scan(weights[0], inputs, stages, steps)[stages - 1 :]
-        last = lax.axis_index(STAGE) == stages - 1
-        return lax.psum(jnp.where(last, computed, 0), STAGE)
-
-    mapped = jax.shard_map(
-        local,
-        mesh=mesh(stage=stages, data=2),
-        in_specs=(P(STAGE), P()),
-        out_specs=P(),
-        axis_names={STAGE},
-        check_vma=False,
-    )
-    return _export(mapped, stages, microbatches)
 
 
 def circular(
@@ -171,9 +146,9 @@ def circular(
             waiting = lax.dynamic_update_index_in_dim(waiting, value, place, 0)
             return outputs, waiting, computed
 
-        buffer = lax.pcast(jnp.full_like(inputs, jnp.nan), (STAGE,), to="varying")
+        buffer = varying(jnp.full_like(inputs, jnp.nan))
         outputs = lax.fori_loop(0, steps, step, (buffer, buffer, garbage(inputs)))[0]
-        return lax.psum(jnp.where(last, outputs, 0), STAGE)
+        return of_last(outputs)
 
     return _exported(local, stages, microbatches, P())
 
@@ -202,11 +177,11 @@ def training(stages: int, microbatches: int, form: str = "plain") -> export.Expo
             else:
                 block = jnp.where(valid, block, 0) if form == "masked" else block
                 computed = work(block, weights[0])
-            return lax.ppermute(computed, STAGE, chain(stages)), computed
+            return lax.ppermute(computed, STAGE, ring(stages, closed=False)), computed
 
-        first = lax.pcast(jnp.zeros_like(inputs[0]), (STAGE,), to="varying")
+        first = varying(jnp.zeros_like(inputs[0]))
         computed = lax.scan(step, first, jnp.arange(steps))[1][stages - 1 :]
-        return lax.psum(jnp.where(stage == stages - 1, computed, 0), STAGE)
+        return of_last(computed)
 
     mapped = jax.shard_map(local, mesh=mesh(stage=stages), in_specs=(P(STAGE), P()), out_specs=P())
 
@@ -216,22 +191,15 @@ def training(stages: int, microbatches: int, form: str = "plain") -> export.Expo
     return _export(jax.value_and_grad(loss), stages, microbatches)
 
 
-def chain(stages: int) -> list[tuple[int, int]]:
-    """The pairs of a pipeline."""
-    return [(i, i + 1) for i in range(stages - 1)]
-
-
-def ring(stages: int) -> list[tuple[int, int]]:
-    """The pairs of a circular pipeline."""
-    return [(i, (i + 1) % stages) for i in range(stages)]
-
-
-def _exported(local: Callable[..., Any], stages: int, microbatches: int, out: P) -> export.Exported:
+def _exported(
+    local: Callable[..., Any], stages: int, microbatches: int, out: P, data: int = 1
+) -> export.Exported:
     mapped = jax.shard_map(
         local,
-        mesh=mesh(stage=stages),
+        mesh=mesh(stage=stages, **({"data": data} if data > 1 else {})),
         in_specs=(P(STAGE), P()),
         out_specs=out,
+        axis_names={STAGE},
         check_vma=False,
     )
     return _export(mapped, stages, microbatches)

@@ -5,19 +5,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
-from gpipe_programs import Array, Case  # first: sets up the devices
+from gpipe_programs import (  # first: sets up the devices
+    Array,
+    Case,
+    descended,
+    descending,
+    placed,
+    ring,
+)
 
 import jax  # isort: skip
 import jax.numpy as jnp
 import numpy as np
 from jax import export, lax
-from jax.sharding import AxisType, NamedSharding
+from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 LAYERS, WIDTH, HIDDEN, HEADS, BATCH, LENGTH = 4, 8, 16, 2, 8, 4
-RATE = 0.1
 SAMPLES = P("data")
 ROWS, COLUMNS = P(None, "model"), P(None, None, "model")
 MEGATRON: dict[str, P] = {
@@ -89,16 +96,17 @@ def layer(x: Array, w: Weights, form: Form) -> Array:
     return x
 
 
+def _layers(w: Weights, x: Array, form: Form) -> Array:
+    return lax.scan(lambda h, own: (layer(h, own, form), None), x, w)[0]
+
+
 def _loss(w: Weights, x: Array, form: Form) -> Array:
-    return jnp.square(lax.scan(lambda h, own: (layer(h, own, form), None), x, w)[0]).mean()
+    return jnp.square(_layers(w, x, form)).mean()
 
 
 def shard_map_step(form: Form) -> Case:
     """The loss, and the weights after a step of gradient descent, on eight devices of which two
     are left for the stages of a pipeline."""
-
-    def outputs(w: Weights, x: Array) -> Array:
-        return lax.scan(lambda h, own: (layer(h, own, form), None), x, w)[0]
 
     def inside(w: Weights, x: Array) -> Any:
         assert form.joined is not None
@@ -113,8 +121,9 @@ def shard_map_step(form: Form) -> Case:
             total = jax.value_and_grad(_loss)(w, x, form)
         mean = jax.tree.map(lambda each: each / len(parts), total)
         value, gradients = form.joined(*mean)
-        return value, _descended(w, gradients)
+        return value, descended(w, gradients)
 
+    outputs = partial(_layers, form=form)
     return _case(form, outputs if form.joined is None else inside, set(form.axes), (BATCH,))
 
 
@@ -127,8 +136,8 @@ def gpipe_step(form: Form, *, inside: bool) -> Case:
 
         def tick(arriving: Array, t: Array) -> tuple[Array, Array]:
             y = jnp.where(first, x[jnp.minimum(t, MICROBATCHES - 1)], arriving)
-            y = lax.scan(lambda h, own: (layer(h, own, form), None), y, w)[0]
-            return lax.ppermute(y, "stage", [(k, (k + 1) % STAGES) for k in range(STAGES)]), y
+            y = _layers(w, y, form)
+            return lax.ppermute(y, "stage", ring(STAGES)), y
 
         ticks = jnp.arange(MICROBATCHES + STAGES - 1)
         return lax.scan(tick, jnp.zeros_like(x[0]), ticks)[1][STAGES - 1 :]
@@ -148,7 +157,7 @@ def gpipe_step(form: Form, *, inside: bool) -> Case:
         copies = lax.axis_size("model") if form.tensor else 1
         gradients = jax.tree.map(lambda g: g / copies, gradients)
         value, gradients = (form.joined or mean_over("data"))(lax.psum(value, "stage"), gradients)
-        return value, _descended(w, gradients)
+        return value, descended(w, gradients)
 
     sizes = (MICROBATCHES, BATCH // MICROBATCHES)
     return _case(form, local_step if inside else outputs, set(_AXES), sizes, returns_step=inside)
@@ -160,10 +169,6 @@ _AXES = ("data", "model", "stage")
 def mean_over(axes: str | tuple[str, ...]) -> Callable[[Array, Weights], tuple[Array, Weights]]:
     """Loss and gradients are means over the devices of some axes."""
     return lambda value, gradients: lax.pmean((value, gradients), axes)
-
-
-def _descended(w: Weights, gradients: Weights) -> Weights:
-    return jax.tree.map(lambda own, gradient: own - RATE * gradient, w, gradients)
 
 
 def _case(
@@ -195,19 +200,8 @@ def _case(
         check_vma=form.checks,
     )
 
-    def step(w: Weights, x: Array) -> Any:
-        value, gradients = jax.value_and_grad(lambda w: jnp.square(mapped(w, x)).mean())(w)
-        return value, _descended(w, gradients)
-
-    def plain(w: Weights, x: Array) -> Any:
-        whole = x.reshape(-1, LENGTH, WIDTH)
-        value, gradients = jax.value_and_grad(_loss)(w, whole, Form())
-        return value, _descended(w, gradients)
-
-    def kind(value: Array, spec: P) -> jax.ShapeDtypeStruct:
-        sharding = NamedSharding(mesh, spec)
-        return jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=sharding)
-
-    kinds = {name: kind(own, specs[name]) for name, own in w.items()}, kind(x, form.batch)
+    step = descending(lambda w, x: jnp.square(mapped(w, x)).mean())
+    plain = descending(lambda w, x: _loss(w, x.reshape(-1, LENGTH, WIDTH), Form()))
+    kinds = placed((w, x), mesh, (specs, form.batch))
     made = export.export(jax.jit(mapped if steps else step))(*kinds)
     return Case(made, plain, (w, x))

@@ -119,7 +119,7 @@ def test_windows_of_a_pipeline(stages: int, microbatches: int, output: str) -> N
 
 def test_windows_beside_a_free_axis() -> None:
     """Pairs count devices of the whole mesh, two of which share a stage."""
-    exported = programs.beside_data(4, 5)
+    exported = programs.forward(4, 5, data=2)
     (found,) = of(exported)
     expected = {
         (2 * s + data, 2 * s + 2 + data): [(s, s + 4)] for s in range(3) for data in range(2)
@@ -190,7 +190,7 @@ def test_garbage_times_zero_is_needed() -> None:
     """A gradient of zeros times NaN is NaN: so unmasked stages need all they work on."""
     forward, _ = of(programs.training(4, 6))
     assert forward == {(s, s + 1): [(0, 7)] for s in range(3)}
-    masked = of(programs.multiplied(4, 6))[0]
+    masked = of(programs.forward(4, 6, output="product"))[0]
     assert masked == {(s, s + 1): [(s, 7)] for s in range(3)}
 
 

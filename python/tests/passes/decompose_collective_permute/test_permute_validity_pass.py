@@ -40,7 +40,7 @@ def program(name: str) -> Exported:
         "training": lambda: programs.training(4, 3, "guarded"),
         "training-plain": lambda: programs.training(4, 3),
         "ring-attention": lambda: programs.ring_attention(4),
-        "beside-data": lambda: programs.beside_data(4, 3),
+        "beside-data": lambda: programs.forward(4, 3, data=2),
     }[name]()
 
 
@@ -126,7 +126,7 @@ def test_two_platforms() -> None:
         def step(arriving: jnp.ndarray, number: jnp.ndarray) -> tuple[jnp.ndarray, jnp.ndarray]:
             fed = inputs[jnp.minimum(number, 1)]
             computed = jnp.tanh(jnp.where(stage == 0, fed, arriving) @ weights[0])
-            return lax.ppermute(computed, "stage", programs.chain(4)), computed
+            return lax.ppermute(computed, "stage", programs.ring(4, closed=False)), computed
 
         first = lax.pcast(jnp.full_like(inputs[0], jnp.nan), ("stage",), to="varying")
         computed = lax.scan(step, first, jnp.arange(5))[1][3:]

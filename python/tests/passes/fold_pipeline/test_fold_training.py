@@ -21,12 +21,20 @@ from gpipe_programs import (  # first: sets up the devices
     single,
     unrolled,
 )
-from gpipe_variants import AT_ONCE, SLOTS, centred, circular, gathered, rotated, streamed
+from gpipe_variants import (
+    AT_ONCE,
+    SLOTS,
+    centred,
+    circular,
+    gathered,
+    rotated,
+    streamed,
+    trained,
+)
 from kept_values import run
 from shard_map_steps import MEGATRON, Form, gpipe_step
 from soaking import first
 from test_fold_pipeline import folded, loops_of, names_of
-from trained_pipelines import trained
 
 import jax  # isort: skip
 import jax.numpy as jnp
