@@ -1,5 +1,4 @@
-// RUN: stablehlo-tools opt %s -p 'pipeline-collectives{direction=sink}' -o %t.after.mlir
-// RUN: filecheck %s --check-prefix=SUNK --input-file %t.after.mlir
+// RUN: stablehlo-tools opt %s -p 'pipeline-collectives{direction=sink}' | tee %t.after.mlir | filecheck %s --check-prefix=SUNK
 // RUN: stablehlo-tools verify %s %t.after.mlir --backend interpreter | filecheck %s
 
 // A bitcast between layouts that are the usual ones is a reshape, and nothing that holds it up.

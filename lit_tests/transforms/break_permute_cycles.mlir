@@ -1,5 +1,4 @@
-// RUN: stablehlo-tools opt %s -p break-permute-cycles --split-input-file > %t.once.mlir
-// RUN: filecheck %s --enable-var-scope --input-file %t.once.mlir
+// RUN: stablehlo-tools opt %s -p break-permute-cycles --split-input-file | tee %t.once.mlir | filecheck %s --enable-var-scope
 // RUN: stablehlo-tools opt %s -p 'break-permute-cycles{explain}' --split-input-file 2>&1 >%t.explained.mlir | filecheck %s --check-prefix=EXPLAINED
 // RUN: diff %t.once.mlir %t.explained.mlir
 

@@ -1,5 +1,4 @@
-// RUN: stablehlo-tools opt %s -p 'decompose-collective-permute{form=collective-permute validity}' --split-input-file > %t.permutes.mlir
-// RUN: filecheck %s --enable-var-scope --input-file %t.permutes.mlir
+// RUN: stablehlo-tools opt %s -p 'decompose-collective-permute{form=collective-permute validity}' --split-input-file | tee %t.permutes.mlir | filecheck %s --enable-var-scope
 // RUN: stablehlo-tools opt %s -p 'break-permute-cycles,decompose-collective-permute{validity}' --split-input-file > %t.transfers.mlir
 // RUN: filecheck %s --enable-var-scope --check-prefix=SENDS --input-file %t.transfers.mlir
 // RUN: stablehlo-tools opt %s -p 'decompose-collective-permute{form=collective-permute validity explain}' --split-input-file 2>&1 >%t.explained.mlir | filecheck %s --check-prefix=EXPLAINED

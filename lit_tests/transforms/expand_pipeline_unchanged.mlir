@@ -1,5 +1,4 @@
-// RUN: stablehlo-tools opt %s -p 'expand-pipeline{microbatches=2}' --split-input-file -o %t.once.mlir
-// RUN: filecheck %s --input-file %t.once.mlir
+// RUN: stablehlo-tools opt %s -p 'expand-pipeline{microbatches=2}' --split-input-file | tee %t.once.mlir | filecheck %s
 
 // A program without a loop over layers is refused, not handed back; so is one that is expanded, and
 // no file is written.

@@ -1,5 +1,4 @@
-// RUN: stablehlo-tools opt %s -p thread-tokens > %t.threaded
-// RUN: filecheck %s --enable-var-scope < %t.threaded
+// RUN: stablehlo-tools opt %s -p thread-tokens | tee %t.threaded | filecheck %s --enable-var-scope
 // RUN: stablehlo-tools opt %t.threaded -p thread-tokens | diff -u %t.threaded -
 // RUN: stablehlo-tools opt %s > %t.before
 // RUN: stablehlo-tools opt %t.threaded -p strip-tokens | diff -u %t.before -

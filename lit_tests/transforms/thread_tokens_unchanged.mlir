@@ -10,8 +10,7 @@
 // RUN:   %{inputs}/separator.txt %S/thread_tokens_sdy.mlir \
 // RUN:   %{inputs}/separator.txt %S/thread_tokens_shape_polymorphism.mlir \
 // RUN:   %{inputs}/separator.txt %S/thread_tokens_scope_group.mlir > %t.mlir
-// RUN: stablehlo-tools opt %t.mlir -p thread-tokens --split-input-file > %t.once
-// RUN: filecheck %s --input-file %t.once
+// RUN: stablehlo-tools opt %t.mlir -p thread-tokens --split-input-file | tee %t.once | filecheck %s
 // RUN: stablehlo-tools opt %t.once -p thread-tokens --split-input-file | diff -u %t.once -
 // RUN: stablehlo-tools opt %t.mlir -p 'thread-tokens{form=composite}' --split-input-file > %t.once
 // RUN: stablehlo-tools opt %t.once -p 'thread-tokens{form=composite}' --split-input-file | diff -u %t.once -
