@@ -293,10 +293,6 @@ def _collective(scope: Scope) -> str:
     return scope.collective(scope.value())
 
 
-def _sliced(scope: Scope) -> str:
-    return scope.sliced()
-
-
 def _sent_slice(scope: Scope) -> str:
     return scope.collective(scope.sliced())
 
@@ -388,7 +384,7 @@ _STEPS = (
     _weights,
     _weights,
     _sent_slice,
-    _sliced,
+    Scope.sliced,
     _formatted,
     _arithmetic,
     _dot,

@@ -10,7 +10,7 @@ training step.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from models.model import Model  # first: sets up the devices
@@ -77,7 +77,7 @@ class LayerScanModel(Model):
     """
 
     build: Callable[..., Exported]
-    config: LayerScan = LayerScan()
+    config: LayerScan = field(default_factory=LayerScan)
     loops: str = ""
     refused: str = ""
     waits: str = ""

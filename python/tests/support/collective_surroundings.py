@@ -34,20 +34,10 @@ COLLECTIVES: dict[str, Callable[[Array], Array]] = {
 }
 
 
-def _rounded(x: Array, y: Array) -> Array:
-    return x.astype(jnp.bfloat16).astype(x.dtype)
-
-
-def _in_scan(x: Array, y: Array) -> Array:
-    return lax.scan(
-        lambda c, _: (jnp.tanh(c).astype(x.dtype) + x, None), jnp.zeros_like(x), length=TRIPS
-    )[0]
-
-
 OPERANDS: dict[str, Change] = {
     "plain": lambda x, y: x + y,
     "argument": lambda x, y: x,
-    "cast": _rounded,
+    "cast": lambda x, y: x.astype(jnp.bfloat16).astype(x.dtype),
     "broadcast": lambda x, y: jnp.broadcast_to(x[:1], x.shape),
     "broadcast scalar": lambda x, y: jnp.broadcast_to(x[0, 0], x.shape),
     "constant": lambda x, y: jnp.ones_like(x),
@@ -61,34 +51,18 @@ OPERANDS: dict[str, Change] = {
     "scaled": lambda x, y: x * 2,
     "zero": lambda x, y: x * 0,
     "minus itself": lambda x, y: x - x,
-    "scan": _in_scan,
+    "scan": lambda x, y: lax.scan(
+        lambda c, _: (jnp.tanh(c).astype(x.dtype) + x, None), jnp.zeros_like(x), length=TRIPS
+    )[0],
     "index": lambda x, y: x * lax.axis_index(AXIS).astype(x.dtype),
     "psum": lambda x, y: lax.psum(x, AXIS),
     "psum of constant": lambda x, y: x * lax.psum(jnp.ones((), x.dtype), AXIS),
 }
 
 
-def _overwritten(r: Array, y: Array) -> Array:
-    return r.at[:].set(jnp.resize(y, r.shape))
-
-
-def _written_at_zero(r: Array, y: Array) -> Array:
-    return lax.dynamic_update_slice(r, jnp.resize(y, r.shape), (0, 0))
-
-
 def _own_slice(r: Array, y: Array) -> Array:
     start = lax.axis_index(AXIS) * (r.shape[0] // 2)
     return lax.dynamic_slice_in_dim(r, start, r.shape[0] // 2)
-
-
-def _carried(r: Array, y: Array) -> Array:
-    return lax.scan(lambda c, _: ((c[0], c[1] + c[0]), None), (r, jnp.zeros_like(r)), length=4)[0][
-        1
-    ]
-
-
-def _unused_carry(r: Array, y: Array) -> Array:
-    return lax.scan(lambda c, _: ((c[0] * 2, c[1] + 1), None), (r, y), length=4)[0][1]
 
 
 def _vanishing_carry(r: Array, y: Array) -> Array:
@@ -101,29 +75,9 @@ def _turned_carry(r: Array, y: Array) -> Array:
     return lax.scan(lambda c, _: ((c[1], c[0]), None), first, length=2)[0][1]
 
 
-def _no_trips(r: Array, y: Array) -> Array:
-    return lax.fori_loop(3, 3, lambda _, c: c + r[0, 0], y)
-
-
 def _convolved(r: Array, y: Array) -> Array:
     kernel = jnp.resize(y, (1, 1, 3)).astype(r.dtype)
     return lax.conv_general_dilated(r[:, None, :], kernel, (1,), "SAME")
-
-
-def _dot_zero(r: Array, y: Array) -> Array:
-    return r @ jnp.zeros((r.shape[1], 3), r.dtype)
-
-
-def _one_hot(r: Array, y: Array) -> Array:
-    return r @ jnp.eye(r.shape[1], 3, dtype=r.dtype)
-
-
-def _no_rows(r: Array, y: Array) -> Array:
-    return r[:0].T @ jnp.zeros((0, 3), r.dtype)
-
-
-def _branch(r: Array, y: Array) -> Array:
-    return lax.cond(y[0, 0] > 0, lambda: jnp.sum(r), lambda: jnp.zeros((), r.dtype))
 
 
 RESULTS: dict[str, Change] = {
@@ -146,13 +100,13 @@ RESULTS: dict[str, Change] = {
         r.astype(jnp.bfloat16) @ jnp.resize(y, (r.shape[1], 3)).astype("bfloat16")
     ),
     "dot itself": lambda r, y: r @ r.T,
-    "dot zero": _dot_zero,
-    "dot one-hot": _one_hot,
+    "dot zero": lambda r, y: r @ jnp.zeros((r.shape[1], 3), r.dtype),
+    "dot one-hot": lambda r, y: r @ jnp.eye(r.shape[1], 3, dtype=r.dtype),
     "where none": lambda r, y: jnp.where(jnp.arange(r.shape[1]) < 0, r, 0),
     "where all": lambda r, y: jnp.where(jnp.arange(r.shape[1]) >= 0, r, 0),
     "where equal": lambda r, y: jnp.where(y[0, 0] > 0, r, r),
-    "set": _overwritten,
-    "written": _written_at_zero,
+    "set": lambda r, y: r.at[:].set(jnp.resize(y, r.shape)),
+    "written": lambda r, y: lax.dynamic_update_slice(r, jnp.resize(y, r.shape), (0, 0)),
     "top_k": lambda r, y: lax.top_k(r[:, :1], 1)[1],
     "argmax": lambda r, y: jnp.argmax(r[:, :1], axis=1),
     "own slice": _own_slice,
@@ -160,17 +114,21 @@ RESULTS: dict[str, Change] = {
     "first column": lambda r, y: r[:, :1],
     "gather": lambda r, y: r[jnp.array([0, 1, 0])],
     "strided": lambda r, y: r[:, ::2],
-    "carry": _carried,
-    "unused carry": _unused_carry,
+    "carry": lambda r, y: lax.scan(
+        lambda c, _: ((c[0], c[1] + c[0]), None), (r, jnp.zeros_like(r)), length=4
+    )[0][1],
+    "unused carry": lambda r, y: lax.scan(
+        lambda c, _: ((c[0] * 2, c[1] + 1), None), (r, y), length=4
+    )[0][1],
     "vanishing carry": _vanishing_carry,
     "turned carry": _turned_carry,
-    "no trips": _no_trips,
+    "no trips": lambda r, y: lax.fori_loop(3, 3, lambda _, c: c + r[0, 0], y),
     "norm": lambda r, y: jnp.sqrt(jnp.sum(r * r)),
     "sum": lambda r, y: jnp.sum(r),
     "row sums": lambda r, y: jnp.sum(r, 0),
     "mean": lambda r, y: jnp.mean(r),
     "sum of none": lambda r, y: jnp.sum(r[:0], 0),
-    "no rows": _no_rows,
+    "no rows": lambda r, y: r[:0].T @ jnp.zeros((0, 3), r.dtype),
     "maximum": lambda r, y: jnp.max(r),
     "at least infinity": lambda r, y: jnp.maximum(r, jnp.inf),
     "clipped": lambda r, y: jnp.clip(r, 0, 0),
@@ -207,7 +165,9 @@ RESULTS: dict[str, Change] = {
     "conv": _convolved,
     "sorted": lambda r, y: jnp.sort(r, axis=1),
     "cumulative": lambda r, y: jnp.cumsum(r, axis=1),
-    "branch": _branch,
+    "branch": lambda r, y: lax.cond(
+        y[0, 0] > 0, lambda: jnp.sum(r), lambda: jnp.zeros((), r.dtype)
+    ),
     "psum": lambda r, y: lax.psum(r, AXIS),
     "psum of tanh": lambda r, y: lax.psum(jnp.tanh(r), AXIS),
     "gathered": lambda r, y: lax.all_gather(r, AXIS, tiled=True),
@@ -231,26 +191,6 @@ _ISSUING = {
     "permuted sum",
     "difference",
 }
-
-
-def _straight(issue: Callable[[Array], Array], x: Array, y: Array) -> Array:
-    return issue(x)
-
-
-def _after_sum(issue: Callable[[Array], Array], x: Array, y: Array) -> Array:
-    return issue(jnp.tanh(lax.psum(jnp.tanh(x), AXIS)))
-
-
-def _of_sum(issue: Callable[[Array], Array], x: Array, y: Array) -> Array:
-    return issue(lax.psum(x, AXIS))
-
-
-def _two(issue: Callable[[Array], Array], x: Array, y: Array) -> Array:
-    return issue(x) + issue(jnp.tanh(y))
-
-
-def _two_apart(issue: Callable[[Array], Array], x: Array, y: Array) -> Array:
-    return jnp.concatenate([issue(x), issue(y) * 2])
 
 
 def _fitted(r: Array, x: Array) -> Array:
@@ -277,11 +217,11 @@ def _last(issue: Callable[[Array], Array], x: Array, y: Array) -> Array:
 
 
 FRAMES: dict[str, Callable[..., Array]] = {
-    "straight": _straight,
-    "after sum": _after_sum,
-    "of sum": _of_sum,
-    "two": _two,
-    "two apart": _two_apart,
+    "straight": lambda issue, x, y: issue(x),
+    "after sum": lambda issue, x, y: issue(jnp.tanh(lax.psum(jnp.tanh(x), AXIS))),
+    "of sum": lambda issue, x, y: issue(lax.psum(x, AXIS)),
+    "two": lambda issue, x, y: issue(x) + issue(jnp.tanh(y)),
+    "two apart": lambda issue, x, y: jnp.concatenate([issue(x), issue(y) * 2]),
     "scan": _looped(lambda x, y: x, lambda c, y: jnp.tanh(c) + y),
     "scan constant": _looped(lambda x, y: jnp.ones_like(x), lambda c, y: jnp.tanh(c) + y),
     "scan invariant": _looped(lambda x, y: x, lambda c, y: y),

@@ -10,7 +10,6 @@ from stablehlo_tools.report.document import Alive, Document, Event, LoopRow, Pro
 MIB = 2.0**20
 GIB = 2.0**30
 US = 1e3
-MS = 1e6
 
 
 @dataclass

@@ -79,20 +79,8 @@ def values(function: Callable[..., Any], arguments: Sequence[Array]) -> list[Arr
     return [np.asarray(leaf) for leaf in jax.tree.leaves(jax.jit(function)(*arguments))]
 
 
-def _softmax_over_batch(x: Any, w: Any) -> Any:
-    return jax.nn.softmax(x, axis=0) @ w
-
-
-def _batch_norm(x: Any) -> Any:
-    return (x - x.mean(0)) * lax.rsqrt(x.var(0) + 1)
-
-
 def _microbatches(x: Any) -> Any:
     return lax.scan(lambda c, row: (c + row.sum(), row * 2), 0.0, x)
-
-
-def _layers(x: Any, w: Any) -> Any:
-    return lax.scan(lambda h, weights: (h @ weights, h), x, w)
 
 
 def _layers_and_back(x: Any, w: Any) -> Any:
@@ -103,10 +91,6 @@ def _layers_and_back(x: Any, w: Any) -> Any:
     return jax.value_and_grad(loss)(w)
 
 
-def _embedding_gradient(tokens: Any, table: Any) -> Any:
-    return jax.grad(lambda t: (t[tokens] ** 2).sum())(table)
-
-
 def _masked_mean(tokens: Any, x: Any) -> Any:
     mask = (tokens > 0).astype(x.dtype)
     return jax.grad(lambda y: (y * y * mask).sum() / mask.sum())(x)
@@ -115,14 +99,6 @@ def _masked_mean(tokens: Any, x: Any) -> Any:
 def _two_steps(x: Any, w: Any) -> Any:
     w = w + x.T @ (x @ w)
     return x @ w
-
-
-def _until_done(x: Any) -> Any:
-    return lax.while_loop(lambda c: c.sum() < 1000, lambda c: c * c + 1, x)
-
-
-def _own_column(x: Any) -> Any:
-    return jnp.take_along_axis(x, jnp.argmax(x, axis=1)[:, None], axis=1)
 
 
 def _by_number(x: Any) -> Any:
@@ -154,14 +130,6 @@ def _pooled(x: Any) -> Any:
 
 def _written(x: Any, y: Any) -> Any:
     return lax.dynamic_update_slice(x, y, (0, 1))
-
-
-def _branch(x: Any, n: Any) -> Any:
-    return lax.cond(n[0] > 1, lambda x: x * 2, lambda x: x + 1, x)
-
-
-def _noise(x: Any) -> Any:
-    return x + jax.random.normal(jax.random.key(0), x.shape)
 
 
 def _group_norm(x: Any) -> Any:
@@ -201,17 +169,21 @@ INDEPENDENT = (
     Case("top_k", lambda x: lax.top_k(x, 2), ((4, 5),), (0,)),
     Case("cumsum", lambda x: jnp.cumsum(x, axis=1), ((4, 5),), (0,)),
     Case("embedding", lambda t, w: w[t], (("i", 4, 3), (6, 5)), (0, None)),
-    Case("embedding_gradient", _embedding_gradient, (("i", 4, 3), (6, 5)), (0, None)),
-    Case("taken", _own_column, ((4, 5),), (0,)),
+    Case("embedding_gradient", lambda i, table: jax.grad(lambda t: (t[i] ** 2).sum())(table),
+         (("i", 4, 3), (6, 5)), (0, None)),
+    Case("taken", lambda x: jnp.take_along_axis(x, jnp.argmax(x, axis=1)[:, None], axis=1),
+         ((4, 5),), (0,)),
     Case("convolution", _convolved, ((4, 5, 5, 2), (3, 3, 2, 3)), (0, None)),
     Case("convolution_gradient", _conv_gradient, ((4, 5, 5, 2), (3, 3, 2, 3)), (0, None)),
     Case("pooling", _pooled, ((4, 6, 6),), (0,)),
     Case("written", _written, ((4, 5), (4, 2)), (0, 0)),
     Case("written_into_whole", _written, ((4, 5), (4, 2)), (None, 0)),
-    Case("layers", _layers, ((4, 3), (5, 3, 3)), (0, None)),
+    Case("layers", lambda x, w: lax.scan(lambda h, weights: (h @ weights, h), x, w),
+         ((4, 3), (5, 3, 3)), (0, None)),
     Case("layers_and_back", _layers_and_back, ((4, 3), (2, 3, 3)), (0, None)),
-    Case("branch", _branch, ((4, 3), ("i", 1)), (0, None)),
-    Case("noise", _noise, ((4, 3),), (0,)),
+    Case("branch", lambda x, n: lax.cond(n[0] > 1, lambda x: x * 2, lambda x: x + 1, x),
+         ((4, 3), ("i", 1)), (0, None)),
+    Case("noise", lambda x: x + jax.random.normal(jax.random.key(0), x.shape), ((4, 3),), (0,)),
     Case("group_norm", _group_norm, ((4, 6),), (0,)),
     Case("rematerialised", _rematerialised, ((4, 3), (3, 3)), (0, None)),
     Case("masked_mean", _masked_mean, (("i", 4, 3), (4, 3)), (0, 0)),
@@ -221,8 +193,10 @@ INDEPENDENT = (
 )  # fmt: skip
 
 MIXING = (
-    Case("softmax_over_batch", _softmax_over_batch, ((4, 6), (6, 3)), (0, None), "reduce"),
-    Case("batch_norm", _batch_norm, ((4, 6),), (0,), "reduce"),
+    Case("softmax_over_batch", lambda x, w: jax.nn.softmax(x, axis=0) @ w,
+         ((4, 6), (6, 3)), (0, None), "reduce"),
+    Case("batch_norm", lambda x: (x - x.mean(0)) * lax.rsqrt(x.var(0) + 1),
+         ((4, 6),), (0,), "reduce"),
     Case("cumsum_over_batch", lambda x: jnp.cumsum(x, axis=0) + x, ((4, 6),), (0,),
          "reduce_window"),
     Case("sorted_batch", lambda x: jnp.sort(x, axis=0) + x, ((4, 6),), (0,), "sort"),
@@ -239,7 +213,8 @@ MIXING = (
     Case("microbatches", lambda x: _microbatches(x)[1] + x, ((4, 6),), (0,), "dynamic_slice"),
     Case("row_by_number", lambda x: _by_number(x)[:, None] + x, ((4, 6),), (0,), "gather"),
     Case("two_steps", _two_steps, ((4, 6), (6, 3)), (0, None), "dot_general"),
-    Case("until_done", _until_done, ((4, 3),), (0,), "reduce"),
+    Case("until_done", lambda x: lax.while_loop(lambda c: c.sum() < 1000, lambda c: c * c + 1, x),
+         ((4, 3),), (0,), "reduce"),
     Case("transposing_loop", lambda x: lax.fori_loop(0, 3, lambda _, c: c.T + 1, x) + x,
          ((4, 4),), (0,), "while"),
     Case("fft_of_batch", lambda x: jnp.fft.fft(x.T).real.T + x, ((4, 6),), (0,), "fft"),
