@@ -12,7 +12,8 @@ from rank_units import Change, exchange_operands
 
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import ADD, BARRIER
-from stablehlo_tools.ir.walk import functions_by_name, terminator
+from stablehlo_tools.ir.views import Function
+from stablehlo_tools.ir.walk import functions_by_name
 from stablehlo_tools.mpmd.manifest import Manifest
 from stablehlo_tools.mpmd.rank_set import RankSet
 from stablehlo_tools.mpmd.reading import Call, Message, Reading
@@ -70,7 +71,7 @@ def results_exchanged(reading: Reading) -> Iterator[tuple[str, Change]]:
     """Two results of one type in all calls of a function: residuals, gradients, sums."""
     functions = functions_by_name(reading.module)
     for name in _by_function(reading):
-        returned = terminator(functions[name].regions[0].blocks[0]).operands
+        returned = Function(functions[name]).yields
         for at, to in combinations(range(len(returned)), 2):
             if returned[at].type != returned[to].type or returned[at] == returned[to]:
                 continue
@@ -87,13 +88,13 @@ def arguments_exchanged(reading: Reading) -> Iterator[tuple[str, Change]]:
     """Two arguments of one type inside of a function that `main` calls."""
     functions = functions_by_name(reading.module)
     for name in _by_function(reading):
-        arguments = list(functions[name].regions[0].blocks[0].arguments)
+        arguments = list(Function(functions[name]).body.arguments)
         for at, to in combinations(range(len(arguments)), 2):
             if arguments[at].type != arguments[to].type:
                 continue
 
             def change(copy: Reading, name: str = name, at: int = at, to: int = to) -> bool:
-                block = functions_by_name(copy.module)[name].regions[0].blocks[0]
+                block = Function(functions_by_name(copy.module)[name]).body
                 _exchange_uses(block.arguments[at], block.arguments[to])
                 return True
 
@@ -125,7 +126,7 @@ def is_neutral(ranks: RankSet, said: str) -> bool:
     if found is None:
         return False
     function = functions_by_name(ranks.programs[int(found[1])].module)[found[4]]
-    arguments = function.regions[0].blocks[0].arguments
+    arguments = Function(function).body.arguments
     one, other = (_sums_with(arguments[int(found[k])]) for k in (2, 3))
     return bool(one & other)
 

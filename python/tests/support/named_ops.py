@@ -15,6 +15,7 @@ from stablehlo_tools.analysis.collectives import Collective, ModuleFacts, find_c
 from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.ir.views import Function
 from stablehlo_tools.ir.walk import ops_where
 
 _KEPT: list[ir.Module] = []  # an op or a value that a test holds does not keep its module alive
@@ -36,7 +37,7 @@ class NamedOps:
 
     def arguments(self, function: int = 0) -> list[ir.Value]:
         """The arguments of one of the module's functions."""
-        return list(self.functions[function].regions[0].blocks[0].arguments)
+        return list(Function(self.functions[function]).body.arguments)
 
     @property
     def functions(self) -> list[ir.Operation]:
@@ -47,7 +48,7 @@ class NamedOps:
     @property
     def block(self) -> ir.Block:
         """The body of the first function."""
-        return self.functions[0].regions[0].blocks[0]
+        return Function(self.functions[0]).body
 
     @property
     def collectives(self) -> list[Collective]:

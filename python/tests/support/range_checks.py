@@ -14,6 +14,7 @@ from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.inline import inline_all_calls
 from stablehlo_tools.ir.values import producer
+from stablehlo_tools.ir.views import Function
 from stablehlo_tools.ir.walk import entry_function, functions_by_name
 
 ALONE = {"stage": 1, "data": 1, "model": 1}
@@ -40,7 +41,7 @@ def restacked(exported: Exported) -> list[str]:
     """Where the rows that a loop has written are put together, or cut, before a loop reads them."""
     module = artifact.from_exported(exported).module
     inline_all_calls(module)
-    block = entry_function(module).regions[0].blocks[0]
+    block = Function(entry_function(module)).body
     found: list[str] = []
     for loop in layer_loops(block, Effects(functions_by_name(module))):
         for carry in loop.reads:
@@ -56,7 +57,7 @@ def carried_shapes(exported: Exported) -> list[list[tuple[int, ...]]]:
     """The shapes of what each outermost loop carries, in the order of the text."""
     module = artifact.from_exported(exported).module
     inline_all_calls(module)
-    block = entry_function(module).regions[0].blocks[0]
+    block = Function(entry_function(module)).body
     loops = [view.operation for view in block.operations if view.operation.name == _WHILE]
     return [
         [tuple(ir.RankedTensorType(result.type).shape) for result in loop.results] for loop in loops

@@ -36,6 +36,7 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.dimension_numbers import conv_numbers
 from stablehlo_tools.dialect.factors import Along, Factor, FactorRole, OpDimensions
 from stablehlo_tools.dialect.reducers import reducer_kind
+from stablehlo_tools.ir.views import Combining
 
 Treatment = Literal["passed through", "reduced", "whole"]
 Dim = tuple[int, int]  # a tensor's number, operands first and then results, and its dimension
@@ -97,7 +98,7 @@ def shardys(rule: ShardingRule) -> set[Shared]:
 def as_shardy(op: ir.Operation, relation: OpDimensions) -> set[Shared]:
     """The factors of an op's relation, with the differences above."""
     shared = set(_Translation(op, relation).factors())
-    if op.name == "stablehlo.scatter" and reducer_kind(op.regions[0].blocks[0]) is None:
+    if op.name == "stablehlo.scatter" and reducer_kind(Combining(op).combiner) is None:
         return {replace(f, treatment="whole") if f.treatment == "reduced" else f for f in shared}
     return shared
 

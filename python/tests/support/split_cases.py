@@ -22,6 +22,7 @@ from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling
 from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.inline import inline_all_calls
+from stablehlo_tools.ir.views import Function
 from stablehlo_tools.ir.walk import entry_function
 from stablehlo_tools.transforms.parts.all_parts import AllPartsWriter
 
@@ -66,7 +67,7 @@ def split(
     module = program.module
     with module.context, ir.Location.unknown():
         inline_all_calls(module)
-        graph = Graph.of(entry_function(module).regions[0].blocks[0])
+        graph = Graph.of(Function(entry_function(module)).body)
         numbers = graph.root.arguments
         dims = propagate(graph, {numbers[at]: layout for at, layout in seeds.items()}, parts)
         AllPartsWriter(dims, Channels(module)).run()
