@@ -3,26 +3,22 @@
 The soak tests (`make soak`) run the same checks on many more programs.
 """
 
-import json
-import os
-import subprocess
-import sys
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
+from compile_targets import searched
 from hypothesis import given, settings
 from random_order import PIPELINES
 from random_programs import DEVICES, SLOW, programs
-from tree import SOAK
 
 from stablehlo_tools import bindings
 from stablehlo_tools.api import transforming
 from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.passes.pipeline import Pipeline
-from stablehlo_tools.targets.topologies import Target, missing_package
+from stablehlo_tools.targets.topologies import Target
 
 
 def after(program: Artifact, pipeline: str) -> Artifact:
@@ -97,7 +93,7 @@ def test_values(source: str):
 
 @pytest.mark.parametrize("target", list(Target), ids=lambda target: target.value)
 def test_order(target: Target):
-    assert _tried(target, 2, 0)["programs"] == 2
+    assert searched("random_order.py", target, 2, 0)["programs"] == 2
 
 
 @pytest.mark.soak
@@ -117,20 +113,4 @@ def test_values_soak(source: str):
 @pytest.mark.soak
 @pytest.mark.parametrize("target", list(Target), ids=lambda target: target.value)
 def test_order_soak(target: Target):
-    assert _tried(target, 300, 1)["programs"] == 300
-
-
-def _tried(target: Target, count: int, seed: int) -> dict[str, Any]:
-    """Runs `random_order.py` in a process of its own: a compiler may end it."""
-    if (package := missing_package(target)) is not None:
-        pytest.skip(f"{target.value} needs {package}, of the extra `aot`")
-    command = [
-        sys.executable,
-        str(SOAK / "random_order.py"),
-        target.value,
-        str(count),
-        str(seed),
-    ]
-    result = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ)
-    assert result.returncode == 0, result.stderr[-3000:]
-    return json.loads(result.stdout)
+    assert searched("random_order.py", target, 300, 1)["programs"] == 300
