@@ -52,8 +52,7 @@ class ElementBuilder(Builder):
 
     def overwrite(self, scope: Scope, value: Value) -> Value:
         """`x.at[a:b].set(y)`, all of it or a part, at a place that is known or not."""
-        pair = [value, self.whole(scope, value)]
-        self.rng.shuffle(pair)
+        pair = self.shuffled(value, self.whole(scope, value))
         size = self.rng.choice((8, 8, 8, 4, 7))
         part, inner = pair[1].name, kind(value.element, size)
         if size < 8:
@@ -62,15 +61,14 @@ class ElementBuilder(Builder):
             index = self.row(scope, [self.rng.choice((0, 0, 0, 1, 4, -1, 9))])
         else:
             start = self.start(scope, value)
-            index = self.raw(scope, f"stablehlo.reshape {start} : (tensor<i32>) -> tensor<1xi32>")
+            index = self.reshape(scope, start, "tensor<i32>", "tensor<1xi32>")
         return self.scattered(
             scope, value, (pair[0].name, index, part), "tensor<1xi32>", inner, "[0]"
         )
 
     def combine(self, scope: Scope, value: Value) -> Value:
         """A scatter of single elements, all of them or half, at constant places or others."""
-        pair = [value, self.whole(scope, value)]
-        self.rng.shuffle(pair)
+        pair = self.shuffled(value, self.whole(scope, value))
         count = self.rng.choice((8, 8, 4))
         places = self.rng.choice(
             (list(range(count)), list(range(count))[::-1], [7 - 2 * (i % 4) for i in range(count)])
@@ -78,9 +76,7 @@ class ElementBuilder(Builder):
         index = self.row(scope, places)
         if count == 8 and self.rng.random() < 0.3:
             index = self.as_element(scope, self.rng.choice(scope.values), _I).name
-        rows = self.raw(
-            scope, f"stablehlo.reshape {index} : (tensor<{count}xi32>) -> tensor<{count}x1xi32>"
-        )
+        rows = self.reshape(scope, index, f"tensor<{count}xi32>", f"tensor<{count}x1xi32>")
         part, inner = pair[1].name, kind(value.element, count)
         if count < 8:
             part = self.raw(
@@ -131,20 +127,19 @@ class ElementBuilder(Builder):
             rows = self.rng.choice((2, 4))
             square = f"tensor<{rows}x{size // rows}x{element}>"
             turned = f"tensor<{size // rows}x{rows}x{element}>"
-            name = self.raw(scope, f"stablehlo.reshape {name} : ({flat}) -> {square}")
+            name = self.reshape(scope, name, flat, square)
             if self.rng.random() < 0.3:
                 side = self.rng.choice((0, 1))
                 name = self.raw(scope, f"stablehlo.reverse {name}, dims = [{side}] : {square}")
             name = self.raw(
                 scope, f"stablehlo.transpose {name}, dims = [1, 0] : ({square}) -> {turned}"
             )
-            name = self.raw(scope, f"stablehlo.reshape {name} : ({turned}) -> {flat}")
+            name = self.reshape(scope, name, turned, flat)
         return name
 
     def taken_apart(self, scope: Scope, value: Value) -> Value:
         """A part of what is put together of two, in another order."""
-        pair = [value, self.other(scope, value)]
-        self.rng.shuffle(pair)
+        pair = self.pair(scope, value)
         wide = kind(value.element, 16)
         joined = self.raw(
             scope,
@@ -202,8 +197,7 @@ class ElementBuilder(Builder):
             f"stablehlo.compare {direction}, {places}, {limit} : "
             "(tensor<8xi32>, tensor<8xi32>) -> tensor<8xi1>",
         )
-        pair = [value, self.other(scope, value)]
-        self.rng.shuffle(pair)
+        pair = self.pair(scope, value)
         made = self.emit(
             scope,
             value.element,
@@ -225,8 +219,7 @@ class ElementBuilder(Builder):
     def parts_of_complex(self, scope: Scope, value: Value) -> Value:
         """One part of a complex number that was moved about."""
         inner = self.as_element(scope, value, _F)
-        pair = [inner, self.other(scope, inner)]
-        self.rng.shuffle(pair)
+        pair = self.pair(scope, inner)
         wide = "tensor<8xcomplex<f32>>"
         made = self.raw(scope, f"stablehlo.complex {pair[0].name}, {pair[1].name} : {wide}")
         chance = self.rng.random()
@@ -251,7 +244,7 @@ class ElementBuilder(Builder):
         )
         first = self.rng.choice((0, 8, 4, 100))
         table = self.row(scope, [first + i for i in range(8)])
-        rows = self.raw(scope, f"stablehlo.reshape {table} : (tensor<8xi32>) -> tensor<8x1xi32>")
+        rows = self.reshape(scope, table, "tensor<8xi32>", "tensor<8x1xi32>")
         return self.emit(
             scope,
             value.element,
@@ -327,7 +320,7 @@ class ElementBuilder(Builder):
         one = f"tensor<1x8x{element}>"
         made: list[str] = []
         for part in (value, other):
-            made.append(self.raw(scope, f"stablehlo.reshape {part.name} : ({value.kind}) -> {one}"))
+            made.append(self.reshape(scope, part.name, value.kind, one))
         if self.rng.random() < 0.4:
             joined, source = made[0], one
         else:
@@ -418,7 +411,7 @@ class ElementBuilder(Builder):
             f"stablehlo.slice {split} [0:8, {start}:{start + 1}] : "
             "(tensor<8x4xi8>) -> tensor<8x1xi8>",
         )
-        row = self.raw(scope, f"stablehlo.reshape {taken} : (tensor<8x1xi8>) -> tensor<8xi8>")
+        row = self.reshape(scope, taken, "tensor<8x1xi8>", "tensor<8xi8>")
         return self.emit(scope, _I, f"stablehlo.convert {row} : (tensor<8xi8>) -> {inner.kind}")
 
     def nested_select(self, scope: Scope, value: Value) -> Value:
@@ -431,11 +424,8 @@ class ElementBuilder(Builder):
         is_square = self.rng.random() < 0.5
         if is_square:
             inner_kind, flags = f"tensor<2x4x{value.element}>", "tensor<2x4xi1>"
-            again = self.raw(scope, f"stablehlo.reshape {again} : (tensor<8xi1>) -> {flags}")
-            names = [
-                self.raw(scope, f"stablehlo.reshape {name} : ({value.kind}) -> {inner_kind}")
-                for name in names
-            ]
+            again = self.reshape(scope, again, "tensor<8xi1>", flags)
+            names = [self.reshape(scope, name, value.kind, inner_kind) for name in names]
         if self.rng.random() < 0.3:
             again = self.raw(scope, f"stablehlo.not {again} : {flags}")
         made = self.raw(
@@ -444,7 +434,7 @@ class ElementBuilder(Builder):
         if self.rng.random() < 0.3:
             made = self.raw(scope, f"stablehlo.negate {made} : {inner_kind}")
         if is_square:
-            made = self.raw(scope, f"stablehlo.reshape {made} : ({inner_kind}) -> {value.kind}")
+            made = self.reshape(scope, made, inner_kind, value.kind)
         sides = [made, last.name]
         self.rng.shuffle(sides)
         return self.emit(
@@ -520,10 +510,7 @@ class ElementBuilder(Builder):
         """A product with what is partly constant, of which a part is taken."""
         other = self.other(scope, value)
         square = f"tensor<2x4x{value.element}>"
-        names = [
-            self.raw(scope, f"stablehlo.reshape {part.name} : ({value.kind}) -> {square}")
-            for part in (value, other)
-        ]
+        names = [self.reshape(scope, part.name, value.kind, square) for part in (value, other)]
         self.rng.shuffle(names)
         result = f"tensor<2x2x{value.element}>"
         made = self.raw(

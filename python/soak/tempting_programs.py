@@ -135,6 +135,20 @@ class Builder:
             return self.constant(scope, value.element)
         return self.as_element(scope, self.rng.choice(scope.values), value.element)
 
+    def pair(self, scope: Scope, value: Value) -> list[Value]:
+        """The value and a second operand, in either order."""
+        return self.shuffled(value, self.other(scope, value))
+
+    def shuffled(self, *values: Value) -> list[Value]:
+        """The values in any order."""
+        listed = list(values)
+        self.rng.shuffle(listed)
+        return listed
+
+    def reshape(self, scope: Scope, name: str, source: str, target: str) -> str:
+        """A value of one type as one of another."""
+        return self.raw(scope, f"stablehlo.reshape {name} : ({source}) -> {target}")
+
     def predicate(self, scope: Scope, value: Value) -> str:
         """Eight booleans."""
         chance = self.rng.random()
@@ -163,8 +177,7 @@ class Builder:
     def binary(self, scope: Scope, value: Value) -> Value:
         """Two operands, in either order."""
         name = self.rng.choice(_BINARY[value.element])
-        pair = [value, self.other(scope, value)]
-        self.rng.shuffle(pair)
+        pair = self.pair(scope, value)
         return self.emit(
             scope,
             value.element,
@@ -173,8 +186,7 @@ class Builder:
 
     def select(self, scope: Scope, value: Value) -> Value:
         """A select between the value and another."""
-        pair = [value, self.other(scope, value)]
-        self.rng.shuffle(pair)
+        pair = self.pair(scope, value)
         chosen = self.predicate(scope, value)
         return self.emit(
             scope,
@@ -215,8 +227,7 @@ class Builder:
 
     def concatenate(self, scope: Scope, value: Value) -> Value:
         """A slice of a concatenation."""
-        pair = [value, self.other(scope, value)]
-        self.rng.shuffle(pair)
+        pair = self.pair(scope, value)
         wide = kind(value.element, 16)
         joined = self.raw(
             scope,
@@ -285,8 +296,7 @@ class Builder:
 
     def update(self, scope: Scope, value: Value) -> Value:
         """A dynamic_update_slice."""
-        pair = [value, self.other(scope, value)]
-        self.rng.shuffle(pair)
+        pair = self.pair(scope, value)
         start = self.start(scope, value)
         size = self.rng.choice((4, 8))
         part, inner = pair[1].name, value.kind
@@ -349,9 +359,7 @@ class Builder:
             index = self.constant(scope, _I)
         else:
             index = self.as_element(scope, self.rng.choice(scope.values), _I)
-        rows = self.raw(
-            scope, f"stablehlo.reshape {index.name} : (tensor<8xi32>) -> tensor<8x1xi32>"
-        )
+        rows = self.reshape(scope, index.name, "tensor<8xi32>", "tensor<8x1xi32>")
         return self.emit(
             scope,
             picked.element,
@@ -362,14 +370,11 @@ class Builder:
 
     def scatter(self, scope: Scope, value: Value) -> Value:
         """A scatter that adds or overwrites."""
-        pair = [value, self.other(scope, value)]
-        self.rng.shuffle(pair)
+        pair = self.pair(scope, value)
         index = self.constant(scope, _I)
         if self.rng.random() < 0.3:
             index = self.as_element(scope, self.rng.choice(scope.values), _I)
-        rows = self.raw(
-            scope, f"stablehlo.reshape {index.name} : (tensor<8xi32>) -> tensor<8x1xi32>"
-        )
+        rows = self.reshape(scope, index.name, "tensor<8xi32>", "tensor<8x1xi32>")
         element = value.element
         combined = f"%c = stablehlo.add %l, %r : tensor<{element}>\nstablehlo.return %c"
         overwritten = self.rng.choice(("stablehlo.return %r", "stablehlo.return %l"))
@@ -391,9 +396,7 @@ class Builder:
             return self.emit(
                 scope, element, f"stablehlo.reverse {value.name}, dims = [0] : {value.kind}"
             )
-        square = self.raw(
-            scope, f"stablehlo.reshape {value.name} : ({value.kind}) -> tensor<2x4x{element}>"
-        )
+        square = self.reshape(scope, value.name, value.kind, f"tensor<2x4x{element}>")
         turned = self.raw(
             scope,
             f"stablehlo.transpose {square}, dims = [1, 0] : "
@@ -428,8 +431,7 @@ class Builder:
             return self.emit(
                 scope, _F, f"stablehlo.{part} {inner.name} : ({inner.kind}) -> {inner.kind}"
             )
-        pair = [inner, self.other(scope, inner)]
-        self.rng.shuffle(pair)
+        pair = self.pair(scope, inner)
         wide = "tensor<8xcomplex<f32>>"
         made = self.raw(scope, f"stablehlo.complex {pair[0].name}, {pair[1].name} : {wide}")
         if self.rng.random() < 0.3:
