@@ -1,6 +1,8 @@
 """Every program for tests, golden and benchmarks: by name, and by what it does.
 
-programs(scan=True, training=True, bfloat16=False)
+    programs(scan=True, training=True, bfloat16=False)
+
+What a tag means is said by `Model.tags`.
 """
 
 from __future__ import annotations
@@ -107,8 +109,11 @@ SMALL = {model.name: model for model in _MODELS if not model.large}
 def programs(**tags: bool) -> list[Model]:
     """The programs that have each of these tags of `Model.tags`, or lack it if it is False.
 
-    A dash of a tag is written as an underscore: `programs(layer_scan=True)`.
+    A dash of a tag is written as an underscore: `programs(layer_scan=True)`. Raises ValueError for
+    a tag that no program has.
     """
     wanted = {tag.replace("_", "-"): has for tag, has in tags.items()}
     every = (*MODELS.values(), *LAYER_SCANS.values())
+    if unknown := wanted.keys() - frozenset[str]().union(*(p.tags for p in every)):
+        raise ValueError(f"no program has the tag {min(unknown)}")
     return [p for p in every if all((tag in p.tags) is has for tag, has in wanted.items())]

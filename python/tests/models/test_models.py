@@ -118,6 +118,8 @@ def test_programs_are_selected_by_tags():
     assert programs(scan=True, layer_scan=True) == list(LAYER_SCANS.values())
     every = len(MODELS) + len(LAYER_SCANS)
     assert len(programs(training=True)) + len(programs(training=False)) == every
+    with pytest.raises(ValueError, match="no program has the tag scanned"):
+        programs(scanned=True)
 
 
 def test_models_have_unique_names():

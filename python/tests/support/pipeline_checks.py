@@ -1,6 +1,8 @@
 """What tests of pipelines ask of a program besides its values: what is sent, and its loops.
 
-assert not [s for s in collectives_after_partition(after) if s.kind == "all_gather"]
+    assert not [s for s in collectives_after_partition(after) if s.kind == "all_gather"]
+
+`reference` runs a program of the layer scans once in a session.
 """
 
 from __future__ import annotations
