@@ -54,7 +54,8 @@ class Output:
 class Known:
     """What a program computes of these arguments, and what it would without rounding."""
 
-    names: Sequence[str]
+    program: Exported
+    names: Sequence[str]  # of the outputs
     arguments: Sequence[Any]  # pytrees of NumPy arrays
     values: Sequence[Array]
     truth: Sequence[Array]
@@ -76,7 +77,7 @@ class Known:
         if any(is_float(array.dtype) for array in values):
             with jax.enable_x64(True):
                 truth = run(widened(alone or program), jax.tree.map(wide, arguments))
-        return cls(names, arguments, values, truth, _coarsest(program))
+        return cls(program, names, arguments, values, truth, _coarsest(program))
 
     def compared(self, after: Exported) -> list[Output]:
         """Every output of this and of another version of the program."""
