@@ -54,7 +54,7 @@ from typing import ClassVar, Literal
 from stablehlo_tools.analysis.collectives import next_channel
 from stablehlo_tools.analysis.entry import erase_groups_of_one
 from stablehlo_tools.analysis.sharding_import import import_shardings
-from stablehlo_tools.analysis.shardings import Axes, MeshAxes, ValueShardings
+from stablehlo_tools.analysis.shardings import Axes, ValueShardings
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.cost.hardware import load_hardware
 from stablehlo_tools.diagnostics import Diagnostics, ToolError
@@ -62,16 +62,15 @@ from stablehlo_tools.ir.equal_branches import fold_equal_branches
 from stablehlo_tools.ir.inline import inline_all_calls
 from stablehlo_tools.ir.walk import (
     ENTRY,
+    MESH,
     entry_function,
     functions_by_name,
-    main_function,
     symbol_name,
     walk,
 )
 from stablehlo_tools.passes.base import Pass
 from stablehlo_tools.passes.native_passes import NativePasses
 from stablehlo_tools.passes.road import Milestone, Stage
-from stablehlo_tools.transforms.parts.partition.batched_rows import batch_rows
 from stablehlo_tools.transforms.parts.partition.border import (
     Border,
     Signature,
@@ -82,10 +81,15 @@ from stablehlo_tools.transforms.parts.partition.border import (
     sum_everywhere,
     warn_of_uneven,
 )
-from stablehlo_tools.transforms.parts.partition.choosing import choose, warn_of_lost
-from stablehlo_tools.transforms.parts.partition.choosing.explaining import explained
+from stablehlo_tools.transforms.parts.partition.choosing.moves import Moves
 from stablehlo_tools.transforms.parts.partition.choosing.op_times import Machine
-from stablehlo_tools.transforms.parts.partition.choosing.writing import write
+from stablehlo_tools.transforms.parts.partition.choosing.outcome import (
+    explain_moves,
+    warn_of_lost,
+    write_choices,
+)
+from stablehlo_tools.transforms.parts.partition.choosing.problem import Problem
+from stablehlo_tools.transforms.parts.partition.choosing.proposals import improve
 from stablehlo_tools.transforms.parts.partition.dividing import (
     Divider,
     fold_reshards,
@@ -101,9 +105,14 @@ from stablehlo_tools.transforms.parts.partition.op_rules import (
     sums_over_space,
     widen_rules,
 )
-from stablehlo_tools.transforms.parts.partition.plain_moves import plain_moves
+from stablehlo_tools.transforms.parts.partition.plain_forms import (
+    batch_rows,
+    insert_indexed_dims,
+    plain_moves,
+    reduce_from_identities,
+    scans_as_windows,
+)
 from stablehlo_tools.transforms.parts.partition.preparation import (
-    MESH,
     check,
     has_inlined_meshes,
     is_partitioned,
@@ -111,9 +120,6 @@ from stablehlo_tools.transforms.parts.partition.preparation import (
     prepare,
     rename_meshes,
 )
-from stablehlo_tools.transforms.parts.partition.reduce_starts import reduce_from_identities
-from stablehlo_tools.transforms.parts.partition.row_scatters import insert_indexed_dims
-from stablehlo_tools.transforms.parts.partition.scans import scans_as_windows
 
 # Shardy's passes, and why each stands where it does.
 _LIFT_MESHES = "sdy-lift-inlined-meshes"  # first: every sharding names a mesh of the module
@@ -160,11 +166,8 @@ class PartitionPass(Pass):
             main = entry_function(module)
             if not main.regions[0].blocks:
                 raise ToolError("the entry function has no body to partition", main.location)
-            mesh = one_mesh(module, main)
-            if mesh is None:
-                return
-            shardings = ValueShardings(MeshAxes(mesh.mesh), mesh.name)
-            if is_partitioned(main, shardings):
+            shardings = one_mesh(module, main)
+            if shardings is None or is_partitioned(main, shardings):
                 return
             drop_propagation_notes(module)
             signature, unreduced = Signature.of(main), UnreducedBorder.of(main, shardings)
@@ -177,7 +180,7 @@ class PartitionPass(Pass):
             insert_indexed_dims(module)
             batch_rows(module)
             apart = _set_apart(module, main)
-            prepare(module, mesh)
+            prepare(module, shardings)
             restore_global_view(module, shardings, lambda each: native.run(each, _RULES))
             erase_groups_of_one(module)
             check_sums(module, shardings)
@@ -189,21 +192,23 @@ class PartitionPass(Pass):
                 _replace(module, native.run(module, _RULES))
                 widen_rules(module)
             propagated = native.run(module, *_PROPAGATION)
-            even = make_border_even(_main_of(propagated), shardings)
+            even = make_border_even(entry_function(propagated), shardings)
             if even:  # and values inside are divided as those that come in and go out
-                state_border(_main_of(module), even)
+                state_border(entry_function(module), even)
                 propagated = native.run(module, *_PROPAGATION)
-                make_border_even(_main_of(propagated), shardings)
+                make_border_even(entry_function(propagated), shardings)
             drop_barriers(propagated)
-            border = Border.of(_main_of(propagated), shardings, unreduced)
+            border = Border.of(entry_function(propagated), shardings, unreduced)
             left = [parts.axes for parts in unreduced.results]
             shardy = _Shardy(native, shardings, channel, diagnostics, self, left)
             local = self._local(module, propagated, shardy)
         _replace(module, local)
         for op in apart:
             module.body.append(op)
-        unreduced.cross(_main_of(module), shardings, next_channel(module))
-        signature.wrap(_main_of(module), border, [name for name, _ in mesh.mesh.axes])
+        unreduced.cross(entry_function(module), shardings, next_channel(module))
+        signature.wrap(
+            entry_function(module), border, [name for name, _ in shardings.axes.mesh.axes]
+        )
 
     def _local(self, module: ir.Module, propagated: ir.Module, shardy: _Shardy) -> ir.Module:
         """The module that one device runs."""
@@ -240,17 +245,18 @@ class _Shardy:
         hardware = load_hardware(self.options.hardware or _ANY)
         if self.options.choices == "cost":
             machine = Machine.of(hardware, is_any=not self.options.hardware)
-            moves = choose(propagated, self.shardings, self.left, machine)
+            moves = Moves(Problem(entry_function(propagated), self.shardings, self.left), machine)
+            improve(moves)
             if self.options.explain:
-                self.diagnostics.collected += explained(moves)
-            write(moves.problem)
+                self.diagnostics.collected += explain_moves(moves)
+            write_choices(moves.problem)
             warn_of_lost(moves.problem, self.diagnostics)
         divided = self.native.run(propagated, _RESHARDS)
         make_even(divided, self.shardings)
-        Divider(self.shardings, self.diagnostics).run(_main_of(divided))
+        Divider(self.shardings, self.diagnostics).run(entry_function(divided))
         fold_reshards(divided, self.shardings)
         local = self.native.run(divided, _COLLECTIVES)
-        body = _main_of(local).regions[0].blocks[0]
+        body = entry_function(local).regions[0].blocks[0]
         Localizer(body, self.shardings, self.channel, hardware).run()
         return local
 
@@ -259,20 +265,13 @@ def _by_xla(module: ir.Module, propagated: ir.Module, shardings: ValueShardings)
     """XLA's own partitioning of the module, its signature divided as Shardy divides it."""
     from stablehlo_tools.targets.xla_partitioner import partition_with_xla
 
-    main, decided = _main_of(module), _main_of(propagated)
+    main, decided = entry_function(module), entry_function(propagated)
     for name in ("arg_attrs", "res_attrs"):
         if name in decided.attributes:
             main.attributes[name] = decided.attributes[name]
-    mesh = shardings.axes.mesh
-    local = partition_with_xla(module, mesh.size)
+    local = partition_with_xla(module, shardings.axes.mesh.size)
     rename_meshes(local, module)
     return local
-
-
-def _main_of(module: ir.Module) -> ir.Operation:
-    main = main_function(module)
-    assert main is not None, "Shardy keeps the entry function"
-    return main
 
 
 def _set_apart(module: ir.Module, main: ir.Operation) -> list[ir.OpView]:

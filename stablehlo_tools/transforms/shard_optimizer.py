@@ -50,7 +50,7 @@ from stablehlo_tools.analysis.optimizer_state import OptimizerState
 from stablehlo_tools.analysis.partitioner_work import left_to_the_partitioner
 from stablehlo_tools.analysis.replica_groups import AxisRef, mesh_with
 from stablehlo_tools.analysis.sharding_import import import_shardings
-from stablehlo_tools.analysis.shardings import Axes, MeshAxes, ValueShardings
+from stablehlo_tools.analysis.shardings import Axes
 from stablehlo_tools.analysis.tasks.op_work import bytes_of
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import GIB, Diagnostic, Diagnostics, ToolError, note, to_place
@@ -125,10 +125,10 @@ class _Step:
         self._block: ir.Block = self._main.regions[0].blocks[0]
         self._state = OptimizerState(self._block, aliased_results(self._main))
         self._arguments = self._state.arguments
-        mesh = one_mesh(module, self._main)
-        assert mesh is not None, "a partitioner has work to do"
-        self._mesh = mesh.mesh
-        self._shardings = ValueShardings(MeshAxes(mesh.mesh), mesh.name)
+        shardings = one_mesh(module, self._main)
+        assert shardings is not None, "a partitioner has work to do"
+        self._mesh = shardings.axes.mesh
+        self._shardings = shardings
 
     def axis_named(self, name: str) -> str:
         """The axis to divide over."""

@@ -23,8 +23,7 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.cost.hardware import load_hardware
 from stablehlo_tools.diagnostics import Diagnostics
 from stablehlo_tools.transforms import partition
-from stablehlo_tools.transforms.parts.partition import choosing
-from stablehlo_tools.transforms.parts.partition.choosing import explaining
+from stablehlo_tools.transforms.parts.partition.choosing import outcome
 from stablehlo_tools.transforms.parts.partition.choosing.hiding import Hiding
 from stablehlo_tools.transforms.parts.partition.choosing.layouts import Atoms, Choice
 from stablehlo_tools.transforms.parts.partition.choosing.moves import Moves
@@ -59,7 +58,7 @@ def search(
         improve(moves)
         seen.append(look(moves, before))
 
-    monkeypatch.setattr(choosing, "improve", noting)
+    monkeypatch.setattr(partition, "improve", noting)
     partition.PartitionPass().run(artifact.from_exported(program).module, Diagnostics())
     (found,) = seen
     return found
@@ -257,5 +256,5 @@ def test_a_gather_along_two_dimensions_is_two_collectives() -> None:
 def test_a_remedy_without_a_price_costs_nothing() -> None:
     link = Mock()
     link.value.location = ir.Location.unknown(ir.Context())
-    told = explaining._told(explaining._Remedy(link, (), 0.0), Mock(spec=Atoms))
+    told = outcome._told(outcome._Remedy(link, (), 0.0), Mock(spec=Atoms))
     assert told.endswith("removes it at no cost")

@@ -34,7 +34,7 @@ from stablehlo_tools.ir.carriers import append_to_terminator, drop_from_terminat
 from stablehlo_tools.ir.inline import wrap_body
 from stablehlo_tools.ir.values import has_uses, maker_of, producer
 from stablehlo_tools.ir.walk import ops_named, terminator, walk
-from stablehlo_tools.transforms.parts.partition.local_body import DeviceOffsets
+from stablehlo_tools.transforms.parts.partition.moving import Devices
 from stablehlo_tools.transforms.parts.partition.preparation import WITH_SHARDINGS
 
 # Ops that carry each value on as it is.
@@ -83,26 +83,25 @@ class UnreducedBorder:
             return
         block = main.regions[0].blocks[0]
         arguments = list(block.arguments)
-        offsets = DeviceOffsets(block, shardings.axes, main.location)
+        devices = Devices(block, shardings.axes, main.location, channel)
         after_partition = block.operations[1].operation
         for argument, parts in zip(arguments, self.arguments, strict=True):
             if parts.axes:
                 build = Builder(ir.InsertionPoint(after_partition), main.location)
                 reducer = _REDUCERS[parts.reduction]
                 groups = shardings.axes.groups(parts.axes)
-                whole = build.all_reduce(argument, groups, channel, reducer)
-                channel += 1
+                whole = build.all_reduce(argument, groups, devices.next_channel(), reducer)
                 argument.replace_all_uses_except(whole, [maker_of(whole)])
         end = terminator(block)
         build = Builder(ir.InsertionPoint(end), main.location)
         for number, parts in enumerate(self.results):
             if parts.axes and parts.reduction == "sum":
                 whole = end.operands[number]
-                end.operands[number] = _part(build, whole, parts.axes, shardings, offsets)
+                end.operands[number] = _part(build, whole, parts.axes, shardings, devices)
                 maker = producer(whole)
                 if maker is not None and not any(map(has_uses, maker.results)):
                     maker.erase()
-        offsets.finish()
+        devices.finish()
 
 
 def _part(
@@ -110,7 +109,7 @@ def _part(
     value: ir.Value,
     axes: Axes,
     shardings: ValueShardings,
-    offsets: DeviceOffsets,
+    devices: Devices,
 ) -> ir.Value:
     """A device's part of a value that all hold: what was summed, or all of it on the first."""
     maker = producer(value)
@@ -120,7 +119,7 @@ def _part(
         alone = len(list(value.uses)) == 1
         if summed and alone and maker.attributes["replica_groups"] == groups:
             return maker.operands[0]
-    first = offsets.by_position(axes, [1] + [0] * (shardings.axes.size(axes) - 1))
+    first = devices.by_position(axes, [1] + [0] * (shardings.axes.size(axes) - 1))
     holds = build.compare("EQ", first, build.splat(1, [], element_of(first)))
     zeros = build.splat(0, shape_of(value), element_of(value))
     return build.op("select", [holds, value, zeros], value.type)

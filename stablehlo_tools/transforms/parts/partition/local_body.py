@@ -1,8 +1,7 @@
-"""What the body of one device is written with: offsets, collectives, and a view of what is local.
+"""What the body of one device is written with: collectives, and a record of what is local.
 
-`DeviceOffsets` looks up where a device's part begins; `CollectiveWriter` turns Shardy's collectives
-into StableHLO's on parts; `LocalView` is what the rules for single ops (`local_ops`) know of the
-body that is localized.
+`CollectiveWriter` turns Shardy's collectives into StableHLO's on parts; `LocalBody` is what the
+rules for single ops (`local_ops`) know of the body that is localized.
 
 Replica groups are dense lists of partition ids, in the order of the axes: the member at position k
 holds, or receives, part k.
@@ -17,11 +16,17 @@ import math
 import re
 from collections.abc import Sequence
 from itertools import permutations
-from typing import Protocol
 
 from stablehlo_tools.analysis.collectives import element_bits
 from stablehlo_tools.analysis.reducers import captured, own_constants
-from stablehlo_tools.analysis.shardings import Axes, Dims, MeshAxes, ValueShardings, axes_in
+from stablehlo_tools.analysis.shardings import (
+    Axes,
+    Dims,
+    MeshAxes,
+    ValueShardings,
+    axes_in,
+    rank_of,
+)
 from stablehlo_tools.bindings import ChannelHandle, ir
 from stablehlo_tools.cost.collectives import transfer_time
 from stablehlo_tools.cost.hardware import Hardware
@@ -36,65 +41,9 @@ from stablehlo_tools.ir.builder import (
     shape_of,
     write_reducer,
 )
-from stablehlo_tools.ir.values import maker_of, producer
+from stablehlo_tools.ir.values import maker_of, producer, stand_in
 from stablehlo_tools.transforms.parts.partition.halo import Parts, Piece
-from stablehlo_tools.transforms.parts.partition.moving import Moved, resized, write
-
-
-class DeviceOffsets:
-    """Where a device's part of a dimension starts: scalars of i32, made at the top of a body."""
-
-    def __init__(self, body: ir.Block, axes: MeshAxes, location: ir.Location) -> None:
-        self._axes = axes
-        self._location = location
-        build = Builder(ir.InsertionPoint.at_block_begin(body), location)
-        unsigned = ir.IntegerType.get_unsigned(32, location.context)
-        self._partition = build.op("partition_id", [], build.tensor([], unsigned))
-        self._last = maker_of(self._partition)
-        self._made: dict[tuple[Axes, int], ir.Value] = {}
-        self._tables: dict[tuple[Axes, tuple[int, ...]], ir.Value] = {}
-
-    def start(self, axes: Axes, local_size: int) -> ir.Value:
-        """The first element of the device's part, `local_size` elements long, along the axes."""
-        key = (axes, local_size)
-        if key not in self._made:
-            table = [int(position) * local_size for position in self._axes.positions(axes)]
-            self._made[key] = self._lookup(table)
-        return self._made[key]
-
-    def by_position(self, axes: Axes, numbers: Sequence[int]) -> ir.Value:
-        """The number that belongs to the device's position along the axes."""
-        key = (axes, tuple(numbers))
-        if key not in self._tables:
-            table = [numbers[int(position)] for position in self._axes.positions(axes)]
-            self._tables[key] = self._lookup(table)
-        return self._tables[key]
-
-    def zero(self) -> ir.Value:
-        """The constant 0."""
-        key = ((), 0)
-        if key not in self._made:
-            i32 = ir.IntegerType.get_signless(32, self._location.context)
-            self._made[key] = self._kept(self._builder().splat(0, [], i32))
-        return self._made[key]
-
-    def finish(self) -> None:
-        """Takes the partition id out again where no table was looked up."""
-        if not list(self._partition.uses):
-            maker_of(self._partition).erase()
-
-    def _lookup(self, table: list[int]) -> ir.Value:
-        build = self._builder()
-        row = build.dynamic_slice(build.table(table), [self._partition], [1])
-        return self._kept(build.reshape(row, []))
-
-    def _builder(self) -> Builder:
-        return Builder(ir.InsertionPoint.after(self._last), self._location)
-
-    def _kept(self, value: ir.Value) -> ir.Value:
-        self._last = maker_of(value)
-        return value
-
+from stablehlo_tools.transforms.parts.partition.moving import Devices, Moved, resized, write
 
 _LISTS = re.compile(r"\{([^{}]*)\}")
 _EXCHANGES = re.compile(r"\{([^{}]*)\}\s*:\s*(\d+)\s*->\s*(\d+)")
@@ -112,21 +61,13 @@ WRITTEN = ops_with(Trait.RESHARDING) - {
 
 
 class CollectiveWriter:
-    """Writes the collectives of one module, as is quickest on hardware; channel handles count up
-    from `first_channel`."""
+    """Writes the collectives of one module, as is quickest on hardware."""
 
-    def __init__(
-        self,
-        shardings: ValueShardings,
-        offsets: DeviceOffsets,
-        first_channel: int,
-        hardware: Hardware,
-    ) -> None:
+    def __init__(self, shardings: ValueShardings, devices: Devices, hardware: Hardware) -> None:
         self._hardware = hardware
         self._shardings = shardings
         self._axes: MeshAxes = shardings.axes
-        self._offsets = offsets
-        self._channel = first_channel
+        self._devices = devices
 
     def write(self, op: ir.Operation, before: Dims) -> ir.Value:
         """What stands for a Shardy collective; its operand is local already, `before` its
@@ -205,17 +146,9 @@ class CollectiveWriter:
             parts = self._axes.size(axes)
             block = -(-size // (parts * self._axes.size(outer)))
             value = self._held_as(build, value, dim, outer, (size, block * parts))
-            starts.append(self._offsets.start(axes, block) if axes else self._offsets.zero())
+            starts.append(self._devices.start(axes, block) if axes else self._devices.zero())
             sizes.append(block)
         return build.dynamic_slice(value, starts, sizes)
-
-    def by_position(self, axes: Axes, numbers: Sequence[int]) -> ir.Value:
-        """The number that belongs to the device's position along the axes, a scalar of i32."""
-        return self._offsets.by_position(axes, numbers)
-
-    def zero(self) -> ir.Value:
-        """The constant 0 of i32."""
-        return self._offsets.zero()
 
     def _cut_anew(
         self, build: Builder, value: ir.Value, whole: Sequence[int], dims: Dims
@@ -238,7 +171,7 @@ class CollectiveWriter:
         parts = self._axes.size(axes)
         source, target = (Parts.steps(size, length, parts) for length in (held, block))
         moved = Moved((value,), (source,), (Piece(0, 0, 0, size),), target)
-        return write(self, build, moved, dim, axes)
+        return write(self._devices, build, moved, dim, axes)
 
     def _all_to_all(
         self, build: Builder, value: ir.Value, op: ir.Operation, before: Dims
@@ -281,15 +214,7 @@ class CollectiveWriter:
         pairs = sorted(pairs, key=lambda pair: pair[1])
         if all(source == target for source, target in pairs):
             return value
-        return build.permute(value, pairs, self._next_channel())
-
-    def permute(
-        self, build: Builder, value: ir.Value, axes: Axes, pairs: Sequence[tuple[int, int]]
-    ) -> ir.Value:
-        """What each device gets when those at one position along the axes send to another; zeros
-        where none does."""
-        rows = [(group[s], group[t]) for group in self._axes.groups(axes) for s, t in pairs]
-        return build.permute(value, rows, self._next_channel())
+        return build.permute(value, pairs, self._devices.next_channel())
 
     def _blocks(self, dims: Dims) -> list[tuple[int, ...]]:
         """Which part of a value each device holds, as its number along each dimension."""
@@ -299,89 +224,120 @@ class CollectiveWriter:
     def _all_reduce(
         self, build: Builder, value: ir.Value, axes: Axes, op: ir.Operation
     ) -> ir.Value:
-        result = build.all_reduce(value, self._axes.groups(axes), self._next_channel(), None)
+        result = build.all_reduce(
+            value, self._axes.groups(axes), self._devices.next_channel(), None
+        )
         region = maker_of(result).regions[0]
         maker = producer(value)
         if maker is not None and maker.name in ("stablehlo.reduce", "stablehlo.scatter"):
-            copy_reducer(maker, region)
-        else:
-            if ir.IntegerAttr(op.attributes["reduction_op"]).value != _SUM:
-                raise ToolError(f"partition: {op.name} of what no reduce made", op.location)
+            # The region by which the partial results were made.
+            source = maker.clone()
+            body = source.regions[0].blocks[0]
+            own_constants(body, [op for op in captured(body) if "value" in op.attributes])
+            body.append_to(region)
+            source.erase()
+        elif ir.IntegerAttr(op.attributes["reduction_op"]).value == _SUM:
             write_reducer("add", element_of(value), region, op.location)
+        else:
+            raise ToolError(f"partition: {op.name} of what no reduce made", op.location)
         return result
 
     def _groups(self, build: Builder, axes: Axes) -> dict[str, ir.Attribute]:
-        handle = ChannelHandle.get(self._next_channel(), DEVICE_TO_DEVICE, build.context)
+        handle = ChannelHandle.get(self._devices.next_channel(), DEVICE_TO_DEVICE, build.context)
         groups = device_table(self._axes.groups(axes), build.context)
         return {"replica_groups": groups, "channel_handle": handle}
-
-    def _next_channel(self) -> int:
-        self._channel += 1
-        return self._channel - 1
-
-
-def copy_reducer(maker: ir.Operation, region: ir.Region) -> None:
-    """Gives an all_reduce the region by which the partial results were made."""
-    source = maker.clone()
-    body = source.regions[0].blocks[0]
-    own_constants(body, [op for op in captured(body) if "value" in op.attributes])
-    for block in list(source.regions[0].blocks):
-        block.append_to(region)
-    source.erase()
 
 
 def _axis_lists(op: ir.Operation, name: str) -> list[Axes]:
     return [axes_in(text) for text in _LISTS.findall(str(op.attributes[name]))]
 
 
-class LocalView(Protocol):
-    """A body of which all values above the op at hand are one device's parts."""
+class LocalBody:
+    """A body of which all values above the op at hand are one device's parts, divided as
+    `shardings` says; new channel handles start at `channel`."""
 
-    shardings: ValueShardings
-    offsets: DeviceOffsets
-    collectives: CollectiveWriter
+    def __init__(
+        self, body: ir.Block, shardings: ValueShardings, channel: int, hardware: Hardware
+    ) -> None:
+        self.shardings = shardings
+        self.devices = Devices(body, shardings.axes, body.owner.location, channel)
+        self.collectives = CollectiveWriter(shardings, self.devices, hardware)
+        self._body = body
+        self._divided: dict[ir.Value, Dims] = {}
+        self._whole: dict[ir.Value, list[int]] = {}  # shapes, where divided
+        self._moved: dict[ir.Value, tuple[int, Axes, Moved]] = {}
 
     def divided(self, value: ir.Value) -> Dims:
         """How a value, local or about to be, is divided; made by ops already passed."""
-        ...
+        return self._divided.get(value, ((),) * rank_of(value))
 
     def size(self, axes: Axes) -> int:
         """Into how many parts axes divide."""
-        ...
+        return self.shardings.axes.size(axes)
 
     def whole_shape(self, value: ir.Value) -> list[int]:
         """The global shape of a value that is local already."""
-        ...
+        if value in self._whole:
+            return self._whole[value]
+        dims = self.divided(value)
+        return [n * self.size(axes) for n, axes in zip(shape_of(value), dims, strict=True)]
 
     def moved(self, value: ir.Value) -> tuple[int, Axes, Moved] | None:
         """What a local value was put together from along a dimension; None for any other."""
-        ...
+        return self._moved.get(value)
 
     def note_moved(self, value: ir.Value, dim: int, axes: Axes, moved: Moved) -> None:
         """Keeps what a value was put together from, to be dropped where nobody uses it."""
-        ...
+        self._moved[value] = dim, axes, moved
+
+    def localize(self, value: ir.Value) -> None:
+        """Gives a value the type of one device's part."""
+        dims = self.shardings.of(value)
+        self._divided[value] = dims
+        if any(dims):
+            self._whole[value] = shape_of(value)
+            value.set_type(self.part_type(value, dims))
 
     def part_type(self, value: ir.Value, dims: Dims) -> ir.Type:
         """The type of one device's part of a global value."""
-        ...
+        whole = ir.RankedTensorType(value.type)
+        shape = self.shardings.local_shape(whole.shape, dims)
+        return ir.RankedTensorType.get(shape, whole.element_type, loc=self._body.owner.location)
 
     def replace(self, op: ir.Operation, value: ir.Value) -> None:
         """Puts a local value in the place of an op's one result, whose attributes still say how it
         is divided, and erases the op."""
-        ...
-
-    def like(self, new: ir.Value, old: ir.Value) -> None:
-        """Says that a value is a part of a tensor of another one's shape, divided alike."""
-        ...
+        old = op.results[0]
+        self._divided[value] = self.shardings.of(old)
+        if any(self._divided[value]):
+            self._whole[value] = shape_of(old)
+        old.replace_all_uses_with(value)
+        self.erase(op)
 
     def stand_in(self, old: ir.Value, new: ir.Value) -> None:
         """Lets a value made from another one, divided alike, take its place everywhere else."""
-        ...
-
-    def erase(self, op: ir.Operation) -> None:
-        """Erases an op, and what is known of its values."""
-        ...
+        self.like(new, old)
+        stand_in(old, new)
 
     def adopt(self, old: ir.Value, new: ir.Value) -> None:
         """Puts a value in the place of one that is divided alike."""
-        ...
+        self.like(new, old)
+        old.replace_all_uses_with(new)
+
+    def like(self, new: ir.Value, old: ir.Value) -> None:
+        """Says that a value is a part of a tensor of another one's shape, divided alike."""
+        self._divided[new] = self._divided[old]
+        if old in self._whole:
+            self._whole[new] = self._whole[old]
+
+    def erase(self, op: ir.Operation) -> None:
+        """Erases an op, and what is known of its values: others will lie where they lay, and
+        values are told apart by that."""
+        block_arguments = (
+            a for region in op.regions for block in region.blocks for a in block.arguments
+        )
+        for value in (*op.results, *block_arguments):
+            self._divided.pop(value, None)
+            self._whole.pop(value, None)
+            self._moved.pop(value, None)
+        op.erase()

@@ -50,7 +50,7 @@ from stablehlo_tools.ir.values import copy_constant, is_identity_of, is_splat
 from stablehlo_tools.transforms.parts.partition import moved_ops
 from stablehlo_tools.transforms.parts.partition.dividing import all_reduce_of
 from stablehlo_tools.transforms.parts.partition.halo import Parts
-from stablehlo_tools.transforms.parts.partition.local_body import LocalView
+from stablehlo_tools.transforms.parts.partition.local_body import LocalBody
 from stablehlo_tools.transforms.parts.partition.moving import within
 from stablehlo_tools.transforms.parts.partition.needs import REDUCE_WINDOW, SELECT_AND_SCATTER
 from stablehlo_tools.transforms.parts.partition.op_rules import starts_known
@@ -60,7 +60,7 @@ _EXACT = {"f16": 1 << 11, "bf16": 1 << 8, "f32": 1 << 24, "complex<f32>": 1 << 2
 _INDEX_BITS = 32  # at least so many, that any place in a dimension can be told
 
 
-def _gather(local: LocalView, op: ir.Operation) -> None:
+def _gather(local: LocalBody, op: ir.Operation) -> None:
     """Gathers from the device's part of the operand."""
     numbers = gather_numbers(op)
     operand, result = op.operands[0], op.results[0]
@@ -92,7 +92,7 @@ def _gather(local: LocalView, op: ir.Operation) -> None:
         ],
         indices.type,
     )
-    starts = [local.offsets.start(divided[d], shape_of(operand)[d]) if d in masked else None
+    starts = [local.devices.start(divided[d], shape_of(operand)[d]) if d in masked else None
               for d in index_map]  # fmt: skip
     shifted = _shifted(build, clamped, starts, vector_dim)
     limits = [shape_of(operand)[dim] - 1 if dim in masked else last[dim] for dim in index_map]
@@ -112,7 +112,7 @@ def _gather(local: LocalView, op: ir.Operation) -> None:
     local.stand_in(result, chosen)
 
 
-def _scatter(local: LocalView, op: ir.Operation) -> None:
+def _scatter(local: LocalBody, op: ir.Operation) -> None:
     """Scatters into the device's part of the operand."""
     if len(op.results) > 1:
         return
@@ -122,7 +122,7 @@ def _scatter(local: LocalView, op: ir.Operation) -> None:
     index_map = numbers.index_map
     inserted = numbers.inserted
     shifts = [
-        local.offsets.start(divided[dim], shape_of(operand)[dim])
+        local.devices.start(divided[dim], shape_of(operand)[dim])
         if divided[dim] and dim in inserted
         else None
         for dim in index_map
@@ -143,7 +143,7 @@ def _scatter(local: LocalView, op: ir.Operation) -> None:
         op.operands[0] = _on_leader(local, build, op, summed)
 
 
-def _dynamic_update_slice(local: LocalView, op: ir.Operation) -> None:
+def _dynamic_update_slice(local: LocalBody, op: ir.Operation) -> None:
     """Updates the device's part of the operand with a whole update, or a known part of one.
 
     Of what the part has from the nearest place to the start on, as much as the update is long, the
@@ -168,7 +168,7 @@ def _dynamic_update_slice(local: LocalView, op: ir.Operation) -> None:
         part = shape_of(operand)[dim]
         zero, last, end = (build.splat(n, [], element) for n in (0, room[dim], part - taken[dim]))
         clamped = build.op("clamp", [zero, starts[dim], last], last.type)
-        offset = _as(build, local.offsets.start(divided[dim], part), element)
+        offset = build.convert(local.devices.start(divided[dim], part), element)
         begin = build.same("subtract", clamped, offset)
         starts[dim] = build.op("clamp", [zero, begin, end], begin.type)
         shifts[dim] = build.same("subtract", starts[dim], begin)
@@ -223,7 +223,7 @@ def _wide(build: Builder, indices: ir.Value) -> ir.Value:
     """Indices in a type that can tell every place of a dimension."""
     element = element_of(indices)
     if isinstance(element, ir.IntegerType) and element.width < _INDEX_BITS:
-        return _as(build, indices, ir.IntegerType.get_signless(_INDEX_BITS, build.context))
+        return build.convert(indices, ir.IntegerType.get_signless(_INDEX_BITS, build.context))
     return indices
 
 
@@ -235,13 +235,7 @@ def _signed(build: Builder, start: ir.Value, last: int) -> ir.Value:
         return start
     limits = [build.splat(n, [], element) for n in (0, last)]
     start = build.op("clamp", [limits[0], start, limits[1]], start.type)
-    return _as(build, start, ir.IntegerType.get_signless(element.width, build.context))
-
-
-def _as(build: Builder, value: ir.Value, element: ir.Type) -> ir.Value:
-    if element_of(value) == element:
-        return value
-    return build.op("convert", [value], build.tensor(shape_of(value), element))
+    return build.convert(start, ir.IntegerType.get_signless(element.width, build.context))
 
 
 def _along(build: Builder, indices: ir.Value, numbers: list[int], vector_dim: int) -> ir.Value:
@@ -249,7 +243,7 @@ def _along(build: Builder, indices: ir.Value, numbers: list[int], vector_dim: in
     shape, element = shape_of(indices), element_of(indices)
     if len(set(numbers)) == 1:
         return build.splat(numbers[0], shape, element)
-    return build.broadcast(_as(build, build.table(numbers), element), shape, [vector_dim])
+    return build.broadcast(build.convert(build.table(numbers), element), shape, [vector_dim])
 
 
 def _shifted(
@@ -258,20 +252,15 @@ def _shifted(
     """Indices less the start of the device's part, for the components that have one."""
     shape, element = shape_of(indices), element_of(indices)
     if len(starts) == 1 and starts[0] is not None:
-        start = build.broadcast(_as(build, starts[0], element), shape, [])
+        start = build.broadcast(build.convert(starts[0], element), shape, [])
         return build.same("subtract", indices, start)
     scalars = [
-        build.splat(0, [], element) if start is None else _as(build, start, element)
+        build.splat(0, [], element) if start is None else build.convert(start, element)
         for start in starts
     ]
     rows = [build.reshape(scalar, [1]) for scalar in scalars]
-    vector = build.op(
-        "concatenate",
-        rows,
-        build.tensor([len(rows)], element),
-        dimension=build.integer(0),
-    )
-    return build.same("subtract", indices, build.broadcast(vector, shape, [vector_dim]))
+    vector = build.broadcast(build.concatenate(rows, 0), shape, [vector_dim])
+    return build.same("subtract", indices, vector)
 
 
 def _inside(build: Builder, indices: ir.Value, limits: list[int], vector_dim: int) -> ir.Value:
@@ -289,7 +278,7 @@ def _inside(build: Builder, indices: ir.Value, limits: list[int], vector_dim: in
     return build.reduce(each, build.splat(1, [], element_of(each)), [vector_dim], "and")
 
 
-def _on_leader(local: LocalView, build: Builder, op: ir.Operation, summed: Axes) -> ir.Value:
+def _on_leader(local: LocalBody, build: Builder, op: ir.Operation, summed: Axes) -> ir.Value:
     """A scatter's operand on the first device along the axes, and an identity on the others."""
     operand = op.operands[0]
     reducer = reducer_kind(op.regions[0].blocks[0])
@@ -299,12 +288,12 @@ def _on_leader(local: LocalView, build: Builder, op: ir.Operation, summed: Axes)
     element = element_of(operand)
     identity = identity_of(reducer, element)
     assert identity is not None, "made whole before"
-    leads = build.compare("EQ", local.offsets.start(summed, 1), local.offsets.zero())
+    leads = build.compare("EQ", local.devices.start(summed, 1), local.devices.zero())
     others = build.splat(identity, shape_of(operand), element)
     return build.op("select", [leads, operand, others], operand.type)
 
 
-def constant(local: LocalView, op: ir.Operation) -> None:
+def constant(local: LocalBody, op: ir.Operation) -> None:
     """A splat in the local shape; of any other constant, the device's part."""
     old = op.results[0]
     dims = local.shardings.of(old)
@@ -318,7 +307,7 @@ def constant(local: LocalView, op: ir.Operation) -> None:
     local.replace(op, new)
 
 
-def _iota(local: LocalView, op: ir.Operation) -> None:
+def _iota(local: LocalBody, op: ir.Operation) -> None:
     """Counts from where the device's part starts."""
     result = op.results[0]
     dim = ir.IntegerAttr(op.attributes["iota_dimension"]).value
@@ -326,22 +315,22 @@ def _iota(local: LocalView, op: ir.Operation) -> None:
     if not axes:
         return
     build = Builder(ir.InsertionPoint.after(op), op.location)
-    start = local.offsets.start(axes, shape_of(result)[dim])
+    start = local.devices.start(axes, shape_of(result)[dim])
     shape, element = shape_of(result), element_of(result)
     counted = result
     if local.whole_shape(result)[dim] > _EXACT.get(str(element), local.whole_shape(result)[dim]):
         type_ = build.tensor(shape, start.type.element_type)
         counted = build.op("iota", [], type_, iota_dimension=op.attributes["iota_dimension"])
-    start = _as(build, start, element_of(counted))
+    start = build.convert(start, element_of(counted))
     shifted = build.same("add", build.broadcast(start, shape, []), counted)
     if counted == result:
         local.stand_in(result, shifted)
     else:
-        local.adopt(result, _as(build, shifted, element))
+        local.adopt(result, build.convert(shifted, element))
         local.erase(op)
 
 
-def _dynamic_slice(local: LocalView, op: ir.Operation) -> None:
+def _dynamic_slice(local: LocalBody, op: ir.Operation) -> None:
     """Whole along what is divided, where every start is clamped to 0."""
     result = op.results[0]
     op.attributes["slice_sizes"] = ir.DenseI64ArrayAttr.get(shape_of(result), op.context)
@@ -350,20 +339,20 @@ def _dynamic_slice(local: LocalView, op: ir.Operation) -> None:
 _Padding = list[tuple[int, Axes, int]]  # dimensions, what divides them and their global sizes
 
 
-def _padding(local: LocalView, value: ir.Value, dims: Iterable[int]) -> _Padding:
+def _padding(local: LocalBody, value: ir.Value, dims: Iterable[int]) -> _Padding:
     """Those of the dimensions of which some devices hold padding."""
     divided, whole = local.divided(value), local.whole_shape(value)
     return [(d, divided[d], whole[d]) for d in dims if whole[d] % local.size(divided[d])]
 
 
-def _valid(local: LocalView, build: Builder, shape: Sequence[int], padding: _Padding) -> ir.Value:
+def _valid(local: LocalBody, build: Builder, shape: Sequence[int], padding: _Padding) -> ir.Value:
     """A mask in a shape of what is no padding."""
     masks: list[ir.Value] = []
     for dim, axes, size in padding:
         blocks = Parts.blocks(size, local.size(axes))
         defined = [blocks.defined(d) for d in range(local.size(axes))]
         ranges = [0] * len(defined), defined
-        masks.append(within(local.collectives, build, axes, ranges, (shape, dim)))
+        masks.append(within(local.devices, build, axes, ranges, (shape, dim)))
     mask = masks[0]
     for other in masks[1:]:
         mask = build.same("and", mask, other)
@@ -371,7 +360,7 @@ def _valid(local: LocalView, build: Builder, shape: Sequence[int], padding: _Pad
 
 
 def _mask(
-    local: LocalView,
+    local: LocalBody,
     op: ir.Operation,
     number: int,
     dims: Iterable[int],
@@ -394,7 +383,7 @@ def _mask(
 
 
 def _out_of_reach(
-    local: LocalView, build: Builder, indices: ir.Value, padding: _Padding
+    local: LocalBody, build: Builder, indices: ir.Value, padding: _Padding
 ) -> ir.Value:
     """Indices that point to no element where they are padding."""
     indices = _wide(build, indices)
@@ -405,14 +394,14 @@ def _out_of_reach(
     return build.op("select", [mask, indices, others], indices.type)
 
 
-def _dot_general(local: LocalView, op: ir.Operation) -> None:
+def _dot_general(local: LocalBody, op: ir.Operation) -> None:
     """Sums of what is no padding."""
     numbers = dot_numbers(op)
     for number, dims in enumerate((numbers.lhs_contracting, numbers.rhs_contracting)):
         _mask(local, op, number, dims)
 
 
-def _convolution(local: LocalView, op: ir.Operation) -> None:
+def _convolution(local: LocalBody, op: ir.Operation) -> None:
     """Sums of what is no padding, over all that the windows look at."""
     numbers = conv_numbers(op)
     _mask(local, op, 0, [numbers.input_feature])
@@ -420,7 +409,7 @@ def _convolution(local: LocalView, op: ir.Operation) -> None:
     moved_ops.convolution(local, op)
 
 
-def _reduce(local: LocalView, op: ir.Operation) -> None:
+def _reduce(local: LocalBody, op: ir.Operation) -> None:
     """Partial results; where no all_reduce follows, gathered and reduced once more."""
     divided = local.divided(op.operands[0])
     for number in range(len(op.results)):
@@ -443,7 +432,7 @@ def _reduce(local: LocalView, op: ir.Operation) -> None:
 
 
 # The ops that know sizes or places; of all others the types alone are changed.
-REWRITERS: dict[str, Callable[[LocalView, ir.Operation], None]] = {
+REWRITERS: dict[str, Callable[[LocalBody, ir.Operation], None]] = {
     IOTA: _iota,
     SLICE: moved_ops.slice_,
     PAD: moved_ops.pad,

@@ -14,47 +14,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import islice
 
-from stablehlo_tools.analysis.shardings import (
-    RULE,
-    SHARDING,
-    Axes,
-    Dims,
-    ValueShardings,
-    rank_of,
-)
+from stablehlo_tools.analysis.shardings import RULE, SHARDING
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.cost.hardware import Hardware
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.dialect.names import MANUAL_COMPUTATION
 from stablehlo_tools.dialect.traits import Trait, full_names, ops_with_any
 from stablehlo_tools.ir.builder import Builder, shape_of
-from stablehlo_tools.ir.values import CONSTANTS, has_uses, producer, stand_in
+from stablehlo_tools.ir.values import CONSTANTS, has_uses, producer
 from stablehlo_tools.ir.walk import terminator
-from stablehlo_tools.transforms.parts.partition.local_body import (
-    WRITTEN,
-    CollectiveWriter,
-    DeviceOffsets,
-)
+from stablehlo_tools.transforms.parts.partition.local_body import WRITTEN, LocalBody
 from stablehlo_tools.transforms.parts.partition.local_ops import REWRITERS, constant
-from stablehlo_tools.transforms.parts.partition.moving import Moved
 
 _WITH_BODIES = ops_with_any(Trait.BRANCH | Trait.LOOP)
 
 
-class Localizer:
-    """Localizes the body of one function, whose values are divided as `shardings` says."""
-
-    def __init__(
-        self, body: ir.Block, shardings: ValueShardings, first_channel: int, hardware: Hardware
-    ) -> None:
-        self._body = body
-        self.shardings = shardings
-        self._axes = shardings.axes
-        self._divided: dict[ir.Value, Dims] = {}
-        self._whole: dict[ir.Value, list[int]] = {}  # shapes, where divided
-        self._moved: dict[ir.Value, tuple[int, Axes, Moved]] = {}
-        self.offsets = DeviceOffsets(body, shardings.axes, body.owner.location)
-        self.collectives = CollectiveWriter(shardings, self.offsets, first_channel, hardware)
+class Localizer(LocalBody):
+    """Localizes the body of one function."""
 
     def run(self) -> None:
         """Localizes the arguments and all ops. Raises a located ToolError."""
@@ -62,34 +37,11 @@ class Localizer:
         dropped: set[ir.Value] = set()
         for value in reversed(self._moved):
             _drop_unused(value, dropped)
-        self.offsets.finish()
-
-    def divided(self, value: ir.Value) -> Dims:
-        """How a value, local or about to be, is divided; made by ops already passed."""
-        return self._divided.get(value, ((),) * rank_of(value))
-
-    def size(self, axes: Axes) -> int:
-        """Into how many parts axes divide."""
-        return self._axes.size(axes)
-
-    def whole_shape(self, value: ir.Value) -> list[int]:
-        """The global shape of a value that is local already."""
-        if value in self._whole:
-            return self._whole[value]
-        dims = self.divided(value)
-        return [n * self._axes.size(axes) for n, axes in zip(shape_of(value), dims, strict=True)]
-
-    def moved(self, value: ir.Value) -> tuple[int, Axes, Moved] | None:
-        """What a local value was put together from along a dimension; None for any other."""
-        return self._moved.get(value)
-
-    def note_moved(self, value: ir.Value, dim: int, axes: Axes, moved: Moved) -> None:
-        """Keeps what a value was put together from, to be dropped where nobody uses it."""
-        self._moved[value] = dim, axes, moved
+        self.devices.finish()
 
     def _block(self, block: ir.Block, ops: Sequence[ir.Operation | ir.OpView]) -> None:
         for argument in block.arguments:
-            self._localize(argument)
+            self.localize(argument)
         for view in ops:
             self._op(view.operation)
 
@@ -100,7 +52,7 @@ class Localizer:
             self._sdy(op)
         else:
             for result in op.results:
-                self._localize(result)
+                self.localize(result)
             for region in op.regions:
                 for block in region.blocks:
                     if op.name in _WITH_BODIES:
@@ -111,58 +63,6 @@ class Localizer:
             _forget(op)
             if op.name in REWRITERS:
                 REWRITERS[op.name](self, op)
-
-    def _localize(self, value: ir.Value) -> None:
-        """Gives a value the type of one device's part."""
-        dims = self.shardings.of(value)
-        self._divided[value] = dims
-        if any(dims):
-            self._whole[value] = shape_of(value)
-            value.set_type(self.part_type(value, dims))
-
-    def part_type(self, value: ir.Value, dims: Dims) -> ir.Type:
-        """The type of one device's part of a global value."""
-        whole = ir.RankedTensorType(value.type)
-        shape = self.shardings.local_shape(whole.shape, dims)
-        return ir.RankedTensorType.get(shape, whole.element_type, loc=self._body.owner.location)
-
-    def replace(self, op: ir.Operation, value: ir.Value) -> None:
-        """Puts a local value in the place of an op's one result, whose attributes still say how it
-        is divided, and erases the op."""
-        old = op.results[0]
-        self._divided[value] = self.shardings.of(old)
-        if any(self._divided[value]):
-            self._whole[value] = shape_of(old)
-        old.replace_all_uses_with(value)
-        self.erase(op)
-
-    def stand_in(self, old: ir.Value, new: ir.Value) -> None:
-        """Lets a value made from another one, divided alike, take its place everywhere else."""
-        self.like(new, old)
-        stand_in(old, new)
-
-    def adopt(self, old: ir.Value, new: ir.Value) -> None:
-        """Puts a value in the place of one that is divided alike."""
-        self.like(new, old)
-        old.replace_all_uses_with(new)
-
-    def like(self, new: ir.Value, old: ir.Value) -> None:
-        """Says that a value is a part of a tensor of another one's shape, divided alike."""
-        self._divided[new] = self._divided[old]
-        if old in self._whole:
-            self._whole[new] = self._whole[old]
-
-    def erase(self, op: ir.Operation) -> None:
-        """Erases an op, and what is known of its values: others will lie where they lay, and
-        values are told apart by that."""
-        block_arguments = (
-            a for region in op.regions for block in region.blocks for a in block.arguments
-        )
-        for value in (*op.results, *block_arguments):
-            self._divided.pop(value, None)
-            self._whole.pop(value, None)
-            self._moved.pop(value, None)
-        op.erase()
 
     def _sdy(self, op: ir.Operation) -> None:
         if op.name == "sdy.return":

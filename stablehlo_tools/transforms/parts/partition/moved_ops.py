@@ -30,7 +30,7 @@ from stablehlo_tools.dialect.reducers import identity_of
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.ir.values import CONSTANTS, copy_constant, is_splat, producer
 from stablehlo_tools.transforms.parts.partition.halo import Parts
-from stablehlo_tools.transforms.parts.partition.local_body import LocalView
+from stablehlo_tools.transforms.parts.partition.local_body import LocalBody
 from stablehlo_tools.transforms.parts.partition.moving import (
     Moved,
     alike,
@@ -51,7 +51,7 @@ from stablehlo_tools.transforms.parts.partition.needs import (
 _Needed = tuple[int, Axes, Need]  # along which dimension, over which axes
 
 
-def slice_(local: LocalView, op: ir.Operation) -> None:
+def slice_(local: LocalBody, op: ir.Operation) -> None:
     """What the device needs along what is divided, and the op's steps."""
     starts, limits, strides = (
         list(integers(op, name)) for name in ("start_indices", "limit_indices", "strides")
@@ -78,7 +78,7 @@ def slice_(local: LocalView, op: ir.Operation) -> None:
         op.attributes[name] = ir.DenseI64ArrayAttr.get(each, op.context)
 
 
-def concatenate(local: LocalView, op: ir.Operation) -> None:
+def concatenate(local: LocalBody, op: ir.Operation) -> None:
     """Elements to where they belong, along a dimension that is divided; an operand that is one
     number is put there by each device itself."""
     for dim, axes, joined in _needs(local, op):
@@ -106,7 +106,7 @@ def _number(build: Builder, value: ir.Value) -> ir.Value | None:
     return None
 
 
-def pad(local: LocalView, op: ir.Operation) -> None:
+def pad(local: LocalBody, op: ir.Operation) -> None:
     """Elements to where they belong, along what is divided; as the op has it along the others."""
     needs = _needs(local, op)
     if not needs:
@@ -123,7 +123,7 @@ def pad(local: LocalView, op: ir.Operation) -> None:
     _become(local, op, value)
 
 
-def reverse(local: LocalView, op: ir.Operation) -> None:
+def reverse(local: LocalBody, op: ir.Operation) -> None:
     """Each part turned round, and sent to the other end."""
     needs = _needs(local, op)
     if not needs:
@@ -136,7 +136,7 @@ def reverse(local: LocalView, op: ir.Operation) -> None:
     _become(local, op, value)
 
 
-def known_update(local: LocalView, op: ir.Operation) -> None:
+def known_update(local: LocalBody, op: ir.Operation) -> None:
     """A dynamic_update_slice of which it is known where it writes: the rows of the update next to
     those that they overwrite, of which each device has its part."""
     operand, update = op.operands[0], op.operands[1]
@@ -160,14 +160,14 @@ def known_update(local: LocalView, op: ir.Operation) -> None:
         lows = [min(max(start - first, 0), blocks.length) for first in blocks.starts]
         highs = [min(max(start + size - first, 0), blocks.length) for first in blocks.starts]
         where = shape_of(operand), dim
-        along = within(local.collectives, build, axes, (lows, highs), where)
+        along = within(local.devices, build, axes, (lows, highs), where)
         mask = along if mask is None else build.same("and", mask, along)
     assert mask is not None, "an update of all rows needs nothing"
     made = build.op("select", [mask, update, operand], operand.type)
     _become(local, op, made)
 
 
-def reduce_window(local: LocalView, op: ir.Operation) -> None:
+def reduce_window(local: LocalBody, op: ir.Operation) -> None:
     """The windows of the device's block, on all that they look at."""
     count, rank = len(op.results), rank_of(op.operands[0])
     needs = _needs(local, op)
@@ -178,7 +178,7 @@ def reduce_window(local: LocalView, op: ir.Operation) -> None:
     _complete(op, [dim for dim, _, _ in needs], rank, "base_dilations")
 
 
-def select_and_scatter(local: LocalView, op: ir.Operation) -> None:
+def select_and_scatter(local: LocalBody, op: ir.Operation) -> None:
     """All windows that touch the device's block, of which the block is cut; what it adds to its
     neighbours' elements they add themselves."""
     operand, source = op.operands[0], op.operands[1]
@@ -205,13 +205,13 @@ def select_and_scatter(local: LocalView, op: ir.Operation) -> None:
     result, sizes = op.results[0], shape_of(op.results[0])
     result.set_type(operand.type)
     build = Builder(ir.InsertionPoint.after(op), op.location)
-    places = [local.collectives.zero()] * len(sizes)
+    places = [local.devices.zero()] * len(sizes)
     for dim, axes, table in cuts:
-        places[dim] = local.collectives.by_position(axes, table)
+        places[dim] = local.devices.by_position(axes, table)
     local.stand_in(result, build.dynamic_slice(result, places, sizes))
 
 
-def convolution(local: LocalView, op: ir.Operation) -> None:
+def convolution(local: LocalBody, op: ir.Operation) -> None:
     """As many groups as the device holds, and all that its windows look at."""
     numbers = conv_numbers(op)
     lhs, kernel, out = (shape_of(value) for value in (*op.operands, *op.results))
@@ -245,7 +245,7 @@ def _complete(op: ir.Operation, dims: Sequence[int], rank: int, dilations: str) 
     op.attributes[dilations] = ir.DenseI64ArrayAttr.get(spread, op.context)
 
 
-def _needs(local: LocalView, op: ir.Operation) -> list[_Needed]:
+def _needs(local: LocalBody, op: ir.Operation) -> list[_Needed]:
     """What an op needs along the dimensions of its first operand that are divided."""
     shapes = [local.whole_shape(value) for value in (*op.operands, *op.results)]
     needs: list[_Needed] = []
@@ -257,7 +257,7 @@ def _needs(local: LocalView, op: ir.Operation) -> list[_Needed]:
 
 
 def _assembled(
-    local: LocalView,
+    local: LocalBody,
     op: ir.Operation,
     values: Sequence[ir.Value],
     needed: _Needed,
@@ -274,7 +274,7 @@ def _assembled(
     return assembled(local, build, moved, dim, axes)
 
 
-def assembled(local: LocalView, build: Builder, moved: Moved, dim: int, axes: Axes) -> ir.Value:
+def assembled(local: LocalBody, build: Builder, moved: Moved, dim: int, axes: Axes) -> ir.Value:
     """A target from what its sources were put together from along the dimension; also where that
     was before they were put together along another one."""
 
@@ -293,14 +293,14 @@ def assembled(local: LocalView, build: Builder, moved: Moved, dim: int, axes: Ax
             )
             return assembled(local, build, replace(around, sources=sources), other, other_axes)
     moved = seen_through(moved, known)
-    made = write(local.collectives, build, moved, dim, axes)
+    made = write(local.devices, build, moved, dim, axes)
     if made in moved.sources:  # which stands for another tensor, of another size perhaps
         made = build.reshape(made, shape_of(made))
     local.note_moved(made, dim, axes, moved)
     return made
 
 
-def _was_moved(local: LocalView, value: ir.Value, dim: int) -> bool:
+def _was_moved(local: LocalBody, value: ir.Value, dim: int) -> bool:
     """Whether a value was put together along a dimension, last or before."""
     found = local.moved(value)
     if found is None:
@@ -315,7 +315,7 @@ def _spread(build: Builder, value: ir.Value, filling: ir.Value, dim: int, step: 
     return build.pad(value, filling, [0] * len(high), high, high)
 
 
-def _become(local: LocalView, op: ir.Operation, value: ir.Value) -> None:
+def _become(local: LocalBody, op: ir.Operation, value: ir.Value) -> None:
     """Lets a value that was put together for an op take the place of its result."""
     local.adopt(op.results[0], value)
     local.erase(op)

@@ -16,14 +16,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import numpy as np
 
-from stablehlo_tools.analysis.shardings import Axes
+from stablehlo_tools.analysis.shardings import Axes, MeshAxes
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
-from stablehlo_tools.ir.values import splat_of
+from stablehlo_tools.ir.values import has_uses, maker_of, splat_of
 from stablehlo_tools.transforms.parts.partition.halo import FILLING, Parts, Piece, Plan, Run, plan
 
 # A device's places are put together from slices where all devices cut them alike, up to so many;
@@ -31,22 +30,65 @@ from stablehlo_tools.transforms.parts.partition.halo import FILLING, Parts, Piec
 _MOST_SEGMENTS = 12
 
 
-class Devices(Protocol):
-    """What tells devices apart and lets them send."""
+class Devices:
+    """Tells devices apart, by scalars of i32 at the top of a body, and lets them send; channel
+    handles count up from `channel`."""
+
+    def __init__(self, body: ir.Block, axes: MeshAxes, location: ir.Location, channel: int) -> None:
+        self._axes = axes
+        self._location = location
+        self._channel = channel
+        build = Builder(ir.InsertionPoint.at_block_begin(body), location)
+        unsigned = ir.IntegerType.get_unsigned(32, location.context)
+        self._partition = build.op("partition_id", [], build.tensor([], unsigned))
+        self._last = maker_of(self._partition)
+        self._made: dict[tuple[Axes, int | tuple[int, ...]], ir.Value] = {}
+
+    def start(self, axes: Axes, local_size: int) -> ir.Value:
+        """The first element of the device's part, `local_size` elements long, along the axes."""
+        starts = [position * local_size for position in range(self._axes.size(axes))]
+        return self._looked_up((axes, local_size), starts)
 
     def by_position(self, axes: Axes, numbers: Sequence[int]) -> ir.Value:
-        """The number that belongs to the device's position along the axes, a scalar of i32."""
-        ...
+        """The number that belongs to the device's position along the axes."""
+        return self._looked_up((axes, tuple(numbers)), numbers)
+
+    def _looked_up(
+        self, key: tuple[Axes, int | tuple[int, ...]], numbers: Sequence[int]
+    ) -> ir.Value:
+        if key not in self._made:
+            build = Builder(ir.InsertionPoint.after(self._last), self._location)
+            table = [numbers[int(position)] for position in self._axes.positions(key[0])]
+            row = build.dynamic_slice(build.table(table), [self._partition], [1])
+            self._made[key] = build.reshape(row, [])
+            self._last = maker_of(self._made[key])
+        return self._made[key]
 
     def zero(self) -> ir.Value:
-        """The constant 0 of i32."""
-        ...
+        """The constant 0."""
+        key = ((), 0)
+        if key not in self._made:
+            self._made[key] = Builder(ir.InsertionPoint.after(self._last), self._location).i32(0)
+            self._last = maker_of(self._made[key])
+        return self._made[key]
 
     def permute(
         self, build: Builder, value: ir.Value, axes: Axes, pairs: Sequence[tuple[int, int]]
     ) -> ir.Value:
-        """What each device gets when those at one position along the axes send to another."""
-        ...
+        """What each device gets when those at one position along the axes send to another; zeros
+        where none does."""
+        rows = [(group[s], group[t]) for group in self._axes.groups(axes) for s, t in pairs]
+        return build.permute(value, rows, self.next_channel())
+
+    def next_channel(self) -> int:
+        """A channel handle that no other collective has."""
+        self._channel += 1
+        return self._channel - 1
+
+    def finish(self) -> None:
+        """Takes the partition id out again where no table was looked up."""
+        if not has_uses(self._partition):
+            maker_of(self._partition).erase()
 
 
 @dataclass(frozen=True)

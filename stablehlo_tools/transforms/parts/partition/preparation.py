@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import itertools
 import re
-from dataclasses import dataclass
 
 from stablehlo_tools import bindings
 from stablehlo_tools.analysis.collectives import find_collectives, meshes_of
 from stablehlo_tools.analysis.entry import argument_name
-from stablehlo_tools.analysis.replica_groups import DeviceMesh
 from stablehlo_tools.analysis.shardings import (
+    MeshAxes,
     ValueShardings,
     dimension_axes,
     function_sharding,
@@ -24,11 +23,18 @@ from stablehlo_tools.analysis.shardings import (
 )
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError, note, to_place
-from stablehlo_tools.dialect.names import MANUAL_COMPUTATION, NAMED_COMPUTATION, SHARDING_CONSTRAINT
+from stablehlo_tools.dialect.names import (
+    CUSTOM_CALL,
+    MANUAL_COMPUTATION,
+    NAMED_COMPUTATION,
+    SHARDING_CONSTRAINT,
+)
 from stablehlo_tools.dialect.traits import CALLS
 from stablehlo_tools.ir.builder import constrained
+from stablehlo_tools.ir.inline import dissolve
 from stablehlo_tools.ir.platform_index import platform_arguments
 from stablehlo_tools.ir.walk import (
+    MESH,
     callee_name,
     functions_by_name,
     ops_named,
@@ -37,7 +43,6 @@ from stablehlo_tools.ir.walk import (
     walk,
 )
 
-MESH = "sdy.mesh"
 WITH_SHARDINGS = (
     "sdy.sharding",
     "sharding",
@@ -46,47 +51,35 @@ WITH_SHARDINGS = (
     "arg_attrs",
     "res_attrs",
 )
-
-
 _INLINED = re.compile(r"<\s*mesh<")
 _SYMBOL = re.compile(r'@("[^"]*"|[\w$.-]+)')
 
 
-@dataclass(frozen=True)
-class NamedMesh:
-    """A mesh and the symbol that it goes by."""
-
-    name: str
-    mesh: DeviceMesh
-
-
-def one_mesh(module: ir.Module, main: ir.Operation) -> NamedMesh | None:
-    """The mesh of the program's shardings, or of its module where it shards nothing; None where it
-    runs on one device.
+def one_mesh(module: ir.Module, main: ir.Operation) -> ValueShardings | None:
+    """The shardings over the one mesh that the program's name, or its module where it shards
+    nothing; None where it runs on one device.
 
     Raises a ToolError where `main`, and what it calls, use several that differ (P3).
     """
-    all_meshes = meshes_of(module)
+    all_meshes = {n: m for n, m in meshes_of(module).items() if m.size > 1}
     used = _named_meshes(module, main)
-    meshes = {n: m for n, m in all_meshes.items() if m.size > 1 and n in used}
-    if not meshes:
-        meshes = {n: m for n, m in all_meshes.items() if m.size > 1}
+    meshes = {n: m for n, m in all_meshes.items() if n in used} or all_meshes
     if not meshes:
         return None
+    ops = {symbol_name(op): op for op in module.body.operations if op.operation.name == MESH}
     first = next(iter(meshes))
     for name, mesh in meshes.items():
         if mesh != meshes[first]:
-            place = to_place(_mesh_op(module, name).location)
+            place = to_place(ops[name].location)
             raise ToolError(
                 f"the meshes @{first} and @{name} differ: partition needs one mesh, with the same "
                 "axes over the same devices (P3)",
                 place if place.line else main.location,
                 notes=tuple(
-                    note(f"@{each} is {_mesh_op(module, each).attributes['mesh']}")
-                    for each in (first, name)
+                    note(f"@{each} is {ops[each].attributes['mesh']}") for each in (first, name)
                 ),
             )
-    return NamedMesh(first, meshes[first])
+    return ValueShardings(MeshAxes(meshes[first]), first)
 
 
 def _named_meshes(module: ir.Module, main: ir.Operation) -> set[str]:
@@ -125,12 +118,12 @@ def has_inlined_meshes(module: ir.Module) -> bool:
     return any(inlined.values())
 
 
-def unify_meshes(module: ir.Module, mesh: NamedMesh) -> None:
+def _unify_meshes(module: ir.Module, shardings: ValueShardings) -> None:
     """Lets every sharding name the one mesh; those over a mesh of no axes divide nothing."""
     others = [
         symbol_name(op)
         for op in module.body.operations
-        if op.operation.name == MESH and symbol_name(op) != mesh.name
+        if op.operation.name == MESH and symbol_name(op) != shardings.mesh_name
     ]
     if not others:
         return
@@ -143,14 +136,15 @@ def unify_meshes(module: ir.Module, mesh: NamedMesh) -> None:
                 continue
             text = str(op.attributes[name])
             for other in dict.fromkeys(symbol.findall(text)):
-                if known[other].device_ids != mesh.mesh.device_ids and known[other].device_ids:
+                devices = known[other].device_ids
+                if devices and devices != shardings.axes.mesh.device_ids:
                     raise ToolError(
                         f"a value is on a single device, by @{other}: partition divides values "
-                        f"over all of @{mesh.name} (P3)",
+                        f"over all of @{shardings.mesh_name} (P3)",
                         op.location,
                     )
             if symbol.search(text):
-                renamed = symbol.sub(f"@{mesh.name}", text)
+                renamed = symbol.sub(f"@{shardings.mesh_name}", text)
                 op.attributes[name] = ir.Attribute.parse(renamed, op.context)
         return ir.WalkResult.ADVANCE
 
@@ -167,41 +161,6 @@ def rename_meshes(module: ir.Module, other: ir.Module) -> None:
         taken.add(new)
         ir.SymbolTable.replace_all_symbol_uses(old, new, module.operation)
         ir.SymbolTable.set_symbol_name(mesh, new)
-
-
-def _mesh_op(module: ir.Module, name: str) -> ir.Operation:
-    return next(
-        op.operation
-        for op in module.body.operations
-        if op.operation.name == MESH and symbol_name(op) == name
-    )
-
-
-def dissolve_named_computations(module: ir.Module) -> None:
-    """Dissolves every named computation of the module, inner ones first."""
-    for op in reversed(ops_named(module.operation, {NAMED_COMPUTATION})):
-        block = op.regions[0].blocks[0]
-        point = ir.InsertionPoint(op)
-        for number, argument in enumerate(block.arguments):
-            outside = op.operands[number]
-            argument.replace_all_uses_with(_constrained(op, "in_shardings", number, outside, point))
-        end = terminator(block)
-        for view in list(block.operations):
-            if view.operation != end:
-                point.insert(view.operation.detach_from_parent())
-        for number, result in enumerate(op.results):
-            returned = end.operands[number]
-            result.replace_all_uses_with(_constrained(op, "out_shardings", number, returned, point))
-        op.erase()
-
-
-def _constrained(
-    op: ir.Operation, name: str, number: int, value: ir.Value, point: ir.InsertionPoint
-) -> ir.Value:
-    if name not in op.attributes or not isinstance(value.type, ir.RankedTensorType):
-        return value
-    sharding = sharding_per_value(op.attributes[name])[number]
-    return constrained(value, sharding, point, op.location)
 
 
 _ASKS = frozenset({"stablehlo.partition_id", "stablehlo.replica_id", "stablehlo.rng"})
@@ -234,24 +193,17 @@ def is_partitioned(main: ir.Operation, shardings: ValueShardings) -> bool:
         inside = sharding_per_value(manual.attributes[border])
         for number in range(len(values)):
             said = function_sharding(main, side, number)
-            if said is not None and not _goes_on_as(
-                said, inside[number], values[number], shardings
-            ):
+            if said is None:
+                continue
+            # Taken and given evenly, and divided further where the signature leaves that open.
+            wanted = shardings.even_dims(values[number], shardings.read(said))
+            dims = zip(dimension_axes(said), wanted, shardings.read(inside[number]), strict=True)
+            for (_, is_open), outer, inner in dims:
+                if inner != outer and (not is_open or inner[: len(outer)] != outer):
+                    return False
+            if shardings.unreduced_axes(said) != shardings.unreduced_axes(inside[number]):
                 return False
     return True
-
-
-def _goes_on_as(
-    said: ir.Attribute, inside: ir.Attribute, value: ir.Value, shardings: ValueShardings
-) -> bool:
-    """Whether what the signature says of a value agrees with how a computation takes or gives it:
-    evenly, and divided further where the signature leaves that open."""
-    wanted = shardings.even_dims(value, shardings.read(said))
-    dims = zip(dimension_axes(said), wanted, shardings.read(inside), strict=True)
-    for (_, is_open), outer, inner in dims:
-        if inner != outer and (not is_open or inner[: len(outer)] != outer):
-            return False
-    return shardings.unreduced_axes(said) == shardings.unreduced_axes(inside)
 
 
 def _is_tensor(value: ir.Value) -> bool:
@@ -281,15 +233,17 @@ def check(module: ir.Module, main: ir.Operation, shardings: ValueShardings) -> N
         for result in op.results:
             _check_static(result, op)
             shardings.of(result)
-        if several and _call_target(op):
+        if several and op.name == CUSTOM_CALL:
+            target = ir.StringAttr(op.attributes["call_target_name"]).value
             raise ToolError(
-                f"the program is for several platforms, and the custom call {_call_target(op)!r} "
+                f"the program is for several platforms, and the custom call {target!r} "
                 "for one of them may be unknown to the others: export for one platform (P7)",
                 op.location,
             )
         if op.name == MANUAL_COMPUTATION:
             return ir.WalkResult.SKIP
-        if op.name in _ASKS or op in communicating or _carries_token(op):
+        has_token = any(bindings.TokenType.isinstance(v.type) for v in (*op.operands, *op.results))
+        if op.name in _ASKS or op in communicating or has_token:
             raise ToolError(
                 f"{op.name} stands outside of a manual computation, where it would run once on "
                 "each device instead of once: partition cannot divide it (P5)",
@@ -298,13 +252,6 @@ def check(module: ir.Module, main: ir.Operation, shardings: ValueShardings) -> N
         return ir.WalkResult.ADVANCE
 
     walk(module.operation, visit)
-
-
-def _call_target(op: ir.Operation) -> str:
-    """What a custom call calls; empty for any other op."""
-    if op.name != "stablehlo.custom_call":
-        return ""
-    return ir.StringAttr(op.attributes["call_target_name"]).value
 
 
 def _check_static(value: ir.Value, op: ir.Operation) -> None:
@@ -319,17 +266,23 @@ def _check_static(value: ir.Value, op: ir.Operation) -> None:
         )
 
 
-def _carries_token(op: ir.Operation) -> bool:
-    values = [*op.operands, *op.results]
-    return any(bindings.TokenType.isinstance(value.type) for value in values)
-
-
-def prepare(module: ir.Module, mesh: NamedMesh) -> None:
+def prepare(module: ir.Module, shardings: ValueShardings) -> None:
     """Dissolves named computations, and gives all shardings the one mesh."""
-    dissolve_named_computations(module)
+    for op in reversed(ops_named(module.operation, {NAMED_COMPUTATION})):  # inner ones first
+        for name, user in (
+            ("in_shardings", op),
+            ("out_shardings", terminator(op.regions[0].blocks[0])),
+        ):
+            stated = sharding_per_value(op.attributes[name]) if name in op.attributes else []
+            for number, sharding in enumerate(stated):
+                value = user.operands[number]
+                if isinstance(value.type, ir.RankedTensorType):
+                    point = ir.InsertionPoint(user)
+                    user.operands[number] = constrained(value, sharding, point, op.location)
+        dissolve(op)
     # Takes out constraints on scalars, which nothing divides; jax puts them into reducers.
     for op in ops_named(module.operation, {SHARDING_CONSTRAINT}):
         if not rank_of(op.operands[0]):
             op.results[0].replace_all_uses_with(op.operands[0])
             op.erase()
-    unify_meshes(module, mesh)
+    _unify_meshes(module, shardings)

@@ -1,19 +1,100 @@
-"""Says which reshards are written, what each costs, and which constraint would remove it."""
+"""Writes what was chosen, warns of what was lost, and says what each reshard costs.
+
+Each result gets its sharding, and a value a reshard if users want it otherwise. A note names the
+constraint that would remove the reshard.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import groupby
 
-from stablehlo_tools.analysis.shardings import axes_text
+from stablehlo_tools.analysis.shardings import SHARDING, axes_text, rank_of, rule_of
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.diagnostics import Diagnostic, duration, note, size, to_place
+from stablehlo_tools.diagnostics import Diagnostic, Diagnostics, duration, note, size, to_place
+from stablehlo_tools.dialect.names import RESHARD
+from stablehlo_tools.ir.builder import constrained
 from stablehlo_tools.ir.values import producer
 from stablehlo_tools.transforms.parts.partition.choosing.layouts import Atoms, Layout
 from stablehlo_tools.transforms.parts.partition.choosing.moves import Moves
-from stablehlo_tools.transforms.parts.partition.choosing.prices import Step
-from stablehlo_tools.transforms.parts.partition.choosing.problem import Link
+from stablehlo_tools.transforms.parts.partition.choosing.prices import Step, scattered_layout
+from stablehlo_tools.transforms.parts.partition.choosing.problem import Link, Problem, Use
 from stablehlo_tools.transforms.parts.partition.choosing.proposals import adopting
+from stablehlo_tools.transforms.parts.partition.dividing import warn_of_undivided, warn_of_whole
+from stablehlo_tools.transforms.parts.partition.op_rules import is_whole_op
+
+
+def write_choices(problem: Problem) -> None:
+    """Writes the strategies of a problem into its module."""
+    stating = (node for node in problem.nodes if node.op is not None and not node.pinned)
+    for op, nodes in groupby(stating, key=lambda node: node.op):
+        assert op is not None, "these have one"
+        # An op states how its results are divided: by its node, or by one for each carry.
+        every = [problem.shardings.of(result) for result in op.results]
+        before = list(every)
+        for node in nodes:
+            first = len(node.inputs)
+            if node.carry is None:
+                every = [problem.atoms.dims(node.layout(first + n)) for n in range(len(every))]
+            else:
+                every[node.carry] = problem.atoms.dims(node.layout(first))
+        if every != before:
+            op.attributes[SHARDING] = problem.shardings.per_value(every, op.context)
+    for link in problem.links:
+        if rank_of(link.value):
+            _reshard_users(link, problem)
+
+
+def _reshard_users(link: Link, problem: Problem) -> None:
+    """Puts a reshard for each layout that users want in front of the first of them.
+
+    Of what devices make by themselves, too (nothing is sent for it): the op that takes it would
+    else be divided as that is.
+    """
+    made, partial = problem.atoms.layouts[link.stated], ()
+    if link.maker is not None:
+        made, partial = link.maker.layout(link.made_as), link.maker.choice.partial
+    wanted: dict[Layout, list[Use]] = {}
+    for use in link.uses:
+        wanted.setdefault(use.node.layout(use.tensor), []).append(use)
+    value = link.value
+    if partial and len(wanted) > 1:
+        scattered = scattered_layout(made, partial, wanted.keys())
+        if scattered != made:
+            value, made = _reshard(value, link.uses, scattered, problem), scattered
+    for layout, uses in wanted.items():
+        resharded = value if layout == made else _reshard(value, uses, layout, problem)
+        for use in uses:
+            if use.place.op.operands[use.place.operand] != resharded:  # a constraint's result, too
+                use.place.op.operands[use.place.operand] = resharded
+
+
+def _reshard(value: ir.Value, uses: list[Use], layout: Layout, problem: Problem) -> ir.Value:
+    """A reshard in the block of the value, or that of a reshard before it."""
+    op = producer(value)
+    owner = ir.BlockArgument(value).owner.owner.operation if op is None else op.parent
+    before = min(uses, key=lambda use: use.place.order).place.op
+    while before.parent != owner:
+        assert before.parent is not None, "uses stand in the value's block or deeper"
+        before = before.parent
+    attribute = problem.shardings.attribute(problem.atoms.dims(layout), value.type.context)
+    return constrained(value, attribute, ir.InsertionPoint(before), before.location, RESHARD)
+
+
+def warn_of_lost(problem: Problem, diagnostics: Diagnostics) -> None:
+    """Warns of ops that run on whole dimensions which propagation has divided."""
+    for node in problem.nodes:
+        op, rule = node.op, node.form.rule
+        if op is None or not node.lost or not any(link.size for link in node.links):
+            continue
+        if rule_of(op) is None or is_whole_op(op):
+            warn_of_whole(op, diagnostics)
+            continue
+        for factor, atoms in sorted(node.lost.items()):
+            moved = any(atom in atoms for each in node.choice.strategy for atom in each)
+            axes = problem.atoms.axes_of(atoms)
+            warn_of_undivided(op, rule, factor, axes, moved, diagnostics)
 
 
 @dataclass(frozen=True)
@@ -25,7 +106,7 @@ class _Remedy:
     saves: float
 
 
-def explained(moves: Moves) -> list[Diagnostic]:
+def explain_moves(moves: Moves) -> list[Diagnostic]:
     """A note for each value that is resharded or summed, the dearest first."""
     dear: list[tuple[float, int, list[Step], int]] = []
     for link in moves.problem.links:

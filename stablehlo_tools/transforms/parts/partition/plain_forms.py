@@ -1,0 +1,419 @@
+"""Ops said in forms that a partitioner divides, by local rewrites before it decides anything.
+
+chlo.scan by a reducer (jnp.cumsum)                   ==>  reduce_window over all rows so far
+scatter at constant indices (x.at[1:-1].add(u))       ==>  dynamic_update_slice
+reshape of a broadcast of a dimension of 1 (jnp.pad)  ==>  concatenate of as many copies
+reduce from another number than the identity          ==>  reduce from it, and the number added
+scatter of windows of one indexed row                 ==>  scatter of rows, by fewer indices
+gather of c[arange(64)[:, None], p]                   ==>  gather with batching dimensions
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import numpy as np
+
+from stablehlo_tools import bindings
+from stablehlo_tools.analysis.collectives import ModuleFacts
+from stablehlo_tools.analysis.device_values import DeviceValues, Values
+from stablehlo_tools.analysis.elements.folding import folded
+from stablehlo_tools.analysis.reducers import starts_idempotent
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.dimension_numbers import scatter_numbers
+from stablehlo_tools.dialect.dimensions import integer, integers, static_shapes
+from stablehlo_tools.dialect.names import (
+    BROADCAST,
+    COMPOSITE,
+    CONCATENATE,
+    GATHER,
+    REDUCE,
+    RESHAPE,
+    SCATTER,
+)
+from stablehlo_tools.dialect.reducers import (
+    IDEMPOTENT,
+    REDUCERS,
+    complex_identity,
+    identity_of,
+    reducer_kind,
+    reducer_kinds,
+)
+from stablehlo_tools.dialect.traits import CALLS
+from stablehlo_tools.ir.builder import Builder, element_of, shape_of, write_reducer
+from stablehlo_tools.ir.unit_dims import IndexedRows, rewrite_rows
+from stablehlo_tools.ir.values import has_uses, is_identity_of, producer, stand_in
+from stablehlo_tools.ir.walk import callee_name, functions_by_name, ops_named
+from stablehlo_tools.transforms.parts.partition.needs import REDUCE_WINDOW
+
+_SCAN = "chlo.scan"
+_MOST_COPIES = 8  # of an edge: a wider one is spread by a broadcast
+
+
+def scans_as_windows(module: ir.Module) -> None:
+    """Rewrites prefix sums by a reducer as windows; other scans stay composites, to be inlined.
+
+    jax writes `jnp.cumsum` as a composite. Its decomposition is a loop over the rows, one at a
+    time, that no compiler takes for a prefix sum again; a window they do.
+
+        %1:2 = stablehlo.composite "chlo.scan" %x, %zeros ({add}) {dimension = 0}
+    ==>
+        %1 = stablehlo.reduce_window(%x, %zero) ({add}) <window = [n], padding = [[n - 1, 0]]>
+    """
+    decompositions: set[str] = set()
+    for composite in ops_named(module.operation, {COMPOSITE}):
+        name, made = callee_name(composite), _window_of_scan(composite)
+        if made is not None:
+            decompositions.add(name)
+            composite.results[0].replace_all_uses_with(made)
+            composite.erase()
+    if not decompositions:
+        return
+    called = {callee_name(op) for op in ops_named(module.operation, CALLS)}
+    for name, function in functions_by_name(module).items():
+        if name in decompositions - called:
+            function.erase()
+
+
+def _window_of_scan(composite: ir.Operation) -> ir.Value | None:
+    """Returns the window that is a scan of one tensor by a reducer, from its identity on.
+
+    None for any other composite, and for a scan whose last row is used.
+    """
+    if ir.StringAttr(composite.attributes["name"]).value != _SCAN:
+        return None
+    reducer, spread = _scan_reducer(composite), producer(composite.operands[-1])
+    if reducer is None or spread is None or spread.name != BROADCAST:
+        return None
+    rows, start = composite.operands[0], spread.operands[0]
+    alone = len(composite.operands) == len(composite.results) == 2
+    if shape_of(start) or not alone or has_uses(composite.results[1]):
+        return None
+    is_static = ir.RankedTensorType(rows.type).has_static_shape
+    if not is_static or not is_identity_of(reducer, start):
+        return None
+    attributes = ir.DictAttr(composite.attributes["composite_attributes"])
+    if not ir.BoolAttr(attributes["is_associative"]).value:
+        return None
+    shape, dim = shape_of(rows), ir.IntegerAttr(attributes["dimension"]).value
+    window, padding = [1] * len(shape), [[0, 0] for _ in shape]
+    window[dim] = shape[dim]
+    padding[dim][ir.BoolAttr(attributes["is_reverse"]).value] = shape[dim] - 1
+    build = Builder(ir.InsertionPoint(composite), composite.location)
+    text = f"dense<{padding}> : tensor<{len(shape)}x2xi64>"
+    numbers = {
+        "window_dimensions": build.integers(window),
+        "padding": ir.Attribute.parse(text, build.context),
+    }
+    made = build.create(REDUCE_WINDOW, [rows, start], [rows.type], numbers, regions=1)
+    write_reducer(reducer, element_of(rows), made.regions[0], build.location)
+    return made.results[0]
+
+
+def _scan_reducer(composite: ir.Operation) -> str | None:
+    """The op that combines a row with what came before it, which is both kept and handed on."""
+    if len(composite.regions) != 1 or not composite.regions[0].blocks:
+        return None
+    block = composite.regions[0].blocks[0]
+    ops = [op.operation for op in block.operations]
+    if len(ops) != 2:
+        return None
+    combine, end = ops
+    name = combine.name.removeprefix("stablehlo.")
+    both = set(combine.operands) == set(block.arguments)
+    handed_on = list(end.operands) == [combine.results[0]] * 2
+    return name if name in REDUCERS and both and handed_on else None
+
+
+def plain_moves(module: ir.Module) -> None:
+    """Rewrites ops that only move elements to places known beforehand, in place.
+
+    A partitioner sees which elements go where, and sends those alone.
+    """
+    for op in ops_named(module.operation, {SCATTER}):
+        _as_update(op)
+    for op in ops_named(module.operation, {RESHAPE}):
+        _as_copies(op)
+
+
+def _as_update(op: ir.Operation) -> None:
+    """A scatter of one window, wholly within its operand, that overwrites or combines by one op."""
+    numbers = scatter_numbers(op)
+    index = folded(op.operands[1]) if len(op.results) == 1 else None
+    if index is None or index.ndim != 1 or numbers.index_vector != 0 or numbers.operand_batching:
+        return
+    operand, _, update = op.operands
+    whole = shape_of(operand)
+    sizes = [1] * len(whole)
+    windows = numbers.window_dims(len(whole))
+    for dim, update_dim in zip(windows, numbers.update_window_dims, strict=True):
+        sizes[dim] = shape_of(update)[update_dim]
+    starts = [0] * len(whole)
+    for dim, start in zip(numbers.index_map, index.tolist(), strict=True):
+        starts[dim] = int(start)
+    ends = [start + size for start, size in zip(starts, sizes, strict=True)]
+    if min(starts, default=0) < 0 or any(end > n for end, n in zip(ends, whole, strict=True)):
+        return  # which a scatter drops
+    block = op.regions[0].blocks[0]
+    only = [inner.operation for inner in block.operations]
+    overwrites = len(only) == 1 and list(only[0].operands) == [block.arguments[1]]
+    reducer = None if overwrites else reducer_kind(block)
+    in_order = list(numbers.update_window_dims) == sorted(numbers.update_window_dims)
+    if not (overwrites or reducer) or not in_order:
+        return
+    build = Builder(ir.InsertionPoint(op), op.location)
+    rows = build.reshape(update, sizes) if shape_of(update) != sizes else update
+    if reducer:
+        rows = build.same(reducer, build.slice(operand, starts, ends), rows)
+    made = build.update(operand, rows, [build.i32(start) for start in starts])
+    op.results[0].replace_all_uses_with(made)
+    op.erase()
+
+
+def _as_copies(op: ir.Operation) -> None:
+    """A reshape that joins a new dimension of copies to a dimension of 1 next to it."""
+    spread = producer(op.operands[0])
+    if spread is None or spread.name != BROADCAST:
+        return
+    value = spread.operands[0]
+    shape, wide, made = shape_of(value), shape_of(spread.results[0]), shape_of(op.results[0])
+    if len(wide) != len(shape) + 1 or len(made) != len(shape):
+        return
+    kept = list(integers(spread, "broadcast_dimensions"))
+    (new,) = set(range(len(wide))) - set(kept)
+    copies = wide[new]
+    dims = [d for d in range(len(shape)) if shape[d] == 1 and kept[d] in (new - 1, new + 1)]
+    for dim in dims:
+        joined = [copies if d == dim else n for d, n in enumerate(shape)]
+        alike = kept == sorted(kept) and [wide[d] for d in kept] == shape
+        if alike and joined == made and 0 < copies <= _MOST_COPIES:
+            build = Builder(ir.InsertionPoint(op), op.location)
+            result = value if copies == 1 else build.concatenate([value] * copies, dim)
+            op.results[0].replace_all_uses_with(result)
+            op.erase()
+            if not has_uses(spread.results[0]):
+                spread.erase()
+            return
+
+
+def reduce_from_identities(module: ir.Module) -> None:
+    """Starts reduces and windows, whose initial values may count once only, from the identity.
+
+        %s = stablehlo.reduce(%x init: %five) applies stablehlo.add
+    ==>
+        %r = stablehlo.reduce(%x init: %identity) applies stablehlo.add
+        %s = stablehlo.add %r, %five
+
+    Devices can then reduce their parts. XLA would compute another reduce wrongly: its simplifier
+    splits a reduce of a concatenation, which partitioning writes, and counts the initial value in
+    each piece. Around windows XLA:CPU puts nothing, where partitioning pads with it.
+    """
+    for op in ops_named(module.operation, {REDUCE, REDUCE_WINDOW}):
+        kinds = reducer_kinds(op.regions[0].blocks[0])
+        if kinds is None or static_shapes(op.results) is None:
+            continue
+        # Initial values that may count any number of times stay.
+        if IDEMPOTENT.issuperset(kinds) if op.name == REDUCE_WINDOW else starts_idempotent(op):
+            continue
+        for number, kind in enumerate(kinds):
+            _combine_afterwards(op, number, kind)
+
+
+def _combine_afterwards(op: ir.Operation, number: int, kind: str) -> None:
+    """Starts one of the results from the identity, if there is one to write."""
+    position = len(op.results) + number
+    start, result = op.operands[position], op.results[number]
+    element = element_of(start)
+    is_complex = isinstance(element, ir.ComplexType)
+    identity = complex_identity(kind) if is_complex else identity_of(kind, element)
+    if identity is None or is_identity_of(kind, start):
+        return
+    op.operands[position] = Builder(ir.InsertionPoint(op), op.location).splat(identity, [], element)
+    build = Builder(ir.InsertionPoint.after(op), op.location)
+    spread = build.broadcast(start, shape_of(result), [])
+    stand_in(result, build.same(kind, result, spread))
+
+
+def insert_indexed_dims(module: ir.Module) -> None:
+    """Inserts indexed dimensions of scatters, in place; those whose windows reach over more than
+    one and less than all of an indexed dimension stay.
+
+        scatter of windows [1, 1024] into [V, 1024], by two indices (jax.vmap of an embedding)
+    ==>
+        scatter of windows [1024], its first dimension inserted, by the first index; where the
+        second is not 0 the first becomes -1
+
+    XLA:TPU runs a scatter whose windows have an indexed dimension row by row, in a loop of five
+    kernels (with libtpu 0.0.51, whatever the type, the reducer and the number of indices); and an
+    inserted dimension can be divided where one of the windows cannot.
+    """
+    for op in ops_named(module.operation, {SCATTER}):
+        _insert(op)
+
+
+def _insert(op: ir.Operation) -> None:
+    numbers, count = scatter_numbers(op), len(op.results)
+    whole, update = shape_of(op.operands[0]), shape_of(op.operands[count + 1])
+    places = dict(
+        zip(numbers.window_dims(len(whole)), numbers.update_window_dims, strict=True)
+    )  # of the operand's dimensions in the updates
+    indexed = [dim for dim in numbers.index_map if dim in places]
+    ones = [dim for dim in indexed if update[places[dim]] == 1]
+    full = [dim for dim in indexed if dim not in ones and update[places[dim]] == whole[dim]]
+    element = element_of(op.operands[count])
+    is_signed = isinstance(element, ir.IntegerType) and not element.is_unsigned
+    if not indexed or len(ones) + len(full) < len(indexed) or (full and not is_signed):
+        return
+    if len(full) == len(numbers.index_map):
+        return  # nothing else would say that a window is out of bounds
+    build = Builder(ir.InsertionPoint(op), op.location)
+    kept = [dim for dim in numbers.index_map if dim not in full]
+    if full:
+        op.operands[count] = _only(
+            build,
+            op.operands[count],
+            numbers.index_vector,
+            [component for component, dim in enumerate(numbers.index_map) if dim in kept],
+        )
+        for flag in ("indices_are_sorted", "unique_indices"):
+            if flag in op.attributes:
+                op.attributes[flag] = ir.BoolAttr.get(False, op.context)
+    gone = {places[dim] for dim in ones}
+    rows = [size for at, size in enumerate(update) if at not in gone]
+    if ones:
+        for position in range(count + 1, 2 * count + 1):
+            op.operands[position] = build.reshape(op.operands[position], rows)
+    op.attributes["scatter_dimension_numbers"] = bindings.ScatterDimensionNumbers.get(
+        [
+            at - sum(each < at for each in gone)
+            for at in numbers.update_window_dims
+            if at not in gone
+        ],
+        sorted([*numbers.inserted, *ones]),
+        list(numbers.operand_batching),
+        list(numbers.indices_batching),
+        kept,
+        numbers.index_vector,
+        context=op.context,
+    )
+
+
+def select_components(build: Builder, indices: ir.Value, dim: int, kept: Sequence[int]) -> ir.Value:
+    """These components of indices, whose dimension `dim` holds them."""
+    op = producer(indices)
+    is_joined = op is not None and op.name == CONCATENATE and integer(op, "dimension") == dim
+    if op is not None and is_joined and len(op.operands) == shape_of(indices)[dim]:
+        parts = [op.operands[n] for n in kept]
+    else:
+        parts = [build.slice_along(indices, dim, n, n + 1) for n in kept]
+    return parts[0] if len(parts) == 1 else build.concatenate(parts, dim)
+
+
+def _only(build: Builder, indices: ir.Value, dim: int, kept: Sequence[int]) -> ir.Value:
+    """These components of indices; all -1, where no window is, for an index of which another
+    component is not 0."""
+    shape = shape_of(indices)
+    taken = select_components(build, indices, dim, kept)
+    starts: ir.Value | None = None
+    for component in range(shape[dim]):
+        if component not in kept:
+            part = build.slice_along(indices, dim, component, component + 1)
+            is_start = build.compare("EQ", part, build.splat_like(0, part))
+            starts = is_start if starts is None else build.same("and", starts, is_start)
+    assert starts is not None, "one is left out"
+    if len(kept) > 1:
+        starts = build.broadcast(starts, shape_of(taken), list(range(len(shape))))
+    return build.op("select", [starts, taken, build.splat_like(-1, taken)], taken.type)
+
+
+def batch_rows(module: ir.Module) -> None:
+    """Turns iotas in the indices of a module's gathers and scatters into batching dimensions.
+
+        %i = concatenate of iota dim = 0 : 64x512x1 and %p : 64x512x1  (c[arange(64)[:, None], p])
+        gather(%c, %i) start_index_map = [0, 1]
+    ==>
+        gather(%c, %p) start_index_map = [1], operand_batching_dims = [0],
+                       start_indices_batching_dims = [0]
+
+    Devices that have the same rows of operand and indices then need nothing from others. An iota
+    is in range, so that clamped starts and dropped updates stay as they are. If no component of
+    the index is left (c[arange(64)]), one of zeros takes the place: the start of a dimension that
+    is taken whole.
+    """
+    known = DeviceValues(module, ModuleFacts.of(module, []))
+    rewrite_rows(module.operation, partial(_batched, known))
+
+
+def _batched(known: DeviceValues, op: ir.Operation, rows: IndexedRows) -> IndexedRows:
+    indices, whole = op.operands[1], shape_of(op.operands[0])
+    if rows.vector == len(shape_of(indices)):
+        return rows
+    sliced = shape_of(op.results[0] if op.name == GATHER else op.operands[2])
+    taken = [d for d in range(len(whole)) if d not in (*rows.left_out, *rows.operand)]
+    full = [d for d, at in zip(taken, rows.windows, strict=True) if sliced[at] == whole[d]]
+    pairs: dict[int, int] = dict(zip(rows.operand, rows.indices, strict=True))
+    kept: list[int] = []
+    for component, dim in enumerate(rows.index_map):
+        is_last = not kept and not full and component == len(rows.index_map) - 1
+        along = _iota_dim(known, indices, rows.vector, component, whole[dim])
+        if along in (None, rows.vector, *pairs.values()) or dim not in rows.left_out or is_last:
+            kept.append(component)
+        else:
+            pairs[dim] = along
+    if len(kept) == len(rows.index_map):
+        return rows
+    build = Builder(ir.InsertionPoint(op), op.location)
+    if kept:
+        op.operands[1] = select_components(build, indices, rows.vector, kept)
+    else:
+        shape = shape_of(indices)
+        shape[rows.vector] = 1
+        op.operands[1] = build.splat(0, shape, element_of(indices))
+    if "indices_are_sorted" in op.attributes:  # by all components
+        op.attributes["indices_are_sorted"] = ir.BoolAttr.get(False, op.context)
+    return rows._replace(
+        left_out=tuple(dim for dim in rows.left_out if dim not in pairs),
+        operand=tuple(sorted(pairs)),
+        indices=tuple(pairs[dim] for dim in sorted(pairs)),
+        index_map=tuple(rows.index_map[component] for component in kept) or (full[0],),
+    )
+
+
+def _iota_dim(
+    known: DeviceValues, indices: ir.Value, dim: int, component: int, size: int
+) -> int | None:
+    """Returns the dimension along which a component of indices, which are along `dim`, counts from
+    0 to `size` - 1; None for any other component."""
+    op = producer(indices)
+    if op is not None and op.name == "stablehlo.clamp":
+        low, high = (known.of(op.operands[n]) for n in (0, 2))
+        if low is None or high is None or (low > 0).any():
+            return None
+        if (high.take(component, 1 + dim) if high.ndim > 1 else high).min() < size - 1:
+            return None
+        return _iota_dim(known, op.operands[1], dim, component, size)
+    if op is None or op.name != CONCATENATE or integer(op, "dimension") != dim:
+        numbers = known.of(indices)
+        return None if numbers is None else _along(numbers.take([component], 1 + dim), size)
+    ends = np.cumsum([shape_of(piece)[dim] for piece in op.operands])
+    piece = op.operands[int(np.searchsorted(ends, component, "right"))]
+    places = list(range(len(shape_of(piece))))
+    maker = producer(piece)
+    while maker is not None and maker.name == BROADCAST:
+        places = [places[place] for place in integers(maker, "broadcast_dimensions")]
+        piece = maker.operands[0]
+        maker = producer(piece)
+    numbers = known.of(piece)
+    along = None if numbers is None else _along(numbers, size)
+    return None if along is None else places[along]
+
+
+def _along(numbers: Values, size: int) -> int | None:
+    """The dimension along which numbers, alike on all devices, count from 0 to `size` - 1."""
+    shape = numbers.shape[1:]
+    for dim, length in enumerate(shape):
+        row = np.arange(size).reshape([size if d == dim else 1 for d in range(len(shape))])
+        if length == size > 1 and len(numbers) == 1 and (numbers[0] == row).all():
+            return dim
+    return None
