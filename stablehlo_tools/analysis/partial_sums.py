@@ -13,7 +13,7 @@ batch: it blocks what depends on it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from stablehlo_tools.analysis.dataflow import Node
@@ -38,7 +38,7 @@ from stablehlo_tools.dialect.names import (
     WHILE,
 )
 from stablehlo_tools.dialect.reducers import reducer_kind
-from stablehlo_tools.dialect.traits import BRANCHES, LAYOUT, Trait, ops_with
+from stablehlo_tools.dialect.traits import BRANCHES, LAYOUT, Trait, ops_with, ops_with_any
 from stablehlo_tools.ir.builder import element_of
 from stablehlo_tools.ir.values import is_identity_of, producer, splat_of
 
@@ -46,7 +46,9 @@ _SHAPE = LAYOUT | {SLICE, SHARDING_CONSTRAINT}
 _UNARY = ops_with(Trait.UNARY | Trait.LINEAR_IN_FIRST)
 _KEEPS_ZERO = frozenset({BROADCAST, CONVERT, RESHAPE, SHARDING_CONSTRAINT})
 _EXACT_COUNT = 32  # bits of an integer that counts do not wrap around in
-_ALL_TERMS = ops_with(Trait.LINEAR_IN_ALL)
+_PRODUCTS = ops_with(Trait.LINEAR_IN_EACH) - {"stablehlo.dot"}
+_COMBINING = ops_with(Trait.ACROSS_DEVICES) | {REDUCE, SCATTER}
+_ALL_TERMS = ops_with_any(Trait.LINEAR_IN_ALL | Trait.EXCHANGE | Trait.ACROSS_DEVICES)
 
 
 @dataclass
@@ -130,17 +132,43 @@ class PartialSums:
 
     def _is_linear(self, node: Node, reducer: str) -> bool:
         """Whether an op on terms gives a term."""
-        if node.name in _SHAPE:
+        op, name = node.op, node.name
+        if name in _SHAPE:
             return True
         if reducer != "add":
             return False
-        terms = [n in self.terms for n in node.operands]
-        rule = _LINEAR.get(node.name)
-        if node.name in _UNARY:
+        if name in _UNARY:
             return True
-        if node.name in _ALL_TERMS:
-            return all(self.is_term(n, reducer) for n in node.operands)
-        return rule is not None and rule(self, node, terms)
+        terms = [n in self.terms for n in node.operands]
+        if name in _PRODUCTS:
+            return terms.count(True) == 1
+        if name == DIVIDE:  # of floats: integers round towards 0
+            return terms == [True, False] and not isinstance(
+                element_of(op.results[0]), ir.IntegerType
+            )
+        if name == CONVERT:
+            return _keeps_sums(op)
+        if name in _COMBINING and reducer_kind(op.regions[0].blocks[0]) != "add":
+            return False
+        if name == REDUCE:
+            starts_from_zero = len(terms) == 2 and is_identity_of("add", op.operands[1])
+            return starts_from_zero and terms == [True, False]
+        if name in (DYNAMIC_SLICE, GATHER):  # the indices, and all else, are known
+            return terms[0] and not any(terms[1:])
+        # Of an exchange, some devices receive 0 if anything.
+        if name in _ALL_TERMS:
+            among = range(len(terms))
+        elif name in (DYNAMIC_UPDATE_SLICE, PAD):
+            among = (0, 1)
+        elif name == SELECT:
+            among = (1, 2)
+        elif name == SCATTER and len(terms) == 3:
+            among = (0, 2)
+        else:
+            return False
+        if any(is_term for place, is_term in enumerate(terms) if place not in among):
+            return False
+        return all(self.is_term(node.operands[place], "add") for place in among)
 
     def _loop(self, node: Node) -> None:
         condition, body = node.bodies
@@ -254,80 +282,18 @@ def _is_boolean(node: Node) -> bool:
     return isinstance(element, ir.IntegerType) and element.width == 1
 
 
-_Rule = Callable[[PartialSums, Node, list[bool]], bool]
+def _keeps_sums(convert: ir.Operation) -> bool:
+    """Whether sums may be converted: between floats but for rounding, between integers where none
+    is cut off that would have carried, from counts to floats.
 
-
-def _product(_: PartialSums, node: Node, terms: list[bool]) -> bool:
-    return terms.count(True) == 1
-
-
-def _quotient(_: PartialSums, node: Node, terms: list[bool]) -> bool:
-    """Of floats: integers round towards 0."""
-    element = element_of(node.op.results[0])
-    return terms == [True, False] and not isinstance(element, ir.IntegerType)
-
-
-def _convert(_: PartialSums, node: Node, terms: list[bool]) -> bool:
-    """What keeps sums: between floats but for rounding, between integers where none is cut off that
-    would have carried, from counts to floats. Integers without a sign wrap around below 0."""
-    before, after = element_of(node.op.operands[0]), element_of(node.op.results[0])
+    Integers without a sign wrap around below 0.
+    """
+    before, after = element_of(convert.operands[0]), element_of(convert.results[0])
     if not isinstance(before, ir.IntegerType):
         return not isinstance(after, ir.IntegerType)
     if isinstance(after, ir.IntegerType):
         return 1 < after.width <= before.width and after.is_unsigned == before.is_unsigned
     return before.width >= _EXACT_COUNT and not before.is_unsigned
-
-
-def _select(sums: PartialSums, node: Node, terms: list[bool]) -> bool:
-    return not terms[0] and all(sums.is_term(n, "add") for n in node.operands[1:])
-
-
-def _first(_: PartialSums, node: Node, terms: list[bool]) -> bool:
-    """The indices, and all else, are known."""
-    return terms[0] and not any(terms[1:])
-
-
-def _first_two(sums: PartialSums, node: Node, terms: list[bool]) -> bool:
-    return all(sums.is_term(n, "add") for n in node.operands[:2]) and not any(terms[2:])
-
-
-def _sum(sums: PartialSums, node: Node, terms: list[bool]) -> bool:
-    if len(terms) != 2 or not _first(sums, node, terms):
-        return False
-    reducer = reducer_kind(node.op.regions[0].blocks[0])
-    return reducer == "add" and is_identity_of(reducer, node.op.operands[1])
-
-
-def _scatter(sums: PartialSums, node: Node, terms: list[bool]) -> bool:
-    if len(terms) != 3 or terms[1]:
-        return False
-    reducer = reducer_kind(node.op.regions[0].blocks[0])
-    return reducer == "add" and all(sums.is_term(node.operands[i], "add") for i in (0, 2))
-
-
-def _summed(sums: PartialSums, node: Node, terms: list[bool]) -> bool:
-    """A sum over devices, of terms of a sum over microbatches."""
-    reducer = reducer_kind(node.op.regions[0].blocks[0])
-    return reducer == "add" and _moved(sums, node, terms)
-
-
-def _moved(sums: PartialSums, node: Node, _: list[bool]) -> bool:
-    """From device to device, where some receive 0 if anything."""
-    return all(sums.is_term(n, "add") for n in node.operands)
-
-
-_LINEAR: dict[str, _Rule] = {
-    **dict.fromkeys(ops_with(Trait.EXCHANGE), _moved),
-    **dict.fromkeys(ops_with(Trait.ACROSS_DEVICES), _summed),
-    **dict.fromkeys(ops_with(Trait.LINEAR_IN_EACH) - {"stablehlo.dot"}, _product),
-    **dict.fromkeys((DYNAMIC_SLICE, GATHER), _first),
-    **dict.fromkeys((DYNAMIC_UPDATE_SLICE, PAD), _first_two),
-    CONVERT: _convert,
-    DIVIDE: _quotient,
-    REDUCE: _sum,
-    SCATTER: _scatter,
-    SELECT: _select,
-}
 
 
 def source_of(terms: PartialSums, node: Node) -> Node | None:

@@ -95,14 +95,12 @@ def manual_axes(computation: ir.Operation) -> frozenset[str]:
 
 
 def without_axis(attribute: ir.Attribute, axis: str) -> ir.Attribute:
-    """A tensor's sharding of which an axis is no part."""
-    sharding, context = bindings.TensorShardingAttr(attribute), attribute.context
-    dims: list[ir.Attribute] = []
-    for dimension in sharding.dimension_shardings:
-        held = bindings.SdyDimensionShardingAttr(dimension)
-        kept = [each for each in held.axes if bindings.SdyAxisRefAttr(each).name != axis]
-        dims.append(bindings.SdyDimensionShardingAttr.get(kept, held.is_closed, context=context))
-    return bindings.TensorShardingAttr.get(sharding.mesh_or_ref, dims, context=context)
+    """The axes that divide a tensor's dimensions, over a mesh of the module, but for one axis."""
+    dims = [
+        (tuple(each for each in axes if each.name != axis), is_open)
+        for axes, is_open in dimension_axes(attribute)
+    ]
+    return tensor_sharding(sharding_axes(attribute)[0], dims, attribute.context)
 
 
 def drop_axis(attribute: ir.Attribute, axis: str) -> ir.Attribute:
@@ -264,16 +262,13 @@ class ValueShardings:
         if attribute is None:
             return ((),) * rank_of(value)
         sharding = self.read(attribute)
-        op = producer(value)
-        self.check_reduced(attribute, None if op is None else op.location)
-        return sharding
-
-    def check_reduced(self, attribute: ir.Attribute, location: ir.Location | None) -> None:
-        """Raises a ToolError for a sharding, read before, that leaves sums of parts to be made."""
         if attribute in self._unreduced:
+            op = producer(value)
             raise ToolError(
-                f"a value is left unreduced, {attribute}: partition needs it summed (P6)", location
+                f"a value is left unreduced, {attribute}: partition needs it summed (P6)",
+                None if op is None else op.location,
             )
+        return sharding
 
     def unreduced(self, value: ir.Value) -> Axes:
         """The axes along which each device holds a part only of the sum that a value is."""
@@ -313,6 +308,11 @@ class ValueShardings:
         each = [self.attribute(dims, context) for dims in shardings]
         return bindings.TensorShardingPerValueAttr.get(each, context)
 
+    def at_border(self, function: ir.Operation, list_name: str, number: int, rank: int) -> Dims:
+        """The sharding in a function's `arg_attrs` or `res_attrs`; whole where it has none."""
+        attribute = function_sharding(function, list_name, number)
+        return ((),) * rank if attribute is None else self.read(attribute)
+
     def even(self, size: int, axes: Axes) -> Axes:
         """The first axes, the last of them in part, that divide a dimension evenly: as XLA stores
         arguments and results."""
@@ -321,9 +321,8 @@ class ValueShardings:
             extent = self.axes.size([axis])
             divided = math.gcd(size, extent)
             if divided > 1:
-                kept.append(
-                    axis if divided == extent else AxisRef(axis.name, axis.pre_size, divided)
-                )
+                whole = divided == extent
+                kept.append(axis if whole else AxisRef(axis.name, axis.pre_size, divided))
             if divided < extent:
                 break
             size //= divided

@@ -60,7 +60,7 @@ from stablehlo_tools.analysis.collectives import Collective, ModuleFacts, find_c
 from stablehlo_tools.analysis.device_values import DeviceValues
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Diagnostic, Diagnostics, ToolError, note
-from stablehlo_tools.dialect.names import CALL, DYNAMIC_SLICE
+from stablehlo_tools.dialect.names import ALL_REDUCE, CALL, DYNAMIC_SLICE
 from stablehlo_tools.dialect.traits import CALLS
 from stablehlo_tools.ir.clone import copy_module
 from stablehlo_tools.ir.inline import inline_call
@@ -68,18 +68,16 @@ from stablehlo_tools.ir.values import maker_of
 from stablehlo_tools.ir.walk import callee_name, functions_by_name, ops_named
 from stablehlo_tools.passes.base import Pass
 from stablehlo_tools.passes.road import Milestone, Stage
-from stablehlo_tools.transforms.parts.create_reduce_scatter.chunked import Chunked, plan_chunked
+from stablehlo_tools.transforms.parts.create_reduce_scatter.chunked import plan_chunked
 from stablehlo_tools.transforms.parts.create_reduce_scatter.exchanges import (
-    Constant,
-    Inverse,
-    Padded,
     plan_constant,
     plan_inverse,
     plan_padded,
-    plan_sharing,
+    share_gathers,
 )
 from stablehlo_tools.transforms.parts.create_reduce_scatter.rewriting import (
     GroupForms,
+    Rewrite,
     drop_unused_results,
     erase_unused,
     purity,
@@ -125,9 +123,12 @@ class CreateReduceScatterPass(Pass):
         notes: list[Diagnostic] = []
         made: set[ir.Value] = set()
         while (found := _plan(module)).plans or (found.calls and _inline_useful_calls(module)):
-            chunked = [plan for plan in found.plans if isinstance(plan, Chunked)]
-            reductions = [(plan.text, c) for plan in chunked for c in plan.chain if c.kind == _SUM]
-            notes += [note(text, collective.op.location) for text, collective in reductions]
+            notes += [
+                note(plan.text, op.location)
+                for plan in found.plans
+                for op in plan.replaced
+                if op.name == ALL_REDUCE
+            ]
             made = _apply(found.plans, module, made)
         if self.explain:
             left = [(result, text) for result, text in found.left.items() if result not in made]
@@ -136,11 +137,7 @@ class CreateReduceScatterPass(Pass):
         if self.share_gathers:
             collectives = find_collectives(module)
             forms = GroupForms(ModuleFacts.of(module, collectives))
-            for shared in plan_sharing(collectives, forms, self.memory_limit):
-                shared.apply()
-
-
-Plan = Chunked | Inverse | Constant | Padded
+            share_gathers(collectives, forms, self.memory_limit)
 
 
 @dataclass
@@ -148,7 +145,7 @@ class _Findings:
     """Rewrites that do not touch each other's ops, in program order; why other results stay; and
     calls that slice a collective's result, each with the collective's number."""
 
-    plans: list[Plan] = field(default_factory=list[Plan])
+    plans: list[Rewrite] = field(default_factory=list[Rewrite])
     left: dict[ir.Value, str] = field(default_factory=dict[ir.Value, str])
     calls: list[tuple[int, ir.Operation]] = field(default_factory=list[tuple[int, ir.Operation]])
 
@@ -168,13 +165,21 @@ def _plan(module: ir.Module) -> _Findings:
             if collective.kind == _SUM:
                 findings.left[collective.op.results[0]] = "all_reduce stays: it is asynchronous"
             continue
-        plans = _candidates(collective, forms, values, by_result)
+        # What could be done about the collective as a whole, the best first.
+        whole: list[Rewrite | None] = []
+        if collective.kind in _COPYING:
+            whole.append(plan_constant(collective, forms))
+        if collective.kind == "all_to_all":
+            whole.append(plan_inverse(collective, by_result, forms))
+        if collective.kind == "all_gather":
+            whole.append(plan_padded(collective, forms, values))
+        plans = [plan for plan in whole if plan is not None]
         for position, result in enumerate(collective.op.results):
             if collective.kind not in _CHUNKED:
                 break
             slices = find_slices(result, values)
             plan = plan_chunked(collective, position, slices, by_result, forms)
-            if isinstance(plan, Chunked):
+            if isinstance(plan, Rewrite):
                 plans.append(plan)
             elif collective.kind == _SUM:
                 findings.left[result] = f"all_reduce stays: {plan}"
@@ -189,23 +194,6 @@ def _plan(module: ir.Module) -> _Findings:
                 findings.plans.append(plan)
                 touched.update(plan.touched)
     return findings
-
-
-def _candidates(
-    collective: Collective,
-    forms: GroupForms,
-    values: DeviceValues,
-    by_result: dict[ir.Value, Collective],
-) -> list[Plan]:
-    """What could be done about a collective as a whole, the best first."""
-    plans: list[Plan | None] = []
-    if collective.kind in _COPYING:
-        plans.append(plan_constant(collective, forms))
-    if collective.kind == "all_to_all":
-        plans.append(plan_inverse(collective, by_result, forms))
-    if collective.kind == "all_gather":
-        plans.append(plan_padded(collective, forms, values))
-    return [plan for plan in plans if plan is not None]
 
 
 def _inline_useful_calls(module: ir.Module) -> bool:
@@ -231,10 +219,10 @@ def _inline_calls(module: ir.Module, numbers: Container[int]) -> bool:
     return bool(names)
 
 
-def _apply(plans: Sequence[Plan], module: ir.Module, made: set[ir.Value]) -> set[ir.Value]:
+def _apply(plans: Sequence[Rewrite], module: ir.Module, made: set[ir.Value]) -> set[ir.Value]:
     """Applies the plans, and erases what nobody uses after them. Returns what was made so far."""
     with ir.Location.unknown(module.context):
-        made = made.union(*(plan.apply() or () for plan in plans))
+        made = made.union(*(plan.apply() for plan in plans))
     collectives = {op.results[0]: op for plan in plans for op in plan.replaced}
     touched = [value for plan in plans for value in plan.touched]
     erased = erase_unused(touched, functions_by_name(module), set(collectives))

@@ -13,6 +13,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
 
 from stablehlo_tools import bindings
 from stablehlo_tools.analysis.collectives import Collective
@@ -26,6 +27,7 @@ from stablehlo_tools.ir.inline import copy_with
 from stablehlo_tools.ir.values import named, splat_of
 from stablehlo_tools.transforms.parts.create_reduce_scatter.rewriting import (
     GroupForms,
+    Rewrite,
     collective_like,
     compute_from,
     with_shape,
@@ -179,64 +181,13 @@ class Part:
     before: tuple[ir.Operation, ...] = ()
 
 
-@dataclass(frozen=True)
-class Chunked:
-    """The parts that stand for one result of a collective. `chain`: the collective, and all_reduces
-    that sum for it alone, last first."""
-
-    chain: tuple[Collective, ...]
-    position: int
-    parts: tuple[Part, ...]
-
-    @property
-    def touched(self) -> list[ir.Value]:
-        """Values of ops that the rewrite removes or moves."""
-        inside = [value for part in self.parts for s in part.slices for value in s.touched]
-        others = [collective.op.results[0] for collective in self.chain[1:]]
-        return [self.chain[0].op.results[self.position], *others, *inside]
-
-    @property
-    def replaced(self) -> list[ir.Operation]:
-        """The collectives that may go."""
-        return [collective.op for collective in self.chain]
-
-    def apply(self) -> list[ir.Value]:
-        """Makes the parts; the originals stay, unused as far as they were replaced. Returns the
-        results of the new collectives."""
-        op, made = self.chain[0].op, list[ir.Value]()
-        for part in self.parts:
-            value = _operand_of(self.chain, self.position)
-            for moved in part.before:
-                build = Builder(ir.InsertionPoint(op), moved.location)
-                fillings = [(filling, splat_of(filling)) for filling in list(moved.operands)[1:]]
-                known = {v: build.splat(n, [], element_of(v)) for v, n in fillings if n is not None}
-                value = copy_with(moved, {**known, moved.operands[0]: value}, build.point).results[
-                    0
-                ]
-            location = _fused(op, part.slices[0].op)
-            for stage in part.stages:
-                value = _made(stage, op, value, location)
-                made.append(value)
-            for slice_ in part.slices:
-                compute_from(value, slice_)
-        return made
-
-    @property
-    def text(self) -> str:
-        """The reductions that take the place of the all_reduces."""
-        stages = [stage for part in self.parts for stage in part.stages]
-        made = [f"{stage.kind.partition('.')[2]} over {stage.members}" for stage in stages]
-        several = f"{len(self.chain)} all_reduces in a row"
-        return f"{several if self.chain[1:] else 'all_reduce'} became {' and '.join(made)}"
-
-
 def plan_chunked(
     collective: Collective,
     position: int,
     slices: Slices,
     by_result: Mapping[ir.Value, Collective],
     forms: GroupForms,
-) -> Chunked | str:
+) -> Rewrite | str:
     """What stands for one result of an all_reduce or all_gather, or why nothing does.
 
     `by_result`: all collectives of the module.
@@ -253,7 +204,7 @@ def plan_chunked(
         by_part.setdefault((slice_.window, slice_.before), []).append(slice_)
     if not sums:
         parts = _Planner([collective], groups, forms).gathered(by_part, not slices.others)
-        return Chunked((collective,), position, tuple(parts)) if parts else "all of it is needed"
+        return _rewrite([collective], position, parts) if parts else "all of it is needed"
     reducer = _reducer(op, position)
     if reducer is None:
         return "its reducer is not one op"
@@ -268,9 +219,67 @@ def plan_chunked(
         joined = _join_groups([forms.groups(each) or () for each in chain], forms.facts.grid.size)
         parts = _Planner(chain, joined, forms).scattered(by_part) if joined else None
         if parts:
-            return Chunked(tuple(chain), position, tuple(parts))
+            return _rewrite(chain, position, parts)
         chain.pop()
     return "the parts that its members take are no equal chunks, or more bytes would be sent"
+
+
+def _rewrite(chain: Sequence[Collective], position: int, parts: Sequence[Part]) -> Rewrite:
+    """The rewrite that lets parts stand for one result of a collective.
+
+    `chain`: the collective, and all_reduces that sum for it alone, last first.
+    """
+    results = [chain[0].op.results[position], *(each.op.results[0] for each in chain[1:])]
+    inside = [value for part in parts for s in part.slices for value in s.touched]
+    made = [
+        f"{stage.kind.partition('.')[2]} over {stage.members}"
+        for part in parts
+        for stage in part.stages
+    ]
+    summed = f"{len(chain)} all_reduces in a row" if chain[1:] else "all_reduce"
+    return Rewrite(
+        [*results, *inside],
+        [collective.op for collective in chain],
+        partial(_write, chain, position, parts),
+        f"{summed} became {' and '.join(made)}",
+    )
+
+
+def _write(chain: Sequence[Collective], position: int, parts: Sequence[Part]) -> list[ir.Value]:
+    """Writes the parts; the originals stay, unused as far as they were replaced.
+
+    Returns the results of the new collectives.
+    """
+    op, made = chain[0].op, list[ir.Value]()
+    for part in parts:
+        value = _operand_of(chain, position)
+        for moved in part.before:
+            build = Builder(ir.InsertionPoint(op), moved.location)
+            fillings = [(filling, splat_of(filling)) for filling in list(moved.operands)[1:]]
+            known = {v: build.splat(n, [], element_of(v)) for v, n in fillings if n is not None}
+            value = copy_with(moved, {**known, moved.operands[0]: value}, build.point).results[0]
+        taken = part.slices[0].op.location
+        location = op.location
+        if taken != location:
+            location = ir.Location.fused([location, taken], context=op.context)
+        for stage in part.stages:
+            shape = list(shape_of(value) or ())
+            if shape:
+                shape[stage.dimension] = int(shape[stage.dimension] / stage.factor)
+            type_ = with_shape(value.type, shape)
+            value = collective_like(
+                op,
+                stage.kind,
+                value,
+                type_,
+                stage.changed,
+                dropped=stage.dropped,
+                location=location,
+            )
+            made.append(value)
+        for slice_ in part.slices:
+            compute_from(value, slice_)
+    return made
 
 
 def _chain(
@@ -413,26 +422,3 @@ def _reducer(op: ir.Operation, position: int) -> str | None:
     block, values = op.regions[0].blocks[0], (op.operands[position], op.results[position])
     elements = {element_of(value) for value in (*block.arguments, *values)}
     return reducer_kind(block) if len(elements) == 1 else None
-
-
-def _made(stage: Stage, op: ir.Operation, value: ir.Value, location: ir.Location) -> ir.Value:
-    type_ = ir.RankedTensorType(value.type)
-    shape = list(type_.shape)
-    if shape:
-        shape[stage.dimension] = int(shape[stage.dimension] / stage.factor)
-    result = with_shape(type_, shape)
-    return collective_like(
-        op,
-        stage.kind,
-        value,
-        result,
-        stage.changed,
-        dropped=stage.dropped,
-        location=location,
-    )
-
-
-def _fused(op: ir.Operation, taken: ir.Operation) -> ir.Location:
-    if op.location == taken.location:
-        return op.location
-    return ir.Location.fused([op.location, taken.location], context=op.context)

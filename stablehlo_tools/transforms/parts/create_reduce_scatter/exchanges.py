@@ -31,10 +31,12 @@ from stablehlo_tools.analysis.shardings import SHARDING
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import BROADCAST, CONSTANT, DYNAMIC_SLICE, RESHAPE, TRANSPOSE
 from stablehlo_tools.ir.builder import Builder, element_of
+from stablehlo_tools.ir.rewriter import replace
 from stablehlo_tools.ir.values import producer
 from stablehlo_tools.transforms.parts.create_reduce_scatter.chunked import is_of_unsure_order
 from stablehlo_tools.transforms.parts.create_reduce_scatter.rewriting import (
     GroupForms,
+    Rewrite,
     collective_like,
     with_shape,
 )
@@ -48,67 +50,11 @@ _DROPPED = ("replica_groups", "all_gather_dim", "use_global_device_ids")
 _MOST_MEMBERS = 8  # of a group: more permutes than that take longer than one all_gather
 
 
-@dataclass(frozen=True)
-class Inverse:
-    """Two all_to_alls, the second the inverse of the first, with layout ops between them."""
-
-    first: Collective
-    second: Collective
-    between: tuple[ir.Operation, ...]
-    shapes: tuple[tuple[int, ...], ...]  # of the results of `between` without the exchanges
-
-    @property
-    def touched(self) -> list[ir.Value]:
-        """Values of ops that the rewrite removes or repeats."""
-        ops = [self.first.op, self.second.op, *self.between]
-        return [op.results[0] for op in ops]
-
-    @property
-    def replaced(self) -> list[ir.Operation]:
-        """The collectives that may go."""
-        return [self.second.op, self.first.op]
-
-    def apply(self) -> None:
-        """Repeats the layout ops on the operand of the first."""
-        value = self.first.op.operands[0]
-        for op, shape in zip(self.between, self.shapes, strict=True):
-            build = Builder(ir.InsertionPoint(self.second.op), op.location)
-            types = [with_shape(value.type, shape)]
-            attributes = {n: a for n, a in op.attributes.items() if n != SHARDING}
-            value = build.create(op.name, [value], types, attributes).results[0]
-        self.second.op.results[0].replace_all_uses_with(value)
-
-
-@dataclass(frozen=True)
-class Constant:
-    """A collective whose results are one constant everywhere, whatever goes where."""
-
-    collective: Collective
-    splats: tuple[ir.Attribute, ...]
-
-    @property
-    def touched(self) -> list[ir.Value]:
-        """The results of the collective."""
-        return list(self.collective.op.results)
-
-    @property
-    def replaced(self) -> list[ir.Operation]:
-        """The collective that may go."""
-        return [self.collective.op]
-
-    def apply(self) -> None:
-        """Puts the constants in the place of the results."""
-        op = self.collective.op
-        build = Builder(ir.InsertionPoint(op), op.location)
-        for result, splat in zip(op.results, self.splats, strict=True):
-            value = ir.DenseElementsAttr.get_splat(result.type, splat)
-            result.replace_all_uses_with(build.op("constant", [], result.type, value=value))
-
-
 def plan_inverse(
     second: Collective, by_result: dict[ir.Value, Collective], forms: GroupForms
-) -> Inverse | None:
-    """The all_to_all that this one undoes, if there is one. `by_result`: all of the module's."""
+) -> Rewrite | None:
+    """Two all_to_alls, the second the inverse of the first, with layout ops between them, as these
+    ops alone. `by_result`: all collectives of the module."""
     if len(second.op.results) != 1:
         return None
     between: list[ir.Operation] = []
@@ -137,10 +83,24 @@ def plan_inverse(
         return None
     between.reverse()
     shapes = _shapes(first, between)
-    return None if shapes is None else Inverse(first, second, tuple(between), shapes)
+    if shapes is None:
+        return None
+
+    def repeat_between() -> Sequence[ir.Value]:
+        value = first.op.operands[0]
+        for op, shape in zip(between, shapes, strict=True):
+            build = Builder(ir.InsertionPoint(second.op), op.location)
+            types = [with_shape(value.type, shape)]
+            attributes = {n: a for n, a in op.attributes.items() if n != SHARDING}
+            value = build.create(op.name, [value], types, attributes).results[0]
+        second.op.results[0].replace_all_uses_with(value)
+        return ()
+
+    touched = [op.results[0] for op in (first.op, second.op, *between)]
+    return Rewrite(touched, [second.op, first.op], repeat_between)
 
 
-def plan_constant(collective: Collective, forms: GroupForms) -> Constant | None:
+def plan_constant(collective: Collective, forms: GroupForms) -> Rewrite | None:
     """The constants that an all_gather, all_to_all or permute of constants gives every device."""
     op = collective.op
     splats = [_splat(value) for value in op.operands]
@@ -153,7 +113,17 @@ def plan_constant(collective: Collective, forms: GroupForms) -> Constant | None:
     else:
         groups = forms.groups(collective) or ()
         reached = sum(map(len, groups))
-    return Constant(collective, tuple(known)) if reached == forms.facts.grid.size else None
+    if reached != forms.facts.grid.size:
+        return None
+
+    def write_constants() -> Sequence[ir.Value]:
+        build = Builder(ir.InsertionPoint(op), op.location)
+        for result, splat in zip(op.results, known, strict=True):
+            value = ir.DenseElementsAttr.get_splat(result.type, splat)
+            result.replace_all_uses_with(build.op("constant", [], result.type, value=value))
+        return ()
+
+    return Rewrite(list(op.results), [op], write_constants)
 
 
 def _dimensions(collective: Collective) -> tuple[int, int]:
@@ -220,27 +190,9 @@ def _splat(value: ir.Value) -> ir.Attribute | None:
     return None
 
 
-@dataclass(frozen=True)
-class Shared:
-    """An all_gather that repeats an earlier one."""
-
-    earlier: ir.Operation
-    later: ir.Operation
-    is_limited: bool
-
-    def apply(self) -> None:
-        """Uses the earlier one's results and erases the later."""
-        for old, new in zip(self.later.results, self.earlier.results, strict=True):
-            old.replace_all_uses_with(new)
-        self.later.erase()
-        if self.is_limited:
-            self.earlier.attributes[_SHARED] = ir.UnitAttr.get(self.earlier.context)
-
-
-def plan_sharing(
-    collectives: list[Collective], forms: GroupForms, memory_limit: int
-) -> list[Shared]:
-    """The all_gathers that repeat one before them, in its block or in a region of a later op.
+def share_gathers(collectives: Sequence[Collective], forms: GroupForms, memory_limit: int) -> None:
+    """Lets all_gathers that repeat one before them, in its block or in a region of a later op, use
+    its results.
 
     What an all_gather that is shared makes lives on: at most `memory_limit` bytes of it in all,
     taken in program order, where that is not 0.
@@ -248,12 +200,18 @@ def plan_sharing(
     firsts: dict[object, list[Collective]] = {}
     kept = {c.op.results[0] for c in collectives if _SHARED in c.op.attributes}
     total = sum(c.bytes_out or 0 for c in collectives if _SHARED in c.op.attributes)
-    plan: list[Shared] = []
+    shared: list[tuple[ir.Operation, ir.Operation]] = []  # each before the one that repeats it
     for collective in collectives:
         if collective.kind != "all_gather" or collective.is_async:
             continue
-        op = collective.op
-        candidates = firsts.setdefault(_key(collective, forms), [])
+        op, groups = collective.op, forms.groups(collective)
+        key = (
+            tuple(op.operands),
+            tuple(str(result.type) for result in op.results),
+            ir.IntegerAttr(op.attributes["all_gather_dim"]).value,
+            None if groups is None else frozenset(groups),
+        )
+        candidates = firsts.setdefault(key, [])
         earlier = next((c for c in candidates if _encloses(c.op.block, op)), None)
         if earlier is None:
             candidates.append(collective)
@@ -264,19 +222,11 @@ def plan_sharing(
             continue
         total += held or 0
         kept.add(earlier.op.results[0])
-        plan.append(Shared(earlier.op, op, memory_limit > 0))
-    return plan
-
-
-def _key(collective: Collective, forms: GroupForms) -> object:
-    """What two all_gathers that give the same have in common."""
-    groups = forms.groups(collective)
-    return (
-        tuple(collective.op.operands),
-        tuple(str(result.type) for result in collective.op.results),
-        ir.IntegerAttr(collective.op.attributes["all_gather_dim"]).value,
-        None if groups is None else frozenset(groups),
-    )
+        shared.append((earlier.op, op))
+    for earlier, later in shared:
+        replace(later, earlier.results)
+        if memory_limit > 0:
+            earlier.attributes[_SHARED] = ir.UnitAttr.get(earlier.context)
 
 
 def _encloses(block: ir.Block, op: ir.Operation) -> bool:
@@ -290,7 +240,7 @@ def _encloses(block: ir.Block, op: ir.Operation) -> bool:
 
 
 @dataclass(frozen=True)
-class Padded:
+class _Padded:
     """An all_gather, its pad and its slice; `pairs` bring each operand to where it is taken.
 
     None among the pairs: it is the taker's own. The takers' slices begin at `offset`, those of no
@@ -306,50 +256,34 @@ class Padded:
     ahead: int
     behind: int
 
-    @property
-    def touched(self) -> list[ir.Value]:
-        """Values of ops that the rewrite removes."""
-        return [op.results[0] for op in (self.collective.op, self.pad, self.taken)]
-
-    @property
-    def replaced(self) -> list[ir.Operation]:
-        """The collective that may go."""
-        return [self.collective.op]
-
-    def apply(self) -> None:
+    def write(self) -> list[ir.Value]:
         """Writes permutes where the all_gather stands, and what is made of them at the slice."""
-        result, build = self.taken.results[0], self._builder()
+        op, result = self.collective.op, self.taken.results[0]
+        build = Builder(ir.InsertionPoint(self.taken), self.taken.location)
         start = self.taken.operands[1 + self.dimension]
         here = build.compare("EQ", start, build.splat(self.offset, [], element_of(start)))
-        parts = [self._part(pairs) for pairs in self.pairs]
-        shape = list(shape_of(parts[0]) or ())
-        listed = list(parts)
+        operand, parts = op.operands[0], list[ir.Value]()
+        for pairs in self.pairs:
+            changed = {} if pairs is None else {"source_target_pairs": pairs}
+            kind = "stablehlo.collective_permute"
+            parts.append(
+                collective_like(op, kind, operand, operand.type, changed, dropped=_DROPPED)
+                if changed
+                else operand
+            )
+        shape, listed = list(shape_of(operand) or ()), list(parts)
         for length, place in ((self.ahead, 0), (self.behind, len(parts) + 1)):
             shape[self.dimension] = length
             if length:
-                listed.insert(place, self._padding(build, shape))
+                listed.insert(place, build.broadcast(self.pad.operands[1], shape, []))
         attribute = build.integer(self.dimension)
-        whole = build.op("concatenate", listed, self.taken.results[0].type, dimension=attribute)
-        empty = self._padding(build, list(shape_of(result) or ()))
+        whole = build.op("concatenate", listed, result.type, dimension=attribute)
+        empty = build.broadcast(self.pad.operands[1], list(shape_of(result) or ()), [])
         result.replace_all_uses_with(build.op("select", [here, whole, empty], result.type))
-
-    def _builder(self) -> Builder:
-        return Builder(ir.InsertionPoint(self.taken), self.taken.location)
-
-    def _part(self, pairs: ir.Attribute | None) -> ir.Value:
-        op = self.collective.op
-        operand = op.operands[0]
-        if pairs is None:
-            return operand
-        kind = "stablehlo.collective_permute"
-        changed = {"source_target_pairs": pairs}
-        return collective_like(op, kind, operand, operand.type, changed, dropped=_DROPPED)
-
-    def _padding(self, build: Builder, shape: Sequence[int]) -> ir.Value:
-        return build.broadcast(self.pad.operands[1], shape, [])
+        return []
 
 
-def plan_padded(collective: Collective, forms: GroupForms, values: DeviceValues) -> Padded | None:
+def plan_padded(collective: Collective, forms: GroupForms, values: DeviceValues) -> Rewrite | None:
     """What stands for an all_gather that is padded and of which one device a group takes all."""
     op = collective.op
     if len(op.operands) != 1 or shape_of(op.results[0]) is None:
@@ -381,7 +315,8 @@ def plan_padded(collective: Collective, forms: GroupForms, values: DeviceValues)
     pairs = _pairs(collective, groups, takers, forms)
     if pairs is None:
         return None
-    return Padded(collective, pad, taken, pairs, dimension, offset, ahead, behind)
+    padded = _Padded(collective, pad, taken, pairs, dimension, offset, ahead, behind)
+    return Rewrite([each.results[0] for each in (op, pad, taken)], [op], padded.write)
 
 
 def _only_user(op: ir.Operation, name: str) -> ir.Operation | None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
 
 from stablehlo_tools import bindings
 from stablehlo_tools.analysis.collectives import Collective, ModuleFacts
@@ -22,18 +23,17 @@ from stablehlo_tools.analysis.replica_groups import (
 )
 from stablehlo_tools.analysis.shardings import SHARDING
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.dialect.names import BROADCAST, CALL, CONSTANT, DYNAMIC_SLICE
+from stablehlo_tools.dialect.names import BROADCAST, CALL
 from stablehlo_tools.dialect.traits import COMPUTATIONS
-from stablehlo_tools.ir.builder import device_table
+from stablehlo_tools.ir.builder import Builder, device_table, element_of, shape_of
 from stablehlo_tools.ir.cleanup import keep_results
-from stablehlo_tools.ir.values import has_uses, producer
+from stablehlo_tools.ir.values import has_uses, maker_of, producer
 from stablehlo_tools.ir.walk import callee_name
 from stablehlo_tools.transforms.parts.create_reduce_scatter.slices import (
     ELEMENTWISE,
     Slice,
-    SliceStep,
     Window,
-    narrowed_shape,
+    narrowed_type,
     splat_of,
     spreads,
 )
@@ -42,6 +42,20 @@ _MOST_AXES = 5  # whose subsets are tried in every order
 _IDS = frozenset({"stablehlo.partition_id", "stablehlo.replica_id"})
 _ENDS = frozenset({"func.return", "sdy.return"})
 _PURE = COMPUTED | ELEMENTWISE | _IDS | _ENDS | {"stablehlo.pad"}
+
+
+@dataclass(frozen=True)
+class Rewrite:
+    """What stands for collectives: `apply` writes it, and returns the results of new collectives.
+
+    `touched` are values of ops that it removes, moves or repeats, `replaced` the collectives that
+    may go; `text` says what became of all_reduces.
+    """
+
+    touched: Sequence[ir.Value]
+    replaced: Sequence[ir.Operation]
+    apply: Callable[[], Sequence[ir.Value]]
+    text: str = ""
 
 
 class GroupForms:
@@ -143,13 +157,15 @@ def with_shape(type_: ir.Type, shape: Sequence[int]) -> ir.RankedTensorType:
 
 def compute_from(part: ir.Value, slice_: Slice) -> None:
     """Puts in a slice's place what its steps make of the chunk that the device takes."""
-    with ir.InsertionPoint(slice_.op), slice_.op.location:
-        for step in slice_.steps:
-            part = _narrowed_step(step, part)
+    build = Builder(ir.InsertionPoint(slice_.op), slice_.op.location)
+    for op, position, window in ((step.op, step.operand, step.window) for step in slice_.steps):
+        operands = [
+            part if number == position else _narrowed(value, window, build)
+            for number, value in enumerate(op.operands)
+        ]
+        part = _copy(op, operands, narrowed_type(op.results[0], window), build)
     if slice_.steps and SHARDING in slice_.op.attributes:
-        owner = part.owner
-        assert not isinstance(owner, ir.Block)
-        owner.operation.attributes[SHARDING] = slice_.op.attributes[SHARDING]
+        maker_of(part).attributes[SHARDING] = slice_.op.attributes[SHARDING]
     slice_.op.results[0].replace_all_uses_with(part)
 
 
@@ -226,64 +242,32 @@ def erase_unused(
     return erased
 
 
-def _narrowed_step(step: SliceStep, part: ir.Value) -> ir.Value:
-    op, window = step.op, step.window
-    result = ir.RankedTensorType(op.results[0].type)
-    operands = [
-        part if position == step.operand else _narrowed(value, window)
-        for position, value in enumerate(op.operands)
-    ]
-    attributes = {n: a for n, a in op.attributes.items() if n != SHARDING}
-    return ir.Operation.create(
-        op.name,
-        results=[with_shape(result, narrowed_shape(result.shape, window))],
-        operands=operands,
-        attributes=attributes,
-        loc=op.location,
-    ).results[0]
-
-
-def _narrowed(value: ir.Value, window: Window) -> ir.Value:
+def _narrowed(value: ir.Value, window: Window, build: Builder) -> ir.Value:
     """What a device takes of a value beside the one that is followed; see `can_narrow`."""
-    type_ = ir.RankedTensorType(value.type)
-    if not type_.rank or not any(window):
+    if not shape_of(value) or not any(window):
         return value
-    part = with_shape(type_, narrowed_shape(type_.shape, window))
-    maker = producer(value)
-    splat = splat_of(value)
+    part, maker, splat = narrowed_type(value, window), producer(value), splat_of(value)
     if maker is not None and splat is not None:
-        return _copy(maker, part, value=ir.DenseElementsAttr.get_splat(part, splat))
+        return _copy(maker, [], part, build, value=ir.DenseElementsAttr.get_splat(part, splat))
     if maker is not None and maker.name == BROADCAST and spreads(maker, window):
-        return _copy(maker, part)
-    starts = [None if cut is None else cut.start for cut in window]
-    index = next(start.type for start in starts if start is not None)
-    zero = ir.Attribute.parse(f"dense<0> : {index}")
-    operands = [
-        ir.Operation.create(CONSTANT, results=[index], attributes={"value": zero}).results[0]
-        if start is None
-        else start
-        for start in starts
-    ]
-    location = maker.location if maker is not None else None
-    return ir.Operation.create(
-        DYNAMIC_SLICE,
-        results=[part],
-        operands=[value, *operands],
-        attributes={"slice_sizes": ir.DenseI64ArrayAttr.get(list(part.shape))},
-        loc=location,
-    ).results[0]
+        return _copy(maker, list(maker.operands), part, build)
+    index = next(element_of(cut.start) for cut in window if cut is not None)
+    starts = [build.splat(0, [], index) if cut is None else cut.start for cut in window]
+    place = build.location if maker is None else maker.location
+    return Builder(build.point, place).dynamic_slice(value, starts, part.shape)
 
 
-def _copy(op: ir.Operation, type_: ir.Type, **changed: ir.Attribute) -> ir.Value:
-    """An op once more, with another result type."""
+def _copy(
+    op: ir.Operation,
+    operands: Sequence[ir.Value],
+    type_: ir.Type,
+    build: Builder,
+    **changed: ir.Attribute,
+) -> ir.Value:
+    """An op once more, with other operands and another result type."""
     attributes = {n: a for n, a in op.attributes.items() if n != SHARDING}
-    return ir.Operation.create(
-        op.name,
-        results=[type_],
-        operands=list(op.operands),
-        attributes={**attributes, **changed},
-        loc=op.location,
-    ).results[0]
+    copies = Builder(build.point, op.location)
+    return copies.create(op.name, operands, [type_], {**attributes, **changed}).results[0]
 
 
 def purity(functions: Mapping[str, ir.Operation]) -> Callable[[ir.Operation], bool]:

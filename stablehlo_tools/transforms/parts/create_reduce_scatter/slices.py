@@ -8,7 +8,6 @@ the one from the other alone.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from stablehlo_tools.analysis.device_values import DeviceValues, clamped_starts
@@ -58,10 +57,12 @@ def shape_of(value: ir.Value) -> Shape | None:
     return static_shape(value.type)
 
 
-def narrowed_shape(shape: Sequence[int], window: Window) -> list[int]:
-    """The shape of what one device takes."""
-    pairs = zip(shape, window, strict=True)
-    return [size if cut is None else size // cut.count for size, cut in pairs]
+def narrowed_type(value: ir.Value, window: Window) -> ir.RankedTensorType:
+    """The type of what one device takes of a value."""
+    whole = ir.RankedTensorType(value.type)
+    pairs = zip(whole.shape, window, strict=True)
+    shape = [size if cut is None else size // cut.count for size, cut in pairs]
+    return ir.RankedTensorType.get(shape, whole.element_type, loc=value.location)
 
 
 def sliced_window(op: ir.Operation, values: DeviceValues) -> Window | None:

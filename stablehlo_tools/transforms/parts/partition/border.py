@@ -16,7 +16,6 @@ from stablehlo_tools.analysis.entry import counted_name
 from stablehlo_tools.analysis.shardings import (
     SHARDING,
     Axes,
-    Dims,
     ValueShardings,
     function_sharding,
     manual_axes,
@@ -68,14 +67,14 @@ class UnreducedBorder:
     @staticmethod
     def of(main: ir.Operation, shardings: ValueShardings) -> UnreducedBorder:
         """As the signature says it."""
-        block = main.regions[0].blocks[0]
-        sides = (("arg_attrs", block.arguments), ("res_attrs", terminator(block).operands))
-        return UnreducedBorder(
-            *(
-                [Unreduced.of(function_sharding(main, k, n), shardings) for n in range(len(side))]
-                for k, side in sides
-            )
+        arguments, results = (
+            [
+                Unreduced.of(function_sharding(main, name, number), shardings)
+                for number in range(len(_values(main, name)))
+            ]
+            for name in ("arg_attrs", "res_attrs")
         )
+        return UnreducedBorder(arguments, results)
 
     def cross(self, main: ir.Operation, shardings: ValueShardings, channel: int) -> None:
         """Combines the arguments' parts in a body for one device, and leaves the results' parts."""
@@ -250,31 +249,30 @@ class Border:
     @staticmethod
     def of(main: ir.Operation, shardings: ValueShardings, unreduced: UnreducedBorder) -> Border:
         """How Shardy divided them, and what of them is in parts of a sum."""
-        sides: list[list[ir.Attribute]] = []
-        for name, parts in (("arg_attrs", unreduced.arguments), ("res_attrs", unreduced.results)):
-            sides.append(
-                [
-                    shardings.attribute(
-                        _at_border(main, name, number, value, shardings),
-                        main.context,
-                        parts[number].axes,
-                        parts[number].reduction,
-                    )
-                    for number, value in enumerate(_values(main, name))
-                ]
-            )
+
+        def stated(name: str, parts: Sequence[Unreduced]) -> list[ir.Attribute]:
+            dims = [
+                shardings.at_border(main, name, number, rank_of(value))
+                for number, value in enumerate(_values(main, name))
+            ]
+            return [
+                shardings.attribute(each, main.context, part.axes, part.reduction)
+                for each, part in zip(dims, parts, strict=True)
+            ]
+
         axes = shardings.axes.canonical(
             dict.fromkeys(axis for parts in unreduced.arguments for axis in parts.axes)
         )
         witness = shardings.attribute((), main.context, axes) if axes else None
-        return Border(sides[0], sides[1], witness)
+        arguments = stated("arg_attrs", unreduced.arguments)
+        return Border(arguments, stated("res_attrs", unreduced.results), witness)
 
 
 def warn_of_uneven(main: ir.Operation, shardings: ValueShardings, diagnostics: Diagnostics) -> None:
     """Says which arguments and results the program wants divided as they do not divide."""
     for name, what in (("arg_attrs", "argument"), ("res_attrs", "result")):
         for number, value in enumerate(_values(main, name)):
-            stated = _at_border(main, name, number, value, shardings)
+            stated = shardings.at_border(main, name, number, rank_of(value))
             for dim, axes in enumerate(stated):
                 size, parts = shape_of(value)[dim], shardings.axes.size(axes)
                 if size % parts:
@@ -300,7 +298,7 @@ def make_border_even(main: ir.Operation, shardings: ValueShardings) -> _BorderSh
         if name not in main.attributes:
             continue
         for number, value in enumerate(_values(main, name)):
-            stated = _at_border(main, name, number, value, shardings)
+            stated = shardings.at_border(main, name, number, rank_of(value))
             even = shardings.even_dims(value, stated)
             if even != stated:
                 changed[name, number] = shardings.attribute(even, main.context)
@@ -311,31 +309,18 @@ def make_border_even(main: ir.Operation, shardings: ValueShardings) -> _BorderSh
 def state_border(main: ir.Operation, stated: _BorderShardings) -> None:
     """Gives arguments and results of a function shardings, in place of those that they have."""
     for name in dict.fromkeys(name for name, _ in stated):
-        values = _values(main, name)
-        if name in main.attributes:
-            lists = [dict_of(each) for each in ir.ArrayAttr(main.attributes[name])]
-        else:
-            lists = [dict[str, ir.Attribute]() for _ in values]
-        for number in range(len(values)):
+        entries = [dict[str, ir.Attribute]() for _ in _values(main, name)]
+        for number, entry in enumerate(entries):
+            if name in main.attributes:
+                before = ir.DictAttr(ir.ArrayAttr(main.attributes[name])[number])
+                entry.update({each.name: each.attr for each in before})
             if (name, number) in stated:
-                lists[number][SHARDING] = stated[name, number]
+                entry[SHARDING] = stated[name, number]
         main.attributes[name] = ir.ArrayAttr.get(
-            [ir.DictAttr.get(each, main.context) for each in lists], main.context
+            [ir.DictAttr.get(each, main.context) for each in entries], main.context
         )
-
-
-def dict_of(attribute: ir.Attribute) -> dict[str, ir.Attribute]:
-    """The entries of a dictionary attribute."""
-    return {entry.name: entry.attr for entry in ir.DictAttr(attribute)}
 
 
 def _values(main: ir.Operation, name: str) -> list[ir.Value]:
     block = main.regions[0].blocks[0]
     return list(block.arguments if name == "arg_attrs" else terminator(block).operands)
-
-
-def _at_border(
-    main: ir.Operation, name: str, number: int, value: ir.Value, shardings: ValueShardings
-) -> Dims:
-    attribute = function_sharding(main, name, number)
-    return ((),) * rank_of(value) if attribute is None else shardings.read(attribute)

@@ -44,7 +44,7 @@ from stablehlo_tools.dialect.names import (
     WHILE,
 )
 from stablehlo_tools.dialect.traits import BRANCHES, ELEMENTWISE, TERMINATORS, Trait, ops_with
-from stablehlo_tools.ir.builder import constrained
+from stablehlo_tools.ir.builder import constrained, shape_of
 from stablehlo_tools.ir.values import producer, stand_in
 from stablehlo_tools.ir.walk import FUNCTION, ops_named
 from stablehlo_tools.transforms.parts.partition.op_rules import (
@@ -76,16 +76,11 @@ def make_even(module: ir.Module, shardings: ValueShardings) -> None:
 
 
 def _even(value: ir.Value, dims: Dims, shardings: ValueShardings) -> Dims:
-    if not rank_of(value):
-        return dims
-    shape = ir.RankedTensorType(value.type).shape
-    return tuple(_dividing(n, axes, shardings) for n, axes in zip(shape, dims, strict=True))
-
-
-def _dividing(size: int, axes: Axes, shardings: ValueShardings) -> Axes:
-    while axes and size % shardings.axes.size(axes):
-        axes = axes[:-1]
-    return axes
+    even = list(dims)
+    for dim, size in enumerate(shape_of(value) if dims else ()):
+        while even[dim] and size % shardings.axes.size(even[dim]):
+            even[dim] = even[dim][:-1]
+    return tuple(even)
 
 
 class Resharder:
@@ -239,15 +234,12 @@ class Divider:
         if op.name in _CARRIERS:
             self._expect(op, [self.shardings.of(result) for result in op.results])
         elif op.name == MANUAL_COMPUTATION:
-            wanted = [self._border(op, number) for number in range(len(op.operands))]
-            self._expect(op, wanted)
+            entering = sharding_per_value(op.attributes["in_shardings"])
+            self._expect(op, list(map(self.shardings.read, entering)))
         elif op.name == ALL_REDUCE:
             self._expect(op, [self.shardings.of(op.results[0])])
         elif op.name not in BRANCHES:
             self._fit(op)
-
-    def _border(self, op: ir.Operation, number: int) -> Dims:
-        return self.shardings.read(sharding_per_value(op.attributes["in_shardings"])[number])
 
     def _returned(self, owner: ir.Operation, count: int) -> list[Dims | None]:
         """How a block must return its values divided; None where it is free to."""

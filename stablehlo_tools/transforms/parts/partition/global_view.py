@@ -28,14 +28,13 @@ from stablehlo_tools.analysis.shardings import (
 )
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
-from stablehlo_tools.dialect.names import RESHARD
+from stablehlo_tools.dialect.names import CONSTANT, RESHARD
 from stablehlo_tools.dialect.traits import Trait, ops_with
 from stablehlo_tools.ir.builder import Builder, constrained, element_of, shape_of
+from stablehlo_tools.ir.rewriter import Patterns, replace
 from stablehlo_tools.ir.values import producer
-from stablehlo_tools.ir.walk import FUNCTION, ops_named, walk
+from stablehlo_tools.ir.walk import FUNCTION, drop_attributes, ops_named, walk
 
-_EDGES = frozenset({"sdy.data_flow_edge", "sdy.func_data_flow_edge"})
-_BARRIER = "sdy.propagation_barrier"
 # What Shardy notes about its own work.
 _DEBUG = frozenset({"sdy.propagation_edges", "sdy.sharding_origins"})
 _REDUCTIONS = {"sdy.all_reduce": "reduction_axes", "sdy.reduce_scatter": "reduce_scatter_axes"}
@@ -49,27 +48,16 @@ WithRules = Callable[[ir.Module], ir.Module]
 
 def drop_propagation_notes(module: ir.Module) -> None:
     """Takes out what Shardy noted for debugging, which its passes read in some places only."""
-
-    def visit(op: ir.Operation) -> ir.WalkResult:
-        for name in _DEBUG:
+    drop_attributes(module.operation, _DEBUG)
+    for op in ops_named(module.operation, {FUNCTION}):
+        for name in ("arg_attrs", "res_attrs"):
             if name in op.attributes:
-                del op.attributes[name]
-        if op.name == FUNCTION:
-            for name in ("arg_attrs", "res_attrs"):
-                if name in op.attributes:
-                    op.attributes[name] = _without_notes(op.attributes[name])
-        return ir.WalkResult.ADVANCE
-
-    walk(module.operation, visit)
-
-
-def _without_notes(attribute: ir.Attribute) -> ir.Attribute:
-    kept = [
-        {entry.name: entry.attr for entry in ir.DictAttr(each) if entry.name not in _DEBUG}
-        for each in ir.ArrayAttr(attribute)
-    ]
-    context = attribute.context
-    return ir.ArrayAttr.get([ir.DictAttr.get(each, context) for each in kept], context)
+                kept = [
+                    {each.name: each.attr for each in ir.DictAttr(entry) if each.name not in _DEBUG}
+                    for entry in ir.ArrayAttr(op.attributes[name])
+                ]
+                dicts = [ir.DictAttr.get(entry, op.context) for entry in kept]
+                op.attributes[name] = ir.ArrayAttr.get(dicts, op.context)
 
 
 def restore_global_view(
@@ -79,15 +67,14 @@ def restore_global_view(
 
     Raises a located ToolError for a reduction of which it is not certain what it sums.
     """
-    for op in ops_named(module.operation, {*_EDGES, "sdy.constant"}):
-        _replace(op, _constant(op) if op.name == "sdy.constant" else _after_edge(op))
+    _PLAIN.apply(module.operation)
     reductions = ops_named(module.operation, _REDUCTIONS)
     parts = _PartialSums(shardings).of_each(with_rules(module)) if reductions else []
     for op, axes in zip(reductions, parts, strict=True):
         if axes is not None and _within(_reduced_axes(op), axes, shardings):
-            _replace(op, _reshard(op))
+            replace(op, [_reshard(op)])
         elif axes is not None and not shardings.axes.overlap(axes, _reduced_axes(op)):
-            _replace(op, _of_equal_values(op, shardings))
+            replace(op, [_of_equal_values(op, shardings)])
         else:
             raise ToolError(
                 f"{op.name} sums a value of which the shardings do not say whether each device "
@@ -95,16 +82,12 @@ def restore_global_view(
                 'unreduced={"axis"} in its sharding (P6)',
                 op.location,
             )
-    for op in ops_named(module.operation, _MOVES):
-        _replace(op, _reshard(op))
+    _MOVED.apply(module.operation)
 
 
 def drop_barriers(module: ir.Module) -> None:
     """Takes out the barriers to propagation, when it is over."""
-    for op in ops_named(module.operation, {_BARRIER}):
-        attribute = result_sharding(op, 0)
-        value = op.operands[0]
-        _replace(op, value if attribute is None else _reshard(op, attribute))
+    _BARRIERS.apply(module.operation)
 
 
 class _PartialSums:
@@ -180,33 +163,40 @@ def _of_equal_values(op: ir.Operation, shardings: ValueShardings) -> ir.Value:
     return _reshard(op)
 
 
-def _replace(op: ir.Operation, value: ir.Value) -> None:
-    op.results[0].replace_all_uses_with(value)
-    op.erase()
+def _reshard(op: ir.Operation) -> ir.Value:
+    place = ir.InsertionPoint(op)
+    return constrained(op.operands[0], op.attributes["out_sharding"], place, op.location, RESHARD)
 
 
-def _constant(op: ir.Operation) -> ir.Value:
-    return ir.Operation.create(
-        "stablehlo.constant",
-        results=[op.results[0].type],
-        attributes=dict(op.attributes.items()),
-        loc=op.location,
-        ip=ir.InsertionPoint(op),
-    ).results[0]
+_PLAIN, _MOVED, _BARRIERS = Patterns(), Patterns(), Patterns()
 
 
-def _after_edge(op: ir.Operation) -> ir.Value:
-    """The value itself, held to the sharding that the edge has."""
+# sdy.constant -> stablehlo.constant
+@_PLAIN.on("sdy.constant")
+def _write_constant(op: ir.Operation, build: Builder) -> ir.Value:
+    return build.create(CONSTANT, [], [op.results[0].type], dict(op.attributes.items())).results[0]
+
+
+# sdy.data_flow_edge(x) {sharding} -> sdy.sharding_constraint(x) {sharding}, x without a sharding
+@_PLAIN.on("sdy.data_flow_edge", "sdy.func_data_flow_edge")
+def _constrain_edge(op: ir.Operation, build: Builder) -> ir.Value:
     attribute = op.attributes.get("sharding")
     if attribute is None and SHARDING in op.attributes:
         attribute = sharding_per_value(op.attributes[SHARDING])[0]
+    value = op.operands[0]
+    return value if attribute is None else constrained(value, attribute, build.point, op.location)
+
+
+# sdy.all_gather(x), sdy.all_slice(x), … -> sdy.reshard(x): they leave the value as it is
+@_MOVED.on(*sorted(_MOVES))
+def _reshard_moved(op: ir.Operation, build: Builder) -> ir.Value:
+    return _reshard(op)
+
+
+# sdy.propagation_barrier(x) {sharding} -> sdy.reshard(x) {sharding}, x without a sharding
+@_BARRIERS.on("sdy.propagation_barrier")
+def _reshard_barrier(op: ir.Operation, build: Builder) -> ir.Value:
+    attribute, value = result_sharding(op, 0), op.operands[0]
     if attribute is None:
-        return op.operands[0]
-    return _reshard(op, attribute, "sdy.sharding_constraint")
-
-
-def _reshard(
-    op: ir.Operation, attribute: ir.Attribute | None = None, name: str = RESHARD
-) -> ir.Value:
-    sharding = attribute or op.attributes["out_sharding"]
-    return constrained(op.operands[0], sharding, ir.InsertionPoint(op), op.location, name)
+        return value
+    return constrained(value, attribute, build.point, op.location, RESHARD)

@@ -190,9 +190,8 @@ class Problem:
             self._pinned(None, [], [self._link(argument, 1)])
         self._block(block, 1)
         for taken in self._taken(terminator(block)):
-            attribute = function_sharding(main, "res_attrs", taken.place.operand)
             rank = rank_of(taken.value)
-            dims = ((),) * rank if attribute is None else shardings.read(attribute)
+            dims = shardings.at_border(main, "res_attrs", taken.place.operand, rank)
             self._pinned(None, [taken], [], dims)
             if taken.link is not None and len(taken.link.uses) == 1:
                 (taken.link.left,) = self.atoms.layout((left[taken.place.operand],))
