@@ -41,6 +41,7 @@ from stablehlo_tools.dialect.reducers import reducer_kind
 from stablehlo_tools.dialect.traits import BRANCHES, LAYOUT, Trait, ops_with, ops_with_any
 from stablehlo_tools.ir.builder import element_of
 from stablehlo_tools.ir.values import is_identity_of, producer, splat_of
+from stablehlo_tools.ir.views import Combining
 
 _SHAPE = LAYOUT | {SLICE, SHARDING_CONSTRAINT}
 _UNARY = ops_with(Trait.UNARY | Trait.LINEAR_IN_FIRST)
@@ -108,7 +109,7 @@ class PartialSums:
         """An op on samples: a sum over them is a term."""
         reducer = step.combine
         if step.chained:
-            reducer = reducer_kind(node.op.regions[0].blocks[0])
+            reducer = reducer_kind(Combining(node.op).combiner)
             if reducer is None or not is_identity_of(reducer, node.op.operands[0]):
                 self._block(node, node)
                 return
@@ -148,7 +149,7 @@ class PartialSums:
             )
         if name == CONVERT:
             return _keeps_sums(op)
-        if name in _COMBINING and reducer_kind(op.regions[0].blocks[0]) != "add":
+        if name in _COMBINING and reducer_kind(Combining(op).combiner) != "add":
             return False
         if name == REDUCE:
             starts_from_zero = len(terms) == 2 and is_identity_of("add", op.operands[1])

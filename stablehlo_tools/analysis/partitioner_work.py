@@ -34,6 +34,7 @@ from stablehlo_tools.dialect.traits import (
     ops_with,
     ops_with_any,
 )
+from stablehlo_tools.ir.views import Function
 from stablehlo_tools.ir.walk import FUNCTION, entry_function, terminator, walk
 
 EXPLICIT = "partition,create-reduce-scatter"  # the passes that write collectives into a program
@@ -91,7 +92,7 @@ def left_to_the_partitioner(module: ir.Module) -> LeftToCompiler | None:
     if is_per_device(module):
         return None  # XLA leaves on parameters how it has divided them
     if annotation is Annotation.SHARDY:
-        block = entry_function(module).regions[0].blocks[0]
+        block = Function(entry_function(module)).body
         if all(_is_manual(view.operation, module) for view in block.operations):
             return None
     return LeftToCompiler(annotation, partitions, op.location)
@@ -157,7 +158,7 @@ def _free_axes(computation: ir.Operation, module: ir.Module) -> set[str]:
 def partly_manual_computation(module: ir.Module) -> ir.Operation | None:
     """The first manual computation of `main` that leaves axes to XLA's partitioner, which may add
     collectives inside of it."""
-    block = entry_function(module).regions[0].blocks[0]
+    block = Function(entry_function(module)).body
     computations = (v.operation for v in block.operations if v.operation.name == MANUAL_COMPUTATION)
     return next((op for op in computations if _free_axes(op, module)), None)
 
@@ -180,7 +181,7 @@ def op_that_may_add(main: ir.Operation) -> ir.Operation | None:
     Harmless are ops on scalars, manual computations that take values as they are sharded, and
     elementwise ops on values that are all sharded alike.
     """
-    block = main.regions[0].blocks[0]
+    block = Function(main).body
     known = dict(zip(block.arguments, _listed(main, "arg_attrs"), strict=True))
     shardings: dict[ir.Value, str | None] = {**known}
     end = terminator(block)
@@ -236,8 +237,8 @@ def _normal(sharding: ir.Attribute) -> str:
 
 
 def _listed(main: ir.Operation, name: str) -> list[str | None]:
-    block = main.regions[0].blocks[0]
-    count = len(block.arguments) if name == "arg_attrs" else len(terminator(block).operands)
+    main_view = Function(main)
+    count = len(main_view.body.arguments) if name == "arg_attrs" else len(main_view.yields)
     attribute = main.attributes.get(name)
     if attribute is None:
         return [None] * count

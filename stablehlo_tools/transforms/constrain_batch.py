@@ -50,6 +50,7 @@ from stablehlo_tools.ir.builder import constrained, shape_of
 from stablehlo_tools.ir.clone import copy_module, take_over
 from stablehlo_tools.ir.inline import inline_all_calls
 from stablehlo_tools.ir.values import is_float, producer, stand_in
+from stablehlo_tools.ir.views import Function, While
 from stablehlo_tools.ir.walk import entry_function, ops_named
 from stablehlo_tools.ir.while_loop import WhileLoop
 from stablehlo_tools.passes.base import Pass
@@ -116,7 +117,7 @@ def batch_of(module: ir.Module) -> Batch | None:
         return None
     name, mesh = next(iter(meshes.items()))
     shardings = ValueShardings(MeshAxes(mesh), name)
-    graph = Graph.of(main.regions[0].blocks[0])
+    graph = Graph.of(Function(main).body)
     returned = {graph.values[number].type for number in graph.root.returned}
     data = [n for n in graph.root.arguments if graph.values[n].type not in returned]
     for floats in (False, True):
@@ -161,7 +162,7 @@ def is_constrained(value: ir.Value) -> bool:
 
 def constrain_carry(carry: Carry, batch: Batch) -> None:
     """Says of a carry, at the beginning of each iteration, that the batch is divided."""
-    block = carry.loop.regions[1].blocks[0]
+    block = While(carry.loop).body
     constrain(carry.argument, carry.dim, batch, ir.InsertionPoint.at_block_begin(block))
 
 

@@ -60,6 +60,7 @@ from stablehlo_tools.cost.hardware import load_hardware
 from stablehlo_tools.diagnostics import Diagnostics, ToolError
 from stablehlo_tools.ir.equal_branches import fold_equal_branches
 from stablehlo_tools.ir.inline import inline_all_calls
+from stablehlo_tools.ir.views import Function
 from stablehlo_tools.ir.walk import (
     ENTRY,
     MESH,
@@ -256,7 +257,7 @@ class _Shardy:
         Divider(self.shardings, self.diagnostics).run(entry_function(divided))
         fold_reshards(divided, self.shardings)
         local = self.native.run(divided, _COLLECTIVES)
-        body = entry_function(local).regions[0].blocks[0]
+        body = Function(entry_function(local)).body
         Localizer(body, self.shardings, self.channel, hardware).run()
         return local
 

@@ -59,6 +59,7 @@ from stablehlo_tools.ir.clone import copy_module, take_over
 from stablehlo_tools.ir.equal_branches import fold_equal_branches
 from stablehlo_tools.ir.inline import inline_all_calls
 from stablehlo_tools.ir.values import maker_of, producer, stand_in
+from stablehlo_tools.ir.views import Function
 from stablehlo_tools.ir.walk import entry_function, terminator
 from stablehlo_tools.passes.base import Pass
 from stablehlo_tools.passes.road import Milestone, Stage, When
@@ -122,7 +123,7 @@ class _Step:
 
     def __init__(self, module: ir.Module) -> None:
         self._main = entry_function(module)
-        self._block: ir.Block = self._main.regions[0].blocks[0]
+        self._block: ir.Block = Function(self._main).body
         self._state = OptimizerState(self._block, aliased_results(self._main))
         self._arguments = self._state.arguments
         shardings = one_mesh(module, self._main)

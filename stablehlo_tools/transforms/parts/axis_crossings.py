@@ -53,6 +53,7 @@ from stablehlo_tools.dialect.names import (
 from stablehlo_tools.dialect.reducers import IDEMPOTENT, reducer_kind
 from stablehlo_tools.dialect.traits import DEVICE_IDS
 from stablehlo_tools.ir.builder import element_of
+from stablehlo_tools.ir.views import Combining
 from stablehlo_tools.ir.walk import ops_named
 
 # The dimension along which a collective takes shards, or gives them.
@@ -128,8 +129,7 @@ class Crossing:
     @cached_property
     def reducer(self) -> str | None:
         """What its terms are joined by."""
-        regions = self.op.regions
-        return reducer_kind(regions[0].blocks[0]) if len(regions) else None
+        return reducer_kind(Combining(self.op).combiner) if len(self.op.regions) else None
 
     def result(self) -> DimTiling | None:
         """The dimension along which the devices have shards of what it makes."""

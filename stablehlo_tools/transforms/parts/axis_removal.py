@@ -26,6 +26,7 @@ from stablehlo_tools.dialect.traits import LAYOUT
 from stablehlo_tools.ir.builder import Builder, device_table, shape_of
 from stablehlo_tools.ir.clone import reshaped_clone
 from stablehlo_tools.ir.values import has_uses, maker_of, producer, splat_of
+from stablehlo_tools.ir.views import While
 from stablehlo_tools.ir.walk import terminator
 from stablehlo_tools.transforms.parts.axis_crossings import (
     AcrossAxis,
@@ -195,10 +196,10 @@ def _only_sliced(value: ir.Value) -> tuple[ir.Operation, int] | None:
         return None
     argument = ir.BlockArgument(value)
     loop, number = argument.owner.owner.operation, argument.arg_number
-    if loop.name != WHILE or argument.owner != loop.regions[1].blocks[0]:
+    if loop.name != WHILE or argument.owner != While(loop).body:
         return None
     end = terminator(argument.owner)
     handed_on = [op == end for op in _takers(value)]
-    asked = has_uses(loop.regions[0].blocks[0].arguments[number]) or has_uses(loop.results[number])
+    asked = has_uses(While(loop).condition.arguments[number]) or has_uses(loop.results[number])
     is_same = end.operands[number] == value and sorted(handed_on) == [False, True]
     return (loop, number) if is_same and not asked else None

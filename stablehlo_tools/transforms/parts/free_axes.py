@@ -52,6 +52,7 @@ from stablehlo_tools.ir.values import (
     producer,
     unconstrained,
 )
+from stablehlo_tools.ir.views import Function, ManualComputation
 from stablehlo_tools.ir.walk import (
     enclosing,
     entry_function,
@@ -177,7 +178,7 @@ def free_axes_of_layers(module: ir.Module, stages: str, asks: str, rule: str) ->
 def _around_layers(module: ir.Module) -> list[ir.Operation]:
     """The manual computations with a loop over layers."""
     effects = Effects(functions_by_name(module))
-    loops = layer_loops(entry_function(module).regions[0].blocks[0], effects)
+    loops = layer_loops(Function(entry_function(module)).body, effects)
     around = [enclosing(loop.op, MANUAL_COMPUTATION) for loop in loops if loop.flows]
     return [op for op in around if op is not None]
 
@@ -260,7 +261,7 @@ class _Computation:
     @property
     def block(self) -> ir.Block:
         """Its body."""
-        return self.op.regions[0].blocks[0]
+        return ManualComputation(self.op).body
 
     @cached_property
     def shardings(self) -> tuple[list[ir.Attribute], list[ir.Attribute]]:

@@ -25,6 +25,7 @@ from stablehlo_tools.dialect.reducers import IDEMPOTENT, reducer_kind
 from stablehlo_tools.ir.builder import Builder, element_of
 from stablehlo_tools.ir.inline import copy_with
 from stablehlo_tools.ir.values import named, splat_of
+from stablehlo_tools.ir.views import Combining
 from stablehlo_tools.transforms.parts.create_reduce_scatter.rewriting import (
     GroupForms,
     Rewrite,
@@ -419,6 +420,6 @@ def chunks_of(window: Window) -> list[Chunks]:
 
 def _reducer(op: ir.Operation, position: int) -> str | None:
     """The associative, commutative op that an all_reduce applies to elements of its type."""
-    block, values = op.regions[0].blocks[0], (op.operands[position], op.results[position])
+    block, values = Combining(op).combiner, (op.operands[position], op.results[position])
     elements = {element_of(value) for value in (*block.arguments, *values)}
     return reducer_kind(block) if len(elements) == 1 else None

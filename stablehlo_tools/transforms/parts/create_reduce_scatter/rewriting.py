@@ -28,6 +28,7 @@ from stablehlo_tools.dialect.traits import COMPUTATIONS
 from stablehlo_tools.ir.builder import Builder, device_table, element_of, shape_of
 from stablehlo_tools.ir.cleanup import keep_results
 from stablehlo_tools.ir.values import has_uses, maker_of, producer
+from stablehlo_tools.ir.views import Combining
 from stablehlo_tools.ir.walk import callee_name
 from stablehlo_tools.transforms.parts.create_reduce_scatter.slices import (
     ELEMENTWISE,
@@ -202,7 +203,7 @@ def collective_like(
     )
     if with_region:
         copy = op.clone(ip=ir.InsertionPoint(op))
-        copy.regions[0].blocks[0].append_to(new.regions[0])
+        Combining(copy).combiner.append_to(new.regions[0])
         copy.erase()
     return new.results[0]
 

@@ -32,6 +32,7 @@ from stablehlo_tools.ir.builder import Builder, device_table, element_of, shape_
 from stablehlo_tools.ir.carriers import append_to_terminator, drop_from_terminator
 from stablehlo_tools.ir.inline import wrap_body
 from stablehlo_tools.ir.values import has_uses, maker_of, producer
+from stablehlo_tools.ir.views import Combining, Function, ManualComputation
 from stablehlo_tools.ir.walk import ops_named, terminator, walk
 from stablehlo_tools.transforms.parts.partition.moving import Devices
 from stablehlo_tools.transforms.parts.partition.preparation import WITH_SHARDINGS
@@ -80,7 +81,7 @@ class UnreducedBorder:
         """Combines the arguments' parts in a body for one device, and leaves the results' parts."""
         if not any(each.axes for each in (*self.arguments, *self.results)):
             return
-        block = main.regions[0].blocks[0]
+        block = Function(main).body
         arguments = list(block.arguments)
         devices = Devices(block, shardings.axes, main.location, channel)
         after_partition = block.operations[1].operation
@@ -113,7 +114,7 @@ def _part(
     """A device's part of a value that all hold: what was summed, or all of it on the first."""
     maker = producer(value)
     if maker is not None and maker.name == "stablehlo.all_reduce" and len(maker.results) == 1:
-        summed = reducer_kind(maker.regions[0].blocks[0]) == "add"
+        summed = reducer_kind(Combining(maker).combiner) == "add"
         groups = device_table(shardings.axes.groups(axes), build.context)
         alone = len(list(value.uses)) == 1
         if summed and alone and maker.attributes["replica_groups"] == groups:
@@ -184,7 +185,7 @@ def _sum_results(computation: ir.Operation, shardings: ValueShardings, channel: 
                 "operand whole, and a sum of the parts where they are made (P6)",
                 computation.location,
             )
-    end = terminator(computation.regions[0].blocks[0])
+    end = terminator(ManualComputation(computation).body)
     for number, attribute in enumerate(sharding_per_value(computation.attributes["out_shardings"])):
         parts = Unreduced.of(attribute, shardings)
         axes = tuple(axis for axis in parts.axes if axis.name in own)
@@ -208,16 +209,15 @@ class Signature:
     @staticmethod
     def of(main: ir.Operation) -> Signature:
         """The signature of a function."""
-        block = main.regions[0].blocks[0]
         return Signature(
-            [argument.type for argument in block.arguments],
-            [value.type for value in terminator(block).operands],
+            [argument.type for argument in Function(main).body.arguments],
+            [value.type for value in Function(main).yields],
             dict(main.attributes.items()),
         )
 
     def wrap(self, main: ir.Operation, border: Border, axes: list[str]) -> None:
         """Puts the local body into one manual computation, and the signature back around it."""
-        block, results, shardings = main.regions[0].blocks[0], list(self.results), border.results
+        block, results, shardings = Function(main).body, list(self.results), border.results
         if border.witness is not None:
             build = Builder(ir.InsertionPoint(terminator(block)), main.location)
             witness = build.splat(0, [], ir.IntegerType.get_signless(32, main.context))
@@ -322,5 +322,5 @@ def state_border(main: ir.Operation, stated: _BorderShardings) -> None:
 
 
 def _values(main: ir.Operation, name: str) -> list[ir.Value]:
-    block = main.regions[0].blocks[0]
-    return list(block.arguments if name == "arg_attrs" else terminator(block).operands)
+    function = Function(main)
+    return list(function.body.arguments) if name == "arg_attrs" else function.yields

@@ -46,6 +46,7 @@ from stablehlo_tools.dialect.names import (
 from stablehlo_tools.dialect.traits import BRANCHES, ELEMENTWISE, TERMINATORS, Trait, ops_with
 from stablehlo_tools.ir.builder import constrained, shape_of
 from stablehlo_tools.ir.values import producer, stand_in
+from stablehlo_tools.ir.views import Function
 from stablehlo_tools.ir.walk import FUNCTION, ops_named
 from stablehlo_tools.transforms.parts.partition.op_rules import (
     combines_by,
@@ -212,7 +213,7 @@ class Divider:
 
     def run(self, function: ir.Operation) -> None:
         """Fits every op of the function."""
-        self._block(function, function.regions[0].blocks[0])
+        self._block(function, Function(function).body)
         for op in self._dead:
             op.erase()
 

@@ -42,6 +42,7 @@ from stablehlo_tools.ir.builder import (
     write_reducer,
 )
 from stablehlo_tools.ir.values import maker_of, producer, stand_in
+from stablehlo_tools.ir.views import Combining
 from stablehlo_tools.transforms.parts.partition.halo import Parts, Piece
 from stablehlo_tools.transforms.parts.partition.moving import Devices, Moved, resized, write
 
@@ -232,7 +233,7 @@ class CollectiveWriter:
         if maker is not None and maker.name in ("stablehlo.reduce", "stablehlo.scatter"):
             # The region by which the partial results were made.
             source = maker.clone()
-            body = source.regions[0].blocks[0]
+            body = Combining(source).combiner
             own_constants(body, [op for op in captured(body) if "value" in op.attributes])
             body.append_to(region)
             source.erase()

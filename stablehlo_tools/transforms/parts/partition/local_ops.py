@@ -47,6 +47,7 @@ from stablehlo_tools.dialect.names import (
 from stablehlo_tools.dialect.reducers import identity_of, reducer_kind
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.ir.values import copy_constant, is_identity_of, is_splat
+from stablehlo_tools.ir.views import Combining
 from stablehlo_tools.transforms.parts.partition import moved_ops
 from stablehlo_tools.transforms.parts.partition.dividing import all_reduce_of
 from stablehlo_tools.transforms.parts.partition.halo import Parts
@@ -281,7 +282,7 @@ def _inside(build: Builder, indices: ir.Value, limits: list[int], vector_dim: in
 def _on_leader(local: LocalBody, build: Builder, op: ir.Operation, summed: Axes) -> ir.Value:
     """A scatter's operand on the first device along the axes, and an identity on the others."""
     operand = op.operands[0]
-    reducer = reducer_kind(op.regions[0].blocks[0])
+    reducer = reducer_kind(Combining(op).combiner)
     assert reducer is not None, "Shardy sums no scatter of another kind"
     if is_identity_of(reducer, operand):
         return operand

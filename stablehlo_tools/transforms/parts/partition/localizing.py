@@ -21,6 +21,7 @@ from stablehlo_tools.dialect.names import MANUAL_COMPUTATION
 from stablehlo_tools.dialect.traits import Trait, full_names, ops_with_any
 from stablehlo_tools.ir.builder import Builder, shape_of
 from stablehlo_tools.ir.values import CONSTANTS, has_uses, producer
+from stablehlo_tools.ir.views import ManualComputation
 from stablehlo_tools.ir.walk import terminator
 from stablehlo_tools.transforms.parts.partition.local_body import WRITTEN, LocalBody
 from stablehlo_tools.transforms.parts.partition.local_ops import REWRITERS, constant
@@ -76,7 +77,7 @@ class Localizer(LocalBody):
 
     def _dissolve(self, op: ir.Operation) -> None:
         """A manual computation's ops, in its place."""
-        block = op.regions[0].blocks[0]
+        block = ManualComputation(op).body
         ops = [view.operation for view in block.operations]
         end = terminator(block)
         known = len(self._moved)

@@ -57,6 +57,7 @@ from stablehlo_tools.dialect.reducers import identity_of, reducer_kind
 from stablehlo_tools.dialect.traits import full_names
 from stablehlo_tools.ir.builder import element_of, shape_of
 from stablehlo_tools.ir.values import is_identity_of
+from stablehlo_tools.ir.views import Combining
 from stablehlo_tools.ir.walk import ops_named, walk
 from stablehlo_tools.transforms.parts.partition.needs import (
     REDUCE_WINDOW,
@@ -169,7 +170,7 @@ def _reduce(op: ir.Operation) -> Iterable[TensorDim]:
 def combines_by(reduce: ir.Operation) -> Literal["all_reduce", "all_gather"] | None:
     """What makes the whole of a reduce's partial results: an all_reduce with the same reducer, or
     for several values at once (an argmax) an all_gather and the reduce once more."""
-    reducer = reducer_kind(reduce.regions[0].blocks[0]) if len(reduce.results) == 1 else None
+    reducer = reducer_kind(Combining(reduce).combiner) if len(reduce.results) == 1 else None
     if reducer is not None and is_identity_of(reducer, reduce.operands[1]):
         return "all_reduce"
     if not starts_idempotent(reduce):
@@ -206,7 +207,7 @@ def _scatter(op: ir.Operation) -> Iterable[TensorDim]:
     for dim, update_dim in zip(window_dims, numbers.update_window_dims, strict=True):
         if operand[dim] != update[update_dim]:
             yield from ((0, dim), (2, update_dim), (3, dim))
-    reducer = reducer_kind(op.regions[0].blocks[0])
+    reducer = reducer_kind(Combining(op).combiner)
     if reducer is None or identity_of(reducer, element_of(op.operands[0])) is None:
         yield from ((2, dim) for dim in _free_update_dims(op, len(update)))
     for dim in numbers.inserted:

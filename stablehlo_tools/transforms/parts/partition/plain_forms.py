@@ -44,6 +44,7 @@ from stablehlo_tools.dialect.traits import CALLS
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of, write_reducer
 from stablehlo_tools.ir.unit_dims import IndexedRows, rewrite_rows
 from stablehlo_tools.ir.values import has_uses, is_identity_of, producer, stand_in
+from stablehlo_tools.ir.views import Combining
 from stablehlo_tools.ir.walk import callee_name, functions_by_name, ops_named
 from stablehlo_tools.transforms.parts.partition.needs import REDUCE_WINDOW
 
@@ -155,7 +156,7 @@ def _as_update(op: ir.Operation) -> None:
     ends = [start + size for start, size in zip(starts, sizes, strict=True)]
     if min(starts, default=0) < 0 or any(end > n for end, n in zip(ends, whole, strict=True)):
         return  # which a scatter drops
-    block = op.regions[0].blocks[0]
+    block = Combining(op).combiner
     only = [inner.operation for inner in block.operations]
     overwrites = len(only) == 1 and list(only[0].operands) == [block.arguments[1]]
     reducer = None if overwrites else reducer_kind(block)
@@ -210,7 +211,7 @@ def reduce_from_identities(module: ir.Module) -> None:
     each piece. Around windows XLA:CPU puts nothing, where partitioning pads with it.
     """
     for op in ops_named(module.operation, {REDUCE, REDUCE_WINDOW}):
-        kinds = reducer_kinds(op.regions[0].blocks[0])
+        kinds = reducer_kinds(Combining(op).combiner)
         if kinds is None or static_shapes(op.results) is None:
             continue
         # Initial values that may count any number of times stay.

@@ -33,6 +33,7 @@ from stablehlo_tools.dialect.traits import CALLS
 from stablehlo_tools.ir.builder import constrained
 from stablehlo_tools.ir.inline import dissolve
 from stablehlo_tools.ir.platform_index import platform_arguments
+from stablehlo_tools.ir.views import Function, OneRegion
 from stablehlo_tools.ir.walk import (
     MESH,
     callee_name,
@@ -169,7 +170,7 @@ _ASKS = frozenset({"stablehlo.partition_id", "stablehlo.replica_id", "stablehlo.
 def is_partitioned(main: ir.Operation, shardings: ValueShardings) -> bool:
     """Whether all of `main` is one manual computation over every axis of the mesh, which takes and
     gives the values as the signature divides them."""
-    block = main.regions[0].blocks[0]
+    block = Function(main).body
     *ops, end = [op.operation for op in block.operations]
     manual = next((op for op in ops if op.name == MANUAL_COMPUTATION), None)
     if manual is None or not all(
@@ -220,7 +221,7 @@ def check(module: ir.Module, main: ir.Operation, shardings: ValueShardings) -> N
         )
     communicating = {collective.op for collective in find_collectives(module)}
     several = bool(platform_arguments(main))
-    for argument in main.regions[0].blocks[0].arguments:
+    for argument in Function(main).body.arguments:
         _check_static(argument, main)
         if bindings.TokenType.isinstance(argument.type):
             raise ToolError(
@@ -271,7 +272,7 @@ def prepare(module: ir.Module, shardings: ValueShardings) -> None:
     for op in reversed(ops_named(module.operation, {NAMED_COMPUTATION})):  # inner ones first
         for name, user in (
             ("in_shardings", op),
-            ("out_shardings", terminator(op.regions[0].blocks[0])),
+            ("out_shardings", terminator(OneRegion(op).body)),
         ):
             stated = sharding_per_value(op.attributes[name]) if name in op.attributes else []
             for number, sharding in enumerate(stated):

@@ -40,6 +40,7 @@ from stablehlo_tools.dialect.names import (
 from stablehlo_tools.dialect.traits import BRANCHES, ELEMENTWISE, TERMINATORS, full_names
 from stablehlo_tools.ir.builder import shape_of
 from stablehlo_tools.ir.values import producer
+from stablehlo_tools.ir.views import Function, While
 from stablehlo_tools.ir.walk import FUNCTION, terminator, walk
 from stablehlo_tools.transforms.parts.partition.choosing.layouts import (
     AtomList,
@@ -185,7 +186,7 @@ class Problem:
         self._forms: dict[tuple[ShardingRule, frozenset[int], bool], Form] = {}
         self._order = 0
         self._loops: tuple[Extent, ...] = ()
-        block = main.regions[0].blocks[0]
+        block = Function(main).body
         for argument in block.arguments:
             self._pinned(None, [], [self._link(argument, 1)])
         self._block(block, 1)
@@ -297,7 +298,7 @@ class Problem:
         taken = self._taken(op)
         trips = constant_trips(op)
         inner = times * (_UNKNOWN_TRIPS if trips is None else max(trips, 1))
-        condition, body = (region.blocks[0] for region in op.regions)
+        condition, body = While(op).condition, While(op).body
         around, extent = self._loops, Extent(self._order, self._order)
         self._loops = (*around, extent)
         arguments = [[self._link(a, inner) for a in block.arguments] for block in (condition, body)]
@@ -456,12 +457,8 @@ def _axes_used(main: ir.Operation, shardings: ValueShardings) -> set[AxisRef]:
             if attribute is not None:
                 seen.add(attribute)
         if op.name == FUNCTION:
-            block = op.regions[0].blocks[0]
-            sides = (
-                ("arg_attrs", len(block.arguments)),
-                ("res_attrs", len(terminator(block).operands)),
-            )
-            for name, count in sides:
+            arguments, yields = Function(op).body.arguments, Function(op).yields
+            for name, count in (("arg_attrs", len(arguments)), ("res_attrs", len(yields))):
                 listed = (function_sharding(op, name, number) for number in range(count))
                 seen.update(each for each in listed if each is not None)
         if op.name == MANUAL_COMPUTATION:
