@@ -51,7 +51,9 @@ class OptimizerState:
             if op.name in _HEAVY or any(result in steering for result in op.results):
                 steering.update(values_used_outside(op))
         self._steering = steering
-        self.states = dict(self._states())  # the arguments that are state, and what they become
+        self.states = dict(
+            self._find_states()
+        )  # the arguments that are state, and what they become
 
     def made_of(self, argument: int) -> list[int]:
         """The results that elementwise ops make of an argument, the nearest first."""
@@ -93,7 +95,9 @@ class OptimizerState:
                 found.append(value)
         return found
 
-    def _states(self) -> Iterator[tuple[int, int]]:
+    def _find_states(self) -> Iterator[tuple[int, int]]:
+        """Arguments that are state, each with the result that it is given back as: the one that it
+        shares memory with, or else the one that fewest elementwise ops make of it."""
         taken: set[int] = set()
         for number, value in enumerate(self.arguments):
             type_ = value.type
@@ -101,20 +105,15 @@ class OptimizerState:
                 continue
             if not type_.rank or not is_float(type_) or value in self._steering:
                 continue
-            result = self._comes_back_as(number, taken)
+            reached = [n for n in self.made_of(number) if n not in taken]
+            aliased = self._aliased.get(number)
+            if aliased is None:
+                result = next((n for n in reached if self.returned[n].type == type_), None)
+            else:
+                result = aliased if aliased in reached else None
             if result is not None:
                 taken.add(result)
                 yield number, result
-
-    def _comes_back_as(self, argument: int, taken: set[int]) -> int | None:
-        """The result that an argument is given back as: the one that it shares memory with, or else
-        the one that fewest elementwise ops make of it."""
-        type_ = self.arguments[argument].type
-        reached = [n for n in self.made_of(argument) if n not in taken]
-        aliased = self._aliased.get(argument)
-        if aliased is not None:
-            return aliased if aliased in reached else None
-        return next((n for n in reached if self.returned[n].type == type_), None)
 
     def _followed(self, value: ir.Value) -> list[int]:
         shape = shape_of(value)

@@ -20,12 +20,25 @@ from dataclasses import dataclass
 
 from stablehlo_tools.analysis.collectives import ModuleFacts, meshes_of
 from stablehlo_tools.analysis.entry import is_per_device
-from stablehlo_tools.analysis.shardings import SHARDING, manual_axes, sharding_per_value
+from stablehlo_tools.analysis.shardings import (
+    SHARDING,
+    function_sharding,
+    manual_axes,
+    rank_of,
+    sharding_per_value,
+)
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.dialect.frontend_attributes import FRONTEND_ATTRIBUTES
 from stablehlo_tools.dialect.gspmd import is_gspmd, is_round_trip, may_be_sharded
-from stablehlo_tools.dialect.names import BARRIER, CONSTANT, MANUAL_COMPUTATION, PARTITION_ID
+from stablehlo_tools.dialect.names import (
+    BARRIER,
+    BROADCAST,
+    CONSTANT,
+    MANUAL_COMPUTATION,
+    PARTITION_ID,
+    SHARDING_CONSTRAINT,
+)
 from stablehlo_tools.dialect.traits import (
     ELEMENTWISE,
     STABLEHLO,
@@ -38,7 +51,7 @@ from stablehlo_tools.ir.views import Function
 from stablehlo_tools.ir.walk import FUNCTION, entry_function, terminator, walk
 
 EXPLICIT = "partition,create-reduce-scatter"  # the passes that write collectives into a program
-_NO_WORK = frozenset({"func.return", "stablehlo.constant", "stablehlo.optimization_barrier"})
+_NO_WORK = frozenset({"func.return", CONSTANT, BARRIER})
 _CARRIED_MESHES, _SIZES = re.compile(r"#sdy\.mesh<\[(.*?)\]"), re.compile(r"=(\d+)")
 _TILES = re.compile(r"devices=\[([\d,]+)\]")
 
@@ -93,8 +106,9 @@ def left_to_the_partitioner(module: ir.Module) -> LeftToCompiler | None:
         return None  # XLA leaves on parameters how it has divided them
     if annotation is Annotation.SHARDY:
         block = Function(entry_function(module)).body
-        if all(_is_manual(view.operation, module) for view in block.operations):
-            return None
+        work = [each.operation for each in block.operations if each.operation.name not in _NO_WORK]
+        if all(op.name == MANUAL_COMPUTATION and not _free_axes(op, module) for op in work):
+            return None  # each op is written for one device
     return LeftToCompiler(annotation, partitions, op.location)
 
 
@@ -126,7 +140,7 @@ def first_annotation(module: ir.Module) -> tuple[Annotation, ir.Operation] | Non
 
     def visit(op: ir.Operation) -> ir.WalkResult:
         annotations: list[Annotation] = []
-        if op.name in (MANUAL_COMPUTATION, "sdy.sharding_constraint") or SHARDING in op.attributes:
+        if op.name in (MANUAL_COMPUTATION, SHARDING_CONSTRAINT) or SHARDING in op.attributes:
             annotations.append(Annotation.SHARDY)
         if is_gspmd(op):
             annotations.append(Annotation.GSPMD)
@@ -144,11 +158,6 @@ def first_annotation(module: ir.Module) -> tuple[Annotation, ir.Operation] | Non
     return next(((each, first[each]) for each in order if each in first), None)
 
 
-def _is_manual(op: ir.Operation, module: ir.Module) -> bool:
-    """Whether an op of `main` is written for one device, or does nothing."""
-    return op.name in _NO_WORK or (op.name == MANUAL_COMPUTATION and not _free_axes(op, module))
-
-
 def _free_axes(computation: ir.Operation, module: ir.Module) -> set[str]:
     """The axes over which XLA's partitioner divides a manual computation."""
     axes = {name for mesh in meshes_of(module).values() for name, size in mesh.axes if size > 1}
@@ -163,7 +172,6 @@ def partly_manual_computation(module: ir.Module) -> ir.Operation | None:
     return next((op for op in computations if _free_axes(op, module)), None)
 
 
-_SHARDING = "sdy.sharding"
 # Ops that make a value that is the same everywhere, or one that any sharding suits.
 _FREE = ops_with(Trait.TOKEN) | {CONSTANT, PARTITION_ID}
 # Each result element is made of the operands' elements at its own place. Fewer than have the trait:
@@ -182,9 +190,9 @@ def op_that_may_add(main: ir.Operation) -> ir.Operation | None:
     elementwise ops on values that are all sharded alike.
     """
     block = Function(main).body
-    known = dict(zip(block.arguments, _listed(main, "arg_attrs"), strict=True))
-    shardings: dict[ir.Value, str | None] = {**known}
-    end = terminator(block)
+    arguments, end = list(block.arguments), terminator(block)
+    known = _listed(main, "arg_attrs", len(arguments))
+    shardings: dict[ir.Value, str | None] = dict(zip(arguments, known, strict=True))
     for view in block.operations:
         op = view.operation
         if op == end:
@@ -193,7 +201,8 @@ def op_that_may_add(main: ir.Operation) -> ir.Operation | None:
         if made is None:
             return op
         shardings.update(zip(op.results, made, strict=True))
-    for value, sharding in zip(end.operands, _listed(main, "res_attrs"), strict=True):
+    wanted = _listed(main, "res_attrs", len(end.operands))
+    for value, sharding in zip(end.operands, wanted, strict=True):
         if _differ(shardings.get(value), sharding):
             return end
     return None
@@ -209,21 +218,17 @@ def _made(op: ir.Operation, shardings: Mapping[ir.Value, str | None]) -> list[st
         return [_normal(made) for made in sharding_per_value(op.attributes["out_shardings"])]
     if op.name == BARRIER:
         return taken
-    if op.name in _FREE or all(map(_is_scalar, (*op.operands, *op.results))):
+    if op.name in _FREE or not any(map(rank_of, (*op.operands, *op.results))):
         return [None for _ in op.results]
-    if op.name == "stablehlo.broadcast_in_dim" and _is_scalar(op.operands[0]):
+    if op.name == BROADCAST and not rank_of(op.operands[0]):
         return [None]
     if op.name not in _ELEMENTWISE:
         return None
     pairs = zip(op.operands, taken, strict=True)
-    given = {sharding for value, sharding in pairs if sharding and not _is_scalar(value)}
+    given = {sharding for value, sharding in pairs if sharding and rank_of(value)}
     if len(given) > 1:
         return None
     return [next(iter(given), None)]
-
-
-def _is_scalar(value: ir.Value) -> bool:
-    return not isinstance(value.type, ir.RankedTensorType) or value.type.rank == 0
 
 
 def _differ(one: str | None, other: str | None) -> bool:
@@ -236,11 +241,6 @@ def _normal(sharding: ir.Attribute) -> str:
     return re.sub(r",?\s*\?", "", str(sharding))
 
 
-def _listed(main: ir.Operation, name: str) -> list[str | None]:
-    main_view = Function(main)
-    count = len(main_view.body.arguments) if name == "arg_attrs" else len(main_view.yields)
-    attribute = main.attributes.get(name)
-    if attribute is None:
-        return [None] * count
-    entries = [ir.DictAttr(entry) for entry in ir.ArrayAttr(attribute)]
-    return [_normal(e[_SHARDING]) if _SHARDING in e else None for e in entries]
+def _listed(main: ir.Operation, name: str, count: int) -> list[str | None]:
+    stated = [function_sharding(main, name, number) for number in range(count)]
+    return [None if sharding is None else _normal(sharding) for sharding in stated]

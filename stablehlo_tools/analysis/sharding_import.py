@@ -44,21 +44,15 @@ def import_shardings(module: ir.Module) -> None:
             )
     else:
         import_gspmd(module)
-        rule_batched_calls(module)
+        # Gives each custom call with batch dimensions the sharding rule that jax writes for Shardy:
+        # without it, propagation stops at the call.
+        for op in ops_named(module.operation, {CUSTOM_CALL}):
+            if RULE not in op.attributes and (count := call_batch_dims(op)):
+                op.attributes[RULE] = rule_attribute(batched_rule(op, count), op.context)
     try:
         module.operation.verify()
     except ir.MLIRError as error:
         raise from_mlir_error(error, "the shardings do not fit the program (P1): ") from None
-
-
-def rule_batched_calls(module: ir.Module) -> None:
-    """Writes a sharding rule on each custom call with batch dimensions, as jax does for Shardy.
-
-    Without it, propagation stops at the call.
-    """
-    for op in ops_named(module.operation, {CUSTOM_CALL}):
-        if RULE not in op.attributes and call_batch_dims(op):
-            op.attributes[RULE] = rule_attribute(batched_rule(op, call_batch_dims(op)), op.context)
 
 
 def call_batch_dims(call: ir.Operation) -> int:

@@ -50,7 +50,7 @@ from stablehlo_tools.analysis.optimizer_state import OptimizerState
 from stablehlo_tools.analysis.partitioner_work import left_to_the_partitioner
 from stablehlo_tools.analysis.replica_groups import AxisRef, mesh_with
 from stablehlo_tools.analysis.sharding_import import import_shardings
-from stablehlo_tools.analysis.shardings import Axes
+from stablehlo_tools.analysis.shardings import Dims
 from stablehlo_tools.analysis.tasks.op_work import bytes_of
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import GIB, Diagnostic, Diagnostics, ToolError, note, to_place
@@ -73,7 +73,7 @@ class State:
 
     argument: int
     result: int
-    axes: tuple[Axes, ...]
+    axes: Dims
     dim: int
 
 
@@ -168,25 +168,36 @@ class _Step:
     def write(self, divided: Sequence[State]) -> None:
         """States the shardings, and those of the parameters that come of the state."""
         stated: dict[tuple[str, int], ir.Attribute] = {}
+        updated: dict[int, Dims] = {}  # what comes of the state elementwise: parameters, as it is
+        gradients: dict[ir.Value, Dims] = {}  # what state is updated by
+        of_state = set(self._state.states.values())
+        context = self._main.context
         for state in divided:
-            attribute = self._attribute(state.axes)
+            attribute = self._shardings.attribute(state.axes, context)
             stated["arg_attrs", state.argument] = attribute
             stated["res_attrs", state.result] = attribute
+            for number in self._state.made_of(state.argument):
+                if number not in of_state:
+                    updated.setdefault(number, state.axes)
+            for value in self._state.gradients(state.argument):
+                gradients.setdefault(value, state.axes)
         parameters = self._state.parameters()
-        for number, axes in self._updated(divided).items():
+        for number, axes in updated.items():
             argument = parameters.get(number)
-            dims = ((),) * len(axes) if argument is None else self._of(self._arguments[argument])
-            stated.setdefault(("res_attrs", number), self._attribute(dims))
+            dims = ((),) * len(axes)
+            if argument is not None:
+                dims = self._shardings.of(self._arguments[argument])
+            stated.setdefault(("res_attrs", number), self._shardings.attribute(dims, context))
             # The result is computed in parts before it is gathered.
             end = terminator(self._block)
             value = self._state.returned[number]
             place = end.location if producer(value) is None else value.location
-            point = ir.InsertionPoint(end)
-            end.operands[number] = constrained(value, self._attribute(axes), point, place)
-        for value, axes in self._gradients(divided).items():
+            attribute, point = self._shardings.attribute(axes, context), ir.InsertionPoint(end)
+            end.operands[number] = constrained(value, attribute, point, place)
+        for value, axes in gradients.items():
             # Has all that use a value take parts of it.
             behind = ir.InsertionPoint.after(maker_of(value))
-            stand_in(value, constrained(value, self._attribute(axes), behind))
+            stand_in(value, constrained(value, self._shardings.attribute(axes, context), behind))
         state_border(self._main, stated)
 
     def notes(self, divided: Sequence[State], whole: Sequence[int], axis: str) -> list[Diagnostic]:
@@ -210,32 +221,10 @@ class _Step:
             notes.append(note(text, value.location))
         return notes
 
-    def _updated(self, divided: Sequence[State]) -> dict[int, tuple[Axes, ...]]:
-        """The results beside the state that come of it elementwise: parameters, and where the state
-        is that they are updated by."""
-        of_state = set(self._state.states.values())
-        updated: dict[int, tuple[Axes, ...]] = {}
-        for state in divided:
-            for number in self._state.made_of(state.argument):
-                if number not in of_state:
-                    updated.setdefault(number, state.axes)
-        return updated
-
-    def _gradients(self, divided: Sequence[State]) -> dict[ir.Value, tuple[Axes, ...]]:
-        """What state is updated by, and how it is divided."""
-        found: dict[ir.Value, tuple[Axes, ...]] = {}
-        for state in divided:
-            for value in self._state.gradients(state.argument):
-                found.setdefault(value, state.axes)
-        return found
-
-    def _attribute(self, axes: Sequence[Axes]) -> ir.Attribute:
-        return self._shardings.attribute(tuple(axes), self._main.context)
-
-    def _placed(self, value: ir.Value, axis: str) -> tuple[tuple[Axes, ...], int] | None:
+    def _placed(self, value: ir.Value, axis: str) -> tuple[Dims, int] | None:
         """The sharding of a value with one more axis, and where that is: in the longest dimension
         that it divides, the first one only if there is no other, for it may be that of layers."""
-        axes = self._of(value)
+        axes = self._shardings.of(value)
         size = dict(self._mesh.axes)[axis]
         parts = [
             length // self._shardings.axes.size(dim)
@@ -249,15 +238,12 @@ class _Step:
         placed[best] = (*axes[best], AxisRef(axis))
         return tuple(placed), best
 
-    def _of(self, value: ir.Value) -> tuple[Axes, ...]:
-        return tuple(self._shardings.of(value))
-
     def _axes(self, value: ir.Value) -> set[str]:
-        return {axis.name for dim in self._of(value) for axis in dim}
+        return {axis.name for dim in self._shardings.of(value) for axis in dim}
 
     def _local_bytes(self, value: ir.Value) -> float:
         """What a device has of an argument, as it is divided now."""
-        parts = prod(self._shardings.axes.size(dim) for dim in self._of(value))
+        parts = prod(self._shardings.axes.size(dim) for dim in self._shardings.of(value))
         return bytes_of(value) / parts
 
 

@@ -35,7 +35,7 @@ from stablehlo_tools.ir.values import has_uses, maker_of, producer
 from stablehlo_tools.ir.views import Combining, Function, ManualComputation
 from stablehlo_tools.ir.walk import ops_named, terminator, walk
 from stablehlo_tools.transforms.parts.partition.moving import Devices
-from stablehlo_tools.transforms.parts.partition.preparation import WITH_SHARDINGS
+from stablehlo_tools.transforms.parts.partition.preparation import stated_shardings
 
 # Ops that carry each value on as it is.
 _CARRIERS = ops_with_any(Trait.BRANCH | Trait.LOOP) | {BARRIER, "stablehlo.return"}
@@ -163,15 +163,9 @@ def sum_everywhere(module: ir.Module, shardings: ValueShardings, channel: int) -
     """
     for op in ops_named(module.operation, {MANUAL_COMPUTATION}):
         channel = _sum_results(op, shardings, channel)
-
-    def strip(op: ir.Operation) -> ir.WalkResult:
-        for name in WITH_SHARDINGS:
-            attribute = op.attributes.get(name)
-            if attribute is not None and (whole := without_parts(attribute)) != attribute:
-                op.attributes[name] = whole
-        return ir.WalkResult.ADVANCE
-
-    walk(module.operation, strip)
+    for op, name, attribute in stated_shardings(module):
+        if (whole := without_parts(attribute)) != attribute:
+            op.attributes[name] = whole
 
 
 def _sum_results(computation: ir.Operation, shardings: ValueShardings, channel: int) -> int:

@@ -203,15 +203,13 @@ def _rounds(longest: Sequence[_Transfer], length: int, *, fixed: bool) -> list[_
                 break
         else:
             rounds.append([t])
-    return [(_message(taken, length, fixed), taken) for taken in rounds]
-
-
-def _message(taken: Sequence[_Transfer], length: int, fixed: bool) -> Message:
-    first = taken[0]
-    last = length - first.size
-    offsets = tuple(first.start if fixed else min(t.start, last) for t in taken)
-    pairs = tuple((t.sender, t.receiver) for t in taken)
-    return Message(first.source, first.size, pairs, offsets)
+    sent: list[_Sent] = []
+    for taken in rounds:
+        first, last = taken[0], length - taken[0].size
+        offsets = tuple(first.start if fixed else min(t.start, last) for t in taken)
+        pairs = tuple((t.sender, t.receiver) for t in taken)
+        sent.append((Message(first.source, first.size, pairs, offsets), taken))
+    return sent
 
 
 def _gaps(runs: Sequence[Run], target: Parts, device: int) -> Iterator[Run]:

@@ -49,8 +49,13 @@ class Localizer(LocalBody):
     def _op(self, op: ir.Operation) -> None:
         if op.name in CONSTANTS:
             constant(self, op)
+        elif op.name == MANUAL_COMPUTATION:
+            self._dissolve(op)
+        elif op.name in WRITTEN:
+            self.replace(op, self.collectives.write(op, self.divided(op.operands[0])))
         elif op.name.startswith("sdy."):
-            self._sdy(op)
+            if op.name != "sdy.return":
+                raise ToolError(f"partition: {op.name} is not supported here", op.location)
         else:
             for result in op.results:
                 self.localize(result)
@@ -64,16 +69,6 @@ class Localizer(LocalBody):
             _forget(op)
             if op.name in REWRITERS:
                 REWRITERS[op.name](self, op)
-
-    def _sdy(self, op: ir.Operation) -> None:
-        if op.name == "sdy.return":
-            return
-        if op.name == MANUAL_COMPUTATION:
-            self._dissolve(op)
-            return
-        if op.name not in WRITTEN:
-            raise ToolError(f"partition: {op.name} is not supported here", op.location)
-        self.replace(op, self.collectives.write(op, self.divided(op.operands[0])))
 
     def _dissolve(self, op: ir.Operation) -> None:
         """A manual computation's ops, in its place."""

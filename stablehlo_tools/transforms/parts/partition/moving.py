@@ -230,10 +230,16 @@ class _Writer:
 
     def write(self) -> ir.Value:
         for message in self._plan.messages:
-            value = self._sent(message.source, message.size, message.pairs, message.offsets)
-            self._supplies.append(
-                self._devices.permute(self._build, value, self._axes, message.pairs)
-            )
+            value, first = self._supplies[message.source], message.offsets[0]
+            if len(set(message.offsets)) == 1:
+                value = self._cut(value, first, first + message.size)
+            else:
+                table = [0] * len(self._plan.runs)
+                for (sender, _), offset in zip(message.pairs, message.offsets, strict=True):
+                    table[sender] = offset
+                value = self._cut_at(value, table, message.size)
+            sent = self._devices.permute(self._build, value, self._axes, message.pairs)
+            self._supplies.append(sent)
         # Stretches of places that each device takes from one supply, or from none.
         ends = {0, self._length}
         ends.update(end for runs in self._plan.runs for run in runs for end in (run.low, run.high))
@@ -246,25 +252,9 @@ class _Writer:
                 low, taken = before[0], tuple(a or b for a, b in zip(before[2], taken, strict=True))
             segments.append((low, high, taken))
         choices = sum(len(_suppliers(taken)) for _, _, taken in segments)
-        return self._joined(segments) if choices <= _MOST_SEGMENTS else self._layered()
-
-    def _sent(
-        self,
-        source: int,
-        size: int,
-        pairs: Sequence[tuple[int, int]],
-        offsets: Sequence[int],
-    ) -> ir.Value:
-        value = self._supplies[source]
-        if len(set(offsets)) == 1:
-            return self._cut(value, offsets[0], offsets[0] + size)
-        table = [0] * len(self._plan.runs)
-        for (sender, _), offset in zip(pairs, offsets, strict=True):
-            table[sender] = offset
-        return self._cut_at(value, table, size)
-
-    def _joined(self, segments: Sequence[tuple[int, int, _Taken]]) -> ir.Value:
-        """Slices side by side; of each the one that the device takes."""
+        if choices > _MOST_SEGMENTS:
+            return self._layered()
+        # Slices side by side; of each the one that the device takes.
         joined = [self._segment(low, high, taken) for low, high, taken in segments]
         if not joined:
             return self._cut(self._supplies[0], 0, 0)

@@ -159,8 +159,7 @@ def _slice(op: ir.Operation, dim: int, parts: int, taken: int, size: int) -> Nee
 def known_start(update: ir.Operation, dim: int, last: int) -> int | None:
     """Where a dynamic_update_slice writes along a dimension, at `last` at most; None where only the
     running program knows."""
-    starts = [splat_of(start) for start in list(update.operands)[2:]]
-    start = starts[dim]
+    start = splat_of(update.operands[2 + dim])
     return max(0, min(start, last)) if isinstance(start, int) else None
 
 

@@ -19,7 +19,7 @@ those that a rule allows an op can take, `halo_bytes` what it sends for them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Literal
 
@@ -209,18 +209,14 @@ def _scatter(op: ir.Operation) -> Iterable[TensorDim]:
             yield from ((0, dim), (2, update_dim), (3, dim))
     reducer = reducer_kind(Combining(op).combiner)
     if reducer is None or identity_of(reducer, element_of(op.operands[0])) is None:
-        yield from ((2, dim) for dim in _free_update_dims(op, len(update)))
+        # Along these, several updates may meet in one element.
+        indexed = numbers.index_dims(rank_of(op.operands[1]))
+        for dim, source in zip(numbers.batch_dims(len(update)), indexed, strict=True):
+            if source not in numbers.indices_batching:
+                yield (2, dim)
     for dim in numbers.inserted:
         if dim not in numbers.index_map:
             yield from ((0, dim), (3, dim))
-
-
-def _free_update_dims(op: ir.Operation, rank: int) -> list[int]:
-    """The dimensions of a scatter's update along which several updates may meet in one element."""
-    numbers = scatter_numbers(op)
-    indexed = numbers.index_dims(rank_of(op.operands[1]))
-    each = zip(numbers.batch_dims(rank), indexed, strict=True)
-    return [dim for dim, source in each if source not in numbers.indices_batching]
 
 
 def differing(shapes: Shapes) -> list[int]:
@@ -321,16 +317,8 @@ def fitting(
 def sums_over_space(module: ir.Module) -> bool:
     """Whether a module has convolutions of which Shardy must know the better rule before it
     divides values."""
-    return any(
-        _sums_over_space(op, *dims)
-        for op in ops_named(module.operation, {CONVOLUTION})
-        for dims in zip(*_spatial(op), strict=True)
-    )
-
-
-def _spatial(conv: ir.Operation) -> tuple[Sequence[int], Sequence[int]]:
-    numbers = conv_numbers(conv)
-    return numbers.kernel_spatial, numbers.output_spatial
+    convolutions = ops_named(module.operation, {CONVOLUTION})
+    return any(tensor == 2 for op in convolutions for tensor, _ in _convolution(op))
 
 
 def widen_rules(module: ir.Module) -> None:
@@ -347,7 +335,8 @@ def widen_rules(module: ir.Module) -> None:
         elif op.name == CONVOLUTION:
             rule = _convolved(op)
         elif op.name in _ALONG:
-            rule = _free(op)
+            known = rule_of(op)  # of which no dimension needs to be whole
+            rule = replace(known, whole=frozenset()) if known and known.whole else None
         if rule is not None:
             op.attributes[RULE] = rule_attribute(rule, op.context)
         return ir.WalkResult.ADVANCE
@@ -375,14 +364,6 @@ def _update(op: ir.Operation) -> ShardingRule | None:
     tensors = (operand, tuple(updated), *starts, operand)
     needed = frozenset(range(len(whole), len(sizes)))
     return ShardingRule(tensors, len(op.operands), tuple(sizes), frozenset(), needed)
-
-
-def _free(op: ir.Operation) -> ShardingRule | None:
-    """An op of which no dimension needs to be whole."""
-    rule = rule_of(op)
-    if rule is None or not rule.whole:
-        return None
-    return replace(rule, whole=frozenset())
 
 
 def _convolved(op: ir.Operation) -> ShardingRule | None:

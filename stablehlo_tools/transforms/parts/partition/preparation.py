@@ -33,6 +33,7 @@ from stablehlo_tools.dialect.traits import CALLS
 from stablehlo_tools.ir.builder import constrained
 from stablehlo_tools.ir.inline import dissolve
 from stablehlo_tools.ir.platform_index import platform_arguments
+from stablehlo_tools.ir.rewriter import replace
 from stablehlo_tools.ir.views import Function, OneRegion
 from stablehlo_tools.ir.walk import (
     MESH,
@@ -44,7 +45,7 @@ from stablehlo_tools.ir.walk import (
     walk,
 )
 
-WITH_SHARDINGS = (
+_WITH_SHARDINGS = (
     "sdy.sharding",
     "sharding",
     "in_shardings",
@@ -90,7 +91,7 @@ def _named_meshes(module: ir.Module, main: ir.Operation) -> set[str]:
     pending, seen = [main], {symbol_name(main)}
 
     def visit(op: ir.Operation) -> ir.WalkResult:
-        for name in (*WITH_SHARDINGS, "out_sharding", "replica_groups"):
+        for name in (*_WITH_SHARDINGS, "out_sharding", "replica_groups"):
             attribute = op.attributes.get(name)
             if attribute is not None:
                 texts[attribute] = None
@@ -104,19 +105,25 @@ def _named_meshes(module: ir.Module, main: ir.Operation) -> set[str]:
     return {name.strip('"') for text in texts for name in _SYMBOL.findall(str(text))}
 
 
-def has_inlined_meshes(module: ir.Module) -> bool:
-    """Whether a sharding holds its mesh itself instead of naming one of the module."""
-    inlined: dict[ir.Attribute, bool] = {}
+def stated_shardings(module: ir.Module) -> list[tuple[ir.Operation, str, ir.Attribute]]:
+    """The attributes with shardings of all ops of a module, with the op and the name."""
+    found: list[tuple[ir.Operation, str, ir.Attribute]] = []
 
     def visit(op: ir.Operation) -> ir.WalkResult:
-        for name in WITH_SHARDINGS:
+        for name in _WITH_SHARDINGS:
             attribute = op.attributes.get(name)
-            if attribute is not None and attribute not in inlined:
-                inlined[attribute] = _INLINED.search(str(attribute)) is not None
+            if attribute is not None:
+                found.append((op, name, attribute))
         return ir.WalkResult.ADVANCE
 
     walk(module.operation, visit)
-    return any(inlined.values())
+    return found
+
+
+def has_inlined_meshes(module: ir.Module) -> bool:
+    """Whether a sharding holds its mesh itself instead of naming one of the module."""
+    attributes = {attribute for _, _, attribute in stated_shardings(module)}
+    return any(_INLINED.search(str(attribute)) for attribute in attributes)
 
 
 def _unify_meshes(module: ir.Module, shardings: ValueShardings) -> None:
@@ -130,26 +137,19 @@ def _unify_meshes(module: ir.Module, shardings: ValueShardings) -> None:
         return
     symbol = re.compile(r"@(" + "|".join(map(re.escape, others)) + r")\b")
     known = meshes_of(module)
-
-    def visit(op: ir.Operation) -> ir.WalkResult:
-        for name in WITH_SHARDINGS:
-            if name not in op.attributes:
-                continue
-            text = str(op.attributes[name])
-            for other in dict.fromkeys(symbol.findall(text)):
-                devices = known[other].device_ids
-                if devices and devices != shardings.axes.mesh.device_ids:
-                    raise ToolError(
-                        f"a value is on a single device, by @{other}: partition divides values "
-                        f"over all of @{shardings.mesh_name} (P3)",
-                        op.location,
-                    )
-            if symbol.search(text):
-                renamed = symbol.sub(f"@{shardings.mesh_name}", text)
-                op.attributes[name] = ir.Attribute.parse(renamed, op.context)
-        return ir.WalkResult.ADVANCE
-
-    walk(module.operation, visit)
+    for op, name, attribute in stated_shardings(module):
+        text = str(attribute)
+        for other in dict.fromkeys(symbol.findall(text)):
+            devices = known[other].device_ids
+            if devices and devices != shardings.axes.mesh.device_ids:
+                raise ToolError(
+                    f"a value is on a single device, by @{other}: partition divides values "
+                    f"over all of @{shardings.mesh_name} (P3)",
+                    op.location,
+                )
+        if symbol.search(text):
+            renamed = symbol.sub(f"@{shardings.mesh_name}", text)
+            op.attributes[name] = ir.Attribute.parse(renamed, op.context)
 
 
 def rename_meshes(module: ir.Module, other: ir.Module) -> None:
@@ -284,6 +284,5 @@ def prepare(module: ir.Module, shardings: ValueShardings) -> None:
     # Takes out constraints on scalars, which nothing divides; jax puts them into reducers.
     for op in ops_named(module.operation, {SHARDING_CONSTRAINT}):
         if not rank_of(op.operands[0]):
-            op.results[0].replace_all_uses_with(op.operands[0])
-            op.erase()
+            replace(op, op.operands)
     _unify_meshes(module, shardings)
