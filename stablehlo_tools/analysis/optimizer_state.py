@@ -51,9 +51,8 @@ class OptimizerState:
             if op.name in _HEAVY or any(result in steering for result in op.results):
                 steering.update(values_used_outside(op))
         self._steering = steering
-        self.states = dict(
-            self._find_states()
-        )  # the arguments that are state, and what they become
+        # The arguments that are state, and the results that they become.
+        self.states = dict(self._find_states())
 
     def made_of(self, argument: int) -> list[int]:
         """The results that elementwise ops make of an argument, the nearest first."""

@@ -16,8 +16,8 @@ another one as it is on each device, so that both are written without their axes
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 from typing import NamedTuple
@@ -29,6 +29,7 @@ from stablehlo_tools.analysis.dimension_propagation.propagation import Graph, Or
 from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling
 from stablehlo_tools.analysis.effects import Effects
 from stablehlo_tools.analysis.loop_carries import layer_loops
+from stablehlo_tools.analysis.replica_groups import DeviceMesh
 from stablehlo_tools.analysis.shardings import (
     axes_by_dimension,
     manual_axes,
@@ -105,21 +106,16 @@ def _without_one(
     parts, as the last axis of the mesh mostly does. Raises NotFreeError."""
     first: NotFreeError | None = None
     for name in reversed(group[0].axes):
+        axis = MeshAxis(name, group[0].mesh)
+        why = "it makes more of what devices have parts of than a part for each"
         try:
-            mesh = facts.meshes[group[0].mesh_name]
-            axis = MeshAxis(name, mesh)
-            try:
-                looks = [_Look.at(each, axis, facts) for each in group]
-                return _looked_at(looks, axis, dict(mesh.axes), values).write()
-            except CrossingError as error:
-                raise NotFreeError(name, error.op, error.why) from None
-            except NotScaledError as error:
-                why = "it makes more of what devices have parts of than a part for each"
-                raise NotFreeError(name, error.op, why) from None
-        except NotFreeError as error:
-            if not error.of_order:
-                raise first or error from None
-            first = first or error
+            looks = [_Look.at(each, axis, facts) for each in group]
+            return _looked_at(looks, axis, values).write()
+        except (CrossingError, NotScaledError) as error:
+            why = error.why if isinstance(error, CrossingError) else why
+            first = first or NotFreeError(name, error.op, why)
+            if why != _MINOR:  # which asks for another axis before it
+                raise first from None
     assert first is not None
     raise first
 
@@ -191,11 +187,6 @@ class NotFreeError(Exception):
         self.axis = axis
         self.op = op
 
-    @property
-    def of_order(self) -> bool:
-        """Whether another axis has to be left to the partitioner before it."""
-        return str(self) == _MINOR
-
 
 def _linked(starts: Iterable[ir.Operation]) -> list[ir.Operation]:
     """Manual computations and all over the same axes that take what they leave, or leave what they
@@ -241,6 +232,7 @@ class _Computation:
     and how its operands and results were sharded over all that it had."""
 
     op: ir.Operation
+    mesh: DeviceMesh
     axes: tuple[str, ...]
     entering: tuple[ir.Attribute, ...]
     leaving: tuple[ir.Attribute, ...]
@@ -251,12 +243,7 @@ class _Computation:
         leaving = tuple(sharding_per_value(op.attributes["out_shardings"]))
         mesh = facts.meshes[sharding_axes((*entering, *leaving)[0])[0]]
         axes = tuple(name for name, _ in mesh.axes if name in manual_axes(op) - {kept})
-        return _Computation(op, axes, entering, leaving)
-
-    @property
-    def mesh_name(self) -> str:
-        """The symbol of its mesh."""
-        return sharding_axes((*self.entering, *self.leaving)[0])[0]
+        return _Computation(op, mesh, axes, entering, leaving)
 
     @property
     def block(self) -> ir.Block:
@@ -302,9 +289,7 @@ class _Look(NamedTuple):
         return _Look(computation, graph, crossings)
 
 
-def _looked_at(
-    looks: Sequence[_Look], axis: MeshAxis, sizes: Mapping[str, int], values: DeviceValues
-) -> _Freeing:
+def _looked_at(looks: Sequence[_Look], axis: MeshAxis, values: DeviceValues) -> _Freeing:
     """What manual computations do across an axis. Raises CrossingError: for the likeliest choices
     of reshapes, where no other ones that are tried go."""
     first: CrossingError | None = None
@@ -313,7 +298,7 @@ def _looked_at(
         if tried == len(pending):
             break
         reshapings = Reshapings(pending[tried])
-        freeing = _Freeing([look.computation for look in looks], axis, sizes, values, reshapings)
+        freeing = _Freeing([look.computation for look in looks], axis, values, reshapings)
         try:
             for look in looks:
                 freeing.look_at(look)
@@ -333,14 +318,12 @@ class _Freeing:
         self,
         group: Sequence[_Computation],
         axis: MeshAxis,
-        sizes: Mapping[str, int],
         values: DeviceValues,
         reshapings: Reshapings,
     ) -> None:
         self._axis = axis
         self._reshapings = reshapings
         self._known = values
-        self._sizes = sizes
         self._group = group
         self._looked_at: list[tuple[Crossings, AcrossAxis]] = []
         # Results that leave as each device has them, and enter others so: by shard.
@@ -365,7 +348,13 @@ class _Freeing:
             ]
             numbers = zip(graph.root.arguments, given, strict=True)
             shards = {number: shard for number, shard in numbers if shard is not None}
-            across = AcrossAxis(graph, crossings, shards, self._is_same, self._reshapings)
+            across = AcrossAxis(
+                graph,
+                crossings,
+                shards,
+                lambda value: self._axis.is_same(self._known.of(value)),
+                self._reshapings,
+            )
             asked = self._asked(across, op)
             if not asked:
                 break
@@ -405,9 +394,6 @@ class _Freeing:
             if is_whole and number in origins and _users(source) == [op]:
                 asked[source] = origins[number]
         return asked
-
-    def _is_same(self, value: ir.Value) -> bool:
-        return self._axis.is_same(self._known.of(value))
 
     def _is_handed_on(self, computation: _Computation, result: ir.OpResult) -> bool:
         """Whether a result only enters others of the group, as each device has it."""
@@ -498,10 +484,10 @@ class _Freeing:
         ):
             if result in self._handed:
                 self._whole[result] = value
-            elif constrain and has_uses(result):
-                result.replace_all_uses_with(self._constrained(value, sharding, computation.op))
             elif has_uses(result):
-                result.replace_all_uses_with(value)
+                result.replace_all_uses_with(
+                    self._constrained(value, sharding, computation.op) if constrain else value
+                )
 
     def _constrained(self, value: ir.Value, sharding: ir.Attribute, op: ir.Operation) -> ir.Value:
         """A value that is sharded at least as it was at the border of a manual computation."""
@@ -519,19 +505,12 @@ class _Freeing:
             [without_axis(each, self._axis.name) for each in side] for side in computation.shardings
         )
         returned = terminator(computation.block).operands
-        types = [
-            self._type_outside(sharding, writer.type_in(value, self._handed.get(result)))
-            for result, sharding, value in zip(op.results, leaving, returned, strict=True)
-        ]
-        build = Builder(ir.InsertionPoint(op), op.location)
+        build, sizes = Builder(ir.InsertionPoint(op), op.location), dict(computation.mesh.axes)
+        types: list[ir.Type] = []  # of all of what each device has, over the axes that are left
+        for result, sharding, value in zip(op.results, leaving, returned, strict=True):
+            inside = ir.RankedTensorType(writer.type_in(value, self._handed.get(result)))
+            parts = [prod(map(sizes.__getitem__, axes)) for axes in axes_by_dimension(sharding)]
+            shape = [size * count for size, count in zip(inside.shape, parts, strict=True)]
+            types.append(build.tensor(shape, inside.element_type))
         new = build.manual_computation(operands, types, (entering, leaving), sorted(manual))
-        return _Computation(new, axes, computation.entering, computation.leaving)
-
-    def _type_outside(self, sharding: ir.Attribute, inside: ir.Type) -> ir.Type:
-        """The type of all of what each device has of a type, over the axes that are left."""
-        tensor = ir.RankedTensorType(inside)
-        shape = [
-            size * prod(self._sizes[axis] for axis in axes)
-            for size, axes in zip(tensor.shape, axes_by_dimension(sharding), strict=True)
-        ]
-        return ir.RankedTensorType.get(shape, tensor.element_type, loc=ir.Location.unknown())
+        return replace(computation, op=new, axes=axes)

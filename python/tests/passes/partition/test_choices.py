@@ -24,11 +24,10 @@ from stablehlo_tools.cost.hardware import load_hardware
 from stablehlo_tools.diagnostics import Diagnostics
 from stablehlo_tools.transforms import partition
 from stablehlo_tools.transforms.parts.partition.choosing import outcome
-from stablehlo_tools.transforms.parts.partition.choosing.hiding import Hiding
 from stablehlo_tools.transforms.parts.partition.choosing.layouts import Atoms, Choice
 from stablehlo_tools.transforms.parts.partition.choosing.moves import Moves
 from stablehlo_tools.transforms.parts.partition.choosing.problem import Node
-from stablehlo_tools.transforms.parts.partition.choosing.proposals import improve
+from stablehlo_tools.transforms.parts.partition.choosing.proposals import Hiding, improve
 
 P = PartitionSpec
 ROWS, INNER = 512, 256
