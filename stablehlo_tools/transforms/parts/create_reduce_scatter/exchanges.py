@@ -29,7 +29,16 @@ from stablehlo_tools.analysis.device_values import DeviceValues, Values, clamped
 from stablehlo_tools.analysis.replica_groups import ProcessGroups
 from stablehlo_tools.analysis.shardings import SHARDING
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.dialect.names import BROADCAST, CONSTANT, DYNAMIC_SLICE, RESHAPE, TRANSPOSE
+from stablehlo_tools.dialect.names import (
+    BROADCAST,
+    COLLECTIVE_PERMUTE,
+    CONSTANT,
+    DYNAMIC_SLICE,
+    PAD,
+    RESHAPE,
+    SLICE,
+    TRANSPOSE,
+)
 from stablehlo_tools.ir.builder import Builder, element_of
 from stablehlo_tools.ir.rewriter import replace
 from stablehlo_tools.ir.values import producer
@@ -42,10 +51,9 @@ from stablehlo_tools.transforms.parts.create_reduce_scatter.rewriting import (
 )
 from stablehlo_tools.transforms.parts.create_reduce_scatter.slices import shape_of, splat_of
 
-_COPIES = frozenset({BROADCAST, RESHAPE, TRANSPOSE, "stablehlo.slice"})  # of elements
+_COPIES = frozenset({BROADCAST, RESHAPE, TRANSPOSE, SLICE})  # of elements
 _LONGEST = 16  # ops between two exchanges, or between a constant and its use
 _SHARED = "stablehlo_tools.shared_gather"  # so that a second run counts what the first one keeps
-_PAD = "stablehlo.pad"
 _DROPPED = ("replica_groups", "all_gather_dim", "use_global_device_ids")
 _MOST_MEMBERS = 8  # of a group: more permutes than that take longer than one all_gather
 
@@ -262,24 +270,22 @@ class _Padded:
         build = Builder(ir.InsertionPoint(self.taken), self.taken.location)
         start = self.taken.operands[1 + self.dimension]
         here = build.compare("EQ", start, build.splat(self.offset, [], element_of(start)))
-        operand, parts = op.operands[0], list[ir.Value]()
+        operand, listed = op.operands[0], list[ir.Value]()
         for pairs in self.pairs:
-            changed = {} if pairs is None else {"source_target_pairs": pairs}
-            kind = "stablehlo.collective_permute"
-            parts.append(
-                collective_like(op, kind, operand, operand.type, changed, dropped=_DROPPED)
-                if changed
-                else operand
-            )
-        shape, listed = list(shape_of(operand) or ()), list(parts)
-        for length, place in ((self.ahead, 0), (self.behind, len(parts) + 1)):
+            part = operand
+            if pairs is not None:
+                changed = {"source_target_pairs": pairs}
+                kind = COLLECTIVE_PERMUTE
+                part = collective_like(op, kind, part, part.type, changed, dropped=_DROPPED)
+            listed.append(part)
+        shape = list(shape_of(operand) or ())
+        for length, place in ((self.ahead, 0), (self.behind, len(listed) + 1)):
             shape[self.dimension] = length
             if length:
                 listed.insert(place, build.broadcast(self.pad.operands[1], shape, []))
-        attribute = build.integer(self.dimension)
-        whole = build.op("concatenate", listed, result.type, dimension=attribute)
+        whole = build.concatenate(listed, self.dimension)
         empty = build.broadcast(self.pad.operands[1], list(shape_of(result) or ()), [])
-        result.replace_all_uses_with(build.op("select", [here, whole, empty], result.type))
+        result.replace_all_uses_with(build.same("select", here, whole, empty))
         return []
 
 
@@ -288,14 +294,13 @@ def plan_padded(collective: Collective, forms: GroupForms, values: DeviceValues)
     op = collective.op
     if len(op.operands) != 1 or shape_of(op.results[0]) is None:
         return None
-    pad = _only_user(op, _PAD)
+    pad = _only_user(op, PAD)
     taken = None if pad is None else _only_user(pad, DYNAMIC_SLICE)
     if pad is None or taken is None or pad.operands[0] != op.results[0]:
         return None
     dimension = ir.IntegerAttr(op.attributes["all_gather_dim"]).value
-    low = _padded_ahead(pad, dimension)
-    starts = None if low is None else _starts(taken, dimension, values)
-    groups = None if starts is None else forms.groups(collective)
+    low, starts = _padded_ahead(pad, dimension), _starts(taken, dimension, values)
+    groups = None if low is None or starts is None else forms.groups(collective)
     if low is None or starts is None or not groups or is_of_unsure_order(collective, forms):
         return None
     size = (shape_of(taken.results[0]) or ())[dimension]
@@ -339,13 +344,8 @@ def _starts(taken: ir.Operation, dimension: int, values: DeviceValues) -> Values
     before, after = shape_of(taken.operands[0]), shape_of(taken.results[0])
     if before is None or after is None:
         return None
-    if any(
-        one != other
-        for d, (one, other) in enumerate(zip(before, after, strict=True))
-        if d != dimension
-    ):
-        return None
-    return values.scalar(taken.operands[1 + dimension])
+    cut = [d for d, size in enumerate(before) if size != after[d]]
+    return None if set(cut) - {dimension} else values.scalar(taken.operands[1 + dimension])
 
 
 def _pairs(

@@ -121,8 +121,7 @@ def _part(
             return maker.operands[0]
     first = devices.by_position(axes, [1] + [0] * (shardings.axes.size(axes) - 1))
     holds = build.compare("EQ", first, build.splat(1, [], element_of(first)))
-    zeros = build.splat(0, shape_of(value), element_of(value))
-    return build.op("select", [holds, value, zeros], value.type)
+    return build.same("select", holds, value, build.splat_like(0, value))
 
 
 def check_sums(module: ir.Module, shardings: ValueShardings) -> None:

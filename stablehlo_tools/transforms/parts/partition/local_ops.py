@@ -84,15 +84,9 @@ def _gather(local: LocalBody, op: ir.Operation) -> None:
     vector_dim = numbers.index_vector
     indices = _wide(build, op.operands[1])
     last = [full - size for full, size in zip(whole, sizes, strict=True)]
-    clamped = build.op(
-        "clamp",
-        [
-            build.splat(0, shape_of(indices), element_of(indices)),
-            indices,
-            _along(build, indices, [last[dim] for dim in index_map], vector_dim),
-        ],
-        indices.type,
-    )
+    zeros = build.splat_like(0, indices)
+    ends = _along(build, indices, [last[dim] for dim in index_map], vector_dim)
+    clamped = build.same("clamp", zeros, indices, ends)
     starts = [local.devices.start(divided[d], shape_of(operand)[d]) if d in masked else None
               for d in index_map]  # fmt: skip
     shifted = _shifted(build, clamped, starts, vector_dim)
@@ -103,14 +97,10 @@ def _gather(local: LocalBody, op: ir.Operation) -> None:
         op.attributes["indices_are_sorted"] = ir.BoolAttr.get(False, op.context)
     after = Builder(ir.InsertionPoint.after(op), op.location)
     batch = [d for d in range(len(shape_of(result))) if d not in numbers.offset_dims]
-    element = element_of(result)
-    filler = identity_of("add", element)
+    filler = identity_of("add", element_of(result))
     assert filler is not None, "a gather of what has no identity is made whole before"
     mask = after.broadcast(inside, shape_of(result), batch)
-    chosen = after.op(
-        "select", [mask, result, after.splat(filler, shape_of(result), element)], result.type
-    )
-    local.stand_in(result, chosen)
+    local.stand_in(result, after.same("select", mask, result, after.splat_like(filler, result)))
 
 
 def _scatter(local: LocalBody, op: ir.Operation) -> None:
@@ -168,18 +158,17 @@ def _dynamic_update_slice(local: LocalBody, op: ir.Operation) -> None:
     for dim in cut:
         part = shape_of(operand)[dim]
         zero, last, end = (build.splat(n, [], element) for n in (0, room[dim], part - taken[dim]))
-        clamped = build.op("clamp", [zero, starts[dim], last], last.type)
+        clamped = build.same("clamp", zero, starts[dim], last)
         offset = build.convert(local.devices.start(divided[dim], part), element)
         begin = build.same("subtract", clamped, offset)
-        starts[dim] = build.op("clamp", [zero, begin, end], begin.type)
+        starts[dim] = build.same("clamp", zero, begin, end)
         shifts[dim] = build.same("subtract", starts[dim], begin)
         within = _rows_within(build, shifts[dim], sizes[dim], (taken, dim))
         inside = within if inside is None else build.same("and", inside, within)
     assert inside is not None, "there are rows"
     there = build.dynamic_slice(operand, starts, taken)
-    op.operands[1] = build.op(
-        "select", [inside, _shifted_rows(build, update, taken, shifts), there], there.type
-    )
+    rows = _shifted_rows(build, update, taken, shifts)
+    op.operands[1] = build.same("select", inside, rows, there)
     for number, start in enumerate(starts):
         op.operands[2 + number] = start
 
@@ -235,7 +224,7 @@ def _signed(build: Builder, start: ir.Value, last: int) -> ir.Value:
     if not element.is_unsigned:
         return start
     limits = [build.splat(n, [], element) for n in (0, last)]
-    start = build.op("clamp", [limits[0], start, limits[1]], start.type)
+    start = build.same("clamp", limits[0], start, limits[1])
     return build.convert(start, ir.IntegerType.get_signless(element.width, build.context))
 
 
@@ -267,8 +256,7 @@ def _shifted(
 def _inside(build: Builder, indices: ir.Value, limits: list[int], vector_dim: int) -> ir.Value:
     """Whether each index vector falls into the device's part; without the vector's dimension."""
     shape = shape_of(indices)
-    zero = build.splat(0, shape, element_of(indices))
-    low = build.compare("GE", indices, zero)
+    low = build.compare("GE", indices, build.splat_like(0, indices))
     high = build.compare("LE", indices, _along(build, indices, limits, vector_dim))
     each = build.same("and", low, high)
     if vector_dim == len(shape):
@@ -291,7 +279,7 @@ def _on_leader(local: LocalBody, build: Builder, op: ir.Operation, summed: Axes)
     assert identity is not None, "made whole before"
     leads = build.compare("EQ", local.devices.start(summed, 1), local.devices.zero())
     others = build.splat(identity, shape_of(operand), element)
-    return build.op("select", [leads, operand, others], operand.type)
+    return build.same("select", leads, operand, others)
 
 
 def constant(local: LocalBody, op: ir.Operation) -> None:
@@ -374,12 +362,9 @@ def _mask(
         return
     build = Builder(ir.InsertionPoint(op), op.location)
     shape = shape_of(value)
-    if filling is None:
-        others = build.splat(0, shape, element_of(value))
-    else:
-        others = build.broadcast(filling, shape, [])
+    others = build.splat_like(0, value) if filling is None else build.broadcast(filling, shape, [])
     mask = _valid(local, build, shape, padding)
-    op.operands[number] = build.op("select", [mask, value, others], value.type)
+    op.operands[number] = build.same("select", mask, value, others)
     local.like(op.operands[number], value)
 
 
@@ -392,7 +377,7 @@ def _out_of_reach(
     nowhere = (1 << 31) - 1 if element.is_unsigned else -1
     mask = _valid(local, build, shape, padding)
     others = build.splat(nowhere, shape, element)
-    return build.op("select", [mask, indices, others], indices.type)
+    return build.same("select", mask, indices, others)
 
 
 def _dot_general(local: LocalBody, op: ir.Operation) -> None:

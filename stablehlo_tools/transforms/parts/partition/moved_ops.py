@@ -163,7 +163,7 @@ def known_update(local: LocalBody, op: ir.Operation) -> None:
         along = within(local.devices, build, axes, (lows, highs), where)
         mask = along if mask is None else build.same("and", mask, along)
     assert mask is not None, "an update of all rows needs nothing"
-    made = build.op("select", [mask, update, operand], operand.type)
+    made = build.same("select", mask, update, operand)
     _become(local, op, made)
 
 

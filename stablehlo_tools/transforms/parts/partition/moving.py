@@ -272,7 +272,7 @@ class _Writer:
             chosen = self._devices.by_position(self._axes, [int(t == other) for t in taken])
             here = self._build.compare("NE", chosen, self._devices.zero())
             stretch = self._stretch(other, low, high)
-            value = self._build.op("select", [here, stretch, value], value.type)
+            value = self._build.same("select", here, stretch, value)
         return value
 
     def _comes_with_message(self, taken: _Taken, suppliers: Sequence[tuple[int, int]]) -> bool:
@@ -323,7 +323,7 @@ class _Writer:
                 ([run.low for run in each], [run.high for run in each]),
                 (shape_of(value), self._dim),
             )
-            made = self._build.op("select", [mask, value, made], value.type)
+            made = self._build.same("select", mask, value, made)
         return self._blank(self._length) if made is None else made
 
     def _aligned(self, supply: int, runs: dict[int, Run]) -> ir.Value:

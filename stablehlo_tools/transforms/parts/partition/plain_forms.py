@@ -325,7 +325,7 @@ def _only(build: Builder, indices: ir.Value, dim: int, kept: Sequence[int]) -> i
     assert starts is not None, "one is left out"
     if len(kept) > 1:
         starts = build.broadcast(starts, shape_of(taken), list(range(len(shape))))
-    return build.op("select", [starts, taken, build.splat_like(-1, taken)], taken.type)
+    return build.same("select", starts, taken, build.splat_like(-1, taken))
 
 
 def batch_rows(module: ir.Module) -> None:

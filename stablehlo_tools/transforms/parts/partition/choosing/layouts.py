@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import pairwise
 
 from stablehlo_tools.analysis.replica_groups import AxisRef
@@ -132,17 +132,12 @@ class Form:
         self.fixed = fixed
         self._pads = pads
         self.atoms = atoms
-        self._choices: dict[Strategy, Choice | None] = {}
+        self.choice = cache(self._checked)  # of a strategy
         self._agreed: dict[tuple[tuple[tuple[int, AtomList], ...], ...], Choice] = {}
         self._moved: dict[tuple[Strategy, AtomList, int], Choice | None] = {}
 
-    def choice(self, strategy: Strategy) -> Choice | None:
-        """What follows from a strategy; None for one that the op cannot run by."""
-        if strategy not in self._choices:
-            self._choices[strategy] = self._checked(strategy)
-        return self._choices[strategy]
-
     def _checked(self, strategy: Strategy) -> Choice | None:
+        """What follows from a strategy; None for one that the op cannot run by."""
         layouts = self._assembled(strategy)
         if layouts is None:
             return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
+from functools import cache
 from itertools import accumulate, pairwise, permutations
 
 from stablehlo_tools.cost.collectives import transfer_time
@@ -41,7 +42,7 @@ class Prices:
         self.atoms = atoms
         self.hardware = hardware
         self._latency_share = latency_share
-        self._steps: dict[Step, float] = {}
+        self.step = cache(self._timed)  # ns of one collective
         self._values: dict[tuple[float, int, AtomList, frozenset[int]], float] = {}
         self._single: dict[tuple[float, int, AtomList, int], float] = {}
 
@@ -142,13 +143,6 @@ class Prices:
 
         orders = map(ordered, permutations(filter(None, groups)))
         return min(orders, key=lambda steps: sum(map(self.step, steps)))
-
-    def step(self, step: Step) -> float:
-        """ns of one collective."""
-        price = self._steps.get(step)
-        if price is None:
-            price = self._steps[step] = self._timed(step)
-        return price
 
     def _timed(self, step: Step) -> float:
         mesh = self.atoms.axes
