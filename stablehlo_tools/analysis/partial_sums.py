@@ -70,8 +70,7 @@ class PartialSums:
         for result in node.results:
             self.terms.pop(result, None)
             self.blocked.pop(result, None)
-        barrier = node.name == BARRIER
-        if barrier:
+        if node.name == BARRIER:
             for operand, result in zip(node.operands, node.results, strict=True):
                 if operand in self.blocked:
                     self.blocked[result] = self.blocked[operand]
@@ -113,7 +112,8 @@ class PartialSums:
             if reducer is None or not is_identity_of(reducer, node.op.operands[0]):
                 self._block(node, node)
                 return
-        if reducer == "add" and _is_boolean(node):
+        element = element_of(node.op.results[0])
+        if reducer == "add" and isinstance(element, ir.IntegerType) and element.width == 1:
             reducer = "or"
         if reducer is not None:
             self.terms.update(dict.fromkeys(node.results, reducer))
@@ -276,11 +276,6 @@ def _is_zero(value: ir.Value) -> bool:
         value = maker.operands[0]
         maker = producer(value)
     return splat_of(value) == 0
-
-
-def _is_boolean(node: Node) -> bool:
-    element = element_of(node.op.results[0])
-    return isinstance(element, ir.IntegerType) and element.width == 1
 
 
 def _keeps_sums(convert: ir.Operation) -> bool:

@@ -147,17 +147,12 @@ def batch_carries(module: ir.Module, batch: Batch) -> list[Carry]:
             stacked = end is not None and end.name == DYNAMIC_UPDATE_SLICE
             if number in loop.invariant or stacked or not is_float(argument.type):
                 continue
-            if is_constrained(argument):
+            if any(use.owner.operation.name == SHARDING_CONSTRAINT for use in argument.uses):
                 continue
             tiling = batch.dims.tilings.get(batch.dims.graph.numbers.get(argument, -1))
             if tiling is not None and tiling.outer == 1 and len(shape_of(argument)) > 1:
                 carries.append(Carry(op, argument, tiling.dim))
     return carries
-
-
-def is_constrained(value: ir.Value) -> bool:
-    """Whether the program says how a value is divided."""
-    return any(use.owner.operation.name == SHARDING_CONSTRAINT for use in value.uses)
 
 
 def constrain_carry(carry: Carry, batch: Batch) -> None:

@@ -66,8 +66,8 @@ from stablehlo_tools.ir.walk import (
     MESH,
     entry_function,
     functions_by_name,
+    ops_where,
     symbol_name,
-    walk,
 )
 from stablehlo_tools.passes.base import Pass
 from stablehlo_tools.passes.native_passes import NativePasses
@@ -83,12 +83,12 @@ from stablehlo_tools.transforms.parts.partition.border import (
     warn_of_uneven,
 )
 from stablehlo_tools.transforms.parts.partition.choosing.moves import Moves
-from stablehlo_tools.transforms.parts.partition.choosing.op_times import Machine
 from stablehlo_tools.transforms.parts.partition.choosing.outcome import (
     explain_moves,
     warn_of_lost,
     write_choices,
 )
+from stablehlo_tools.transforms.parts.partition.choosing.prices import Machine
 from stablehlo_tools.transforms.parts.partition.choosing.problem import Problem
 from stablehlo_tools.transforms.parts.partition.choosing.proposals import improve
 from stablehlo_tools.transforms.parts.partition.dividing import (
@@ -277,14 +277,9 @@ def _by_xla(module: ir.Module, propagated: ir.Module, shardings: ValueShardings)
 
 def _set_apart(module: ir.Module, main: ir.Operation) -> list[ir.OpView]:
     """Takes the functions that `main` does not name from the module, for Shardy not to see."""
-    named: set[str] = set()
-
-    def visit(op: ir.Operation) -> ir.WalkResult:
-        if "called_computations" in op.attributes:
-            named.update(re.findall(r"@([\w$.-]+)", str(op.attributes["called_computations"])))
-        return ir.WalkResult.ADVANCE
-
-    walk(main, visit)
+    calls = ops_where(main, lambda op: "called_computations" in op.attributes)
+    texts = " ".join(str(op.attributes["called_computations"]) for op in calls)
+    named = set(re.findall(r"@([\w$.-]+)", texts))
     functions = functions_by_name(module).items()
     return [op.detach_from_parent() for n, op in functions if op != main and n not in named]
 

@@ -158,22 +158,14 @@ def crossings_of(computation: ir.Operation, axis: MeshAxis, facts: ModuleFacts) 
             raise CrossingError(op, "which devices it joins is not known")
         if not axis.is_crossed(groups):
             continue
-        crossing = _crossing(op, axis, groups)
-        if crossing is None or collective.op != collective.inner:
+        is_undone = op.name in _UNDONE and axis.is_all_of(groups)
+        others = axis.apart(groups) if op.name == ALL_REDUCE and not is_undone else None
+        if not (is_undone or others) or collective.op != collective.inner:
             raise CrossingError(op, f'it moves values along "{axis.name}"')
-        if crossing.others is not None and collective.group_mode != GroupMode.FLATTENED_IDS:
+        if others is not None and collective.group_mode != GroupMode.FLATTENED_IDS:
             raise CrossingError(op, "its groups are of replicas and partitions")
-        found[op] = crossing
+        found[op] = Crossing(op, others)
     return found
-
-
-def _crossing(op: ir.Operation, axis: MeshAxis, groups: ProcessGroups) -> Crossing | None:
-    if op.name not in _UNDONE:
-        return None
-    if axis.is_all_of(groups):
-        return Crossing(op, None)
-    others = axis.apart(groups) if op.name == ALL_REDUCE else None
-    return None if others is None else Crossing(op, others)
 
 
 Reshaping = tuple[DimTiling, Shape, Shape]

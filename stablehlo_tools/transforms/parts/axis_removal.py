@@ -30,7 +30,6 @@ from stablehlo_tools.ir.views import While
 from stablehlo_tools.ir.walk import terminator
 from stablehlo_tools.transforms.parts.axis_crossings import (
     AcrossAxis,
-    Crossing,
     Crossings,
     is_moved,
 )
@@ -74,7 +73,14 @@ class AxisRemoval(Scaling):
         """Writes an op, for terms of sums over the axis that it adds to."""
         crossing = self._crossings.get(node.op)
         if crossing is not None:
-            self._cross(node, crossing, point)
+            values = [self.values[number] for number in node.operands]
+            if crossing.others is not None:
+                copy = reshaped_clone(node.op, values, [value.type for value in values], point)
+                copy.attributes["replica_groups"] = device_table(crossing.others, copy.context)
+                values = list(copy.results)
+            for number, value in zip(node.results, values, strict=True):
+                repeated = number in self._sums.repeated
+                self.values[number] = self._multiple(value, point) if repeated else value
             return
         among = () if node.bodies else self._sums.among.get(node, ())
         once = {number: self.values[number] for number in among}
@@ -155,8 +161,9 @@ class AxisRemoval(Scaling):
         while self._products:
             product = self._products.pop()
             source = product.operands[0]
-            while _is_sliced_once(source):
-                source = maker_of(source).operands[0]
+            # Through what is a slice, or moved, and used once.
+            while (op := producer(source)) and op.name in _SLICING and len(_takers(source)) == 1:
+                source = op.operands[0]
             carry = _only_sliced(source)
             if carry is None:
                 continue
@@ -166,27 +173,11 @@ class AxisRemoval(Scaling):
             product.results[0].replace_all_uses_with(product.operands[0])
             product.erase()
 
-    def _cross(self, node: Node, crossing: Crossing, point: ir.InsertionPoint) -> None:
-        values = [self.values[number] for number in node.operands]
-        if crossing.others is not None:
-            copy = reshaped_clone(node.op, values, [value.type for value in values], point)
-            copy.attributes["replica_groups"] = device_table(crossing.others, copy.context)
-            values = list(copy.results)
-        for number, value in zip(node.results, values, strict=True):
-            repeated = number in self._sums.repeated
-            self.values[number] = self._multiple(value, point) if repeated else value
-
 
 def _takers(value: ir.Value) -> list[ir.Operation]:
     """The ops that use a value, and are not left over themselves."""
     ops = [use.owner.operation for use in value.uses]
     return [op for op in ops if not len(op.results) or any(map(has_uses, op.results))]
-
-
-def _is_sliced_once(value: ir.Value) -> bool:
-    """Whether a value is a slice, or moved, and used once."""
-    op = producer(value)
-    return op is not None and op.name in _SLICING and len(_takers(value)) == 1
 
 
 def _only_sliced(value: ir.Value) -> tuple[ir.Operation, int] | None:

@@ -90,7 +90,11 @@ class GroupForms:
         for attribute, formed in self._by_axes(original, mode, len(groups[0])):
             if frozenset(formed) == wanted:
                 return attribute
-        rows = self._rows(groups, mode)
+        rows, width = list[Sequence[int]](), self.facts.grid.num_partitions
+        if mode is GroupMode.FLATTENED_IDS:
+            rows = list(groups)
+        elif mode is GroupMode.CROSS_REPLICA:
+            rows = [tuple(d // width for d in group) for group in groups if group[0] % width == 0]
         if not rows or frozenset(process_groups(rows, mode, self.facts.grid)) != wanted:
             return None
         return device_table(rows, original.context)
@@ -135,14 +139,6 @@ class GroupForms:
                     original.context,
                 )
                 yield attribute, process_groups(formed, mode, self.facts.grid)
-
-    def _rows(self, groups: ProcessGroups, mode: GroupMode) -> list[tuple[int, ...]]:
-        width = self.facts.grid.num_partitions
-        if mode is GroupMode.FLATTENED_IDS:
-            return list(groups)
-        if mode is GroupMode.CROSS_REPLICA:
-            return [tuple(d // width for d in group) for group in groups if group[0] % width == 0]
-        return []
 
 
 def _axis_ref(attribute: ir.Attribute) -> AxisRef:
@@ -192,15 +188,8 @@ def collective_like(
         if name not in (*dropped, SHARDING)
     }
     with_region = kind in ("stablehlo.all_reduce", "stablehlo.reduce_scatter")
-    new = ir.Operation.create(
-        kind,
-        results=[result],
-        operands=[operand],
-        attributes={**attributes, **changed},
-        regions=1 if with_region else 0,
-        loc=location or op.location,
-        ip=point or ir.InsertionPoint(op),
-    )
+    build = Builder(point or ir.InsertionPoint(op), location or op.location)
+    new = build.create(kind, [operand], [result], {**attributes, **changed}, int(with_region))
     if with_region:
         copy = op.clone(ip=ir.InsertionPoint(op))
         Combining(copy).combiner.append_to(new.regions[0])

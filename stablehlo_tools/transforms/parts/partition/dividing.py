@@ -129,6 +129,12 @@ def all_reduce_of(value: ir.Value) -> ir.Operation | None:
     return users[0] if len(users) == 1 and users[0].name == ALL_REDUCE else None
 
 
+def summed_axes(value: ir.Value) -> Axes:
+    """The axes over which the all_reduce of a partial result sums; none without one."""
+    all_reduce = all_reduce_of(value)
+    return () if all_reduce is None else axes_in(str(all_reduce.attributes["reduction_axes"]))
+
+
 def fold_reshards(module: ir.Module, shardings: ValueShardings) -> None:
     """Folds every reshard of the module, in place, and drops those that nobody uses.
 
@@ -359,16 +365,9 @@ class Divider:
 
     def _is_reduced(self, op: ir.Operation, summed: Sequence[AxisRef]) -> bool:
         """Whether an all_reduce over just these axes takes each result, and nothing else does."""
-        if not summed:
-            return True
         axes = self.shardings.axes
-        for result in op.results:
-            all_reduce = all_reduce_of(result)
-            if all_reduce is None:
-                return False
-            reduced = axes_in(str(all_reduce.attributes["reduction_axes"]))
-            if axes.size(reduced) != axes.size(summed) or not all(
-                axes.overlap([axis], summed) for axis in reduced
-            ):
-                return False
-        return True
+        return not summed or all(
+            axes.size(reduced) == axes.size(summed)
+            and all(axes.overlap([axis], summed) for axis in reduced)
+            for reduced in map(summed_axes, op.results)
+        )

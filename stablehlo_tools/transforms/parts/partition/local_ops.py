@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from stablehlo_tools.analysis.shardings import Axes, axes_in, rank_of
+from stablehlo_tools.analysis.shardings import Axes, rank_of
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.dimension_numbers import (
     conv_numbers,
@@ -49,7 +49,7 @@ from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.ir.values import copy_constant, is_identity_of, is_splat
 from stablehlo_tools.ir.views import Combining
 from stablehlo_tools.transforms.parts.partition import moved_ops
-from stablehlo_tools.transforms.parts.partition.dividing import all_reduce_of
+from stablehlo_tools.transforms.parts.partition.dividing import all_reduce_of, summed_axes
 from stablehlo_tools.transforms.parts.partition.halo import Parts
 from stablehlo_tools.transforms.parts.partition.local_body import LocalBody
 from stablehlo_tools.transforms.parts.partition.moving import within
@@ -128,8 +128,7 @@ def _scatter(local: LocalBody, op: ir.Operation) -> None:
         if "indices_are_sorted" in op.attributes:
             op.attributes["indices_are_sorted"] = ir.BoolAttr.get(False, op.context)
     # The axes over which Shardy's all_reduce sums a scatter's result.
-    all_reduce = all_reduce_of(op.results[0])
-    summed = () if all_reduce is None else axes_in(str(all_reduce.attributes["reduction_axes"]))
+    summed = summed_axes(op.results[0])
     if summed:
         op.operands[0] = _on_leader(local, build, op, summed)
 

@@ -95,7 +95,12 @@ def need_of(op: ir.Operation, dim: int, parts: int, shapes: Shapes) -> Need | No
         return Need((turned,), (Piece(0, 0, 0, size),), Parts.blocks(size, parts))
     if op.name == DYNAMIC_UPDATE_SLICE and shapes[1][dim] < size:
         start = known_start(op, dim, size - shapes[1][dim])
-        return None if start is None else _update(shapes[1][dim], start, parts, size)
+        if start is None:
+            return None
+        # The rows of the update, where the rows are that they overwrite.
+        rows = shapes[1][dim]
+        pieces = (Piece(0, 0, start, rows),)
+        return Need((Parts.blocks(rows, parts),), pieces, Parts.blocks(size, parts))
     if op.name == SLICE:
         need = _slice(op, dim, parts, shapes[-1][dim], size)
     elif op.name == PAD:
@@ -161,12 +166,6 @@ def known_start(update: ir.Operation, dim: int, last: int) -> int | None:
     running program knows."""
     start = splat_of(update.operands[2 + dim])
     return max(0, min(start, last)) if isinstance(start, int) else None
-
-
-def _update(size: int, start: int, parts: int, whole: int) -> Need:
-    """The rows of an update, where the rows are that they overwrite."""
-    pieces = (Piece(0, 0, start, size),)
-    return Need((Parts.blocks(size, parts),), pieces, Parts.blocks(whole, parts))
 
 
 def joined(sizes: Sequence[int], parts: int) -> Need:

@@ -70,13 +70,8 @@ class Cutter:
         alike &= (wish == wished) & (before == after)
         alike[np.isin(self._link, self._totals)] = False
         at = np.flatnonzero((member[self._user] | member[maker]) & ~alike)
-        link, user, maker, before, after = (
-            self._link[at],
-            self._user[at],
-            maker[at],
-            before[at],
-            after[at],
-        )
+        every = (self._link, self._user, maker, before, after)
+        link, user, maker, before, after = (each[at] for each in every)
         columns = [x[link] for x in (self._size_of, made, partial, made_new, partial_new)]
         four = self._priced([*columns, wish[at], wished[at]]) * self._times[link]
         four *= self._shares(link, [*columns, wish[at], wished[at]], new)

@@ -83,7 +83,15 @@ class Atoms:
 
     def layout(self, dims: Dims) -> Layout:
         """The atoms of a sharding."""
-        return tuple(tuple(n for axis in axes for n in self._in(axis)) for axes in dims)
+
+        def atoms_in(axis: AxisRef) -> list[int]:
+            atoms, first = self._of_axis[axis.name], axis.pre_size
+            if axis.size is None:
+                return atoms
+            end = first * axis.size
+            return [n for n in atoms if first <= self._starts[n] < end]
+
+        return tuple(tuple(n for axis in axes for n in atoms_in(axis)) for axes in dims)
 
     def axes_of(self, atoms: Iterable[int]) -> Axes:
         """The axes that atoms make."""
@@ -92,13 +100,6 @@ class Atoms:
     def dims(self, layout: Layout) -> Dims:
         """The sharding that a layout stands for."""
         return tuple(self.axes_of(atoms) for atoms in layout)
-
-    def _in(self, axis: AxisRef) -> list[int]:
-        atoms = self._of_axis[axis.name]
-        if axis.size is None:
-            return atoms
-        first, end = axis.pre_size, axis.pre_size * axis.size
-        return [n for n in atoms if first <= self._starts[n] < end]
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,8 +14,7 @@ from copy import copy
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.transforms.parts.partition.choosing.cutting import Cutter, Proposal
 from stablehlo_tools.transforms.parts.partition.choosing.layouts import AtomList, Choice
-from stablehlo_tools.transforms.parts.partition.choosing.op_times import Machine
-from stablehlo_tools.transforms.parts.partition.choosing.prices import Prices, Step
+from stablehlo_tools.transforms.parts.partition.choosing.prices import Machine, Prices, Step
 from stablehlo_tools.transforms.parts.partition.choosing.problem import Link, Node, Problem
 from stablehlo_tools.transforms.parts.partition.op_rules import MOVING, fitting, halo_bytes
 
@@ -185,7 +184,9 @@ def _sent(link: Link, maker: Node, changed: Proposal) -> tuple[int, AtomList, fr
     which parts of it are summed in between; and how often: a sum that a loop only adds up, once
     behind it."""
     choice = changed.get(maker, maker.choice)
-    made, partial = choice.layouts[link.made_as], _to_be_summed(link, choice)
+    made, partial = choice.layouts[link.made_as], choice.partial
+    if link.left and partial:
+        partial = tuple(atom for atom in partial if atom not in link.left)
     wanted = frozenset(
         changed.get(use.node, use.node.choice).layouts[use.tensor] for use in link.uses
     )
@@ -195,13 +196,6 @@ def _sent(link: Link, maker: Node, changed: Proposal) -> tuple[int, AtomList, fr
         if link.total.without(changed.get(carry, carry.choice), partial):
             times = link.total.times
     return made, partial, wanted, times
-
-
-def _to_be_summed(link: Link, choice: Choice) -> AtomList:
-    """The atoms along which parts of a sum have to be joined, where a node makes a value so."""
-    if not link.left or not choice.partial:
-        return choice.partial
-    return tuple(atom for atom in choice.partial if atom not in link.left)
 
 
 def _regions(taken: Proposal) -> list[dict[Node, Choice]]:

@@ -49,7 +49,7 @@ from stablehlo_tools.transforms.parts.partition.choosing.layouts import (
     Form,
     Layout,
 )
-from stablehlo_tools.transforms.parts.partition.choosing.op_times import OpTime, bytes_of
+from stablehlo_tools.transforms.parts.partition.choosing.prices import OpTime, bytes_of
 from stablehlo_tools.transforms.parts.partition.dividing import is_made_anywhere
 from stablehlo_tools.transforms.parts.partition.op_rules import is_whole_op, undividable
 
