@@ -44,7 +44,7 @@ from stablehlo_tools.analysis.shardings import (
     tensor_sharding,
 )
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.diagnostics import Diagnostic, Diagnostics, ToolError, note
+from stablehlo_tools.diagnostics import Diagnostics, ToolError, note
 from stablehlo_tools.dialect.names import DYNAMIC_UPDATE_SLICE, SHARDING_CONSTRAINT, WHILE
 from stablehlo_tools.ir.builder import constrained, shape_of
 from stablehlo_tools.ir.clone import copy_module, take_over
@@ -104,7 +104,13 @@ class ConstrainBatchPass(Pass):
         for carry in carries:
             constrain_carry(carry, batch)
         if self.explain:
-            diagnostics.collected += [_explained(carry, batch) for carry in carries]
+            for carry in carries:
+                shape = "x".join(map(str, shape_of(carry.argument)))
+                text = (
+                    f"constrain-batch: dimension {carry.dim} of the {shape} that this loop carries "
+                    f"is the batch, and stays divided over {axes_text(batch.axes)}"
+                )
+                diagnostics.collected.append(note(text, carry.loop.location))
         take_over(module, copy)
 
 
@@ -167,12 +173,3 @@ def constrain(value: ir.Value, dim: int, batch: Batch, point: ir.InsertionPoint)
     dims[dim] = (batch.axes, False)
     sharding = tensor_sharding(batch.mesh, dims, value.type.context)
     stand_in(value, constrained(value, sharding, point))
-
-
-def _explained(carry: Carry, batch: Batch) -> Diagnostic:
-    shape = "x".join(map(str, shape_of(carry.argument)))
-    return note(
-        f"constrain-batch: dimension {carry.dim} of the {shape} that this loop carries is the "
-        f"batch, and stays divided over {axes_text(batch.axes)}",
-        carry.loop.location,
-    )

@@ -90,7 +90,13 @@ def free_axes(module: ir.Module, starts: Sequence[ir.Operation], kept: str = "")
         for op in linked:
             batch_units(op)  # nothing tells of a device's only row whether it is one of all rows
             reshape_units(op)
-            _open_constraints(op)
+            for constraint in ops_named(op, {SHARDING_CONSTRAINT}):
+                # It speaks of free axes alone, and leaves open what it does not divide.
+                sharding = constraint.attributes["sharding"]
+                if any(axes_by_dimension(sharding)):
+                    constraint.attributes["sharding"] = _opened(sharding)
+                else:
+                    constraint.results[0].replace_all_uses_with(constraint.operands[0])
         erase_unused(module.body)
         facts = ModuleFacts.of(module)
         group = [_Computation.of(op, facts, kept) for op in linked]
@@ -118,17 +124,6 @@ def _without_one(
                 raise first from None
     assert first is not None
     raise first
-
-
-def _open_constraints(computation: ir.Operation) -> None:
-    """Lets constraints in a manual computation leave open what they do not divide: they speak of
-    its free axes alone."""
-    for op in ops_named(computation, {SHARDING_CONSTRAINT}):
-        sharding = op.attributes["sharding"]
-        if any(axes_by_dimension(sharding)):
-            op.attributes["sharding"] = _opened(sharding)
-        else:
-            op.results[0].replace_all_uses_with(op.operands[0])
 
 
 def _opened(sharding: ir.Attribute) -> ir.Attribute:

@@ -45,7 +45,7 @@ from stablehlo_tools.dialect.names import (
 )
 from stablehlo_tools.dialect.traits import BRANCHES, ELEMENTWISE, TERMINATORS, Trait, ops_with
 from stablehlo_tools.ir.builder import constrained, shape_of
-from stablehlo_tools.ir.values import producer, stand_in
+from stablehlo_tools.ir.values import has_uses, producer, stand_in
 from stablehlo_tools.ir.views import Function
 from stablehlo_tools.ir.walk import FUNCTION, ops_named
 from stablehlo_tools.transforms.parts.partition.op_rules import (
@@ -82,45 +82,6 @@ def _even(value: ir.Value, dims: Dims, shardings: ValueShardings) -> Dims:
         while even[dim] and size % shardings.axes.size(even[dim]):
             even[dim] = even[dim][:-1]
     return tuple(even)
-
-
-class Resharder:
-    """Puts reshards in, where a value is not divided as wanted."""
-
-    def __init__(self, shardings: ValueShardings) -> None:
-        self._shardings = shardings
-
-    def operand(self, op: ir.Operation, number: int, wanted: Dims) -> None:
-        """Lets an op take an operand divided as wanted."""
-        value = op.operands[number]
-        if rank_of(value) and self._shardings.of(value) != wanted:
-            op.operands[number] = self._reshard(value, wanted, op.location, ir.InsertionPoint(op))
-
-    def result(self, op: ir.Operation, number: int, wanted: Dims) -> None:
-        """Divides a result as wanted, and gives those who use it what they had before.
-
-        An all_reduce that makes it whole stays next to it, and is divided like it: what reduces
-        the parts is what made them.
-        """
-        every = [self._shardings.of(result) for result in op.results]
-        old, every[number] = every[number], wanted
-        if old == wanted:
-            return
-        op.attributes[SHARDING] = self._shardings.per_value(every, op.context)
-        last, result = op, op.results[number]
-        all_reduce = all_reduce_of(result)
-        if all_reduce is not None:
-            last, result = all_reduce, all_reduce.results[0]
-            last.attributes["out_sharding"] = self._shardings.attribute(wanted, op.context)
-        if list(result.uses):
-            after = ir.InsertionPoint.after(last)
-            stand_in(result, self._reshard(result, old, op.location, after))
-
-    def _reshard(
-        self, value: ir.Value, dims: Dims, location: ir.Location, point: ir.InsertionPoint
-    ) -> ir.Value:
-        sharding = self._shardings.attribute(dims, location.context)
-        return constrained(value, sharding, point, location, RESHARD)
 
 
 def all_reduce_of(value: ir.Value) -> ir.Operation | None:
@@ -214,9 +175,6 @@ class Divider:
     diagnostics: Diagnostics
     _dead: list[ir.Operation] = field(default_factory=list[ir.Operation])
 
-    def __post_init__(self) -> None:
-        self._resharder = Resharder(self.shardings)
-
     def run(self, function: ir.Operation) -> None:
         """Fits every op of the function."""
         self._block(function, Function(function).body)
@@ -266,7 +224,7 @@ class Divider:
 
     def _expect(self, op: ir.Operation, wanted: Iterable[Dims | None]) -> None:
         for number, dims in enumerate(wanted):
-            self._resharder.operand(op, number, dims or ((),) * rank_of(op.operands[number]))
+            self._divide_operand(op, number, dims or ((),) * rank_of(op.operands[number]))
 
     def _fit(self, op: ir.Operation) -> None:
         values = [*op.operands, *op.results]
@@ -285,9 +243,39 @@ class Divider:
             return
         count = len(op.operands)
         for number in range(count):
-            self._resharder.operand(op, number, wanted[number])
+            self._divide_operand(op, number, wanted[number])
         for number, dims in enumerate(wanted[count:]):
-            self._resharder.result(op, number, dims)
+            self._divide_result(op, number, dims)
+
+    def _divide_operand(self, op: ir.Operation, number: int, wanted: Dims) -> None:
+        """Reshards an operand, if it is not divided as wanted."""
+        value, point = op.operands[number], ir.InsertionPoint(op)
+        if rank_of(value) and self.shardings.of(value) != wanted:
+            sharding = self.shardings.attribute(wanted, op.context)
+            op.operands[number] = constrained(value, sharding, point, op.location, RESHARD)
+
+    def _divide_result(self, op: ir.Operation, number: int, wanted: Dims) -> None:
+        """Divides a result as wanted, and gives those who use it what they had before.
+
+        An all_reduce that makes it whole stays next to it, and is divided like it: what reduces
+        the parts is what made them.
+        """
+        every = [self.shardings.of(result) for result in op.results]
+        old, every[number] = every[number], wanted
+        if old == wanted:
+            return
+        op.attributes[SHARDING] = self.shardings.per_value(every, op.context)
+        last, result = op, op.results[number]
+        all_reduce = all_reduce_of(result)
+        if all_reduce is not None:
+            last, result = all_reduce, all_reduce.results[0]
+            last.attributes["out_sharding"] = self.shardings.attribute(wanted, op.context)
+        if has_uses(result):
+            after, sharding = (
+                ir.InsertionPoint.after(last),
+                self.shardings.attribute(old, op.context),
+            )
+            stand_in(result, constrained(result, sharding, after, op.location, RESHARD))
 
     def _wanted(self, op: ir.Operation, rule: ShardingRule, now: list[Dims]) -> list[Dims]:
         """How each tensor of an op with a rule is to be divided."""
