@@ -96,11 +96,6 @@ from stablehlo_tools.transforms.parts.partition.dividing import (
     fold_reshards,
     make_even,
 )
-from stablehlo_tools.transforms.parts.partition.global_view import (
-    drop_barriers,
-    drop_propagation_notes,
-    restore_global_view,
-)
 from stablehlo_tools.transforms.parts.partition.localizing import Localizer
 from stablehlo_tools.transforms.parts.partition.op_rules import (
     sums_over_space,
@@ -115,11 +110,14 @@ from stablehlo_tools.transforms.parts.partition.plain_forms import (
 )
 from stablehlo_tools.transforms.parts.partition.preparation import (
     check,
+    drop_barriers,
+    drop_propagation_notes,
     has_inlined_meshes,
     is_partitioned,
     one_mesh,
     prepare,
     rename_meshes,
+    restore_global_view,
 )
 
 # Shardy's passes, and why each stands where it does.

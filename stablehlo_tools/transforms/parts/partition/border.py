@@ -16,6 +16,7 @@ from stablehlo_tools.analysis.entry import counted_name
 from stablehlo_tools.analysis.shardings import (
     SHARDING,
     Axes,
+    Dims,
     ValueShardings,
     function_sharding,
     manual_axes,
@@ -244,13 +245,10 @@ class Border:
         """How Shardy divided them, and what of them is in parts of a sum."""
 
         def stated(name: str, parts: Sequence[Unreduced]) -> list[ir.Attribute]:
-            dims = [
-                shardings.at_border(main, name, number, rank_of(value))
-                for number, value in enumerate(_values(main, name))
-            ]
+            divided = zip(_divided(main, name, shardings), parts, strict=True)
             return [
-                shardings.attribute(each, main.context, part.axes, part.reduction)
-                for each, part in zip(dims, parts, strict=True)
+                shardings.attribute(dims, main.context, part.axes, part.reduction)
+                for (_, dims), part in divided
             ]
 
         axes = shardings.axes.canonical(
@@ -264,8 +262,7 @@ class Border:
 def warn_of_uneven(main: ir.Operation, shardings: ValueShardings, diagnostics: Diagnostics) -> None:
     """Says which arguments and results the program wants divided as they do not divide."""
     for name, what in (("arg_attrs", "argument"), ("res_attrs", "result")):
-        for number, value in enumerate(_values(main, name)):
-            stated = shardings.at_border(main, name, number, rank_of(value))
+        for number, (value, stated) in enumerate(_divided(main, name, shardings)):
             for dim, axes in enumerate(stated):
                 size, parts = shape_of(value)[dim], shardings.axes.size(axes)
                 if size % parts:
@@ -290,8 +287,7 @@ def make_border_even(main: ir.Operation, shardings: ValueShardings) -> _BorderSh
     for name in ("arg_attrs", "res_attrs"):
         if name not in main.attributes:
             continue
-        for number, value in enumerate(_values(main, name)):
-            stated = shardings.at_border(main, name, number, rank_of(value))
+        for number, (value, stated) in enumerate(_divided(main, name, shardings)):
             even = shardings.even_dims(value, stated)
             if even != stated:
                 changed[name, number] = shardings.attribute(even, main.context)
@@ -317,3 +313,11 @@ def state_border(main: ir.Operation, stated: _BorderShardings) -> None:
 def _values(main: ir.Operation, name: str) -> list[ir.Value]:
     function = Function(main)
     return list(function.body.arguments) if name == "arg_attrs" else function.yields
+
+
+def _divided(
+    main: ir.Operation, name: str, shardings: ValueShardings
+) -> list[tuple[ir.Value, Dims]]:
+    """The arguments or results of a function, and how they are divided."""
+    values = enumerate(_values(main, name))
+    return [(v, shardings.at_border(main, name, n, rank_of(v))) for n, v in values]

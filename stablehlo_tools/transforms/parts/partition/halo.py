@@ -56,11 +56,6 @@ class Parts:
         """How many places of a device's part hold elements, where parts start in order."""
         return max(0, min(self.length, self.size - self.starts[device]))
 
-    @property
-    def is_whole(self) -> bool:
-        """Whether no part holds anything undefined."""
-        return all(0 <= start <= self.size - self.length for start in self.starts)
-
 
 @dataclass(frozen=True)
 class Piece:
