@@ -259,23 +259,16 @@ def _write(chain: Sequence[Collective], position: int, parts: Sequence[Part]) ->
             fillings = [(filling, splat_of(filling)) for filling in list(moved.operands)[1:]]
             known = {v: build.splat(n, [], element_of(v)) for v, n in fillings if n is not None}
             value = copy_with(moved, {**known, moved.operands[0]: value}, build.point).results[0]
-        taken = part.slices[0].op.location
-        location = op.location
-        if taken != location:
-            location = ir.Location.fused([location, taken], context=op.context)
+        place, taken = op.location, part.slices[0].op.location
+        if taken != place:
+            place = ir.Location.fused([place, taken], context=op.context)
         for stage in part.stages:
             shape = list(shape_of(value) or ())
             if shape:
                 shape[stage.dimension] = int(shape[stage.dimension] / stage.factor)
             type_ = with_shape(value.type, shape)
             value = collective_like(
-                op,
-                stage.kind,
-                value,
-                type_,
-                stage.changed,
-                dropped=stage.dropped,
-                location=location,
+                op, stage.kind, value, type_, stage.changed, dropped=stage.dropped, location=place
             )
             made.append(value)
         for slice_ in part.slices:

@@ -27,7 +27,6 @@ import numpy as np
 from stablehlo_tools.analysis.collectives import Collective
 from stablehlo_tools.analysis.device_values import DeviceValues, Values, clamped_starts
 from stablehlo_tools.analysis.replica_groups import ProcessGroups
-from stablehlo_tools.analysis.shardings import SHARDING
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import (
     BROADCAST,
@@ -47,6 +46,7 @@ from stablehlo_tools.transforms.parts.create_reduce_scatter.rewriting import (
     GroupForms,
     Rewrite,
     collective_like,
+    copy_op,
     with_shape,
 )
 from stablehlo_tools.transforms.parts.create_reduce_scatter.slices import shape_of, splat_of
@@ -95,12 +95,9 @@ def plan_inverse(
         return None
 
     def repeat_between() -> Sequence[ir.Value]:
-        value = first.op.operands[0]
+        value, point = first.op.operands[0], ir.InsertionPoint(second.op)
         for op, shape in zip(between, shapes, strict=True):
-            build = Builder(ir.InsertionPoint(second.op), op.location)
-            types = [with_shape(value.type, shape)]
-            attributes = {n: a for n, a in op.attributes.items() if n != SHARDING}
-            value = build.create(op.name, [value], types, attributes).results[0]
+            value = copy_op(op, [value], with_shape(value.type, shape), point)
         second.op.results[0].replace_all_uses_with(value)
         return ()
 

@@ -160,7 +160,7 @@ def compute_from(part: ir.Value, slice_: Slice) -> None:
             part if number == position else _narrowed(value, window, build)
             for number, value in enumerate(op.operands)
         ]
-        part = _copy(op, operands, narrowed_type(op.results[0], window), build)
+        part = copy_op(op, operands, narrowed_type(op.results[0], window), build.point)
     if slice_.steps and SHARDING in slice_.op.attributes:
         maker_of(part).attributes[SHARDING] = slice_.op.attributes[SHARDING]
     slice_.op.results[0].replace_all_uses_with(part)
@@ -238,26 +238,27 @@ def _narrowed(value: ir.Value, window: Window, build: Builder) -> ir.Value:
         return value
     part, maker, splat = narrowed_type(value, window), producer(value), splat_of(value)
     if maker is not None and splat is not None:
-        return _copy(maker, [], part, build, value=ir.DenseElementsAttr.get_splat(part, splat))
+        element = ir.DenseElementsAttr.get_splat(part, splat)
+        return copy_op(maker, [], part, build.point, value=element)
     if maker is not None and maker.name == BROADCAST and spreads(maker, window):
-        return _copy(maker, list(maker.operands), part, build)
+        return copy_op(maker, list(maker.operands), part, build.point)
     index = next(element_of(cut.start) for cut in window if cut is not None)
     starts = [build.splat(0, [], index) if cut is None else cut.start for cut in window]
     place = build.location if maker is None else maker.location
     return Builder(build.point, place).dynamic_slice(value, starts, part.shape)
 
 
-def _copy(
+def copy_op(
     op: ir.Operation,
     operands: Sequence[ir.Value],
     type_: ir.Type,
-    build: Builder,
+    point: ir.InsertionPoint,
     **changed: ir.Attribute,
 ) -> ir.Value:
     """An op once more, with other operands and another result type."""
     attributes = {n: a for n, a in op.attributes.items() if n != SHARDING}
-    copies = Builder(build.point, op.location)
-    return copies.create(op.name, operands, [type_], {**attributes, **changed}).results[0]
+    build = Builder(point, op.location)
+    return build.create(op.name, operands, [type_], {**attributes, **changed}).results[0]
 
 
 def purity(functions: Mapping[str, ir.Operation]) -> Callable[[ir.Operation], bool]:
