@@ -70,7 +70,6 @@ class CrossingError(Exception):
     def __init__(self, op: ir.Operation, why: str) -> None:
         super().__init__(why)
         self.op = op
-        self.why = why
 
 
 class MeshAxis:
@@ -133,14 +132,12 @@ class Crossing:
 
     def result(self) -> DimTiling | None:
         """The dimension along which the devices have shards of what it makes."""
-        return self._along(_GIVES)
+        name = _GIVES.get(self.op.name)
+        return None if name is None else DimTiling(integer(self.op, name))
 
     def takes(self) -> DimTiling | None:
         """The dimension along which it takes shards."""
-        return self._along(_TAKES)
-
-    def _along(self, names: Mapping[str, str]) -> DimTiling | None:
-        name = names.get(self.op.name)
+        name = _TAKES.get(self.op.name)
         return None if name is None else DimTiling(integer(self.op, name))
 
 

@@ -118,7 +118,7 @@ def _without_one(
             looks = [_Look.at(each, axis, facts) for each in group]
             return _looked_at(looks, axis, values).write()
         except (CrossingError, NotScaledError) as error:
-            why = error.why if isinstance(error, CrossingError) else why
+            why = str(error) if isinstance(error, CrossingError) else why
             first = first or NotFreeError(name, error.op, why)
             if why != _MINOR:  # which asks for another axis before it
                 raise first from None

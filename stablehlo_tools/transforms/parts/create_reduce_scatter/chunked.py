@@ -20,6 +20,7 @@ from stablehlo_tools.analysis.collectives import Collective
 from stablehlo_tools.analysis.replica_groups import GroupMode, ProcessGroups
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.collectives import refusal
+from stablehlo_tools.dialect.dimensions import integer
 from stablehlo_tools.dialect.names import PAD
 from stablehlo_tools.dialect.reducers import IDEMPOTENT, reducer_kind
 from stablehlo_tools.ir.builder import Builder, element_of
@@ -351,7 +352,7 @@ class _Planner:
 
     def gathered(self, by_part: _ByPart, complete: bool) -> list[Part]:
         """Smaller collectives for the parts; only what needs none where other uses stay."""
-        dimension = ir.IntegerAttr(self.chain[0].op.attributes["all_gather_dim"]).value
+        dimension = integer(self.chain[0].op, "all_gather_dim")
         parts: list[Part] = []
         for (window, before), slices in by_part.items():
             plan = plan_gather(self.groups, dimension, chunks_of(window), self.devices)

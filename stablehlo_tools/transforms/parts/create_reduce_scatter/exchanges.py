@@ -28,6 +28,7 @@ from stablehlo_tools.analysis.collectives import Collective
 from stablehlo_tools.analysis.device_values import DeviceValues, Values, clamped_starts
 from stablehlo_tools.analysis.replica_groups import ProcessGroups
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.dimensions import integer, integers
 from stablehlo_tools.dialect.names import (
     BROADCAST,
     COLLECTIVE_PERMUTE,
@@ -133,11 +134,7 @@ def plan_constant(collective: Collective, forms: GroupForms) -> Rewrite | None:
 
 def _dimensions(collective: Collective) -> tuple[int, int]:
     """The dimension that an all_to_all splits, and the one along which it concatenates."""
-    split, concatenated = (
-        ir.IntegerAttr(collective.op.attributes[f"{name}_dimension"]).value
-        for name in ("split", "concat")
-    )
-    return split, concatenated
+    return integer(collective.op, "split_dimension"), integer(collective.op, "concat_dimension")
 
 
 def _before(op: ir.Operation, dimension: int) -> int | None:
@@ -150,7 +147,7 @@ def _before(op: ir.Operation, dimension: int) -> int | None:
     if before is None or after is None or 0 in before:
         return None
     if op.name == TRANSPOSE:
-        return ir.DenseI64ArrayAttr(op.attributes["permutation"])[dimension]
+        return integers(op, "permutation")[dimension]
     ahead, size = math.prod(after[:dimension]), after[dimension]
     places = [
         d for d, extent in enumerate(before) if extent == size and math.prod(before[:d]) == ahead
@@ -163,7 +160,7 @@ def _shapes(
 ) -> tuple[tuple[int, ...], ...] | None:
     """The shapes of the layout ops' results, made from what the first exchange took."""
     split, concatenated = _dimensions(first)
-    count = ir.IntegerAttr(first.op.attributes["split_count"]).value
+    count = integer(first.op, "split_count")
     shapes: list[tuple[int, ...]] = []
     for op in between:
         after = shape_of(op.results[0])
@@ -213,7 +210,7 @@ def share_gathers(collectives: Sequence[Collective], forms: GroupForms, memory_l
         key = (
             tuple(op.operands),
             tuple(str(result.type) for result in op.results),
-            ir.IntegerAttr(op.attributes["all_gather_dim"]).value,
+            integer(op, "all_gather_dim"),
             None if groups is None else frozenset(groups),
         )
         candidates = firsts.setdefault(key, [])
@@ -295,7 +292,7 @@ def plan_padded(collective: Collective, forms: GroupForms, values: DeviceValues)
     taken = None if pad is None else _only_user(pad, DYNAMIC_SLICE)
     if pad is None or taken is None or pad.operands[0] != op.results[0]:
         return None
-    dimension = ir.IntegerAttr(op.attributes["all_gather_dim"]).value
+    dimension = integer(op, "all_gather_dim")
     low, starts = _padded_ahead(pad, dimension), _starts(taken, dimension, values)
     groups = None if low is None or starts is None else forms.groups(collective)
     if low is None or starts is None or not groups or is_of_unsure_order(collective, forms):
@@ -329,7 +326,7 @@ def _only_user(op: ir.Operation, name: str) -> ir.Operation | None:
 def _padded_ahead(pad: ir.Operation, dimension: int) -> int | None:
     """What a pad puts in front of a dimension, if it puts something around that one alone."""
     names = ("edge_padding_low", "edge_padding_high", "interior_padding")
-    low, high, between = (list(ir.DenseI64ArrayAttr(pad.attributes[name])) for name in names)
+    low, high, between = (integers(pad, name) for name in names)
     others = [n for d in range(len(low)) if d != dimension for n in (low[d], high[d])]
     if any(between) or any(others) or low[dimension] < 0 or high[dimension] < 0:
         return None

@@ -142,8 +142,8 @@ def is_made_anywhere(op: ir.Operation) -> bool:
 
 def warn_of_whole(op: ir.Operation, diagnostics: Diagnostics) -> None:
     """Warns that an op does not run on parts at all."""
-    what = "only runs on whole tensors: every device computes all of it"
-    diagnostics.warn(f"{op.name} {what}", op.location)
+    text = f"{op.name} only runs on whole tensors: every device computes all of it"
+    diagnostics.warn(text, op.location)
 
 
 def warn_of_undivided(

@@ -89,10 +89,8 @@ class CollectiveWriter:
             return self._cut_anew(build, self._all_to_all(build, value, op, before), whole, after)
         if name == "collective_permute":
             return self._permute(build, value, before, after)
-        if name == "all_reduce":
-            axes = axes_in(str(op.attributes["reduction_axes"]))
-            return self._all_reduce(build, value, axes, op)
-        raise AssertionError(f"no lowering for {op.name}")
+        assert name == "all_reduce", f"no lowering for {op.name}"
+        return self._all_reduce(build, value, op)
 
     def all_gather(self, build: Builder, value: ir.Value, lists: Sequence[Axes]) -> ir.Value:
         """A value made whole along the axes of each dimension."""
@@ -222,12 +220,9 @@ class CollectiveWriter:
         positions = [self._axes.positions(axes) for axes in dims]
         return [tuple(int(p[device]) for p in positions) for device in range(self._axes.mesh.size)]
 
-    def _all_reduce(
-        self, build: Builder, value: ir.Value, axes: Axes, op: ir.Operation
-    ) -> ir.Value:
-        result = build.all_reduce(
-            value, self._axes.groups(axes), self._devices.next_channel(), None
-        )
+    def _all_reduce(self, build: Builder, value: ir.Value, op: ir.Operation) -> ir.Value:
+        groups = self._axes.groups(axes_in(str(op.attributes["reduction_axes"])))
+        result = build.all_reduce(value, groups, self._devices.next_channel(), None)
         region = maker_of(result).regions[0]
         maker = producer(value)
         if maker is not None and maker.name in ("stablehlo.reduce", "stablehlo.scatter"):

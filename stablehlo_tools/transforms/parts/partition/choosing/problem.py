@@ -41,7 +41,7 @@ from stablehlo_tools.dialect.traits import BRANCHES, ELEMENTWISE, TERMINATORS, f
 from stablehlo_tools.ir.builder import shape_of
 from stablehlo_tools.ir.values import producer
 from stablehlo_tools.ir.views import Function, While
-from stablehlo_tools.ir.walk import FUNCTION, terminator, walk
+from stablehlo_tools.ir.walk import terminator, walk
 from stablehlo_tools.transforms.parts.partition.choosing.layouts import (
     AtomList,
     Atoms,
@@ -449,24 +449,19 @@ def _same_rule(shape: tuple[int, ...], operands: int, results: int) -> ShardingR
 
 def _axes_used(main: ir.Operation, shardings: ValueShardings) -> set[AxisRef]:
     """The axes, and parts of them, that shardings of a function name."""
-    seen: set[ir.Attribute] = set()
+    arguments, yields = Function(main).body.arguments, Function(main).yields
+    seen = {function_sharding(main, "arg_attrs", number) for number in range(len(arguments))}
+    seen |= {function_sharding(main, "res_attrs", number) for number in range(len(yields))}
 
     def visit(op: ir.Operation) -> ir.WalkResult:
-        for number in range(len(op.results)):
-            attribute = result_sharding(op, number)
-            if attribute is not None:
-                seen.add(attribute)
-        if op.name == FUNCTION:
-            arguments, yields = Function(op).body.arguments, Function(op).yields
-            for name, count in (("arg_attrs", len(arguments)), ("res_attrs", len(yields))):
-                listed = (function_sharding(op, name, number) for number in range(count))
-                seen.update(each for each in listed if each is not None)
+        seen.update(result_sharding(op, number) for number in range(len(op.results)))
         if op.name == MANUAL_COMPUTATION:
             seen.update(sharding_per_value(op.attributes["in_shardings"]))
         return ir.WalkResult.ADVANCE
 
     walk(main, visit)
-    return {axis for each in seen for axes in shardings.read(each) for axis in axes}
+    stated = [shardings.read(each) for each in seen if each is not None]
+    return {axis for dims in stated for axes in dims for axis in axes}
 
 
 def _shape(value: ir.Value) -> list[int]:
