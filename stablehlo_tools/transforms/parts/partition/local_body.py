@@ -199,20 +199,16 @@ class CollectiveWriter:
         return value
 
     def _permute(self, build: Builder, value: ir.Value, before: Dims, after: Dims) -> ir.Value:
-        # Senders and receivers: each ends with its part by `after`; itself is the first sender.
+        # Each device that does not hold its part already gets it from one that gives up its own.
         held, wanted = self._blocks(before), self._blocks(after)
-        pairs = [(d, d) for d in range(len(held)) if held[d] == wanted[d]]
-        settled = {device for device, _ in pairs}
-        free: dict[tuple[int, ...], list[int]] = {}
-        for device in range(len(held)):
-            if device not in settled:
-                free.setdefault(held[device], []).append(device)
-        for device in range(len(held)):
-            if device not in settled:
-                pairs.append((free[wanted[device]].pop(0), device))
-        pairs = sorted(pairs, key=lambda pair: pair[1])
-        if all(source == target for source, target in pairs):
+        unsettled = [device for device in range(len(held)) if held[device] != wanted[device]]
+        if not unsettled:
             return value
+        free: dict[tuple[int, ...], list[int]] = {}
+        for device in unsettled:
+            free.setdefault(held[device], []).append(device)
+        sender = {device: free[wanted[device]].pop(0) for device in unsettled}
+        pairs = [(sender.get(device, device), device) for device in range(len(held))]
         return build.permute(value, pairs, self._devices.next_channel())
 
     def _blocks(self, dims: Dims) -> list[tuple[int, ...]]:

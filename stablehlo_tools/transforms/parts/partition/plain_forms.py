@@ -217,23 +217,18 @@ def reduce_from_identities(module: ir.Module) -> None:
         # Initial values that may count any number of times stay.
         if IDEMPOTENT.issuperset(kinds) if op.name == REDUCE_WINDOW else starts_idempotent(op):
             continue
-        for number, kind in enumerate(kinds):
-            _combine_afterwards(op, number, kind)
-
-
-def _combine_afterwards(op: ir.Operation, number: int, kind: str) -> None:
-    """Starts one of the results from the identity, if there is one to write."""
-    position = len(op.results) + number
-    start, result = op.operands[position], op.results[number]
-    element = element_of(start)
-    is_complex = isinstance(element, ir.ComplexType)
-    identity = complex_identity(kind) if is_complex else identity_of(kind, element)
-    if identity is None or is_identity_of(kind, start):
-        return
-    op.operands[position] = Builder(ir.InsertionPoint(op), op.location).splat(identity, [], element)
-    build = Builder(ir.InsertionPoint.after(op), op.location)
-    spread = build.broadcast(start, shape_of(result), [])
-    stand_in(result, build.same(kind, result, spread))
+        for position, (result, kind) in enumerate(zip(op.results, kinds, strict=True), len(kinds)):
+            start = op.operands[position]
+            element = element_of(start)
+            is_complex = isinstance(element, ir.ComplexType)
+            identity = complex_identity(kind) if is_complex else identity_of(kind, element)
+            if identity is None or is_identity_of(kind, start):
+                continue
+            build = Builder(ir.InsertionPoint(op), op.location)
+            op.operands[position] = build.splat(identity, [], element)
+            build = Builder(ir.InsertionPoint.after(op), op.location)
+            spread = build.broadcast(start, shape_of(result), [])
+            stand_in(result, build.same(kind, result, spread))
 
 
 def insert_indexed_dims(module: ir.Module) -> None:
@@ -256,9 +251,9 @@ def insert_indexed_dims(module: ir.Module) -> None:
 def _insert(op: ir.Operation) -> None:
     numbers, count = scatter_numbers(op), len(op.results)
     whole, update = shape_of(op.operands[0]), shape_of(op.operands[count + 1])
-    places = dict(
-        zip(numbers.window_dims(len(whole)), numbers.update_window_dims, strict=True)
-    )  # of the operand's dimensions in the updates
+    windows = numbers.window_dims(len(whole))
+    # Of the operand's dimensions in the updates.
+    places = dict(zip(windows, numbers.update_window_dims, strict=True))
     indexed = [dim for dim in numbers.index_map if dim in places]
     ones = [dim for dim in indexed if update[places[dim]] == 1]
     full = [dim for dim in indexed if dim not in ones and update[places[dim]] == whole[dim]]
@@ -271,12 +266,8 @@ def _insert(op: ir.Operation) -> None:
     build = Builder(ir.InsertionPoint(op), op.location)
     kept = [dim for dim in numbers.index_map if dim not in full]
     if full:
-        op.operands[count] = _only(
-            build,
-            op.operands[count],
-            numbers.index_vector,
-            [component for component, dim in enumerate(numbers.index_map) if dim in kept],
-        )
+        components = [n for n, dim in enumerate(numbers.index_map) if dim in kept]
+        op.operands[count] = _only(build, op.operands[count], numbers.index_vector, components)
         for flag in ("indices_are_sorted", "unique_indices"):
             if flag in op.attributes:
                 op.attributes[flag] = ir.BoolAttr.get(False, op.context)
@@ -285,12 +276,9 @@ def _insert(op: ir.Operation) -> None:
     if ones:
         for position in range(count + 1, 2 * count + 1):
             op.operands[position] = build.reshape(op.operands[position], rows)
+    left = [at for at in numbers.update_window_dims if at not in gone]
     op.attributes["scatter_dimension_numbers"] = bindings.ScatterDimensionNumbers.get(
-        [
-            at - sum(each < at for each in gone)
-            for at in numbers.update_window_dims
-            if at not in gone
-        ],
+        [at - sum(each < at for each in gone) for at in left],
         sorted([*numbers.inserted, *ones]),
         list(numbers.operand_batching),
         list(numbers.indices_batching),
