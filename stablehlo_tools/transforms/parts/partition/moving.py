@@ -316,13 +316,9 @@ class _Writer:
                 continue
             empty = Run(FILLING, 0, 0, 0)
             each = [runs.get(d, empty) for d in range(len(self._plan.runs))]
-            mask = within(
-                self._devices,
-                self._build,
-                self._axes,
-                ([run.low for run in each], [run.high for run in each]),
-                (shape_of(value), self._dim),
-            )
+            ranges = [run.low for run in each], [run.high for run in each]
+            where = shape_of(value), self._dim
+            mask = within(self._devices, self._build, self._axes, ranges, where)
             made = self._build.same("select", mask, value, made)
         return self._blank(self._length) if made is None else made
 
