@@ -44,7 +44,7 @@ from stablehlo_tools.ir.builder import (
 from stablehlo_tools.ir.values import maker_of, producer, stand_in
 from stablehlo_tools.ir.views import Combining
 from stablehlo_tools.transforms.parts.partition.halo import Parts, Piece
-from stablehlo_tools.transforms.parts.partition.moving import Devices, Moved, resized, write
+from stablehlo_tools.transforms.parts.partition.moving import Devices, Moved, MoveWriter, resized
 
 _LISTS = re.compile(r"\{([^{}]*)\}")
 _EXCHANGES = re.compile(r"\{([^{}]*)\}\s*:\s*(\d+)\s*->\s*(\d+)")
@@ -170,7 +170,7 @@ class CollectiveWriter:
         parts = self._axes.size(axes)
         source, target = (Parts.steps(size, length, parts) for length in (held, block))
         moved = Moved((value,), (source,), (Piece(0, 0, 0, size),), target)
-        return write(self._devices, build, moved, dim, axes)
+        return MoveWriter(self._devices, build, moved, dim, axes).write()
 
     def _all_to_all(
         self, build: Builder, value: ir.Value, op: ir.Operation, before: Dims

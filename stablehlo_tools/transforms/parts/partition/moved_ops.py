@@ -33,12 +33,12 @@ from stablehlo_tools.transforms.parts.partition.halo import Parts
 from stablehlo_tools.transforms.parts.partition.local_body import LocalBody
 from stablehlo_tools.transforms.parts.partition.moving import (
     Moved,
+    MoveWriter,
     alike,
     is_zero,
     placed,
     seen_through,
     within,
-    write,
 )
 from stablehlo_tools.transforms.parts.partition.needs import (
     Need,
@@ -293,7 +293,7 @@ def assembled(local: LocalBody, build: Builder, moved: Moved, dim: int, axes: Ax
             )
             return assembled(local, build, replace(around, sources=sources), other, other_axes)
     moved = seen_through(moved, known)
-    made = write(local.devices, build, moved, dim, axes)
+    made = MoveWriter(local.devices, build, moved, dim, axes).write()
     if made in moved.sources:  # which stands for another tensor, of another size perhaps
         made = build.reshape(made, shape_of(made))
     local.note_moved(made, dim, axes, moved)

@@ -171,11 +171,6 @@ def is_zero(filling: ir.Value | None) -> bool:
     return filling is not None and repr(splat_of(filling)) in ("0", "0.0", "False")
 
 
-def write(devices: Devices, build: Builder, moved: Moved, dim: int, axes: Axes) -> ir.Value:
-    """The device's range of the target along a dimension that the axes divide."""
-    return _Writer(devices, build, moved, dim, axes).write()
-
-
 def undefined(build: Builder, shape: Sequence[int], element: ir.Type) -> ir.Value:
     """A tensor of which nobody may ask what is in it."""
     return build.splat(0, shape, element)
@@ -215,7 +210,9 @@ def _padded(
 _Taken = tuple[tuple[int, int] | None, ...]
 
 
-class _Writer:
+class MoveWriter:
+    """Writes a target along a dimension that the axes divide."""
+
     def __init__(
         self, devices: Devices, build: Builder, moved: Moved, dim: int, axes: Axes
     ) -> None:
@@ -229,6 +226,7 @@ class _Writer:
         self._supplies = list(moved.sources)
 
     def write(self) -> ir.Value:
+        """Writes the device's range of the target."""
         for message in self._plan.messages:
             value, first = self._supplies[message.source], message.offsets[0]
             if len(set(message.offsets)) == 1:
