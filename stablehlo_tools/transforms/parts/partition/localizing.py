@@ -87,7 +87,7 @@ class Localizer(LocalBody):
             seen.add(value)
         for argument, operand in zip(block.arguments, op.operands, strict=True):
             argument.replace_all_uses_with(operand)
-        outside = dict(zip(block.arguments, op.operands, strict=True))
+        outside: dict[ir.Value, ir.Value] = dict(zip(block.arguments, op.operands, strict=True))
         for value in list(islice(self._moved, known, None)):
             dim, axes, moved = self._moved[value]
             self._moved[value] = dim, axes, moved.renamed(outside)

@@ -437,6 +437,11 @@ def _of_equal_values(op: ir.Operation, build: Builder, shardings: ValueShardings
     return _reshard(op, build)
 
 
+def _reshard(op: ir.Operation, build: Builder) -> ir.Value:
+    sharding = op.attributes["out_sharding"]
+    return constrained(op.operands[0], sharding, build.point, op.location, RESHARD)
+
+
 _PLAIN, _MOVED, _BARRIERS = Patterns(), Patterns(), Patterns()
 
 
@@ -457,10 +462,7 @@ def _constrain_edge(op: ir.Operation, build: Builder) -> ir.Value:
 
 
 # sdy.all_gather(x), sdy.all_slice(x), … -> sdy.reshard(x): they leave the value as it is
-@_MOVED.on(*sorted(_MOVES))
-def _reshard(op: ir.Operation, build: Builder) -> ir.Value:
-    sharding = op.attributes["out_sharding"]
-    return constrained(op.operands[0], sharding, build.point, op.location, RESHARD)
+_MOVED.on(*sorted(_MOVES))(_reshard)
 
 
 # sdy.propagation_barrier(x) {sharding} -> sdy.reshard(x) {sharding}, x without a sharding
