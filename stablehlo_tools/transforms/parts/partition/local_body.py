@@ -323,8 +323,13 @@ class LocalBody:
             self._whole[new] = self._whole[old]
 
     def erase(self, op: ir.Operation) -> None:
-        """Erases an op, and what is known of its values: others will lie where they lay, and
-        values are told apart by that."""
+        """Erases an op, and what is known of its values."""
+        self.forget(op)
+        op.erase()
+
+    def forget(self, op: ir.Operation) -> None:
+        """Drops what is known of the values of an op that is erased next: others will lie where
+        they lay, and values are told apart by that."""
         block_arguments = (
             a for region in op.regions for block in region.blocks for a in block.arguments
         )
@@ -332,4 +337,3 @@ class LocalBody:
             self._divided.pop(value, None)
             self._whole.pop(value, None)
             self._moved.pop(value, None)
-        op.erase()

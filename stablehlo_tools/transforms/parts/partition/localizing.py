@@ -20,6 +20,7 @@ from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.dialect.names import MANUAL_COMPUTATION
 from stablehlo_tools.dialect.traits import Trait, full_names, ops_with_any
 from stablehlo_tools.ir.builder import Builder, shape_of
+from stablehlo_tools.ir.rewriter import inline_block
 from stablehlo_tools.ir.values import CONSTANTS, has_uses, producer
 from stablehlo_tools.ir.views import ManualComputation
 from stablehlo_tools.ir.walk import terminator
@@ -73,10 +74,8 @@ class Localizer(LocalBody):
     def _dissolve(self, op: ir.Operation) -> None:
         """A manual computation's ops, in its place."""
         block = ManualComputation(op).body
-        ops = [view.operation for view in block.operations]
-        end = terminator(block)
-        known = len(self._moved)
-        self._block(block, ops)
+        end, known = terminator(block), len(self._moved)
+        self._block(block, list(block.operations))
         shardings = [self.shardings.of(result) for result in op.results]
         # Gives each result a value of its own, since each is divided in its own way outside.
         seen: set[ir.Value] = set(block.arguments)
@@ -91,16 +90,12 @@ class Localizer(LocalBody):
         for value in list(islice(self._moved, known, None)):
             dim, axes, moved = self._moved[value]
             self._moved[value] = dim, axes, moved.renamed(outside)
-        point = ir.InsertionPoint(op)
-        for view in list(block.operations):
-            if view.operation != end:
-                point.insert(view.operation.detach_from_parent())
         for result, dims, returned in zip(op.results, shardings, list(end.operands), strict=True):
             self._divided[returned] = dims
             if any(dims):
                 self._whole[returned] = shape_of(result)
-            result.replace_all_uses_with(returned)
-        self.erase(op)
+        self.forget(op)
+        inline_block(block, op)
 
 
 _PURE = full_names(
