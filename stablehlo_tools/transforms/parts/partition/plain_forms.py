@@ -42,6 +42,7 @@ from stablehlo_tools.dialect.reducers import (
 )
 from stablehlo_tools.dialect.traits import CALLS
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of, write_reducer
+from stablehlo_tools.ir.rewriter import Patterns, replace
 from stablehlo_tools.ir.unit_dims import IndexedRows, rewrite_rows
 from stablehlo_tools.ir.values import has_uses, is_identity_of, producer, stand_in
 from stablehlo_tools.ir.views import Combining
@@ -132,18 +133,22 @@ def plain_moves(module: ir.Module) -> None:
 
     A partitioner sees which elements go where, and sends those alone.
     """
-    for op in ops_named(module.operation, {SCATTER}):
-        _as_update(op)
+    _UPDATES.apply(module.operation)
     for op in ops_named(module.operation, {RESHAPE}):
         _as_copies(op)
 
 
-def _as_update(op: ir.Operation) -> None:
-    """A scatter of one window, wholly within its operand, that overwrites or combines by one op."""
+_UPDATES = Patterns()
+
+
+# scatter(x, constants, u) of one window within x, that overwrites or combines by one op
+#   -> dynamic_update_slice(x, u, constants), dynamic_update_slice(x, slice(x) + u, constants)
+@_UPDATES.on(SCATTER)
+def _write_update(op: ir.Operation, build: Builder) -> ir.Value | None:
     numbers = scatter_numbers(op)
     index = folded(op.operands[1]) if len(op.results) == 1 else None
     if index is None or index.ndim != 1 or numbers.index_vector != 0 or numbers.operand_batching:
-        return
+        return None
     operand, _, update = op.operands
     whole = shape_of(operand)
     sizes = [1] * len(whole)
@@ -155,21 +160,18 @@ def _as_update(op: ir.Operation) -> None:
         starts[dim] = int(start)
     ends = [start + size for start, size in zip(starts, sizes, strict=True)]
     if min(starts, default=0) < 0 or any(end > n for end, n in zip(ends, whole, strict=True)):
-        return  # which a scatter drops
+        return None  # which a scatter drops
     block = Combining(op).combiner
     only = [inner.operation for inner in block.operations]
     overwrites = len(only) == 1 and list(only[0].operands) == [block.arguments[1]]
     reducer = None if overwrites else reducer_kind(block)
     in_order = list(numbers.update_window_dims) == sorted(numbers.update_window_dims)
     if not (overwrites or reducer) or not in_order:
-        return
-    build = Builder(ir.InsertionPoint(op), op.location)
+        return None
     rows = build.reshape(update, sizes) if shape_of(update) != sizes else update
     if reducer:
         rows = build.same(reducer, build.slice(operand, starts, ends), rows)
-    made = build.update(operand, rows, [build.i32(start) for start in starts])
-    op.results[0].replace_all_uses_with(made)
-    op.erase()
+    return build.update(operand, rows, [build.i32(start) for start in starts])
 
 
 def _as_copies(op: ir.Operation) -> None:
@@ -191,8 +193,7 @@ def _as_copies(op: ir.Operation) -> None:
         if alike and joined == made and 0 < copies <= _MOST_COPIES:
             build = Builder(ir.InsertionPoint(op), op.location)
             result = value if copies == 1 else build.concatenate([value] * copies, dim)
-            op.results[0].replace_all_uses_with(result)
-            op.erase()
+            replace(op, [result])
             if not has_uses(spread.results[0]):
                 spread.erase()
             return
