@@ -17,8 +17,7 @@ import numpy as np
 
 from stablehlo_tools import bindings
 from stablehlo_tools.analysis.collectives import ModuleFacts
-from stablehlo_tools.analysis.device_values import DeviceValues, Values
-from stablehlo_tools.analysis.elements.folding import folded
+from stablehlo_tools.analysis.device_values import DeviceValues, Values, folded
 from stablehlo_tools.analysis.reducers import starts_idempotent
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.dimension_numbers import scatter_numbers
