@@ -23,12 +23,11 @@ Preconditions:
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import PurePath
 
-from stablehlo_tools.analysis.effects import Effects
 from stablehlo_tools.analysis.tasks.graph import module_task_graph
 from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.bindings import ir
@@ -48,7 +47,6 @@ from stablehlo_tools.ir.inline import inline_all_calls
 from stablehlo_tools.ir.walk import (
     copy_referenced_symbols,
     entry_function,
-    functions_by_name,
     symbol_name,
 )
 from stablehlo_tools.mpmd.manifest import (
@@ -71,7 +69,7 @@ from stablehlo_tools.mpmd.staging.cutting import (
     useless_cut,
 )
 from stablehlo_tools.mpmd.staging.forward import dissolve_named, forget_marks
-from stablehlo_tools.mpmd.staging.loop_forms import carry_stacks, stack_recurrences, use_plain_forms
+from stablehlo_tools.mpmd.staging.loop_forms import carry_stacks, use_plain_forms
 from stablehlo_tools.mpmd.staging.op_times import Weigher, total_ns
 from stablehlo_tools.mpmd.staging.pipeline_axis import lay_along, usual_axis
 from stablehlo_tools.mpmd.writing.on_devices import Devices, OnDevices, take_off_devices
@@ -138,12 +136,6 @@ class Timed:
     staged: Staged
     stages: tuple[Stage, ...]
     hop: float
-    devices: Devices
-
-    @property
-    def microbatches(self) -> int:
-        """How many there are."""
-        return self.staged.step.loop.trips
 
     @cached_property
     def costs(self) -> Costs:
@@ -173,15 +165,19 @@ def expand_mpmd(artifact: Artifact, request: Request) -> Expansion:
     """
     with naming(artifact.name):
         prepared = prepare(artifact, request)
-        expansion = _expanded(artifact, request, prepared)
-        expansion = replace(
-            expansion, warnings=(*_whole_mesh(artifact, request), *expansion.warnings)
-        )
+        expansion = _expand_prepared(artifact, request, prepared)
+        axis = "" if request.axis is not None else usual_axis(artifact.module, request.ranks)
+        if axis:
+            said = warning(
+                f"expand-mpmd: each of the {request.ranks} ranks has all devices of the mesh, "
+                f"those along {axis!r}, too: --pipeline-axis {axis} lays the ranks along it"
+            )
+            expansion = replace(expansion, warnings=(said, *expansion.warnings))
         needed = max(peak_bytes(expansion.manifest.table, expansion.manifest.costs))
         room = request.hardware.memory_bytes
         if not prepared.once or needed <= room:
             return expansion
-        again = _expanded(artifact, request, prepare(artifact, request, once=False))
+        again = _expand_prepared(artifact, request, prepare(artifact, request, once=False))
         said = warning(
             f"expand-mpmd: the collectives of weights and gradients stay in each microbatch: once "
             f"for all of them, a rank would need {size(needed)} of {size(room)}"
@@ -189,17 +185,7 @@ def expand_mpmd(artifact: Artifact, request: Request) -> Expansion:
         return replace(again, warnings=(*again.warnings, said))
 
 
-def _whole_mesh(artifact: Artifact, request: Request) -> Iterator[Diagnostic]:
-    """That each rank is a whole mesh, an axis for stages in it."""
-    axis = "" if request.axis is not None else usual_axis(artifact.module, request.ranks)
-    if axis:
-        yield warning(
-            f"expand-mpmd: each of the {request.ranks} ranks has all devices of the mesh, those "
-            f"along {axis!r}, too: --pipeline-axis {axis} lays the ranks along it"
-        )
-
-
-def _expanded(artifact: Artifact, request: Request, prepared: Prepared) -> Expansion:
+def _expand_prepared(artifact: Artifact, request: Request, prepared: Prepared) -> Expansion:
     """The programs of a prepared step."""
     loop = read_step(prepared.module).loop
     # Ranks run no schedule of slices, or of copies to the host.
@@ -225,7 +211,7 @@ def _expanded(artifact: Artifact, request: Request, prepared: Prepared) -> Expan
     if not table.communicates:
         table = with_communication(table, timed.costs)
     plan = Plan(timed.staged.step, timed.staged.assignment, compacted(table))
-    return _written(artifact, request, plan, timed, prepared.alone)
+    return _write_ranks(artifact, request, plan, timed, prepared)
 
 
 def prepare(artifact: Artifact, request: Request, *, once: bool = True) -> Prepared:
@@ -253,24 +239,18 @@ def prepare(artifact: Artifact, request: Request, *, once: bool = True) -> Prepa
             lay_along(module, request.axis, request.ranks)
         whole = copy_module(module) if wanted is not None else None
         devices = take_off_devices(module)
-        alone = _alone(module, request.hardware, devices)
-        _use_plain_forms(module)
+        # One after the other, as the kernels of the phases of stages are counted.
+        clock = Clock(request.hardware, devices.count)
+        alone = total_ns(module_task_graph(module, clock, "expand-mpmd")) / 1e9
+        use_plain_forms(module)
         if wanted is not None and whole is not None and not _has_own_loop(module, request):
             # Before the program is partitioned, as accumulate-gradients alone sees it: over an axis
             # that divides no argument the partitioner has devices pick samples by their numbers.
             _accumulate(whole, wanted)
             module, devices = whole, take_off_devices(whole)
-            _use_plain_forms(module)
+            use_plain_forms(module)
         is_once = once and devices.count > 1 and _communicate_once(module, request.hardware)
     return Prepared(module, devices, alone, is_once)
-
-
-def _use_plain_forms(module: ir.Module) -> None:
-    """Writes loops and what they carry in the forms that are cut into stages."""
-    block = entry_function(module).regions[0].blocks[0]
-    effects = Effects(functions_by_name(module))
-    use_plain_forms(block, effects)
-    stack_recurrences(block, effects)
 
 
 def _has_own_loop(module: ir.Module, request: Request) -> bool:
@@ -316,12 +296,6 @@ def _communicate_once(module: ir.Module, hardware: Hardware) -> bool:
     return changed
 
 
-def _alone(module: ir.Module, hardware: Hardware, devices: Devices) -> float:
-    """The seconds of the kernels and collectives of a whole step, one after the other, as those of
-    the phases of stages are counted."""
-    return total_ns(module_task_graph(module, Clock(hardware, devices.count), "expand-mpmd")) / 1e9
-
-
 def time_stages(prepared: Prepared, request: Request, stages: int, *, splits: bool) -> Timed:
     """A copy of the step, cut into so many stages, for a schedule that runs weight gradients apart
     or not. Raises a located ToolError."""
@@ -338,17 +312,17 @@ def time_stages(prepared: Prepared, request: Request, stages: int, *, splits: bo
             staged.step.loop.op.location,
         )
     latency = hop(costs, request.hardware, devices.count, request.ranks)
-    return Timed(staged, costs, latency, devices)
+    return Timed(staged, costs, latency)
 
 
 def _table(request: Request, microbatches: int, costs: Costs) -> Table:
     if request.given is not None:
-        return _checked(request.given, request, microbatches)
+        return _check_given(request.given, request, microbatches)
     setting = Setting(request.ranks, microbatches, costs, request.chunks)
     return build(request.schedule, setting)
 
 
-def _checked(table: Table, request: Request, microbatches: int) -> Table:
+def _check_given(table: Table, request: Request, microbatches: int) -> Table:
     """A schedule from elsewhere. Raises ToolError where it is not valid, or not for this step."""
     check(table)
     if not table.training:
@@ -369,11 +343,13 @@ def _checked(table: Table, request: Request, microbatches: int) -> Table:
     return table
 
 
-def _written(
-    artifact: Artifact, request: Request, plan: Plan, timed: Timed, alone: float
+def _write_ranks(
+    artifact: Artifact, request: Request, plan: Plan, timed: Timed, prepared: Prepared
 ) -> Expansion:
+    alone, devices = prepared.alone, prepared.devices
     modules: list[ir.Module] = []
     written: list[Written] = []
+    ranks: list[Rank] = []
     for rank in range(request.ranks):
         loop = plan.step.loop.op
         module = ir.Module.create(ir.Location.unknown(loop.context))
@@ -381,23 +357,27 @@ def _written(
         for name, count in (("mhlo.num_partitions", request.ranks), ("mhlo.num_replicas", 1)):
             module.operation.attributes[name] = ir.IntegerAttr.get(i32, count)
         modules.append(module)
-        written.append(RankWriter(plan, rank, modules[rank], timed.devices.count).write())
-        copy_referenced_symbols(timed.staged.module.operation, modules[rank])
-    shared = OnDevices(timed.devices, request.ranks, len(plan.transfers))
+        written.append(RankWriter(plan, rank, module, devices.count).write())
+        copy_referenced_symbols(timed.staged.module.operation, module)
+    shared = OnDevices(devices, request.ranks, len(plan.transfers))
+    scheduled = {each.channel for each in plan.transfers if each.is_scheduled}
     for rank, (module, each) in enumerate(zip(modules, written, strict=True)):
         shared.write(module, rank, each.arguments, [part.rows for part in each.returned])
         forget_marks(module)
         module.operation.verify()
+        program = f"rank_{rank}.mlir"
+        wired = wiring(read_rank(module, rank, program), scheduled)
+        ranks.append(Rank(program, plan.table.placement.held[rank], wired))
     inputs, outputs = pieces_of(written)
     main = entry_function(artifact.module)
     main_type = ir.FunctionType(ir.TypeAttr(main.attributes["function_type"]).value)
     stages = timed.stages
     manifest = Manifest(
         source=PurePath(artifact.name).name.encode(errors="replace").decode(),
-        devices=timed.devices.count,
+        devices=devices.count,
         form="pairs",
         table=plan.table,
-        ranks=tuple(_rank(plan, rank, module) for rank, module in enumerate(modules)),
+        ranks=tuple(ranks),
         stages=stages if plan.table.splits else tuple(replace(stage, kept=0.0) for stage in stages),
         hardware=request.hardware.name,
         hop=timed.hop,
@@ -409,13 +389,6 @@ def _written(
     makespan = simulate(plan.table, manifest.costs).makespan
     slow = useless_cut(timed.staged, makespan, alone, request.ranks, request.hardware)
     return Expansion(tuple(modules), manifest, alone, () if slow is None else (slow,))
-
-
-def _rank(plan: Plan, rank: int, module: ir.Module) -> Rank:
-    scheduled = {each.channel for each in plan.transfers if each.is_scheduled}
-    program = f"rank_{rank}.mlir"
-    wired = wiring(read_rank(module, rank, program), scheduled)
-    return Rank(program, plan.table.placement.held[rank], wired)
 
 
 def _entries(
@@ -440,7 +413,9 @@ def compare_schedules(
         why: dict[str, str] = {}
         setting: Setting | None = None
         prepared = prepare(artifact, request)
-        for chunks, splits in itertools.product(_chunks(request), (False, True)):
+        # The stages on a rank that schedules are tried with.
+        tried = [1, 2, MOST_CHUNKS] if request.chunks is None else [request.chunks]
+        for chunks, splits in itertools.product(tried, (False, True)):
             try:
                 timed = time_stages(prepared, request, chunks * request.ranks, splits=splits)
             except ToolError as error:
@@ -448,7 +423,9 @@ def compare_schedules(
                     raise
                 why.setdefault(f"{chunks} stages a rank", error.diagnostic.message)
                 continue
-            each = Setting(request.ranks, timed.microbatches, timed.costs, request.chunks, limit)
+            each = Setting(
+                request.ranks, timed.staged.step.loop.trips, timed.costs, request.chunks, limit
+            )
             setting = setting or each
             for entry, built in buildable(each, MOST_CHUNKS):
                 if entry.sliced:
@@ -462,8 +439,3 @@ def compare_schedules(
     there = {name for name, _ in candidates}
     refusals = tuple(Refusal(name, reason) for name, reason in why.items() if name not in there)
     return Comparison(setting, tuple(sorted(candidates.values(), key=order)), refusals, None)
-
-
-def _chunks(request: Request) -> list[int]:
-    """The stages on a rank that schedules are tried with."""
-    return [request.chunks] if request.chunks is not None else [1, 2, MOST_CHUNKS]

@@ -22,7 +22,7 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from functools import lru_cache
 from typing import Any
 
@@ -62,16 +62,6 @@ _FIELDS = (
     "outputs",
     "transfers",
     "schedule",
-)
-_COSTS = (
-    "forward",
-    "input_gradient",
-    "weight_gradient",
-    "backward",
-    "activation",
-    "kept",
-    "weights",
-    "message",
 )
 _MOST = 1e100  # sums of so large times or sizes are still finite
 _NUMBER = r"(?:(?:f|bf|tf|i|si|ui)[0-9]\w*|index)"
@@ -152,6 +142,9 @@ class Stage:
     kept: float
     weights: float
     message: float
+
+
+_COSTS = [each.name for each in fields(Stage) if each.name not in ("stage", "what")]
 
 
 @dataclass(frozen=True)
@@ -271,32 +264,21 @@ def refusal_of_name(name: str) -> str:
 
 def decode_manifest(data: bytes | str) -> Manifest:
     """The manifest in JSON. Raises ToolError for what is none."""
+    said, hint = "this is no manifest of rank programs", AGAIN
     try:
         document = JsonValue.of(data)
-    except ToolError as error:
-        raise _no_manifest(error, AGAIN) from None
-    try:
+        hint = ""
         version = document.entries().get("version")
-        if version is None or version.content != VERSION:
-            raise _of_another_version(version)
-        return _manifest(document.fields(_FIELDS, ("digest",)))
+        if version is not None and version.content == VERSION:
+            return _manifest(document.fields(_FIELDS, ("digest",)))
     except ToolError as error:
-        if error.diagnostic.message.startswith("this is no manifest"):
-            raise
-        raise _no_manifest(error) from None
-
-
-def _no_manifest(error: ToolError, hint: str = "") -> ToolError:
-    told = error.diagnostic
-    return ToolError(f"this is no manifest of rank programs: {told.message}", told.place, hint=hint)
-
-
-def _of_another_version(version: JsonValue | None) -> ToolError:
-    said = f"this is no manifest of rank programs of version {VERSION}"
+        told = error.diagnostic
+        raise ToolError(f"{said}: {told.message}", told.place, hint=hint) from None
+    said += f" of version {VERSION}"
     if version is None or type(version.content) is not int:
-        return ToolError(said)
+        raise ToolError(said)
     hint = "write the set again, or take the stablehlo-tools that wrote it"
-    return ToolError(f"{said}: it is of version {version.content}", hint=hint)
+    raise ToolError(f"{said}: it is of version {version.content}", hint=hint)
 
 
 def _manifest(fields: dict[str, JsonValue]) -> Manifest:
@@ -371,32 +353,31 @@ def _stages(value: JsonValue, table: Table) -> tuple[Stage, ...]:
     items = value.items()
     if len(items) != table.stages:
         value.refuse(f"there are {len(items)} stages, and the schedule has {table.stages}")
-    return tuple(_stage(item, number) for number, item in enumerate(items))
-
-
-def _stage(value: JsonValue, number: int) -> Stage:
-    fields = value.fields(("stage", "what", *_COSTS))
-    costs = {name: fields[name].amount(_MOST) for name in _COSTS}
-    return Stage(fields["stage"].whole(number, number), fields["what"].string(), **costs)
+    stages: list[Stage] = []
+    for number, item in enumerate(items):
+        known = item.fields(("stage", "what", *_COSTS))
+        costs = {name: known[name].amount(_MOST) for name in _COSTS}
+        known["stage"].whole(number, number)
+        stages.append(Stage(number, known["what"].string(), **costs))
+    return tuple(stages)
 
 
 def _entries(value: JsonValue, ranks: int) -> tuple[Entry, ...]:
     """Inputs or outputs; an argument or a result of a rank is a piece of one of them."""
     taken: set[tuple[int, int]] = set()
-    return tuple(_entry(item, ranks, taken) for item in value.items())
-
-
-def _entry(value: JsonValue, ranks: int, taken: set[tuple[int, int]]) -> Entry:
-    fields = value.fields(("path", "type", "pieces"))
-    type_, shape = _tensor(fields["type"])
-    pieces: list[Piece] = []
-    for item in fields["pieces"].items():
-        piece = _piece(item, ranks, shape)
-        if (piece.rank, piece.number) in taken:
-            item.refuse(f"number {piece.number} of rank {piece.rank} is a piece of two things")
-        taken.add((piece.rank, piece.number))
-        pieces.append(piece)
-    return Entry(fields["path"].string(), type_, tuple(pieces))
+    entries: list[Entry] = []
+    for each in value.items():
+        fields = each.fields(("path", "type", "pieces"))
+        type_, shape = _tensor(fields["type"])
+        pieces: list[Piece] = []
+        for item in fields["pieces"].items():
+            piece = _piece(item, ranks, shape)
+            if (piece.rank, piece.number) in taken:
+                item.refuse(f"number {piece.number} of rank {piece.rank} is a piece of two things")
+            taken.add((piece.rank, piece.number))
+            pieces.append(piece)
+        entries.append(Entry(fields["path"].string(), type_, tuple(pieces)))
+    return tuple(entries)
 
 
 def _piece(value: JsonValue, ranks: int, shape: Sequence[int]) -> Piece:
@@ -430,27 +411,17 @@ def _transfers(value: JsonValue, ranks: int) -> tuple[Transfer, ...]:
     channels: set[int] = set()
     transfers: list[Transfer] = []
     for item in value.items():
-        transfer = _transfer(item, ranks)
-        if transfer.channel in channels:
-            item.refuse(f"channel {transfer.channel} has two transfers")
-        channels.add(transfer.channel)
-        transfers.append(transfer)
+        fields = item.fields(("channel", "action", "tensor", "source", "target", "type"))
+        source, target = (fields[end].whole(0, ranks - 1) for end in ("source", "target"))
+        if source == target:
+            item.refuse(f"this goes from rank {source} to itself")
+        channel, action = fields["channel"].whole(1), _send(fields["action"])
+        tensor, (type_, _) = fields["tensor"].whole(), _tensor(fields["type"])
+        if channel in channels:
+            item.refuse(f"channel {channel} has two transfers")
+        channels.add(channel)
+        transfers.append(Transfer(channel, action, tensor, source, target, type_))
     return tuple(transfers)
-
-
-def _transfer(value: JsonValue, ranks: int) -> Transfer:
-    fields = value.fields(("channel", "action", "tensor", "source", "target", "type"))
-    source, target = (fields[end].whole(0, ranks - 1) for end in ("source", "target"))
-    if source == target:
-        value.refuse(f"this goes from rank {source} to itself")
-    return Transfer(
-        fields["channel"].whole(1),
-        _send(fields["action"]),
-        fields["tensor"].whole(),
-        source,
-        target,
-        _tensor(fields["type"])[0],
-    )
 
 
 def _send(value: JsonValue) -> str:

@@ -14,8 +14,9 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import shlex
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -85,7 +86,7 @@ def load(directory: str | os.PathLike[str]) -> RankSet:
 
     # A command reads programs itself, and another process for those that must not end by them.
     is_reader = activity.may_end() and len(data) >= _WORTH_A_FORK
-    read, check = (_read_here, beside) if is_reader else (_read_beside, _not_beside)
+    read, check = (_read_here, beside) if is_reader else (_read_beside, contextlib.nullcontext)
     with check(checked) as manifest_of, read(_named_files(root, data)) as reading:
         manifest = manifest_of()
         files_in(root, [rank.program for rank in manifest.ranks])
@@ -126,11 +127,6 @@ def _check_directory(root: Path) -> None:
     refusal = ToolError(said, hint=_WRITE.format(given))
     refusal.input_name = name
     raise refusal
-
-
-@contextlib.contextmanager
-def _not_beside(work: Callable[[], Manifest]) -> Generator[Callable[[], Manifest]]:
-    yield work
 
 
 @contextlib.contextmanager
@@ -328,9 +324,5 @@ def _paths(structure: Any, *, positional: bool) -> list[str]:
     tree = jax.tree_util.tree_unflatten(structure, list(range(structure.num_leaves)))
     leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
     names = [jax.tree_util.keystr(path) for path, _ in leaves]
-    return [_of_arguments(name) for name in names] if positional else names
-
-
-def _of_arguments(name: str) -> str:
-    """Without the first step, that of (arguments, keyword arguments)."""
-    return name.removeprefix("[0]") if name.startswith("[0]") else name.removeprefix("[1]")
+    # Without the first step, that of (arguments, keyword arguments).
+    return [re.sub(r"^\[[01]\]", "", name) for name in names] if positional else names

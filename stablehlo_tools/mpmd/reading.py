@@ -13,8 +13,8 @@ messages take, and what a rank returns, only the one who wrote it knows; so the 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from functools import cached_property
 
 from stablehlo_tools import bindings
@@ -32,7 +32,6 @@ from stablehlo_tools.ir.values import producer, splat_of
 from stablehlo_tools.ir.walk import callee_name, main_function
 from stablehlo_tools.mpmd.manifest import FINISH, PREPARE, phase_of
 from stablehlo_tools.mpmd.origins import Origin, Origins, Source, origins_in
-from stablehlo_tools.mpmd.uses import Uses
 from stablehlo_tools.schedules.table import Action
 
 RETURN_KEY = "return"
@@ -127,7 +126,7 @@ class Reading:
     @cached_property
     def events(self) -> tuple[Event, ...]:
         """The calls and the messages."""
-        return _Reader(self).events_of(self.ops)
+        return tuple(_events_of(self))
 
     @property
     def returned(self) -> tuple[Origin, ...]:
@@ -143,11 +142,6 @@ class Reading:
     def messages(self) -> tuple[Message, ...]:
         """The sends and receives."""
         return tuple(event for event in self.events if isinstance(event, Message))
-
-    @cached_property
-    def uses(self) -> Uses:
-        """Who takes what the events make."""
-        return Uses(self.origins)
 
     def described(self, origin: Origin) -> str:
         """`result 2 of 0F3`, `what channel 5 brings`, `argument 3`."""
@@ -186,77 +180,58 @@ def body_of(main: ir.Operation) -> ir.Block:
     return block
 
 
-@dataclass
-class _Reader:
+def _events_of(reading: Reading) -> list[Event]:
     """Reads the events, and of what they take the numbers of microbatches alone."""
+    events: list[Event] = []
+    numbers: dict[ir.Value, int] = {}  # constants
+    pairs: dict[ir.Attribute | None, tuple[tuple[int, ...], ...]] = {}
+    types: dict[ir.Type, str] = {}
+    for op in reading.ops:
+        name = op.name
+        if name == CONSTANT:
+            splat = splat_of(op.results[0])
+            numbers[op.results[0]] = splat if isinstance(splat, int) else -1
+        elif name == CALL:
+            function = callee_name(op)
+            phase = phase_of(function)
+            action = None if phase is None else Action(*phase, _microbatch(op, numbers))
+            events.append(Call(len(events), op, reading, function, action))
+        elif name in (SEND, RECV):
+            is_send, attributes = name == SEND, op.attributes
+            type_ = (op.operands[0] if is_send else op.results[0]).type
+            if type_ not in types:
+                types[type_] = str(type_)
+            listed = attributes.get("source_target_pairs")
+            if listed not in pairs:
+                is_known = isinstance(listed, ir.DenseIntElementsAttr)
+                devices = [int(device) for device in listed] if is_known else []
+                pairs[listed] = tuple(zip(devices[::2], devices[1::2], strict=False))
+            channel = bindings.ChannelHandle(attributes["channel_handle"])
+            host = attributes.get("is_host_transfer")
+            message = Message(
+                len(events),
+                op,
+                reading,
+                is_send,
+                channel.handle,
+                pairs[listed],
+                types[type_],
+                host is not None and ir.BoolAttr(host).value,
+                channel.channel_type,
+            )
+            events.append(message)
+    return events
 
-    reading: Reading
-    events: list[Event] = field(default_factory=list[Event])
-    numbers: dict[ir.Value, int] = field(default_factory=dict[ir.Value, int])  # constants
-    pairs: dict[ir.Attribute, tuple[tuple[int, ...], ...]] = field(
-        default_factory=dict[ir.Attribute, tuple[tuple[int, ...], ...]]
-    )
-    types: dict[ir.Type, str] = field(default_factory=dict[ir.Type, str])
 
-    def events_of(self, ops: Sequence[ir.Operation]) -> tuple[Event, ...]:
-        for op in ops:
-            name = op.name
-            if name == CONSTANT:
-                splat = splat_of(op.results[0])
-                self.numbers[op.results[0]] = splat if isinstance(splat, int) else -1
-            elif name == CALL:
-                self._call(op)
-            elif name in (SEND, RECV):
-                self._message(op)
-        return tuple(self.events)
-
-    def _call(self, op: ir.Operation) -> None:
-        function = callee_name(op)
-        phase = phase_of(function)
-        action = None if phase is None else Action(*phase, self._number(op))
-        self.events.append(Call(len(self.events), op, self.reading, function, action))
-
-    def _number(self, call: ir.Operation) -> int:
-        """The constant that a call takes as operand 0, barriers looked through; -1 where it is
-        none."""
-        value = call.operands[0] if len(call.operands) else None
-        while value is not None and value not in self.numbers:
-            op = producer(value)
-            if op is None or op.name != BARRIER:
-                return -1
-            value = op.operands[ir.OpResult(value).result_number]
-        return -1 if value is None else self.numbers[value]
-
-    def _message(self, op: ir.Operation) -> None:
-        is_send, attributes = op.name == SEND, op.attributes
-        carried = op.operands[0] if is_send else op.results[0]
-        channel = bindings.ChannelHandle(attributes["channel_handle"])
-        host = attributes.get("is_host_transfer")
-        message = Message(
-            len(self.events),
-            op,
-            self.reading,
-            is_send,
-            channel.handle,
-            self._pairs(attributes.get("source_target_pairs")),
-            self._text(carried.type),
-            host is not None and ir.BoolAttr(host).value,
-            channel.channel_type,
-        )
-        self.events.append(message)
-
-    def _pairs(self, pairs: ir.Attribute | None) -> tuple[tuple[int, ...], ...]:
-        if not isinstance(pairs, ir.DenseIntElementsAttr):
-            return ()
-        if pairs not in self.pairs:
-            numbers = [int(number) for number in pairs]
-            self.pairs[pairs] = tuple(zip(numbers[::2], numbers[1::2], strict=False))
-        return self.pairs[pairs]
-
-    def _text(self, type_: ir.Type) -> str:
-        if type_ not in self.types:
-            self.types[type_] = str(type_)
-        return self.types[type_]
+def _microbatch(call: ir.Operation, numbers: Mapping[ir.Value, int]) -> int:
+    """The constant that a call takes as operand 0, barriers looked through; -1 where it is none."""
+    value = call.operands[0] if len(call.operands) else None
+    while value is not None and value not in numbers:
+        op = producer(value)
+        if op is None or op.name != BARRIER:
+            return -1
+        value = op.operands[ir.OpResult(value).result_number]
+    return -1 if value is None else numbers[value]
 
 
 def wiring(reading: Reading, scheduled: Collection[int]) -> dict[str, tuple[str, ...]]:

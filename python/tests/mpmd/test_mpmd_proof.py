@@ -132,7 +132,7 @@ def test_a_weight_gradient_that_holds_what_the_input_gradient_has_used():
         for number in range(len(forward.op.results))
         if {
             reading.titled(use.event)
-            for use in reading.uses.of(Origin(Source.CALL, number, forward.index))
+            for use in reading.origins.uses(Origin(Source.CALL, number, forward.index))
         }
         == {"1I0"}
     )

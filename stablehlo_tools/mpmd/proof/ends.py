@@ -194,7 +194,7 @@ def _check_added(
     findings: Findings,
 ) -> None:
     (received,) = message.results
-    for use in reading.uses.of(received) if part else []:
+    for use in reading.origins.uses(received) if part else []:
         call = reading.events[use.event] if use.event >= 0 else None
         if not isinstance(call, Call):
             continue

@@ -23,12 +23,11 @@ from itertools import chain
 from typing import NamedTuple
 
 from stablehlo_tools.mpmd.manifest import phase_of
-from stablehlo_tools.mpmd.origins import Origin, Source
+from stablehlo_tools.mpmd.origins import RETURN, Origin, Source, Use
 from stablehlo_tools.mpmd.proof.dependences import Dependences
 from stablehlo_tools.mpmd.proof.findings import Findings, Rule
 from stablehlo_tools.mpmd.proof.labels import Labels, action_of
 from stablehlo_tools.mpmd.reading import Call, Event, Message, Reading
-from stablehlo_tools.mpmd.uses import RETURN, Use
 from stablehlo_tools.schedules.table import Action, Kind
 
 _GRADIENT = re.compile(r"operand \d+ of @stage_(\d+)_(?:backward|input_gradient|weight_gradient)\b")
@@ -137,7 +136,7 @@ def _check_uses(flow: Flow, used: Sequence[Sequence[Used]], number: int) -> None
 
 
 def _uses(flow: Flow, origin: Origin, microbatch: int) -> tuple[str, ...]:
-    return tuple(sorted({_use(flow, use, microbatch) for use in flow.reading.uses.of(origin)}))
+    return tuple(sorted({_use(flow, use, microbatch) for use in flow.reading.origins.uses(origin)}))
 
 
 def _use(flow: Flow, use: Use, microbatch: int) -> str:
@@ -191,12 +190,12 @@ def _check_receives(flow: Flow) -> None:
             continue
         (origin,) = message.results
         if label.action is None:
-            if not reading.uses.of(origin):
+            if not reading.origins.uses(origin):
                 said = f"{reading.described(origin)} is not used"
                 flow.findings.add(Rule.OPERANDS, said, reading, message.op)
             continue
         received[label.action.kind, label.action.stage, label.tensor].append(message)
-        users = [_user(flow, use) for use in reading.uses.of(origin)]
+        users = [_user(flow, use) for use in reading.origins.uses(origin)]
         if not users or not all(_may_take(user, label.action) for user in users):
             what = f"{reading.described(origin)} ({label.action})"
             said = f"{what} is not taken by its stage, or one behind it, and its microbatch alone"
@@ -225,7 +224,7 @@ def _check_others(flow: Flow) -> None:
         if not isinstance(event, Call) or event.action is not None:
             continue
         for number, origin in enumerate(event.results):
-            if not reading.uses.of(origin):
+            if not reading.origins.uses(origin):
                 said = f"result {number} of @{event.function} is not used"
                 flow.findings.add(Rule.OPERANDS, said, reading, event.op)
         counted = Counter(
@@ -296,7 +295,7 @@ class Flow:
         """What a call of the schedule takes."""
         microbatch, operands = microbatch_of(call), call.operands
         fixed = [origin for origin in operands[1:] if origin.event < 0]
-        makers = self.reading.uses.makers[call.index]
+        makers = self.reading.origins.makers[call.index]
         seen = [(self._seen(maker, microbatch), taken) for maker, taken in makers]
         looks = (call.function, *fixed, *seen)
         if looks not in self._views:
@@ -319,7 +318,7 @@ class Flow:
     def _uses(self, event: Event) -> Sequence[tuple[str, ...]]:
         action = self.actions[event.index]
         assert action is not None, "it is of the schedule"
-        takers = self.reading.uses.takers[event.index]
+        takers = self.reading.origins.takers[event.index]
         seen = [(self._seen(taker, action.microbatch), taken) for taker, taken in takers]
         looks = (self._names[event.index], *seen)
         if looks not in self._used:
@@ -488,7 +487,7 @@ def _left_by(flow: Flow, call: Call, entry: int, dependences: Dependences) -> in
     """The result that the last call leaves of a sum: of its type, and computed from it."""
     type_ = call.op.operands[entry].type
     for number, depends in enumerate(dependences.of(call.function)):
-        uses = flow.reading.uses.of(call.results[number])
+        uses = flow.reading.origins.uses(call.results[number])
         is_behind = all(_user(flow, use) is None for use in uses)
         if entry in depends and call.op.results[number].type == type_ and uses and is_behind:
             return number
@@ -601,7 +600,7 @@ def _check_taken(
     flow: Flow, call: Call, left: Origin, behind: Call | None, links: dict[str, Link]
 ) -> None:
     """What a call leaves of a sum is taken by the next call alone, or by what is behind them."""
-    uses = flow.reading.uses.of(left)
+    uses = flow.reading.origins.uses(left)
     if behind is not None:
         if uses == [Use(behind.index, links[behind.function].operand or 0)]:
             return

@@ -28,11 +28,10 @@ from stablehlo_tools.cost.hardware import load_hardware
 from stablehlo_tools.dialect.names import WHILE
 from stablehlo_tools.ir.walk import ENTRY, copy_referenced_symbols, functions_by_name, ops_named
 from stablehlo_tools.mpmd.manifest import Manifest, Stage
-from stablehlo_tools.mpmd.origins import Origin
+from stablehlo_tools.mpmd.origins import RETURN, Origin
 from stablehlo_tools.mpmd.proof.flow import InSums
 from stablehlo_tools.mpmd.proof.labels import Labels, action_of
 from stablehlo_tools.mpmd.reading import Call, Event, Message, Reading
-from stablehlo_tools.mpmd.uses import RETURN
 from stablehlo_tools.overlap.memory import memory_profile
 from stablehlo_tools.schedules.table import Action, Kind
 
@@ -130,12 +129,12 @@ def _waiting(
         sent = event.operand
         if made is None or sent is None:
             return []
-        takers = [use.event for use in reading.uses.of(sent)]
+        takers = [use.event for use in reading.origins.uses(sent)]
         if event.index <= _kept(takers, action, actions):
             return []
         return [(made, event.index, sizes[sent.event][sent.number])]
     waiting: list[tuple[int, int, float]] = []
-    for numbers, takers in reading.uses.bundles[event.index]:
+    for numbers, takers in reading.origins.bundles[event.index]:
         last = _waits(takers, action, actions, position)
         if isinstance(event, Message):
             # The phase that reads a received value keeps it in its stage, or uses it up.
@@ -343,7 +342,7 @@ def _parts(reading: Reading, sums: InSums, sizes: Sequence[Sequence[float]]) -> 
     """The results of each event, in parts; sums are parts of their own."""
     known: dict[tuple[str, tuple[int, ...]], list[tuple[float, bool]]] = {}
     parts: list[list[_Part]] = []
-    for event, bundles, own in zip(reading.events, reading.uses.bundles, sizes, strict=True):
+    for event, bundles, own in zip(reading.events, reading.origins.bundles, sizes, strict=True):
         parts.append([])
         for numbers, takers in bundles:
             if isinstance(event, Message):

@@ -26,6 +26,8 @@ What loops over layers take rows of, from around the loop over microbatches, bec
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from stablehlo_tools.analysis.collectives import classify_communication
 from stablehlo_tools.analysis.dataflow import Dataflow, Node
 from stablehlo_tools.analysis.effects import Effects
@@ -38,6 +40,7 @@ from stablehlo_tools.analysis.loops import (
     known_integer,
 )
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.dimension_numbers import scatter_numbers
 from stablehlo_tools.dialect.dimensions import integers
 from stablehlo_tools.dialect.names import (
     ADD,
@@ -57,19 +60,25 @@ from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.ir.carriers import add_carries
 from stablehlo_tools.ir.inline import copy_with
 from stablehlo_tools.ir.values import producer, splat_of
-from stablehlo_tools.ir.walk import ops_named, terminator, values_used_outside, walk
+from stablehlo_tools.ir.walk import (
+    entry_function,
+    functions_by_name,
+    ops_named,
+    ops_where,
+    terminator,
+    values_used_outside,
+)
 from stablehlo_tools.ir.while_loop import CountedLoop
 from stablehlo_tools.mpmd.staging.step import heavy_ops
 
 _SPREADING = frozenset({BROADCAST, RESHAPE})
 
 
-def use_plain_forms(block: ir.Block, effects: Effects) -> None:
-    """Rewrites the heavy loops of a block that run a known number of times, in place."""
-    for loop in [view.operation for view in block.operations if view.operation.name == WHILE]:
-        trips = constant_trips(loop)
-        if trips is None or not heavy_ops(loop):
-            continue
+def use_plain_forms(module: ir.Module) -> None:
+    """Rewrites the heavy loops of `main` that run a known number of times, in place."""
+    block = entry_function(module).regions[0].blocks[0]
+    effects = Effects(functions_by_name(module))
+    for loop, trips in _heavy_loops(block):
         inside = loop.regions[1].blocks[0]
         for view in list(inside.operations):
             op = view.operation
@@ -81,6 +90,16 @@ def use_plain_forms(block: ir.Block, effects: Effects) -> None:
         _count_directly(loop, trips, effects)
         _rewrite_scatters(loop, trips, effects)
         _add_up_rows(loop, trips, effects)
+    for loop, trips in _heavy_loops(block):
+        _Recurrences(loop, trips, effects).rewrite()
+
+
+def _heavy_loops(block: ir.Block) -> Iterator[tuple[ir.Operation, int]]:
+    """The loops of a block that do heavy work, with how often they run, where that is known."""
+    for loop in [view.operation for view in block.operations if view.operation.name == WHILE]:
+        trips = constant_trips(loop)
+        if trips is not None and heavy_ops(loop):
+            yield loop, trips
 
 
 def carry_stacks(block: ir.Block) -> None:
@@ -174,7 +193,14 @@ def _counted_by(op: ir.Operation, body: LoopBody, indices: LoopIndices) -> ir.Va
 def _rewrite_scatters(loop: ir.Operation, trips: int, effects: Effects) -> None:
     inside = loop.regions[1].blocks[0]
     scatters = [view.operation for view in inside.operations if view.operation.name == SCATTER]
-    writing = [op for op in scatters if _replaces(op)]
+    # Those that write one window as it is, into an array that has the window's dims.
+    writing = [
+        op
+        for op in scatters
+        if len(op.operands) == 3
+        and len(shape_of(op.operands[1])) == 1
+        and terminator(op.regions[0].blocks[0]).operands[0] == op.regions[0].blocks[0].arguments[1]
+    ]
     if not writing:
         return
     indices = LoopIndices(LoopBody(loop, effects), trips, known_integer)
@@ -183,7 +209,7 @@ def _rewrite_scatters(loop: ir.Operation, trips: int, effects: Effects) -> None:
         if starts is not None:
             array, update = op.operands[0], op.operands[2]
             build = Builder(ir.InsertionPoint(op), op.location)
-            inserted = _Numbers(op).inserted
+            inserted = scatter_numbers(op).inserted
             window = iter(shape_of(update))
             sizes = [1 if dim in inserted else next(window) for dim in range(len(starts))]
             given = next(start for start in starts if start is not None)
@@ -196,47 +222,23 @@ def _rewrite_scatters(loop: ir.Operation, trips: int, effects: Effects) -> None:
             op.erase()
 
 
-def _replaces(op: ir.Operation) -> bool:
-    """Whether a scatter writes one window as it is, into an array that has the window's dims."""
-    if len(op.operands) != 3 or len(shape_of(op.operands[1])) != 1:
-        return False
-    block = op.regions[0].blocks[0]
-    return terminator(block).operands[0] == block.arguments[1]
-
-
 def _places(op: ir.Operation, indices: LoopIndices) -> list[ir.Value | None] | None:
     """Where the window begins in each dimension, None for the first row; None where it may be out
     of bounds."""
-    numbers = _Numbers(op)
+    numbers = scatter_numbers(op)
     components = _components(op.operands[1])
     array = shape_of(op.operands[0])
-    if components is None or numbers.batching or len(components) != len(numbers.scattered):
+    if components is None or numbers.operand_batching or len(components) != len(numbers.index_map):
         return None
     starts: list[ir.Value | None] = [None] * len(array)
     window = iter(shape_of(op.operands[2]))
     sizes = [1 if dim in numbers.inserted else next(window) for dim in range(len(array))]
-    for dim, start in zip(numbers.scattered, components, strict=True):
+    for dim, start in zip(numbers.index_map, components, strict=True):
         row = indices.of(start)
         if row is None or min(row) < 0 or max(row) > array[dim] - sizes[dim]:
             return None
         starts[dim] = start
     return starts
-
-
-class _Numbers:
-    """The dimension numbers of a scatter, as far as they matter for a single window."""
-
-    def __init__(self, op: ir.Operation) -> None:
-        text = str(op.attributes["scatter_dimension_numbers"])
-        self.inserted = _listed(text, "inserted_window_dims")
-        self.scattered = _listed(text, "scatter_dims_to_operand_dims")
-        self.batching = _listed(text, "input_batching_dims")
-
-
-def _listed(text: str, name: str) -> list[int]:
-    _, separator, rest = text.partition(f"{name} = [")
-    listed = rest.partition("]")[0] if separator else ""
-    return [int(number) for number in listed.split(",") if number.strip()]
 
 
 def _components(index: ir.Value) -> list[ir.Value] | None:
@@ -298,15 +300,6 @@ def _sums_of_rows(stack: ir.Value) -> list[ir.Operation]:
     return users if are_sums else []
 
 
-def stack_recurrences(block: ir.Block, effects: Effects) -> None:
-    """Rewrites the heavy loops of a block that run a known number of times, in place."""
-    loops = [view.operation for view in block.operations if view.operation.name == WHILE]
-    for loop in loops:
-        trips = constant_trips(loop)
-        if trips is not None and heavy_ops(loop):
-            _Recurrences(loop, trips, effects).rewrite()
-
-
 class _Recurrences:
     """What iterations of a loop hand on that depends on itself and their number alone."""
 
@@ -328,7 +321,11 @@ class _Recurrences:
         stacks, last = self._stack(carries)
         end = terminator(self._body.block)
         build = Builder(ir.InsertionPoint.at_block_begin(self._body.block), self._loop.location)
-        row = self._row(build, counter)
+        # Which iteration it is, by a counter.
+        step, start = self._body.steps[counter], self._loop.operands[counter]
+        row = build.same("subtract", self._body.arguments[counter], start)
+        if step != 1:
+            row = build.same("divide", row, build.splat(step, [], element_of(row)))
         for carry, stack, value in zip(carries, stacks, last, strict=True):
             argument = self._body.arguments[carry]
             sizes = shape_of(argument)
@@ -371,15 +368,7 @@ class _Recurrences:
     def _is_light(self, node: Node) -> bool:
         if self._effects.has_effect(node.op) or heavy_ops(node.op):
             return False
-        silent = True
-
-        def visit(op: ir.Operation) -> ir.WalkResult:
-            nonlocal silent
-            silent = silent and self._communicates(op) is None
-            return ir.WalkResult.ADVANCE
-
-        walk(node.op, visit)
-        return silent
+        return not ops_where(node.op, lambda op: self._communicates(op) is not None)
 
     def _stack(self, carries: list[int]) -> tuple[list[ir.Value], list[ir.Value]]:
         """A loop that writes the values of all iterations; these, and what they come to."""
@@ -399,28 +388,14 @@ class _Recurrences:
         stand_ins = {body.arguments[c]: operands[c] for c in sorted(body.invariant)}
         stand_ins |= {body.arguments[c]: v for c, v in zip(moving, values, strict=True)}
         inside = loop.inside
-        written = [
-            _written(inside, stack, value, loop.counter)
-            for stack, value in zip(stacks, values, strict=False)
-        ]
+        written: list[ir.Value] = []
+        for stack, value in zip(stacks, values, strict=False):
+            sizes = shape_of(value)
+            starts = [loop.counter, *[inside.i32(0)] * len(sizes)]
+            written.append(inside.update(stack, inside.reshape(value, [1, *sizes]), starts))
         for node in self._nodes(moving):
             copy = copy_with(node.op, stand_ins, inside.point)
             stand_ins |= dict(zip(node.op.results, copy.results, strict=True))
         following = [stand_ins.get(body.ends[c], body.ends[c]) for c in moving]
         results = loop.close([*following, *written])
         return results[len(moving) :], results[: len(carries)]
-
-    def _row(self, build: Builder, counter: int) -> ir.Value:
-        """Which iteration it is, by a counter."""
-        argument = self._body.arguments[counter]
-        start, step = self._loop.operands[counter], self._body.steps[counter]
-        passed = build.same("subtract", argument, start)
-        if step != 1:
-            passed = build.same("divide", passed, build.splat(step, [], element_of(argument)))
-        return passed
-
-
-def _written(build: Builder, stack: ir.Value, value: ir.Value, row: ir.Value) -> ir.Value:
-    sizes = shape_of(value)
-    starts = [row, *[build.i32(0)] * len(sizes)]
-    return build.update(stack, build.reshape(value, [1, *sizes]), starts)

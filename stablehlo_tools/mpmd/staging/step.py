@@ -12,7 +12,7 @@ parts. Values of its body are
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
@@ -33,7 +33,7 @@ from stablehlo_tools.dialect.names import (
     WHILE,
 )
 from stablehlo_tools.ir.values import is_float, key_of, producer
-from stablehlo_tools.ir.walk import walk
+from stablehlo_tools.ir.walk import ops_named, ops_where
 
 _HEAVY = frozenset({DOT_GENERAL, CONVOLUTION, SCATTER})  # what a unit of work is cut at
 _FEW_ROWS = 8  # indices of a gather that takes a sample, and looks up no table
@@ -52,6 +52,9 @@ class TrainingStep:
             key_of(link.op) for each in loop.accumulators.values() for link in each.links
         }
         self._arguments = frozenset(self.flow.root.arguments)
+        self._outer_arguments = frozenset(outer.root.arguments)
+        self._samples: dict[int, frozenset[int]] = {}
+        self._roots: dict[int, frozenset[int]] = {}
         self.invariant: set[int] = set()
         self.free: set[int] = set()
         self.staged: list[Node] = []
@@ -84,7 +87,8 @@ class TrainingStep:
     @cached_property
     def terms(self) -> list[Node]:
         """The links of all accumulators, in the order of the text."""
-        return sorted((link for links in self.chains for link in links), key=_index)
+        links = [link for links in self.chains for link in links]
+        return sorted(links, key=lambda link: link.index)
 
     def _link(self, link: Link) -> Node:
         node = self.flow.maker[self.flow.numbers[link.op.results[0]]]
@@ -120,10 +124,6 @@ class TrainingStep:
             self._samples[number] = takers
         return self._samples[number]
 
-    @cached_property
-    def _samples(self) -> dict[int, frozenset[int]]:
-        return {}
-
     def roots(self, number: int) -> frozenset[int]:
         """The arguments of the block around the loop that an invariant value depends on."""
         if number not in self._roots:
@@ -131,21 +131,15 @@ class TrainingStep:
             arguments: set[int] = set()
             if maker is None:
                 value = self.constants.get(number, self.flow.values[number])
-                arguments |= self._outer_roots(self.outer.number(value))
+                outer = self.outer.number(value)
+                nodes = self.outer.ancestors([outer])
+                read = {n for index in nodes for n in self.outer.nodes[index].inputs} | {outer}
+                arguments.update(read & self._outer_arguments)
             else:
                 for source in maker.inputs:
                     arguments |= self.roots(source)
             self._roots[number] = frozenset(arguments)
         return self._roots[number]
-
-    @cached_property
-    def _roots(self) -> dict[int, frozenset[int]]:
-        return {}
-
-    def _outer_roots(self, number: int) -> frozenset[int]:
-        nodes = self.outer.ancestors([number])
-        read = {n for index in nodes for n in self.outer.nodes[index].inputs} | {number}
-        return frozenset(n for n in self.outer.root.arguments if n in read)
 
     def _classify(self) -> None:
         flow = self.flow
@@ -192,29 +186,12 @@ class TrainingStep:
         return not any(map(self.is_weight, node.inputs))
 
     def _has_collective(self, op: ir.Operation) -> bool:
-        return any(self._communicates(inner) is not None for inner in _all_ops(op))
-
-
-def _index(node: Node) -> int:
-    return node.index
+        return bool(ops_where(op, lambda inner: self._communicates(inner) is not None))
 
 
 def staged_inputs(step: TrainingStep, node: Node) -> Iterator[int]:
     """The inputs of a node that staged ops make."""
     return (n for n in node.inputs if step.is_staged(n))
-
-
-def _all_ops(op: ir.Operation) -> Iterable[ir.Operation]:
-    if not len(op.regions):
-        return [op]
-    ops: list[ir.Operation] = []
-
-    def visit(inner: ir.Operation) -> ir.WalkResult:
-        ops.append(inner)
-        return ir.WalkResult.ADVANCE
-
-    walk(op, visit)
-    return ops
 
 
 def find_microbatch_loop(block: ir.Block, effects: Effects) -> MicrobatchLoop:
@@ -305,12 +282,4 @@ def _refused(why: str, loop: ir.Operation) -> ToolError:
 
 def heavy_ops(loop: ir.Operation) -> int:
     """How many matrix products, convolutions and scatters an op is or has in its regions."""
-    count = 0
-
-    def visit(op: ir.Operation) -> ir.WalkResult:
-        nonlocal count
-        count += op.name in _HEAVY
-        return ir.WalkResult.ADVANCE
-
-    walk(loop, visit)
-    return count
+    return len(ops_named(loop, _HEAVY))
