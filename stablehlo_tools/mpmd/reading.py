@@ -171,6 +171,12 @@ def read_rank(module: ir.Module, rank: int, name: str) -> Reading:
     return Reading(rank, name, module, main)
 
 
+def microbatch_of(call: Call) -> int:
+    """The microbatch of a call of the schedule."""
+    assert call.action is not None
+    return call.action.microbatch
+
+
 def body_of(main: ir.Operation) -> ir.Block:
     """The block that holds what `main` does: that of a manual computation, if there is one."""
     block: ir.Block = main.regions[0].blocks[0]

@@ -27,7 +27,7 @@ from stablehlo_tools.mpmd.origins import RETURN, Origin, Source, Use
 from stablehlo_tools.mpmd.proof.dependences import Dependences
 from stablehlo_tools.mpmd.proof.findings import Findings, Rule
 from stablehlo_tools.mpmd.proof.labels import Labels, action_of
-from stablehlo_tools.mpmd.reading import Call, Event, Message, Reading
+from stablehlo_tools.mpmd.reading import Call, Event, Message, Reading, microbatch_of
 from stablehlo_tools.schedules.table import Action, Kind
 
 _GRADIENT = re.compile(r"operand \d+ of @stage_(\d+)_(?:backward|input_gradient|weight_gradient)\b")
@@ -381,12 +381,6 @@ class Flow:
     def action_of(self, origin: Origin) -> Action | None:
         """The phase or the receive that makes a value; None for what no microbatch makes."""
         return None if origin.event < 0 else self.actions[origin.event]
-
-
-def microbatch_of(call: Call) -> int:
-    """The microbatch of a call of the schedule."""
-    assert call.action is not None
-    return call.action.microbatch
 
 
 class Slot(NamedTuple):

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from stablehlo_tools.diagnostics import Diagnostic, ToolError, first_line, note
-from stablehlo_tools.mpmd.manifest import Entry, Manifest, Piece
+from stablehlo_tools.diagnostics import ToolError, first_line, note
+from stablehlo_tools.mpmd.manifest import Manifest, Piece
 from stablehlo_tools.processes import activity, child
 from stablehlo_tools.processes.child import virtual_devices
 from stablehlo_tools.verify.element_types import Array, ElementType, element_type
@@ -110,20 +110,19 @@ def join_pieces(manifest: Manifest, results: Sequence[Sequence[Array]]) -> list[
 
     Raises ToolError where the pieces of an output are not all of it.
     """
-    return [_joined(entry, results) for entry in manifest.outputs]
-
-
-def _joined(entry: Entry, results: Sequence[Sequence[Array]]) -> Array:
-    value = value_of(entry.type, entry.path)
-    whole = np.zeros(value.shape, element_of(value).dtype)
-    filled = np.zeros(value.shape, np.int8)
-    for piece in entry.pieces:
-        whole[index_of(piece)] = results[piece.rank][piece.number]
-        filled[index_of(piece)] += 1
-    if (filled != 1).any():
-        what = "twice" if (filled > 1).any() else "by no rank"
-        raise ToolError(f"a part of output {entry.path} is given {what}")
-    return whole
+    outputs: list[Array] = []
+    for entry in manifest.outputs:
+        value = value_of(entry.type, entry.path)
+        whole = np.zeros(value.shape, element_of(value).dtype)
+        filled = np.zeros(value.shape, np.int8)
+        for piece in entry.pieces:
+            whole[index_of(piece)] = results[piece.rank][piece.number]
+            filled[index_of(piece)] += 1
+        if (filled != 1).any():
+            what = "twice" if (filled > 1).any() else "by no rank"
+            raise ToolError(f"a part of output {entry.path} is given {what}")
+        outputs.append(whole)
+    return outputs
 
 
 def index_of(piece: Piece) -> tuple[slice, ...]:
@@ -156,12 +155,10 @@ def element_of(value: Value) -> ElementType:
 
 def about_the_set(refusal: ToolError) -> ToolError:
     """The error with its places in the messages: they are not in the set, which it is about."""
-    message, *notes = (_placed(each) for each in (refusal.diagnostic, *refusal.diagnostic.notes))
-    error = ToolError(message, notes=tuple(note(text) for text in notes))
+    texts: list[str] = []
+    for each in (refusal.diagnostic, *refusal.diagnostic.notes):
+        place = each.place.render("").strip()
+        texts.append(f"{each.message} (at {place})" if place.strip(":") else each.message)
+    error = ToolError(texts[0], notes=tuple(map(note, texts[1:])))
     error.input_name = refusal.input_name
     return error
-
-
-def _placed(diagnostic: Diagnostic) -> str:
-    place = diagnostic.place.render("").strip()
-    return f"{diagnostic.message} (at {place})" if place.strip(":") else diagnostic.message

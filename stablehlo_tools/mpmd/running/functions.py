@@ -5,21 +5,28 @@
     func public @main(…) { … func.call @called_1 … all_reduce groups [[0, 1]] … }
     func private @called_1 …
 
-Names and groups are those of the rank, so that functions which do the same are equal as text.
+Names and groups are those of the rank, so that functions which do the same are equal as text. And
+how compiled ones run on the devices.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from typing import Any
 
+import jax
 import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from stablehlo_tools.analysis.collectives import Collective, ModuleFacts, find_collectives
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.dialect.custom_calls import label
-from stablehlo_tools.dialect.names import ADD, CONSTANT, PARTITION_ID
+from stablehlo_tools.dialect.names import CALL, PARTITION_ID
 from stablehlo_tools.dialect.traits import CALLS
+from stablehlo_tools.ir.builder import Builder, element_of
+from stablehlo_tools.ir.values import maker_of
 from stablehlo_tools.ir.walk import (
     FUNCTION,
     callee_name,
@@ -27,8 +34,10 @@ from stablehlo_tools.ir.walk import (
     erase_unused_meshes,
     functions_by_name,
     ops_named,
-    walk,
 )
+
+type Parts = list[jax.Array]  # what each device has of a value
+_PERMUTE = re.compile(r"collective-permute(-start)?\(")
 
 
 def as_module(module: ir.Module, name: str, rank: int, devices: int) -> ir.Module:
@@ -47,7 +56,10 @@ def as_module(module: ir.Module, name: str, rank: int, devices: int) -> ir.Modul
             copy.attributes["sym_name"] = ir.StringAttr.get(new_names[old])
             visibility = "public" if old == name else "private"
             copy.attributes["sym_visibility"] = ir.StringAttr.get(visibility)
-            _rename_calls(copy, new_names)
+            for call in ops_named(copy, CALLS):
+                attribute = "callee" if call.name == CALL else "decomposition"
+                symbol = ir.FlatSymbolRefAttr.get(new_names[callee_name(call)])
+                call.attributes[attribute] = symbol
         copy_referenced_symbols(module.operation, result)
         # Writes groups of devices as the rank counts them, and device numbers as all ranks do.
         own = range(rank * devices, (rank + 1) * devices)
@@ -58,7 +70,12 @@ def as_module(module: ir.Module, name: str, rank: int, devices: int) -> ir.Modul
             groups = facts.groups(collective)
             if groups is not None:
                 _set_groups(collective, groups, own)
-        _offset_numbers(result, own.start)
+        for op in ops_named(result.operation, {PARTITION_ID}) if own.start else []:
+            number = op.results[0]
+            build = Builder(ir.InsertionPoint.after(op), ir.Location.unknown())
+            offset = build.splat(own.start, [], element_of(number))
+            total = build.same("add", number, offset)
+            number.replace_all_uses_except(total, [maker_of(total)])
         erase_unused_meshes(result)  # those of the ranks tell equal functions apart
         number = ir.IntegerType.get_signless(32)
         for what, count in (("partitions", devices), ("replicas", 1)):
@@ -92,27 +109,12 @@ def module_of(op: ir.Operation) -> ir.Module:
 def _called(functions: dict[str, ir.Operation], name: str) -> list[str]:
     """A function and those that it calls, directly or not, in the order of their first calls."""
     called = [name]
-
-    def visit(op: ir.Operation) -> ir.WalkResult:
-        if op.name in CALLS and callee_name(op) not in called:
-            called.append(callee_name(op))
-        return ir.WalkResult.ADVANCE
-
-    for callee in called:  # grows while it is walked
-        if callee not in functions:
-            raise ToolError(f"there is no function @{callee} to call")
-        walk(functions[callee], visit)
+    for caller in called:  # grows while it is walked
+        if caller not in functions:
+            raise ToolError(f"there is no function @{caller} to call")
+        callees = map(callee_name, ops_named(functions[caller], CALLS))
+        called += dict.fromkeys(callee for callee in callees if callee not in called)
     return called
-
-
-def _rename_calls(function: ir.Operation, names: dict[str, str]) -> None:
-    def visit(op: ir.Operation) -> ir.WalkResult:
-        if op.name in CALLS:
-            attribute = "callee" if "callee" in op.attributes else "decomposition"
-            op.attributes[attribute] = ir.FlatSymbolRefAttr.get(names[callee_name(op)])
-        return ir.WalkResult.ADVANCE
-
-    walk(function, visit)
 
 
 def _set_groups(collective: Collective, groups: Sequence[Sequence[int]], own: range) -> None:
@@ -135,17 +137,21 @@ def _set_groups(collective: Collective, groups: Sequence[Sequence[int]], own: ra
     collective.inner.attributes[name] = ir.DenseElementsAttr.get(table.reshape(len(kept), width))
 
 
-def _offset_numbers(module: ir.Module, first: int) -> None:
-    for op in ops_named(module.operation, {PARTITION_ID}) if first else []:
-        number, after = op.results[0], ir.InsertionPoint.after(op)
-        value = ir.DenseElementsAttr.get(np.array(first, np.uint32), type=number.type)
-        offset = ir.Operation.create(
-            CONSTANT, results=[number.type], attributes={"value": value}, ip=after
-        )
-        total = ir.Operation.create(
-            ADD,
-            results=[number.type],
-            operands=[number, offset.results[0]],
-            ip=ir.InsertionPoint.after(offset),
-        )
-        number.replace_all_uses_except(total.results[0], [total])
+def any_values(devices: Sequence[Any]) -> NamedSharding:
+    """ "Replicated" with other contents on each device: the only form that holds any values."""
+    return NamedSharding(Mesh(np.array(devices), ("device",)), PartitionSpec())
+
+
+def run_on(executable: Any, taken: Sequence[Parts], whole: NamedSharding) -> list[Parts]:
+    """Runs a program of one device on those of this process; `whole` is over all of it."""
+    if whole.num_devices == 1:
+        results = executable.execute_sharded([part for (part,) in taken])
+    else:
+        make = jax.make_array_from_single_device_arrays
+        results = executable.execute_sharded([make(p[0].shape, whole, p) for p in taken])
+    return [list(parts) for parts in results.disassemble_into_single_device_arrays()]
+
+
+def permutes_left(executable: Any) -> int:
+    """The permutes in a compiled program: a compiler may have deleted some."""
+    return len(_PERMUTE.findall(executable.hlo_modules()[0].to_string()))

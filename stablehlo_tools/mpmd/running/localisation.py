@@ -13,12 +13,13 @@ and, for every argument and result, which part each device has.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from stablehlo_tools.analysis.collectives import ModuleFacts
+from stablehlo_tools.analysis.replica_groups import DeviceMesh
 from stablehlo_tools.analysis.shardings import (
     MeshAxes,
     ValueShardings,
@@ -28,6 +29,7 @@ from stablehlo_tools.analysis.shardings import (
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.dialect.names import MANUAL_COMPUTATION
+from stablehlo_tools.ir.builder import shape_of
 from stablehlo_tools.ir.clone import copy_module
 from stablehlo_tools.ir.inline import unwrap_body
 from stablehlo_tools.ir.walk import entry_function, terminator
@@ -106,47 +108,35 @@ def localised(ranks: RankSet, rank: int) -> LocalProgram:
             "of its results, in their order",
             main.location,
         )
-    parts = _Parts(module, ranks, rank)
-    inputs = parts.of(manual, "in_shardings", list(manual.operands))
-    outputs = parts.of(manual, "out_shardings", list(manual.results))
+    meshes = ModuleFacts.of(module, []).meshes
+    own = range(rank * devices, (rank + 1) * devices)
+    inputs = tuple(_parts(manual, "in_shardings", list(manual.operands), meshes, own))
+    outputs = tuple(_parts(manual, "out_shardings", list(manual.results), meshes, own))
     with module.context, ir.Location.unknown():
         unwrap_body(main, manual)
     return LocalProgram(module, inputs, outputs, types)
 
 
-class _Parts:
-    """Which part of a value each device of a rank has."""
-
-    def __init__(self, module: ir.Module, ranks: RankSet, rank: int) -> None:
-        self.meshes = ModuleFacts.of(module, []).meshes
-        size = ranks.manifest.devices
-        self.devices = range(rank * size, (rank + 1) * size)
-
-    def of(
-        self, manual: ir.Operation, name: str, values: Sequence[ir.Value]
-    ) -> tuple[tuple[Index, ...], ...]:
-        """For each value, and each device of the rank, its part."""
-        listed = sharding_per_value(manual.attributes[name])
-        return tuple(
-            self._parts(value, attribute, manual)
-            for value, attribute in zip(values, listed, strict=True)
-        )
-
-    def _parts(
-        self, value: ir.Value, attribute: ir.Attribute, manual: ir.Operation
-    ) -> tuple[Index, ...]:
-        name, _ = sharding_axes(attribute)
-        if name not in self.meshes:
+def _parts(
+    manual: ir.Operation,
+    name: str,
+    values: Sequence[ir.Value],
+    meshes: Mapping[str, DeviceMesh],
+    devices: range,
+) -> Iterator[tuple[Index, ...]]:
+    """For each value, and each device of the rank, its part."""
+    for value, attribute in zip(values, sharding_per_value(manual.attributes[name]), strict=True):
+        mesh, _ = sharding_axes(attribute)
+        if mesh not in meshes:
             raise ToolError("a manual computation over a mesh without a name", manual.location)
-        axes = MeshAxes(self.meshes[name])
-        dims = ValueShardings(axes, name).read(attribute)
-        shape = ir.RankedTensorType(value.type).shape
-        return tuple(
+        axes = MeshAxes(meshes[mesh])
+        dims = ValueShardings(axes, mesh).read(attribute)
+        yield tuple(
             tuple(
                 _part(size, axes.size(along), int(axes.positions(along)[device]))
-                for size, along in zip(shape, dims, strict=True)
+                for size, along in zip(shape_of(value), dims, strict=True)
             )
-            for device in self.devices
+            for device in devices
         )
 
 

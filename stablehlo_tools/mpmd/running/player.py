@@ -18,13 +18,12 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from stablehlo_tools import bindings
 from stablehlo_tools.analysis.loops import constant_integer
 from stablehlo_tools.artifacts.artifact import to_text
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.diagnostics import ToolError, note
+from stablehlo_tools.diagnostics import Diagnostic, ToolError, note
 from stablehlo_tools.dialect.names import (
     AFTER_ALL,
     BARRIER,
@@ -41,16 +40,15 @@ from stablehlo_tools.ir.walk import (
 from stablehlo_tools.mpmd.manifest import FINISH, PREPARE, Manifest, Transfer, phase_of
 from stablehlo_tools.mpmd.rank_set import RankSet
 from stablehlo_tools.mpmd.running.child import element_of, value_of
-from stablehlo_tools.mpmd.running.functions import as_module, module_of
+from stablehlo_tools.mpmd.running.functions import Parts, any_values, as_module, module_of, run_on
 from stablehlo_tools.mpmd.running.localisation import LocalProgram, localised
-from stablehlo_tools.mpmd.running.sequential import Played, end_of
+from stablehlo_tools.mpmd.running.sequential import Played
+from stablehlo_tools.schedules.forms import step_of
 from stablehlo_tools.schedules.table import Action
+from stablehlo_tools.schedules.validator import other_end
 from stablehlo_tools.verify.element_types import Array
 
 Pairs = tuple[tuple[int, int], ...]
-
-
-Parts = tuple[Any, ...]  # what each device has of a value: arrays that lie on the devices
 
 
 class SetPlayer:
@@ -134,33 +132,29 @@ def _permute(manifest: Manifest, players: Sequence[Player]) -> bool:
         raise ToolError(f"a permute of {' and '.join(sorted(types))}", first.op.location)
     for rank, player in enumerate(players):
         assert player.waiting is not None
-        parts = list(player.zeros(player.waiting.op.results[0]))
+        parts = player.zeros(player.waiting.op.results[0])
         for source, target in first.pairs:
             if target // size == rank:
                 parts[target % size] = sent[source // size][source % size]
-        player.pass_by(tuple(parts))
+        player.pass_by(parts)
     return True
 
 
 def _stuck(players: Sequence[Player]) -> ToolError:
     """Who waits where, and for whom."""
-    notes = [
-        note(f"rank {player.rank} waits in {player.waiting}{_for(player)}", waiting.op.location)
-        for player in players
-        if (waiting := player.waiting) is not None
-    ]
+    notes: list[Diagnostic] = []
+    for player in players:
+        waiting = player.waiting
+        if waiting is not None:
+            for_whom = "all others"
+            if (transfer := waiting.transfer) is not None:
+                for_whom = f"rank {transfer.target if waiting.is_send else transfer.source}"
+            said = f"rank {player.rank} waits in {waiting} for {for_whom}"
+            notes.append(note(said, waiting.op.location))
     done = [str(player.rank) for player in players if player.is_done]
     if done:
         notes.append(note(f"rank{'s' * (len(done) > 1)} {', '.join(done)} came to the end"))
     return ToolError("the ranks wait for each other for ever", notes=tuple(notes))
-
-
-def _for(player: Player) -> str:
-    assert player.waiting is not None
-    transfer = player.waiting.transfer
-    if transfer is None:
-        return " for all others"
-    return f" for rank {transfer.target if player.waiting.is_send else transfer.source}"
 
 
 @dataclass(frozen=True)
@@ -176,12 +170,21 @@ class Waiting:
         """Whether it is the sending end of a transfer."""
         return self.op.name == SEND
 
+    @property
+    def end(self) -> str:
+        """How a schedule writes the end: `1RECV_F5`; `finish` behind the schedule."""
+        assert self.transfer is not None, "a permute is no end"
+        if self.is_send or not self.transfer.is_scheduled:
+            return self.transfer.action
+        sent = step_of(self.transfer.action)
+        assert isinstance(sent, Action), "a manifest has no transfer of anything else"
+        return str(other_end(sent))
+
     def __str__(self) -> str:
         if self.transfer is None:
             return f"a permute {[list(pair) for pair in self.pairs]}"
         what = "send" if self.is_send else "receive"
-        action = end_of(self.transfer, is_send=self.is_send)
-        return f"the {what} on channel {self.transfer.channel} ({action})"
+        return f"the {what} on channel {self.transfer.channel} ({self.end})"
 
 
 class Player:
@@ -263,8 +266,7 @@ class Player:
                     elif name == PREPARE or name.startswith(f"{FINISH}_"):
                         self._actions.append(name)
                     if name not in self._functions:
-                        module = self._modules.get(name) or self._module(name)
-                        self._functions[name] = self._compiled(module, op)
+                        self._functions[name] = self._compiled(self._modules[name], op)
                     self._give(op, self.machine.run(self._functions[name], operands))
                 elif op.name == BARRIER:
                     self._give(op, [self._values[operand] for operand in op.operands])
@@ -279,10 +281,8 @@ class Player:
         """Leaves the op at which it waits, with what it received there."""
         assert self.waiting is not None
         waiting, self.waiting = self.waiting, None
-        if waiting.transfer is not None:
-            end = end_of(waiting.transfer, is_send=waiting.is_send)
-            if waiting.transfer.tensor == 0:
-                self._actions.append(end)
+        if waiting.transfer is not None and waiting.transfer.tensor == 0:
+            self._actions.append(waiting.end)
         self._give(waiting.op, [] if waiting.is_send else [received])
 
     def zeros(self, value: ir.Value) -> Parts:
@@ -299,14 +299,12 @@ class Player:
 
     def functions(self) -> list[ir.Module]:
         """All that `main` calls, each as a module of its own, kept for the calls."""
-        for view in self.program.block.operations:
-            op = view.operation
-            if op.name == CALL and callee_name(op) not in self._modules:
-                self._modules[callee_name(op)] = self._module(callee_name(op))
+        names = dict.fromkeys(callee_name(op) for op in self._ops if op.name == CALL)
+        for name in names:
+            self._modules[name] = as_module(
+                self.program.module, name, self.rank, self.manifest.devices
+            )
         return list(self._modules.values())
-
-    def _module(self, name: str) -> ir.Module:
-        return as_module(self.program.module, name, self.rank, self.manifest.devices)
 
     def _compiled(self, module: ir.Module, op: ir.Operation) -> object:
         try:
@@ -372,10 +370,9 @@ class Player:
 
 
 def _pairs(op: ir.Operation) -> Pairs:
-    numbers = [
-        int(number) for number in ir.DenseIntElementsAttr(op.attributes["source_target_pairs"])
-    ]
-    return tuple((numbers[i], numbers[i + 1]) for i in range(0, len(numbers), 2))
+    pairs = ir.DenseIntElementsAttr(op.attributes["source_target_pairs"])
+    numbers = [int(number) for number in pairs]
+    return tuple(zip(numbers[::2], numbers[1::2], strict=True))
 
 
 class Executables:
@@ -384,9 +381,7 @@ class Executables:
     def __init__(self, count: int, skipped: Sequence[str]) -> None:
         self.devices = jax.devices()[:count]
         self._skipped = skipped
-        # "Replicated" with other contents on each device: the only form that holds any values.
-        mesh = Mesh(np.array(self.devices), ("device",))
-        self._whole = NamedSharding(mesh, PartitionSpec())
+        self._whole = any_values(self.devices)
         self._compiled: dict[str, Any] = {}
 
     def __len__(self) -> int:
@@ -412,15 +407,13 @@ class Executables:
 
     def run(self, executable: Any, operands: Sequence[Parts]) -> list[Parts]:
         """The results of what `compiled` returned; operands are left as they are."""
-        results = executable.execute_sharded([self._argument(parts) for parts in operands])
-        made = results.disassemble_into_single_device_arrays()
-        jax.block_until_ready(made)  # a host function is there only while a program runs
-        return [tuple(parts) for parts in made]
+        made = run_on(executable, operands, self._whole)
+        return jax.block_until_ready(made)  # a host function is there only while a program runs
 
     def placed(self, parts: Sequence[Array]) -> Parts:
         """Arrays, one for each device, on the devices."""
         pairs = zip(parts, self.devices, strict=True)
-        return tuple(jax.device_put(np.array(part), device) for part, device in pairs)
+        return [jax.device_put(np.array(part), device) for part, device in pairs]
 
     def _keeping_rounding(self, code: bytes) -> Any:
         try:
@@ -434,8 +427,3 @@ class Executables:
         return bindings.compile_for_devices(
             code, 1, count, self.devices, partitioned=False, skipped_passes=skipped
         )
-
-    def _argument(self, parts: Parts) -> Any:
-        if len(parts) == 1:
-            return parts[0]
-        return jax.make_array_from_single_device_arrays(parts[0].shape, self._whole, list(parts))

@@ -61,11 +61,11 @@ def run_processes(
             except _PortTakenError:
                 if attempt == ATTEMPTS:
                     raise ToolError("no free port was found for the processes") from None
-    results = [
-        program.joined(_by_result(room, ranks.manifest.devices))
-        for program, room in zip(programs, rooms, strict=True)
-    ]
-    return Run(tuple(map(tuple, results)))
+    results: list[tuple[Array, ...]] = []
+    for program, room in zip(programs, rooms, strict=True):
+        by_device = [read_arrays(room / outputs_of(d)) for d in range(ranks.manifest.devices)]
+        results.append(tuple(program.joined(list(zip(*by_device, strict=True)))))
+    return Run(tuple(results))
 
 
 class _PortTakenError(Exception):
@@ -92,12 +92,6 @@ def _prepare(
     for device in range(devices):
         parts = [of_devices[device] for of_devices in divided]
         write_arrays(room / inputs_of(device), parts, types)
-
-
-def _by_result(room: Path, devices: int) -> list[list[Array]]:
-    """`[result][device]`."""
-    of_devices = [read_arrays(room / outputs_of(device)) for device in range(devices)]
-    return [list(parts) for parts in zip(*of_devices, strict=True)]
 
 
 def _attempt(rooms: Sequence[Path], devices: int, timeout: float) -> None:

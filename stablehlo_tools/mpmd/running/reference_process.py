@@ -20,37 +20,28 @@ from stablehlo_tools.mpmd.running.child import (
     type_of,
     write_arrays,
 )
-from stablehlo_tools.verify.comparison import Shard
 from stablehlo_tools.verify.element_types import Array
-from stablehlo_tools.verify.execution import Program, load_program
-from stablehlo_tools.verify.job import Run, run_of
-from stablehlo_tools.verify.signatures import Value
+from stablehlo_tools.verify.execution import load_program
+from stablehlo_tools.verify.job import run_of
 
 
 def answer(directory: Path, request: dict[str, Any]) -> dict[str, Any]:
     """Runs the program in `directory` on the inputs beside it."""
     run = run_of(request)
-    shards = _loaded(directory, run)([read_arrays(directory / inputs_of(0))])
-    outputs = [_whole(v, s) for v, s in zip(run.outputs, shards, strict=True)]
-    write_arrays(directory / outputs_of(0), outputs, [type_of(value) for value in run.outputs])
-    return {}
-
-
-def _loaded(directory: Path, run: Run) -> Program:
-    """The program, compiled as `verify` compiles it."""
     skipped = bindings.REROUNDING_PASSES
-    try:
-        return load_program(directory, run, "before", skipped=skipped)
+    try:  # compiled as `verify` compiles it
+        program = load_program(directory, run, "before", skipped=skipped)
     except Exception:  # XLA's own types; what it says counts when the second attempt fails
         kept = [name for name in skipped if name not in bindings.INDISPENSABLE_PASSES]
-        return load_program(directory, run, "before", skipped=kept)
-
-
-def _whole(value: Value, shards: list[Shard]) -> Array:
-    whole = np.zeros(value.shape, element_of(value).dtype)
-    for shard in reversed(shards):
-        whole[shard.index] = shard.data
-    return whole
+        program = load_program(directory, run, "before", skipped=kept)
+    outputs: list[Array] = []
+    results = program([read_arrays(directory / inputs_of(0))])
+    for value, shards in zip(run.outputs, results, strict=True):
+        outputs.append(np.zeros(value.shape, element_of(value).dtype))
+        for shard in reversed(shards):
+            outputs[-1][shard.index] = shard.data
+    write_arrays(directory / outputs_of(0), outputs, [type_of(value) for value in run.outputs])
+    return {}
 
 
 if __name__ == "__main__":

@@ -7,17 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stablehlo_tools.diagnostics import naming
-from stablehlo_tools.mpmd.manifest import Transfer
 from stablehlo_tools.mpmd.rank_set import RankSet
 from stablehlo_tools.mpmd.running.child import ask, inputs_of, outputs_of, read_arrays, write_arrays
-from stablehlo_tools.schedules.forms import step_of
-from stablehlo_tools.schedules.table import Action, Kind
 from stablehlo_tools.verify.element_types import Array
-
-_RECEIVED = {
-    Kind.SEND_FORWARD: (Kind.RECEIVE_FORWARD, 1),
-    Kind.SEND_BACKWARD: (Kind.RECEIVE_BACKWARD, -1),
-}
 
 
 @dataclass(frozen=True)
@@ -38,15 +30,10 @@ def run_sequentially(
     ever, and whatever XLA:CPU refuses.
     """
     write_inputs(ranks, inputs, directory)
-    request = {"set": ranks.name}
+    request, devices = {"set": ranks.name}, ranks.manifest.devices
     with naming(ranks.name):
         answer = ask(
-            "sequential_process",
-            directory,
-            request,
-            ranks.manifest.devices,
-            timeout,
-            "running the ranks",
+            "sequential_process", directory, request, devices, timeout, "running the ranks"
         )
     played = tuple(
         Played(tuple(rank["actions"]), rank["peak_bytes"], rank["peak_at"])
@@ -81,14 +68,3 @@ class Played:
     actions: tuple[str, ...]
     peak_bytes: int
     peak_at: str
-
-
-def end_of(transfer: Transfer, *, is_send: bool) -> str:
-    """How a schedule writes an end of a transfer: `1RECV_F5`; `finish` behind the schedule."""
-    if is_send or not transfer.is_scheduled:
-        return transfer.action
-    sent = step_of(transfer.action)
-    if not isinstance(sent, Action) or sent.kind not in _RECEIVED:
-        return transfer.action
-    kind, away = _RECEIVED[sent.kind]
-    return str(Action(kind, sent.stage + away, sent.microbatch))

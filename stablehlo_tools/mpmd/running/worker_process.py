@@ -8,26 +8,22 @@ A line on standard input means that all have compiled.
 from __future__ import annotations
 
 import os
-import re
 import sys
 import threading
 import traceback
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from stablehlo_tools import bindings
 from stablehlo_tools.mpmd.running.child import inputs_of, outputs_of, read_arrays, write_arrays
+from stablehlo_tools.mpmd.running.functions import any_values, permutes_left
 from stablehlo_tools.processes.child import read_request
-from stablehlo_tools.verify.element_types import Array
 
 MODULE, COMPILED, FAILED = "module.mlirbc", "compiled", "failed"
 _STANDARD_INPUT = 0
-_PERMUTE = re.compile(r"collective-permute(-start)?\(")
 
 
 def main(directory: Path, port: int) -> None:
@@ -42,7 +38,12 @@ def main(directory: Path, port: int) -> None:
     )
     executable = _compiled((directory / MODULE).read_bytes(), request["permutes"])
     parts = [read_arrays(directory / inputs_of(d)) for d in range(request["devices"])]
-    arguments = [_argument(of_devices) for of_devices in zip(*parts, strict=True)]
+    # What the devices of this rank have of each argument, among the devices of all ranks.
+    whole, own = any_values(jax.devices()), jax.local_devices()
+    arguments: list[jax.Array] = []
+    for shares in zip(*parts, strict=True):
+        placed = [jax.device_put(part, device) for part, device in zip(shares, own, strict=True)]
+        arguments.append(jax.make_array_from_single_device_arrays(placed[0].shape, whole, placed))
     (directory / COMPILED).touch()
     go.wait()
     results = executable.execute_sharded(arguments).disassemble_into_single_device_arrays()
@@ -73,25 +74,10 @@ def _compiled(code: bytes, permutes: int) -> Any:
         partitioned=False,
         skipped_passes=bindings.REROUNDING_PASSES,
     )
-    left = len(_PERMUTE.findall(executable.hlo_modules()[0].to_string()))
+    left = permutes_left(executable)
     if left != permutes:
         raise RuntimeError(f"XLA:CPU left {left} of {permutes} permutes in the program")
     return executable
-
-
-def _argument(parts: Sequence[Array]) -> jax.Array:
-    """What the devices of this rank have of an argument, among the devices of all ranks."""
-    whole = NamedSharding(Mesh(np.array(jax.devices()), ("device",)), PartitionSpec())
-    placed = [
-        jax.device_put(part, device)
-        for part, device in zip(parts, jax.local_devices(), strict=True)
-    ]
-    return jax.make_array_from_single_device_arrays(parts[0].shape, whole, placed)
-
-
-def _stay() -> None:
-    """Leaves the end to the parent: one rank's goodbye makes JAX end the others, too."""
-    threading.Event().wait()
 
 
 if __name__ == "__main__":
@@ -101,4 +87,5 @@ if __name__ == "__main__":
     except Exception:  # whatever JAX or XLA has to say
         traceback.print_exc()
         (place / FAILED).touch()
-    _stay()
+    # Leaves the end to the parent: one rank's goodbye makes JAX end the others, too.
+    threading.Event().wait()

@@ -16,21 +16,20 @@ from typing import Any
 import jax
 
 from stablehlo_tools import bindings
+from stablehlo_tools.analysis.collectives import channel_number
 from stablehlo_tools.artifacts.artifact import to_text
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.dialect.names import AFTER_ALL, BARRIER, CALL, CONSTANT, RECV, SEND
 from stablehlo_tools.ir.walk import callee_name, entry_function, terminator
-from stablehlo_tools.mpmd.running.functions import as_module, module_of
-from stablehlo_tools.mpmd.runtime.engine import (
-    Engine,
+from stablehlo_tools.mpmd.running.functions import (
     Parts,
-    Prepared,
-    Values,
     any_values,
-    devices_for,
+    as_module,
+    module_of,
     run_on,
 )
+from stablehlo_tools.mpmd.runtime.engine import Engine, Prepared, Values, devices_for
 
 
 @dataclass(frozen=True)
@@ -110,7 +109,7 @@ class AllRanks(Engine):
             rank: [values[rank, place] for place in places]
             for rank, places in self._returned.items()
         }
-        self._sign([part for listed in results.values() for part in listed[0]])
+        self.signs.append([part for listed in results.values() for part in listed[0]])
         return results
 
     def _compiled(self, readers: Sequence[_Reader]) -> dict[tuple[int, str], Any]:
@@ -184,17 +183,13 @@ class _Reader:
         elif op.name == CONSTANT:
             self.constants[self._place(op.results[0])] = self._named(module_of(op))
         elif op.name == SEND:
-            self.steps.append(("send", _channel(op), (self._places[op.operands[0]],), ()))
+            self.steps.append(("send", channel_number(op), (self._places[op.operands[0]],), ()))
         elif op.name == RECV:
-            self.steps.append(("receive", _channel(op), (), (self._place(op.results[0]),)))
+            self.steps.append(("receive", channel_number(op), (), (self._place(op.results[0]),)))
         elif op.name != AFTER_ALL:
             taken = tuple(self._places[operand] for operand in op.operands)
             given = tuple(map(self._place, op.results))
             self.steps.append(("call", self._named(module_of(op)), taken, given))
-
-
-def _channel(op: ir.Operation) -> int:
-    return bindings.ChannelHandle(op.attributes["channel_handle"]).handle
 
 
 def _in_one_order(

@@ -64,7 +64,10 @@ def carried_of(manifest: Manifest, told: Mapping[str, str] | None) -> Carried:
     """
     inputs = [keys_of(entry.path) for entry in manifest.inputs]
     outputs = [keys_of(entry.path) for entry in manifest.outputs]
-    pairs = _inferred(manifest, inputs, outputs) if told is None else _told(told)
+    if told is None:
+        pairs = _inferred(manifest, inputs, outputs)
+    else:
+        pairs = [(keys_of(result), keys_of(argument)) for result, argument in told.items()]
     carried: dict[int, int] = {}
     unread: dict[Keys, int] = {}
     for result, argument in pairs:
@@ -88,10 +91,6 @@ def carried_of(manifest: Manifest, told: Mapping[str, str] | None) -> Carried:
     return Carried(carried, unread)
 
 
-def _told(told: Mapping[str, str]) -> list[tuple[Keys, Keys]]:
-    return [(keys_of(result), keys_of(argument)) for result, argument in told.items()]
-
-
 def _below(entries: Sequence[Entry], keys: Sequence[Keys], prefix: Keys) -> dict[Keys, int]:
     """The entries below a path, by the rest of their paths. Raises ToolError where there are
     none."""
@@ -101,12 +100,9 @@ def _below(entries: Sequence[Entry], keys: Sequence[Keys], prefix: Keys) -> dict
         if entries[number].path and each[: len(prefix)] == prefix
     }
     if not found:
-        raise ToolError(f"there is nothing at {_shown(prefix)}")
+        shown = "".join(f"[{key if key.isdecimal() else repr(key)}]" for key in prefix)
+        raise ToolError(f"there is nothing at {shown or 'the root'}")
     return found
-
-
-def _shown(keys: Keys) -> str:
-    return "".join(f"[{key if key.isdecimal() else repr(key)}]" for key in keys) or "the root"
 
 
 def _inferred(

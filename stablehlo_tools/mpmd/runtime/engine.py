@@ -14,13 +14,12 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.mpmd.rank_set import RankSet
+from stablehlo_tools.mpmd.running.functions import Parts
 from stablehlo_tools.mpmd.running.localisation import Index, LocalProgram
 
-type Parts = list[jax.Array]
 type Values = dict[int, list[Parts]]  # by rank, in order
 
 
@@ -42,7 +41,7 @@ class Engine(ABC):
     def __init__(self, prepared: Prepared) -> None:
         self.prepared = prepared
         self.devices_of_rank = prepared.ranks.manifest.devices
-        self._signs: deque[Parts] = deque()  # of each step that may not be done yet
+        self.signs: deque[Parts] = deque()  # there when a step is done, of those on their way
 
     @abstractmethod
     def devices(self, rank: int) -> list[tuple[int, Any]]:
@@ -54,12 +53,8 @@ class Engine(ABC):
 
     def wait(self) -> None:
         """Until no more than one step is on its way."""
-        while len(self._signs) > 1:
-            jax.block_until_ready(self._signs.popleft())
-
-    def _sign(self, parts: Parts) -> None:
-        """`parts` are there when the present step is done."""
-        self._signs.append(parts)
+        while len(self.signs) > 1:
+            jax.block_until_ready(self.signs.popleft())
 
     @abstractmethod
     def process_of(self, rank: int, place: int) -> int:
@@ -68,30 +63,13 @@ class Engine(ABC):
     def placed(self, rank: int, array: Any, indices: Sequence[Index]) -> Parts:
         """What the devices of a rank have of a value, each what its index says. Copies, for a step
         may take their memory, and whoever gave the value may write it over."""
-        return [
-            jax.device_put(_own(array[indices[place]]), device, may_alias=False)
-            for place, device in self.devices(rank)
-        ]
-
-
-def _own(part: Any) -> Any:
-    """A part that nobody writes over: jax may copy NumPy's memory later than it returns."""
-    return part if isinstance(part, jax.Array) else np.array(part)
-
-
-def any_values(devices: Sequence[Any]) -> NamedSharding:
-    """ "Replicated" with other contents on each device: the only form that holds any values."""
-    return NamedSharding(Mesh(np.array(devices), ("device",)), PartitionSpec())
-
-
-def run_on(executable: Any, taken: Sequence[Parts], whole: NamedSharding) -> list[Parts]:
-    """Runs a program of one device on those of this process; `whole` is over all of it."""
-    if whole.num_devices == 1:
-        results = executable.execute_sharded([part for (part,) in taken])
-    else:
-        make = jax.make_array_from_single_device_arrays
-        results = executable.execute_sharded([make(p[0].shape, whole, p) for p in taken])
-    return [list(parts) for parts in results.disassemble_into_single_device_arrays()]
+        parts: Parts = []
+        for place, device in self.devices(rank):
+            part = array[indices[place]]
+            if not isinstance(part, jax.Array):  # jax may copy NumPy's memory later than it returns
+                part = np.array(part)
+            parts.append(jax.device_put(part, device, may_alias=False))
+        return parts
 
 
 def devices_for(ranks: RankSet) -> list[Any]:

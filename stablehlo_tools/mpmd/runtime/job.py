@@ -26,6 +26,7 @@ from stablehlo_tools.mpmd.manifest import NAME, Entry, Piece
 from stablehlo_tools.mpmd.rank_set import RankSet
 from stablehlo_tools.mpmd.rank_set import load as load_set
 from stablehlo_tools.mpmd.running.child import element_of, index_of, value_of
+from stablehlo_tools.mpmd.running.functions import Parts
 from stablehlo_tools.mpmd.running.localisation import Index, localised
 from stablehlo_tools.mpmd.runtime.all_ranks import AllRanks
 from stablehlo_tools.mpmd.runtime.carried import (
@@ -36,7 +37,7 @@ from stablehlo_tools.mpmd.runtime.carried import (
     with_copies,
 )
 from stablehlo_tools.mpmd.runtime.checkpoints import restore, save
-from stablehlo_tools.mpmd.runtime.engine import Engine, Parts, Prepared, Values
+from stablehlo_tools.mpmd.runtime.engine import Engine, Prepared, Values
 from stablehlo_tools.mpmd.runtime.one_rank import OneRank
 from stablehlo_tools.mpmd.runtime.signature import Leaves, Need, Signature, rows_of
 from stablehlo_tools.mpmd.runtime.watch import Watch

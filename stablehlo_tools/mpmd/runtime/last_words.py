@@ -23,21 +23,16 @@ def main(rank: str, coordinator: str = "") -> None:
     time.sleep(0.5)  # whatever ended it may still be ending
     where = doing if doing.startswith("behind ") else f"in {doing}"
     why = f"error: rank {rank} was killed {where}"
-    if coordinator and not _answers(coordinator):
-        why = (
-            f"error: rank 0, which coordinates the job, is gone; jax ended rank {rank} for it, "
-            f"{where}"
-        )
+    if coordinator:
+        host, _, port = coordinator.rpartition(":")
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), 5).close()
+        except OSError:
+            why = (
+                f"error: rank 0, which coordinates the job, is gone; jax ended rank {rank} for it, "
+                f"{where}"
+            )
     print(why, file=sys.stderr, flush=True)
-
-
-def _answers(address: str) -> bool:
-    host, _, port = address.rpartition(":")
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), 5).close()
-    except OSError:
-        return False
-    return True
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from stablehlo_tools.ir.clone import copy_module
 from stablehlo_tools.ir.walk import entry_function
 from stablehlo_tools.ir.while_loop import CountedLoop
 from stablehlo_tools.mpmd.origins import Origin, Source
-from stablehlo_tools.mpmd.reading import Call, body_of, read_rank
+from stablehlo_tools.mpmd.reading import Call, body_of, microbatch_of, read_rank
 
 _LEAST = 2  # microbatches
 
@@ -54,10 +54,10 @@ def in_a_loop(module: ir.Module) -> ir.Module | None:
                 result.replace_all_uses_with(operand)
             op.erase()
     reading = read_rank(copied, 0, "")
-    rows = [list(row) for _, row in groupby(reading.calls, _microbatch)]
+    rows = [list(row) for _, row in groupby(reading.calls, microbatch_of)]
     if reading.messages or len(rows) < _LEAST:
         return None
-    if [_microbatch(row[0]) for row in rows] != list(range(len(rows))):
+    if [microbatch_of(row[0]) for row in rows] != list(range(len(rows))):
         return None
     if any([c.function for c in row] != [c.function for c in rows[0]] for row in rows):
         return None
@@ -67,11 +67,6 @@ def in_a_loop(module: ir.Module) -> ir.Module | None:
         return None
     _write(rows, taken[1], starts)
     return copied
-
-
-def _microbatch(call: Call) -> int:
-    assert call.action is not None
-    return call.action.microbatch
 
 
 def _taken(rows: Sequence[_Row]) -> list[list[list[_Taken]]]:

@@ -7,7 +7,6 @@ runtime takes transfers.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,18 +18,10 @@ from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.dialect.names import CALL, COLLECTIVE_PERMUTE
 from stablehlo_tools.ir.walk import entry_function, ops_named, terminator
 from stablehlo_tools.mpmd.rank_set import RankSet
-from stablehlo_tools.mpmd.runtime.engine import (
-    Engine,
-    Prepared,
-    Values,
-    any_values,
-    devices_for,
-    run_on,
-)
+from stablehlo_tools.mpmd.running.functions import any_values, permutes_left, run_on
+from stablehlo_tools.mpmd.runtime.engine import Engine, Prepared, Values, devices_for
 from stablehlo_tools.mpmd.runtime.microbatch_loop import in_a_loop
 from stablehlo_tools.mpmd.transfers import SHARDED_AUTOTUNING, with_both_ends, with_permutes
-
-_PERMUTE = re.compile(r"collective-permute(-start)?\(")
 
 
 class OneRank(Engine):
@@ -69,7 +60,7 @@ class OneRank(Engine):
         # A compiler may delete permutes from the program of one rank: others would wait in them.
         wanted = len(ops_named(entry_function(module), {COLLECTIVE_PERMUTE}))
         if wanted:
-            left = len(_PERMUTE.findall(self._executable.hlo_modules()[0].to_string()))
+            left = permutes_left(self._executable)
             if left != wanted:
                 raise ToolError(f"the compiler left {left} of {wanted} permutes in the program")
         self._whole = any_values(self._all)
@@ -86,7 +77,7 @@ class OneRank(Engine):
     def run(self, arguments: Values) -> Values:
         (rank,) = self.ranks
         results = run_on(self._executable, arguments.pop(rank), self._whole)
-        self._sign(results[self._signal] if self._signal is not None else [])
+        self.signs.append(results[self._signal] if self._signal is not None else [])
         return {rank: results[: self._results]}
 
 
