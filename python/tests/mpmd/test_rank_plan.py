@@ -10,6 +10,7 @@ from stablehlo_tools.analysis.dataflow import Node
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.mpmd.manifest import Transfer
 from stablehlo_tools.mpmd.staging.assignment import Work
+from stablehlo_tools.mpmd.writing.fixed import Rows
 from stablehlo_tools.mpmd.writing.plan import Made, Plan, Returned, Sending
 from stablehlo_tools.schedules.explicit_tables import with_communication
 from stablehlo_tools.schedules.generators.by_rule import dualpipe, one_f_one_b, zb_h1
@@ -75,8 +76,12 @@ def test_each_rank_updates_its_own_weights_without_a_message():
     assert (finish.rounds, finish.sendings, plan.finish_messages) == (1, [], [])
     assert _named(finish.ops) == {(0, 0): ["subtract"], (0, 1): ["subtract"]}
     first, second, loss = finish.returned
-    assert [(each.rank, each.result) for each in (first, second, loss)] == [(0, 0), (1, 1), (1, 2)]
-    assert loss == Returned(1, 2, plan.total_of(3))
+    assert [(each.rank, each.rows.argument) for each in (first, second, loss)] == [
+        (0, 0),
+        (1, 1),
+        (1, 2),
+    ]
+    assert loss == Returned(1, plan.total_of(3), Rows(2))
     assert module is not None
 
 

@@ -73,7 +73,7 @@ module @step {
   }
 }
 """  # noqa: E501
-SHARED_FORWARD = Forward(frozenset({2, 3}))
+SHARED_FORWARD = Forward({2, 3})
 
 
 def _works(step: TrainingStep, assignment: Assignment) -> list[str]:
@@ -93,7 +93,7 @@ def test_what_each_value_of_the_body_is():
     assert names_of(step, {node.index for node in step.staged}) == names_of(step, set(range(2, 14)))
     assert step.needed == set(range(2, 14))
     assert names_of(step, {link.index for link in step.terms}) == ["15 add", "16 add", "17 add"]
-    assert names_of(step, set(forward_of(step).nodes)) == [
+    assert names_of(step, set(forward_of(step))) == [
         *("2 dot_general", "3 tanh", "4 dot_general", "5 multiply", "6 reduce")
     ]
     assert module is not None
@@ -156,7 +156,7 @@ def test_phases_of_two_stages():
 def test_where_nothing_goes_down_the_input_gradient_is_what_products_need():
     module, step = step_of(TWO_LAYERS)
     forward = forward_of(step)
-    works = _works(step, assign(step, forward, dict.fromkeys(forward.nodes, 0), 1))
+    works = _works(step, assign(step, forward, dict.fromkeys(forward, 0), 1))
     assert [name for name in works if name.endswith(" I0")] == [
         "7 add I0",
         "9 dot_general I0",
@@ -178,7 +178,7 @@ def test_what_crosses_between_two_stages():
     makers = [step.flow.maker[value.number].index for value in values]
     assert names_of(step, makers) == ["3 tanh", "4 dot_general", "7 add", "12 subtract"]
     assert activation.read == {Work(F, 1), Work(I, 1), Work(W, 1)}
-    assert route(values, loop(2), 0).of == {
+    assert route(values, loop(2), 0) == {
         (0, 1): [activation.number],
         (1, 0): [gradient.number],
     }
@@ -206,7 +206,7 @@ def test_values_go_on_from_stage_to_stage_as_far_as_they_are_read():
         _value(8, Work(F, 1), Work(I, 1)),
         _value(9, Work(I, 3), Work(W, 1)),
     ]
-    assert route(values, loop(4), 0).of == {
+    assert route(values, loop(4), 0) == {
         **{(stage, stage + 1): [7] for stage in range(3)},
         **{(3, 2): [9], (2, 1): [9]},
     }
@@ -215,16 +215,16 @@ def test_values_go_on_from_stage_to_stage_as_far_as_they_are_read():
 def test_a_rank_that_has_a_value_is_not_sent_it_again():
     """Ranks 0 and 1 have the stages 0, 3 and 1, 2: the skip from 0 to 3 stays on its rank."""
     skip = _value(5, Work(F, 0), Work(F, 3))
-    assert route([skip], v_shape(2, 2), 0).of == {}
+    assert route([skip], v_shape(2, 2), 0) == {}
     further = _value(5, Work(F, 0), Work(F, 2), Work(F, 3))
-    assert route([further], v_shape(2, 2), 0).of == {(0, 1): [5]}
+    assert route([further], v_shape(2, 2), 0) == {(0, 1): [5]}
 
 
 def test_microbatches_take_the_route_that_is_theirs():
     value = _value(5, Work(F, 0), Work(F, 1))
-    assert route([value], Placement(1, ((0, 0),)), 0).of == {}
+    assert route([value], Placement(1, ((0, 0),)), 0) == {}
     for number in range(2):
-        assert route([value], bidirectional(2), number).of == {(0, 1): [5]}
+        assert route([value], bidirectional(2), number) == {(0, 1): [5]}
 
 
 def test_phases_hand_each_other_what_the_others_read():

@@ -20,7 +20,7 @@ sent it again.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from stablehlo_tools.analysis.dataflow import Node
@@ -55,10 +55,8 @@ def assign(
 ) -> Assignment:
     """The phases, where `stage_of` gives the stage of each node of the forward."""
     where = positions(step, forward, stage_of)
-    works: dict[int, Work] = {
-        index: Work(Kind.FORWARD, where[index]) for index in sorted(forward.nodes)
-    }
-    backward = [index for index in sorted(step.needed) if index not in forward.nodes]
+    works: dict[int, Work] = {index: Work(Kind.FORWARD, where[index]) for index in sorted(forward)}
+    backward = [index for index in sorted(step.needed) if index not in forward]
     links = _links(step, forward, where, stages)
     chain = _input_gradients(step, backward, where, links)
     for index in backward:
@@ -81,8 +79,7 @@ def positions(
 
     `spans` gives the places of nodes that have several.
     """
-    reader = _Positions(step, forward, stage_of, spans or {})
-    return reader.run()
+    return _Positions(step, forward, stage_of, spans or {}).run()
 
 
 class _Positions:
@@ -105,11 +102,11 @@ class _Positions:
         nodes = [step.flow.nodes[index] for index in sorted(step.needed)]
         # All of the forward first: where it reads a value last is what ops of the backward go by.
         for node in nodes:
-            if node.index in self._forward.nodes:
+            if node.index in self._forward:
                 self._note_uses(node)
         unplaced: list[Node] = []
         for node in nodes:
-            if node.index not in self._forward.nodes:
+            if node.index not in self._forward:
                 place = self._place(node)
                 if place is None:
                     unplaced.append(node)
@@ -117,7 +114,7 @@ class _Positions:
                     self._place_of[node.index] = place
         for node in reversed(unplaced):  # those that read a value are placed before what makes it
             self._place_of[node.index] = self._by_users(node)
-        self._lower([node for node in nodes if node.index not in self._forward.nodes])
+        self._lower([node for node in nodes if node.index not in self._forward])
         return self._place_of
 
     def _lower(self, backward: list[Node]) -> None:
@@ -125,7 +122,12 @@ class _Positions:
         slopes of activations: these stay at hand, what is made of them would travel."""
         least: dict[int, int] = {}  # of such an op: where the last of what it reads is made
         for node in backward:
-            made = [self._made(number, least) for number in staged_inputs(self._step, node)]
+            makers = [self._step.flow.maker[n] for n in staged_inputs(self._step, node)]
+            # Where values of the forward are at hand first; None for what depends on a gradient.
+            made = [
+                self._span(maker)[1] if maker.index in self._forward else least.get(maker.index)
+                for maker in makers
+            ]
             known = [place for place in made if place is not None]
             if node.name != WHILE and known and len(known) == len(made):
                 least[node.index] = max(known)
@@ -133,13 +135,6 @@ class _Positions:
             if node.index in least:
                 wanted = max(least[node.index], self._by_users(node))
                 self._place_of[node.index] = min(self._place_of[node.index], wanted)
-
-    def _made(self, number: int, least: Mapping[int, int]) -> int | None:
-        """Where a value of the forward is at hand first; None for what depends on a gradient."""
-        maker = self._step.flow.maker[number]
-        if maker.index in self._forward.nodes:
-            return self._span(maker)[1]
-        return least.get(maker.index)
 
     def _note_uses(self, node: Node) -> None:
         first, last = self._span(node)
@@ -166,7 +161,7 @@ class _Positions:
                 taking = self._step.samples(number) & self._last_taken.keys()
                 places += [self._last_taken[index] for index in taking]
             maker = self._step.flow.maker.get(number)
-            is_backward = maker is not None and maker.index not in self._forward.nodes
+            is_backward = maker is not None and maker.index not in self._forward
             if self._step.is_staged(number) and is_backward and maker is not None:
                 if maker.index in self._place_of:
                     places.append(self._place_of[maker.index])
@@ -191,7 +186,14 @@ def _links(
     adds is made, or on the last stage where nothing of it has one."""
     stage_of: dict[int, tuple[int, bool]] = {}
     for links in step.chains:
-        adding = {link.index: _link(step, forward, where, link) for link in links if link.inputs}
+        adding: dict[int, tuple[int, bool] | None] = {}
+        for link in filter(lambda each: each.inputs, links):
+            makers = {step.flow.maker[n].index for n in staged_inputs(step, link)}
+            places = [where[index] for index in makers]
+            if makers <= forward:
+                adding[link.index] = (max(places), True) if places else None
+            else:
+                adding[link.index] = min(places), False
         known = [work for work in adding.values() if work is not None]
         usual = known[-1] if known else (stages - 1, True)
         if len(links) > len(adding) and len(set(known)) > 1:
@@ -203,17 +205,6 @@ def _links(
         for link in links:
             stage_of[link.index] = adding.get(link.index) or usual
     return stage_of
-
-
-def _link(
-    step: TrainingStep, forward: Forward, where: Mapping[int, int], link: Node
-) -> tuple[int, bool] | None:
-    makers = [step.flow.maker[n].index for n in staged_inputs(step, link)]
-    if not makers:
-        return None
-    is_forward = all(index in forward.nodes for index in makers)
-    places = [where[index] for index in makers]
-    return (max(places) if is_forward else min(places)), is_forward
 
 
 def _input_gradients(
@@ -267,18 +258,6 @@ class Value:
         return sorted(work.stage for work in self.read if work.stage < self.made.stage)
 
 
-@dataclass
-class Messages:
-    """The values that go over each boundary, by the stages on its two sides: up where the second is
-    above the first, down where it is below."""
-
-    of: dict[Boundary, list[int]] = field(default_factory=dict[Boundary, list[int]])
-
-    def between(self, stage: int, following: int) -> list[int]:
-        """The values that a stage sends the next one, in the order of the program."""
-        return self.of.get((stage, following), [])
-
-
 def staged_values(step: TrainingStep, assignment: Assignment) -> list[Value]:
     """The values that a phase other than their own reads, in the order of the program.
 
@@ -292,9 +271,10 @@ def staged_values(step: TrainingStep, assignment: Assignment) -> list[Value]:
             users = step.flow.users.get(number, ())
             works = {assignment.of[u.index] for u in users if u.index in assignment.of}
             read.setdefault(number, set()).update(works)
-        narrower = _narrower(step, node)
-        if narrower is not None:
-            read.setdefault(narrower, set()).update(read.pop(node.results[0]))
+        if node.name == CONVERT and step.is_staged(node.inputs[0]):
+            before, after = node.op.operands[0], node.op.results[0]
+            if bytes_of(before) < bytes_of(after):
+                read.setdefault(node.inputs[0], set()).update(read.pop(node.results[0]))
     for node in nodes:
         made = assignment.of[node.index]
         for number in node.results:
@@ -304,42 +284,23 @@ def staged_values(step: TrainingStep, assignment: Assignment) -> list[Value]:
     return crossing
 
 
-def _narrower(step: TrainingStep, node: Node) -> int | None:
-    """The value that a node converts to a wider type."""
-    if node.name != CONVERT or not step.is_staged(node.inputs[0]):
-        return None
-    before, after = node.op.operands[0], node.op.results[0]
-    return node.inputs[0] if bytes_of(before) < bytes_of(after) else None
-
-
-def route(values: Iterable[Value], placement: Placement, number: int) -> Messages:
-    """The messages of a microbatch that takes route `number` of a placement."""
+def route(values: Iterable[Value], placement: Placement, number: int) -> dict[Boundary, list[int]]:
+    """The values that a microbatch sends over each boundary, in the order of the program, if it
+    takes route `number` of a placement. A boundary is the stages on its two sides: up where the
+    second is above the first, down where it is below."""
     ranks = placement.routes[number]
-    messages = Messages()
+    messages: dict[Boundary, list[int]] = {}
     for value in values:
         has = {ranks[value.made.stage]}
-        _travel(value, value.stages_above(), 1, ranks, has, messages)
-        _travel(value, value.stages_below()[::-1], -1, ranks, has, messages)
+        for stages, way in ((value.stages_above(), 1), (value.stages_below()[::-1], -1)):
+            # On from its stage to the last of those that lack it, nearest first.
+            missing = [stage for stage in stages if ranks[stage] not in has]
+            last = missing[-1] if missing else value.made.stage
+            for stage in range(value.made.stage, last, way):
+                if ranks[stage + way] not in has:
+                    messages.setdefault((stage, stage + way), []).append(value.number)
+                    has.add(ranks[stage + way])
     return messages
-
-
-def _travel(
-    value: Value,
-    stages: list[int],
-    way: int,
-    ranks: tuple[int, ...],
-    has: set[int],
-    messages: Messages,
-) -> None:
-    """Sends a value on, from its stage to the last of those that lack it, nearest first."""
-    missing = [stage for stage in stages if ranks[stage] not in has]
-    if not missing:
-        return
-    last = max(missing, key=lambda stage: way * stage)
-    for stage in range(value.made.stage, last, way):
-        if ranks[stage + way] not in has:
-            messages.of.setdefault((stage, stage + way), []).append(value.number)
-            has.add(ranks[stage + way])
 
 
 @dataclass(frozen=True)
@@ -358,7 +319,7 @@ def ends_of(values: Iterable[Value], works: Mapping[Work, Work]) -> dict[Work, E
     for value in values:
         maker = works[value.made]
         readers = {works[work] for work in value.read}
-        for reader in sorted(readers, key=_order):
+        for reader in sorted(readers, key=lambda work: (work.stage, work.kind.value)):
             if reader != maker:
                 takes[reader].append(value.number)
         if readers - {maker}:
@@ -374,7 +335,3 @@ def run_as(assignment: Assignment, *, split: bool) -> dict[Work, Work]:
         for kind in _BACKWARD:
             works[Work(kind, stage)] = Work(kind if split else Kind.BACKWARD, stage)
     return works
-
-
-def _order(work: Work) -> tuple[int, str]:
-    return work.stage, work.kind.value

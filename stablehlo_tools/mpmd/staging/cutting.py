@@ -38,7 +38,7 @@ from stablehlo_tools.cost.transfers import Transfer
 from stablehlo_tools.diagnostics import Diagnostic, Diagnostics, Severity, ToolError, note
 from stablehlo_tools.dialect.names import WHILE
 from stablehlo_tools.ir.values import key_of
-from stablehlo_tools.ir.walk import entry_function, functions_by_name, walk
+from stablehlo_tools.ir.walk import entry_function, functions_by_name, ops_where
 from stablehlo_tools.mpmd.staging.assignment import (
     Assignment,
     assign,
@@ -79,8 +79,10 @@ def stage_step(module: ir.Module, stages: int, clock: Clock, *, splits: bool) ->
         mark(step, {index: [stage] for index, stage in by_user.items()})
     else:
         _cut(module, step, forward, stages, clock)
-    if splits and _has_backward_loops(module):
-        SplitWeightGradientsPass().run(module, Diagnostics())
+    if splits:
+        block, effects = _block(module), Effects(functions_by_name(module))
+        if backward_loops(layer_chains(block, effects), block, effects):
+            SplitWeightGradientsPass().run(module, Diagnostics())
     own_spreads(_block(module))
     # Each rewrite makes ops that have no stage yet: all is read and assigned again.
     staged = _assigned(module, stages)
@@ -128,7 +130,9 @@ def _cut(
 ) -> None:
     """Marks the ops of the forward with balanced stages, and cuts the loops over layers."""
     effects = Effects(functions_by_name(module))
-    loops = layer_loops_by_node(step, uncut_loops(entry_function(module), effects))
+    by_op = {key_of(loop.op): loop for loop in uncut_loops(entry_function(module), effects)}
+    keys = {node.index: key_of(node.op) for node in step.flow.nodes}
+    loops = {index: by_op[key] for index, key in keys.items() if key in by_op}
     units = units_of(step, forward, loops, kernel_times(module, step, clock))
     # The time of one more byte between two ranks.
     some, more = (
@@ -161,16 +165,9 @@ def _cut(
 def _number_of(module: ir.Module, name: int, counts: tuple[int, ...]) -> int | None:
     """The number of a loop among those that have not been cut; None where it has been cut so, with
     another one. Raises a located ToolError where it has been cut otherwise."""
-    block = _block(module)
-    named: list[ir.Operation] = []
-
-    def visit(op: ir.Operation) -> ir.WalkResult:
-        if _NAME in op.attributes and ir.IntegerAttr(op.attributes[_NAME]).value == name:
-            named.append(op)
-        return ir.WalkResult.ADVANCE
-
-    walk(block.owner.operation, visit)
     main = entry_function(module)
+    marked_ops = ops_where(main, lambda op: _NAME in op.attributes)
+    named = [op for op in marked_ops if ir.IntegerAttr(op.attributes[_NAME]).value == name]
     uncut = [key_of(loop.op) for loop in uncut_loops(main, Effects(functions_by_name(module)))]
     numbers = [uncut.index(key_of(op)) for op in named if key_of(op) in uncut]
     if numbers:
@@ -182,12 +179,6 @@ def _number_of(module: ir.Module, name: int, counts: tuple[int, ...]) -> int | N
             named[0].location,
         )
     return None
-
-
-def _has_backward_loops(module: ir.Module) -> bool:
-    block = _block(module)
-    effects = Effects(functions_by_name(module))
-    return bool(backward_loops(layer_chains(block, effects), block, effects))
 
 
 def _block(module: ir.Module) -> ir.Block:
@@ -202,13 +193,20 @@ def useless_cut(
     if ranks == 1 or makespan < alone:
         return None
     loop = _uncut_loop(staged, hardware)
-    notes = () if loop is None else (_not_cut(*loop),)
+    notes: list[Diagnostic] = []
+    if loop is not None:
+        said = (
+            f"this loop is {loop[1]:.0%} of the work of a microbatch, and lies in one stage whole: "
+            "no layers are found in it to be cut apart, a lax.scan over stacked weights in which "
+            "each takes what the one before gave; write them so, or without a loop"
+        )
+        notes.append(note(said, loop[0].location))
     return Diagnostic(
         Severity.WARNING,
         f"expand-mpmd: this set is slower than one rank: {makespan * _MILLI:.3f} ms a step "
         f"predicted on {ranks} ranks, and {alone * _MILLI:.3f} ms for the step as it is on one; "
         "--compare times other schedules, fewer microbatches keep more work in each",
-        notes=notes,  # it is of the whole step, which has no place
+        notes=tuple(notes),  # it is of the whole step, which has no place
     )
 
 
@@ -224,15 +222,6 @@ def _uncut_loop(staged: Staged, hardware: Hardware) -> tuple[ir.Operation, float
         return None
     share = weigher.ns(heaviest) / total
     return (heaviest, share) if share * staged.assignment.stages > 1 else None
-
-
-def _not_cut(loop: ir.Operation, share: float) -> Diagnostic:
-    return note(
-        f"this loop is {share:.0%} of the work of a microbatch, and lies in one stage whole: no "
-        "layers are found in it to be cut apart, a lax.scan over stacked weights in which each "
-        "takes what the one before gave; write them so, or without a loop",
-        loop.location,
-    )
 
 
 class Span(NamedTuple):
@@ -260,7 +249,7 @@ def units_of(
     nodes take, in nanoseconds, by index."""
     spans: dict[int, Span] = {}
     count = 0
-    for index in sorted(forward.nodes):
+    for index in sorted(forward):
         size = loops[index].trips if index in loops else 1
         spans[index] = Span(count, count + size)
         count += size
@@ -272,7 +261,7 @@ def units_of(
         each = times.get(index, 0.0) / (span.limit - span.first)
         for unit in range(span.first, span.limit):
             ns[unit] += each
-    for index in sorted(forward.nodes):
+    for index in sorted(forward):
         _note_crossing(step, step.flow.nodes[index], spans, where, crossing)
     return Units(ns, list(accumulate(crossing))[:count], spans)
 
@@ -314,7 +303,7 @@ def _note_crossing(
     unit: an activation goes there, and its gradient back."""
     for number in node.results:
         users = [user for user in step.flow.users.get(number, ()) if user.index in where]
-        ends = [_reading_unit(user, spans, where) for user in users]
+        ends = [spans[u.index].first if u.index in spans else where[u.index] for u in users]
         start, last = spans[node.index].limit - 1, max(ends, default=0)
         if last > start:
             size = 2.0 * bytes_of(step.flow.values[number])
@@ -327,19 +316,6 @@ def _note_crossing(
             if step.is_staged(step.flow.numbers[operand]):
                 crossing[span.first + 1] += size
                 crossing[span.limit] -= size
-
-
-def _reading_unit(user: Node, spans: Mapping[int, Span], where: Mapping[int, int]) -> int:
-    span = spans.get(user.index)
-    return where[user.index] if span is None else span.first
-
-
-def layer_loops_by_node(step: TrainingStep, loops: Sequence[LayerLoop]) -> dict[int, LayerLoop]:
-    """The loops over layers that are nodes of the body, by index."""
-    by_op = {key_of(loop.op): loop for loop in loops}
-    return {
-        node.index: by_op[key_of(node.op)] for node in step.flow.nodes if key_of(node.op) in by_op
-    }
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
 
 from stablehlo_tools.analysis.dataflow import Node
 from stablehlo_tools.analysis.layer_loops.division import (
@@ -22,20 +20,14 @@ from stablehlo_tools.diagnostics import ToolError, note
 from stablehlo_tools.dialect.names import NAMED_COMPUTATION
 from stablehlo_tools.ir.inline import dissolve
 from stablehlo_tools.ir.values import is_float, key_of
-from stablehlo_tools.ir.walk import walk
+from stablehlo_tools.ir.walk import ops_named, ops_where, walk
 from stablehlo_tools.mpmd.staging.op_times import Weigher
 from stablehlo_tools.mpmd.staging.step import TrainingStep, heavy_ops, staged_inputs
 
 _OWN = "stablehlo_tools."
 STAGES = f"{_OWN}stages"
+Forward = frozenset[int]  # the staged nodes of the forward, by index
 _SCOPE = re.compile(r"(?<![\w])stage_(\d+)(?![\w])")
-
-
-@dataclass(frozen=True)
-class Forward:
-    """The staged nodes of the forward, by index."""
-
-    nodes: frozenset[int]
 
 
 def find_forward(step: TrainingStep, weigher: Weigher) -> Forward:
@@ -77,7 +69,7 @@ def find_forward(step: TrainingStep, weigher: Weigher) -> Forward:
             "programs needs a training step, expand-pipeline takes forward programs (P4)",
             step.loop.op.location,
         )
-    return Forward(frozenset(nodes))
+    return Forward(nodes)
 
 
 def _above(step: TrainingStep, term: Node) -> set[int]:
@@ -103,23 +95,11 @@ def _weights_below(step: TrainingStep) -> dict[int, frozenset[int]]:
 def dissolve_named(module: ir.Module) -> None:
     """Puts the ops of Shardy's named computations in their place. Their locations say the name, as
     jax writes that of a named scope."""
-    computations: list[ir.Operation] = []
-
-    def visit(op: ir.Operation) -> ir.WalkResult:
-        if op.name == NAMED_COMPUTATION:
-            computations.append(op)
-        return ir.WalkResult.ADVANCE
-
-    walk(module.operation, visit)
-    for computation in computations:
+    for computation in ops_named(module.operation, {NAMED_COMPUTATION}):
         name = ir.StringAttr(computation.attributes["name"]).value
         for op in dissolve(computation):
-            walk(op, partial(_say, name))
-
-
-def _say(name: str, op: ir.Operation) -> ir.WalkResult:
-    op.location = ir.Location.name(name, op.location, op.context)
-    return ir.WalkResult.ADVANCE
+            for inner in ops_where(op, lambda _: True):
+                inner.location = ir.Location.name(name, inner.location, inner.context)
 
 
 def mark(step: TrainingStep, stages_of: Mapping[int, Sequence[int]]) -> None:
@@ -145,14 +125,14 @@ def marked_forward(step: TrainingStep) -> Forward:
     """The nodes that are marked, and what leads to them."""
     own = [node for node in step.staged if STAGES in node.op.attributes]
     above = step.flow.ancestors(n for node in own for n in node.results)
-    return Forward(frozenset(above & step.needed))
+    return Forward(above & step.needed)
 
 
 def marked(step: TrainingStep, forward: Forward) -> dict[int, int]:
     """The stage of each node of the forward by its mark. What has none stands as early as what it
     reads allows."""
     own: dict[int, int] = {}
-    for index in sorted(forward.nodes):
+    for index in sorted(forward):
         op = step.flow.nodes[index].op
         if STAGES in op.attributes:
             stages = list(ir.DenseI64ArrayAttr(op.attributes[STAGES]))
@@ -167,7 +147,7 @@ def named_by_user(step: TrainingStep, forward: Forward, stages: int) -> dict[int
     one makes.
     """
     own: dict[int, int] = {}
-    for index in sorted(forward.nodes):
+    for index in sorted(forward):
         stage = _named(step.flow.nodes[index].op)
         if stage is not None:
             own[index] = stage
@@ -185,7 +165,16 @@ def named_by_user(step: TrainingStep, forward: Forward, stages: int) -> dict[int
     for index in sorted(own):
         node = step.flow.nodes[index]
         for number in staged_inputs(step, node):
-            _check_order(node, step.flow.maker[number], stage_of)
+            maker = step.flow.maker[number]
+            stage, source = stage_of[index], stage_of[maker.index]
+            if source > stage:
+                raise ToolError(
+                    f"expand-mpmd: {node.name} of stage {stage} reads what stage {source} makes, "
+                    "and a forward goes through its stages in order: the ranks would wait for each "
+                    "other (P7)",
+                    node.op.location,
+                    (note(f"made by {maker.name} here", maker.op.location),),
+                )
     return stage_of
 
 
@@ -194,14 +183,8 @@ def _named(op: ir.Operation) -> int | None:
     scopes = _SCOPE.findall(str(op.location))
     if scopes or not len(op.regions):
         return int(scopes[-1]) if scopes else None
-    inside: set[int] = set()
-
-    def visit(inner: ir.Operation) -> ir.WalkResult:
-        names = _SCOPE.findall(str(inner.location))
-        inside.update(int(name) for name in names[-1:])
-        return ir.WalkResult.ADVANCE
-
-    walk(op, visit)
+    names = (_SCOPE.findall(str(inner.location)) for inner in ops_where(op, lambda _: True))
+    inside = {int(found[-1]) for found in names if found}
     return inside.pop() if len(inside) == 1 else None
 
 
@@ -210,7 +193,7 @@ def completed(step: TrainingStep, forward: Forward, own: Mapping[int, int]) -> d
     what they read is made, or else where the first that reads them stands."""
     stage_of: dict[int, int] = {}
     loose: list[Node] = []
-    for index in sorted(forward.nodes):
+    for index in sorted(forward):
         node = step.flow.nodes[index]
         made = [step.flow.maker[n].index for n in staged_inputs(step, node)]
         if index in own:
@@ -225,14 +208,3 @@ def completed(step: TrainingStep, forward: Forward, own: Mapping[int, int]) -> d
             (stage_of[u.index] for u in users if u.index in stage_of), default=0
         )
     return stage_of
-
-
-def _check_order(node: Node, maker: Node, stage_of: Mapping[int, int]) -> None:
-    stage, source = stage_of[node.index], stage_of[maker.index]
-    if source > stage:
-        raise ToolError(
-            f"expand-mpmd: {node.name} of stage {stage} reads what stage {source} makes, and a "
-            "forward goes through its stages in order: the ranks would wait for each other (P7)",
-            node.op.location,
-            (note(f"made by {maker.name} here", maker.op.location),),
-        )

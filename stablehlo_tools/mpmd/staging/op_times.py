@@ -31,8 +31,10 @@ class Weigher:
     def ns(self, op: ir.Operation) -> float:
         """Nanoseconds of an op; of a loop, of all its iterations; of branches, of the longest."""
         if op.name in _ENTERED:
-            inside = [self._block(region.blocks[0]) for region in op.regions]
-            return max(inside) * _times(op)
+            trips = constant_trips(op) if op.name == WHILE else None
+            bodies = [list(region.blocks[0].operations)[:-1] for region in op.regions]
+            longest = max(sum(self.ns(view.operation) for view in body) for body in bodies)
+            return longest * (1 if trips is None else trips)
         written = sum(bytes_of(result) for result in op.results)
         if self._classify is None:
             self._classify = classify_communication(op.context)
@@ -49,15 +51,6 @@ class Weigher:
         return max(
             written / self.hardware.memory_rate, work.vector_flops / self.hardware.vector_flops
         )
-
-    def _block(self, block: ir.Block) -> float:
-        return sum(self.ns(view.operation) for view in list(block.operations)[:-1])
-
-
-def _times(op: ir.Operation) -> int:
-    """How often the regions of an op run; of a loop of which that is not known, once."""
-    trips = constant_trips(op) if op.name == WHILE else None
-    return 1 if trips is None else trips
 
 
 def kernel_times(module: ir.Module, step: TrainingStep, clock: Clock) -> dict[int, float]:

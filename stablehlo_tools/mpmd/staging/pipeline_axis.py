@@ -13,7 +13,6 @@ says what single devices do, by collectives or in a manual computation, is refus
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 from stablehlo_tools.analysis.collectives import find_collectives, meshes_of
 from stablehlo_tools.analysis.replica_groups import STAGE_AXES, mesh_with
@@ -60,8 +59,10 @@ def lay_along(module: ir.Module, axis: str, ranks: int) -> None:
             place,
             instead=(f"ranks={ranks}", f"ranks={size}"),
         )
-    single = next(_of_single_devices(module), None)
-    if single is not None:
+    of_devices = [collective.op for collective in find_collectives(module)]
+    of_devices += ops_named(module.operation, {MANUAL_COMPUTATION, PARTITION_ID})
+    if of_devices:
+        single = of_devices[0]
         raise ToolError(
             f"expand-mpmd: {single.name} is written for the devices of the whole mesh, so that "
             f"{axis!r} cannot be taken out of it (P8): take the program before it is partitioned, "
@@ -69,11 +70,6 @@ def lay_along(module: ir.Module, axis: str, ranks: int) -> None:
             single.location,
         )
     _take_out(module, axis, size)
-
-
-def _of_single_devices(module: ir.Module) -> Iterator[ir.Operation]:
-    yield from (collective.op for collective in find_collectives(module))
-    yield from ops_named(module.operation, {MANUAL_COMPUTATION, PARTITION_ID})
 
 
 def _take_out(module: ir.Module, axis: str, size: int) -> None:

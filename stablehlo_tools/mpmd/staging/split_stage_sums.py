@@ -33,7 +33,7 @@ from stablehlo_tools.dialect.names import (
     WHILE,
 )
 from stablehlo_tools.dialect.traits import Trait, ops_with
-from stablehlo_tools.ir.builder import Builder, element_of, shape_of
+from stablehlo_tools.ir.builder import Builder, shape_of
 from stablehlo_tools.ir.cleanup import erase_unused
 from stablehlo_tools.ir.values import is_float, key_of, producer
 from stablehlo_tools.ir.walk import terminator
@@ -74,22 +74,19 @@ def _begin_anew(step: TrainingStep, assignment: Assignment) -> bool:
         ends = terminator(inside).operands
         for carry, (argument, end) in enumerate(zip(inside.arguments, ends, strict=True)):
             maker = step.flow.maker.get(step.flow.numbers[loop.operands[carry]])
-            before = None if maker is None else assignment.of.get(maker.index)
-            is_apart = before is not None and before.stage != work.stage
+            earlier = None if maker is None else assignment.of.get(maker.index)
+            is_apart = earlier is not None and earlier.stage != work.stage
             if is_apart and is_float(argument.type) and is_sum(end, argument):
-                _begin_at_zero(loop, carry)
+                before, result = loop.operands[carry], loop.results[carry]
+                uses = list(result.uses)
+                build = Builder(ir.InsertionPoint(loop), loop.location)
+                loop.operands[carry] = build.splat_like(0, before)
+                build = Builder(ir.InsertionPoint.after(loop), loop.location)
+                total = build.same("add", result, before)
+                for use in uses:
+                    use.owner.operation.operands[use.operand_number] = total
                 return True
     return False
-
-
-def _begin_at_zero(loop: ir.Operation, carry: int) -> None:
-    before, result = loop.operands[carry], loop.results[carry]
-    uses = list(result.uses)
-    zero = Builder(ir.InsertionPoint(loop), loop.location)
-    loop.operands[carry] = zero.splat(0, shape_of(before), element_of(before))
-    total = Builder(ir.InsertionPoint.after(loop), loop.location).same("add", result, before)
-    for use in uses:
-        use.owner.operation.operands[use.operand_number] = total
 
 
 def _take_apart(step: TrainingStep, assignment: Assignment, link: ir.Operation, place: int) -> bool:

@@ -26,7 +26,6 @@ from stablehlo_tools.ir.values import producer, splat_of, unconstrained
 from stablehlo_tools.mpmd.manifest import Transfer
 from stablehlo_tools.mpmd.staging.assignment import (
     Assignment,
-    Messages,
     Work,
     ends_of,
     route,
@@ -37,15 +36,8 @@ from stablehlo_tools.mpmd.staging.split_stage_sums import is_spread
 from stablehlo_tools.mpmd.staging.step import TrainingStep
 from stablehlo_tools.mpmd.writing.fixed import FEW, Fixed, Key, Rows, elements_in
 from stablehlo_tools.mpmd.writing.phases import Phase, Phases
-from stablehlo_tools.schedules.table import Action, Kind, Table, actions_of
-
-_AWAY = {
-    Kind.SEND_FORWARD: 1,
-    Kind.SEND_BACKWARD: -1,
-    Kind.RECEIVE_FORWARD: -1,
-    Kind.RECEIVE_BACKWARD: 1,
-}
-_SENDS = {Kind.RECEIVE_FORWARD: Kind.SEND_FORWARD, Kind.RECEIVE_BACKWARD: Kind.SEND_BACKWARD}
+from stablehlo_tools.schedules.table import Action, Table, actions_of
+from stablehlo_tools.schedules.validator import other_end
 
 
 @dataclass(frozen=True)
@@ -87,7 +79,7 @@ class Plan:
 
     def channels(self, action: Action) -> list[Channel]:
         """The tensors of a send or a receive of the schedule, in order."""
-        return self._channels.get(self._send_of(action), [])
+        return self._channels.get(action if action.kind.is_send else other_end(action), [])
 
     @cached_property
     def ranks_of(self) -> Mapping[int, tuple[int, ...]]:
@@ -130,7 +122,9 @@ class Plan:
         held: dict[int, set[int]] = {}
         for rank in range(self.table.ranks):
             for phase in self.phases_on(rank):
-                for key in self.fixed.cone(phase.fixed, self._is_given):
+                for key in self.fixed.cone(
+                    phase.fixed, lambda key: self.fixed.given(key) is not None
+                ):
                     rows = self.fixed.given(key)
                     if rows is not None:
                         held.setdefault(rows.argument, set()).add(rank)
@@ -145,7 +139,12 @@ class Plan:
         """
         together: dict[tuple[int, int, int, str], list[Made]] = {}
         for round_, source, target, made in self.finish.sendings:
-            kind = str(element_of(self.value_of(made))) if self._is_small(made) else str(made)
+            value = self.value_of(made)
+            kind, type_ = str(made), value.type
+            # No parts, which are added up.
+            if made.what == "value" and isinstance(type_, ir.RankedTensorType):
+                is_small = type_.has_static_shape and 0 < elements_in(value) <= FEW
+                kind = str(type_.element_type) if is_small else kind
             together.setdefault((round_, source, target, kind), []).append(made)
         messages: list[FinishMessage] = []
         for (round_, source, target, _), values in together.items():
@@ -181,23 +180,13 @@ class Plan:
             return self.step.loop.op.results[made.number]
         return self.step.outer.values[made.number]
 
-    def _is_small(self, made: Made) -> bool:
-        """Whether a value is sent with others of its type: no parts, which are added up."""
-        type_ = self.value_of(made).type
-        if made.what != "value" or not isinstance(type_, ir.RankedTensorType):
-            return False
-        return type_.has_static_shape and 0 < elements_in(self.value_of(made)) <= FEW
-
     def total_of(self, carry: int) -> int:
         """The number of what the loop gives for a carry."""
         return self.step.outer.numbers[self.step.loop.op.results[carry]]
 
-    def carry_of(self, number: int) -> int | None:
-        """The carry that a value of the block is what the loop gives for."""
-        return self._carry_of.get(number)
-
     @cached_property
-    def _carry_of(self) -> Mapping[int, int]:
+    def carry_of(self) -> Mapping[int, int]:
+        """The carry that a value of the block is what the loop gives for."""
         return {self.total_of(carry): carry for carry in self.step.loop.accumulators}
 
     def is_read_later(self, number: int, round_: int, rank: int) -> bool:
@@ -231,21 +220,11 @@ class Plan:
             if each.number not in self.finish.home
         ]
 
-    def _is_given(self, key: Key) -> bool:
-        return self.fixed.given(key) is not None
-
-    def _send_of(self, action: Action) -> Action:
-        """The send that a receive takes what it gets from; a send is its own."""
-        kind, stage, microbatch = action
-        if kind not in _SENDS:
-            return action
-        return Action(_SENDS[kind], stage + _AWAY[kind], microbatch)
-
     def _of_send(self, send: Action, rank: int) -> list[Channel]:
         placement = self.table.placement
-        following = send.stage + _AWAY[send.kind]
-        messages: Messages = self._messages[send.microbatch % len(self._messages)]
-        values: Sequence[int] = messages.between(send.stage, following)
+        following = other_end(send).stage
+        messages = self._messages[send.microbatch % len(self._messages)]
+        values = messages.get((send.stage, following), ())
         target = placement.rank_of(following, send.microbatch)
         channels: list[Channel] = []
         for tensor, number in enumerate(values):
@@ -285,19 +264,11 @@ class FinishMessage(NamedTuple):
 
 
 class Returned(NamedTuple):
-    """What a rank returns of result `result` of the program: all of it, or rows of a dimension."""
+    """Value `number`, which a rank returns as rows of a result of the program."""
 
     rank: int
-    result: int
     number: int
-    dim: int | None = None
-    start: int = 0
-    limit: int = 0
-
-    @property
-    def rows(self) -> Rows:
-        """Which rows of which result."""
-        return Rows(self.result, self.dim, self.start, self.limit)
+    rows: Rows
 
 
 @dataclass
@@ -434,8 +405,8 @@ class _Planner:
         held: dict[int, float] = {}
         for number in numbers:
             rank = self._finish.home[number]
-            size = bytes_of(self._outer.values[number])
-            held[rank] = held.get(rank, 0.0) + (size if _rank(self._outer.values[number]) else 0.0)
+            value = self._outer.values[number]
+            held[rank] = held.get(rank, 0.0) + (bytes_of(value) if shape_of(value) else 0.0)
         return min(held, key=lambda rank: (-held[rank], rank))
 
     def _arrives(self, number: int, rank: int) -> int:
@@ -459,7 +430,7 @@ class _Planner:
     def _return(self, result: int, number: int) -> None:
         finish = self._finish
         if not self._is_joined(number):
-            finish.returned.append(Returned(self._rank_of(number), result, number))
+            finish.returned.append(Returned(self._rank_of(number), number, Rows(result)))
             return
         value = unconstrained(self._outer.values[number])
         maker = producer(value)
@@ -469,7 +440,8 @@ class _Planner:
         for operand in maker.operands:
             piece = self._outer.number(operand)
             limit = start + shape_of(operand)[dim]
-            finish.returned.append(Returned(self._rank_of(piece), result, piece, dim, start, limit))
+            rows = Rows(result, dim, start, limit)
+            finish.returned.append(Returned(self._rank_of(piece), piece, rows))
             start = limit
 
     def _rank_of(self, number: int) -> int:
@@ -485,7 +457,3 @@ class _Planner:
                 for rank in self._held.get(place, ()):
                     counts[rank] = counts.get(rank, 0) + 1
         return min(counts, key=lambda rank: (-counts[rank], rank))
-
-
-def _rank(value: ir.Value) -> int:
-    return len(shape_of(value))

@@ -227,7 +227,7 @@ class RankWriter:
         function.write(self._plan, self._module.body)
         operands = [self._of(made) for made in function.takes]
         operands += map(self._key, function.fixed)
-        types = [function.type_of(self._plan, made) for made in function.gives]
+        types = [self._plan.type_of(made) for made in function.gives]
         types += [self._plan.fixed.value(key).type for key in function.gives_fixed]
         results = list(self._call(function.name, types, operands).results)
         self._made.update(zip(function.gives, results, strict=False))
@@ -237,7 +237,7 @@ class RankWriter:
         """A value that was made here or has come here; the total of a sum that one rank has is
         the sum."""
         if made not in self._made and made.what == "value":
-            carry = self._plan.carry_of(made.number)
+            carry = self._plan.carry_of.get(made.number)
             assert carry is not None, "a value is made before it is read"
             return self._sums[carry]
         return self._made[made]
@@ -257,11 +257,9 @@ def pieces_of(
     outputs: dict[int, list[Piece]] = {}
     for rank, each in enumerate(written):
         for number, rows in enumerate(each.arguments):
-            piece = Piece(rank, number, rows.dim, rows.start, rows.limit)
-            inputs.setdefault(rows.argument, []).append(piece)
+            inputs.setdefault(rows.argument, []).append(Piece(rank, number, *rows[1:]))
         for number, part in enumerate(each.returned):
-            piece = Piece(rank, number, part.dim, part.start, part.limit)
-            outputs.setdefault(part.result, []).append(piece)
+            outputs.setdefault(part.rows.argument, []).append(Piece(rank, number, *part.rows[1:]))
     return inputs, outputs
 
 
@@ -320,10 +318,6 @@ class FinishFunction:
     fixed: tuple[Key, ...]
     gives: tuple[Made, ...]
     gives_fixed: tuple[Key, ...]
-
-    def type_of(self, plan: Plan, made: Made) -> ir.Type:
-        """The type of a value."""
-        return plan.type_of(made)
 
     def write(self, plan: Plan, block: ir.Block) -> None:
         """Writes the function at the end of a module's block."""
