@@ -77,7 +77,8 @@ class Builder:
         if isinstance(element, ir.FloatType):
             value = ir.FloatAttr.get(element, number.real, loc=self.location)
         else:
-            value = ir.IntegerAttr.get(element, int(number.real))
+            whole = int(number.real)  # the bindings count in 64 bits with a sign
+            value = ir.IntegerAttr.get(element, whole - (1 << 64) if whole >= 1 << 63 else whole)
         return self.op("constant", [], type_, value=ir.DenseElementsAttr.get_splat(type_, value))
 
     def splat_like(self, number: complex, value: ir.Value) -> ir.Value:

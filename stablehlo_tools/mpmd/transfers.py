@@ -54,6 +54,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 
 from stablehlo_tools import bindings
 from stablehlo_tools.analysis.collectives import ModuleFacts, find_collectives
@@ -319,7 +320,9 @@ class _PermuteWriter:
         last = terminator(body_of(main))
         own = {end.transfer.channel: end for end in ends}
         order = [next((own[t.channel] for t in r if t.channel in own), None) for r in self.rounds]
-        following = _following(order)
+        # For each round, the end that it or the next own one replaces; None behind the last.
+        ends_from = accumulate(reversed(order), lambda behind, end: end or behind)
+        following = list(ends_from)[::-1]
         token = ends[0].taken if ends else None
         if token is None:
             build = Builder(self.top, ir.Location.unknown())
@@ -350,7 +353,10 @@ class _PermuteWriter:
         if end is not None and end.is_send:
             given = end.op.operands[0]
         else:
-            given = self._zeros(transfers[0].type)
+            type_ = transfers[0].type
+            if type_ not in self.zeros:
+                self.zeros[type_] = zeros(ir.Type.parse(type_), self.top, ir.Location.unknown())
+            given = self.zeros[type_]
         given, token = barrier([given, token], point, build.location).results
         size = self.ranks.manifest.devices
         pairs = [pair for transfer in transfers for pair in transfer.pairs(size)]
@@ -366,12 +372,6 @@ class _PermuteWriter:
             end.op.erase()
         return token
 
-    def _zeros(self, type_: str) -> ir.Value:
-        if type_ not in self.zeros:
-            made = zeros(ir.Type.parse(type_), self.top, ir.Location.unknown())
-            self.zeros[type_] = made
-        return self.zeros[type_]
-
     def _watched(self, type_: ir.Type) -> str:
         """The function that uses a tensor of a type: adds its first element to a number."""
         text = str(type_)
@@ -385,16 +385,6 @@ class _PermuteWriter:
             for view in parsed.body.operations:
                 view.operation.clone(ip=ir.InsertionPoint(self.module.body))
         return self.functions[text]
-
-
-def _following(order: Sequence[End | None]) -> list[End | None]:
-    """For each round, the end that it or the next own one replaces; None behind the last."""
-    following_ends: list[End | None] = []
-    following: End | None = None
-    for end in reversed(order):
-        following = end or following
-        following_ends.append(following)
-    return following_ends[::-1]
 
 
 def _watching(name: str, type_: ir.RankedTensorType) -> str:
@@ -431,30 +421,16 @@ def with_both_ends(ranks: RankSet) -> RankSet:
     written = replace(ranks, programs=programs)
     for rank in range(written.ranks):
         for end in ends_of(written, rank):
-            (_receive_behind if end.is_send else _send_before)(end)
+            op, present = end.op, end.op.attributes
+            attributes = {name: present[name] for name in _COPIED if name in present}
+            if end.is_send:
+                build = Builder(ir.InsertionPoint.after(op), op.location)
+                types = [op.operands[0].type, end.token.type]
+                received = build.create(RECV, [end.token], types, attributes)
+                end.token.replace_all_uses_except(received.results[1], [received])
+            else:
+                build = Builder(ir.InsertionPoint(op), op.location)
+                value = zeros(op.results[0].type, build.point, op.location)
+                sent = build.create(SEND, [value, end.taken], [end.token.type], attributes)
+                op.operands[len(op.operands) - 1] = sent.results[0]
     return replace(written, manifest=replace(ranks.manifest, form=BOTH_ENDS))
-
-
-def _receive_behind(end: End) -> None:
-    kinds = [end.op.operands[0].type, end.token.type]
-    made = _other_end(end, RECV, [end.token], kinds, ir.InsertionPoint.after(end.op))
-    end.token.replace_all_uses_except(made.results[1], [made])
-
-
-def _send_before(end: End) -> None:
-    point = ir.InsertionPoint(end.op)
-    value = zeros(end.op.results[0].type, point, end.op.location)
-    made = _other_end(end, SEND, [value, end.taken], [end.token.type], point)
-    end.op.operands[len(end.op.operands) - 1] = made.results[0]
-
-
-def _other_end(
-    end: End,
-    name: str,
-    operands: list[ir.Value],
-    results: list[ir.Type],
-    point: ir.InsertionPoint,
-) -> ir.Operation:
-    present = end.op.attributes
-    attributes = {name: present[name] for name in _COPIED if name in present}
-    return Builder(point, end.op.location).create(name, operands, results, attributes)

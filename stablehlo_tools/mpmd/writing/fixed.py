@@ -12,8 +12,10 @@ from math import prod
 from typing import Literal, NamedTuple
 
 from stablehlo_tools.analysis.dataflow import Dataflow, Node
+from stablehlo_tools.analysis.loop_carries import ROWS
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import BROADCAST, CONSTANT, IOTA, SLICE
+from stablehlo_tools.dialect.reducers import complex_identity, identity_of
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.ir.inline import copy_with
 from stablehlo_tools.ir.values import CONSTANTS
@@ -204,43 +206,10 @@ def elements_in(value: ir.Value) -> int:
     return prod(shape_of(value))
 
 
-def identity(
-    reducer: str, value: ir.Value, place: ir.Location, point: ir.InsertionPoint
-) -> ir.Value:
+def identity(reducer: str, value: ir.Value, build: Builder) -> ir.Value:
     """A constant that a reduction leaves other values as they are by, shaped as a value."""
-    number = _identity_number(reducer, element_of(value))
-    attribute = f"value = dense<{number}> : {value.type}"
-    text = f'"stablehlo.constant"() <{{{attribute}}}> : () -> {value.type}'
-    with place:  # as text: the bindings have no attribute for complex elements
-        constant = ir.Operation.parse(text, context=place.context).operation
-    point.insert(constant)
-    return constant.results[0]
-
-
-def _identity_number(reducer: str, element: ir.Type) -> str:
-    is_float = isinstance(element, ir.FloatType)
-    is_boolean = isinstance(element, ir.IntegerType) and element.width == 1
-    if isinstance(element, ir.ComplexType):
-        return "(1.0,0.0)" if reducer == "multiply" else "(0.0,0.0)"
-    if is_boolean:
-        return "true" if reducer in ("and", "multiply", "minimum") else "false"
-    if reducer in ("maximum", "minimum"):
-        greatest = reducer == "minimum"
-        if isinstance(element, ir.FloatType):
-            name = str(element)
-            exponent = {"bf16": 8, "f16": 5, "f32": 8, "f64": 11}[name]
-            bits = ((1 << exponent) - 1) << (element.width - 1 - exponent)
-            return hex(bits if greatest else bits | 1 << (element.width - 1))
-        integer = ir.IntegerType(element)
-        if integer.is_unsigned:
-            return str(2**integer.width - 1) if greatest else "0"
-        return str(2 ** (integer.width - 1) - 1) if greatest else str(-(2 ** (integer.width - 1)))
-    if reducer == "multiply":
-        return "1.0" if is_float else "1"
-    if reducer == "and":
-        return (
-            "-1"
-            if isinstance(element, ir.IntegerType) and element.is_signless
-            else str(2 ** ir.IntegerType(element).width - 1)
-        )
-    return "0.0" if is_float else "0"
+    kind, element = "add" if reducer == ROWS else reducer, element_of(value)
+    is_complex = isinstance(element, ir.ComplexType)
+    number = complex_identity(kind) if is_complex else identity_of(kind, element)
+    assert number is not None, "an accumulator's reducer has an identity"
+    return build.splat_like(number or 0, value)  # a sum starts from 0.0, as the program's does

@@ -217,9 +217,10 @@ class OnDevices:
     ) -> None:
         main = entry_function(module)
         block = main.regions[0].blocks[0]
+        returned = list(terminator(block).operands)
         sides = (
             ([self._dims(self._devices.taken, rows, main) for rows in taken], block.arguments),
-            ([self._dims(self._devices.given, rows, main) for rows in given], _returned(block)),
+            ([self._dims(self._devices.given, rows, main) for rows in given], returned),
         )
         inside, outside = (
             [
@@ -271,10 +272,6 @@ class OnDevices:
             ]
             set_groups(collective, shifted, channel)
         _set_partitions(module, count * self._ranks)
-
-
-def _returned(block: ir.Block) -> Sequence[ir.Value]:
-    return list(terminator(block).operands)
 
 
 def _over_ranks(mesh: DeviceMesh, ranks: int) -> DeviceMesh:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 from stablehlo_tools.analysis.dataflow import Node
 from stablehlo_tools.analysis.layer_loops.linked_loops import range_of
@@ -129,17 +128,6 @@ class Phases:
         """Writes the function of a phase at the end of a module's block."""
         return _PhaseWriter(self._step, self._fixed, phase).write(block)
 
-    @cached_property
-    def number_type(self) -> ir.Type:
-        """The type of a microbatch's number."""
-        return _number_type(self._step.loop.op.context)
-
-
-def _number_type(context: ir.Context) -> ir.Type:
-    return ir.RankedTensorType.get(
-        [], ir.IntegerType.get_signless(32, context), loc=ir.Location.unknown(context)
-    )
-
 
 class _PhaseWriter:
     def __init__(self, step: TrainingStep, fixed: Fixed, phase: Phase) -> None:
@@ -152,7 +140,8 @@ class _PhaseWriter:
     def write(self, block: ir.Block) -> ir.Operation:
         phase, step = self._phase, self._step
         place = step.loop.op.location
-        taken = [_number_type(place.context)]
+        i32 = ir.IntegerType.get_signless(32, place.context)
+        taken: list[ir.Type] = [ir.RankedTensorType.get([], i32, loc=place)]
         taken += [step.flow.values[number].type for number in phase.takes]
         taken += [self._fixed.value(key).type for key in phase.fixed]
         sums = [step.loop.op.results[carry].type for carry in phase.accumulators]
@@ -226,12 +215,11 @@ class _PhaseWriter:
 def unconverted(values: list[ir.Value], point: ir.InsertionPoint) -> list[ir.Value]:
     """The values, what has been converted behind a barrier: a compiler would convert on the other
     side of the message that it is sent in, whose two ends would then differ in type."""
-    return [barred(v, point) if _is_converted(v) else v for v in values]
-
-
-def _is_converted(value: ir.Value) -> bool:
-    maker = producer(value)
-    return maker is not None and maker.name == CONVERT
+    makers = map(producer, values)
+    return [
+        barred(value, point) if maker is not None and maker.name == CONVERT else value
+        for value, maker in zip(values, makers, strict=True)
+    ]
 
 
 def barred(value: ir.Value, point: ir.InsertionPoint) -> ir.Value:
@@ -340,7 +328,14 @@ def _stage(
         activation=_bytes(step, (v for v in values if _is_kept(v, stage))),
         kept=_bytes(step, (v for v in values if Work(Kind.WEIGHT_GRADIENT, stage) in v.read)),
         weights=weights,
-        message=_bytes(step, (v for v in values if _goes_up(v, stage))),
+        message=_bytes(
+            step,
+            (
+                value
+                for value in values
+                if (above := value.stages_above()) and value.made.stage <= stage < above[-1]
+            ),
+        ),
     )
 
 
@@ -352,11 +347,6 @@ def _is_kept(value: Value, stage: int) -> bool:
     own = any(Work(kind, stage) in read for kind in _GRADIENTS)
     below = made.stage == stage and any(work.stage < stage for work in read)
     return own or below
-
-
-def _goes_up(value: Value, stage: int) -> bool:
-    above = value.stages_above()
-    return bool(above) and value.made.stage <= stage < above[-1]
 
 
 def _bytes(step: TrainingStep, values: Iterable[Value]) -> float:

@@ -11,13 +11,15 @@ of what stands behind the loop over microbatches, up to the values that are sent
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import partial, reduce
+from math import prod
 
 from stablehlo_tools.analysis.dataflow import Node
+from stablehlo_tools.analysis.loop_carries import ROWS
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.dialect.names import AFTER_ALL, CALL, CONSTANT, RECV, SEND
+from stablehlo_tools.dialect.names import AFTER_ALL, CALL, RECV, SEND
 from stablehlo_tools.ir.builder import Builder, barrier, shape_of, transfer_attributes
 from stablehlo_tools.ir.inline import copy_with
 from stablehlo_tools.mpmd.manifest import FINISH, PREPARE, Piece
@@ -25,8 +27,6 @@ from stablehlo_tools.mpmd.writing.fixed import Key, Rows, elements_in, identity
 from stablehlo_tools.mpmd.writing.phases import Phase, barred, private_function, unconverted
 from stablehlo_tools.mpmd.writing.plan import Made, Plan, Returned
 from stablehlo_tools.schedules.table import Action, actions_of
-
-_COMBINED_BY = {"rows": "add"}
 
 
 @dataclass(frozen=True)
@@ -57,15 +57,16 @@ class RankWriter:
 
     def write(self) -> Written:
         """Writes all of it."""
-        self._main = self._open()
-        self._block: ir.Block = self._main.regions[0].blocks[0]
+        main = private_function("main", [], [], self._module.body, self._place)
+        main.attributes["sym_visibility"] = ir.StringAttr.get("public", self._context)
+        self._block: ir.Block = main.regions[0].blocks[0]
         self._build = Builder(ir.InsertionPoint(self._block), self._place)
         # Two chains, as a message need not wait for an action that it has no data of: what is sent
         # and received runs beside what is computed.
         self._messages = self._build.create(AFTER_ALL, [], [self._token]).results[0]
         self._actions = self._build.create(AFTER_ALL, [], [self._token]).results[0]
         for microbatch in range(self._plan.table.microbatches):
-            self._numbers[microbatch] = self._number(microbatch)
+            self._numbers[microbatch] = self._build.i32(microbatch)
         self._prepare()
         for phase in self._plan.phases_on(self._rank):
             if not phase.is_empty:
@@ -73,68 +74,61 @@ class RankWriter:
         for action in actions_of(self._plan.table.rows[self._rank]):
             self._action(action)
         returned = self._finish()
-        self._close([value for value, _ in returned])
-        return Written(tuple(self._given), tuple(each for _, each in returned))
-
-    def _open(self) -> ir.Operation:
-        main = private_function("main", [], [], self._module.body, self._place)
-        main.attributes["sym_visibility"] = ir.StringAttr.get("public", self._context)
-        return main
-
-    def _close(self, values: Sequence[ir.Value]) -> None:
+        values = [value for value, _ in returned]
         self._build.create("func.return", values, [])
         taken = [argument.type for argument in self._block.arguments]
         type_ = ir.FunctionType.get(taken, [value.type for value in values], self._context)
-        self._main.attributes["function_type"] = ir.TypeAttr.get(type_, self._context)
-
-    def _number(self, microbatch: int) -> ir.Value:
-        type_ = self._plan.writer.number_type
-        value = ir.Attribute.parse(f"dense<{microbatch}> : {type_}", self._context)
-        return self._build.create(CONSTANT, [], [type_], {"value": value}).results[0]
+        main.attributes["function_type"] = ir.TypeAttr.get(type_, self._context)
+        return Written(tuple(self._given), tuple(each for _, each in returned))
 
     def _key(self, key: Key) -> ir.Value:
         """A fixed value: an argument, or what was prepared."""
-        known = self._fixed.get(key)
-        if known is None:
-            rows = self._plan.fixed.given(key)
-            assert rows is not None, "all that is computed is prepared"
-            known = self._fixed[key] = self._argument(rows, key)
-        return known
-
-    def _argument(self, rows: Rows, key: Key) -> ir.Value:
-        known = self._given.get(rows)
-        if known is None:
-            value = self._plan.fixed.value(key)
-            argument = self._plan.step.outer.root.arguments[rows.argument]
-            place = self._plan.step.outer.values[argument].location
-            known = self._given[rows] = self._block.add_argument(value.type, place)
-        return known
+        if key in self._fixed:
+            return self._fixed[key]
+        plan, rows = self._plan, self._plan.fixed.given(key)
+        assert rows is not None, "all that is computed is prepared"
+        if rows not in self._given:
+            argument = plan.step.outer.values[plan.step.outer.root.arguments[rows.argument]]
+            type_ = plan.fixed.value(key).type
+            self._given[rows] = self._block.add_argument(type_, argument.location)
+        self._fixed[key] = self._given[rows]
+        return self._given[rows]
 
     def _is_at_hand(self, key: Key) -> bool:
         return key in self._fixed or self._plan.fixed.given(key) is not None
 
     def _prepare(self) -> None:
-        """What phases need of fixed values, and what sums start from."""
-        plan = self._plan
-        phases = plan.phases_on(self._rank)
-        keys = dict.fromkeys(key for phase in phases for key in phase.fixed)
+        """Computes what phases need of fixed values, and what sums start from: the first rank that
+        adds to a carry starts from what the program does."""
+        plan, loop = self._plan, self._plan.step.loop
+        keys = dict.fromkeys(key for phase in plan.phases_on(self._rank) for key in phase.fixed)
         computed = [key for key in keys if plan.fixed.given(key) is None]
-        starts = [
-            Start(carry, is_first=plan.starts_on(carry) == self._rank)
-            for carry, ranks in plan.ranks_of.items()
-            if self._rank in ranks
-        ]
-        taken = [start.key(plan) for start in starts if start.is_first]
-        leaves = plan.fixed.cone([*computed, *taken], self._is_at_hand)
-        if not computed and not starts:
+        carries = [carry for carry, ranks in plan.ranks_of.items() if self._rank in ranks]
+        starts = {
+            carry: plan.fixed.key_of(loop.op.operands[carry])
+            for carry in carries
+            if plan.starts_on(carry) == self._rank
+        }
+        leaves = plan.fixed.cone([*computed, *starts.values()], self._is_at_hand)
+        if not computed and not carries:
             return
-        write_prepare(plan, computed, starts, leaves, self._module.body)
-        types = [plan.fixed.value(key).type for key in computed]
-        types += [plan.step.loop.op.results[start.carry].type for start in starts]
-        call = self._call(PREPARE, types, [self._key(key) for key in leaves])
-        results = list(call.results)
+        given = [plan.fixed.value(key).type for key in computed]
+        given += [loop.op.results[carry].type for carry in carries]
+        taken = [plan.fixed.value(key).type for key in leaves]
+        function = private_function(PREPARE, taken, given, self._module.body, self._place)
+        body = function.regions[0].blocks[0]
+        build = Builder(ir.InsertionPoint(body), self._place)
+        known = dict(zip(leaves, body.arguments, strict=True))
+        returned = [plan.fixed.write(key, known, build.point) for key in computed]
+        for carry in carries:
+            if carry in starts:
+                returned.append(plan.fixed.write(starts[carry], known, build.point))
+            else:
+                reducer = loop.accumulators[carry].reducer
+                returned.append(identity(reducer, loop.op.results[carry], build))
+        build.create("func.return", returned, [])
+        results = list(self._call(PREPARE, given, [self._key(key) for key in leaves]).results)
         self._fixed.update(zip(computed, results, strict=False))
-        carries = (start.carry for start in starts)
         self._sums.update(zip(carries, results[len(computed) :], strict=True))
 
     def _action(self, action: Action) -> None:
@@ -221,14 +215,21 @@ class RankWriter:
                 elif message.target == self._rank:
                     type_ = ir.Type.parse(plan.transfers[message.channel - 1].type, self._context)
                     self._made[message.sent] = self._recv(message.channel, type_)
-        return [(self._returned(each), each) for each in finish.returned if each.rank == self._rank]
+        returned: list[tuple[ir.Value, Returned]] = []
+        for each in finish.returned:
+            if each.rank == self._rank:
+                home = finish.home.get(each.number)
+                if home is None:
+                    value = self._key(plan.fixed.key_outside(each.number))
+                else:
+                    value = self._of(Made("value", each.number, home))
+                returned.append((value, each))
+        return returned
 
     def _call_finish(self, function: FinishFunction) -> None:
-        function.write(self._plan, self._module.body)
+        types = function.write(self._plan, self._module.body)
         operands = [self._of(made) for made in function.takes]
         operands += map(self._key, function.fixed)
-        types = [self._plan.type_of(made) for made in function.gives]
-        types += [self._plan.fixed.value(key).type for key in function.gives_fixed]
         results = list(self._call(function.name, types, operands).results)
         self._made.update(zip(function.gives, results, strict=False))
         self._fixed.update(zip(function.gives_fixed, results[len(function.gives) :], strict=True))
@@ -241,12 +242,6 @@ class RankWriter:
             assert carry is not None, "a value is made before it is read"
             return self._sums[carry]
         return self._made[made]
-
-    def _returned(self, returned: Returned) -> ir.Value:
-        home = self._plan.finish.home.get(returned.number)
-        if home is not None:
-            return self._of(Made("value", returned.number, home))
-        return self._key(self._plan.fixed.key_outside(returned.number))
 
 
 def pieces_of(
@@ -263,48 +258,6 @@ def pieces_of(
     return inputs, outputs
 
 
-class Start(NamedTuple):
-    """Where the sum of a carry begins on a rank: `is_first` of those that add to it, with what the
-    program starts it from."""
-
-    carry: int
-    is_first: bool
-
-    def key(self, plan: Plan) -> Key:
-        """What the program starts the sum from."""
-        return plan.fixed.key_of(plan.step.loop.op.operands[self.carry])
-
-    def write(self, plan: Plan, known: dict[Key, ir.Value], point: ir.InsertionPoint) -> ir.Value:
-        """What the sum starts from on this rank."""
-        if self.is_first:
-            return plan.fixed.write(self.key(plan), known, point)
-        result = plan.step.loop.op.results[self.carry]
-        reducer = plan.step.loop.accumulators[self.carry].reducer
-        return identity(reducer, result, plan.step.loop.op.location, point)
-
-
-def write_prepare(
-    plan: Plan,
-    computed: Sequence[Key],
-    starts: Sequence[Start],
-    leaves: Sequence[Key],
-    block: ir.Block,
-) -> None:
-    """The function, at the end of a module's block: takes the leaves, gives what is computed and
-    what the sums start from."""
-    place = plan.step.loop.op.location
-    taken = [plan.fixed.value(key).type for key in leaves]
-    given = [plan.fixed.value(key).type for key in computed]
-    given += [plan.step.loop.op.results[start.carry].type for start in starts]
-    function = private_function(PREPARE, taken, given, block, place)
-    body = function.regions[0].blocks[0]
-    point = ir.InsertionPoint(body)
-    known = dict(zip(leaves, body.arguments, strict=True))
-    returned = [plan.fixed.write(key, known, point) for key in computed]
-    returned += [start.write(plan, known, point) for start in starts]
-    ir.Operation.create("func.return", operands=returned, loc=place, ip=point)
-
-
 @dataclass(frozen=True)
 class FinishFunction:
     """What a rank computes in a round: what it takes and gives of values that depend on the loop,
@@ -319,8 +272,8 @@ class FinishFunction:
     gives: tuple[Made, ...]
     gives_fixed: tuple[Key, ...]
 
-    def write(self, plan: Plan, block: ir.Block) -> None:
-        """Writes the function at the end of a module's block."""
+    def write(self, plan: Plan, block: ir.Block) -> list[ir.Type]:
+        """Writes the function at the end of a module's block. Returns the types of its results."""
         place = plan.step.loop.op.location
         taken = [plan.type_of(made) for made in self.takes]
         taken += [plan.fixed.value(key).type for key in self.fixed]
@@ -330,27 +283,38 @@ class FinishFunction:
         body = function.regions[0].blocks[0]
         arguments = list(body.arguments)
         point = ir.InsertionPoint(body)
+        build = Builder(point, place)
         made = {
             each: value if each.rank == self.rank or each.what == "part" else barred(value, point)
             for each, value in zip(self.takes, arguments, strict=False)
         }
         known = dict(zip(self.fixed, arguments[len(self.takes) :], strict=True))
         for pack in [each for each in self.takes if each.what == "pack"]:
-            made.update(_unpacked(plan, pack, made[pack], point))
+            start = 0
+            for each in plan.packed[pack]:  # what has come together, each in its shape
+                shape = shape_of(plan.value_of(each))
+                limit = start + prod(shape)
+                made[each] = build.reshape(build.slice_along(made[pack], 0, start, limit), shape)
+                start = limit
         values = {each.number: value for each, value in made.items() if each.what == "value"}
         for carry, parts in self.totals:
-            values[plan.total_of(carry)] = _combined(
-                plan, carry, [made[part] for part in parts], point
-            )
+            reducer = plan.step.loop.accumulators[carry].reducer
+            combine = partial(build.same, "add" if reducer == ROWS else reducer)
+            values[plan.total_of(carry)] = reduce(combine, [made[part] for part in parts])
         for node in self.nodes:
             _copy(plan, node, values, known, point)
-        returned = [
-            _packed(plan, each, values, point) if each.what == "pack" else values[each.number]
-            for each in self.gives
-        ]
+        returned: list[ir.Value] = []
+        for each in self.gives:
+            if each.what == "pack":  # what is sent together, one value behind the other
+                sent = unconverted([values[one.number] for one in plan.packed[each]], point)
+                flat = [build.reshape(value, [elements_in(value)]) for value in sent]
+                returned.append(build.concatenate(flat, 0))
+            else:
+                returned.append(values[each.number])
         returned = unconverted(returned, point)
         returned += [plan.fixed.write(key, known, point) for key in self.gives_fixed]
-        ir.Operation.create("func.return", operands=returned, loc=place, ip=point)
+        build.create("func.return", returned, [])
+        return given
 
 
 def finish_function(
@@ -403,38 +367,6 @@ def finish_function(
         tuple(gives),
         tuple(fixed_results),
     )
-
-
-def _combined(plan: Plan, carry: int, parts: list[ir.Value], point: ir.InsertionPoint) -> ir.Value:
-    reducer = plan.step.loop.accumulators[carry].reducer
-    build = Builder(point, plan.step.loop.op.location)
-    total = parts[0]
-    for part in parts[1:]:
-        total = build.same(_COMBINED_BY.get(reducer, reducer), total, part)
-    return total
-
-
-def _packed(
-    plan: Plan, pack: Made, values: Mapping[int, ir.Value], point: ir.InsertionPoint
-) -> ir.Value:
-    """What is sent together, one value behind the other."""
-    build = Builder(point, plan.step.loop.op.location)
-    members = unconverted([values[made.number] for made in plan.packed[pack]], point)
-    flat = [build.reshape(value, [elements_in(value)]) for value in members]
-    return build.concatenate(flat, 0)
-
-
-def _unpacked(
-    plan: Plan, pack: Made, value: ir.Value, point: ir.InsertionPoint
-) -> Iterator[tuple[Made, ir.Value]]:
-    """What has come together, each in its shape."""
-    build = Builder(point, plan.step.loop.op.location)
-    start = 0
-    for made in plan.packed[pack]:
-        limit = start + elements_in(plan.value_of(made))
-        part = build.slice_along(value, 0, start, limit)
-        yield made, build.reshape(part, shape_of(plan.value_of(made)))
-        start = limit
 
 
 def _copy(
