@@ -27,7 +27,7 @@ class RankRow:
 
     `held` and `bound` are the most of the levels, `peak` all that is alive at once, `arguments` and
     the temporaries of functions included, and `limit` what it cannot exceed while the bound holds.
-    `weights` are those that the schedule counts.
+    `weights` are those that the schedule counts. All of these are known of a proven set only.
     """
 
     rank: int
@@ -36,14 +36,14 @@ class RankRow:
     actions: int
     sends: int
     receives: int
-    held: float
-    bound: float
-    peak: float
-    peak_at: str
-    limit: float
-    weights: float
-    arguments: float
-    levels: tuple[Level, ...]
+    held: float = 0.0
+    bound: float = 0.0
+    peak: float = 0.0
+    peak_at: str = ""
+    limit: float = 0.0
+    weights: float = 0.0
+    arguments: float = 0.0
+    levels: tuple[Level, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
 
 from stablehlo_tools import bindings
 from stablehlo_tools.analysis.collectives import ModuleFacts, find_collectives
@@ -321,8 +320,10 @@ class _PermuteWriter:
         own = {end.transfer.channel: end for end in ends}
         order = [next((own[t.channel] for t in r if t.channel in own), None) for r in self.rounds]
         # For each round, the end that it or the next own one replaces; None behind the last.
-        ends_from = accumulate(reversed(order), lambda behind, end: end or behind)
-        following = list(ends_from)[::-1]
+        following: list[End | None] = [None]
+        for end in reversed(order):
+            following.append(end or following[-1])
+        following.reverse()
         token = ends[0].taken if ends else None
         if token is None:
             build = Builder(self.top, ir.Location.unknown())

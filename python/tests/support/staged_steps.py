@@ -39,5 +39,5 @@ def names_of(step: TrainingStep, indices: Sequence[int] | set[int]) -> list[str]
 def assigned(step: TrainingStep, first_of_last: int, forward: Forward | None = None) -> Assignment:
     """Two stages, the second of which begins at an op of the forward."""
     forward = forward or forward_of(step)
-    stage_of = {index: int(index >= first_of_last) for index in forward.nodes}
+    stage_of = {index: int(index >= first_of_last) for index in forward}
     return assign(step, forward, stage_of, 2)

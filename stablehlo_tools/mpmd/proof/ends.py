@@ -10,6 +10,7 @@ the schedule. What the other makes of it first is made of its own sum of the sam
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
 from typing import NamedTuple
@@ -22,6 +23,7 @@ from stablehlo_tools.mpmd.proof.dependences import Dependences
 from stablehlo_tools.mpmd.proof.findings import Findings, Rule
 from stablehlo_tools.mpmd.proof.flow import InSums, Slot
 from stablehlo_tools.mpmd.proof.labels import Labels
+from stablehlo_tools.mpmd.rank_set import piece_type
 from stablehlo_tools.mpmd.reading import RETURN_KEY, Call, Message, Reading, wiring
 
 
@@ -69,52 +71,36 @@ def _check_piece(
         return
     reading = readings[piece.rank]
     type_ = side.types[piece.rank][piece.number]
-    wanted = _piece_type(entry, piece, type_.context)
-    if wanted is None:
+    shape, dim = _shape(entry), piece.dim
+    is_there = dim is None or (
+        0 <= dim < len(shape) and 0 <= piece.start < piece.limit <= shape[dim]
+    )
+    if not is_there:
         said = (
             f"{title}: rows {piece.start} to {piece.limit} of dimension {piece.dim} are not in it"
         )
         findings.add(Rule.ENDS, said, reading, reading.main)
-    elif wanted != type_:
+    elif (wanted := piece_type(entry, piece)) != str(type_):
         said = f"{title} is {side.own} {piece.number}, of type {type_}, and its piece is {wanted}"
         findings.add(Rule.ENDS, said, reading, reading.main)
-
-
-def _piece_type(entry: Entry, piece: Piece, context: ir.Context) -> ir.Type | None:
-    whole = ir.Type.parse(entry.type, context)
-    if piece.dim is None:
-        return whole
-    if not isinstance(whole, ir.RankedTensorType) or not 0 <= piece.dim < whole.rank:
-        return None
-    shape = list(whole.shape)
-    if not 0 <= piece.start < piece.limit <= shape[piece.dim]:
-        return None
-    shape[piece.dim] = piece.limit - piece.start
-    location = ir.Location.unknown(context)
-    return ir.RankedTensorType.get(shape, whole.element_type, whole.encoding, loc=location)
 
 
 def _check_whole(entry: Entry, findings: Findings) -> None:
     """The pieces of an output are disjoint, and together all of it."""
     if len(entry.pieces) == 1 and entry.pieces[0].dim is None:
         return
-    dims = {piece.dim for piece in entry.pieces}
+    dims, shape = {piece.dim for piece in entry.pieces}, _shape(entry)
+    dim = dims.pop() if len(dims) == 1 else None
+    size = shape[dim] if dim is not None and 0 <= dim < len(shape) else None
     spans = sorted((piece.start, piece.limit) for piece in entry.pieces)
-    size = _size(entry, next(iter(dims))) if len(dims) == 1 else None
-    at = 0
-    for start, limit in spans:
-        if start != at:
-            size = None
-        at = limit
-    if size is None or at != size:
+    if [*(start for start, _ in spans), size] != [0, *(limit for _, limit in spans)]:
         said = f"the pieces of output {entry.path} are not all of it, or overlap"
         findings.add(Rule.ENDS, said)
 
 
-def _size(entry: Entry, dim: int | None) -> int | None:
-    """The size of a dimension, read from the text of the type."""
-    shape = entry.type.removeprefix("tensor<").split("x")[:-1]
-    return int(shape[dim]) if dim is not None and 0 <= dim < len(shape) else None
+def _shape(entry: Entry) -> list[int]:
+    """The dimensions of an input or output, read from the text of the type."""
+    return [int(size) for size in re.findall(r"(\d+)x", entry.type)]
 
 
 def check_outside(manifest: Manifest, readings: Sequence[Reading], findings: Findings) -> None:

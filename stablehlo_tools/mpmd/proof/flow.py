@@ -43,7 +43,7 @@ def check_flow(reading: Reading, labels: Labels, findings: Findings) -> InSums:
     for call in reading.calls:
         calls[call.function].append(call)
     flow = Flow(reading, labels, findings, dict(calls))
-    slots = [(name, i) for name, c in flow.calls.items() for i in range(1, len(c[0].operands))]
+    slots = [Slot(name, i) for name, c in flow.calls.items() for i in range(1, len(c[0].operands))]
     even = [slot for slot in slots if _is_even(flow, *slot)]
     all_even = set(even)
     uneven = [slot for slot in slots if slot not in all_even]
@@ -196,20 +196,20 @@ def _check_receives(flow: Flow) -> None:
             continue
         received[label.action.kind, label.action.stage, label.tensor].append(message)
         users = [_user(flow, use) for use in reading.origins.uses(origin)]
-        if not users or not all(_may_take(user, label.action) for user in users):
+        # A rank that holds a later stage, for gradients an earlier one, may keep what it receives.
+        kind, stage, microbatch = label.action
+        may_take = [
+            user is not None
+            and user.microbatch == microbatch
+            and (user.stage >= stage if kind is Kind.RECEIVE_FORWARD else user.stage <= stage)
+            for user in users
+        ]
+        if not users or not all(may_take):
             what = f"{reading.described(origin)} ({label.action})"
             said = f"{what} is not taken by its stage, or one behind it, and its microbatch alone"
             flow.findings.add(Rule.OPERANDS, said, reading, message.op)
     for each in received.values():
         _check_uses(flow, flow.used(each), 0)
-
-
-def _may_take(user: Action | None, receive: Action) -> bool:
-    """A rank that holds a later stage, for gradients an earlier one, may keep what it receives."""
-    if user is None or user.microbatch != receive.microbatch:
-        return False
-    is_forward = receive.kind is Kind.RECEIVE_FORWARD
-    return user.stage >= receive.stage if is_forward else user.stage <= receive.stage
 
 
 def _user(flow: Flow, use: Use) -> Action | None:
@@ -405,9 +405,7 @@ class InSums:
     chains: list[tuple[Slot, ...]] = field(default_factory=list[tuple[Slot, ...]])
 
 
-def check_sums(
-    flow: Flow, uneven: Sequence[tuple[str, int]], even: Sequence[tuple[str, int]]
-) -> InSums:
+def check_sums(flow: Flow, uneven: Sequence[Slot], even: Sequence[Slot]) -> InSums:
     """Finds the sums among the operands that are not the same for all calls, and checks them.
 
     Where stages of the rank take turns, some of these operands are always what another stage left
@@ -415,8 +413,8 @@ def check_sums(
     """
     in_sums = InSums()
     dependences = Dependences(flow.reading.module)
-    groups = _linked(flow, [Slot(*slot) for slot in uneven])
-    turns = [([Slot(*slot)], _results_of(flow, Slot(*slot))) for slot in even]
+    groups = _linked(flow, uneven)
+    turns = [([slot], _results_of(flow, slot)) for slot in even]
     groups = _with_turns(groups, [group for group in turns if group[1]], dependences)
     for operands, results in _closed(groups, dependences):
         entries = {slot.function: slot.number for slot in operands}
@@ -571,23 +569,18 @@ def _check_chain(flow: Flow, links: dict[str, Link]) -> None:
     for call, behind in zip(calls, [*calls[1:], None], strict=True):
         entry, left = links[call.function]
         if entry is not None:
-            said = _wrongly_taken(flow, call.operands[entry], before, links)
+            taken, said = call.operands[entry], ""
+            if before is None and flow.action_of(taken) is not None:
+                said = "where the first action of the sum takes what was prepared"
+            if before is not None:
+                number = links[before.function].result
+                if taken != before.results[number]:
+                    said = f"where it is to take result {number} of {before.action}"
             if said:
-                what = f"{call.action} takes {reading.described(call.operands[entry])}"
-                finding = f"{what} as operand {entry}, {said}"
-                flow.findings.add(Rule.SUMS, finding, reading, call.op)
+                what = f"{call.action} takes {reading.described(taken)} as operand {entry}, {said}"
+                flow.findings.add(Rule.SUMS, what, reading, call.op)
         _check_taken(flow, call, call.results[left], behind, links)
         before = call
-
-
-def _wrongly_taken(flow: Flow, taken: Origin, before: Call | None, links: dict[str, Link]) -> str:
-    if before is None:
-        is_first = flow.action_of(taken) is None
-        return "" if is_first else "where the first action of the sum takes what was prepared"
-    left = links[before.function].result
-    if taken == before.results[left]:
-        return ""
-    return f"where it is to take result {left} of {before.action}"
 
 
 def _check_taken(

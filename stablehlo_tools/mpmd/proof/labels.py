@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 from stablehlo_tools.ir.builder import DEVICE_TO_DEVICE
 from stablehlo_tools.mpmd.manifest import FINISH, Manifest, Transfer
-from stablehlo_tools.mpmd.origins import Origin
 from stablehlo_tools.mpmd.proof.findings import Findings, Rule
 from stablehlo_tools.mpmd.reading import Call, Event, Message, Reading
 from stablehlo_tools.schedules.forms import step_of
@@ -67,17 +66,14 @@ class Labels:
     def of_rank(self, reading: Reading) -> Mapping[int, Label]:
         """The labels of a rank by its events."""
         if reading.rank not in self._of_ranks:
-            self._of_ranks[reading.rank] = {
-                message.index: self._label(self.transfers[message.channel], message.is_send)
-                for message in reading.messages
-                if message.channel in self.transfers
-            }
+            known: dict[int, Label] = {}
+            for message in reading.messages:
+                if (transfer := self.transfers.get(message.channel)) is not None:
+                    send = self.sends[transfer.action]
+                    action = send if send is None or message.is_send else other_end(send)
+                    known[message.index] = Label(action, transfer.tensor, transfer)
+            self._of_ranks[reading.rank] = known
         return self._of_ranks[reading.rank]
-
-    def _label(self, transfer: Transfer, is_send: bool) -> Label:
-        send = self.sends[transfer.action]
-        action = send if send is None or is_send else other_end(send)
-        return Label(action, transfer.tensor, transfer)
 
 
 def action_of(reading: Reading, labels: Labels, event: Event) -> Action | None:
@@ -173,7 +169,7 @@ def _check_message(
     texts = (
         f"it is rank {rank}'s",
         f"it carries {message.type}, not {transfer.type}",
-        f"its pairs are {_text(message.pairs)}, not {_text(pairs)}",
+        f"its pairs are {list(map(list, message.pairs))}, not {list(map(list, pairs))}",
         "it is a transfer with the host",
         f"its channel is of type {channel_type}, not device to device",
     )
@@ -225,7 +221,9 @@ def _check_sent(reading: Reading, labels: Labels, findings: Findings) -> None:
         label = labels.of(reading, message.index)
         if label is None:
             continue
-        made = None if message.operand is None else _maker_of(reading, labels, message.operand)
+        made = None  # the action that the value comes from: a phase, or a receive of the schedule
+        if message.operand is not None and message.operand.event >= 0:
+            made = action_of(reading, labels, reading.events[message.operand.event])
         said = ""
         if label.action is None:
             is_early = any(call.index > message.index for call in reading.calls)
@@ -239,11 +237,6 @@ def _check_sent(reading: Reading, labels: Labels, findings: Findings) -> None:
         if said:
             title = f"{reading.titled(message.index)} ({label.transfer.action})"
             findings.add(Rule.MESSAGES, f"{title}: {said}", reading, message.op)
-
-
-def _maker_of(reading: Reading, labels: Labels, origin: Origin) -> Action | None:
-    """The action that a value comes from: a phase, or a receive of the schedule."""
-    return None if origin.event < 0 else action_of(reading, labels, reading.events[origin.event])
 
 
 def _may_send(send: Action, made: Action) -> bool:
@@ -285,7 +278,3 @@ def check_fifo(readings: Sequence[Reading], labels: Labels, findings: Findings) 
                 )
                 findings.add(Rule.MESSAGES, said, reading, message.op)
                 break
-
-
-def _text(pairs: Pairs) -> str:
-    return str([list(pair) for pair in pairs])

@@ -424,18 +424,15 @@ class Temporaries:
             entry.attributes["sym_name"] = ir.StringAttr.get(ENTRY)
             entry.attributes["sym_visibility"] = ir.StringAttr.get("public")
             copy_referenced_symbols(module.operation, alone)
-        key = _key(alone)
+        # The memory of a function follows from its text, in which whole numbers do not count where
+        # they are known to matter only by how often its loops run.
+        text = str(alone)
+        runs = [constant_trips(loop) for loop in ops_named(alone.operation, {WHILE})]
+        known = tuple(count for count in runs if count is not None)
+        is_known = len(known) == len(runs)
+        key = (_WHOLE_NUMBER.sub("#", text), known) if is_known else (text, ())
         if key not in self._known:
             clock = Clock(self._hardware, ModuleFacts.of(alone).grid.size)
             graph = module_task_graph(alone, clock, function)
             self._known[key] = memory_profile(graph, in_loop=True).peak_bytes
         return self._known[key]
-
-
-def _key(alone: ir.Module) -> tuple[str, tuple[int, ...]]:
-    """What the memory of a function follows from: its text, in which whole numbers do not count
-    where they are known to matter only by how often its loops run, which stands beside it."""
-    text = str(alone)
-    runs = [constant_trips(loop) for loop in ops_named(alone.operation, {WHILE})]
-    known = tuple(count for count in runs if count is not None)
-    return (text, ()) if len(known) < len(runs) else (_WHOLE_NUMBER.sub("#", text), known)

@@ -29,8 +29,8 @@ from stablehlo_tools.ir.walk import (
     callee_name,
     functions_by_name,
     ops_named,
+    ops_where,
     terminator,
-    walk,
 )
 from stablehlo_tools.mpmd.rank_set import RankSet
 from stablehlo_tools.mpmd.reading import Message, Reading
@@ -94,23 +94,16 @@ def _may_issue_more(reading: Reading) -> bool:
     if first_annotation(reading.module) is not None:
         return True
     classify = classify_communication(reading.module.context)
-    is_found = False
 
-    def visit(op: ir.Operation) -> ir.WalkResult:
-        nonlocal is_found
-        is_found = is_found or classify(op) is not None or _may_reach_others(op)
-        return ir.WalkResult.INTERRUPT if is_found else ir.WalkResult.ADVANCE
-
-    for function in functions_by_name(reading.module).values():
-        if function != reading.main:
-            walk(function, visit)
-    return is_found
-
-
-def _may_reach_others(op: ir.Operation) -> bool:
-    if op.name == CUSTOM_CALL:
+    def may_issue(op: ir.Operation) -> bool:
+        if classify(op) is not None or op.name == "func.constant":  # of @main, perhaps
+            return True
+        if op.name != CUSTOM_CALL:
+            return False
         return is_async_done(op) or is_unknown(op) or _REFERENCES in op.attributes
-    return op.name == "func.constant"  # of @main, perhaps
+
+    functions = functions_by_name(reading.module).values()
+    return any(ops_where(each, may_issue) for each in functions if each != reading.main)
 
 
 @dataclass(frozen=True)

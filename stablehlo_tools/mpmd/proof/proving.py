@@ -25,7 +25,6 @@ from stablehlo_tools.order.report import finding_text
 from stablehlo_tools.order.simulation import UndecidedError
 from stablehlo_tools.order.verdict import decide
 from stablehlo_tools.processes.sharing import shared
-from stablehlo_tools.schedules.setting import Costs
 from stablehlo_tools.schedules.simulator import Timeline, simulate
 from stablehlo_tools.schedules.table import Action, Table, actions_of, compacted
 
@@ -108,7 +107,13 @@ def sound(ranks: RankSet, readings: tuple[Reading, ...]) -> Proof | None:
         _check_stages(manifest, findings)
         check_ends(manifest, readings, findings)
         table = check_rows(manifest, readings, labels, findings)
-        if findings.count or not _is_ordered(ranks, readings):
+        if findings.count:
+            return None
+        try:
+            _check_order(ranks, readings, findings)
+        except Exception:  # of programs of another form, which is told
+            return None
+        if findings.count:
             return None
         of_ranks = together()
     unbroken = [one for one in of_ranks if one is not None]
@@ -195,14 +200,6 @@ def _check_stages(manifest: Manifest, findings: Findings) -> None:
             findings.add(Rule.FORM, said)
 
 
-def _is_ordered(ranks: RankSet, readings: Sequence[Reading]) -> bool:
-    findings = Findings()
-    with contextlib.suppress(Exception):  # of programs of another form, which is told
-        _check_order(ranks, readings, findings)
-        return not findings.count
-    return False
-
-
 def _check_order(ranks: RankSet, readings: Sequence[Reading], findings: Findings) -> None:
     """M8: the verdict of `check-order`."""
     try:
@@ -240,7 +237,13 @@ def set_report(proof: Proof, name: str, version: str, *, levels: bool = True) ->
     """
     manifest = proof.manifest
     table = proof.table if proof.is_proven else compacted(manifest.table)
-    timeline = simulate(table, _in_microseconds(manifest.costs))
+
+    def scaled(times: tuple[float, ...]) -> tuple[float, ...]:
+        return tuple(time * _MICROSECONDS for time in times)
+
+    costs = manifest.costs.with_phases(scaled)
+    costs = replace(costs, communication=costs.communication * _MICROSECONDS)
+    timeline = simulate(table, costs)
     memory = {one.rank: one for one in proof.memory}
     return SetReport(
         name,
@@ -257,14 +260,6 @@ def set_report(proof: Proof, name: str, version: str, *, levels: bool = True) ->
         tuple(map(str, proof.findings)),
         proof.finding_count,
     )
-
-
-def _in_microseconds(costs: Costs) -> Costs:
-    def scaled(times: tuple[float, ...]) -> tuple[float, ...]:
-        return tuple(time * _MICROSECONDS for time in times)
-
-    communication = costs.communication * _MICROSECONDS
-    return replace(costs.with_phases(scaled), communication=communication)
 
 
 def _row(
@@ -284,14 +279,6 @@ def _row(
         actions=len(reading.calls),
         sends=sends,
         receives=len(reading.messages) - sends,
-        held=0.0,
-        bound=0.0,
-        peak=0.0,
-        peak_at="",
-        limit=0.0,
-        weights=0.0,
-        arguments=0.0,
-        levels=(),
     )
     if memory is None:
         return row
@@ -334,10 +321,9 @@ def _links(proof: Proof) -> tuple[Link, ...]:
                 sizes[message.type] = bytes_of(message.op.operands[0])
             ranks = (label.transfer.source, label.transfer.target)
             moments[ranks].append((label.action is not None, sizes[message.type]))
-    return tuple(_link(ranks, each) for ranks, each in sorted(moments.items()))
-
-
-def _link(ranks: tuple[int, int], sent: list[tuple[bool, float]]) -> Link:
-    scheduled = [size for is_scheduled, size in sent if is_scheduled]
-    finish = [size for is_scheduled, size in sent if not is_scheduled]
-    return Link(*ranks, len(scheduled), sum(scheduled), len(finish), sum(finish))
+    links: list[Link] = []
+    for ranks, sent in sorted(moments.items()):
+        scheduled = [size for is_scheduled, size in sent if is_scheduled]
+        finish = [size for is_scheduled, size in sent if not is_scheduled]
+        links.append(Link(*ranks, len(scheduled), sum(scheduled), len(finish), sum(finish)))
+    return tuple(links)

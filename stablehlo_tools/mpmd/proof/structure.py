@@ -32,7 +32,7 @@ from stablehlo_tools.dialect.names import (
 )
 from stablehlo_tools.dialect.traits import CALLS
 from stablehlo_tools.ir.values import producer
-from stablehlo_tools.ir.walk import ENTRY, callee_name, functions_by_name, walk
+from stablehlo_tools.ir.walk import ENTRY, callee_name, functions_by_name, ops_named
 from stablehlo_tools.mpmd.manifest import Manifest, phase_of
 from stablehlo_tools.mpmd.origins import Source
 from stablehlo_tools.mpmd.proof.findings import Findings, Rule, numbers
@@ -92,14 +92,21 @@ def _check_calls(reading: Reading, stages: Sequence[int], findings: Findings) ->
     before, computed, prepared = -1, False, 0
     last = max((call.index for call in reading.calls), default=-1)
     for event in reading.events:
+        for number, origin in enumerate(event.operands):
+            if origin.source is Source.UNKNOWN:
+                what = f"operand {number} of {reading.titled(event.index)} is of unknown origin"
+                findings.add(Rule.FORM, what, reading, event.op)
         if isinstance(event, Message):
-            _check_known(reading, event, findings)
             continue
-        _check_known(reading, event, findings)
         said = ""
         if event.action is not None:
             computed = True
-            said = _of_action(event, stages)
+            if event.action.stage not in stages:
+                own = numbers(stages)
+                said = f"@{event.function} is called, but this rank has the stages {own}"
+            elif event.action.microbatch < 0:
+                what = f"operand 0 of the call of @{event.function}"
+                said = f"{what} is no constant number of a microbatch"
         elif event.is_prepare:
             prepared += 1
             if prepared > 1 or computed:
@@ -116,23 +123,6 @@ def _check_calls(reading: Reading, stages: Sequence[int], findings: Findings) ->
             findings.add(Rule.FORM, said, reading, event.op)
 
 
-def _of_action(call: Call, stages: Sequence[int]) -> str:
-    action = call.action
-    assert action is not None
-    if action.stage not in stages:
-        return f"@{call.function} is called, but this rank has the stages {numbers(stages)}"
-    if action.microbatch < 0:
-        return f"operand 0 of the call of @{call.function} is no constant number of a microbatch"
-    return ""
-
-
-def _check_known(reading: Reading, event: Call | Message, findings: Findings) -> None:
-    for number, origin in enumerate(event.operands):
-        if origin.source is Source.UNKNOWN:
-            what = f"operand {number} of {reading.titled(event.index)} is of unknown origin"
-            findings.add(Rule.FORM, what, reading, event.op)
-
-
 def _check_functions(reading: Reading, findings: Findings) -> None:
     """Bodies are there and communicate with no other rank; a phase that is there is called."""
     functions = functions_by_name(reading.module)
@@ -145,39 +135,28 @@ def _check_functions(reading: Reading, findings: Findings) -> None:
             continue
         if phase_of(name) is not None and name not in called:
             findings.add(Rule.FORM, f"@{name} is never called", reading, function)
-        _check_body(reading, name, function, findings)
+        for op in ops_named(function, _IN_FUNCTIONS | CALLS):
+            if op.name in _IN_FUNCTIONS:
+                message = f"{op.name} stands in @{name}: messages are in @main only"
+                findings.add(Rule.FORM, message, reading, op)
+            elif callee_name(op) == ENTRY:
+                message = f"@{name} calls @main, whose messages are there once"
+                findings.add(Rule.FORM, message, reading, op)
     for name in sorted(called - functions.keys()):
         findings.add(Rule.FORM, f"@{name} is called and is not there", reading, reading.main)
-
-
-def _check_body(reading: Reading, name: str, function: ir.Operation, findings: Findings) -> None:
-    def visit(op: ir.Operation) -> ir.WalkResult:
-        if op.name in _IN_FUNCTIONS:
-            message = f"{op.name} stands in @{name}: messages are in @main only"
-            findings.add(Rule.FORM, message, reading, op)
-        elif op.name in CALLS and callee_name(op) == ENTRY:
-            message = f"@{name} calls @main, whose messages are there once"
-            findings.add(Rule.FORM, message, reading, op)
-        return ir.WalkResult.ADVANCE
-
-    walk(function, visit)
 
 
 def _check_messages_chain(reading: Reading, findings: Findings) -> None:
     """Every message takes the token of the one before it, the first one a new token."""
     before: Message | None = None
     for message in reading.messages:
-        token = message.op.operands[len(message.op.operands) - 1]
-        follows = _is_new(token) if before is None else token == _token_of(before)
+        token = message.op.operands[-1]
+        follows = _is_new(token) if before is None else token == before.op.results[-1]
         if not follows:
             after = "a new token" if before is None else f"that of {reading.titled(before.index)}"
             said = f"{reading.titled(message.index)} takes another token than {after}"
             findings.add(Rule.TOKENS, said, reading, message.op)
         before = message
-
-
-def _token_of(message: Message) -> ir.Value:
-    return message.op.results[len(message.op.results) - 1]
 
 
 def _is_new(token: ir.Value) -> bool:
@@ -193,7 +172,11 @@ def _around(
     `before` is what makes the number of its microbatch, `token` what the action before it left,
     None at the first.
     """
-    if before is None or before.name != BARRIER or not _is_token(before.operands[-1]):
+    if (
+        before is None
+        or before.name != BARRIER
+        or not TokenType.isinstance(before.operands[-1].type)
+    ):
         return "its microbatch comes through no barrier that ends in a token", None
     said = ""
     taken = before.operands[-1]
@@ -218,27 +201,15 @@ def _of_handed(call: Call, before: ir.Operation, after: ir.Operation) -> str:
     return ""
 
 
-def _is_token(value: ir.Value) -> bool:
-    return TokenType.isinstance(value.type)
-
-
-def read_back(manifest: Manifest, readings: Sequence[Reading], labels: Labels) -> Table:
-    """The table that the programs run."""
-    table = compacted(manifest.table)
-    standing = [_actions(reading, labels) for reading in readings]
-    empty = _empty(table.stages, readings, standing, labels)
-    rows = [
-        _completed(row, actions, empty) for row, actions in zip(table.rows, standing, strict=True)
-    ]
-    return with_rows(table, rows)
-
-
 def check_rows(
     manifest: Manifest, readings: Sequence[Reading], labels: Labels, findings: Findings
 ) -> Table:
     """M6, M7 and M11. Returns the table read back."""
-    table = read_back(manifest, readings, labels)
     wanted = compacted(manifest.table)
+    standing = [_actions(reading, labels) for reading in readings]
+    empty = _empty(wanted.stages, readings, standing, labels)
+    rows = [_completed(*both, empty) for both in zip(wanted.rows, standing, strict=True)]
+    table = with_rows(wanted, rows)
     for reading, row, expected in zip(readings, table.rows, wanted.rows, strict=True):
         _check_row(reading, labels, row, expected, findings)
     broken = violations(table)
@@ -323,23 +294,15 @@ def _check_row(
 ) -> None:
     if row == expected:
         return
-    at = next(
-        (i for i, pair in enumerate(zip(row, expected, strict=False)) if pair[0] != pair[1]),
-        min(len(row), len(expected)),
-    )
+    pairs = enumerate(zip(row, expected, strict=False))
+    at = next((i for i, (one, other) in pairs if one != other), min(len(row), len(expected)))
     there = str(row[at]) if at < len(row) else "nothing"
     wanted = str(expected[at]) if at < len(expected) else "nothing"
-    event = next(
-        (e for e, action in _actions(reading, labels) if at < len(row) and action in _of(row[at])),
-        None,
-    )
+    actions = set(actions_of(row[at : at + 1]))
+    event = next((e for e, action in _actions(reading, labels) if action in actions), None)
     op = reading.main if event is None else reading.events[event].op
     said = f"step {at} is {there}, and the schedule has {wanted} there"
     findings.add(Rule.ROWS, said, reading, op)
-
-
-def _of(step: Step | None) -> tuple[Action, ...]:
-    return tuple(actions_of((step,)))
 
 
 def _check_bubble(manifest: Manifest, table: Table, wanted: Table, findings: Findings) -> None:
@@ -388,17 +351,13 @@ def _check_wrapping(
         findings.add(Rule.FORM, message, reading, extra)
         return
     manual, end = ops
-    said = _of_values(manual, end, outer) or _of_axes(manual, facts, ranks, size)
+    takes_all = list(manual.operands) == list(outer.arguments)
+    if takes_all and list(end.operands) == list(manual.results):
+        said = _of_axes(manual, facts, ranks, size)
+    else:
+        said = "does not take all arguments, or give all results, in order"
     if said:
         findings.add(Rule.FORM, f"the manual computation {said}", reading, manual)
-
-
-def _of_values(manual: ir.Operation, end: ir.Operation, outer: ir.Block) -> str:
-    if list(manual.operands) == list(outer.arguments) and list(end.operands) == list(
-        manual.results
-    ):
-        return ""
-    return "does not take all arguments, or give all results, in order"
 
 
 def _of_axes(manual: ir.Operation, facts: ModuleFacts, ranks: int, size: int) -> str:
