@@ -56,7 +56,11 @@ class CutLoops:
 
 def in_pieces(loop: LayerLoop) -> list[int]:
     """The carries of which the loop takes or writes all rows, in order."""
-    return [carry for carry in stacks(loop) if _is_whole(loop, rows_of(loop, carry))]
+    return [
+        carry
+        for carry in stacks(loop)
+        if shape_of(loop.op.operands[carry])[0] == rows_of(loop, carry).span * loop.trips
+    ]
 
 
 def stacks(loop: LayerLoop) -> list[int]:
@@ -67,10 +71,6 @@ def stacks(loop: LayerLoop) -> list[int]:
 def rows_of(loop: LayerLoop, carry: int) -> Rows:
     """The rows of a carry that the loop goes over; those it reads it also writes, if any."""
     return loop.writes[carry] if carry in loop.writes else loop.reads[carry]
-
-
-def _is_whole(loop: LayerLoop, rows: Rows) -> bool:
-    return shape_of(loop.op.operands[rows.carry])[0] == rows.span * loop.trips
 
 
 def follow(graph: Graph, loops: CutLoops, trips: int) -> BatchDims:
@@ -175,7 +175,7 @@ class Chosen:
 
 def uncut_loops(main: ir.Operation, effects: Effects) -> list[LayerLoop]:
     """The loops over layers of `main` that have not been cut, as `loop` counts them."""
-    return _uncut(_every(main, effects))
+    return [loop for loop in _every(main, effects) if range_of(loop.op) is None]
 
 
 def choose(
@@ -183,18 +183,25 @@ def choose(
 ) -> list[Chosen]:
     """What to cut in `main` and its manual computations. Raises ToolError."""
     every = _every(main, effects)
-    uncut = _uncut(every)
+    uncut = [loop for loop in every if range_of(loop.op) is None]
     wanted = [loop for loop in uncut if loop.trips == trips]
     if not wanted:
         unrolled = "stablehlo-tools opt INPUT -p roll-layers -o rolled.mlirbc"
         hint = "" if every else unrolled  # of layers that are written out one after the other
-        raise ToolError(_none(uncut, trips, counts), main.location, hint=hint)
+        heights = ", ".join(map(str, sorted({loop.trips for loop in uncut})))
+        known = f"loops go over {heights}" if uncut else "there is no loop over layers left to cut"
+        raise ToolError(
+            f"split-layers: no loop goes over {trips} layers, the sum of {counts}: {known} (P1)",
+            main.location,
+            hint=hint,
+        )
     one = _numbered(uncut, number, trips, counts, main) if number >= 0 else None
     if one is not None:
         wanted = [loop for loop in wanted if not is_inside(one.op, loop.op)]
     blocks: dict[ir.Block, list[LayerLoop]] = {}
-    for loop in _outermost(wanted):
-        blocks.setdefault(_root(loop), []).append(loop)
+    for loop in wanted:
+        if not any(is_inside(loop.op, other.op) for other in wanted):
+            blocks.setdefault(_root(loop), []).append(loop)
     if one is not None:
         blocks = {_root(one): _sharing(one, blocks[_root(one)])}
     chosen: list[Chosen] = []
@@ -224,21 +231,6 @@ def _every(main: ir.Operation, effects: Effects) -> list[LayerLoop]:
                 by_key[key_of(op)] = other
     keys = map(key_of, ops_named(main, {WHILE}))
     return [by_key[key] for key in keys if key in by_key]
-
-
-def _uncut(every: Sequence[LayerLoop]) -> list[LayerLoop]:
-    return [loop for loop in every if range_of(loop.op) is None]
-
-
-def _outermost(loops: Sequence[LayerLoop]) -> list[LayerLoop]:
-    return [loop for loop in loops if not any(is_inside(loop.op, other.op) for other in loops)]
-
-
-def _none(uncut: Sequence[LayerLoop], trips: int, counts: str) -> str:
-    heights = sorted({loop.trips for loop in uncut})
-    there = ", ".join(map(str, heights))
-    known = f"loops go over {there}" if heights else "there is no loop over layers left to cut"
-    return f"split-layers: no loop goes over {trips} layers, the sum of {counts}: {known} (P1)"
 
 
 def _numbered(

@@ -9,7 +9,7 @@ fewest bytes: a cheapest cut between what only the first can compute and the ops
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -20,7 +20,7 @@ from stablehlo_tools.analysis.layer_loops.linked_loops import (
     loops_behind,
     range_of,
 )
-from stablehlo_tools.analysis.loop_carries import LayerLoop, layer_loops
+from stablehlo_tools.analysis.loop_carries import layer_loops
 from stablehlo_tools.analysis.loops import FORMATTING, Counted, LoopBody, counted, known_integer
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import WHILE
@@ -80,8 +80,14 @@ def layer_chains(block: ir.Block, effects: Effects) -> list[Backward]:
         for op in ops_named(block.owner.operation, {WHILE})
         if key_of(op) in known or range_of(op) is not None
     ]
-    candidates = [_backward(op, known.get(key_of(op)), effects) for op in ops]
-    return [loop for loop in candidates if loop is not None and has_chain(loop.body)]
+    chains: list[Backward] = []
+    for op in ops:
+        count, loop = counted(op, known_integer), known.get(key_of(op))
+        if isinstance(count, Counted) and len(set(count.trips)) == 1 and count.trips[0]:
+            body = LoopBody(op, effects)
+            if has_chain(body):
+                chains.append(Backward(body, count, loop is not None and loop.reverse))
+    return chains
 
 
 def backward_loops(chains: Sequence[Backward], block: ir.Block, effects: Effects) -> list[Backward]:
@@ -93,7 +99,15 @@ def backward_loops(chains: Sequence[Backward], block: ir.Block, effects: Effects
             body = LoopBody(op, effects)
             if has_chain(body):
                 bodies[key_of(op)] = body
-    writers = [_writers_of_rows(loop, bodies) for loop in chains]
+    # The loops with a chain that have written rows of stacks which each loop takes.
+    writers = [
+        [
+            op
+            for op, carry in loops_ahead(loop.op.operands[n] for n in sorted(loop.body.invariant))
+            if key_of(op) in bodies and is_write(bodies[key_of(op)], carry)
+        ]
+        for loop in chains
+    ]
     readers = [loop for loop, ops in zip(chains, writers, strict=True) if ops]
     around = [*(loop.op for loop in readers), *(op for ops in writers for op in ops)]
     return [loop for loop in readers if not any(is_inside(loop.op, other) for other in around)]
@@ -113,53 +127,26 @@ def awaited_carries(
     return awaited
 
 
-def _backward(op: ir.Operation, loop: LayerLoop | None, effects: Effects) -> Backward | None:
-    count = counted(op, known_integer)
-    if isinstance(count, str) or len(set(count.trips)) != 1 or not count.trips[0]:
-        return None
-    assert isinstance(count, Counted)
-    return Backward(LoopBody(op, effects), count, loop is not None and loop.reverse)
-
-
-def _writers_of_rows(
-    loop: Backward, bodies: Mapping[ir.Value | ir.Operation, LoopBody]
-) -> list[ir.Operation]:
-    """The loops with a chain that have written rows of stacks which a loop takes."""
-    operands = [loop.op.operands[carry] for carry in sorted(loop.body.invariant)]
-    return [
-        op
-        for op, carry in loops_ahead(operands)
-        if key_of(op) in bodies and is_write(bodies[key_of(op)], carry)
-    ]
-
-
-class Needs:
-    """Which ops and carries of a body values hang on."""
-
-    def __init__(self, body: LoopBody) -> None:
-        self._body = body
-
-    def of(self, values: Iterable[ir.Value]) -> tuple[set[int], set[int]]:
-        """The positions of ops, and the carries, that values hang on, in earlier iterations too."""
-        body = self._body
-        ops, carries = set[int](), set[int]()
-        pending = list(values)
-        while pending:
-            value = pending.pop()
-            number = body.argument_number(value)
-            if number is not None:
-                if number not in carries:
-                    carries.add(number)
-                    pending.append(body.ends[number])
-                continue
-            if not body.is_inside(value):
-                continue
-            maker = maker_of(value)
-            position = body.position_of[key_of(maker)]
-            if position not in ops:
-                ops.add(position)
-                pending += body.reads(maker)
-        return ops, carries
+def _needs(body: LoopBody, values: Iterable[ir.Value]) -> tuple[set[int], set[int]]:
+    """The positions of ops, and the carries, that values hang on, in earlier iterations too."""
+    ops, carries = set[int](), set[int]()
+    pending = list(values)
+    while pending:
+        value = pending.pop()
+        number = body.argument_number(value)
+        if number is not None:
+            if number not in carries:
+                carries.add(number)
+                pending.append(body.ends[number])
+            continue
+        if not body.is_inside(value):
+            continue
+        maker = maker_of(value)
+        position = body.position_of[key_of(maker)]
+        if position not in ops:
+            ops.add(position)
+            pending += body.reads(maker)
+    return ops, carries
 
 
 def divide(loop: Backward, fixed: Iterable[int]) -> Division | None:
@@ -221,14 +208,13 @@ class _Divider:
     def __init__(self, loop: Backward, fixed: frozenset[int]) -> None:
         self._loop = loop
         self._body = loop.body
-        self._needs = Needs(loop.body)
         self._fixed = fixed
 
     def division(self) -> Division | None:
         # Carries that no other state hangs on.
         body = self._body
         every = states(body)
-        needed = {c: self._needs.of([body.ends[c]])[1] for c in every}
+        needed = {c: _needs(body, [body.ends[c]])[1] for c in every}
         waiting = [
             c
             for c in every
@@ -237,16 +223,18 @@ class _Divider:
             and not any(c in needed[other] for other in every if other != c)
         ]
         kept = self._kept(waiting)
-        moved = [c for c in waiting if self._works(self._exclusive(c, kept))]
-        if not moved or not has_chain(self._body):
+        moved = [
+            c for c in waiting if any(self._is_work(body.ops[n]) for n in self._exclusive(c, kept))
+        ]
+        if not moved or not has_chain(body):
             return None
         resting = [c for c in waiting if c not in moved]
-        kept |= self._needs.of(self._body.ends[c] for c in resting)[0]
+        kept |= _needs(body, (body.ends[c] for c in resting))[0]
         stored = self._stored(moved, kept)
         if stored is None:
             return None
-        taken = _Taken(self._body, {*stored}, {*moved})
-        riders = [c for c in resting if taken.can_move(c, self._exclusive(c, self._kept(waiting)))]
+        kept, at_hand = self._kept(waiting), {*stored}
+        riders = [c for c in resting if self._can_move(c, self._exclusive(c, kept), at_hand)]
         return Division(self._loop, tuple(sorted([*moved, *riders])), tuple(stored))
 
     def _kept(self, waiting: Sequence[int]) -> set[int]:
@@ -257,13 +245,10 @@ class _Divider:
             if not len(op.results) or body.effects.has_effect(op):
                 values += body.reads(op)
                 values += op.results
-        return self._needs.of(values)[0]
+        return _needs(body, values)[0]
 
     def _exclusive(self, carry: int, kept: set[int]) -> set[int]:
-        return self._needs.of([self._body.ends[carry]])[0] - kept
-
-    def _works(self, positions: set[int]) -> bool:
-        return any(self._is_work(self._body.ops[position]) for position in positions)
+        return _needs(self._body, [self._body.ends[carry]])[0] - kept
 
     def _is_work(self, op: ir.Operation) -> bool:
         return op.name in _WORK or self._body.communicates(op)
@@ -271,13 +256,20 @@ class _Divider:
     def _stored(self, moved: Sequence[int], kept: set[int]) -> list[ir.Value] | None:
         """What the second loop takes from the first, as few bytes as possible."""
         body = self._body
-        ours = self._needs.of(body.ends[c] for c in moved)[0] - kept
-        late = self._behind_work(ours)
-        hanging = self._hanging_on(moved)
+        ours = _needs(body, (body.ends[c] for c in moved))[0] - kept
+        # Of our ops those that work, and what hangs on them in the same iteration.
+        working = [body.ops[position] for position in sorted(ours)]
+        following = body.depending_on(list(filter(self._is_work, working)), later=False)
+        late = ours & {body.position_of[key_of(op)] for op in following}
+        # What is computed from carries that move, which the first loop does not have.
+        arguments = [body.arguments[carry] for carry in moved]
+        users = [op for argument in arguments for op in body.users.get(argument, ())]
+        computed = body.depending_on(users, later=False)
+        hanging = {*arguments, *(result for op in computed for result in op.results)}
         numbers: dict[ir.Value, int] = {}
         for value in [*body.arguments, *(result for op in body.ops for result in op.results)]:
             # The second loop computes the other values without the first.
-            if not (self._body.is_indexed(value) or value in self._body.behind_barrier):
+            if not (body.is_indexed(value) or value in body.behind_barrier):
                 numbers[value] = len(numbers)
         prices: list[int | None] = [
             None if value in hanging else size_of(value) for value in numbers
@@ -298,39 +290,14 @@ class _Divider:
         cut = cheapest_cut(prices, edges, starts, sorted(ends - made))
         return None if cut is None else [list(numbers)[number] for number in cut]
 
-    def _behind_work(self, ours: set[int]) -> set[int]:
-        """Of our ops those that work, and what hangs on them in the same iteration."""
-        body = self._body
-        working = [
-            body.ops[position] for position in sorted(ours) if self._is_work(body.ops[position])
-        ]
-        following = body.depending_on(working, later=False)
-        return ours & {body.position_of[key_of(op)] for op in following}
-
-    def _hanging_on(self, carries: Sequence[int]) -> set[ir.Value]:
-        """What is computed from carries that move, which the first loop does not have."""
-        body = self._body
-        arguments = [body.arguments[carry] for carry in carries]
-        users = [op for argument in arguments for op in body.users.get(argument, ())]
-        computed = body.depending_on(users, later=False)
-        return {*arguments, *(result for op in computed for result in op.results)}
-
-
-class _Taken:
-    """What the second loop can compute from what it has."""
-
-    def __init__(self, body: LoopBody, stored: set[ir.Value], moved: set[int]) -> None:
-        self._body = body
-        self._stored = stored
-        self._moved = moved
-
-    def can_move(self, carry: int, exclusive: set[int]) -> bool:
-        """Whether a carry can move too with nothing more stored: all that its ops read is there."""
+    def _can_move(self, carry: int, exclusive: set[int], stored: set[ir.Value]) -> bool:
+        """Whether a carry can move too with nothing more stored: all that its ops read is there for
+        the second loop."""
         body = self._body
         pending, seen = [body.ends[carry]], set[ir.Value]()
         while pending:
             value = pending.pop()
-            if value in seen or value in self._stored or value in body.behind_barrier:
+            if value in seen or value in stored or value in body.behind_barrier:
                 continue
             seen.add(value)
             if body.is_indexed(value) or body.argument_number(value) == carry:
