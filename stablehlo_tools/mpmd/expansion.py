@@ -44,6 +44,7 @@ from stablehlo_tools.diagnostics import (
 from stablehlo_tools.ir.cleanup import drop_unused_carries
 from stablehlo_tools.ir.clone import copy_module
 from stablehlo_tools.ir.inline import inline_all_calls
+from stablehlo_tools.ir.views import Function
 from stablehlo_tools.ir.walk import (
     copy_referenced_symbols,
     entry_function,
@@ -289,7 +290,7 @@ def _communicate_once(module: ir.Module, hardware: Hardware) -> bool:
     """Gathers weights in front of the loop over microbatches and reduces gradients behind it, each
     by itself, for they are of different stages; whether there were any."""
     changed = communicate_once(module, hardware)
-    block = entry_function(module).regions[0].blocks[0]
+    block = Function(entry_function(module)).body
     if changed:
         drop_unused_carries(block)
         carry_stacks(block)

@@ -31,6 +31,7 @@ from stablehlo_tools.diagnostics import ToolError, naming
 from stablehlo_tools.files.atomic import write_all_atomically
 from stablehlo_tools.files.json_text import read_bounded
 from stablehlo_tools.ir.platform_index import own_arguments
+from stablehlo_tools.ir.views import Function
 from stablehlo_tools.ir.walk import entry_function, main_function, terminator
 from stablehlo_tools.mpmd.manifest import (
     NAME,
@@ -255,7 +256,7 @@ def piece_type(entry: Entry, piece: Piece) -> str:
 def _check_pieces(loaded: RankSet, rank: int) -> None:
     """Every argument and result of a rank is a piece of an input or output, of that type."""
     main = loaded.main(rank)
-    block = main.regions[0].blocks[0]
+    block = Function(main).body
     sides = (
         ("argument", loaded.manifest.inputs, list(block.arguments)),
         ("result", loaded.manifest.outputs, list(terminator(block).operands)),
@@ -299,7 +300,7 @@ def argument_paths(artifact: Artifact) -> list[str]:
     """A name for each argument: its path from the arguments of the exported function, `[0]['w']`,
     or without any what its location says."""
     main = entry_function(artifact.module)
-    arguments = list(main.regions[0].blocks[0].arguments)
+    arguments = list(Function(main).body.arguments)
     if artifact.exported is not None:
         names = _paths(artifact.exported.in_tree, positional=True)
         kept = artifact.exported.module_kept_var_idx

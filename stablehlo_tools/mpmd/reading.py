@@ -29,6 +29,7 @@ from stablehlo_tools.dialect.names import (
     SEND,
 )
 from stablehlo_tools.ir.values import producer, splat_of
+from stablehlo_tools.ir.views import Function, ManualComputation
 from stablehlo_tools.ir.walk import callee_name, main_function
 from stablehlo_tools.mpmd.manifest import FINISH, PREPARE, phase_of
 from stablehlo_tools.mpmd.origins import Origin, Origins, Source, origins_in
@@ -179,10 +180,10 @@ def microbatch_of(call: Call) -> int:
 
 def body_of(main: ir.Operation) -> ir.Block:
     """The block that holds what `main` does: that of a manual computation, if there is one."""
-    block: ir.Block = main.regions[0].blocks[0]
+    block = Function(main).body
     for view in block.operations:
         if view.operation.name == MANUAL_COMPUTATION:
-            return view.operation.regions[0].blocks[0]
+            return ManualComputation(view.operation).body
     return block
 
 

@@ -68,6 +68,7 @@ from stablehlo_tools.dialect.names import (
 )
 from stablehlo_tools.ir.builder import Builder, barrier
 from stablehlo_tools.ir.carriers import append, append_to_terminator, resize_function
+from stablehlo_tools.ir.views import Function
 from stablehlo_tools.ir.walk import functions_by_name, terminator
 from stablehlo_tools.mpmd.manifest import Transfer
 from stablehlo_tools.mpmd.rank_set import RankSet
@@ -332,7 +333,7 @@ class _PermuteWriter:
             before = following[number - 1]
             point = ir.InsertionPoint(last if before is None else before.op)
             token = self._permute(number, transfers, end, token, point)
-        block = main.regions[0].blocks[0]
+        block = Function(main).body
         inside = body_of(main)
         kept = self.kept
         append_to_terminator(inside, [kept])

@@ -31,6 +31,7 @@ from stablehlo_tools.dialect.names import MANUAL_COMPUTATION, WHILE
 from stablehlo_tools.dialect.traits import BRANCHES
 from stablehlo_tools.ir.builder import shape_of
 from stablehlo_tools.ir.values import key_of
+from stablehlo_tools.ir.views import Function
 from stablehlo_tools.ir.walk import is_inside, ops_named
 
 Key = ir.Value | ir.Operation
@@ -220,7 +221,7 @@ def choose(
 def _every(main: ir.Operation, effects: Effects) -> list[LayerLoop]:
     """The loops over layers of `main`, and those that write rows which such loops read, with
     weights that all their layers share."""
-    by_key = {key_of(each.op): each for each in layer_loops(main.regions[0].blocks[0], effects)}
+    by_key = {key_of(each.op): each for each in layer_loops(Function(main).body, effects)}
     for loop in list(by_key.values()):
         rows = [loop.op.operands[carry] for carry in loop.reads]
         for op, carry in loops_ahead(rows):

@@ -9,6 +9,7 @@ from stablehlo_tools.analysis.dataflow import captured
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import BARRIER, CASE, IF, WHILE
 from stablehlo_tools.dialect.traits import CALLS
+from stablehlo_tools.ir.views import Function
 from stablehlo_tools.ir.walk import callee_name, functions_by_name, terminator
 
 _CHOICES = frozenset({IF, CASE})
@@ -40,7 +41,7 @@ class Dependences:
             return self._known[name]
         if not self._functions:
             self._functions = functions_by_name(self.module)
-        block = self._functions[name].regions[0].blocks[0]
+        block = Function(self._functions[name]).body
         values = {argument: frozenset({number}) for number, argument in enumerate(block.arguments)}
         self._values[name] = values
         self._known[name] = self._block(block, values)
@@ -49,7 +50,7 @@ class Dependences:
     def takers(self, name: str, argument: int) -> list[Dependence]:
         """What each op of a function's body that takes an argument depends on."""
         self.of(name)
-        block, values = self._functions[name].regions[0].blocks[0], self._values[name]
+        block, values = Function(self._functions[name]).body, self._values[name]
         owners = [use.owner.operation for use in block.arguments[argument].uses]
         return [
             _joined(values.get(result, _NOTHING) for result in owner.results)

@@ -16,6 +16,7 @@ from itertools import zip_longest
 from typing import NamedTuple
 
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.ir.views import Function
 from stablehlo_tools.ir.walk import terminator
 from stablehlo_tools.mpmd.manifest import Entry, Manifest, Piece
 from stablehlo_tools.mpmd.origins import Origin, Source
@@ -37,7 +38,7 @@ class _Side(NamedTuple):
 
 def check_ends(manifest: Manifest, readings: Sequence[Reading], findings: Findings) -> None:
     """M9: every argument and result is named once, fits, and outputs are there as a whole."""
-    blocks = [reading.main.regions[0].blocks[0] for reading in readings]
+    blocks = [Function(reading.main).body for reading in readings]
     arguments = [[argument.type for argument in block.arguments] for block in blocks]
     results = [[value.type for value in terminator(block).operands] for block in blocks]
     inputs = _Side("input", "argument", arguments)

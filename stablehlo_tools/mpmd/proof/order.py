@@ -25,6 +25,7 @@ from stablehlo_tools.diagnostics import to_place
 from stablehlo_tools.dialect.custom_calls import is_async_done
 from stablehlo_tools.dialect.names import CALL, CONVERT, CUSTOM_CALL
 from stablehlo_tools.ir.values import producer
+from stablehlo_tools.ir.views import Function
 from stablehlo_tools.ir.walk import (
     callee_name,
     functions_by_name,
@@ -162,7 +163,7 @@ class _Surroundings:
                 yield user
 
     def _body(self, call: ir.Operation) -> ir.Block:
-        return self.functions[callee_name(call)].regions[0].blocks[0]
+        return Function(self.functions[callee_name(call)]).body
 
 
 def _element(value: ir.Value) -> str:

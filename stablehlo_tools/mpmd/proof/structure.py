@@ -32,6 +32,7 @@ from stablehlo_tools.dialect.names import (
 )
 from stablehlo_tools.dialect.traits import CALLS
 from stablehlo_tools.ir.values import producer
+from stablehlo_tools.ir.views import Function
 from stablehlo_tools.ir.walk import ENTRY, callee_name, functions_by_name, ops_named
 from stablehlo_tools.mpmd.manifest import Manifest, phase_of
 from stablehlo_tools.mpmd.origins import Source
@@ -338,7 +339,7 @@ def _check_wrapping(
     reading: Reading, facts: ModuleFacts, ranks: int, size: int, findings: Findings
 ) -> None:
     """The manual computation is all of `main`, and divides nothing over the ranks."""
-    outer = reading.main.regions[0].blocks[0]
+    outer = Function(reading.main).body
     if outer == reading.block:
         if size > 1:
             said = f"@main holds no manual computation over the {size} devices of the rank"

@@ -32,6 +32,7 @@ from stablehlo_tools.dialect.names import MANUAL_COMPUTATION
 from stablehlo_tools.ir.builder import shape_of
 from stablehlo_tools.ir.clone import copy_module
 from stablehlo_tools.ir.inline import unwrap_body
+from stablehlo_tools.ir.views import Function
 from stablehlo_tools.ir.walk import entry_function, terminator
 from stablehlo_tools.mpmd.rank_set import RankSet
 from stablehlo_tools.mpmd.running.child import element_of, value_of
@@ -56,7 +57,7 @@ class LocalProgram:
     @property
     def block(self) -> ir.Block:
         """What `main` does."""
-        return entry_function(self.module).regions[0].blocks[0]
+        return Function(entry_function(self.module)).body
 
     def divided(self, arrays: Sequence[Array]) -> list[list[Array]]:
         """The arguments `[argument][device]`."""
@@ -84,7 +85,7 @@ def localised(ranks: RankSet, rank: int) -> LocalProgram:
     """
     module = copy_module(ranks.programs[rank].module)
     main = entry_function(module)
-    block = main.regions[0].blocks[0]
+    block = Function(main).body
     end = terminator(block)
     outer = tuple(
         tuple(str(value.type) for value in values) for values in (block.arguments, end.operands)

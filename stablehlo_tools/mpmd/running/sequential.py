@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stablehlo_tools.diagnostics import naming
+from stablehlo_tools.ir.views import Function
 from stablehlo_tools.mpmd.rank_set import RankSet
 from stablehlo_tools.mpmd.running.child import ask, inputs_of, outputs_of, read_arrays, write_arrays
 from stablehlo_tools.verify.element_types import Array
@@ -45,7 +46,7 @@ def run_sequentially(
 def write_inputs(ranks: RankSet, inputs: Sequence[Sequence[Array]], directory: Path) -> None:
     """Leaves the arguments of each rank's `main` for a child."""
     for rank, arrays in enumerate(inputs):
-        block = ranks.main(rank).regions[0].blocks[0]
+        block = Function(ranks.main(rank)).body
         types = [str(argument.type) for argument in block.arguments]
         write_arrays(directory / inputs_of(rank), arrays, types)
 

@@ -21,6 +21,7 @@ from stablehlo_tools.artifacts.artifact import to_text
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.dialect.names import AFTER_ALL, BARRIER, CALL, CONSTANT, RECV, SEND
+from stablehlo_tools.ir.views import Function
 from stablehlo_tools.ir.walk import callee_name, entry_function, terminator
 from stablehlo_tools.mpmd.running.functions import (
     Parts,
@@ -135,7 +136,7 @@ class _Reader:
     def __init__(self, prepared: Prepared, rank: int) -> None:
         self.rank = rank
         program = prepared.ranks.programs[rank]
-        block = entry_function(program.module).regions[0].blocks[0]
+        block = Function(entry_function(program.module)).body
         self._places: dict[ir.Value, int] = {}
         self._count = 0
         self.modules: dict[str, ir.Module] = {}  # functions and constants, by a name

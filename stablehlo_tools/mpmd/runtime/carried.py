@@ -26,6 +26,7 @@ from stablehlo_tools.dialect.names import AFTER_ALL, RECV, SEND
 from stablehlo_tools.ir.builder import Builder, transfer_attributes
 from stablehlo_tools.ir.carriers import append_to_terminator, resize_function
 from stablehlo_tools.ir.token_chain import token_type
+from stablehlo_tools.ir.views import Function
 from stablehlo_tools.ir.walk import entry_function, terminator
 from stablehlo_tools.mpmd.manifest import FINISH, Entry, Manifest, Piece, Transfer
 from stablehlo_tools.mpmd.rank_set import RankSet
@@ -271,7 +272,7 @@ class _Writer:
 
     def __init__(self, ranks: RankSet, rank: int) -> None:
         self._main = entry_function(ranks.programs[rank].module)
-        self._block = self._main.regions[0].blocks[0]
+        self._block = Function(self._main).body
         self._devices = ranks.manifest.devices
         self._results = list(terminator(self._block).operands)
         self._given: list[ir.Value] = []

@@ -16,7 +16,8 @@ from stablehlo_tools import bindings
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.dialect.names import CALL, COLLECTIVE_PERMUTE
-from stablehlo_tools.ir.walk import entry_function, ops_named, terminator
+from stablehlo_tools.ir.views import Function
+from stablehlo_tools.ir.walk import entry_function, ops_named
 from stablehlo_tools.mpmd.rank_set import RankSet
 from stablehlo_tools.mpmd.running.functions import any_values, permutes_left, run_on
 from stablehlo_tools.mpmd.runtime.engine import Engine, Prepared, Values, devices_for
@@ -44,8 +45,8 @@ class OneRank(Engine):
         (rank,) = self.ranks
         module = _in_form(prepared.ranks, self._all[0].platform).programs[rank].module
         before = entry_function(prepared.ranks.programs[rank].module)
-        self._results = len(terminator(before.regions[0].blocks[0]).operands)
-        after = len(terminator(entry_function(module).regions[0].blocks[0]).operands)
+        self._results = len(Function(before).yields)
+        after = len(Function(entry_function(module)).yields)
         state = set(prepared.following[rank].values())
         # A result that no step takes and may have the memory of: what keeps permutes, or a loss.
         self._signal = next((n for n in reversed(range(after)) if n not in state), None)
@@ -108,7 +109,7 @@ def _keep_calls(module: ir.Module) -> None:
     """
     with module.context:
         kept = ir.Attribute.parse('{inlineable = "false"}')
-        for view in entry_function(module).regions[0].blocks[0].operations:
+        for view in Function(entry_function(module)).body.operations:
             if view.operation.name == CALL:
                 view.operation.attributes["mhlo.frontend_attributes"] = kept
 
@@ -116,7 +117,7 @@ def _keep_calls(module: ir.Module) -> None:
 def _donate(module: ir.Module, following: Mapping[int, int]) -> None:
     """Says of each argument which result may take its memory: the one that it is next."""
     main = entry_function(module)
-    block = main.regions[0].blocks[0]
+    block = Function(main).body
     taken: set[int] = set()
     number = ir.IntegerType.get_signless(32, module.context)
     given = main.attributes.get("arg_attrs")

@@ -38,6 +38,7 @@ from stablehlo_tools.cost.transfers import Transfer
 from stablehlo_tools.diagnostics import Diagnostic, Diagnostics, Severity, ToolError, note
 from stablehlo_tools.dialect.names import WHILE
 from stablehlo_tools.ir.values import key_of
+from stablehlo_tools.ir.views import Function
 from stablehlo_tools.ir.walk import entry_function, functions_by_name, ops_where
 from stablehlo_tools.mpmd.staging.assignment import (
     Assignment,
@@ -182,7 +183,7 @@ def _number_of(module: ir.Module, name: int, counts: tuple[int, ...]) -> int | N
 
 
 def _block(module: ir.Module) -> ir.Block:
-    return entry_function(module).regions[0].blocks[0]
+    return Function(entry_function(module)).body
 
 
 def useless_cut(

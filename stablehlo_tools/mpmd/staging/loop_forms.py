@@ -60,6 +60,7 @@ from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.ir.carriers import add_carries
 from stablehlo_tools.ir.inline import copy_with
 from stablehlo_tools.ir.values import producer, splat_of
+from stablehlo_tools.ir.views import Combining, Function, While
 from stablehlo_tools.ir.walk import (
     entry_function,
     functions_by_name,
@@ -76,10 +77,10 @@ _SPREADING = frozenset({BROADCAST, RESHAPE})
 
 def use_plain_forms(module: ir.Module) -> None:
     """Rewrites the heavy loops of `main` that run a known number of times, in place."""
-    block = entry_function(module).regions[0].blocks[0]
+    block = Function(entry_function(module)).body
     effects = Effects(functions_by_name(module))
     for loop, trips in _heavy_loops(block):
-        inside = loop.regions[1].blocks[0]
+        inside = While(loop).body
         for view in list(inside.operations):
             op = view.operation
             if op.name == CONVERT and op.operands[0].type == op.results[0].type:
@@ -112,7 +113,7 @@ def carry_stacks(block: ir.Block) -> None:
 
 
 def _carry_stacks(loop: ir.Operation) -> None:
-    inside = loop.regions[1].blocks[0]
+    inside = While(loop).body
     around = set(values_used_outside(loop)) - set(loop.operands)
     slices = [view.operation for view in inside.operations if view.operation.name == DYNAMIC_SLICE]
     stacks = list(dict.fromkeys(op.operands[0] for op in slices if op.operands[0] in around))
@@ -151,7 +152,7 @@ def _select_term(op: ir.Operation) -> None:
 
 def _count_directly(loop: ir.Operation, trips: int, effects: Effects) -> None:
     """Reads numbers off the index by which they are read out of 0, 1, 2, …"""
-    inside = loop.regions[1].blocks[0]
+    inside = While(loop).body
     reading = [
         view.operation
         for view in inside.operations
@@ -191,7 +192,7 @@ def _counted_by(op: ir.Operation, body: LoopBody, indices: LoopIndices) -> ir.Va
 
 
 def _rewrite_scatters(loop: ir.Operation, trips: int, effects: Effects) -> None:
-    inside = loop.regions[1].blocks[0]
+    inside = While(loop).body
     scatters = [view.operation for view in inside.operations if view.operation.name == SCATTER]
     # Those that write one window as it is, into an array that has the window's dims.
     writing = [
@@ -199,7 +200,7 @@ def _rewrite_scatters(loop: ir.Operation, trips: int, effects: Effects) -> None:
         for op in scatters
         if len(op.operands) == 3
         and len(shape_of(op.operands[1])) == 1
-        and terminator(op.regions[0].blocks[0]).operands[0] == op.regions[0].blocks[0].arguments[1]
+        and terminator(Combining(op).combiner).operands[0] == Combining(op).combiner.arguments[1]
     ]
     if not writing:
         return
@@ -268,7 +269,7 @@ def _add_up_rows(loop: ir.Operation, trips: int, effects: Effects) -> None:
         return
     build, totals = Builder(ir.InsertionPoint(loop), loop.location), [sums_of[c][0] for c in rows]
     zeros = [build.splat(0, shape_of(op.results[0]), element_of(op.results[0])) for op in totals]
-    inside = loop.regions[1].blocks[0]
+    inside = While(loop).body
     add_carries(loop, zeros, zeros)
     end = terminator(inside)
     rebuilt = end.parent
@@ -293,7 +294,7 @@ def _sums_of_rows(stack: ir.Value) -> list[ir.Operation]:
         op.name == REDUCE
         and len(op.operands) == 2
         and list(integers(op, "dimensions")) == [0]
-        and reducer_kind(op.regions[0].blocks[0]) == "add"
+        and reducer_kind(Combining(op).combiner) == "add"
         and splat_of(op.operands[1]) == 0
         for op in users
     )

@@ -36,6 +36,7 @@ from stablehlo_tools.dialect.traits import Trait, ops_with
 from stablehlo_tools.ir.builder import Builder, shape_of
 from stablehlo_tools.ir.cleanup import erase_unused
 from stablehlo_tools.ir.values import is_float, key_of, producer
+from stablehlo_tools.ir.views import While
 from stablehlo_tools.ir.walk import terminator
 from stablehlo_tools.mpmd.staging.assignment import Assignment
 from stablehlo_tools.mpmd.staging.step import TrainingStep
@@ -70,7 +71,7 @@ def _begin_anew(step: TrainingStep, assignment: Assignment) -> bool:
         loop = step.flow.nodes[index].op
         if loop.name != WHILE:
             continue
-        inside = loop.regions[1].blocks[0]
+        inside = While(loop).body
         ends = terminator(inside).operands
         for carry, (argument, end) in enumerate(zip(inside.arguments, ends, strict=True)):
             maker = step.flow.maker.get(step.flow.numbers[loop.operands[carry]])

@@ -33,6 +33,7 @@ from stablehlo_tools.dialect.names import (
     WHILE,
 )
 from stablehlo_tools.ir.values import is_float, key_of, producer
+from stablehlo_tools.ir.views import While
 from stablehlo_tools.ir.walk import ops_named, ops_where
 
 _HEAVY = frozenset({DOT_GENERAL, CONVOLUTION, SCATTER})  # what a unit of work is cut at
@@ -258,7 +259,7 @@ class MicrobatchLoop:
     @property
     def block(self) -> ir.Block:
         """The block of an iteration."""
-        return self.op.regions[1].blocks[0]
+        return While(self.op).body
 
 
 def _carried(loop: ir.Operation, carry: int, body: LoopBody) -> ToolError:

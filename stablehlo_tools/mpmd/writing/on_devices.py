@@ -41,13 +41,13 @@ from stablehlo_tools.dialect.names import (
 )
 from stablehlo_tools.ir.builder import Builder
 from stablehlo_tools.ir.inline import dissolve, unwrap_body, wrap_body
+from stablehlo_tools.ir.views import Function, ManualComputation
 from stablehlo_tools.ir.walk import (
     MESH,
     entry_function,
     erase_unused_meshes,
     ops_named,
     symbol_name,
-    terminator,
     walk,
 )
 from stablehlo_tools.mpmd.transfers import gather_local_permutes
@@ -100,7 +100,7 @@ def take_off_devices(module: ir.Module) -> Devices:
     PartitionPass().run(module, Diagnostics())
     CreateReduceScatterPass(share_gathers=False).run(module, Diagnostics())
     main = entry_function(module)
-    ops = [view.operation for view in main.regions[0].blocks[0].operations]
+    ops = [view.operation for view in Function(main).body.operations]
     if len(ops) != 2 or ops[0].name != MANUAL_COMPUTATION:
         raise ToolError(
             "expand-mpmd: what a device does is not one manual computation over all axes (P8)",
@@ -155,10 +155,10 @@ def _forget_shardings(module: ir.Module) -> None:
 
 def _check_shares_nothing(computation: ir.Operation) -> None:
     """Raises ToolError for work that several devices share in a program that counts one."""
-    inside = computation.regions[0].blocks[0]
+    inside = ManualComputation(computation).body
     sides = (
         (computation.operands, inside.arguments),
-        (computation.results, terminator(inside).operands),
+        (computation.results, ManualComputation(computation).yields),
     )
     for whole, own in (pair for side in sides for pair in zip(*side, strict=True)):
         if whole.type != own.type:
@@ -216,8 +216,8 @@ class OnDevices:
         given: Sequence[Rows],
     ) -> None:
         main = entry_function(module)
-        block = main.regions[0].blocks[0]
-        returned = list(terminator(block).operands)
+        block = Function(main).body
+        returned = Function(main).yields
         sides = (
             ([self._dims(self._devices.taken, rows, main) for rows in taken], block.arguments),
             ([self._dims(self._devices.given, rows, main) for rows in given], returned),

@@ -25,6 +25,7 @@ from stablehlo_tools.dialect.names import CONVERT
 from stablehlo_tools.ir.builder import Builder, barrier, element_of
 from stablehlo_tools.ir.inline import copy_with
 from stablehlo_tools.ir.values import producer
+from stablehlo_tools.ir.views import Function
 from stablehlo_tools.ir.walk import copy_referenced_symbols
 from stablehlo_tools.mpmd.manifest import Stage, function_of
 from stablehlo_tools.mpmd.staging.assignment import (
@@ -147,7 +148,7 @@ class _PhaseWriter:
         sums = [step.loop.op.results[carry].type for carry in phase.accumulators]
         given = [step.flow.values[number].type for number in phase.gives]
         function = private_function(phase.name, [*taken, *sums], [*given, *sums], block, place)
-        body = function.regions[0].blocks[0]
+        body = Function(function).body
         arguments = list(body.arguments)
         self._microbatch: ir.Value = arguments[0]
         behind = 1 + len(phase.takes)

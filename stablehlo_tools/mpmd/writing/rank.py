@@ -22,6 +22,7 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import AFTER_ALL, CALL, RECV, SEND
 from stablehlo_tools.ir.builder import Builder, barrier, shape_of, transfer_attributes
 from stablehlo_tools.ir.inline import copy_with
+from stablehlo_tools.ir.views import Function
 from stablehlo_tools.mpmd.manifest import FINISH, PREPARE, Piece
 from stablehlo_tools.mpmd.writing.fixed import Key, Rows, elements_in, identity
 from stablehlo_tools.mpmd.writing.phases import Phase, barred, private_function, unconverted
@@ -59,7 +60,7 @@ class RankWriter:
         """Writes all of it."""
         main = private_function("main", [], [], self._module.body, self._place)
         main.attributes["sym_visibility"] = ir.StringAttr.get("public", self._context)
-        self._block: ir.Block = main.regions[0].blocks[0]
+        self._block = Function(main).body
         self._build = Builder(ir.InsertionPoint(self._block), self._place)
         # Two chains, as a message need not wait for an action that it has no data of: what is sent
         # and received runs beside what is computed.
@@ -116,7 +117,7 @@ class RankWriter:
         given += [loop.op.results[carry].type for carry in carries]
         taken = [plan.fixed.value(key).type for key in leaves]
         function = private_function(PREPARE, taken, given, self._module.body, self._place)
-        body = function.regions[0].blocks[0]
+        body = Function(function).body
         build = Builder(ir.InsertionPoint(body), self._place)
         known = dict(zip(leaves, body.arguments, strict=True))
         returned = [plan.fixed.write(key, known, build.point) for key in computed]
@@ -280,7 +281,7 @@ class FinishFunction:
         given = [plan.type_of(made) for made in self.gives]
         given += [plan.fixed.value(key).type for key in self.gives_fixed]
         function = private_function(self.name, taken, given, block, place)
-        body = function.regions[0].blocks[0]
+        body = Function(function).body
         arguments = list(body.arguments)
         point = ir.InsertionPoint(body)
         build = Builder(point, place)
