@@ -33,23 +33,12 @@ from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.cost.clock import Clock
 from stablehlo_tools.cost.hardware import Hardware
-from stablehlo_tools.diagnostics import (
-    Diagnostic,
-    Diagnostics,
-    ToolError,
-    naming,
-    size,
-    warning,
-)
+from stablehlo_tools.diagnostics import Diagnostic, Diagnostics, ToolError, naming, size, warning
 from stablehlo_tools.ir.cleanup import drop_unused_carries
 from stablehlo_tools.ir.clone import copy_module
 from stablehlo_tools.ir.inline import inline_all_calls
 from stablehlo_tools.ir.views import Function
-from stablehlo_tools.ir.walk import (
-    copy_referenced_symbols,
-    entry_function,
-    symbol_name,
-)
+from stablehlo_tools.ir.walk import copy_referenced_symbols, entry_function, symbol_name
 from stablehlo_tools.mpmd.manifest import (
     Entry,
     Manifest,

@@ -20,14 +20,7 @@ from functools import cached_property
 from stablehlo_tools import bindings
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
-from stablehlo_tools.dialect.names import (
-    BARRIER,
-    CALL,
-    CONSTANT,
-    MANUAL_COMPUTATION,
-    RECV,
-    SEND,
-)
+from stablehlo_tools.dialect.names import BARRIER, CALL, CONSTANT, MANUAL_COMPUTATION, RECV, SEND
 from stablehlo_tools.ir.values import producer, splat_of
 from stablehlo_tools.ir.views import Function, ManualComputation
 from stablehlo_tools.ir.walk import callee_name, main_function

@@ -59,13 +59,7 @@ from stablehlo_tools import bindings
 from stablehlo_tools.analysis.collectives import ModuleFacts, find_collectives
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError, naming, note
-from stablehlo_tools.dialect.names import (
-    AFTER_ALL,
-    CALL,
-    MANUAL_COMPUTATION,
-    RECV,
-    SEND,
-)
+from stablehlo_tools.dialect.names import AFTER_ALL, CALL, MANUAL_COMPUTATION, RECV, SEND
 from stablehlo_tools.ir.builder import Builder, barrier
 from stablehlo_tools.ir.carriers import append, append_to_terminator, resize_function
 from stablehlo_tools.ir.views import Function

@@ -20,10 +20,7 @@ from stablehlo_tools.analysis.dimension_propagation.propagation import (
 )
 from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling
 from stablehlo_tools.analysis.effects import Effects
-from stablehlo_tools.analysis.layer_loops.linked_loops import (
-    loops_ahead,
-    range_of,
-)
+from stablehlo_tools.analysis.layer_loops.linked_loops import loops_ahead, range_of
 from stablehlo_tools.analysis.loop_carries import LayerLoop, Rows, layer_loops, read_layer_loop
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError

@@ -15,11 +15,7 @@ from math import prod
 
 from stablehlo_tools.analysis.effects import Effects
 from stablehlo_tools.analysis.layer_loops.cheapest_cut import cheapest_cut
-from stablehlo_tools.analysis.layer_loops.linked_loops import (
-    loops_ahead,
-    loops_behind,
-    range_of,
-)
+from stablehlo_tools.analysis.layer_loops.linked_loops import loops_ahead, loops_behind, range_of
 from stablehlo_tools.analysis.loop_carries import layer_loops
 from stablehlo_tools.analysis.loops import FORMATTING, Counted, LoopBody, counted, known_integer
 from stablehlo_tools.bindings import ir

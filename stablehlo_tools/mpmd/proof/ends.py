@@ -136,10 +136,7 @@ def _difference(name: str, actual: Sequence[str] | None, expected: Sequence[str]
 
 
 def check_parts(
-    readings: Sequence[Reading],
-    labels: Labels,
-    sums: Mapping[int, InSums],
-    findings: Findings,
+    readings: Sequence[Reading], labels: Labels, sums: Mapping[int, InSums], findings: Findings
 ) -> None:
     """M4 between ranks, of which `sums` has those of each."""
     sent: dict[int, tuple[Slot, ...]] = {}

@@ -153,11 +153,7 @@ def _send(action: str) -> Action | None:
 
 
 def _check_message(
-    transfer: Transfer,
-    pairs: Pairs,
-    reading: Reading,
-    message: Message,
-    findings: Findings,
+    transfer: Transfer, pairs: Pairs, reading: Reading, message: Message, findings: Findings
 ) -> None:
     """One end of a transfer: rank, type, devices, of which `pairs` are those of its two ranks."""
     rank = transfer.source if message.is_send else transfer.target

@@ -26,13 +26,7 @@ from stablehlo_tools.dialect.custom_calls import is_async_done
 from stablehlo_tools.dialect.names import CALL, CONVERT, CUSTOM_CALL
 from stablehlo_tools.ir.values import producer
 from stablehlo_tools.ir.views import Function
-from stablehlo_tools.ir.walk import (
-    callee_name,
-    functions_by_name,
-    ops_named,
-    ops_where,
-    terminator,
-)
+from stablehlo_tools.ir.walk import callee_name, functions_by_name, ops_named, ops_where, terminator
 from stablehlo_tools.mpmd.rank_set import RankSet
 from stablehlo_tools.mpmd.reading import Message, Reading
 from stablehlo_tools.order.program import (

@@ -27,12 +27,7 @@ _TENSOR = re.compile(r"tensor<((?:\d+x)*)([\w<>]+)>")
 
 
 def ask(
-    module: str,
-    directory: Path,
-    request: dict[str, Any],
-    devices: int,
-    timeout: float,
-    what: str,
+    module: str, directory: Path, request: dict[str, Any], devices: int, timeout: float, what: str
 ) -> dict[str, Any]:
     """Has a module of this package answer a request. `what` it does goes into messages.
 

@@ -33,10 +33,7 @@ from stablehlo_tools.dialect.names import (
     RECV,
     SEND,
 )
-from stablehlo_tools.ir.walk import (
-    callee_name,
-    terminator,
-)
+from stablehlo_tools.ir.walk import callee_name, terminator
 from stablehlo_tools.mpmd.manifest import FINISH, PREPARE, Manifest, Transfer, phase_of
 from stablehlo_tools.mpmd.rank_set import RankSet
 from stablehlo_tools.mpmd.running.child import element_of, value_of
@@ -191,11 +188,7 @@ class Player:
     """A rank, somewhere in its program."""
 
     def __init__(
-        self,
-        manifest: Manifest,
-        rank: int,
-        program: LocalProgram,
-        machine: Executables,
+        self, manifest: Manifest, rank: int, program: LocalProgram, machine: Executables
     ) -> None:
         self.manifest, self.rank, self.program, self.machine = manifest, rank, program, machine
         block = program.block

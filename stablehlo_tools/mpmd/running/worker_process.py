@@ -67,12 +67,7 @@ def _compiled(code: bytes, permutes: int) -> Any:
     """The executable, in which every permute of the program must be left."""
     devices = jax.devices()
     executable = bindings.compile_for_devices(
-        code,
-        1,
-        len(devices),
-        devices,
-        partitioned=False,
-        skipped_passes=bindings.REROUNDING_PASSES,
+        code, 1, len(devices), devices, partitioned=False, skipped_passes=bindings.REROUNDING_PASSES
     )
     left = permutes_left(executable)
     if left != permutes:

@@ -23,13 +23,7 @@ from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.dialect.names import AFTER_ALL, BARRIER, CALL, CONSTANT, RECV, SEND
 from stablehlo_tools.ir.views import Function
 from stablehlo_tools.ir.walk import callee_name, entry_function, terminator
-from stablehlo_tools.mpmd.running.functions import (
-    Parts,
-    any_values,
-    as_module,
-    module_of,
-    run_on,
-)
+from stablehlo_tools.mpmd.running.functions import Parts, any_values, as_module, module_of, run_on
 from stablehlo_tools.mpmd.runtime.engine import Engine, Prepared, Values, devices_for
 
 

@@ -45,7 +45,6 @@ def _checkpointer() -> Any:
         from orbax import checkpoint as orbax
     except ImportError:
         raise ToolError(
-            "checkpoints are Orbax's, which the extra `train` installs",
-            hint=installing("train"),
+            "checkpoints are Orbax's, which the extra `train` installs", hint=installing("train")
         ) from None
     return orbax.PyTreeCheckpointer()

@@ -22,10 +22,7 @@ import numpy as np
 from stablehlo_tools.analysis.dataflow import Dataflow, Node
 from stablehlo_tools.analysis.effects import Effects
 from stablehlo_tools.analysis.layer_loops.cut_loops import uncut_loops
-from stablehlo_tools.analysis.layer_loops.division import (
-    backward_loops,
-    layer_chains,
-)
+from stablehlo_tools.analysis.layer_loops.division import backward_loops, layer_chains
 from stablehlo_tools.analysis.layer_loops.linked_loops import range_of
 from stablehlo_tools.analysis.loop_carries import LayerLoop
 from stablehlo_tools.analysis.loops import FORMATTING
@@ -40,11 +37,7 @@ from stablehlo_tools.dialect.names import WHILE
 from stablehlo_tools.ir.values import key_of
 from stablehlo_tools.ir.views import Function
 from stablehlo_tools.ir.walk import entry_function, functions_by_name, ops_where
-from stablehlo_tools.mpmd.staging.assignment import (
-    Assignment,
-    assign,
-    positions,
-)
+from stablehlo_tools.mpmd.staging.assignment import Assignment, assign, positions
 from stablehlo_tools.mpmd.staging.forward import (
     Forward,
     find_forward,

@@ -10,10 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from stablehlo_tools.analysis.dataflow import Node
-from stablehlo_tools.analysis.layer_loops.division import (
-    backward_loops,
-    layer_chains,
-)
+from stablehlo_tools.analysis.layer_loops.division import backward_loops, layer_chains
 from stablehlo_tools.analysis.layer_loops.linked_loops import range_of
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError, note

@@ -41,11 +41,7 @@ from stablehlo_tools.ir.walk import terminator
 from stablehlo_tools.mpmd.staging.assignment import Assignment
 from stablehlo_tools.mpmd.staging.step import TrainingStep
 
-_LINEAR = ops_with(Trait.BIJECTIVE) - {REVERSE} | {
-    CONVERT,
-    SHARDING_CONSTRAINT,
-    NEGATE,
-}
+_LINEAR = ops_with(Trait.BIJECTIVE) - {REVERSE} | {CONVERT, SHARDING_CONSTRAINT, NEGATE}
 _KEEPING = ops_with(Trait.BIJECTIVE) - {REVERSE} | {CONVERT, NEGATE}
 _FEW = 64  # elements
 

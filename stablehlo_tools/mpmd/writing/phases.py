@@ -229,11 +229,7 @@ def barred(value: ir.Value, point: ir.InsertionPoint) -> ir.Value:
 
 
 def private_function(
-    name: str,
-    taken: list[ir.Type],
-    given: list[ir.Type],
-    block: ir.Block,
-    place: ir.Location,
+    name: str, taken: list[ir.Type], given: list[ir.Type], block: ir.Block, place: ir.Location
 ) -> ir.Operation:
     """A private function with an empty block, at the end of a module's."""
     function = ir.Operation.create(

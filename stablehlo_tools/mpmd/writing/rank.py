@@ -245,9 +245,7 @@ class RankWriter:
         return self._made[made]
 
 
-def pieces_of(
-    written: Sequence[Written],
-) -> tuple[dict[int, list[Piece]], dict[int, list[Piece]]]:
+def pieces_of(written: Sequence[Written]) -> tuple[dict[int, list[Piece]], dict[int, list[Piece]]]:
     """The pieces of each argument of the program, and of each of its results."""
     inputs: dict[int, list[Piece]] = {}
     outputs: dict[int, list[Piece]] = {}
