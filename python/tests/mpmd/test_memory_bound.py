@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.mpmd.manifest import Stage, Transfer, function_of
-from stablehlo_tools.mpmd.proof.labels import Label, Labels, action_of
+from stablehlo_tools.mpmd.proof.labels import Label, Labels
 from stablehlo_tools.mpmd.proof.memory import bounds
 from stablehlo_tools.mpmd.reading import read_rank
 from stablehlo_tools.schedules.forms import step_of
@@ -60,8 +60,7 @@ def _bounds(said: Sequence[str]) -> list[float]:
     reading = read_rank(program.module, 0, "rank_0.mlir")
     sizes = [[16.0] * len(event.results) for event in reading.events]
     known = Labels({}, {}, {}, {0: labels})
-    actions = [action_of(reading, known, event) for event in reading.events]
-    return bounds(reading, actions, STAGES, sizes)
+    return bounds(reading, known.actions(reading), STAGES, sizes)
 
 
 def test_an_activation_is_held_from_the_forward_to_the_backward():

@@ -153,8 +153,9 @@ def check_parts(
 def _behind(readings: Sequence[Reading], labels: Labels) -> Iterator[tuple[Reading, Message]]:
     """The messages behind the schedule."""
     for reading in readings:
+        known = labels.of_rank(reading)
         for message in reading.messages:
-            label = labels.of(reading, message.index)
+            label = known.get(message.index)
             if label is not None and label.action is None:
                 yield reading, message
 

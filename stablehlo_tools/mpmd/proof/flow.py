@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
@@ -26,7 +26,7 @@ from stablehlo_tools.mpmd.manifest import phase_of
 from stablehlo_tools.mpmd.origins import RETURN, Origin, Source, Use
 from stablehlo_tools.mpmd.proof.dependences import Dependences
 from stablehlo_tools.mpmd.proof.findings import Findings, Rule
-from stablehlo_tools.mpmd.proof.labels import Labels, action_of
+from stablehlo_tools.mpmd.proof.labels import Label, Labels
 from stablehlo_tools.mpmd.reading import Call, Event, Message, Reading, microbatch_of
 from stablehlo_tools.schedules.table import Action, Kind
 
@@ -42,7 +42,7 @@ def check_flow(reading: Reading, labels: Labels, findings: Findings) -> InSums:
     calls: defaultdict[str, list[Call]] = defaultdict(list)
     for call in reading.calls:
         calls[call.function].append(call)
-    flow = Flow(reading, labels, findings, dict(calls))
+    flow = Flow(reading, labels.of_rank(reading), labels.actions(reading), findings, dict(calls))
     slots = [Slot(name, i) for name, c in flow.calls.items() for i in range(1, len(c[0].operands))]
     even = [slot for slot in slots if _is_even(flow, *slot)]
     all_even = set(even)
@@ -148,7 +148,7 @@ def _use(flow: Flow, use: Use, microbatch: int) -> str:
             return f"operand {use.operand} of @{event.function}"
         other = "" if event.action.microbatch == microbatch else " of another microbatch"
         return f"operand {use.operand} of @{event.function}{other}"
-    label = flow.labels.of(flow.reading, use.event)
+    label = flow.labels.get(use.event)
     if label is None or label.action is None:
         return f"a message on channel {event.channel}"
     other = "" if label.action.microbatch == microbatch else " of another microbatch"
@@ -163,7 +163,7 @@ def _check_sends(flow: Flow) -> None:
     """What a stage sends is the same for all microbatches."""
     sent: defaultdict[tuple[object, ...], list[tuple[Message, Relative]]] = defaultdict(list)
     for message in flow.reading.messages:
-        label = flow.labels.of(flow.reading, message.index)
+        label = flow.labels.get(message.index)
         if label is None or label.action is None or message.operand is None:
             continue
         kind, stage, microbatch = label.action
@@ -185,7 +185,7 @@ def _check_receives(flow: Flow) -> None:
     reading = flow.reading
     received: defaultdict[tuple[Kind, int, int], list[Message]] = defaultdict(list)
     for message in reading.messages:
-        label = flow.labels.of(reading, message.index)
+        label = flow.labels.get(message.index)
         if message.is_send or label is None:
             continue
         (origin,) = message.results
@@ -272,7 +272,8 @@ class Flow:
     is found once for all of them."""
 
     reading: Reading
-    labels: Labels
+    labels: Mapping[int, Label]
+    actions: Sequence[Action | None]
     findings: Findings
     calls: dict[str, list[Call]]
     _views: dict[object, View] = field(default_factory=dict[object, View])
@@ -342,14 +343,9 @@ class Flow:
         return names
 
     def _tensor(self, message: Message) -> int:
-        label = self.labels.of(self.reading, message.index)
+        label = self.labels.get(message.index)
         assert label is not None, "it belongs to an action"
         return label.tensor
-
-    @cached_property
-    def actions(self) -> list[Action | None]:
-        """Of each event the phase that it is, or what the message belongs to."""
-        return [action_of(self.reading, self.labels, event) for event in self.reading.events]
 
     @cached_property
     def phases(self) -> dict[int, tuple[str, ...]]:

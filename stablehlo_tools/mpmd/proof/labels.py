@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import NamedTuple
 
 from stablehlo_tools.ir.builder import DEVICE_TO_DEVICE
 from stablehlo_tools.mpmd.manifest import FINISH, Manifest, Transfer
 from stablehlo_tools.mpmd.proof.findings import Findings, Rule
-from stablehlo_tools.mpmd.reading import Call, Event, Message, Reading
+from stablehlo_tools.mpmd.reading import Call, Message, Reading
 from stablehlo_tools.schedules.forms import step_of
 from stablehlo_tools.schedules.table import Action, Kind
 from stablehlo_tools.schedules.validator import other_end
@@ -52,16 +53,13 @@ class Labels:
     sends: Mapping[str, Action | None]
     tensors: Mapping[str, int]
     _of_ranks: dict[int, dict[int, Label]] = field(default_factory=dict[int, dict[int, Label]])
+    _actions: dict[int, list[Action | None]] = field(default_factory=dict[int, list[Action | None]])
 
     @staticmethod
     def of_manifest(manifest: Manifest) -> Labels:
         """The labels of the programs of a manifest."""
         tensors = Counter(transfer.action for transfer in manifest.transfers)
         return Labels(manifest.of_channel(), {text: _send(text) for text in tensors}, tensors)
-
-    def of(self, reading: Reading, event: int) -> Label | None:
-        """The label of a message."""
-        return self.of_rank(reading).get(event)
 
     def of_rank(self, reading: Reading) -> Mapping[int, Label]:
         """The labels of a rank by its events."""
@@ -75,13 +73,20 @@ class Labels:
             self._of_ranks[reading.rank] = known
         return self._of_ranks[reading.rank]
 
-
-def action_of(reading: Reading, labels: Labels, event: Event) -> Action | None:
-    """The phase of a call, or what a message belongs to; None behind the schedule."""
-    if isinstance(event, Call):
-        return event.action
-    label = labels.of(reading, event.index)
-    return None if label is None else label.action
+    def actions(self, reading: Reading) -> list[Action | None]:
+        """Of each event of a rank the phase that it is, or what the message belongs to; None behind
+        the schedule."""
+        if reading.rank not in self._actions:
+            known = self.of_rank(reading)
+            listed: list[Action | None] = []
+            for event in reading.events:
+                if isinstance(event, Call):
+                    listed.append(event.action)
+                else:
+                    label = known.get(event.index)
+                    listed.append(None if label is None else label.action)
+            self._actions[reading.rank] = listed
+        return self._actions[reading.rank]
 
 
 def check_transfers(
@@ -194,42 +199,37 @@ def _check_once(
 
 def _check_groups(reading: Reading, labels: Labels, findings: Findings) -> None:
     """The tensors of an action stand in a row, 0, 1, …, all of them that the manifest has."""
-    rows: list[list[tuple[Event, Label]]] = [[]]
-    for event in reading.events:
-        label = labels.of(reading, event.index)
-        if label is None or label.action is None:
-            rows.append([])
+    known = labels.of_rank(reading)
+    labelled = [(event, known.get(event.index)) for event in reading.events]
+    for action, row in groupby(labelled, lambda each: each[1] and each[1].action):
+        listed = [(event, label) for event, label in row if label is not None]
+        if action is None:
             continue
-        if rows[-1] and rows[-1][-1][1].action != label.action:
-            rows.append([])
-        rows[-1].append((event, label))
-    for row in filter(None, rows):
-        (event, label), numbers = row[0], [label.tensor for _, label in row]
+        (event, label), numbers = listed[0], [label.tensor for _, label in listed]
         count = labels.tensors[label.transfer.action]
         if numbers != list(range(count)):
-            said = f"the tensors of {label.action} here are {numbers}, not all {count} in a row"
+            said = f"the tensors of {action} here are {numbers}, not all {count} in a row"
             findings.add(Rule.MESSAGES, said, reading, event.op)
 
 
 def _check_sent(reading: Reading, labels: Labels, findings: Findings) -> None:
     """What is sent is of the stage and the microbatch that the channel is for."""
+    known, actions = labels.of_rank(reading), labels.actions(reading)
+    last = max((call.index for call in reading.calls), default=-1)
     for message in reading.messages:
-        label = labels.of(reading, message.index)
+        label, sent = known.get(message.index), message.operand
         if label is None:
             continue
-        made = None  # the action that the value comes from: a phase, or a receive of the schedule
-        if message.operand is not None and message.operand.event >= 0:
-            made = action_of(reading, labels, reading.events[message.operand.event])
         said = ""
         if label.action is None:
-            is_early = any(call.index > message.index for call in reading.calls)
-            said = "it stands before the last action" if is_early else ""
-        elif message.operand is None:
-            continue
-        elif made is None:
-            said = f"it sends {reading.described(message.operand)}, which no microbatch makes"
-        elif not _may_send(label.action, made):
-            said = f"it sends {reading.described(message.operand)}, which is of {made}"
+            said = "it stands before the last action" if message.index < last else ""
+        elif sent is not None:
+            # The action that the value comes from: a phase, or a receive of the schedule.
+            made = actions[sent.event] if sent.event >= 0 else None
+            if made is None:
+                said = f"it sends {reading.described(sent)}, which no microbatch makes"
+            elif not _may_send(label.action, made):
+                said = f"it sends {reading.described(sent)}, which is of {made}"
         if said:
             title = f"{reading.titled(message.index)} ({label.transfer.action})"
             findings.add(Rule.MESSAGES, f"{title}: {said}", reading, message.op)
@@ -256,8 +256,9 @@ def check_fifo(readings: Sequence[Reading], labels: Labels, findings: Findings) 
     sent: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
     received: defaultdict[tuple[int, int], list[tuple[Reading, Message]]] = defaultdict(list)
     for reading in readings:
+        known = labels.of_rank(reading)
         for message in reading.messages:
-            label = labels.of(reading, message.index)
+            label = known.get(message.index)
             if label is None:
                 continue
             ranks = (label.transfer.source, label.transfer.target)

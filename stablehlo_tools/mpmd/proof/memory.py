@@ -30,7 +30,7 @@ from stablehlo_tools.ir.walk import ENTRY, copy_referenced_symbols, functions_by
 from stablehlo_tools.mpmd.manifest import Manifest, Stage
 from stablehlo_tools.mpmd.origins import RETURN, Origin
 from stablehlo_tools.mpmd.proof.flow import InSums
-from stablehlo_tools.mpmd.proof.labels import Labels, action_of
+from stablehlo_tools.mpmd.proof.labels import Labels
 from stablehlo_tools.mpmd.reading import Call, Event, Message, Reading
 from stablehlo_tools.overlap.memory import memory_profile
 from stablehlo_tools.schedules.table import Action, Kind
@@ -266,7 +266,7 @@ def rank_memory(
 
     Raises a located ToolError for a tensor of unknown size, and for an op whose memory is unknown.
     """
-    actions = [action_of(reading, labels, event) for event in reading.events]
+    actions = labels.actions(reading)
     sizes = _sizes(reading)
     parts = _parts(reading, sums, sizes)
     begun, ended = _changes(parts)

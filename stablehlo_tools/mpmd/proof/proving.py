@@ -313,8 +313,9 @@ def _links(proof: Proof) -> tuple[Link, ...]:
     moments: defaultdict[tuple[int, int], list[tuple[bool, float]]] = defaultdict(list)
     sizes: dict[str, float] = {}  # of the types that are sent
     for reading in proof.readings:
+        known = proof.labels.of_rank(reading)
         for message in reading.messages:
-            label = proof.labels.of(reading, message.index)
+            label = known.get(message.index)
             if label is None or not message.is_send:
                 continue
             if message.type not in sizes:

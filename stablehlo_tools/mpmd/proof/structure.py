@@ -225,13 +225,14 @@ def _actions(reading: Reading, labels: Labels) -> list[tuple[int, Action]]:
     """The actions of a rank, each with its first event; the tensors of a message count as one."""
     positions: list[tuple[int, Action]] = []
     previous: tuple[Action, int] | None = None
+    known = labels.of_rank(reading)
     for event in reading.events:
         if isinstance(event, Call):
             if event.action is not None:
                 positions.append((event.index, event.action))
             previous = None
             continue
-        label = labels.of(reading, event.index)
+        label = known.get(event.index)
         if label is None or label.action is None:
             previous = None
             continue
