@@ -16,6 +16,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import NamedTuple
 
 from stablehlo_tools.analysis.collectives import ModuleFacts
@@ -50,170 +51,150 @@ def bounds(
 ) -> list[float]:
     """What the schedule holds behind each event, of which `actions` are those of the schedule, and
     `sizes` the bytes of their results."""
-    changes = [0.0] * (len(reading.events) + 1)
-    position = {
-        action: index
-        for index, action in enumerate(actions)
-        if action is not None and action.kind.is_compute
-    }
-    for index, (event, action) in enumerate(zip(reading.events, actions, strict=True)):
-        if action is None:
-            continue
-        if action.kind.is_compute:
-            stage = stages[action.stage]
-            changes[index] += _change(action, stage, position)
-            when, change = _for_want_of_a_phase(action, index, stage, actions, position)
-            changes[when] += change
-        for first, last, size in _waiting(reading, event, action, actions, position, sizes):
-            changes[first] += size
-            changes[last] -= size
-    total, held = 0.0, list[float]()
-    for change in changes[:-1]:
-        total += change
-        held.append(total)
-    return held
+    return _Bounds(reading, actions, stages, sizes).held()
 
 
-def _change(action: Action, stage: Stage, position: dict[Action, int]) -> float:
-    """By how many bytes a phase changes what its stage holds. Where nothing is to be computed for
-    the input gradient, all of it is held until the weight gradient."""
-    if action.kind is Kind.FORWARD:
-        return stage.activation
-    if action.kind is Kind.BACKWARD:
-        return -stage.activation
-    if action.kind is Kind.INPUT_GRADIENT:
-        return stage.kept - stage.activation
-    return -stage.kept if _has(Kind.INPUT_GRADIENT, action, position) else -stage.activation
+class _Bounds:
+    def __init__(
+        self,
+        reading: Reading,
+        actions: Sequence[Action | None],
+        stages: Sequence[Stage],
+        sizes: Sequence[Sequence[float]],
+    ) -> None:
+        self._reading, self._actions, self._stages, self._sizes = reading, actions, stages, sizes
+        self._position = {
+            action: index
+            for index, action in enumerate(actions)
+            if action is not None and action.kind.is_compute
+        }
 
+    def held(self) -> list[float]:
+        """The bytes held behind each event."""
+        changes = [0.0] * (len(self._actions) + 1)
+        for index, (event, action) in enumerate(
+            zip(self._reading.events, self._actions, strict=True)
+        ):
+            if action is None:
+                continue
+            if action.kind.is_compute:
+                changes[index] += self._change(action)
+                when, change = self._for_want_of_a_phase(action, index)
+                changes[when] += change
+            for first, last, size in self._waiting(event, action):
+                changes[first] += size
+                changes[last] -= size
+        return list(accumulate(changes[:-1]))
 
-def _for_want_of_a_phase(
-    action: Action,
-    index: int,
-    stage: Stage,
-    actions: Sequence[Action | None],
-    position: dict[Action, int],
-) -> tuple[int, float]:
-    """When, and how, what a stage holds changes where it has nothing to compute for a phase: with
-    no gradients it gives its activation up as it sends, with no forward it has it as it receives.
-    """
-    if action.kind is Kind.FORWARD:
-        if any(_has(kind, action, position) for kind in _GRADIENTS):
+    def _change(self, action: Action) -> float:
+        """By how many bytes a phase changes what its stage holds. Where nothing is to be computed
+        for the input gradient, all of it is held until the weight gradient."""
+        stage = self._stages[action.stage]
+        if action.kind is Kind.FORWARD:
+            return stage.activation
+        if action.kind is Kind.BACKWARD:
+            return -stage.activation
+        if action.kind is Kind.INPUT_GRADIENT:
+            return stage.kept - stage.activation
+        return -stage.kept if self._has(Kind.INPUT_GRADIENT, action) else -stage.activation
+
+    def _for_want_of_a_phase(self, action: Action, index: int) -> tuple[int, float]:
+        """When, and how, what a stage holds changes where it has nothing to compute for a phase:
+        with no gradients it gives its activation up as it sends, with no forward it has it as it
+        receives."""
+        activation = self._stages[action.stage].activation
+        if action.kind is Kind.FORWARD:
+            if any(self._has(kind, action) for kind in _GRADIENTS):
+                return index, 0.0
+            return self._last(Kind.SEND_BACKWARD, action, index), -activation
+        is_second = action.kind is Kind.WEIGHT_GRADIENT and self._has(Kind.INPUT_GRADIENT, action)
+        if self._has(Kind.FORWARD, action) or is_second:
             return index, 0.0
-        return _last(Kind.SEND_BACKWARD, action, actions, index), -stage.activation
-    is_second = _has(Kind.INPUT_GRADIENT, action, position)
-    if _has(Kind.FORWARD, action, position) or (action.kind is Kind.WEIGHT_GRADIENT and is_second):
-        return index, 0.0
-    return _last(Kind.RECEIVE_FORWARD, action, actions, index), stage.activation
+        return self._last(Kind.RECEIVE_FORWARD, action, index), activation
 
+    def _has(self, kind: Kind, of: Action) -> bool:
+        return Action(kind, of.stage, of.microbatch) in self._position
 
-def _has(kind: Kind, of: Action, position: dict[Action, int]) -> bool:
-    return Action(kind, of.stage, of.microbatch) in position
+    def _last(self, kind: Kind, of: Action, default: int) -> int:
+        wanted = Action(kind, of.stage, of.microbatch)
+        places = (at for at, action in enumerate(self._actions) if action == wanted)
+        return max(places, default=default)
 
+    def _waiting(self, event: Event, action: Action) -> list[tuple[int, int, float]]:
+        """What waits because of an event: from when, until when, and its bytes."""
+        if isinstance(event, Message) and event.is_send:
+            made, sent = self._maker_of_sent(action), event.operand
+            if made is None or sent is None:
+                return []
+            takers = [use.event for use in self._reading.origins.uses(sent)]
+            if event.index <= self._kept(takers, action):
+                return []
+            return [(made, event.index, self._sizes[sent.event][sent.number])]
+        waiting: list[tuple[int, int, float]] = []
+        for numbers, takers in self._reading.origins.bundles[event.index]:
+            last = self._waits(takers, action)
+            if isinstance(event, Message):
+                # The phase that reads a received value keeps it in its stage, or uses it up.
+                is_forward = action.kind is Kind.RECEIVE_FORWARD
+                reader = self._first((Kind.FORWARD,) if is_forward else _GRADIENTS, action)
+                last = max(last, (event.index if reader is None else max(reader, event.index)))
+            if last > event.index:
+                size = sum([self._sizes[event.index][number] for number in numbers])
+                waiting.append((event.index, last, size))
+        return waiting
 
-def _last(kind: Kind, of: Action, actions: Sequence[Action | None], default: int) -> int:
-    wanted = Action(kind, of.stage, of.microbatch)
-    return max((at for at, action in enumerate(actions) if action == wanted), default=default)
+    def _waits(self, takers: Sequence[int], action: Action) -> int:
+        """Until when what an action makes waits for others than the gradients of its stage; -1
+        where it does not."""
+        last = -1
+        for event in takers:
+            taker = None if event == RETURN else self._actions[event]
+            if taker is not None and (taker.stage != action.stage or taker.kind.is_send):
+                last = max(last, self._needed(action, event, taker))
+        return last if last >= 0 and last > self._kept(takers, action) else -1
 
+    def _kept(self, takers: Sequence[int], action: Action) -> int:
+        """Until when what an action makes is part of what its stage holds for gradients of its own;
+        -1 if it is not."""
+        later = _GRADIENTS if action.kind in _FORWARDS else (Kind.WEIGHT_GRADIENT,)
+        last = -1
+        for event in takers:
+            taker = None if event == RETURN else self._actions[event]
+            if taker is not None and taker.stage == action.stage and taker.kind in later:
+                last = max(last, event)
+        return last
 
-def _waiting(
-    reading: Reading,
-    event: Event,
-    action: Action,
-    actions: Sequence[Action | None],
-    position: dict[Action, int],
-    sizes: Sequence[Sequence[float]],
-) -> list[tuple[int, int, float]]:
-    """What waits because of an event: from when, until when, and its bytes."""
-    if isinstance(event, Message) and event.is_send:
-        made = _maker_of_sent(action, position)
-        sent = event.operand
-        if made is None or sent is None:
-            return []
-        takers = [use.event for use in reading.origins.uses(sent)]
-        if event.index <= _kept(takers, action, actions):
-            return []
-        return [(made, event.index, sizes[sent.event][sent.number])]
-    waiting: list[tuple[int, int, float]] = []
-    for numbers, takers in reading.origins.bundles[event.index]:
-        last = _waits(takers, action, actions, position)
-        if isinstance(event, Message):
-            # The phase that reads a received value keeps it in its stage, or uses it up.
-            kinds = (
-                (Kind.FORWARD,)
-                if action.kind is Kind.RECEIVE_FORWARD
-                else (Kind.BACKWARD, Kind.INPUT_GRADIENT, Kind.WEIGHT_GRADIENT)
-            )
-            reader = _first(kinds, action, position)
-            last = max(last, (event.index if reader is None else max(reader, event.index)))
-        if last > event.index:
-            size = sum([sizes[event.index][number] for number in numbers])
-            waiting.append((event.index, last, size))
-    return waiting
+    def _needed(self, maker: Action, event: int, taker: Action) -> int:
+        """Until when a value waits for another stage that takes it in an event; -1 where it does
+        not.
 
+        From its forward on, a stage's activation counts what its gradients take of forwards up to
+        it; what is kept counts from its input gradient on, a message from the phase before its send
+        on.
+        """
+        if taker.stage == maker.stage:
+            is_passed = taker.kind.is_send and self._maker_of_sent(taker) is None
+            return event if is_passed and maker.kind in _RECEIVES else -1
+        if taker.kind.is_send:
+            made = self._maker_of_sent(taker)
+            return event if made is None else made
+        counts_from = Kind.INPUT_GRADIENT
+        is_counted = taker.kind is Kind.WEIGHT_GRADIENT
+        if maker.kind in (Kind.FORWARD, Kind.RECEIVE_FORWARD):
+            counts_from = Kind.FORWARD
+            is_counted = taker.kind is not Kind.FORWARD and taker.stage > maker.stage
+        if not is_counted:
+            return event
+        return self._position.get(Action(counts_from, taker.stage, taker.microbatch), event)
 
-def _waits(
-    takers: Sequence[int],
-    action: Action,
-    actions: Sequence[Action | None],
-    position: dict[Action, int],
-) -> int:
-    """Until when what an action makes waits for others than the gradients of its stage; -1 where it
-    does not."""
-    last = -1
-    for event in takers:
-        taker = None if event == RETURN else actions[event]
-        if taker is not None and (taker.stage != action.stage or taker.kind.is_send):
-            last = max(last, _needed(action, event, taker, position))
-    return last if last >= 0 and last > _kept(takers, action, actions) else -1
+    def _maker_of_sent(self, send: Action) -> int | None:
+        gradients = (Kind.BACKWARD, Kind.INPUT_GRADIENT)
+        is_forward = send.kind is Kind.SEND_FORWARD
+        return self._first((Kind.FORWARD,) if is_forward else gradients, send)
 
-
-def _kept(takers: Sequence[int], action: Action, actions: Sequence[Action | None]) -> int:
-    """Until when what an action makes is part of what its stage holds for gradients of its own; -1
-    if it is not."""
-    later = _GRADIENTS if action.kind in _FORWARDS else (Kind.WEIGHT_GRADIENT,)
-    last = -1
-    for event in takers:
-        taker = None if event == RETURN else actions[event]
-        if taker is not None and taker.stage == action.stage and taker.kind in later:
-            last = max(last, event)
-    return last
-
-
-def _needed(maker: Action, event: int, taker: Action, position: dict[Action, int]) -> int:
-    """Until when a value waits for another stage that takes it in an event; -1 where it does not.
-
-    From its forward on, a stage's activation counts what its gradients take of forwards up to it;
-    what is kept counts from its input gradient on, a message from the phase before its send on.
-    """
-    if taker.stage == maker.stage:
-        is_passed = taker.kind.is_send and _maker_of_sent(taker, position) is None
-        return event if is_passed and maker.kind in _RECEIVES else -1
-    if taker.kind.is_send:
-        made = _maker_of_sent(taker, position)
-        return event if made is None else made
-    counts_from = Kind.INPUT_GRADIENT
-    is_counted = taker.kind is Kind.WEIGHT_GRADIENT
-    if maker.kind in (Kind.FORWARD, Kind.RECEIVE_FORWARD):
-        counts_from = Kind.FORWARD
-        is_counted = taker.kind is not Kind.FORWARD and taker.stage > maker.stage
-    if not is_counted:
-        return event
-    return position.get(Action(counts_from, taker.stage, taker.microbatch), event)
-
-
-def _maker_of_sent(send: Action, position: dict[Action, int]) -> int | None:
-    kinds = (
-        (Kind.FORWARD,) if send.kind is Kind.SEND_FORWARD else (Kind.BACKWARD, Kind.INPUT_GRADIENT)
-    )
-    return _first(kinds, send, position)
-
-
-def _first(kinds: Sequence[Kind], of: Action, position: dict[Action, int]) -> int | None:
-    for kind in kinds:
-        index = position.get(Action(kind, of.stage, of.microbatch))
-        if index is not None:
-            return index
-    return None
+    def _first(self, kinds: Sequence[Kind], of: Action) -> int | None:
+        places = (self._position.get(Action(kind, of.stage, of.microbatch)) for kind in kinds)
+        return next((place for place in places if place is not None), None)
 
 
 class Moment(NamedTuple):

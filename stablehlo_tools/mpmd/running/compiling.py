@@ -8,7 +8,7 @@ from typing import Any
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.mpmd.rank_set import RankSet
 from stablehlo_tools.mpmd.transfers import BOTH_ENDS, with_both_ends
-from stablehlo_tools.targets.compilation import Compilation, compile_artifact
+from stablehlo_tools.targets.compilation import compile_artifact
 
 _TRANSFERS = ("send", "recv")
 
@@ -53,25 +53,22 @@ def compile_ranks(ranks: RankSet, timeout: float) -> list[RankCompilation]:
         except ToolError as error:
             compiled.append(RankCompilation(rank, refusal=error.diagnostic.message))
             continue
-        compiled.append(_read(rank, made))
+        transfers = {op.id for op in made.tagged if op.kind in _TRANSFERS}
+        issued = [
+            number
+            for event in made.schedule.events
+            if event.issues
+            for number in event.ids
+            if number in transfers
+        ]
+        expected = [number for number in made.program_ids if number in transfers]
+        one = RankCompilation(
+            rank,
+            transfers=len(issued),
+            expected=len(expected),
+            in_order=issued == expected,
+            temporaries=made.memory.temp_bytes,
+            seconds=made.seconds,
+        )
+        compiled.append(one)
     return compiled
-
-
-def _read(rank: int, made: Compilation) -> RankCompilation:
-    transfers = {op.id for op in made.tagged if op.kind in _TRANSFERS}
-    issued = [
-        number
-        for event in made.schedule.events
-        if event.issues
-        for number in event.ids
-        if number in transfers
-    ]
-    program = [number for number in made.program_ids if number in transfers]
-    return RankCompilation(
-        rank,
-        transfers=len(issued),
-        expected=len(program),
-        in_order=issued == program,
-        temporaries=made.memory.temp_bytes,
-        seconds=made.seconds,
-    )

@@ -142,25 +142,13 @@ def _trees(entries: Sequence[Entry], keys: Sequence[Keys], depth: int) -> dict[K
 
 
 @dataclass(frozen=True)
-class Part:
-    """Rows of an output: those that result `number` of a rank has from `start` to `limit` of its
-    own rows along `dim`; all of it where that is None."""
-
-    rank: int
-    number: int
-    dim: int | None = None
-    start: int = 0
-    limit: int = 0
-
-
-@dataclass(frozen=True)
 class Next:
     """What argument `number` of a rank is in the next step: parts in the order of their rows along
-    `dim`."""
+    `dim`. A part is a result of a rank, or those of its own rows that it says."""
 
     rank: int
     number: int
-    parts: tuple[Part, ...]
+    parts: tuple[Piece, ...]
     dim: int = 0
 
     @property
@@ -187,18 +175,18 @@ def _next(output: Entry, wanted: Piece) -> Next:
         raise ToolError(f"{output.path} is cut along several dimensions")
     if not dims:
         (whole,) = output.pieces
-        return Next(wanted.rank, wanted.number, (Part(whole.rank, whole.number),))
+        return Next(wanted.rank, wanted.number, (Piece(whole.rank, whole.number),))
     (dim,) = dims
     assert dim is not None
     start, limit = _rows(output, wanted, dim)
-    parts: list[Part] = []
+    parts: list[Piece] = []
     for piece in sorted(output.pieces, key=lambda piece: piece.start):
         first, last = _rows(output, piece, dim)
         low, high = max(first, start), min(last, limit)
         if (low, high) == (first, last):
-            parts.append(Part(piece.rank, piece.number))
+            parts.append(Piece(piece.rank, piece.number))
         elif low < high:
-            parts.append(Part(piece.rank, piece.number, dim, low - first, high - first))
+            parts.append(Piece(piece.rank, piece.number, dim, low - first, high - first))
     return Next(wanted.rank, wanted.number, tuple(parts), dim)
 
 
@@ -242,7 +230,7 @@ def with_copies(
     transfers = list(ranks.manifest.transfers)
     following: dict[int, dict[int, int]] = {rank: {} for rank in range(ranks.ranks)}
     channel = max((transfer.channel for transfer in transfers), default=0)
-    sent: dict[tuple[Part, int], ir.Value] = {}
+    sent: dict[tuple[Piece, int], ir.Value] = {}
     for value in values:
         if value.own is not None:
             following[value.rank][value.number] = value.own
@@ -283,7 +271,7 @@ class _Writer:
             if view.operation.name in (SEND, RECV):
                 self._token = view.operation.results[-1]
 
-    def rows(self, part: Part) -> ir.Value:
+    def rows(self, part: Piece) -> ir.Value:
         """The rows of a result."""
         value = self._results[part.number]
         if part.dim is None:

@@ -147,7 +147,9 @@ class Watch:
         if isinstance(error, SystemExit) and not error.code:
             self._own.ended = self._early()
         else:
-            self._own.ended = f"failed {self._where()}: {_said(error)}"
+            said = f"{type(error).__name__}: {first_line(str(error))}"
+            said = error.diagnostic.message if isinstance(error, ToolError) else said
+            self._own.ended = f"failed {self._where()}: {said}"
         self._set_at_last()
 
     def close(self) -> None:
@@ -296,9 +298,3 @@ def _last_words(rank: int) -> IO[str] | None:
         command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, start_new_session=True
     )
     return listening.stdin
-
-
-def _said(error: BaseException) -> str:
-    if isinstance(error, ToolError):
-        return error.diagnostic.message
-    return f"{type(error).__name__}: {first_line(str(error))}"

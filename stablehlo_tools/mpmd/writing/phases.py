@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from stablehlo_tools.analysis.dataflow import Node
 from stablehlo_tools.analysis.layer_loops.linked_loops import range_of
@@ -66,71 +67,55 @@ class Phase:
         return not self.gives and not self.accumulators
 
 
-class Phases:
+def phases_of(
+    step: TrainingStep,
+    assignment: Assignment,
+    works: dict[Work, Work],
+    ends: dict[Work, Ends],
+    fixed: Fixed,
+) -> dict[Work, Phase]:
     """The phases of a step."""
+    nodes_of: dict[Work, list[Node]] = {work: [] for work in works.values()}
+    for index in sorted(step.needed):
+        nodes_of[works[assignment.of[index]]].append(step.flow.nodes[index])
+    links_of: dict[Work, list[tuple[int, Node]]] = {work: [] for work in works.values()}
+    for carry, links in zip(step.loop.accumulators, step.chains, strict=True):
+        for link in links:
+            links_of[works[assignment.of[link.index]]].append((carry, link))
+    known: dict[int, frozenset[Key]] = {}
 
-    def __init__(
-        self,
-        step: TrainingStep,
-        assignment: Assignment,
-        works: dict[Work, Work],
-        ends: dict[Work, Ends],
-        fixed: Fixed,
-    ) -> None:
-        self._step = step
-        self._fixed = fixed
-        self._free_leaves: dict[int, frozenset[Key]] = {}
-        self._nodes: dict[Work, list[Node]] = {work: [] for work in works.values()}
-        for index in sorted(step.needed):
-            self._nodes[works[assignment.of[index]]].append(step.flow.nodes[index])
-        self._links: dict[Work, list[tuple[int, Node]]] = {work: [] for work in works.values()}
-        for carry, links in zip(step.loop.accumulators, step.chains, strict=True):
-            for link in links:
-                self._links[works[assignment.of[link.index]]].append((carry, link))
-        self.of = {work: self._phase(work, ends[work]) for work in ends}
+    def leaves(number: int) -> frozenset[Key]:
+        """The fixed values that are needed to write an invariant or a free value."""
+        if number not in known:
+            if number in step.invariant:
+                found = fixed.leaves(fixed.key_in_body(number))
+            elif number in step.counters:
+                start = step.loop.op.operands[step.counters[number]]
+                found = fixed.leaves(fixed.key_of(start))
+            else:
+                found = chain(*map(leaves, step.flow.maker[number].inputs))
+            known[number] = frozenset(found)
+        return known[number]
 
-    def _phase(self, work: Work, ends: Ends) -> Phase:
-        nodes, links = self._nodes[work], self._links[work]
+    phases: dict[Work, Phase] = {}
+    for work, end in ends.items():
+        nodes, links = nodes_of[work], links_of[work]
         needed: dict[Key, None] = {}
         for node in [*nodes, *(link for _, link in links)]:
             for number in node.inputs:
-                if not self._step.is_staged(number):
-                    needed.update(dict.fromkeys(sorted(self._leaves(number))))
+                if not step.is_staged(number):
+                    needed.update(dict.fromkeys(sorted(leaves(number))))
         carries = tuple(dict.fromkeys(carry for carry, _ in links))
-        return Phase(
-            function_of(work.kind, work.stage),
-            work,
-            ends.takes,
-            tuple(needed),
-            carries,
-            ends.gives,
-            tuple(nodes),
-            tuple(links),
+        name = function_of(work.kind, work.stage)
+        phases[work] = Phase(
+            name, work, end.takes, tuple(needed), carries, end.gives, tuple(nodes), tuple(links)
         )
-
-    def _leaves(self, number: int) -> frozenset[Key]:
-        """The fixed values that are needed to write an invariant or a free value."""
-        if number in self._free_leaves:
-            return self._free_leaves[number]
-        step = self._step
-        leaves: set[Key] = set()
-        if number in step.invariant:
-            leaves |= set(self._fixed.leaves(self._fixed.key_in_body(number)))
-        elif number in step.counters:
-            start = step.loop.op.operands[step.counters[number]]
-            leaves |= set(self._fixed.leaves(self._fixed.key_of(start)))
-        else:
-            for source in step.flow.maker[number].inputs:
-                leaves |= self._leaves(source)
-        self._free_leaves[number] = frozenset(leaves)
-        return self._free_leaves[number]
-
-    def write(self, phase: Phase, block: ir.Block) -> ir.Operation:
-        """Writes the function of a phase at the end of a module's block."""
-        return _PhaseWriter(self._step, self._fixed, phase).write(block)
+    return phases
 
 
-class _PhaseWriter:
+class PhaseWriter:
+    """Writes the function of a phase."""
+
     def __init__(self, step: TrainingStep, fixed: Fixed, phase: Phase) -> None:
         self._step = step
         self._fixed = fixed
@@ -139,6 +124,7 @@ class _PhaseWriter:
         self._known: dict[Key, ir.Value] = {}
 
     def write(self, block: ir.Block) -> ir.Operation:
+        """Writes it at the end of a module's block."""
         phase, step = self._phase, self._step
         place = step.loop.op.location
         i32 = ir.IntegerType.get_signless(32, place.context)
@@ -206,9 +192,7 @@ class _PhaseWriter:
         initial = loop.op.operands[carry]
         start = self._fixed.write(self._fixed.key_of(initial), self._known, self._point)
         build = Builder(self._point, loop.op.location)
-        count = self._microbatch
-        if count.type != initial.type:
-            count = build.op("convert", [count], initial.type)
+        count = build.convert(self._microbatch, element_of(initial))
         stride = build.splat(loop.counters[carry], [], element_of(initial))
         return build.same("add", start, build.same("multiply", count, stride))
 
@@ -260,11 +244,11 @@ def stage_costs(
     phases: dict[Work, Phase] = {}
     for split in (True, False):
         works = run_as(assignment, split=split)
-        writer = Phases(step, assignment, works, ends_of(values, works), fixed)
-        for work, phase in writer.of.items():
+        made = phases_of(step, assignment, works, ends_of(values, works), fixed)
+        for work, phase in made.items():
             phases[work] = phase
             if work not in times:
-                times[work] = _seconds(writer, phase, step, clock)
+                times[work] = _seconds(PhaseWriter(step, fixed, phase), phase, step, clock)
     return tuple(
         _stage(stage, step, values, fixed, phases, times) for stage in range(assignment.stages)
     )
@@ -280,14 +264,14 @@ def hop(stages: Sequence[Stage], hardware: Hardware, devices: int, ranks: int) -
     return transfer_time(transfer, hardware, devices * ranks).ns * _SECONDS
 
 
-def _seconds(writer: Phases, phase: Phase, step: TrainingStep, clock: Clock) -> float:
+def _seconds(writer: PhaseWriter, phase: Phase, step: TrainingStep, clock: Clock) -> float:
     """The time of a phase: its kernels one after the other, and its collectives."""
     if phase.is_empty:
         return 0.0
     context = step.loop.op.context
     with ir.Location.unknown(context):
         module = ir.Module.create()
-        function = writer.write(phase, module.body)
+        function = writer.write(module.body)
         outer = step.loop.op
         while outer.parent is not None:
             outer = outer.parent.operation

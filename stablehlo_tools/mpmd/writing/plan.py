@@ -35,7 +35,7 @@ from stablehlo_tools.mpmd.staging.assignment import (
 from stablehlo_tools.mpmd.staging.split_stage_sums import is_spread
 from stablehlo_tools.mpmd.staging.step import TrainingStep
 from stablehlo_tools.mpmd.writing.fixed import FEW, Fixed, Key, Rows, elements_in
-from stablehlo_tools.mpmd.writing.phases import Phase, Phases
+from stablehlo_tools.mpmd.writing.phases import Phase, phases_of
 from stablehlo_tools.schedules.table import Action, Table, actions_of
 from stablehlo_tools.schedules.validator import other_end
 
@@ -60,8 +60,7 @@ class Plan:
         self.phases: dict[Work, Phase] = {}
         for split in (True, False):
             works = run_as(assignment, split=split)
-            self.writer = Phases(step, assignment, works, ends_of(values, works), self.fixed)
-            self.phases |= self.writer.of
+            self.phases |= phases_of(step, assignment, works, ends_of(values, works), self.fixed)
         routes = len(table.placement.routes)
         self._messages = [route(values, table.placement, number) for number in range(routes)]
         self.transfers: list[Transfer] = []
@@ -129,7 +128,7 @@ class Plan:
                     if rows is not None:
                         held.setdefault(rows.argument, set()).add(rank)
         ranks = {argument: sorted(ranks_of) for argument, ranks_of in sorted(held.items())}
-        return plan_finish(self.step, self.ranks_of, ranks)
+        return _FinishPlanner(self.step, self.ranks_of, ranks).plan()
 
     @cached_property
     def finish_messages(self) -> Sequence[FinishMessage]:
@@ -299,15 +298,10 @@ class Finish:
         )
 
 
-def plan_finish(
-    step: TrainingStep, parts: Mapping[int, Sequence[int]], held: Mapping[int, Sequence[int]]
-) -> Finish:
-    """The plan, where `parts` gives the ranks that sum up each carry, and `held` the ranks that an
-    argument of the block, by its place, lies on anyway."""
-    return _Planner(step, parts, held).plan()
+class _FinishPlanner:
+    """Plans the finish, where `parts` gives the ranks that sum up each carry, and `held` the ranks
+    that an argument of the block, by its place, lies on anyway."""
 
-
-class _Planner:
     def __init__(
         self,
         step: TrainingStep,

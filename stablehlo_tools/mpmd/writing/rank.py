@@ -25,7 +25,13 @@ from stablehlo_tools.ir.inline import copy_with
 from stablehlo_tools.ir.views import Function
 from stablehlo_tools.mpmd.manifest import FINISH, PREPARE, Piece
 from stablehlo_tools.mpmd.writing.fixed import Key, Rows, elements_in, identity
-from stablehlo_tools.mpmd.writing.phases import Phase, barred, private_function, unconverted
+from stablehlo_tools.mpmd.writing.phases import (
+    Phase,
+    PhaseWriter,
+    barred,
+    private_function,
+    unconverted,
+)
 from stablehlo_tools.mpmd.writing.plan import Made, Plan, Returned
 from stablehlo_tools.schedules.table import Action, actions_of
 
@@ -71,7 +77,7 @@ class RankWriter:
         self._prepare()
         for phase in self._plan.phases_on(self._rank):
             if not phase.is_empty:
-                self._plan.writer.write(phase, self._module.body)
+                PhaseWriter(self._plan.step, self._plan.fixed, phase).write(self._module.body)
         for action in actions_of(self._plan.table.rows[self._rank]):
             self._action(action)
         returned = self._finish()

@@ -8,7 +8,7 @@ import pytest
 
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.mpmd.manifest import Entry, Manifest, Piece
-from stablehlo_tools.mpmd.runtime.carried import Next, Part, carried_of, keys_of, next_values
+from stablehlo_tools.mpmd.runtime.carried import Next, carried_of, keys_of, next_values
 
 F32, I32 = "tensor<8x4xf32>", "tensor<i32>"
 
@@ -117,11 +117,11 @@ def test_rows_of_the_next_values():
     )
     values = next_values(listed, carried_of(listed, None).inputs)
     assert values == [
-        Next(0, 0, (Part(0, 0),)),
-        Next(1, 0, (Part(0, 0),)),
-        Next(0, 1, (Part(0, 1),)),
-        Next(1, 1, (Part(1, 0),)),
-        Next(1, 2, (Part(0, 2), Part(1, 1))),
-        Next(1, 3, (Part(0, 3, 0, 2, 4), Part(1, 2, 0, 0, 2))),
+        Next(0, 0, (Piece(0, 0),)),
+        Next(1, 0, (Piece(0, 0),)),
+        Next(0, 1, (Piece(0, 1),)),
+        Next(1, 1, (Piece(1, 0),)),
+        Next(1, 2, (Piece(0, 2), Piece(1, 1))),
+        Next(1, 3, (Piece(0, 3, 0, 2, 4), Piece(1, 2, 0, 0, 2))),
     ]
     assert [value.own for value in values] == [0, None, 1, 0, None, None]
