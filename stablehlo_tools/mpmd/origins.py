@@ -112,7 +112,9 @@ class Origins:
             places = [distinct.index(event) for event in events]
             shape = (*numbers, *places)
             if shape not in known:
-                known[shape] = _taken(numbers, places)
+                known[shape] = [Taken({}) for _ in distinct]
+                for operand, (number, place) in enumerate(zip(numbers, places, strict=True)):
+                    known[shape][place].operands.setdefault(number, []).append(operand)
             edges = zip(distinct, known[shape], strict=True)
             makers.append([Edge(event, taken) for event, taken in edges if event >= 0])
         return makers
@@ -134,7 +136,11 @@ class Origins:
         for results, takers in zip(self.results, self.takers, strict=True):
             shape = (len(results), *[taker.taken for taker in takers])
             if shape not in known:
-                known[shape] = _together(len(results), takers)
+                together: dict[tuple[int, ...], list[int]] = {}  # results, by who takes them
+                for number in range(len(results)):
+                    where = [at for at, each in enumerate(takers) if number in each.taken.operands]
+                    together.setdefault(tuple(where), []).append(number)
+                known[shape] = [(tuple(numbers), list(at)) for at, numbers in together.items()]
             events = [taker.event for taker in takers]
             bundles.append(
                 [
@@ -177,20 +183,3 @@ def origins_in(block: ir.Block, ops: Sequence[ir.Operation]) -> Origins:
     values = terminator(block).operands
     read.returned = tuple([origins.get(value, _UNKNOWN) for value in values])
     return read
-
-
-def _taken(numbers: Sequence[int], places: Sequence[int]) -> list[Taken]:
-    """What is taken of each maker, by the numbers of results and the places of their makers."""
-    taken = [Taken({}) for _ in set(places)]
-    for operand, (number, place) in enumerate(zip(numbers, places, strict=True)):
-        taken[place].operands.setdefault(number, []).append(operand)
-    return taken
-
-
-def _together(results: int, takers: Sequence[Edge]) -> list[tuple[tuple[int, ...], list[int]]]:
-    """The numbers of results with the places of their takers."""
-    together: dict[tuple[int, ...], list[int]] = {}
-    for number in range(results):
-        places = [place for place, taker in enumerate(takers) if number in taker.taken.operands]
-        together.setdefault(tuple(places), []).append(number)
-    return [(tuple(numbers), list(places)) for places, numbers in together.items()]

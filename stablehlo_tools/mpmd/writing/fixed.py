@@ -90,7 +90,17 @@ class Fixed:
         """Whether a value is cheaper to write wherever it is read than to keep: constants and what
         is spread from few elements that depend on no argument."""
         if key not in self._anew:
-            self._anew[key] = self._written_anew(key)
+            node, value = self._maker(key), self.value(key)
+            if node is None or self.given(key) is not None:
+                is_anew = False
+            elif node.name in CONSTANTS or node.name in _SPREADS:
+                # Prepared, it would be one more argument of each function, and held from there on.
+                is_anew = True
+            else:
+                is_one = len(node.results) == 1 and not len(node.op.regions)
+                is_small = is_one and elements_in(value) <= FEW
+                is_anew = is_small and all(map(self.is_written_anew, self._sources(key, node)))
+            self._anew[key] = is_anew
         return self._anew[key]
 
     def leaves(self, key: Key) -> Iterator[Key]:
@@ -138,17 +148,6 @@ class Fixed:
             assert node is not None, "an argument is known"
             pending += self._sources(key, node)[::-1]
         return list(reached)
-
-    def _written_anew(self, key: Key) -> bool:
-        node = self._maker(key)
-        if node is None or self.given(key) is not None:
-            return False
-        # Prepared, it would be one more argument of each function, and held from there on.
-        if node.name in CONSTANTS or node.name in _SPREADS:
-            return True
-        value = self.value(key)
-        is_small = len(node.results) == 1 and elements_in(value) <= FEW and not len(node.op.regions)
-        return is_small and all(map(self.is_written_anew, self._sources(key, node)))
 
     def _maker(self, key: Key) -> Node | None:
         return self._flows[key.place].maker.get(key.number)

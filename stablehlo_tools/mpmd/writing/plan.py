@@ -322,7 +322,7 @@ class _FinishPlanner:
         for carry, ranks in self._parts.items():
             self._total(loop.results[carry], carry, ranks)
         wanted = outer.ancestors(outer.root.returned)
-        joined = {number for number in outer.root.returned if self._is_joined(number)}
+        joined = set(filter(self._concatenation, outer.root.returned))
         for node in outer.nodes:
             if node.index not in wanted or node.index == loop.index:
                 continue
@@ -413,29 +413,25 @@ class _FinishPlanner:
         self._sent[made, rank] = None
         return round_ + 1
 
-    def _is_joined(self, number: int) -> bool:
-        """Whether a value that is returned is put together of rows, and read by nothing else."""
+    def _concatenation(self, number: int) -> ir.Operation | None:
+        """What puts a value that is returned together of rows, if nothing else reads it."""
         maker = producer(unconstrained(self._outer.values[number]))
-        if maker is None or maker.name != CONCATENATE:
-            return False
-        users = list(maker.results[0].uses)
-        return len(users) == 1
+        if maker is None or maker.name != CONCATENATE or len(list(maker.results[0].uses)) != 1:
+            return None
+        return maker
 
     def _return(self, result: int, number: int) -> None:
-        finish = self._finish
-        if not self._is_joined(number):
-            finish.returned.append(Returned(self._rank_of(number), number, Rows(result)))
+        maker, returned = self._concatenation(number), self._finish.returned
+        if maker is None:
+            returned.append(Returned(self._rank_of(number), number, Rows(result)))
             return
-        value = unconstrained(self._outer.values[number])
-        maker = producer(value)
-        assert maker is not None
         dim = ir.IntegerAttr(maker.attributes["dimension"]).value
         start = 0
         for operand in maker.operands:
             piece = self._outer.number(operand)
             limit = start + shape_of(operand)[dim]
             rows = Rows(result, dim, start, limit)
-            finish.returned.append(Returned(self._rank_of(piece), piece, rows))
+            returned.append(Returned(self._rank_of(piece), piece, rows))
             start = limit
 
     def _rank_of(self, number: int) -> int:
