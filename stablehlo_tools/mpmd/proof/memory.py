@@ -51,10 +51,12 @@ def bounds(
 ) -> list[float]:
     """What the schedule holds behind each event, of which `actions` are those of the schedule, and
     `sizes` the bytes of their results."""
-    return _Bounds(reading, actions, stages, sizes).held()
+    return _ScheduledBytes(reading, actions, stages, sizes).held()
 
 
-class _Bounds:
+class _ScheduledBytes:
+    """The bytes that the schedule holds, of a rank."""
+
     def __init__(
         self,
         reading: Reading,

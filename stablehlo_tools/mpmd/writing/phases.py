@@ -113,7 +113,7 @@ def phases_of(
     return phases
 
 
-class PhaseWriter:
+class StageWriter:
     """Writes the function of a phase."""
 
     def __init__(self, step: TrainingStep, fixed: Fixed, phase: Phase) -> None:
@@ -248,7 +248,7 @@ def stage_costs(
         for work, phase in made.items():
             phases[work] = phase
             if work not in times:
-                times[work] = _seconds(PhaseWriter(step, fixed, phase), phase, step, clock)
+                times[work] = _seconds(step, fixed, phase, clock)
     return tuple(
         _stage(stage, step, values, fixed, phases, times) for stage in range(assignment.stages)
     )
@@ -264,14 +264,14 @@ def hop(stages: Sequence[Stage], hardware: Hardware, devices: int, ranks: int) -
     return transfer_time(transfer, hardware, devices * ranks).ns * _SECONDS
 
 
-def _seconds(writer: PhaseWriter, phase: Phase, step: TrainingStep, clock: Clock) -> float:
+def _seconds(step: TrainingStep, fixed: Fixed, phase: Phase, clock: Clock) -> float:
     """The time of a phase: its kernels one after the other, and its collectives."""
     if phase.is_empty:
         return 0.0
     context = step.loop.op.context
     with ir.Location.unknown(context):
         module = ir.Module.create()
-        function = writer.write(module.body)
+        function = StageWriter(step, fixed, phase).write(module.body)
         outer = step.loop.op
         while outer.parent is not None:
             outer = outer.parent.operation

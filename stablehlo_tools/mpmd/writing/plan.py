@@ -119,12 +119,11 @@ class Plan:
     def finish(self) -> Finish:
         """What stands behind the loop."""
         held: dict[int, set[int]] = {}
+        given = self.fixed.given
         for rank in range(self.table.ranks):
             for phase in self.phases_on(rank):
-                for key in self.fixed.cone(
-                    phase.fixed, lambda key: self.fixed.given(key) is not None
-                ):
-                    rows = self.fixed.given(key)
+                for key in self.fixed.cone(phase.fixed, lambda key: given(key) is not None):
+                    rows = given(key)
                     if rows is not None:
                         held.setdefault(rows.argument, set()).add(rank)
         ranks = {argument: sorted(ranks_of) for argument, ranks_of in sorted(held.items())}

@@ -27,7 +27,7 @@ from stablehlo_tools.mpmd.manifest import FINISH, PREPARE, Piece
 from stablehlo_tools.mpmd.writing.fixed import Key, Rows, elements_in, identity
 from stablehlo_tools.mpmd.writing.phases import (
     Phase,
-    PhaseWriter,
+    StageWriter,
     barred,
     private_function,
     unconverted,
@@ -77,7 +77,7 @@ class RankWriter:
         self._prepare()
         for phase in self._plan.phases_on(self._rank):
             if not phase.is_empty:
-                PhaseWriter(self._plan.step, self._plan.fixed, phase).write(self._module.body)
+                StageWriter(self._plan.step, self._plan.fixed, phase).write(self._module.body)
         for action in actions_of(self._plan.table.rows[self._rank]):
             self._action(action)
         returned = self._finish()
