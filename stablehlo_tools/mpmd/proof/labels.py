@@ -53,7 +53,9 @@ class Labels:
     sends: Mapping[str, Action | None]
     tensors: Mapping[str, int]
     _of_ranks: dict[int, dict[int, Label]] = field(default_factory=dict[int, dict[int, Label]])
-    _actions: dict[int, list[Action | None]] = field(default_factory=dict[int, list[Action | None]])
+    _actions: dict[int, list[Action | None]] = field(
+        default_factory=dict[int, list[Action | None]], compare=False
+    )
 
     @staticmethod
     def of_manifest(manifest: Manifest) -> Labels:
