@@ -42,7 +42,9 @@ class Dependences:
         if not self._functions:
             self._functions = functions_by_name(self.module)
         block = Function(self._functions[name]).body
-        values = {argument: frozenset({number}) for number, argument in enumerate(block.arguments)}
+        values: dict[ir.Value, Dependence] = {
+            argument: frozenset({number}) for number, argument in enumerate(block.arguments)
+        }
         self._values[name] = values
         self._known[name] = self._block(block, values)
         return self._known[name]

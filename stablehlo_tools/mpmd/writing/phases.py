@@ -135,7 +135,7 @@ class StageWriter:
         given = [step.flow.values[number].type for number in phase.gives]
         function = private_function(phase.name, [*taken, *sums], [*given, *sums], block, place)
         body = Function(function).body
-        arguments = list(body.arguments)
+        arguments: list[ir.Value] = list(body.arguments)
         self._microbatch: ir.Value = arguments[0]
         behind = 1 + len(phase.takes)
         self._values.update(zip(phase.takes, arguments[1:behind], strict=True))

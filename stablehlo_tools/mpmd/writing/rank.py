@@ -125,7 +125,7 @@ class RankWriter:
         function = private_function(PREPARE, taken, given, self._module.body, self._place)
         body = Function(function).body
         build = Builder(ir.InsertionPoint(body), self._place)
-        known = dict(zip(leaves, body.arguments, strict=True))
+        known: dict[Key, ir.Value] = dict(zip(leaves, body.arguments, strict=True))
         returned = [plan.fixed.write(key, known, build.point) for key in computed]
         for carry in carries:
             if carry in starts:
@@ -286,7 +286,7 @@ class FinishFunction:
         given += [plan.fixed.value(key).type for key in self.gives_fixed]
         function = private_function(self.name, taken, given, block, place)
         body = Function(function).body
-        arguments = list(body.arguments)
+        arguments: list[ir.Value] = list(body.arguments)
         point = ir.InsertionPoint(body)
         build = Builder(point, place)
         made = {
