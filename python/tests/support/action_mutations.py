@@ -113,7 +113,7 @@ def operand_replaced(reading: Reading) -> Iterator[tuple[str, Change]]:
     for event in reading.events:
         for slot, origin in enumerate(event.operands):
             if event.index > last and (
-                _is_fixed(reading, origin) or len(reading.uses.of(origin)) > 1
+                _is_fixed(reading, origin) or len(reading.origins.uses(origin)) > 1
             ):
                 continue
             kind = event.op.operands[slot].type
