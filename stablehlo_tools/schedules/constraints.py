@@ -243,7 +243,12 @@ def check_phases(table: Table, at: Positions, findings: Findings) -> None:
             if MISSING < forward < inputs < weights and full == MISSING:
                 continue
             for fault in _faults(table.training, *steps):
-                findings.add(_violation(table, lane, microbatch, fault))
+                row, step = table.rows[lane.rank], fault.step
+                names = [str(Action(kind, lane.stage, microbatch)) for kind in fault.about]
+                message = fault.message.format(*names)
+                action = "" if step == MISSING else str(row[step])
+                step = len(row) if step == MISSING else step
+                findings.add(Violation(lane.rank, step, action, fault.rule, message))
         if copies:
             _check_copies(table, lane, at, findings)
         if table.sequence_slices > 1:
@@ -325,12 +330,3 @@ def _faults(training: bool, forward: int, full: int, inputs: int, weights: int) 
     if MISSING < weights < inputs:
         message = f"comes before {{}}, which is at step {inputs}"
         yield _Fault(Rule.ROW_ORDER, weights, message, (phase_i,))
-
-
-def _violation(table: Table, lane: Lane, microbatch: int, fault: _Fault) -> Violation:
-    row = table.rows[lane.rank]
-    names = [str(Action(kind, lane.stage, microbatch)) for kind in fault.about]
-    message = fault.message.format(*names)
-    if fault.step == MISSING:
-        return Violation(lane.rank, len(row), "", fault.rule, message)
-    return Violation(lane.rank, fault.step, str(row[fault.step]), fault.rule, message)

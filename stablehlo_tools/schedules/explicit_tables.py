@@ -29,10 +29,6 @@ _ENDS = {  # of a phase: the two ends of what it hands on, and how far the recei
     Kind.BACKWARD: (Kind.SEND_BACKWARD, Kind.RECEIVE_BACKWARD, -1),
     Kind.INPUT_GRADIENT: (Kind.SEND_BACKWARD, Kind.RECEIVE_BACKWARD, -1),
 }
-_RECEIVES = {
-    Kind.FORWARD: Kind.RECEIVE_FORWARD,
-    Kind.INPUT_GRADIENT: Kind.RECEIVE_BACKWARD,
-}
 _NEEDS = {  # what else an action needs: which datum, of a stage how far away
     Kind.WEIGHT_GRADIENT: (Kind.INPUT_GRADIENT, 0),
     Kind.SEND_FORWARD: (Kind.FORWARD, 0),
@@ -75,7 +71,12 @@ def with_communication(table: Table, costs: Costs | None = None, late: bool = Fa
     for at, own in zip(ends, copies, strict=True):
         for position, actions in own.items():
             at[position] += actions
-    rows = [_row(row, at) for row, at in zip(bare.rows, ends, strict=True)]
+    rows: list[list[Step | None]] = []
+    for row, at in zip(bare.rows, ends, strict=True):
+        steps: list[Step | None] = []
+        for position, step in enumerate(row):
+            steps += [*at.get(position, ()), step]
+        rows.append([*steps, *at.get(len(row), ())])
     return with_rows(table, rows)
 
 
@@ -107,37 +108,24 @@ def _positive(costs: Costs) -> Costs:
     return replace(costs.with_phases(positive), overlapped=max(costs.overlapped, _INSTANT))
 
 
-def _row(row: tuple[Step | None, ...], ends: dict[int, list[Action]]) -> list[Step | None]:
-    steps: list[Step | None] = []
-    for position, step in enumerate(row):
-        steps += ends.get(position, ())
-        steps.append(step)
-    return [*steps, *ends.get(len(row), ())]
-
-
 def _transfers(timeline: Timeline) -> Iterator[_Transfer]:
+    """The data that actions hand to other ranks."""
     table = timeline.table
     for rank, row in enumerate(table.rows):
         for position, step in enumerate(row):
             made = timeline.ends[rank][position]
             for action in parts(step) if step is not None else ():
-                ends = _ends(table, rank, action)
-                if ends is not None:
-                    yield _Transfer(made, rank, position, *ends)
-
-
-def _ends(table: Table, rank: int, action: Action) -> tuple[Action, Action, int] | None:
-    """The send and the receive of what an action hands to another rank, and that rank."""
-    if action.kind not in _ENDS:
-        return None
-    kind, stage, microbatch = action
-    send, receive, away = _ENDS[kind]
-    if not 0 <= stage + away < table.stages:
-        return None
-    receiver = table.placement.rank_of(stage + away, microbatch)
-    if receiver == rank:
-        return None
-    return Action(send, stage, microbatch), Action(receive, stage + away, microbatch), receiver
+                if action.kind not in _ENDS:
+                    continue
+                kind, stage, microbatch = action
+                send_kind, receive_kind, away = _ENDS[kind]
+                if not 0 <= stage + away < table.stages:
+                    continue
+                receiver = table.placement.rank_of(stage + away, microbatch)
+                if receiver != rank:
+                    send = Action(send_kind, stage, microbatch)
+                    receive = Action(receive_kind, stage + away, microbatch)
+                    yield _Transfer(made, rank, position, send, receive, receiver)
 
 
 def aligned(table: Table) -> Table:
@@ -149,8 +137,7 @@ def aligned(table: Table) -> Table:
     Phases, pairs, sends and receives take a column each; a receive stands behind its send, which
     waits for nothing but its datum. Raises ToolError where a step waits for ever.
     """
-    packed = compacted(table)
-    return _Columns(packed).spread()
+    return _Columns(compacted(table)).spread()
 
 
 class _Columns:
@@ -172,8 +159,7 @@ class _Columns:
         for rank, (row, taken) in enumerate(zip(table.rows, self._taken, strict=True)):
             if taken < len(row):
                 raise ToolError(f"{table.name}: rank {rank}: {row[taken]} waits for ever")
-        rows = self._rows
-        return with_rows(table, rows)
+        return with_rows(table, self._rows)
 
     def _advance(self, rank: int) -> list[int]:
         """Takes steps of a rank until one waits; returns the ranks that can go on."""
@@ -187,7 +173,10 @@ class _Columns:
                 self._waiting[missing].append(rank)
                 break
             self._taken[rank] += 1
-            for made in map(_datum, actions):
+            for action in actions:
+                # A full backward makes the input gradient.
+                full = action.kind is Kind.BACKWARD
+                made = action._replace(kind=Kind.INPUT_GRADIENT) if full else action
                 self._made.setdefault(made, len(self._rows[rank]))
                 woken += self._waiting.pop(made, ())
         return woken
@@ -222,13 +211,6 @@ class _Columns:
             return
         rank_of = self._table.placement.rank_of
         if self._explicit and rank_of(source, microbatch) != rank_of(stage, microbatch):
-            yield Action(_RECEIVES[kind], stage, microbatch)
+            yield Action(_ENDS[kind][1], stage, microbatch)
         else:
             yield Action(kind, source, microbatch)
-
-
-def _datum(action: Action) -> Action:
-    """The name of what an action makes: a full backward makes the input gradient."""
-    if action.kind is Kind.BACKWARD:
-        return Action(Kind.INPUT_GRADIENT, action.stage, action.microbatch)
-    return action

@@ -115,7 +115,10 @@ def read_table(path: str) -> Table:
     """
     data, shown = read_input(path)
     with naming(shown):
-        content = _content(data)
+        try:
+            content = data.decode("utf-8-sig")
+        except UnicodeDecodeError as error:
+            raise ToolError(f"no schedule and no text: byte {error.start} is not UTF-8") from None
         if not content.strip():
             raise ToolError("the file is empty")
         name = "stdin" if path == STDIN else Path(path).stem
@@ -139,7 +142,14 @@ def to_text(table: Table) -> str:
         ).rstrip()
         for rank, row in enumerate(cells)
     ]
-    return "\n".join([_text_header(table), *lines]) + "\n"
+    name = table.name if _BARE_NAME.fullmatch(table.name) else json.dumps(table.name)
+    use = "training" if table.training else "forward only"
+    slices = f" of {table.sequence_slices} slices" if table.sequence_slices > 1 else ""
+    header = (
+        f"{FIRST_WORD} {name}, {_said(table.placement)}, {table.sequences} microbatches{slices}, "
+        f"{use}"
+    )
+    return "\n".join([header, *lines]) + "\n"
 
 
 def from_text(text: str) -> Table:
@@ -166,7 +176,13 @@ def from_text(text: str) -> Table:
 
 def to_csv(table: Table) -> str:
     """The rows, idle cells and all."""
-    return "".join(f"{_csv_line(row)}\n" for row in table.rows)
+    lines = (
+        _ONE_IDLE_CELL
+        if row == (None,)
+        else ",".join("" if step is None else str(step) for step in row)
+        for row in table.rows
+    )
+    return "".join(f"{line}\n" for line in lines)
 
 
 def from_csv(text: str, name: str = "table", placement: Placement | None = None) -> Table:
@@ -198,7 +214,31 @@ def to_table(content: object) -> Table:
     """The table in parsed JSON. Raises ToolError naming the key or the cell."""
     if not isinstance(content, dict):
         raise ToolError("a schedule is an object with the keys " + ", ".join(_NEEDED))
-    return _json_table(cast("dict[str, Any]", content))
+    content = cast("dict[str, Any]", content)
+    known = {*_NEEDED, *_COUNTS, _SLICES, *_TIMED}
+    strange = next((key for key in content if key not in known), None)
+    if strange is not None:
+        raise ToolError(f"unknown key {strange!r}; a schedule has {', '.join(_NEEDED)}")
+    missing = [key for key in _NEEDED if key not in content]
+    if missing:
+        raise ToolError(f"the schedule has no {' and no '.join(missing)}")
+    name, training = content["name"], content["training"]
+    if not isinstance(name, str) or not isinstance(training, bool):
+        raise ToolError("the name of a schedule is a string, and training is true or false")
+    rows = [
+        tuple(
+            _json_step(cell, f"rows[{rank}][{at}]")
+            for at, cell in enumerate(_list(row, f"rows[{rank}]"))
+        )
+        for rank, row in enumerate(_list(content["rows"], "rows"))
+    ]
+    placement = _json_placement(content["placement"], len(rows))
+    microbatches = _count(content["microbatches"], "microbatches")
+    for what, own in (("ranks", placement.ranks), ("stages", placement.stages)):
+        if what in content and content[what] != own:
+            raise ToolError(f"{what} is {content[what]!r}, but rows and routes have {own}")
+    slices = _count(content.get(_SLICES, 1), _SLICES)
+    return checked_table(name, placement, microbatches, rows, training, slices)
 
 
 def encode_timed(timeline: Timeline, search: Search | None = None) -> str:
@@ -259,16 +299,6 @@ def _text_name(said: str, line: int) -> str:
         ) from None
 
 
-def _text_header(table: Table) -> str:
-    name = table.name if _BARE_NAME.fullmatch(table.name) else json.dumps(table.name)
-    use = "training" if table.training else "forward only"
-    slices = f" of {table.sequence_slices} slices" if table.sequence_slices > 1 else ""
-    return (
-        f"{FIRST_WORD} {name}, {_said(table.placement)}, {table.sequences} microbatches{slices}, "
-        f"{use}"
-    )
-
-
 def _said(placement: Placement) -> str:
     form, ranks = placement.form, f"of {placement.ranks} ranks"
     if form == "custom":
@@ -305,17 +335,19 @@ def _text_row(line: str, number: int, rank: int) -> Row:
     if match is None or int(match[1]) != rank:
         raise ToolError(f"here stands 'rank {rank}: ' and its steps", Place(line=number, column=1))
     start = line.index(":") + 1
-    cells = re.finditer(r"\S+", line[start:])
-    return tuple(_text_step(cell, number, start + cell.start() + 1) for cell in cells)
+    steps: list[Step | None] = []
+    for cell in re.finditer(r"\S+", line[start:]):
+        place = Place(line=number, column=start + cell.start() + 1)
+        steps.append(None if cell[0] == _IDLE_TEXT else _step_at(cell[0], "", place))
+    return tuple(steps)
 
 
-def _text_step(cell: re.Match[str], line: int, column: int) -> Step | None:
-    if cell[0] == _IDLE_TEXT:
-        return None
+def _step_at(text: str, where: str, place: Place | None = None) -> Step:
+    """The step that a cell names. Raises ToolError saying where the cell is."""
     try:
-        return step_of(cell[0])
+        return step_of(text)
     except ToolError as error:
-        raise ToolError(error.diagnostic.message, Place(line=line, column=column)) from None
+        raise ToolError(where + error.diagnostic.message, place) from None
 
 
 class _Standing(NamedTuple):
@@ -398,12 +430,6 @@ def _followed(placement: Placement, forwards: Sequence[_Standing]) -> int:
     )
 
 
-def _csv_line(row: Row) -> str:
-    if row == (None,):
-        return _ONE_IDLE_CELL
-    return ",".join("" if step is None else str(step) for step in row)
-
-
 def _csv_row(line: str, rank: int) -> Row:
     if not line.strip():
         return ()
@@ -427,12 +453,8 @@ def _csv_step(cell: re.Match[str], rank: int, number: int) -> Step | None:
     text = cell[group].strip()
     if not text:
         return None
-    try:
-        return step_of(text)
-    except ToolError as error:
-        column = cell.start(group) + cell[group].index(text) + 1
-        message = f"rank {rank}, cell {number}: {error.diagnostic.message}"
-        raise ToolError(message, Place(line=rank + 1, column=column)) from None
+    column = cell.start(group) + cell[group].index(text) + 1
+    return _step_at(text, f"rank {rank}, cell {number}: ", Place(line=rank + 1, column=column))
 
 
 def _fields(table: Table) -> dict[str, str]:
@@ -472,27 +494,6 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _json_table(content: dict[str, Any]) -> Table:
-    known = {*_NEEDED, *_COUNTS, _SLICES, *_TIMED}
-    strange = next((key for key in content if key not in known), None)
-    if strange is not None:
-        raise ToolError(f"unknown key {strange!r}; a schedule has {', '.join(_NEEDED)}")
-    missing = [key for key in _NEEDED if key not in content]
-    if missing:
-        raise ToolError(f"the schedule has no {' and no '.join(missing)}")
-    name, training = content["name"], content["training"]
-    if not isinstance(name, str) or not isinstance(training, bool):
-        raise ToolError("the name of a schedule is a string, and training is true or false")
-    rows = [_json_row(rank, row) for rank, row in enumerate(_list(content["rows"], "rows"))]
-    placement = _json_placement(content["placement"], len(rows))
-    microbatches = _count(content["microbatches"], "microbatches")
-    for what, own in (("ranks", placement.ranks), ("stages", placement.stages)):
-        if what in content and content[what] != own:
-            raise ToolError(f"{what} is {content[what]!r}, but rows and routes have {own}")
-    slices = _count(content.get(_SLICES, 1), _SLICES)
-    return checked_table(name, placement, microbatches, rows, training, slices)
-
-
 def _json_placement(content: Any, ranks: int) -> Placement:
     if not isinstance(content, dict) or "routes" not in content:
         raise ToolError("placement is an object with routes: for each, the rank of every stage")
@@ -511,21 +512,12 @@ def _json_placement(content: Any, ranks: int) -> Placement:
         raise ToolError(f"placement.routes names rank {strange}, and there are {ranks} rows")
     placement = Placement(ranks, routes)
     if given.get("form", placement.form) != placement.form:
-        raise ToolError(f"placement.form is {given['form']!r}, but these routes {_are(placement)}")
+        custom = placement.form == "custom"
+        own = (
+            "have none of the known forms: leave form out" if custom else f"are {placement.form!r}"
+        )
+        raise ToolError(f"placement.form is {given['form']!r}, but these routes {own}")
     return placement
-
-
-def _are(placement: Placement) -> str:
-    return (
-        "have none of the known forms: leave form out"
-        if placement.form == "custom"
-        else (f"are {placement.form!r}")
-    )
-
-
-def _json_row(rank: int, row: Any) -> Row:
-    cells = _list(row, f"rows[{rank}]")
-    return tuple(_json_step(cell, f"rows[{rank}][{at}]") for at, cell in enumerate(cells))
 
 
 def _json_step(cell: Any, where: str) -> Step | None:
@@ -533,10 +525,7 @@ def _json_step(cell: Any, where: str) -> Step | None:
         return None
     if not isinstance(cell, str):
         raise ToolError(f"{where}: {cell!r} is neither an action in quotes nor null")
-    try:
-        return step_of(cell)
-    except ToolError as error:
-        raise ToolError(f"{where}: {error.diagnostic.message}") from None
+    return _step_at(cell, f"{where}: ")
 
 
 def _list(value: Any, where: str) -> list[Any]:
@@ -563,17 +552,17 @@ def _decoded(content: str, suffix: str, name: str) -> Table:
     return from_csv(content, name)
 
 
-def _content(data: bytes) -> str:
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ToolError(f"no schedule and no text: byte {error.start} is not UTF-8") from None
-
-
 def step_of(text: str) -> Step:
     """The step that a cell names. Raises ToolError saying what else it is."""
     pair = _PAIR.fullmatch(text)
-    return _pair_of(text, *pair.groups()) if pair else _action_of(text)
+    if pair is None:
+        return _action_of(text)
+    if pair[3] != _SUFFIX_OF_PAIRS:
+        raise ToolError(f"{text!r} is no pair: its end is {_SUFFIX_OF_PAIRS}")
+    forward, backward = _action_of(pair[1].strip()), _action_of(pair[2].strip())
+    if forward.kind is not Kind.FORWARD or backward.kind is not Kind.BACKWARD:
+        raise ToolError(f"{text!r} is no pair: a pair is one F and then one B, as in (0F7;7B3)")
+    return Pair(forward, backward)
 
 
 def checked_table(
@@ -602,15 +591,6 @@ def check_ranks(rows: int, ranks: int) -> None:
     """Raises ToolError unless there is a row for each rank of the placement."""
     if rows != ranks:
         raise ToolError(f"{rows} rows for a placement of {ranks} ranks: there is one row a rank")
-
-
-def _pair_of(text: str, first: str, second: str, suffix: str) -> Pair:
-    if suffix != _SUFFIX_OF_PAIRS:
-        raise ToolError(f"{text!r} is no pair: its end is {_SUFFIX_OF_PAIRS}")
-    forward, backward = _action_of(first.strip()), _action_of(second.strip())
-    if forward.kind is not Kind.FORWARD or backward.kind is not Kind.BACKWARD:
-        raise ToolError(f"{text!r} is no pair: a pair is one F and then one B, as in (0F7;7B3)")
-    return Pair(forward, backward)
 
 
 def _action_of(text: str) -> Action:

@@ -13,7 +13,7 @@ buffers are assigned, as few as the overlap of their uses allows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 from typing import NamedTuple
@@ -81,16 +81,14 @@ def side_by_side(shape: Shape) -> tuple[Times, Times]:
     whole, rest = divmod(shape.microbatches, shape.ranks)
     padded = [shape.ranks] * whole + [rest] * (rest > 0)
     even = groups(shape.ranks, shape.microbatches)
-    pairs = [_both_ways(shape, sizes) for sizes in (padded, even)]
+    pairs: list[tuple[Times, Times]] = []
+    for sizes in (padded, even):
+        forward = flow(shape, sizes)
+        # The mirror image starts as soon as no backward precedes its forward.
+        delay = (shape.chunks - 1) * max(shape.ranks, *sizes) + shape.ranks - 1
+        backward = mirrored(forward, shape.microbatches)
+        pairs.append((forward, [[tick + delay for tick in own] for own in backward]))
     return min(pairs, key=lambda pair: ticks_of(pair[1]))
-
-
-def _both_ways(shape: Shape, sizes: Sequence[int]) -> tuple[Times, Times]:
-    """A flow and its mirror image, which starts as soon as no backward precedes its forward."""
-    forward = flow(shape, sizes)
-    delay = (shape.chunks - 1) * max(shape.ranks, *sizes) + shape.ranks - 1
-    backward = mirrored(forward, shape.microbatches)
-    return forward, [[tick + delay for tick in own] for own in backward]
 
 
 def in_turn(shape: Shape) -> tuple[Times, Times]:
@@ -184,29 +182,22 @@ def received(times: Times, ticks: int, microbatches: int) -> Received:
         arriving = [NONE] * ticks
         for item, tick in enumerate(times[rank - 1][: len(own) - step], step):
             arriving[tick] = item
-        source, delivery, used = _received_by(own, arriving)
+        source = [NONE] * len(own)
+        delivery: list[int] = []
+        pool = _Pool()
+        for read, arrived in zip(_by_tick(own, ticks), arriving, strict=True):
+            if read != NONE and source[read] != NONE:
+                pool.give_back(source[read])
+            slot = pool.take()
+            delivery.append(slot)
+            if arrived == NONE:
+                pool.give_back(slot)
+            else:
+                source[arrived] = slot
         sources.append(source)
         deliveries.append(delivery)
-        slots = max(slots, used)
+        slots = max(slots, pool.size)
     return Received(sources, deliveries, slots)
-
-
-def _received_by(own: Sequence[int], arriving: Sequence[int]) -> tuple[list[int], list[int], int]:
-    """The source of each item and the slot for each arrival of one rank, and how many it uses."""
-    reading = _by_tick(own, len(arriving))
-    source = [NONE] * len(own)
-    delivery: list[int] = []
-    pool = _Pool()
-    for read, arrived in zip(reading, arriving, strict=True):
-        if read != NONE and source[read] != NONE:
-            pool.give_back(source[read])
-        slot = pool.take()
-        delivery.append(slot)
-        if arrived == NONE:
-            pool.give_back(slot)
-        else:
-            source[arrived] = slot
-    return source, delivery, pool.size
 
 
 def kept(forward: Times, backward: Times, ticks: int) -> tuple[list[list[int]], int]:
@@ -377,17 +368,20 @@ def turns_of(schedule: Lockstep, stacks: int) -> list[Turns]:
     All of them share what ranks receive: `source` of a stack's first chunk is where the last
     chunk's result of the stack in front of it lies.
     """
-    assert schedule.forward is not None
-    assert schedule.backward is not None
     each = schedule.chunks // stacks
     return [
-        _turns(schedule.forward, schedule.backward, range(first, first + each))
-        for first in range(0, schedule.chunks, each)
+        _turns(schedule, range(first, first + each)) for first in range(0, schedule.chunks, each)
     ]
 
 
-def _turns(forward: Direction, backward: Direction, chunks: range) -> Turns:
-    ahead, back = (_only(direction, chunks) for direction in (forward, backward))
+def _turns(schedule: Lockstep, chunks: range) -> Turns:
+    """The part of one stack, whose chunks are these of the schedule's."""
+
+    def own(_: int, cell: Cell) -> Cell | None:
+        inside = cell.chunk in chunks
+        return cell._replace(chunk=cell.chunk - chunks.start) if inside else None
+
+    ahead, back = (_changed(direction, own) for direction in schedule.directions)
     pools = [_Pool() for _ in ahead.cells[0]]
     slots: dict[tuple[int, int, int], int] = {}
     for column, other in zip(ahead.cells, back.cells, strict=True):
@@ -398,24 +392,11 @@ def _turns(forward: Direction, backward: Direction, chunks: range) -> Turns:
             if cell is not None:
                 pools[rank].give_back(slots[rank, cell.chunk, cell.microbatch])
     most = max(pool.size for pool in pools)
-    return Turns(_kept_in(ahead, slots), _kept_in(back, slots), most)
 
+    def kept_in_slot(rank: int, cell: Cell) -> Cell:
+        return cell._replace(kept=slots[rank, cell.chunk, cell.microbatch])
 
-def _only(direction: Direction, chunks: range) -> Direction:
-    """The cells of some chunks, counted from the first of them."""
-    return _changed(
-        direction,
-        lambda _, cell: (
-            cell._replace(chunk=cell.chunk - chunks.start) if cell.chunk in chunks else None
-        ),
-    )
-
-
-def _kept_in(direction: Direction, slots: Mapping[tuple[int, int, int], int]) -> Direction:
-    return _changed(
-        direction,
-        lambda rank, cell: cell._replace(kept=slots[rank, cell.chunk, cell.microbatch]),
-    )
+    return Turns(_changed(ahead, kept_in_slot), _changed(back, kept_in_slot), most)
 
 
 def _changed(direction: Direction, change: Callable[[int, Cell], Cell | None]) -> Direction:

@@ -56,7 +56,7 @@ class Setting:
 
     def costs(self, stages: int) -> Costs:
         """The costs where the model is cut into so many stages."""
-        return _resliced(self.slices, stages)
+        return _cut_costs(self.slices, stages)
 
     def costs_of(self, table: Table) -> Costs:
         """The costs of a table's phases, which are of a slice where it cuts sequences."""
@@ -200,6 +200,13 @@ def resliced(figures: Sequence[float], stages: int) -> tuple[float, ...]:
     )
 
 
+@cache
+def _cut_costs(slices: Costs, stages: int) -> Costs:
+    """The costs of a model's slices, for another number of slices."""
+    keys = (*_PER_SLICE, "offloaded", "copy")
+    return replace(slices, **{key: resliced(getattr(slices, key), stages) for key in keys})
+
+
 def per_slice(costs: Costs, slices: int) -> Costs:
     """The costs of one of so many equal slices of a microbatch's sequence.
 
@@ -294,12 +301,15 @@ def check_counts(
     ranks: int, microbatches: int, chunks: int | None, sequence_slices: int | None = None
 ) -> None:
     """Raises ToolError for counts below 1, and for tables of enormous size."""
-    _at_least_one("ranks", ranks)
-    _at_least_one("microbatches", microbatches)
-    if chunks is not None:
-        _at_least_one("chunks a rank", chunks)
-    if sequence_slices is not None:
-        _at_least_one("slices of a microbatch", sequence_slices)
+    counts = {
+        "ranks": ranks,
+        "microbatches": microbatches,
+        "chunks a rank": chunks,
+        "slices of a microbatch": sequence_slices,
+    }
+    for what, count in counts.items():
+        if count is not None and count < 1:
+            raise ToolError(f"{what}: {count}; it takes 1 or more")
     forwards = ranks * microbatches * (chunks or 1) * (sequence_slices or 1)
     if forwards > _MOST_FORWARDS:
         cut = "" if sequence_slices is None else " x slices"
@@ -307,24 +317,3 @@ def check_counts(
             f"ranks x microbatches x chunks{cut} are {forwards:,}; a table of more than "
             f"{_MOST_FORWARDS:,} forwards is not written"
         )
-
-
-@cache
-def _resliced(slices: Costs, stages: int) -> Costs:
-    return replace(
-        slices,
-        forward=resliced(slices.forward, stages),
-        input_gradient=resliced(slices.input_gradient, stages),
-        weight_gradient=resliced(slices.weight_gradient, stages),
-        backward=resliced(slices.backward, stages),
-        activation=resliced(slices.activation, stages),
-        kept=resliced(slices.kept, stages),
-        weights=resliced(slices.weights, stages),
-        offloaded=resliced(slices.offloaded, stages),
-        copy=resliced(slices.copy, stages),
-    )
-
-
-def _at_least_one(what: str, count: int) -> None:
-    if count < 1:
-        raise ToolError(f"{what}: {count}; it takes 1 or more")

@@ -154,11 +154,20 @@ class _Machine:
     def _take(self, rank: int, step: Step | None) -> bool:
         """Takes one step if it can be taken; else notes what would wake the rank."""
         if type(step) is not Action:
-            return self._take_pair(rank, step) if isinstance(step, Pair) else self._idle(rank)
+            if isinstance(step, Pair):
+                return self._take_pair(rank, step)
+            self._record(rank, self._clocks[rank], self._clocks[rank])
+            return True
         kind, stage, microbatch = step
         phases = self._phases.get(kind)
         if phases is None:
-            return self._copy(rank, step) if kind.is_copy else self._transfer(rank, step)
+            if not kind.is_copy:
+                return self._transfer(rank, step)
+            # Nothing that another rank does holds up a copy between device and host.
+            clock = self._clocks[rank]
+            assert self._copies is not None, "a table with copies has a lane for them"
+            self._record(rank, clock, self._copies.take(rank, step, clock))
+            return True
         phase = phases[microbatch % len(phases)][stage]
         start = self._start(rank, phase, microbatch)
         if start is None:
@@ -197,10 +206,6 @@ class _Machine:
                 self._arrive(makes + microbatch, end)
         return True
 
-    def _idle(self, rank: int) -> bool:
-        self._record(rank, self._clocks[rank], self._clocks[rank])
-        return True
-
     def _start(self, rank: int, phase: _Phase, microbatch: int) -> float | None:
         """When a rank can start a phase; None, and it waits, if something is not there yet."""
         start = self._clocks[rank]
@@ -223,13 +228,6 @@ class _Machine:
         self._starts[rank].append(start)
         self._ends[rank].append(end)
         self._clocks[rank] = end
-
-    def _copy(self, rank: int, end: Action) -> bool:
-        """One end of a copy between device and host; nothing that another rank does holds it up."""
-        clock = self._clocks[rank]
-        assert self._copies is not None, "a table with copies has a lane for them"
-        self._record(rank, clock, self._copies.take(rank, end, clock))
-        return True
 
     def _transfer(self, rank: int, end: Action) -> bool:
         """One end of a transfer between two ranks."""
@@ -355,7 +353,12 @@ class Timeline:
     def spans(self) -> tuple[float, ...]:
         """From the start of each rank's first phase to the end of its last; 0 without any."""
         rows = zip(self.table.rows, self.starts, self.ends, strict=True)
-        return tuple(_span(row, starts, ends) for row, starts, ends in rows)
+        spans: list[float] = []
+        for row, starts, ends in rows:
+            # Transfers do not count: a receive that is posted ahead holds nobody.
+            computes = [at for at, step in enumerate(row) if _computes(step)]
+            spans.append(ends[computes[-1]] - starts[computes[0]] if computes else 0.0)
+        return tuple(spans)
 
     @cached_property
     def span(self) -> float:
@@ -491,12 +494,6 @@ def _peak(row: Row, costs: Costs) -> float:
         alive += change_of_memory(action, costs)
         peak = max(peak, alive)
     return peak
-
-
-def _span(row: Row, starts: list[float], ends: list[float]) -> float:
-    """Transfers do not count: a receive that is posted ahead holds nobody."""
-    computes = [at for at, step in enumerate(row) if _computes(step)]
-    return ends[computes[-1]] - starts[computes[0]] if computes else 0.0
 
 
 def _computes(step: Step | None) -> bool:

@@ -12,6 +12,7 @@ import enum
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
 from typing import NamedTuple
 
 
@@ -167,16 +168,12 @@ def v_shape(ranks: int, chunks: int = 2) -> Placement:
     """Down the ranks and up again: with two chunks, rank 0 holds the first and the last stage."""
     down = tuple(range(ranks))
     turns = (down if chunk % 2 == 0 else down[::-1] for chunk in range(chunks))
-    return Placement(ranks, (_joined(turns),))
+    return Placement(ranks, (tuple(chain.from_iterable(turns)),))
 
 
 def bidirectional(ranks: int) -> Placement:
     """Even microbatches go down the ranks, odd ones up; each rank holds two stages' parameters."""
     return Placement(ranks, (tuple(range(ranks)), tuple(reversed(range(ranks)))))
-
-
-def _joined(turns: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
-    return tuple(rank for turn in turns for rank in turn)
 
 
 Row = tuple[Step | None, ...]

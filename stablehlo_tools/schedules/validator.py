@@ -92,7 +92,17 @@ def check(
 
 
 def _findings(table: Table, costs: Costs | None, limit: float | None, buffers: int) -> Findings:
-    _check_arguments(table, costs, limit, buffers)
+    if buffers < 0:
+        raise ToolError(f"buffers: {buffers}; it takes 0, for rendezvous, or more")
+    if limit is not None and costs is None:
+        raise ToolError("a memory limit needs costs, which say what the stages hold")
+    if limit is not None and not limit >= 0:
+        raise ToolError(f"the memory limit is {limit}: it takes an amount from 0 up")
+    if costs is not None:
+        figures = (costs.forward, costs.activation, costs.kept, costs.weights)
+        for figure in figures if limit is not None else figures[:1]:
+            if len(figure) != table.stages:
+                raise ToolError(f"costs of {len(figure)} stages for a schedule of {table.stages}")
     findings, at = _structural(table)
     if findings.count:
         return findings
@@ -116,21 +126,6 @@ def _structural(table: Table) -> tuple[Findings, Positions]:
     if not findings.count:
         check_channels(table, at, findings)
     return findings, at
-
-
-def _check_arguments(table: Table, costs: Costs | None, limit: float | None, buffers: int) -> None:
-    if buffers < 0:
-        raise ToolError(f"buffers: {buffers}; it takes 0, for rendezvous, or more")
-    if limit is not None and costs is None:
-        raise ToolError("a memory limit needs costs, which say what the stages hold")
-    if limit is not None and not limit >= 0:
-        raise ToolError(f"the memory limit is {limit}: it takes an amount from 0 up")
-    if costs is None:
-        return
-    figures = (costs.forward, costs.activation, costs.kept, costs.weights)
-    for figure in figures if limit is not None else figures[:1]:
-        if len(figure) != table.stages:
-            raise ToolError(f"costs of {len(figure)} stages for a schedule of {table.stages}")
 
 
 def other_end(end: Action) -> Action:
@@ -282,7 +277,11 @@ def check_run(table: Table, at: Positions, buffers: int, findings: Findings) -> 
         for number, wait in enumerate(cycle):
             message = _message(table, wait)
             if number == 0 and len(cycle) > 1:
-                message += f"; deadlock: {_round(table, cycle)}"
+                # `rank 0 waits for 1F3 of rank 1, which waits for 0B1 of rank 0`
+                turns = ", which ".join(
+                    f"waits for {each.awaited} of rank {each.holder}" for each in cycle
+                )
+                message += f"; deadlock: rank {cycle[0].rank} {turns}"
             findings.add(_violation(table, wait, message))
     in_cycles = {wait.rank for cycle in cycles for wait in cycle}
     for rank in sorted(waits.keys() - in_cycles):
@@ -356,12 +355,6 @@ def _cycles(waits: dict[int, _Wait]) -> list[list[_Wait]]:
     return cycles
 
 
-def _round(table: Table, cycle: list[_Wait]) -> str:
-    """`rank 0 waits for 1F3 of rank 1, which waits for 0B1 of rank 0`."""
-    waits = ", which ".join(f"waits for {wait.awaited} of rank {wait.holder}" for wait in cycle)
-    return f"rank {cycle[0].rank} {waits}"
-
-
 def _message(table: Table, wait: _Wait) -> str:
     if wait.holder == wait.rank:
         return f"waits for {wait.awaited}, which comes behind it, at step {wait.holder_step}"
@@ -381,23 +374,16 @@ def check_memory(table: Table, costs: Costs, limit: float, findings: Findings) -
         if peak <= most:
             continue
         weights = sum(costs.weights[stage] for stage in held[rank])
-        findings.add(_memory_violation(rank, row, costs, weights, (limit, most)))
-
-
-def _memory_violation(
-    rank: int, row: Row, costs: Costs, weights: float, limits: tuple[float, float]
-) -> Violation:
-    limit, most = limits
-    if weights > most:
-        message = f"the rank's weights alone take {weights:.15g} bytes of {limit:.15g}"
-        return Violation(rank, 0, "", Rule.MEMORY, message)
-    position, held = _first_over(row, costs, weights, most)
-    activations = held - weights
-    message = (
-        f"makes the rank hold {held:.15g} bytes, {activations:.15g} of them activations; the limit "
-        f"is {limit:.15g}"
-    )
-    return Violation(rank, position, str(row[position]), Rule.MEMORY, message)
+        if weights > most:
+            message = f"the rank's weights alone take {weights:.15g} bytes of {limit:.15g}"
+            findings.add(Violation(rank, 0, "", Rule.MEMORY, message))
+            continue
+        position, over = _first_over(row, costs, weights, most)
+        message = (
+            f"makes the rank hold {over:.15g} bytes, {over - weights:.15g} of them activations; "
+            f"the limit is {limit:.15g}"
+        )
+        findings.add(Violation(rank, position, str(row[position]), Rule.MEMORY, message))
 
 
 def _first_over(row: Row, costs: Costs, weights: float, most: float) -> tuple[int, float]:

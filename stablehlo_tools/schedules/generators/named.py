@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.schedules.generators.by_rule import (
@@ -75,7 +76,12 @@ def buildable(
     for entry in NAMED:
         if not entry.training:
             continue
-        for chunks in _choices(entry, setting, most_chunks):
+        if entry.chunks is not None or setting.chunks is not None:
+            choices = (setting.chunks,)
+        else:
+            tried = (*entry.tried, MOST_CHUNKS)
+            choices = [chunks for chunks in tried if chunks <= most_chunks] or [most_chunks]
+        for chunks in choices:
             try:
                 table = entry.table(replace(setting, chunks=chunks))
                 setting.costs_of(table)
@@ -84,42 +90,18 @@ def buildable(
                 yield entry, error
 
 
-def _choices(entry: Entry, setting: Setting, most_chunks: int) -> tuple[int | None, ...]:
-    if entry.chunks is not None or setting.chunks is not None:
-        return (setting.chunks,)
-    choices = (*entry.tried, MOST_CHUNKS)
-    return tuple(chunks for chunks in choices if chunks <= most_chunks) or (most_chunks,)
-
-
-def _chunks(setting: Setting) -> int:
-    return _USUAL_CHUNKS if setting.chunks is None else setting.chunks
-
-
 def _one_a_rank(write: Callable[[int, int], Table]) -> Callable[[Setting], Table]:
     """Writes a schedule of one stage a rank."""
     return lambda setting: write(setting.ranks, setting.microbatches)
 
 
-def _chunked(write: Callable[[int, int, int], Table]) -> Callable[[Setting], Table]:
-    """Writes a schedule of any number of stages a rank."""
-    return lambda setting: write(setting.ranks, setting.microbatches, _chunks(setting))
-
-
-def _seq1f1b(setting: Setting) -> Table:
-    return seq1f1b(setting.ranks, setting.microbatches, setting.sequence_slices or 1)
-
-
-def _slimpipe(setting: Setting) -> Table:
-    slices, chunks = setting.sequence_slices or 1, setting.chunks or 1
-    return slimpipe(setting.ranks, setting.microbatches, slices, chunks)
-
-
-def _circular_forward(setting: Setting) -> Table:
-    return circular(setting.ranks, setting.microbatches, _chunks(setting), training=False)
-
-
-def _zb_h1(setting: Setting) -> Table:
-    return zb_h1(setting.ranks, setting.microbatches, setting.chunks or 1)
+def _chunked(
+    write: Callable[[int, int, int], Table], usual: int = _USUAL_CHUNKS
+) -> Callable[[Setting], Table]:
+    """Writes a schedule of any number of stages a rank, `usual` where none is asked for."""
+    return lambda setting: write(
+        setting.ranks, setting.microbatches, usual if setting.chunks is None else setting.chunks
+    )
 
 
 def _zero_bubble_within(name: str, times: int) -> Callable[[Setting], Table]:
@@ -149,14 +131,11 @@ def _v_shaped(name: str) -> Callable[[Setting], Table]:
     return build
 
 
-def _dualpipe(setting: Setting) -> Table:
-    costs = setting.costs(setting.ranks)
-    return fastest(dualpipe, setting.ranks, setting.microbatches, costs)
-
-
-def _dualpipe_v(setting: Setting) -> Table:
-    costs = setting.costs(2 * setting.ranks)
-    return fastest(dualpipe_v, setting.ranks, setting.microbatches, costs)
+def _two_ways(write: Callable[[int, int, bool], Table], chunks: int) -> Callable[[Setting], Table]:
+    """Writes `dualpipe` or `dualpipe_v`, with so many stages for each rank, as is faster."""
+    return lambda setting: fastest(
+        write, setting.ranks, setting.microbatches, setting.costs(chunks * setting.ranks)
+    )
 
 
 # In the order in which `compare` breaks ties.
@@ -174,11 +153,17 @@ NAMED = (
     ),
     Entry("looped-bfs", "a chunk for all microbatches, then the next", _chunked(looped_bfs), None),
     Entry("circular", "one SPMD loop, differentiated", _chunked(circular), None),
-    Entry("circular-forward", "one SPMD loop, no backward", _circular_forward, None, False),
+    Entry(
+        "circular-forward",
+        "one SPMD loop, no backward",
+        _chunked(partial(circular, training=False)),
+        None,
+        False,
+    ),
     Entry(
         "zb-h1",
         "1F1B with weight gradients put off; the memory of 1F1B",
-        _zb_h1,
+        _chunked(zb_h1, 1),
         None,
         True,
         (1, 2),
@@ -195,15 +180,25 @@ NAMED = (
     Entry("zb-v", "no bubble by span, down the ranks and up again", _v_shaped("zb-v"), 2),
     Entry("v-half", "half the memory and half the bubble of 1F1B", _v_shaped("v-half"), 2),
     Entry("v-min", "a third of the memory, two thirds of the bubble", _v_shaped("v-min"), 2),
-    Entry("dualpipe", "two pipelines in opposite directions", _dualpipe, 2),
-    Entry("dualpipe-v", "the same, folded: half the ranks, one copy", _dualpipe_v, 2),
+    Entry("dualpipe", "two pipelines in opposite directions", _two_ways(dualpipe, 1), 2),
+    Entry("dualpipe-v", "the same, folded: half the ranks, one copy", _two_ways(dualpipe_v, 2), 2),
     Entry("chimera", "1F1B in opposite directions, two copies", _one_a_rank(chimera), 2),
     Entry("hanayo", "down the ranks and up again, a wave of two chunks", _chunked(hanayo), None),
-    Entry("seq1f1b", "1F1B of slices of sequences", _seq1f1b, sliced=True),
+    Entry(
+        "seq1f1b",
+        "1F1B of slices of sequences",
+        lambda setting: seq1f1b(setting.ranks, setting.microbatches, setting.sequence_slices or 1),
+        sliced=True,
+    ),
     Entry(
         "slimpipe",
         "the same on any number of chunks, further ahead",
-        _slimpipe,
+        lambda setting: slimpipe(
+            setting.ranks,
+            setting.microbatches,
+            setting.sequence_slices or 1,
+            setting.chunks or 1,
+        ),
         None,
         tried=(1, 2),
         sliced=True,

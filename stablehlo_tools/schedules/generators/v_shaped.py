@@ -520,6 +520,8 @@ class _Run:
         best = blocked = soon = inf
         chosen = None
         following, keys, period = self._next[rank], self._order.keys[rank], self._order.period
+        alive, caps = self._alive[rank], self._order.caps[rank]
+        is_full = sum(alive) >= self._problem.limits[rank]
         for phase in range(LEGS):
             microbatch = following[phase]
             if microbatch == self._problem.microbatches:
@@ -528,7 +530,7 @@ class _Run:
             key = keys[phase] + period * microbatch
             if ready > now:
                 soon = min(soon, ready)
-            elif phase < FORWARDS and not self._has_room(rank, phase):
+            elif phase < FORWARDS and (is_full or alive[phase] >= caps[phase]):
                 blocked = min(blocked, key)
             elif key < best:
                 best, chosen = key, phase
@@ -538,11 +540,6 @@ class _Run:
         if chosen is None and 2 * (soon - now) < self._problem.ticks[weight][rank]:
             return None
         return weight
-
-    def _has_room(self, rank: int, stage: int) -> bool:
-        alive = self._alive[rank]
-        limit = self._problem.limits[rank]
-        return alive[stage] < self._order.caps[rank][stage] and sum(alive) < limit
 
     def _open_weight(self, rank: int) -> int | None:
         """The weight gradient whose turn comes first, of those whose input gradient is done."""

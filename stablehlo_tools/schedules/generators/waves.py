@@ -17,8 +17,6 @@ parameters, in groups of p. For one wave this is Chimera of 2p ranks, folded at 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.schedules.table import (
     Action,
@@ -71,14 +69,9 @@ def _waves(name: str, placement: Placement, microbatches: int, group: int) -> Ta
     for microbatch in range(microbatches):
         before, place = divmod(microbatch // len(placement.routes), group)
         start = 2 * placement.stages * before + _APART * place
-        for slot, action in _wave(placement.stages, microbatch):
-            rank = placement.rank_of(action.stage, microbatch)
-            slots[rank].append((start + slot, action))
+        for stage in range(placement.stages):
+            row = slots[placement.rank_of(stage, microbatch)]
+            row.append((start + stage, forward(stage, microbatch)))
+            row.append((start + 2 * placement.stages - 1 - stage, backward(stage, microbatch)))
     rows = [[action for _, action in sorted(row, key=lambda each: each[0])] for row in slots]
     return table_of(name, placement, microbatches, rows)
-
-
-def _wave(stages: int, microbatch: int) -> Iterator[tuple[int, Action]]:
-    for stage in range(stages):
-        yield stage, forward(stage, microbatch)
-        yield 2 * stages - 1 - stage, backward(stage, microbatch)

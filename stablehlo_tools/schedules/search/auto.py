@@ -148,7 +148,11 @@ class _Search:
     def best(self) -> Best:
         """What was found."""
         if self._best is None:
-            raise self._nothing_fits()
+            least = min(map(self._least_bytes, self._placements()))
+            raise ToolError(
+                f"no schedule fits a memory limit of {self._setting.limit:g}: a rank's weights and "
+                f"the activations of one microbatch take {least:g}"
+            )
         table = replace(self._best.table, name=AUTO)
         return Best(replace(self._best, table=table), self._bound, self._origin)
 
@@ -279,13 +283,6 @@ class _Search:
             return timeline.makespan < least
         return max(timeline.peak_bytes) < max(self._best.peak_bytes) * (1 - _EXACT)
 
-    def _nothing_fits(self) -> ToolError:
-        least = min(map(self._least_bytes, self._placements()))
-        return ToolError(
-            f"no schedule fits a memory limit of {self._setting.limit:g}: a rank's weights and the "
-            f"activations of one microbatch take {least:g}"
-        )
-
     def _least_bytes(self, placement: Placement) -> float:
         """What one microbatch at a time takes, on the rank where it takes most."""
         costs = self._setting.costs(placement.stages)
@@ -376,32 +373,27 @@ def lower_bound(
     placement: Placement, microbatches: int, costs: Costs, room: Sequence[float] | None = None
 ) -> float:
     """The bound, in the unit of the costs; `room` is the bytes of activations of each rank."""
-    work = _Work(placement, microbatches, costs)
-    ranks = range(placement.ranks)
     rooms = [float("inf")] * placement.ranks if room is None else room
-    bound = max(_of_rank(work, rank, rooms[rank]) for rank in ranks)
+    visits = _visits(placement, microbatches, costs)
+    bound = max(_bound_of_rank(own, of_rank) for own, of_rank in zip(visits, rooms, strict=True))
     return bound * min(1.0, costs.overlapped)  # a pair may take less than its parts
 
 
-class _Work:
+def _visits(placement: Placement, microbatches: int, costs: Costs) -> list[list[_Visit]]:
     """The visits of every rank."""
-
-    def __init__(self, placement: Placement, microbatches: int, costs: Costs) -> None:
-        self.visits: list[list[_Visit]] = [[] for _ in range(placement.ranks)]
-        turns = len(placement.routes)
-        for turn, route in enumerate(placement.routes):
-            count = len(range(turn, microbatches, turns))
-            if count:
-                self._add(route, count, costs)
-
-    def _add(self, route: Sequence[int], count: int, costs: Costs) -> None:
-        stages = range(len(route))
-        pairs = zip(costs.input_gradient, costs.backward, strict=True)
-        gradients = [min(split, full) for split, full in pairs]
-        weights = [
-            max(0.0, min(gradients[s] + costs.weight_gradient[s], costs.backward[s]) - gradients[s])
-            for s in stages
-        ]
+    visits: list[list[_Visit]] = [[] for _ in range(placement.ranks)]
+    stages = range(placement.stages)
+    pairs = zip(costs.input_gradient, costs.backward, strict=True)
+    gradients = [min(split, full) for split, full in pairs]
+    weights = [
+        max(0.0, min(gradients[s] + costs.weight_gradient[s], costs.backward[s]) - gradients[s])
+        for s in stages
+    ]
+    turns = len(placement.routes)
+    for turn, route in enumerate(placement.routes):
+        count = len(range(turn, microbatches, turns))
+        if not count:
+            continue
         hops = [costs.communication * (a != b) for a, b in pairwise(route)]
         reached, left = [0.0], [0.0]
         for stage in stages[1:]:
@@ -409,7 +401,7 @@ class _Work:
             left.append(left[-1] + gradients[stage - 1] + hops[stage - 1])
         end = reached[-1] + costs.forward[-1] + left[-1] + gradients[-1]
         for stage in stages:
-            self.visits[route[stage]].append(
+            visits[route[stage]].append(
                 _Visit(
                     count,
                     costs.forward[stage],
@@ -422,6 +414,7 @@ class _Work:
                     left[stage] + weights[0] if stage else 0.0,
                 )
             )
+    return visits
 
 
 @dataclass(frozen=True)
@@ -449,8 +442,7 @@ class _Visit:
         return self.activation * self.away + self.kept * self.weights
 
 
-def _of_rank(work: _Work, rank: int, room: float) -> float:
-    visits = work.visits[rank]
+def _bound_of_rank(visits: list[_Visit], room: float) -> float:
     if not visits:
         return 0.0
     forwards = sum(visit.count * visit.forward for visit in visits)

@@ -55,7 +55,14 @@ class Draft:
 
 def redrafted(table: Table) -> Draft:
     """The order of a table's forwards and gradients, every gradient split."""
-    orders = tuple(tuple(_split(actions_of(row))) for row in table.rows)
+    orders = tuple(
+        tuple(
+            toggled(action, full=False)
+            for action in actions_of(row)
+            if action.kind in (Kind.FORWARD, Kind.BACKWARD, Kind.INPUT_GRADIENT)
+        )
+        for row in table.rows
+    )
     return Draft(table.placement, orders)
 
 
@@ -85,14 +92,6 @@ def toggled(action: Action, full: bool) -> Action:
     if action.kind is Kind.FORWARD:
         return action
     return Action(Kind.BACKWARD if full else Kind.INPUT_GRADIENT, *action[1:])
-
-
-def _split(row: Iterator[Action]) -> Iterator[Action]:
-    for kind, stage, microbatch in row:
-        if kind is Kind.FORWARD:
-            yield forward(stage, microbatch)
-        elif kind is Kind.BACKWARD or kind is Kind.INPUT_GRADIENT:
-            yield input_gradient(stage, microbatch)
 
 
 @dataclass(frozen=True)
@@ -170,7 +169,10 @@ class _Greedy:
             self._weight_gradient(rank, now)
             return
         if blocked:
-            forward = self._other_forward(rank, now)
+            # Another one may have room, though the one that would go first has none.
+            inputs = self._inputs
+            come = (own for own in self._stages[rank] if inputs[own] and inputs[own][0] <= now)
+            forward = next((own for own in come if self._has_room(rank, own)), None)
         if gradient is not None and (self._priority.gradient or forward is None):
             self._run_gradient(rank, gradient, now)
         elif forward is not None:
@@ -190,14 +192,6 @@ class _Greedy:
     def _ready(self, data: list[deque[float]], stages: Sequence[int], now: float) -> int | None:
         for stage in stages:
             if data[stage] and data[stage][0] <= now:
-                return stage
-        return None
-
-    def _other_forward(self, rank: int, now: float) -> int | None:
-        """A forward that has room, though the one that would go first has none."""
-        for stage in self._stages[rank]:
-            come = self._inputs[stage] and self._inputs[stage][0] <= now
-            if come and self._has_room(rank, stage):
                 return stage
         return None
 

@@ -51,8 +51,14 @@ def best_within(
             continue
         filled = fill(draft, microbatches, costs, room, choice.policy)
         if filled is not None:
-            table = table_of(name, loop(ranks), microbatches, filled.rows)
-            return _best([table, *_by_hand(name, ranks, microbatches, costs, room)], costs)
+            tables = [table_of(name, loop(ranks), microbatches, filled.rows)]
+            # ZB-H1 and ZB-H2, where they fit.
+            for by_rule in (zb_h1(ranks, microbatches), zb_h2(ranks, microbatches)):
+                held = peak_bytes(by_rule, replace(costs, weights=(0.0,) * ranks))
+                if all(part <= most * _ROUNDED for part, most in zip(held, room, strict=True)):
+                    tables.append(replace(by_rule, name=name))
+            timelines = (simulate(table, costs) for table in tables)
+            return min(timelines, key=lambda one: (round(one.span, 9), one.makespan)).table
     raise AssertionError("one microbatch at a time always fits")
 
 
@@ -91,21 +97,6 @@ def _filled(
         filled = None if draft is None else fill(draft, microbatches, costs, room, policy)
         if filled is not None:
             yield _Choice(filled.span, filled.makespan, order, policy)
-
-
-def _best(tables: Sequence[Table], costs: Costs) -> Table:
-    timelines = (simulate(table, costs) for table in tables)
-    return min(timelines, key=lambda one: (round(one.span, 9), one.makespan)).table
-
-
-def _by_hand(
-    name: str, ranks: int, microbatches: int, costs: Costs, room: Sequence[float]
-) -> Iterator[Table]:
-    """ZB-H1 and ZB-H2, where they fit."""
-    for table in (zb_h1(ranks, microbatches), zb_h2(ranks, microbatches)):
-        held = peak_bytes(table, replace(costs, weights=(0.0,) * ranks))
-        if all(part <= most * (1 + 1e-9) for part, most in zip(held, room, strict=True)):
-            yield replace(table, name=name)
 
 
 @dataclass(frozen=True)
