@@ -40,7 +40,9 @@ def independence(graph: TaskGraph, loop_ns: Mapping[int, float]) -> dict[int, In
     `loop_ns` is the compute within each loop task.
     """
     starts = [task.id for task in graph.tasks if task.kind is TaskKind.COLLECTIVE_START]
-    ns = np.array([_compute_ns(task, loop_ns) for task in graph.tasks])
+    ns = np.array(
+        [t.ns if t.kind is TaskKind.COMPUTE else loop_ns.get(t.id, 0.0) for t in graph.tasks]
+    )
     total = float(ns.sum())
     by_start: dict[int, Independence] = {}
     users = graph.users()
@@ -62,12 +64,6 @@ def potentially_hidden(graph: TaskGraph) -> set[int]:
     """
     around = independence(graph, {})
     return {start for start, ns in around.items() if ns.before_ns + ns.free_ns > 0}
-
-
-def _compute_ns(task: Task, loop_ns: Mapping[int, float]) -> float:
-    if task.kind is TaskKind.COMPUTE:
-        return task.ns
-    return loop_ns.get(task.id, 0.0)
 
 
 def _reached(
@@ -154,9 +150,6 @@ def _reached_in_body(
     return reached
 
 
-_START = TaskKind.COLLECTIVE_START
-
-
 @dataclass(frozen=True, slots=True)
 class Floor:
     """The least time of a graph: of its streams, and of its longest chain of dependences.
@@ -214,7 +207,7 @@ def stream_totals(graph: TaskGraph) -> dict[str, float]:
         if task.loop is not None:
             for stream, ns in stream_totals(task.loop.body).items():
                 totals[stream] += ns * iterations(task.loop)
-        elif task.kind is _START and task.communication is not None:
+        elif task.kind is TaskKind.COLLECTIVE_START and task.communication is not None:
             totals[task.communication.stream] += task.ns
         else:
             totals[COMPUTE_STREAM] += task.ns
@@ -273,16 +266,15 @@ class _Bounds:
         loop = task.loop
         if loop is None:
             return task.ns
-        if id(loop) not in self._lengths:
-            self._lengths[id(loop)] = self._loop_length(loop)
-        return self._lengths[id(loop)]
-
-    def _loop_length(self, loop: Loop) -> float:
         if not iterations(loop):
             return 0.0
-        finish, _ = self._finishes(loop.body)
-        once = max((finish[t.id] for t in loop.body.tasks if t.kind is not _START), default=0.0)
-        return max(once, iterations(loop) * self._longest_carry(loop))
+        if id(loop) not in self._lengths:
+            finish, _ = self._finishes(loop.body)
+            starts = set(_starts(loop.body))
+            once = max((end for i, end in enumerate(finish) if i not in starts), default=0.0)
+            each = self._longest_carry(loop)
+            self._lengths[id(loop)] = max(once, iterations(loop) * each)
+        return self._lengths[id(loop)]
 
     def _longest_carry(self, loop: Loop) -> float:
         """The longest chain from a carried value to the same value of the next iteration."""

@@ -42,7 +42,11 @@ def to_graph(content: Any) -> TaskGraph:
     nodes: list[Any] = content["nodes"]
     tasks = [_task(i, node, model, len(storages)) for i, node in enumerate(nodes)]
     for task in tasks:
-        _check_references(task, tasks)
+        start = task.start
+        if start is None:
+            continue
+        if not 0 <= start < task.id or tasks[start].kind is not TaskKind.COLLECTIVE_START:
+            raise ToolError(f"node {task.id}: start {start} is no collective_start before it")
     return TaskGraph(tasks, storages)
 
 
@@ -96,14 +100,6 @@ def _communication(node: Mapping[str, Any], model: Mapping[str, Any], where: str
         dtype=str(node.get("dtype", "")),
         reduction=node.get("reduce_op"),
     )
-
-
-def _check_references(task: Task, tasks: Sequence[Task]) -> None:
-    if task.start is None:
-        return
-    known = 0 <= task.start < task.id
-    if not known or tasks[task.start].kind is not TaskKind.COLLECTIVE_START:
-        raise ToolError(f"node {task.id}: start {task.start} is no collective_start before it")
 
 
 def _amount(value: Any, where: str) -> float:

@@ -75,7 +75,10 @@ def memory_profile(
     held = _alive(graph, issue, last, kept, max(peak_position, 0), outside)
     at = TaskPlace((), issue[peak_position]) if peak_position >= 0 else None
     if at is not None and inner is not None and inner.peak_at is not None:
-        held += [_within(at.task, holding) for holding in inner.alive]
+        for holding in inner.alive:
+            place = holding.allocated_at
+            place = TaskPlace((at.task, *place.loops), place.task)
+            held.append(Holding(place, holding.bytes))
         at = TaskPlace((at.task, *inner.peak_at.loops), inner.peak_at.task)
     held.sort(key=lambda holding: -holding.bytes)
     return MemoryProfile(peak, at, live, tuple(held))
@@ -144,8 +147,3 @@ def _alive(
         and since <= position
         and (storage in kept or position <= last.get(storage, since))
     ]
-
-
-def _within(loop: int, holding: Holding) -> Holding:
-    place = holding.allocated_at
-    return Holding(TaskPlace((loop, *place.loops), place.task), holding.bytes)

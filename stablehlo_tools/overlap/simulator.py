@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from stablehlo_tools.cost.contention import NONE, Contention, slowdown, together
 from stablehlo_tools.cost.transfers import ways
 from stablehlo_tools.overlap.bounds import iterations
-from stablehlo_tools.overlap.task_graph import Communication, Loop, Task, TaskGraph, TaskKind
+from stablehlo_tools.overlap.task_graph import Communication, Task, TaskGraph, TaskKind
 
 _MOST_ITERATIONS = 64  # simulated of one loop; a loop that is not steady by then is extrapolated
 _SAME = 1e-9  # relative
@@ -197,15 +197,12 @@ class _Device:
             elif kind is TaskKind.LOOP:
                 run.loops[i] = self._loop(task)
             elif task.ns:
-                self._compute(task)
+                since, ns = self.clock, self._beside(task) if self._slows else task.ns
+                self.clock += ns
+                self.busy += ns
+                self.streams.hide(task.name or task.op, since, self.clock)
             end[i] = self.clock
         return run
-
-    def _compute(self, task: Task) -> None:
-        begin, ns = self.clock, self._beside(task) if self._slows else task.ns
-        self.clock += ns
-        self.busy += ns
-        self.streams.hide(task.name or task.op, begin, self.clock)
 
     def _beside(self, task: Task) -> float:
         """How long a kernel takes beside what is in flight meanwhile."""
@@ -259,11 +256,15 @@ class _Device:
         backlog = self.streams.backlog(self.clock)
         while len(result.iterations) < trips:
             begin, busy = self.clock, self.busy
-            result.iterations.append(self._iteration(loop, result))
-            now = self.streams.backlog(self.clock)
-            effects.append(
-                _IterationEffect(self.clock - begin, self.busy - busy, _difference(now, backlog))
+            before = result.iterations[-1].flights if result.iterations else {}
+            carried = {start: before[start] for start in loop.carried if start in before}
+            order = range(len(loop.body.tasks)) if loop.order is None else loop.order
+            result.iterations.append(
+                self.passage(loop.body, order, _bucket_of(loop.buckets), carried)
             )
+            now = self.streams.backlog(self.clock)
+            grown = {stream: ns - backlog.get(stream, 0.0) for stream, ns in now.items()}
+            effects.append(_IterationEffect(self.clock - begin, self.busy - busy, grown))
             backlog = now
             result.period = effects[-1].ns
             result.steady = len(effects) > 1 and self._goes_on(effects[-2], effects[-1], waited)
@@ -271,12 +272,6 @@ class _Device:
                 self._fold(result, trips - len(effects), effects[-1])
                 break
         return result
-
-    def _iteration(self, loop: Loop, result: LoopRun) -> Run:
-        before = result.iterations[-1].flights if result.iterations else {}
-        carried = {start: before[start] for start in loop.carried if start in before}
-        order = range(len(loop.body.tasks)) if loop.order is None else loop.order
-        return self.passage(loop.body, order, _bucket_of(loop.buckets), carried)
 
     def _goes_on(
         self, last: _IterationEffect, now: _IterationEffect, waited: frozenset[str]
@@ -316,10 +311,6 @@ class _IterationEffect:
     ns: float
     busy: float
     grown: Mapping[str, float]
-
-
-def _difference(now: Mapping[str, float], before: Mapping[str, float]) -> dict[str, float]:
-    return {stream: ns - before.get(stream, 0.0) for stream, ns in now.items()}
 
 
 def _communication(task: Task) -> Communication:

@@ -12,10 +12,12 @@ from dataclasses import dataclass, field, replace
 from math import ceil
 
 from stablehlo_tools.cost.contention import NONE, Contention
+from stablehlo_tools.cost.hardware import HostLink
 from stablehlo_tools.dialect.collectives import MEETINGS
 
 COMPUTE_STREAM = "compute"
 COLLECTIVES = frozenset(MEETINGS)
+_HOST_DOMAIN = "host"  # compilers do not count copies among the collectives in flight
 
 
 class TaskKind(enum.Enum):
@@ -148,11 +150,7 @@ class TaskGraph:
 
     def users(self) -> list[list[int]]:
         """The tasks that read each task's results."""
-        users: list[list[int]] = [[] for _ in self.tasks]
-        for task in self.tasks:
-            for dep in task.deps:
-                users[dep].append(task.id)
-        return users
+        return users_of([task.deps for task in self.tasks])
 
     def scaled(self, factor: float) -> TaskGraph:
         """The same with so many times the nanoseconds, in the bodies of loops too."""
@@ -164,3 +162,22 @@ class TaskGraph:
         for task in self.tasks:
             if task.loop is not None:
                 yield from task.loop.body.walk()
+
+
+def users_of(needs: Sequence[Sequence[int]]) -> list[list[int]]:
+    """The tasks that need each task, in order; `needs` are the tasks that each one needs."""
+    users: list[list[int]] = [[] for _ in needs]
+    for task, needed in enumerate(needs):
+        for dep in needed:
+            users[dep].append(task)
+    return users
+
+
+def host_copy(size: float, link: HostLink, *, to_host: bool) -> tuple[Communication, float]:
+    """A copy of so many bytes to or from the host's memory, beside compute, and its ns.
+
+    Copies run one after the other in each direction.
+    """
+    stream = "to host" if to_host else "to device"
+    sent = Communication(kind="copy", stream=stream, bytes=size, domain=_HOST_DOMAIN)
+    return sent, size / (link.to_host if to_host else link.to_device)

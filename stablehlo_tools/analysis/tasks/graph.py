@@ -40,7 +40,6 @@ from stablehlo_tools.diagnostics import Place, ToolError, to_place
 from stablehlo_tools.dialect.custom_calls import kernel_name, target_of
 from stablehlo_tools.dialect.frontend_attributes import communication_domain
 from stablehlo_tools.dialect.names import CUSTOM_CALL
-from stablehlo_tools.overlap.host_copies import host_copy
 from stablehlo_tools.overlap.task_graph import (
     COLLECTIVES,
     Communication,
@@ -48,6 +47,7 @@ from stablehlo_tools.overlap.task_graph import (
     Task,
     TaskGraph,
     TaskKind,
+    host_copy,
 )
 
 _WRITERS = frozenset({Role.UPDATE, Role.LOOP, Role.KERNEL})

@@ -12,7 +12,7 @@ from dataclasses import replace
 from heapq import heapify, heappop, heappush
 
 from stablehlo_tools.cost.transfers import Transfer, TransferTime
-from stablehlo_tools.overlap.task_graph import Communication, Task, TaskGraph, TaskKind
+from stablehlo_tools.overlap.task_graph import Communication, Task, TaskGraph, TaskKind, users_of
 
 type Limits = Mapping[str, float]  # bytes, by the kind that is combined
 
@@ -67,7 +67,6 @@ class _Combiner:
                 group = self._collect(left)
                 if len(group) > 1:
                     found.append(group[::-1])
-                    self._merge(group)
         return found
 
     def _collect(self, left: list[int]) -> list[int]:
@@ -85,21 +84,16 @@ class _Combiner:
             taken.append(start)
             needed |= self._needs[start]
             members |= self._bit[start]
-        gone = set(taken)
-        left[:] = (start for start in left if start not in gone)
+        # Of what is taken nobody asks again what it needs, nor whether another needs it.
+        for start in taken:
+            del self._needs[start]
+        left[:] = (start for start in left if start in self._needs)
+        if len(taken) > 1:
+            # What follows from one of a group follows from all that they need.
+            for start, needs in self._needs.items():
+                if needs & members:
+                    self._needs[start] = needs | needed
         return taken
-
-    def _merge(self, group: Sequence[int]) -> None:
-        """What follows from one of a group follows from all, and from all that they need."""
-        members, needed = 0, 0
-        for start in group:
-            members |= self._bit[start]
-            needed |= self._needs[start]
-        for start, needs in self._needs.items():
-            if needs & members or self._bit[start] & members:
-                self._needs[start] = needs | needed | members
-        for start in group:
-            self._needs[start] &= ~members
 
 
 def _merged(
@@ -119,8 +113,14 @@ def _merged(
         deps[own].update(
             (stands_for.get(dep, dep), None) for dep in task.deps if stands_for.get(dep) != own
         )
-    whole = {group[0]: _together([tasks[member] for member in group], time) for group in groups}
-    whole |= {of[0].id: _holding_all(of) for of in waits.values()}
+    whole = {of[0].id: _holding_all(of) for of in waits.values()}
+    for group in groups:
+        members = [tasks[member] for member in group]
+        parts = [task.communication for task in members if task.communication is not None]
+        size = sum(part.bytes for part in parts)
+        taken = time(Transfer(parts[0].kind, size, parts[0].groups))
+        sent = replace(parts[0], bytes=size, latency_ns=taken.latency_ns)
+        whole[group[0]] = replace(_holding_all(members), ns=taken.ns, communication=sent)
     new: list[Task] = []
     for task in tasks:
         if stands_for.get(task.id, task.id) != task.id:
@@ -129,16 +129,6 @@ def _merged(
         start = None if task.start is None else stands_for.get(task.start, task.start)
         new.append(replace(whole.get(task.id, task), deps=tuple(deps[task.id]), start=start))
     return _sorted(new, graph.storages)
-
-
-def _together(tasks: Sequence[Task], time: Callable[[Transfer], TransferTime]) -> Task:
-    sent = tasks[0].communication
-    assert sent is not None, "a collective start says what it sends"
-    size = sum(task.communication.bytes for task in tasks if task.communication is not None)
-    taken = time(Transfer(sent.kind, size, sent.groups))
-    sent = replace(sent, bytes=size, latency_ns=taken.latency_ns)
-    whole = _holding_all(tasks)
-    return replace(whole, ns=taken.ns, communication=sent)
 
 
 def _holding_all(tasks: Sequence[Task]) -> Task:
@@ -153,10 +143,7 @@ def _holding_all(tasks: Sequence[Task]) -> Task:
 def _sorted(tasks: Sequence[Task], storages: Sequence[float]) -> TaskGraph:
     """A graph of tasks that no longer stand in the order of their dependences."""
     left = [len(task.needs) for task in tasks]
-    users: list[list[int]] = [[] for _ in tasks]
-    for task in tasks:
-        for dep in task.needs:
-            users[dep].append(task.id)
+    users = users_of([task.needs for task in tasks])
     ready = [number for number, count in enumerate(left) if not count]
     heapify(ready)
     order: list[int] = []

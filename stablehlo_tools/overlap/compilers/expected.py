@@ -149,7 +149,13 @@ class _Blocks:
 
         def change(task: Task) -> Task:
             if task.loop is None:
-                return self._compiled(task)
+                made, sent = self._made(task), task.communication
+                if made is None or sent is None or made.transfer.kind == sent.kind:
+                    return task
+                kind, time = made.transfer.kind, self._time(made.transfer)
+                taken = contention(made.transfer, time, self.hardware)
+                sent = replace(sent, kind=kind, latency_ns=time.latency_ns, contention=taken)
+                return replace(task, ns=time.ns, communication=sent)
             body = self._with_collectives_as_compiled(task.loop.body)
             self.numbers[id(body)] = task.id
             return replace(task, loop=replace(task.loop, body=body))
@@ -175,48 +181,25 @@ class _Blocks:
             loop = replace(task.loop, body=inside.graph, order=tuple(inside.order))
             longer[id(loop)] = times * inside.contended
             tasks.append(replace(task, ns=times * inside.total, loop=loop))
-        timed = TaskGraph(tasks, graph.storages)
-        passage = self._scheduled(timed, text, longer, compute, path)
-        self.passages[path] = passage.contended
-        return passage
-
-    def _scheduled(
-        self,
-        graph: TaskGraph,
-        text: Sequence[int] | None,
-        longer: Mapping[int, float],
-        compute: float,
-        path: tuple[int, ...],
-    ) -> _Passage:
-        """A block in the compiler's order, in which each loop takes its own time; contended some
-        take `longer`."""
-        problem = problem_of(_each(graph, _as_kernel), in_loop=bool(path))
+        block = TaskGraph(tasks, graph.storages)
+        problem = problem_of(_each(block, _as_kernel), in_loop=bool(path))
         compiler = self.compiler
         scheduler = Scheduler(compiler.at_once, self._believed, eager=compiler.from_memory)
         order = latency_hiding_order(problem, scheduler, text)
         if compiler.synchronous:
             order = _without_idle_flights(problem, order)
         stretched = _each(
-            graph,
+            block,
             lambda task: task if task.loop is None else replace(task, ns=longer[id(task.loop)]),
         )
         contended = simulate(_each(stretched, _as_kernel), order, contended=True).total_ns
-        return _Passage(graph, order, time_order(problem, order, ()).total, compute, contended)
+        self.passages[path] = contended
+        return _Passage(block, order, time_order(problem, order, ()).total, compute, contended)
 
     def _believed(self, task: Task) -> float:
         sent = task.communication
         near = self.hardware.networks[0].name
         return self.compiler.believes(task.ns, sent is not None and sent.links == (near,))
-
-    def _compiled(self, task: Task) -> Task:
-        """A collective as the compiler makes it."""
-        made, sent = self._made(task), task.communication
-        if made is None or sent is None or made.transfer.kind == sent.kind:
-            return task
-        time = self._time(made.transfer)
-        taken = contention(made.transfer, time, self.hardware)
-        sent = replace(sent, kind=made.transfer.kind, latency_ns=time.latency_ns, contention=taken)
-        return replace(task, ns=time.ns, communication=sent)
 
     def _waits(self, task: Task) -> bool:
         """Whether compute stands still for a collective."""

@@ -13,7 +13,7 @@ from functools import partial
 from heapq import heappop, heappush
 
 from stablehlo_tools.overlap.memory import kept_storages, memory_profile, peak_within
-from stablehlo_tools.overlap.task_graph import Loop, TaskGraph, TaskKind
+from stablehlo_tools.overlap.task_graph import TaskGraph, TaskKind
 
 
 def in_order_of_memory(graph: TaskGraph) -> Mapping[int, Sequence[int]]:
@@ -33,17 +33,15 @@ class _Ordered:
 
     def of(self, graph: TaskGraph) -> tuple[TaskGraph, Sequence[int]]:
         """A graph whose loops have the order, and that of its own tasks."""
-        tasks = [
-            task if task.loop is None else replace(task, loop=self._inside(task.loop))
-            for task in graph.tasks
-        ]
+        tasks = list(graph.tasks)
+        for number, task in enumerate(tasks):
+            if task.loop is not None:
+                body, order = self.of(task.loop.body)
+                loop = replace(task.loop, body=body, order=tuple(order))
+                tasks[number] = replace(task, loop=loop)
         ordered = TaskGraph(tasks, graph.storages)
         self.orders[id(graph)] = self.order(ordered)
         return ordered, self.orders[id(graph)]
-
-    def _inside(self, loop: Loop) -> Loop:
-        body, order = self.of(loop.body)
-        return replace(loop, body=body, order=tuple(order))
 
 
 def _post_order(graph: TaskGraph) -> list[int]:

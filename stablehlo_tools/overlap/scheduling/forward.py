@@ -227,11 +227,9 @@ class _Pass:
         late = self.clock + self.tail[task]
         late_other = self.tail[wait]
         first = max(late, self.clock + ns + late_other)
-        return max(landing + late_other, late + landing - self.clock + self._burst(wait)) < first
-
-    def _burst(self, wait: int) -> float:
-        """How long the compute is that a wait lets run."""
-        return max([self.problem.ns[user] for user in self.problem.users[wait]], default=0.0)
+        # How long the compute is that the wait lets run.
+        burst = max([self.problem.ns[user] for user in self.problem.users[wait]], default=0.0)
+        return max(landing + late_other, late + landing - self.clock + burst) < first
 
     def _stand_still(self) -> None:
         """Nothing can run, or nothing should: goes on to the next landing, or with the plan."""
@@ -287,8 +285,8 @@ class _Pass:
                 return False
             heappop(heap)
             self._issue(task, heap)
-            return True
-        heappop(heap)
+        else:
+            heappop(heap)
         return True
 
     def _is_early(self, start: int, *, dry: bool) -> bool:

@@ -60,7 +60,9 @@ def plain_plan(problem: Problem) -> Plan:
         if start is not None and start not in issued:
             issued.add(start)
             order.append(start)
-        if task not in issued and not _is_only_waited_for(problem, task):
+        users = problem.users[task]
+        only_waited_for = bool(users) and all(problem.starts[user] == task for user in users)
+        if task not in issued and (problem.stream[task] == COMPUTE or not only_waited_for):
             issued.add(task)
             order.append(task)
     return Plan(problem, order)
@@ -100,12 +102,6 @@ def _attempts(problem: Problem, plan: Plan) -> Iterator[Plan]:
     for _ in range(_ROUNDS):
         current = Plan(problem, _least_alive(problem, current))
         yield current
-
-
-def _is_only_waited_for(problem: Problem, task: int) -> bool:
-    users = problem.users[task]
-    waited = users and all(problem.starts[user] == task for user in users)
-    return problem.stream[task] != COMPUTE and bool(waited)
 
 
 def _givers_earlier(problem: Problem, plan: Plan, slack: float) -> list[int]:

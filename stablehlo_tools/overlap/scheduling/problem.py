@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 from stablehlo_tools.overlap.memory import kept_storages, peak_within
 from stablehlo_tools.overlap.simulator import simulate
-from stablehlo_tools.overlap.task_graph import Communication, Task, TaskGraph, TaskKind
+from stablehlo_tools.overlap.task_graph import Communication, Task, TaskGraph, TaskKind, users_of
 
 COMPUTE = -1  # the stream of what is no collective
 
@@ -67,18 +67,19 @@ def problem_of(
             deps[after] = (*deps[after], before)
     deps = [tuple(dict.fromkeys(of)) for of in deps]
     streams: dict[str, int] = {}
-    for task in tasks:
-        if task.communication is not None:
-            streams.setdefault(task.communication.stream, len(streams))
     domains: dict[str, int] = {}
     for task in tasks:
         if task.communication is not None:
+            streams.setdefault(task.communication.stream, len(streams))
             domains.setdefault(task.communication.domain, len(domains))
     before = tuple(u for t in tasks if t.kind is TaskKind.INPUT for u in t.allocs)
+    outside = frozenset(before if in_loop else ())
     return Problem(
         graph=graph,
         ns=[_time(t) * (compute_scale if t.communication is None else 1.0) for t in tasks],
-        stream=[_stream(task, streams) for task in tasks],
+        stream=[
+            COMPUTE if t.communication is None else streams[t.communication.stream] for t in tasks
+        ],
         domain=[0 if t.communication is None else domains[t.communication.domain] for t in tasks],
         latency=[0.0 if t.communication is None else t.communication.latency_ns for t in tasks],
         bucket_keys=[
@@ -86,11 +87,11 @@ def problem_of(
         ],
         starts=[task.start for task in tasks],
         deps=deps,
-        users=_users(deps),
+        users=users_of(deps),
         reads=_reads(tasks),
         allocs=[() if task.kind is TaskKind.INPUT else task.allocs for task in tasks],
         within=[0.0 if t.loop is None else peak_within(t.loop) for t in tasks],
-        sizes=_sizes(graph, before if in_loop else ()),
+        sizes=[0.0 if u in outside else size for u, size in enumerate(graph.storages)],
         kept=frozenset(kept_storages(tasks)),
         inputs=tuple(task.id for task in tasks if task.kind is TaskKind.INPUT),
         before=before,
@@ -109,14 +110,6 @@ def bucket_key(communication: Communication) -> Hashable:
         communication.latency_ns,
         communication.domain,
     )
-
-
-def _users(deps: Sequence[tuple[int, ...]]) -> list[list[int]]:
-    users: list[list[int]] = [[] for _ in deps]
-    for task, needed in enumerate(deps):
-        for dep in needed:
-            users[dep].append(task)
-    return users
 
 
 def _main_compute(graph: TaskGraph) -> list[int]:
@@ -143,17 +136,6 @@ def _time(task: Task) -> float:
         return task.ns
     alone = TaskGraph([Task(0, TaskKind.LOOP, loop=task.loop)])
     return simulate(alone).total_ns
-
-
-def _sizes(graph: TaskGraph, outside: Sequence[int]) -> list[float]:
-    sizes = list(graph.storages)
-    for storage in outside:
-        sizes[storage] = 0.0
-    return sizes
-
-
-def _stream(task: Task, streams: Mapping[str, int]) -> int:
-    return COMPUTE if task.communication is None else streams[task.communication.stream]
 
 
 def _reads(tasks: Sequence[Task]) -> list[tuple[int, ...]]:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import random
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import isfinite
@@ -194,13 +194,11 @@ class _Search:
 
     def allows(self, candidate: _Candidate) -> bool:
         """Whether a candidate is within the limits."""
-        return self.peak(candidate) <= self._limits.memory and self._flies(candidate.order)
-
-    def _flies(self, order: Sequence[int]) -> bool:
-        """Whether an order has no more in flight than is allowed."""
+        if self.peak(candidate) > self._limits.memory:
+            return False
         if not self._limits_flights:
             return True
-        most, each = most_in_flight(self._problem, order)
+        most, each = most_in_flight(self._problem, candidate.order)
         in_flight, at_once = self._limits.in_flight, self._limits.at_once
         return (at_once is None or most <= at_once) and (in_flight is None or each <= in_flight)
 
@@ -210,7 +208,13 @@ class _Search:
 
     def run(self) -> _Candidate:
         """Tries all leads and ways."""
-        leads = {name: self._lead(ends) for name, ends in _leads(self._problem)}
+        # When tasks might end: as soon as their longest chain lets them begin; in the graph's
+        # order; as soon as their longest chain lets them end.
+        finish = heads(self._problem)
+        begin = [end - ns for end, ns in zip(finish, self._problem.ns, strict=True)]
+        order = [float(task) for task in range(self._problem.size)]
+        ends = {"chain": begin, "order": order, "chain's end": finish}
+        leads = {name: self._lead(each) for name, each in ends.items()}
         passes = {name: self._try(lead, self._rules, late=True) for name, lead in leads.items()}
         leads |= {f"{name} again": self._lead(done.ends) for name, done in passes.items()}
         best = min(passes, key=lambda name: passes[name].total)
@@ -218,10 +222,18 @@ class _Search:
         if self._problem.size <= _FEW:
             self._vary(leads[best])
         if self._limits.at_once is not None:
-            self._leave_room(leads[best])
+            # Keeps slots free for what cannot be hidden, as the best schedule so far shows it.
+            lead = leads[best]
+            for _ in range(_ROUNDS):
+                room = room_before(self._problem, self._best.order)
+                lead = self._lead(self._try(lead, replace(self._rules, room=room)).ends)
         latency = max(self._problem.latency, default=0.0)
         if self._limits.buckets and latency:
-            self._bucket(leads, latency)
+            for way in _WAYS:
+                rules = replace(self._rules, patience=way.patience * latency, by_use=way.by_use)
+                done = self._try(leads[way.lead], rules, late=way.late)
+                if way.gives:
+                    leads[way.gives] = self._lead(done.ends)
         self._delay()
         return self._best
 
@@ -244,19 +256,6 @@ class _Search:
                 plan = Plan(self._problem, self._best.order) if seed % 3 else self._plan
                 first = self._try(self._lead(shaken), rules, plan)
                 self._try(self._lead(first.ends), rules, plan)
-
-    def _leave_room(self, lead: _Lead) -> None:
-        """Keeps slots free for what cannot be hidden, as the best schedule so far shows it."""
-        for _ in range(_ROUNDS):
-            room = room_before(self._problem, self._best.order)
-            lead = self._lead(self._try(lead, replace(self._rules, room=room)).ends)
-
-    def _bucket(self, leads: dict[str, _Lead], latency: float) -> None:
-        for way in _WAYS:
-            rules = replace(self._rules, patience=way.patience * latency, by_use=way.by_use)
-            ends = self._try(leads[way.lead], rules, late=way.late).ends
-            if way.gives:
-                leads[way.gives] = self._lead(ends)
 
     def _try(
         self,
@@ -309,15 +308,6 @@ class _Search:
             f"{self._limits.memory / GIB:.6g} GiB: {gib(plan.peak)} GiB is enough, and "
             f"less than {least_bytes(self._problem) / GIB:.6g} GiB is not"
         )
-
-
-def _leads(problem: Problem) -> Iterator[tuple[str, Sequence[float]]]:
-    """When tasks might end: as soon as their longest chain lets them begin; in the graph's order;
-    as soon as their longest chain lets them end."""
-    finish = heads(problem)
-    yield "chain", [end - ns for end, ns in zip(finish, problem.ns, strict=True)]
-    yield "order", [float(task) for task in range(problem.size)]
-    yield "chain's end", finish
 
 
 def _timed(problem: Problem, order: Sequence[int], buckets: Sequence[Sequence[int]]) -> _Candidate:

@@ -23,8 +23,7 @@ from stablehlo_tools.hlo_input.async_forms import (
 )
 from stablehlo_tools.hlo_input.instructions import HloInstruction
 from stablehlo_tools.hlo_input.shapes import DEVICE_MEMORY, HOST_MEMORY, Shape, arrays
-from stablehlo_tools.overlap.host_copies import host_copy
-from stablehlo_tools.overlap.task_graph import Communication, TaskKind
+from stablehlo_tools.overlap.task_graph import Communication, TaskKind, host_copy
 from stablehlo_tools.targets.hlo.collectives import (
     Fused,
     Issued,
