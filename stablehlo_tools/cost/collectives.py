@@ -53,7 +53,12 @@ def _timed(transfer: Transfer, networks: tuple[Network, ...], devices: int) -> T
     kind = _KINDS.get(name)
     if kind is None:
         raise ToolError(f"{transfer.kind!r} is no collective; known: {', '.join(_KINDS)}")
-    groups = [group for group in _groups(name, transfer.groups, devices) if len(set(group)) > 1]
+    groups: Sequence[_Group] = transfer.groups
+    if not groups and name in ("send", "recv"):
+        groups = [(device, (device + 1) % devices) for device in range(devices)]
+    elif not groups and name != "collective_permute":
+        groups = [tuple(range(devices))]
+    groups = [group for group in groups if len(set(group)) > 1]
     unknown = [number for group in groups for number in group if not 0 <= number < devices]
     if unknown:
         raise ToolError(f"{transfer.kind} among {devices} devices names device {unknown[0]}")
@@ -62,14 +67,6 @@ def _timed(transfer: Transfer, networks: tuple[Network, ...], devices: int) -> T
     if kind == "pairs":
         return _pairs(transfer.bytes, [(pair[0], pair[1]) for pair in groups], networks, devices)
     return _collective(kind, transfer.bytes, groups, networks, devices)
-
-
-def _groups(kind: str, groups: tuple[_Group, ...], devices: int) -> Sequence[_Group]:
-    if groups or kind == "collective_permute":
-        return groups
-    if kind in ("send", "recv"):
-        return [(device, (device + 1) % devices) for device in range(devices)]
-    return [tuple(range(devices))]
 
 
 def _pairs(
@@ -104,7 +101,12 @@ def _collective(
         )
     torus = torus_of(inner, devices)
     parts = [part for group in groups for part in _in_slices(group, inner) if len(part) > 1]
-    stays = size * _share_inside(groups, inner) if kind == "all_to_all" else size
+    stays = size
+    if kind == "all_to_all":
+        # The largest part of a group that is in one slice, as a share of the group.
+        stays *= max(
+            len(part) / len(group) for group in groups for part in _in_slices(group, inner)
+        )
     within = slowest(
         groups_on_torus(kind, stays, local, torus, inner) for local in _by_slice(parts, inner)
     )
@@ -139,11 +141,6 @@ def _in_slices(group: _Group, torus: Network) -> list[_Group]:
     for device in group:
         parts.setdefault(domain(torus, device), []).append(device)
     return [tuple(sorted(part)) for part in parts.values()]  # libraries go by number
-
-
-def _share_inside(groups: Sequence[_Group], torus: Network) -> float:
-    """The largest part of a group that is in one slice, as a share of the group."""
-    return max(len(part) / len(group) for group in groups for part in _in_slices(group, torus))
 
 
 def _between_slices(

@@ -55,7 +55,11 @@ def slowdown(operations: float, memory: float, taken: Contention) -> float:
 
 def contention(transfer: Transfer, time: TransferTime, hardware: Hardware) -> Contention:
     """What a collective takes of each device; nothing where the profile has no figures for it."""
-    crossed = [n for n in hardware.networks if any(_is_of(link, n) for link in time.links)]
+    crossed = [
+        network
+        for network in hardware.networks
+        if any(f"{link} ".startswith(f"{network.name} ") for link in time.links)
+    ]
     if not crossed or time.ns <= 0:
         return NONE
     sent = _sent_bytes(transfer, time.algorithm)
@@ -65,10 +69,6 @@ def contention(transfer: Transfer, time: TransferTime, hardware: Hardware) -> Co
         min(units / hardware.matmul_model.units, _MOST),
         min(moved / hardware.memory_bandwidth, _MOST),
     )
-
-
-def _is_of(link: str, network: Network) -> bool:
-    return link == network.name or link.startswith(f"{network.name} ")
 
 
 def _sent_bytes(transfer: Transfer, algorithm: str) -> float:

@@ -240,17 +240,8 @@ _CHIP = {
 }
 _MATMUL: dict[str, _Allowed] = dict.fromkeys(
     (
-        "bf16",
-        "f16",
-        "f32",
-        "f32_high",
-        "f32_highest",
-        "f64",
-        "f8E4M3FN",
-        "f8E5M2",
-        "f4E2M1FN",
-        "i8",
-        "i4",
+        *("bf16", "f16", "f32", "f32_high", "f32_highest", "f64"),
+        *("f8E4M3FN", "f8E5M2", "f4E2M1FN", "i8", "i4"),
     ),
     _Allowed.POSITIVE,
 )
@@ -486,19 +477,18 @@ def _merged(base: _Table, over: _Table) -> _Table:
     for key, value in over.items():
         known = merged.get(key)
         if key == "network":
-            merged[key] = _merged_networks(_networks_of(base), _networks_of(over))
+            changed = {entry.get("name"): entry for entry in _networks_of(over)}
+            kept = _networks_of(base)
+            names = [entry.get("name") for entry in kept]
+            merged[key] = [
+                *(_merged(entry, changed.get(entry.get("name"), {})) for entry in kept),
+                *(entry for entry in _networks_of(over) if entry.get("name") not in names),
+            ]
         elif isinstance(value, dict) and isinstance(known, dict) and "value" not in value:
             merged[key] = _merged(cast("_Table", known), cast("_Table", value))
         else:
             merged[key] = value
     return merged
-
-
-def _merged_networks(base: list[_Table], over: list[_Table]) -> list[_Table]:
-    changed = {entry.get("name"): entry for entry in over}
-    known = [entry.get("name") for entry in base]
-    kept = [_merged(entry, changed.get(entry.get("name"), {})) for entry in base]
-    return kept + [entry for entry in over if entry.get("name") not in known]
 
 
 def _read_toml(path: Path) -> _Table:

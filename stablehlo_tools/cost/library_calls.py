@@ -92,7 +92,8 @@ def call_work(call: LibraryCall) -> Work | None:
         return Work(WorkKind.MATMUL, call.bytes, 0.0, (product,), _float_type(call))
     for pattern, count in _COUNTED:
         if pattern.fullmatch(call.target) and all(t.dims for t in call.operands[:1]):
-            return Work(_kind(call.target), call.bytes, count(call), (), _float_type(call))
+            kind = WorkKind.SORT if call.target.startswith(_SORTS) else WorkKind.LIBRARY
+            return Work(kind, call.bytes, count(call), (), _float_type(call))
     return None
 
 
@@ -101,10 +102,6 @@ _HAND_WRITTEN = re.compile(
 )
 _RAGGED = re.compile(r"((mhlo|chlo)\.)?ragged[-_]dot")
 _SORTS = "__cub$DeviceRadixSort"
-
-
-def _kind(target: str) -> WorkKind:
-    return WorkKind.SORT if target.startswith(_SORTS) else WorkKind.LIBRARY
 
 
 def _stated(call: LibraryCall) -> Work | None:
@@ -233,14 +230,14 @@ def _cholesky(call: LibraryCall) -> float:
     return count * n**3 / 3
 
 
-def _lu(call: LibraryCall) -> float:
-    count, m, n = _matrix(call)
-    return count * n**2 * (m - n / 3)
+def _eliminations(passes: float) -> Callable[[LibraryCall], float]:
+    """A multiple of m n^2 - n^3 / 3: below the diagonal, each column takes part in the rest."""
 
+    def count(call: LibraryCall) -> float:
+        matrices, m, n = _matrix(call)
+        return matrices * passes * n**2 * (m - n / 3)
 
-def _qr(call: LibraryCall) -> float:
-    count, m, n = _matrix(call)
-    return count * 2 * n**2 * (m - n / 3)
+    return count
 
 
 def _of_matrices(with_vectors: float, without: float) -> Callable[[LibraryCall], float]:
@@ -297,18 +294,14 @@ def _each_element(operations: float) -> Callable[[LibraryCall], float]:
     return lambda call: operations * sum(t.elements for t in call.results)
 
 
-def _nothing(_call: LibraryCall) -> float:
-    return 0.0
-
-
 _SOLVER = r"(?:(?:cu|hip)(?:solver|blas)_|lapack_[sdczh]?|__cusolver\$)"
 _COUNTED: tuple[tuple[re.Pattern[str], Callable[[LibraryCall], float]], ...] = tuple(
     (re.compile(pattern), count)
     for pattern, count in (
         (rf"[Cc]holesky|{_SOLVER}(potrf\w*|cholesky)", _cholesky),
-        (rf"LuDecomposition|LuRealDecompositionBlock|{_SOLVER}getrf\w*", _lu),
-        (rf"Qr|QrDecompositionBlock|{_SOLVER}geq(rf|p3)\w*", _qr),
-        (rf"ProductOfElementaryHouseholderReflectors|{_SOLVER}(or|un)gqr\w*", _qr),
+        (rf"LuDecomposition|LuRealDecompositionBlock|{_SOLVER}getrf\w*", _eliminations(1)),
+        (rf"Qr|QrDecompositionBlock|{_SOLVER}geq(rf|p3)\w*", _eliminations(2)),
+        (rf"ProductOfElementaryHouseholderReflectors|{_SOLVER}(or|un)gqr\w*", _eliminations(2)),
         (rf"Eigh|{_SOLVER}(sy|he)ev\w*", _of_matrices(9, 4 / 3)),
         (rf"{_SOLVER}ge(s?dd|svd|sdd)\w*", _svd),
         (rf"{_SOLVER}geev\w*", _of_matrices(25, 10)),
@@ -331,7 +324,7 @@ _COUNTED: tuple[tuple[re.Pattern[str], Callable[[LibraryCall], float]], ...] = t
             r"__cub\$.*|(cu|hip)_lu_pivots_to_permutation|X64(Combine|SplitLow|SplitHigh)|"
             r"GatherScatterIndicesBitpacked|AllocateBuffer|CreateBuffer|Pin|Unpin|PadToStatic|SliceToDynamic|SetBound|"
             r"MoveTo(Host|Device)|Resize(Nearest|Bilinear)(Grad)?",
-            _nothing,
+            _each_element(0.0),
         ),
     )
 )

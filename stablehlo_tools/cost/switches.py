@@ -159,27 +159,17 @@ def pairs_on_switches(
     size: float, pairs: Sequence[tuple[int, int]], networks: Sequence[Network]
 ) -> TransferTime:
     """Each source sends all of its bytes to its target; a port's sends and receives add up."""
-    return slowest(
-        _pairs_between(size, sources_and_targets, crossed[0])
-        for crossed, sources_and_targets in _by_crossing(pairs, networks).items()
-    )
-
-
-def _by_crossing(
-    pairs: Sequence[tuple[int, int]], networks: Sequence[Network]
-) -> dict[tuple[Crossing, ...], list[tuple[int, int]]]:
-    pairs_by_crossings: dict[tuple[Crossing, ...], list[tuple[int, int]]] = {}
+    by_crossing: dict[tuple[Crossing, ...], list[tuple[int, int]]] = {}
     for pair in pairs:
-        pairs_by_crossings.setdefault(crossings(networks, pair), []).append(pair)
-    return pairs_by_crossings
-
-
-def _pairs_between(size: float, pairs: Sequence[tuple[int, int]], step: Crossing) -> TransferTime:
-    sent = Counter(source for source, _ in pairs)
-    received = Counter(target for _, target in pairs)
-    messages = max(*sent.values(), *received.values())
-    ns = messages * size / _reached(step.network, 1)
-    return _time("direct", ns, step.network.latency_ns, (step,))
+        by_crossing.setdefault(crossings(networks, pair), []).append(pair)
+    times: list[TransferTime] = []
+    for (step, *_), alike in by_crossing.items():
+        sent = Counter(source for source, _ in alike)
+        received = Counter(target for _, target in alike)
+        messages = max(*sent.values(), *received.values())
+        ns = messages * size / _reached(step.network, 1)
+        times.append(_time("direct", ns, step.network.latency_ns, (step,)))
+    return slowest(times)
 
 
 def _ring_rate(crossed: Sequence[Crossing]) -> float:

@@ -96,8 +96,11 @@ class Torus:
             here, there = self.coordinates(source), self.coordinates(target)
             for axis in range(len(self.shape)):
                 for direction, share in self._ways(axis, here[axis], there[axis]):
-                    for link in self._path(axis, direction, here, there[axis]):
-                        loads[link] += amount * share
+                    position = here[axis]
+                    while position != there[axis]:
+                        start = (*here[:axis], position, *here[axis + 1 :])
+                        loads[axis, direction, start] += amount * share
+                        position = (position + direction) % self.shape[axis]
                 here = (*here[:axis], there[axis], *here[axis + 1 :])
         return loads
 
@@ -110,12 +113,6 @@ class Torus:
         if 2 * ahead == self.shape[axis]:
             return ((1, 0.5), (-1, 0.5))
         return ((1 if 2 * ahead < self.shape[axis] else -1, 1.0),)
-
-    def _path(self, axis: int, direction: int, here: Coordinates, there: int) -> Iterator[_Link]:
-        position = here[axis]
-        while position != there:
-            yield axis, direction, (*here[:axis], position, *here[axis + 1 :])
-            position = (position + direction) % self.shape[axis]
 
 
 def torus_of(network: Network, devices: int) -> Torus:
@@ -151,9 +148,13 @@ def groups_on_torus(
     kind: str, size: float, groups: Sequence[_Group], torus: Torus, network: Network
 ) -> TransferTime:
     """All groups of one collective, of devices numbered within one slice, side by side."""
-    boxes = [_box(group, torus) for group in groups]
-    whole = [box for box in boxes if box is not None]
-    if len(whole) < len(boxes):
+    boxes: list[_Box] = []
+    for group in groups:
+        corners = [torus.coordinates(device) for device in group]
+        boxes.append(tuple(tuple(sorted(set(each))) for each in zip(*corners, strict=True)))
+    # In a box, every combination of the positions is a member.
+    counts = [math.prod(map(len, box)) for box in boxes]
+    if counts != [len(group) for group in groups]:
         # Groups of any form: a ring through the members in order, or messages between all of them.
         passes = _PASSES.get(kind, 1)
         flows = [flow for group in groups for flow in _flows(kind, size * passes, group)]
@@ -165,14 +166,14 @@ def groups_on_torus(
     # The number of groups over each link, by axis and the coordinates where it starts.
     shared = Counter(
         (axis, corner)
-        for box in whole
+        for box in boxes
         for axis, positions in enumerate(box)
         if len(positions) > 1
         for corner in _corners(box, axis, _links(positions, torus, axis))
     )
     return slowest(
         _along_axes(kind, size, spans, network)
-        for spans in dict.fromkeys(_spans(box, torus, shared) for box in whole)
+        for spans in dict.fromkeys(_spans(box, torus, shared) for box in boxes)
     )
 
 
@@ -242,13 +243,6 @@ def _flows(kind: str, size: float, group: _Group) -> Iterator[tuple[int, int, fl
 
 
 type _Box = tuple[tuple[int, ...], ...]  # the members' positions on each axis
-
-
-def _box(group: _Group, torus: Torus) -> _Box | None:
-    """The positions whose every combination is a member, or None where the group is no box."""
-    corners = [torus.coordinates(device) for device in group]
-    box = tuple(tuple(sorted(set(positions))) for positions in zip(*corners, strict=True))
-    return box if math.prod(map(len, box)) == len(group) else None
 
 
 def _spans(box: _Box, torus: Torus, shared: Counter[tuple[int, Coordinates]]) -> tuple[_Span, ...]:
