@@ -11,13 +11,12 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from stablehlo_tools.order.findings import Actor, Finding, Verdict, actor_of, at, describe, name
 from stablehlo_tools.order.program import (
     Block,
     Branch,
-    Decision,
     Issue,
     Loop,
     Program,
@@ -30,14 +29,7 @@ from stablehlo_tools.order.program import (
     rebuilt,
 )
 
-
-@dataclass
-class _Channel:
-    """The programs on either side, and a transfer of each."""
-
-    ends: dict[str, dict[int, Issue]] = field(
-        default_factory=lambda: {"send": dict[int, Issue](), "recv": dict[int, Issue]()}
-    )
+type _Channel = dict[str, dict[int, Issue]]  # of `send` and `recv`: by program, a transfer
 
 
 def pair_transfers(programs: Sequence[Program]) -> tuple[tuple[Program, ...], Finding | None]:
@@ -50,14 +42,14 @@ def pair_transfers(programs: Sequence[Program]) -> tuple[tuple[Program, ...], Fi
     for number, program in enumerate(programs):
         for issue in issues_of(program.block):
             if issue.transfer and not issue.rendezvous:
-                channel = channels.setdefault(issue.signature.details, _Channel())
-                channel.ends[issue.transfer].setdefault(number, issue)
+                channel = channels.setdefault(issue.signature.details, {"send": {}, "recv": {}})
+                channel[issue.transfer].setdefault(number, issue)
     meetings: dict[str, list[tuple[int, int]]] = {}
     for channel_name, channel in channels.items():
         finding = _unpaired(programs, channel_name, channel)
         if finding is not None:
             return tuple(programs), finding
-        (sender,), (receiver,) = channel.ends["send"], channel.ends["recv"]
+        (sender,), (receiver,) = channel["send"], channel["recv"]
         pairs = zip(programs[sender].devices, programs[receiver].devices, strict=True)
         meetings[channel_name] = list(pairs)
 
@@ -75,7 +67,7 @@ def pair_transfers(programs: Sequence[Program]) -> tuple[tuple[Program, ...], Fi
 
 def _unpaired(programs: Sequence[Program], channel_name: str, channel: _Channel) -> Finding | None:
     """What is wrong with a channel, if anything is."""
-    senders, receivers = channel.ends["send"], channel.ends["recv"]
+    senders, receivers = channel["send"], channel["recv"]
     number, issue = next(iter((senders or receivers).items()))
     device = programs[number].devices[0]
     place = at(programs, number, issue.place)
@@ -168,7 +160,10 @@ def _divergent(
 ) -> Finding:
     decision = decision_of(node)
     inside = [device for device in meeting.members if device in decision.classes]
-    one, other = _disagreeing(decision, inside)
+    # Two participants that need not decide alike.
+    classes = decision.classes if decision.values is None else decision.values
+    one = inside[0]
+    other = next(device for device in inside if classes[device] != classes[one])
     what = "how often the loop runs" if isinstance(node, Loop) else "which branch is taken"
     known = decision.values is not None
     where = at(programs, number, node.place)
@@ -182,7 +177,11 @@ def _divergent(
     if decision.values is not None:
         verb = "runs the loop {} times" if isinstance(node, Loop) else "takes branch {}"
         told = tuple(f"device {d} {verb.format(decision.values[d])}" for d in (one, other))
-        often = [_times(programs[number].block, d, issue, meeting) for d in (one, other)]
+        key = issue.signature, meeting.members
+        often = [
+            sum(each.times for each in _occurrences(programs[number].block, d) if each.key == key)
+            for d in (one, other)
+        ]
         is_certain = often[0] != often[1]
         if is_certain:
             first, second = (one, other) if often[0] > often[1] else (other, one)
@@ -200,14 +199,6 @@ def _divergent(
         actors,
         told,
         confirmed=is_certain,
-    )
-
-
-def _times(block: Block, device: int, issue: Issue, meeting: Rendezvous) -> int:
-    """How often a device issues what could meet in a rendezvous of a collective."""
-    key = issue.signature, meeting.members
-    return sum(
-        occurrence.times for occurrence in _occurrences(block, device) if occurrence.key == key
     )
 
 
@@ -229,12 +220,6 @@ def _foreign(
         Actor(theirs, other, "another program", programs[theirs].place),
     )
     return Finding(Verdict.MAY_DEADLOCK, "decided-at-run-time", message, actors, told)
-
-
-def _disagreeing(decision: Decision, devices: Sequence[int]) -> tuple[int, int]:
-    """Two of the devices that need not decide alike."""
-    known = decision.classes if decision.values is None else decision.values
-    return devices[0], next(d for d in devices if known[d] != known[devices[0]])
 
 
 type _Key = tuple[Signature, tuple[int, ...]]
@@ -331,7 +316,8 @@ def _explain(
     key, device = occurrence.key, occurrence.device
     here, there = counts[key].get(device, 0), counts[key].get(member, 0)
     more, less = (device, member) if here > there else (member, device)
-    issue = _issue_of(programs[program_of[more]], more, key) or occurrence.issue
+    own = _occurrences(programs[program_of[more]].block, more)
+    issue = next((each.issue for each in own if each.key == key), occurrence.issue)
     most, least = max(here, there), min(here, there)
     number, other = program_of[more], program_of[less]
     place = at(programs, number, issue.place)
@@ -361,11 +347,6 @@ def _explain(
         told,
         confirmed=True,
     )
-
-
-def _issue_of(program: Program, device: int, key: _Key) -> Issue | None:
-    listed = _occurrences(program.block, device)
-    return next((occurrence.issue for occurrence in listed if occurrence.key == key), None)
 
 
 def _instead(

@@ -12,6 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from stablehlo_tools.order.components import connected
 from stablehlo_tools.order.findings import Finding, Verdict, actor_of, at, name
 from stablehlo_tools.order.program import (
     Block,
@@ -115,26 +116,17 @@ class _Alignment:
 
 def _classes(blocks: Mapping[int, Block]) -> dict[_Position, int]:
     """Numbers the nodes of all blocks, those that meet alike."""
-    parent: dict[_Position, _Position] = {}
-
-    def root(place: _Position) -> _Position:
-        while parent[place] != place:
-            parent[place] = parent[parent[place]]
-            place = parent[place]
-        return place
-
-    first: dict[object, _Position] = {}
+    places: list[_Position] = []
+    alike: defaultdict[object, list[int]] = defaultdict(list)  # of places, those that meet
     for program, block in blocks.items():
         seen: Counter[object] = Counter()
         for position, node in enumerate(block.nodes):
-            parent[program, position] = (program, position)
             for key in _keys(node, program):
-                occurrence = (key, seen[key])
+                alike[key, seen[key]].append(len(places))
                 seen[key] += 1
-                known = first.setdefault(occurrence, (program, position))
-                parent[root((program, position))] = root(known)
-    numbers: dict[_Position, int] = {}
-    return {place: numbers.setdefault(root(place), len(numbers)) for place in parent}
+            places.append((program, position))
+    classes = connected(alike.values(), range(len(places)))
+    return {places[at]: number for number, part in enumerate(classes) for at in part}
 
 
 def _keys(node: Node, program: int) -> list[object]:
@@ -156,11 +148,8 @@ def _form(node: Node) -> object:
     often: object = frozenset(decision.symbols.values())
     if decision.values is not None:
         often = frozenset(decision.values.values()) if isinstance(node, Loop) else ()
-    return often, tuple(frozenset(counts.items()) for counts in inside), _reach(node)
-
-
-def _reach(node: Node) -> frozenset[tuple[int, ...]]:
-    return frozenset(m.members for m in footprint(node) if len(m.members) > 1)
+    reach = frozenset(m.members for m in footprint(node) if len(m.members) > 1)
+    return often, tuple(frozenset(counts.items()) for counts in inside), reach
 
 
 def _sort(

@@ -38,7 +38,6 @@ from stablehlo_tools.order.program import (
     Block,
     Decision,
     Issue,
-    Loop,
     Node,
     Program,
     Rendezvous,
@@ -50,6 +49,7 @@ from stablehlo_tools.order.program import (
     inner_blocks,
     issues_of,
     rebuilt,
+    with_blocks,
 )
 
 _KIND = "transfer, both ends"
@@ -149,22 +149,19 @@ def in_single_steps(programs: Sequence[Program]) -> tuple[Program, ...] | None:
 
 def _merged_block(block: Block, devices: Sequence[int], known: dict[Block, Block]) -> Block:
     if block not in known:
-        nodes = [_with_merged_inside(node, devices, known) for node in block.nodes]
-        changed = any(new is not old for new, old in zip(nodes, block.nodes, strict=True))
+        nodes = list(block.nodes)
+        for position, node in enumerate(block.nodes):
+            if isinstance(node, Issue):
+                continue
+            old = inner_blocks(node)
+            new = [_merged_block(each, devices, known) for each in old]
+            if any(one is not other for one, other in zip(new, old, strict=True)):
+                nodes[position] = with_blocks(node, new)
+        changed = any(one is not other for one, other in zip(nodes, block.nodes, strict=True))
         inside = replace(block, nodes=tuple(nodes)) if changed else block
         ends = dict(_ends(block, devices))
         known[block] = _without(inside, ends) if ends else inside
     return known[block]
-
-
-def _with_merged_inside(node: Node, devices: Sequence[int], known: dict[Block, Block]) -> Node:
-    inner = [_merged_block(each, devices, known) for each in inner_blocks(node)]
-    if all(new is old for new, old in zip(inner, inner_blocks(node), strict=True)):
-        return node
-    if isinstance(node, Loop):
-        return replace(node, condition=inner[0], body=inner[1])
-    assert not isinstance(node, Issue)
-    return replace(node, branches=tuple(inner))
 
 
 def _ends(block: Block, devices: Sequence[int]) -> Iterator[tuple[int, int]]:

@@ -191,17 +191,16 @@ def _turned(
             own = next((d for d in both if program_of[d] == number), None)
             for device in both if own is not None else ():
                 theirs = program_of[device]
-                if theirs == number or _in_one_order(opened[number], opened[theirs], one, other):
+                both_open = (opened[number], opened[theirs])
+                if (
+                    theirs == number
+                    or all(each.opens_first(one, other) for each in both_open)
+                    or all(each.opens_first(other, one) for each in both_open)
+                ):
                     continue
                 assert own is not None
                 return _in_two_orders(programs, opened, (number, theirs), (own, device), one, other)
     return None
-
-
-def _in_one_order(mine: _Opened, theirs: _Opened, one: _Communicator, other: _Communicator) -> bool:
-    return (mine.opens_first(one, other) and theirs.opens_first(one, other)) or (
-        mine.opens_first(other, one) and theirs.opens_first(other, one)
-    )
 
 
 def _split(

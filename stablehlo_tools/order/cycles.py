@@ -170,12 +170,17 @@ class _Search:
         start = self._state(first, False, device)
         came_from: dict[_State, _Origin] = {start: None}
         barred = {} if second is None else self._barred(device, first, second)
-        unseen = {turned: self._everywhere() for turned in (False, True)}
+        # For each device the bits of all its places, whether the way went back or not.
+        unseen = {
+            turned: {d: (1 << len(own)) - 1 for d, own in self.calendar.of_device.items()}
+            for turned in (False, True)
+        }
         queue = deque([start])
 
         def reach(state: _State, origin: _State, member: int | None) -> None:
             if not self._has_two_places(state[0], program):
-                self._strike(unseen[state[1]], state[0])
+                for each in self.everything[state[0]]:
+                    unseen[state[1]][each] &= ~(1 << self.calendar.position[each, state[0]])
             if state not in came_from:
                 came_from[state] = origin, member
                 queue.append(state)
@@ -318,15 +323,6 @@ class _Search:
         arrivals = self.calendar.meetings[meeting].arrivals
         return {a.top for a in arrivals if a.program == program}
 
-    def _everywhere(self) -> dict[int, int]:
-        """For each device the bits of all its places."""
-        return {d: (1 << len(listed)) - 1 for d, listed in self.calendar.of_device.items()}
-
-    def _strike(self, unseen: dict[int, int], meeting: int) -> None:
-        """Takes the meeting out, at each of its devices."""
-        for member in self.everything[meeting]:
-            unseen[member] &= ~(1 << self.calendar.position[member, meeting])
-
     def _meetings(self, member: int, places: int) -> Iterator[int]:
         """A device's meetings at these places."""
         self._work()
@@ -356,25 +352,23 @@ class _Search:
 
     def _following(self, device: int) -> list[int]:
         """For each place of a device, the places that can come after it: bits."""
-        if device not in self._following_of:
-            self._following_of[device] = self._compute_following(device)
-        return self._following_of[device]
-
-    def _compute_following(self, device: int) -> list[int]:
+        if device in self._following_of:
+            return self._following_of[device]
         block = self._block(device)
         tops = [self.calendar.top[device, m] for m in self.calendar.of_device[device]]
         everything = (1 << len(tops)) - 1
         result = [everything & -(2 << place) for place in range(len(tops))]
-        if block.is_total:
-            return result
-        places: defaultdict[int, int] = defaultdict(int)
-        for place, top in enumerate(tops):
-            places[top] |= 1 << place
-        free = {
-            top: sum(bits for t, bits in places.items() if t != top and not block.ordered(t, top))
-            for top in places
-        }
-        return [bits | free[top] for bits, top in zip(result, tops, strict=True)]
+        if not block.is_total:
+            places: defaultdict[int, int] = defaultdict(int)
+            for place, top in enumerate(tops):
+                places[top] |= 1 << place
+            free = {
+                top: sum(b for t, b in places.items() if t != top and not block.ordered(t, top))
+                for top in places
+            }
+            result = [bits | free[top] for bits, top in zip(result, tops, strict=True)]
+        self._following_of[device] = result
+        return result
 
     def _cycle(
         self, device: int, first: int, last: _State, came_from: dict[_State, _Origin]

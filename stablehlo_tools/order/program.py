@@ -214,6 +214,13 @@ def inner_blocks(node: Node) -> tuple[Block, ...]:
     return node.branches if isinstance(node, Branch) else ()
 
 
+def with_blocks(node: Loop | Branch, blocks: Sequence[Block]) -> Loop | Branch:
+    """The loop or branch with other blocks, in the order of `inner_blocks`."""
+    if isinstance(node, Loop):
+        return replace(node, condition=blocks[0], body=blocks[1])
+    return replace(node, branches=tuple(blocks))
+
+
 def compiled_blocks(node: Node) -> tuple[Block, ...]:
     """The blocks that a compiled program has: compilers delete a body that never runs."""
     if isinstance(node, Loop) and node.trips.is_constant:
@@ -284,10 +291,10 @@ def rebuilt(
     def of(node: Node) -> Node:
         if isinstance(node, Issue):
             return issue(node)
-        inner = [rebuilt(each, issue, decision) for each in inner_blocks(node)]
+        node = with_blocks(node, [rebuilt(each, issue, decision) for each in inner_blocks(node)])
         if isinstance(node, Loop):
-            return replace(node, trips=decision(node.trips), condition=inner[0], body=inner[1])
-        return replace(node, choice=decision(node.choice), branches=tuple(inner))
+            return replace(node, trips=decision(node.trips))
+        return replace(node, choice=decision(node.choice))
 
     return replace(block, nodes=tuple(of(node) for node in block.nodes))
 
@@ -301,10 +308,8 @@ def in_text_order(block: Block) -> Block:
     def of(node: Node) -> Node:
         if isinstance(node, Issue):
             return replace(node, beside="", doubt="")
-        inner = [in_text_order(each) for each in inner_blocks(node)]
-        if isinstance(node, Loop):
-            return replace(node, condition=inner[0], body=inner[1], is_chained=True)
-        return replace(node, branches=tuple(inner))
+        node = with_blocks(node, [in_text_order(each) for each in inner_blocks(node)])
+        return replace(node, is_chained=True) if isinstance(node, Loop) else node
 
     return Block(tuple(of(node) for node in block.nodes), TextOrder(len(block.nodes)))
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from stablehlo_tools.order.communicators import find_component_conflict
-from stablehlo_tools.order.findings import Actor, Finding, Verdict, at, devices_text, name
+from stablehlo_tools.order.findings import Finding, Verdict, at, devices_text, name
 from stablehlo_tools.order.program import (
     UNKNOWN_CALL,
     Block,
@@ -30,7 +30,13 @@ def as_text(decided: Decided, *, is_scheduled: bool = False) -> str:
         return finding_text(decided.programs, decided.finding)
     lines = [*_reasons(decided, is_scheduled=is_scheduled), *_assumptions(decided.programs)]
     lines += [f"not judged: {message}" for message in _not_judged(decided, is_scheduled)]
-    return "\n".join([_headline(decided), *(f"  {line}" for line in lines)])
+    devices = [d for program in decided.programs for d in program.devices]
+    count, programs = decided.collectives, len(decided.programs)
+    headline = (
+        f"{Verdict.ORDERED.value}: {programs} program{'s' * (programs > 1)} on "
+        f"{devices_text(devices)}, {count} collective{'s' * (count != 1)}"
+    )
+    return "\n".join([headline, *(f"  {line}" for line in lines)])
 
 
 def _not_judged(decided: Decided, is_scheduled: bool) -> list[str]:
@@ -74,7 +80,15 @@ def as_json(decided: Decided, *, is_scheduled: bool = False) -> dict[str, Any]:
     `as_text`."""
     report: dict[str, Any] = {
         "verdict": decided.verdict.value,
-        "programs": [_program(program) for program in decided.programs],
+        "programs": [
+            {
+                "name": program.name,
+                "devices": list(program.devices),
+                "collectives": sum(1 for _ in issues_of(program.block)),
+                "deleted": [issue.place.render(program.name) for issue in program.dead],
+            }
+            for program in decided.programs
+        ],
         "not_judged": _not_judged(decided, is_scheduled),
     }
     if decided.finding is None:
@@ -82,15 +96,6 @@ def as_json(decided: Decided, *, is_scheduled: bool = False) -> dict[str, Any]:
     else:
         report["counterexample"] = _counterexample(decided.programs, decided.finding)
     return report
-
-
-def _headline(decided: Decided) -> str:
-    devices = [d for program in decided.programs for d in program.devices]
-    count, programs = decided.collectives, len(decided.programs)
-    return (
-        f"{Verdict.ORDERED.value}: {programs} program{'s' * (programs > 1)} on "
-        f"{devices_text(devices)}, {count} collective{'s' * (count != 1)}"
-    )
 
 
 def _reasons(decided: Decided, *, is_scheduled: bool) -> list[str]:
@@ -124,15 +129,6 @@ def _order_lines(programs: Sequence[Program], finding: Finding) -> list[str]:
     return lines
 
 
-def _program(program: Program) -> dict[str, Any]:
-    return {
-        "name": program.name,
-        "devices": list(program.devices),
-        "collectives": sum(1 for _ in issues_of(program.block)),
-        "deleted": [issue.place.render(program.name) for issue in program.dead],
-    }
-
-
 def _proof(decided: Decided) -> dict[str, Any]:
     """What the verdict rests on, step by step, and the order in which all meet."""
     steps: list[dict[str, Any]] = [
@@ -146,7 +142,12 @@ def _proof(decided: Decided) -> dict[str, Any]:
         }
     ]
     if decided.meetings:
-        steps.append({"step": "agreement", "communicators": _communicators(decided.programs)})
+        # Each set of participants, and how many collectives of a program it has at most.
+        counts: Counter[tuple[int, ...]] = Counter()
+        for program in decided.programs:
+            counts |= Counter(m.members for i in issues_of(program.block) for m in i.rendezvous)
+        communicators = [{"members": list(m), "collectives": n} for m, n in sorted(counts.items())]
+        steps.append({"step": "agreement", "communicators": communicators})
         steps.append(
             {
                 "step": "run",
@@ -154,7 +155,12 @@ def _proof(decided: Decided) -> dict[str, Any]:
                 "order": [_meeting(meeting) for meeting in decided.meetings[:_MOST_MEETINGS]],
             }
         )
-    unordered = sum(_unordered(block) for p in decided.programs for block in blocks_of(p.block))
+    unordered = sum(
+        not block.ordered(position - 1, position)
+        for program in decided.programs
+        for block in blocks_of(program.block)
+        for position in range(1, len(block.nodes))
+    )
     steps.append({"step": "no-hazard", "unordered_neighbours": unordered})
     if assumed := _assumptions(decided.programs):
         steps.append({"step": "assumed", "custom_calls": assumed})
@@ -170,15 +176,6 @@ def _decisions(block: Block) -> list[tuple[Any, bool]]:
     return decisions
 
 
-def _communicators(programs: Sequence[Program]) -> list[dict[str, Any]]:
-    """Each set of participants, and how many collectives of a program it has at most."""
-    counts: Counter[tuple[int, ...]] = Counter()
-    for program in programs:
-        own = Counter(m.members for i in issues_of(program.block) for m in i.rendezvous)
-        counts |= own
-    return [{"members": list(m), "collectives": n} for m, n in sorted(counts.items())]
-
-
 def _meeting(meeting: Meeting) -> dict[str, Any]:
     arrivals = meeting.arrivals
     ids = {
@@ -191,10 +188,6 @@ def _meeting(meeting: Meeting) -> dict[str, Any]:
     }
 
 
-def _unordered(block: Block) -> int:
-    return sum(1 for i in range(1, len(block.nodes)) if not block.ordered(i - 1, i))
-
-
 def _counterexample(programs: Sequence[Program], finding: Finding) -> dict[str, Any]:
     orders: list[dict[str, Any]] = []
     for (number, block), order in finding.choice.items():
@@ -205,18 +198,17 @@ def _counterexample(programs: Sequence[Program], finding: Finding) -> dict[str, 
         "rule": finding.rule,
         "message": finding.message,
         "devices": list(finding.devices),
-        "collectives": [_actor(programs, actor) for actor in finding.actors],
+        "collectives": [
+            {
+                "program": actor.program,
+                "device": actor.device,
+                "what": actor.what,
+                "place": at(programs, actor.program, actor.place),
+                "collective": actor.issue,
+            }
+            for actor in finding.actors
+        ],
         "interleaving": list(finding.sentences),
         "orders": orders,
         "replayed": finding.confirmed,
-    }
-
-
-def _actor(programs: Sequence[Program], actor: Actor) -> dict[str, Any]:
-    return {
-        "program": actor.program,
-        "device": actor.device,
-        "what": actor.what,
-        "place": at(programs, actor.program, actor.place),
-        "collective": actor.issue,
     }

@@ -48,7 +48,6 @@ from stablehlo_tools.order.program import (
     UNKNOWN_CALL,
     Issue,
     Loop,
-    Node,
     Program,
     Signature,
     blocks_of,
@@ -94,7 +93,9 @@ def decide(programs: Sequence[Program], *, strict: bool = False) -> Decided:
     With `strict`, each device counts as compiled apart. Raises UndecidedError for loops of unlike
     shape that would take too long to step through.
     """
-    decided = _by_order(_split(programs) if strict else programs)
+    if strict:
+        programs = [replace(program, devices=(d,)) for program in programs for d in program.devices]
+    decided = _by_order(programs)
     if decided.finding is not None:
         return replace(decided, finding=_doubted(decided.programs, decided.finding))
     return replace(decided, finding=find_communicator_conflict(decided.programs))
@@ -181,7 +182,13 @@ def _by_order(programs: Sequence[Program]) -> Decided:
     if len(judged) == 1 and not any(issue.transfer for issue in issues_of(judged[0].block)):
         return Decided(judged, None)
     finding = find_foreign_decision(judged)
-    if finding is None and _has_loops(judged):  # which a run may have to step through
+    has_loops = any(
+        isinstance(node, Loop)
+        for program in judged
+        for block in blocks_of(program.block)
+        for node in block.nodes
+    )
+    if finding is None and has_loops:  # which a run may have to step through
         finding = find_disagreement(judged)
     if finding is not None:
         return Decided(judged, finding)
@@ -193,19 +200,6 @@ def _by_order(programs: Sequence[Program]) -> Decided:
     finding = _unordered(simulator) or _cyclic(simulator, outcome.meetings)
     finding = finding or _rewritten(judged, outcome.meetings)
     return Decided(judged, finding, outcome.meetings)
-
-
-def _has_loops(programs: Sequence[Program]) -> bool:
-    return any(
-        isinstance(node, Loop)
-        for program in programs
-        for block in blocks_of(program.block)
-        for node in block.nodes
-    )
-
-
-def _split(programs: Sequence[Program]) -> list[Program]:
-    return [replace(program, devices=(d,)) for program in programs for d in program.devices]
 
 
 def _conflict(
@@ -222,7 +216,10 @@ def _conflict(
     told = waits(programs, outcome.waiting, cycle)
     rule = "conflicting-order" if len(cycle) == 2 else "cyclic-wait"
     # What is decided at run time may be decided so that nobody waits.
-    is_certain = not any(_is_undecided(arrival.node) for arrival in outcome.waiting.values())
+    nodes = [arrival.node for arrival in outcome.waiting.values()]
+    is_certain = all(
+        isinstance(node, Issue) or decision_of(node).values is not None for node in nodes
+    )
     return Finding(
         Verdict.MAY_DEADLOCK,
         rule if is_certain else "decided-at-run-time",
@@ -232,10 +229,6 @@ def _conflict(
         choice or {},
         confirmed=is_certain,
     )
-
-
-def _is_undecided(node: Node) -> bool:
-    return not isinstance(node, Issue) and decision_of(node).values is None
 
 
 def _rewritten(programs: Sequence[Program], meetings: Sequence[Meeting]) -> Finding | None:
@@ -320,7 +313,7 @@ def _of_pair(simulator: Simulator, pair: Pair) -> Finding:
 def _cyclic(simulator: Simulator, meetings: Sequence[Meeting]) -> Finding | None:
     """A deadlock through three or more devices that some schedule of each program allows."""
     programs = simulator.programs
-    if _is_ordered_by_classes(programs):
+    if _is_ordered(by_classes(programs)):
         return None
     doubtful: Finding | None = None
     try:
@@ -340,7 +333,7 @@ def _cyclic(simulator: Simulator, meetings: Sequence[Meeting]) -> Finding | None
     if doubtful is not None:
         return doubtful
     nested = nested_doubt(programs)
-    if nested is None or _is_ordered_in_single_steps(programs):
+    if nested is None or _is_ordered(in_single_steps(programs)):
         return None
     number, block, first, second = nested
     nodes = block.nodes[first], block.nodes[second]
@@ -354,23 +347,10 @@ def _cyclic(simulator: Simulator, meetings: Sequence[Meeting]) -> Finding | None
     return Finding(Verdict.MAY_DEADLOCK, "unordered", message, actors)
 
 
-def _is_ordered_by_classes(programs: Sequence[Program]) -> bool:
-    """Whether nothing goes wrong though devices that do the same wait for all of each other."""
-    classes = by_classes(programs)
+def _is_ordered(coarser: Sequence[Program] | None) -> bool:
+    """Returns True if nothing goes wrong in coarser programs, in which devices wait for more."""
     try:
-        return classes is not None and _by_order(classes).finding is None
-    except UndecidedError:
-        return False
-
-
-def _is_ordered_in_single_steps(programs: Sequence[Program]) -> bool:
-    """Whether nothing goes wrong though all devices of a chain wait for each other in a transfer.
-
-    In the transfer itself they wait for less.
-    """
-    steps = in_single_steps(programs)
-    try:
-        return steps is not None and _by_order(steps).finding is None
+        return coarser is not None and _by_order(coarser).finding is None
     except UndecidedError:
         return False
 
