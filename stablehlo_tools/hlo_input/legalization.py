@@ -45,16 +45,12 @@ def read_hlo(data: bytes, name: str, context: ir.Context) -> tuple[ir.Module, Hl
         _legalize(module, source)
         module.operation.verify()
     except ir.MLIRError as error:
-        raise _invalid(error, source) from None
+        # At the line of the instruction: XLA's parser does not check all shapes.
+        told = from_mlir_error(error, "this HLO is no valid StableHLO: ").diagnostic
+        mark = mark_of(told.place.name)[1]
+        place = told.place if mark is None else Place(None, source.place_of(*mark)[1], 1)
+        raise ToolError(told.message, place) from None
     return module, source
-
-
-def _invalid(error: ir.MLIRError, source: HloText) -> ToolError:
-    """What MLIR says of an instruction, at its line: XLA's parser does not check all shapes."""
-    told = from_mlir_error(error, "this HLO is no valid StableHLO: ").diagnostic
-    mark = mark_of(told.place.name)[1]
-    place = told.place if mark is None else Place(None, source.place_of(*mark)[1], 1)
-    return ToolError(told.message, place)
 
 
 _HANDED_ON = frozenset({"mhlo.copy", "mhlo.domain", "mhlo.add_dependency"})

@@ -281,7 +281,10 @@ def _divide(line: str, split_starts: dict[str, int]) -> list[str]:
     Any other keeps its line, without its aliasing. `split_starts` has the number of operands of
     each start that was divided, by name.
     """
-    line = _without_aliasing(line)
+    at = line.find(_ALIASING)
+    if at >= 0:
+        start, end = line.rfind(",", 0, at), closing_bracket(line, at + len(_ALIASING))
+        line = line if end is None or start < 0 else line[:start] + line[end + 1 :]
     one = parse_instruction(COMMENT.sub("", line))
     if one is None or one.end_of_operands == len(one.line):
         return [line]
@@ -352,12 +355,3 @@ def _define(one: HloInstruction, name: str, value: str) -> str:
     """A line that defines a name in the place of an instruction; its own name stays the root."""
     indent = one.line[: len(one.line) - len(one.line.lstrip())]
     return f"{indent}{'ROOT ' if one.is_root and name == one.printed_name else ''}{name} = {value}"
-
-
-def _without_aliasing(line: str) -> str:
-    at = line.find(_ALIASING)
-    if at < 0:
-        return line
-    end = closing_bracket(line, at + len(_ALIASING))
-    start = line.rfind(",", 0, at)
-    return line if end is None or start < 0 else line[:start] + line[end + 1 :]

@@ -15,7 +15,7 @@ from typing import Any
 
 from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.cost.hardware import Hardware
-from stablehlo_tools.diagnostics import ToolError, note
+from stablehlo_tools.diagnostics import ToolError, naming, note
 from stablehlo_tools.processes import activity, child
 from stablehlo_tools.processes.ending import shortened
 from stablehlo_tools.targets import compiler_process
@@ -97,11 +97,8 @@ def compile_artifact(
     target = Target(target)
     chip, stand_in = chip_for(target, hardware)
     activity.show(f"{target.title} compiles {artifact.name}")
-    try:
+    with naming(artifact.name):
         return _compile(artifact, target, timeout, chip, stand_in, options)
-    except ToolError as error:
-        error.input_name = error.input_name or artifact.name
-        raise
 
 
 def _compile(

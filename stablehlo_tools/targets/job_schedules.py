@@ -89,9 +89,17 @@ def decide_order(
     if any(a.exported is not None and len(a.exported.platforms) > 1 for a in artifacts) and asked:
         options = replace(options, platform=options.platform or asked[0].platform)
     programs, grids = _programs(artifacts, options)
-    left_open = _left_open(programs, strict=options.strict)
+    # What the programs' texts leave open; empty if they force one order.
+    try:
+        finding = decide(programs, strict=options.strict).finding
+        left_open = "" if finding is None else finding.message
+    except UndecidedError:
+        left_open = "loops of the programs' texts were not stepped through"
     has_transfers = any(issue.transfer for p in programs for issue in issues_of(p.block))
-    sources = _sources(artifacts, grids) if asked and not has_transfers else []
+    sources: list[tuple[str, Artifact]] = []  # to compile, each with a key that equal ones share
+    if asked and not has_transfers:
+        stated = map(_with_grid, artifacts, grids)
+        sources = [(_hash_text(artifact), artifact) for artifact in stated]
     answers: list[OrderAnswer] = []
     refused: list[tuple[Target, ToolError]] = []
     for target in asked:
@@ -122,15 +130,6 @@ def _programs(
     return [each.program for each in issued], [each.grid for each in issued]
 
 
-def _left_open(programs: Sequence[Program], *, strict: bool) -> str:
-    """What the texts of programs leave open, in words; empty if they force one order."""
-    try:
-        finding = decide(programs, strict=strict).finding
-    except UndecidedError:
-        return "loops of the programs' texts were not stepped through"
-    return "" if finding is None else finding.message
-
-
 def decide_without_compilers(artifacts: Sequence[Artifact], options: Options) -> Decided:
     """The verdict on what programs issue whatever a compiler makes of them.
 
@@ -150,17 +149,6 @@ def default_targets(artifacts: Sequence[Artifact], platform: str | None) -> list
         named = {platform}
     chosen = [each for each in Target if not named or each.platform in named]
     return [each for each in chosen if missing_package(each) is None]
-
-
-def _sources(
-    artifacts: Sequence[Artifact], grids: Sequence[ProcessGrid]
-) -> list[tuple[str, Artifact]]:
-    """The programs to compile, each with a key that equal ones share."""
-    sources: list[tuple[str, Artifact]] = []
-    for artifact, grid in zip(artifacts, grids, strict=True):
-        stated = _with_grid(artifact, grid)
-        sources.append((_hash_text(stated), stated))
-    return sources
 
 
 def _hash_text(artifact: Artifact) -> str:

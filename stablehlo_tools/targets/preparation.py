@@ -26,7 +26,6 @@ from dataclasses import dataclass
 
 from stablehlo_tools import bindings
 from stablehlo_tools.analysis.collectives import (
-    Collective,
     ModuleFacts,
     find_collectives,
     stated_grid,
@@ -43,12 +42,11 @@ from stablehlo_tools.ir.shardy_round_trip import restore_shardy
 from stablehlo_tools.ir.token_chain import inline_composites
 from stablehlo_tools.ir.walk import (
     ENTRY,
-    FUNCTION,
+    drop_attributes,
     functions_by_name,
     main_function,
     symbol_name,
     terminator,
-    walk,
 )
 from stablehlo_tools.targets.chips import Target
 from stablehlo_tools.targets.order import Item, program_ids
@@ -133,19 +131,17 @@ def _process_grid(module: ir.Module) -> ProcessGrid:
     facts = ModuleFacts.of(module)
     collectives = find_collectives(module)
     if stated_grid(module) is None:
-        facts = ModuleFacts(_inferred_grid(facts, collectives), facts.meshes)
+        grid = facts.grid
+        if grid.num_replicas == 1:
+            sizes = [mesh.size for mesh in facts.meshes.values()]
+            grid = ProcessGrid(1, max([grid.num_partitions, *sizes]))
+        reduces_all = any(c.group_mode is GroupMode.CROSS_REPLICA for c in collectives)
+        if grid.size == 1 and reduces_all:
+            grid = ProcessGrid(_DEVICES_PER_HOST)
+        facts = ModuleFacts(grid, facts.meshes)
     for collective in collectives:
         facts.groups(collective)  # raises for a device that the grid does not have
     return facts.grid
-
-
-def _inferred_grid(facts: ModuleFacts, collectives: list[Collective]) -> ProcessGrid:
-    grid = facts.grid
-    if grid.num_replicas == 1:
-        sizes = [mesh.size for mesh in facts.meshes.values()]
-        grid = ProcessGrid(1, max([grid.num_partitions, *sizes]))
-    reduces_all = any(c.group_mode is GroupMode.CROSS_REPLICA for c in collectives)
-    return ProcessGrid(_DEVICES_PER_HOST) if grid.size == 1 and reduces_all else grid
 
 
 def _make_manual(module: ir.Module, partitions: int) -> None:
@@ -154,48 +150,34 @@ def _make_manual(module: ir.Module, partitions: int) -> None:
     Shardings that a partitioner left on the values of a program for one device are dropped: they
     describe global values.
     """
-    main = functions_by_name(module)[ENTRY]
+    main, context = functions_by_name(module)[ENTRY], module.context
     _drop_shardings(module)
-    mesh = _add_mesh(module, partitions)
+    taken = {symbol_name(op) for op in module.body.operations if "sym_name" in op.attributes}
+    mesh = next(n for n in (f"devices_{i}" for i in range(len(taken) + 1)) if n not in taken)
+    text = f'sdy.mesh @{mesh} = <["{_AXIS}"={partitions}]>'
+    ir.InsertionPoint.at_block_begin(module.body).insert(ir.Operation.parse(text, context=context))
     block = main.regions[0].blocks[0]
     inputs = [argument.type for argument in block.arguments]
     outputs = [value.type for value in terminator(block).operands]
-    taken, given = (_replicated(types, mesh, main.context) for types in (inputs, outputs))
-    wrap_body(main, (taken, given), [_AXIS], (inputs, outputs))
+
+    def replicate(type_: ir.Type) -> ir.Attribute:
+        rank = type_.rank if isinstance(type_, ir.RankedTensorType) else 0
+        return tensor_sharding(mesh, [((), False)] * rank, context)
+
+    shardings = ([*map(replicate, inputs)], [*map(replicate, outputs)])
+    wrap_body(main, shardings, [_AXIS], (inputs, outputs))
 
 
 def _drop_shardings(module: ir.Module) -> None:
-    def visit(op: ir.Operation) -> ir.WalkResult:
-        if _SHARDING in op.attributes:
-            del op.attributes[_SHARDING]
+    drop_attributes(module.operation, [_SHARDING])
+    for function in functions_by_name(module).values():
         for name in ("arg_attrs", "res_attrs"):
-            if op.name == FUNCTION and name in op.attributes:
-                op.attributes[name] = _without_shardings(op.attributes[name])
-        return ir.WalkResult.ADVANCE
-
-    walk(module.operation, visit)
-
-
-def _without_shardings(attribute: ir.Attribute) -> ir.Attribute:
-    context = attribute.context
-    kept = [
-        ir.DictAttr.get({e.name: e.attr for e in entry if e.name != _SHARDING}, context)
-        for entry in map(ir.DictAttr, ir.ArrayAttr(attribute))
-    ]
-    return ir.ArrayAttr.get(kept, context)
-
-
-def _add_mesh(module: ir.Module, partitions: int) -> str:
-    taken = {symbol_name(op) for op in module.body.operations if "sym_name" in op.attributes}
-    name = next(n for n in (f"devices_{i}" for i in range(len(taken) + 1)) if n not in taken)
-    mesh = ir.Operation.parse(
-        f'sdy.mesh @{name} = <["{_AXIS}"={partitions}]>', context=module.context
-    )
-    ir.InsertionPoint.at_block_begin(module.body).insert(mesh)
-    return name
-
-
-def _replicated(types: list[ir.Type], mesh: str, context: ir.Context) -> list[ir.Attribute]:
-    """A sharding for each value that shards nothing."""
-    ranks = [t.rank if isinstance(t, ir.RankedTensorType) else 0 for t in types]
-    return [tensor_sharding(mesh, [((), False)] * rank, context) for rank in ranks]
+            if name not in function.attributes:
+                continue
+            kept = [
+                {e.name: e.attr for e in entry if e.name != _SHARDING}
+                for entry in map(ir.DictAttr, ir.ArrayAttr(function.attributes[name]))
+            ]
+            context = module.context
+            entries = [ir.DictAttr.get(entry, context) for entry in kept]
+            function.attributes[name] = ir.ArrayAttr.get(entries, context)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from stablehlo_tools.diagnostics import table_lines
-from stablehlo_tools.targets.compilation import Compilation, Memory
+from stablehlo_tools.targets.compilation import Compilation
 from stablehlo_tools.targets.scheduled_hlo import Event
 from stablehlo_tools.targets.tagging import TaggedOp
 
@@ -20,8 +20,14 @@ def to_text(compilation: Compilation, input_name: str) -> str:
     lines += [*(f"note: {remark}" for remark in c.remarks), ""]
     if c.schedule.events:
         lines += [*_table(c, input_name), ""]
-    lines += [_memory_line(c.memory), *verdict(c, input_name)]
-    return "\n".join(lines)
+    memory = c.memory
+    peak = f", peak {memory.peak_bytes:,}" if memory.peak_bytes else ""
+    lines.append(
+        f"memory per device in bytes: arguments {memory.argument_bytes:,}, outputs "
+        f"{memory.output_bytes:,} ({memory.alias_bytes:,} of them in arguments), temporaries "
+        f"{memory.temp_bytes:,}, total {memory.total_bytes:,}{peak}"
+    )
+    return "\n".join([*lines, *verdict(c, input_name)])
 
 
 def verdict(compilation: Compilation, input_name: str) -> list[str]:
@@ -34,7 +40,8 @@ def verdict(compilation: Compilation, input_name: str) -> list[str]:
         ("split into several", order.split),
         *(("merged", ids) for ids in order.merged),
     ):
-        lines += [f"{what} by XLA: {_hashed(ids)}"] if ids else []
+        listed = ", ".join(f"#{id_}" for id_ in ids)
+        lines += [f"{what} by XLA: {listed}"] if ids else []
     lost = "" if not order.added else " (or in one of those it added, its id lost)"
     lines += [f"deleted by XLA{lost}: {_name(compilation, i, input_name)}" for i in order.deleted]
     for id_ in order.incomplete:
@@ -59,7 +66,9 @@ def to_json(compilation: Compilation, input_name: str) -> dict[str, Any]:
         "compile_seconds": round(c.seconds, 3),
         "same_order": c.order.same_order,
         "undecided": c.order.undecided,
-        "difference": _difference(c),
+        "difference": None
+        if c.order.difference is None
+        else asdict(c.order.difference) | {"expected": list(c.order.difference.expected)},
         "order": [
             entry
             for event in c.schedule.events
@@ -111,18 +120,6 @@ def _issue_entries(
     ]
 
 
-def _difference(compilation: Compilation) -> dict[str, Any] | None:
-    difference = compilation.order.difference
-    if difference is None:
-        return None
-    return {
-        "after": difference.after,
-        "issued": difference.issued,
-        "expected": list(difference.expected),
-        "position": difference.position,
-    }
-
-
 def _order(compilation: Compilation, input_name: str) -> str:
     order, difference = compilation.order, compilation.order.difference
     if not compilation.program_ids:
@@ -148,31 +145,17 @@ def _name(compilation: Compilation, id_: int, input_name: str) -> str:
     return f"#{id_} {op.kind} at {op.place.render(input_name)}"
 
 
-def _hashed(ids: Iterable[int]) -> str:
-    return ", ".join(f"#{id_}" for id_ in ids)
-
-
 def _table(compilation: Compilation, input_name: str) -> list[str]:
     by_id = {op.id: op for op in compilation.tagged}
     rows: list[tuple[str, ...]] = [_HEADER]
     for event in compilation.schedule.events:
-        rows.append(
-            (
-                str(event.position),
-                event.phase.value,
-                event.kind,
-                _short_ids(event.ids),
-                "/".join(event.nesting),
-                _source(event, by_id, input_name),
-            )
-        )
+        ids = ",".join(map(str, event.ids)) or "-"
+        if len(event.ids) > 4:
+            ids = f"{event.ids[0]},{event.ids[1]},… ({len(event.ids)})"
+        source = _source(event, by_id, input_name)
+        nesting = "/".join(event.nesting)
+        rows.append((str(event.position), event.phase.value, event.kind, ids, nesting, source))
     return table_lines(rows, _HEADER[1:])
-
-
-def _short_ids(ids: Sequence[int]) -> str:
-    if len(ids) <= 4:
-        return ",".join(map(str, ids)) or "-"
-    return f"{ids[0]},{ids[1]},… ({len(ids)})"
 
 
 def _source(event: Event, by_id: dict[int, TaggedOp], input_name: str) -> str:
@@ -182,12 +165,3 @@ def _source(event: Event, by_id: dict[int, TaggedOp], input_name: str) -> str:
     other = "" if op.kind == event.kind.replace("-", "_") else f"{op.kind} at "
     more = f" and {len(event.ids) - 1} more" if len(event.ids) > 1 else ""
     return other + op.place.render(input_name) + more
-
-
-def _memory_line(memory: Memory) -> str:
-    peak = f", peak {memory.peak_bytes:,}" if memory.peak_bytes else ""
-    return (
-        f"memory per device in bytes: arguments {memory.argument_bytes:,}, outputs "
-        f"{memory.output_bytes:,} ({memory.alias_bytes:,} of them in arguments), temporaries "
-        f"{memory.temp_bytes:,}, total {memory.total_bytes:,}{peak}"
-    )

@@ -180,7 +180,10 @@ class _Builder:
         if opcode == "while":
             yield from self._loop(instruction, state)
         elif opcode == "conditional":
-            yield from self._choice(instruction, state)
+            names = instruction.branches
+            if any(self._talks(name) for name in names):
+                nested = ((*state.nesting, f"branch {index}") for index in range(len(names)))
+                yield Choice(tuple(map(self.block, names, nested)))
         elif opcode == "call":
             for name in self._talking(instruction):
                 yield from self.block(name, state.nesting)
@@ -209,12 +212,6 @@ class _Builder:
             self.block(body, (*state.nesting, "while body")),
             instruction.trips,
         )
-
-    def _choice(self, instruction: HloInstruction, state: _Block) -> Iterator[Choice]:
-        names = instruction.branches
-        if any(self._talks(name) for name in names):
-            nested = ((*state.nesting, f"branch {index}") for index in range(len(names)))
-            yield Choice(tuple(map(self.block, names, nested)))
 
     def _fusion(self, instruction: HloInstruction, state: _Block) -> Iterator[Node]:
         for name in self._talking(instruction):
@@ -331,8 +328,7 @@ class _Builder:
 
     def _talking(self, instruction: HloInstruction) -> list[str]:
         """The computations called by an instruction that hold a collective."""
-        names = [name for group in instruction.called().values() for name in group]
-        return [name for name in names if self._talks(name)]
+        return [name for name in instruction.calls if self._talks(name)]
 
     def _talks(self, name: str) -> bool:
         """Whether a computation holds a collective, itself or through what it calls."""

@@ -107,16 +107,14 @@ def _tag(collective: Collective, number: int) -> None:
     context = op.context
     entries[TAG] = ir.StringAttr.get(str(number), context)
     op.attributes[FRONTEND_ATTRIBUTES] = ir.DictAttr.get(entries, context)
-    for marked in {collective.op, op}:
-        marked.location = _marked(marked.location, number)
-
-
-def _marked(location: ir.Location, number: int) -> ir.Location:
     mark = f"{TAG_MARK}{number}"
-    if isinstance(location, ir.NameLoc):
-        name = location.name_str.rstrip(":") + mark
-        return ir.Location.name(name, location.child_loc, location.context)
-    return ir.Location.name(mark, location, location.context)
+    for marked in {collective.op, op}:
+        location = marked.location
+        if isinstance(location, ir.NameLoc):
+            name = location.name_str.rstrip(":") + mark
+            marked.location = ir.Location.name(name, location.child_loc, context)
+        else:
+            marked.location = ir.Location.name(mark, location, context)
 
 
 def _program_order(module: ir.Module, ids: _Ids) -> tuple[Item, ...]:

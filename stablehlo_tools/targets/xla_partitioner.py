@@ -15,7 +15,7 @@ from typing import Any
 from stablehlo_tools import bindings
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
-from stablehlo_tools.ir.walk import walk
+from stablehlo_tools.ir.walk import ops_where
 from stablehlo_tools.processes import child
 from stablehlo_tools.processes.ending import shortened
 
@@ -36,7 +36,17 @@ def partition_with_xla(
     with tempfile.TemporaryDirectory(prefix="stablehlo-tools-") as name:
         directory = Path(name)
         (directory / _INPUT).write_bytes(bindings.write_bytecode(module))
-        _run(directory, partitions, timeout)
+        flags = (
+            f"--xla_force_host_platform_device_count={partitions} "
+            f"--xla_dump_to={directory / _DUMP} --xla_dump_hlo_pass_re={_PASS}"
+        )
+        environment = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+        outcome = child.ask(_MODULE, directory, {}, timeout, environment)
+        outcome.in_time(f"XLA's partitioner took more than {timeout:g} s and was stopped")
+        if outcome.error:
+            raise ToolError(f"XLA's partitioner refused the program: {shortened(outcome.error)}")
+        if outcome.answer is None:
+            raise outcome.death("XLA's partitioner", "partitioning")
         local = bindings.parse_module((directory / _OUTPUT).read_bytes(), module.context)
     _drop_copies(local)
     return local
@@ -44,33 +54,11 @@ def partition_with_xla(
 
 def _drop_copies(module: ir.Module) -> None:
     """Takes out XLA's copies, the one op of its dialect that says nothing about values."""
-    foreign: list[ir.Operation] = []
-
-    def visit(op: ir.Operation) -> ir.WalkResult:
-        if op.name.startswith("mhlo."):
-            foreign.append(op)
-        return ir.WalkResult.ADVANCE
-
-    walk(module.operation, visit)
-    for op in foreign:
+    for op in ops_where(module.operation, lambda op: op.name.startswith("mhlo.")):
         if op.name != "mhlo.copy":
             raise ToolError(f"XLA's partitioner left {op.name}, which no artifact can hold")
         op.results[0].replace_all_uses_with(op.operands[0])
         op.erase()
-
-
-def _run(directory: Path, partitions: int, timeout: float) -> None:
-    flags = (
-        f"--xla_force_host_platform_device_count={partitions} "
-        f"--xla_dump_to={directory / _DUMP} --xla_dump_hlo_pass_re={_PASS}"
-    )
-    environment = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
-    outcome = child.ask(_MODULE, directory, {}, timeout, environment)
-    outcome.in_time(f"XLA's partitioner took more than {timeout:g} s and was stopped")
-    if outcome.error:
-        raise ToolError(f"XLA's partitioner refused the program: {shortened(outcome.error)}")
-    if outcome.answer is None:
-        raise outcome.death("XLA's partitioner", "partitioning")
 
 
 def partition(directory: Path, _request: dict[str, Any]) -> dict[str, Any]:

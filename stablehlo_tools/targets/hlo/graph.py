@@ -10,9 +10,8 @@ from typing import Any
 from stablehlo_tools.hlo_input.instructions import HloInstruction
 from stablehlo_tools.hlo_input.shapes import DEVICE_MEMORY, Array, Shape, TupleShape
 from stablehlo_tools.overlap.task_graph import Task, TaskGraph, TaskKind
-from stablehlo_tools.targets.hlo.module import HloModule
+from stablehlo_tools.targets.hlo.module import HloModule, Path
 
-type Path = tuple[int, ...]
 type Value = Leaf | tuple[Value, ...]
 type Given = Mapping[Path, tuple[int, ...]]  # storages, by the part of a value that lies in them
 

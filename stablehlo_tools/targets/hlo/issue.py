@@ -10,7 +10,7 @@ from math import inf
 from stablehlo_tools.cost.clock import Clock
 from stablehlo_tools.cost.contention import NONE
 from stablehlo_tools.cost.hardware import HostLink
-from stablehlo_tools.cost.kernels import Work, WorkKind
+from stablehlo_tools.cost.kernels import WorkKind
 from stablehlo_tools.cost.transfers import TransferTime
 from stablehlo_tools.hlo_input.async_forms import (
     ISSUED,
@@ -24,12 +24,7 @@ from stablehlo_tools.hlo_input.async_forms import (
 from stablehlo_tools.hlo_input.instructions import HloInstruction
 from stablehlo_tools.hlo_input.shapes import DEVICE_MEMORY, HOST_MEMORY, Shape, arrays
 from stablehlo_tools.overlap.task_graph import Communication, TaskKind, host_copy
-from stablehlo_tools.targets.hlo.collectives import (
-    Fused,
-    Issued,
-    fused_collectives,
-    issued,
-)
+from stablehlo_tools.targets.hlo.collectives import Fused, Issued, issued
 from stablehlo_tools.targets.hlo.graph import (
     Given,
     GraphBuilder,
@@ -70,6 +65,7 @@ def communication(sent: Issued, time: TransferTime, clock: Clock) -> Communicati
     """
     receives = sent.instruction.opcode == _RECEIVING
     links = () if receives else time.links
+    domain = _DOMAIN.search(sent.instruction.line)  # in which XLA:GPU has it
     return Communication(
         kind=sent.transfer.kind,
         stream="+".join(links) or (_RECEIVING if receives else sent.transfer.kind),
@@ -81,15 +77,9 @@ def communication(sent: Issued, time: TransferTime, clock: Clock) -> Communicati
         dtype=sent.dtype,
         reduction=sent.reduction,
         algorithm=time.algorithm,
-        domain=_domain(sent.instruction),
+        domain=domain[1].lower() if domain and domain[1] != "UNSPECIFIED" else "",
         contention=NONE if receives else clock.contention(sent.transfer, time),
     )
-
-
-def _domain(instruction: HloInstruction) -> str:
-    """The communication domain that XLA:GPU has a collective in."""
-    found = _DOMAIN.search(instruction.line)
-    return found[1].lower() if found and found[1] != "UNSPECIFIED" else ""
 
 
 def copied(
@@ -181,18 +171,15 @@ def asynchronous(
     ns = sum(clock.kernel(part, ()) for part in parts) if known is None else known
     only_copies = all(part.kind in (WorkKind.COPY, WorkKind.FREE) for part in parts)
     stream = _COPY_STREAM if only_copies else _KERNEL_STREAM
-    return Communication(kind=_kind(parts), stream=stream, bytes=moved), ns
+    dearest = max(parts, key=lambda part: (part.flops, part.bytes), default=None)
+    kind = WorkKind.OTHER if dearest is None else dearest.kind
+    return Communication(kind=kind.value, stream=stream, bytes=moved), ns
 
 
 def _is_wrapper(instruction: HloInstruction) -> bool:
     """Returns True for calls and starts of asynchronous kernels."""
     base, _, suffix = instruction.opcode.rpartition("-")
     return instruction.opcode == "call" or (suffix == "start" and base in ASYNC_KERNELS)
-
-
-def _kind(parts: Sequence[Work]) -> str:
-    dearest = max(parts, key=lambda part: (part.flops, part.bytes), default=None)
-    return dearest.kind.value if dearest is not None else WorkKind.OTHER.value
 
 
 def names_of(module: HloModule, *instructions: HloInstruction) -> list[str]:
@@ -315,20 +302,12 @@ class Issuer:
             if not opened:
                 raise fusion.error(f"it finishes {part.collective.name}, which was not started")
             return self.wait(fusion, opened.pop(0), shape)
-        sent = self.of_fusion(part)
+        sent = issued(part.collective, part.computation, self.module)
         if part.phase is Phase.SYNC:
             return self.wait(fusion, self._sent(fusion, sent, shape, operands, {}), shape)
         flying = self._sent(fusion, sent, part.collective.result, operands, {})
         self._chains.setdefault(part.chain, []).append(flying)
         return flying
-
-    def of_fusion(self, part: Fused) -> Issued:
-        """What a collective in a fusion sends."""
-        return issued(part.collective, part.computation, self.module)
-
-    def parts(self, fusion: HloInstruction) -> list[Fused]:
-        """The collectives that a fusion starts, finishes or runs."""
-        return fused_collectives(fusion, self.module)
 
     def _sent(
         self,

@@ -10,7 +10,7 @@ import functools
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from stablehlo_tools.cost.kernels import Matmul
 from stablehlo_tools.hlo_input.instructions import HloInstruction
@@ -31,12 +31,6 @@ class Window:
     in_size: int = 1
     width: int = 1
     out_size: int = 1
-
-    def over(self, in_size: int, width: int, out_size: int) -> Window:
-        """The window over an input of this size."""
-        return Window(
-            self.stride, self.low, self.lhs_dilation, self.rhs_dilation, in_size, width, out_size
-        )
 
 
 def windows(instruction: HloInstruction, count: int) -> list[Window]:
@@ -115,13 +109,24 @@ def matmul(instruction: HloInstruction, computation: Computation) -> Matmul | No
     """
     opcode, target = instruction.opcode, instruction.target
     if opcode == "dot":
-        return _dot(instruction, computation, _dot_dims(instruction))
+        dims = {
+            (side, role): instruction.numbers(f"{side}_{role}_dims")
+            for side in ("lhs", "rhs")
+            for role in ("contracting", "batch")
+        }
+        return _dot(instruction, computation, dims)
     if opcode == "convolution":
         return _convolution(instruction, *_operands(instruction, computation), instruction)
     if opcode != "custom-call":
         return None
     if target.startswith(GEMM_TARGETS):
-        return _dot(instruction, computation, _gemm_dims(instruction))
+        dims = {
+            (side, role): tuple(map(int, re.findall(r"\d+", numbers)))
+            for side, role, numbers in _GEMM_DIMS.findall(instruction.line)
+        }
+        if ("lhs", "contracting") not in dims:
+            raise instruction.error("a library product without dot_dimension_numbers")
+        return _dot(instruction, computation, dims)
     if target.startswith(CONVOLUTION_TARGETS):
         return _library_convolution(instruction, computation)
     return None
@@ -154,24 +159,6 @@ def _operands(instruction: HloInstruction, computation: Computation) -> tuple[Ar
 
 
 type _DotDims = dict[tuple[str, str], tuple[int, ...]]  # by (lhs or rhs, contracting or batch)
-
-
-def _dot_dims(instruction: HloInstruction) -> _DotDims:
-    return {
-        (side, role): instruction.numbers(f"{side}_{role}_dims")
-        for side in ("lhs", "rhs")
-        for role in ("contracting", "batch")
-    }
-
-
-def _gemm_dims(instruction: HloInstruction) -> _DotDims:
-    gemm_dims = {
-        (side, role): tuple(int(d) for d in re.findall(r"\d+", dims))
-        for side, role, dims in _GEMM_DIMS.findall(instruction.line)
-    }
-    if ("lhs", "contracting") not in gemm_dims:
-        raise instruction.error("a library product without dot_dimension_numbers")
-    return gemm_dims
 
 
 def _dot(instruction: HloInstruction, computation: Computation, dims: _DotDims) -> Matmul:
@@ -223,7 +210,7 @@ def _convolution(
         size = result.dims[labels.out.index(label)]
         width = rhs.dims[labels.rhs.index(label)]
         reach = lhs.dims[labels.lhs.index(label)]
-        hits = met(window.over(reach, width, size))
+        hits = met(replace(window, in_size=reach, width=width, out_size=size))
         if width == 1 or hits != size or size == 1:
             m *= size
             products *= hits / size

@@ -12,6 +12,8 @@ from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.hlo_input.instructions import HloInstruction, parse_computations
 from stablehlo_tools.hlo_input.text import HloText
 
+type Path = tuple[int, ...]  # of a part of a value: indices in nested tuples
+
 _FIELD = re.compile(r"(\w+)=(\d+)")
 _FRAME = re.compile(r"stack_frame_id=(\d+)")
 _SOURCE = re.compile(r'source_file="([^"]*)"(?:[^}]*?source_line=(\d+))?')
@@ -37,10 +39,9 @@ class HloModule:
     ) -> None:
         self.computations = computations
         self.entry = computations[entry]
-        self.donated = {
-            _index(output): (int(number), _index(inside))
-            for output, number, inside in _ALIAS.findall(_aliases(source.header))
-        }
+        start = source.header.find("input_output_alias={")
+        end = source.header.find(" }", start)
+        self.donated = parse_aliases(source.header[start:end] if start >= 0 else "")
         self.grid = ProcessGrid(source.replicas or 1, source.partitions or 1)
         self._tables = tables
 
@@ -86,8 +87,8 @@ class HloModule:
         computation = self._holders.get(instruction.name)
         if own or computation is None:
             return own
-        for around in (_operands_of, _users_of):
-            for other in _nearest(instruction, computation, around):
+        for around in (computation.operands_of, computation.users_of):
+            for other in _nearest(instruction, around):
                 place = self.place(other) or _argument(other)
                 if place:
                     return f"near {place}"
@@ -117,24 +118,13 @@ def _argument(instruction: HloInstruction) -> str:
     return name.strip("()") if "/" not in name and _OF_ARGUMENT.match(name) else ""
 
 
-def _operands_of(instruction: HloInstruction, computation: Computation) -> list[HloInstruction]:
-    named = computation.by_name
-    return [named[name] for name in instruction.operands if name in named]
-
-
-def _users_of(instruction: HloInstruction, computation: Computation) -> list[HloInstruction]:
-    return computation.users.get(instruction.name, [])
-
-
 def _nearest(
-    instruction: HloInstruction,
-    computation: Computation,
-    around: Callable[[HloInstruction, Computation], list[HloInstruction]],
+    instruction: HloInstruction, around: Callable[[HloInstruction], list[HloInstruction]]
 ) -> Iterator[HloInstruction]:
     """The instructions on one side, the nearest first, as far as _FAR of them."""
     seen, level = {instruction.name}, [instruction]
     while level and len(seen) < _FAR:
-        level = [other for each in level for other in around(each, computation)]
+        level = [other for each in level for other in around(each)]
         level = [other for other in dict.fromkeys(level) if other.name not in seen]
         seen.update(other.name for other in level)
         yield from level
@@ -171,6 +161,14 @@ class Computation:
             for operand in dict.fromkeys(instruction.operands):
                 users.setdefault(operand, []).append(instruction)
         return users
+
+    def operands_of(self, instruction: HloInstruction) -> list[HloInstruction]:
+        """The instructions whose results one reads."""
+        return [self.by_name[name] for name in instruction.operands if name in self.by_name]
+
+    def users_of(self, instruction: HloInstruction) -> list[HloInstruction]:
+        """The instructions that read the result of one."""
+        return self.users.get(instruction.name, [])
 
 
 @dataclass(frozen=True)
@@ -243,11 +241,13 @@ def _launch(program: HloInstruction, update: HloInstruction) -> HloInstruction:
     return HloInstruction(update.name, program.opcode, line, len(head))
 
 
-def _aliases(header: str) -> str:
-    start = header.find("input_output_alias={")
-    end = header.find(" }", start)
-    return header[start:end] if start >= 0 else ""
+def parse_aliases(text: str) -> dict[Path, tuple[int, Path]]:
+    """Of text like `{0}: (2, {}, may-alias)`: by part of a result, an operand and a part of it."""
+    return {
+        _path(output): (int(number), _path(inside))
+        for output, number, inside in _ALIAS.findall(text)
+    }
 
 
-def _index(text: str) -> tuple[int, ...]:
+def _path(text: str) -> Path:
     return tuple(int(part) for part in text.split(",") if part.strip())

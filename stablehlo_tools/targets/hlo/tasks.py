@@ -22,7 +22,7 @@ from stablehlo_tools.hlo_input.async_forms import ISSUED, Phase, is_issued
 from stablehlo_tools.hlo_input.instructions import HloInstruction
 from stablehlo_tools.hlo_input.shapes import Array
 from stablehlo_tools.overlap.task_graph import Loop, Task, TaskGraph, TaskKind
-from stablehlo_tools.targets.hlo.collectives import Fused
+from stablehlo_tools.targets.hlo.collectives import Fused, fused_collectives, issued
 from stablehlo_tools.targets.hlo.graph import (
     Given,
     GraphBuilder,
@@ -121,7 +121,7 @@ class ScheduleReader:
             if opcode in ("send", "recv"):
                 return flying
             return self._issuer.wait(instruction, flying, instruction.result)
-        if opcode == "fusion" and (parts := self._issuer.parts(instruction)):
+        if opcode == "fusion" and (parts := fused_collectives(instruction, self._module)):
             return self._communicating(instruction, operands, parts)
         return self._kernel(instruction, operands)
 
@@ -130,7 +130,14 @@ class ScheduleReader:
     ) -> Value:
         """A kernel, or what takes no time: a view of its operands, a buffer that is set aside."""
         if instruction.opcode in HOST:
-            return self._host(instruction, operands)
+            measured = self._clock.measured
+            ns = None if measured is None else measured.ns(names_of(self._module, instruction))
+            if ns is None:
+                raise instruction.error("the time of a transfer to or from the host is not known")
+            deps = tasks_of(*operands)
+            return self._builder.produce(
+                TaskKind.COMPUTE, instruction, instruction.result, {}, ns=ns, deps=deps
+            )
         done = work(instruction, self._computation, self._module)
         if done is FREE and len(operands) == 1:
             return operands[0]
@@ -156,15 +163,6 @@ class ScheduleReader:
             return between_memories(instruction, self._computation, self._clock, names)[1]
         return self._clock.kernel(done, names)
 
-    def _host(self, instruction: HloInstruction, operands: list[Value]) -> Value:
-        measured = self._clock.measured
-        ns = None if measured is None else measured.ns(names_of(self._module, instruction))
-        if ns is None:
-            raise instruction.error("the time of a transfer to or from the host is not known")
-        return self._builder.produce(
-            TaskKind.COMPUTE, instruction, instruction.result, {}, ns=ns, deps=tasks_of(*operands)
-        )
-
     def _given(self, instruction: HloInstruction, operands: list[Value]) -> Given:
         """The storages that parts of a result lie in without being allocated for it.
 
@@ -187,7 +185,8 @@ class ScheduleReader:
         rest = work(fusion, self._computation, self._module)
         scattered = all(
             part.phase is Phase.SYNC
-            and self._issuer.of_fusion(part).transfer.kind == "reduce_scatter"
+            and issued(part.collective, part.computation, self._module).transfer.kind
+            == "reduce_scatter"
             for part in parts
         )
         computes = bool(rest.matmuls or rest.bytes) and not scattered
@@ -292,7 +291,13 @@ def hlo_task_graph(
     builder = GraphBuilder(module)
     arguments = _arguments(module, builder)
     entry = module.entry
-    places = _results(module, builder, _donated(module, arguments))
+    # The parts of the result that are written into the memory of an input.
+    donated: dict[Path, tuple[int, ...]] = {}
+    for output, (number, path) in module.donated.items():
+        given = element(arguments[number], path) if number < len(arguments) else None
+        if isinstance(given, Leaf):
+            donated[output] = given.storages
+    places = _results(module, builder, donated)
     placed = homes(entry, places, module)
     result = ScheduleReader(module, clock, builder, entry, arguments, placed).read()
     builder.add(TaskKind.OUTPUT, None, deps=tasks_of(result), name="output", op="output")
@@ -324,16 +329,6 @@ def _arguments(module: HloModule, builder: GraphBuilder) -> list[Value]:
         builder.inputs(parameter, persistent=True, returned=donated.get(number, []))
         for number, parameter in enumerate(module.entry.parameters)
     ]
-
-
-def _donated(module: HloModule, arguments: list[Value]) -> Given:
-    """The parts of the result that are written into the memory of an input."""
-    places: dict[Path, tuple[int, ...]] = {}
-    for output, (number, path) in module.donated.items():
-        given = element(arguments[number], path) if number < len(arguments) else None
-        if isinstance(given, Leaf):
-            places[output] = given.storages
-    return places
 
 
 def _results(module: HloModule, builder: GraphBuilder, donated: Given) -> Given:

@@ -25,9 +25,9 @@ from stablehlo_tools.cost.library_calls import LibraryCall, Tensor, call_work
 from stablehlo_tools.hlo_input.async_forms import COLLECTIVES
 from stablehlo_tools.hlo_input.instructions import HloInstruction
 from stablehlo_tools.hlo_input.shapes import DEVICE_MEMORY, Array, stablehlo_type
-from stablehlo_tools.targets.hlo.graph import Given, Path
+from stablehlo_tools.targets.hlo.graph import Given
 from stablehlo_tools.targets.hlo.matmul import is_product, matmul, matmul_type, precision
-from stablehlo_tools.targets.hlo.module import Computation, HloModule
+from stablehlo_tools.targets.hlo.module import Computation, HloModule, Path, parse_aliases
 
 _NO_KERNEL = """
     parameter constant bitcast tuple get-tuple-element after-all create-token add-dependency domain
@@ -275,7 +275,6 @@ _PASSED = frozenset({"bitcast", "optimization-barrier", "opt-barrier", "while"})
 UPDATES = frozenset({"dynamic-update-slice", "scatter"})
 
 _ALIASING = re.compile(r"output_to_operand_aliasing=\{(.*?)\)\}")
-_PAIR = re.compile(r"\{([\d, ]*)\}: \((\d+), \{([\d, ]*)\}")
 
 
 def aliases(instruction: HloInstruction, module: HloModule) -> dict[Path, tuple[int, Path]]:
@@ -294,9 +293,7 @@ def aliases(instruction: HloInstruction, module: HloModule) -> dict[Path, tuple[
             if number is not None:
                 operand_of[path] = (number, ())
     said = _ALIASING.search(instruction.line, instruction.after_opcode)
-    for output, number, inside in _PAIR.findall(said.group(1)) if said else ():
-        operand_of[_path(output)] = (int(number), _path(inside))
-    return operand_of
+    return operand_of | parse_aliases(said.group(1) if said else "")
 
 
 def outputs(body: Computation) -> list[tuple[Path, HloInstruction]]:
@@ -358,10 +355,6 @@ def written_by(
         instruction = computation.by_name[name]
 
 
-def _path(text: str) -> Path:
-    return tuple(int(part) for part in text.split(",") if part.strip())
-
-
 _VECTOR_MEMORY = 1  # XLA:TPU's memory space on the chip
 _SUBLANES = 8  # XLA:TPU's registers: 8 rows of 128 lanes of 32 bits
 _LANE_BITS = 32
@@ -401,19 +394,15 @@ def bytes_alone(instruction: HloInstruction, computation: Computation) -> float:
         updates = sum(_all_bytes(o) for o in operands[len(operands) // 2 :])
         return 3 * updates
     moved = written + sum(_all_bytes(operand) for operand in operands)
-    if opcode == "sort":
-        return moved * _sort_passes(instruction, computation)
-    return moved
-
-
-def _sort_passes(instruction: HloInstruction, computation: Computation) -> float:
-    """How often a bitonic sort reads and writes its keys: log2(n) (log2(n) + 1) / 2, of which those
-    over up to 2**10 neighbours are done in one pass."""
-    array = computation.by_name[instruction.operands[0]].results[0]
+    if opcode != "sort":
+        return moved
+    # A bitonic sort reads and writes its keys log2(n) (log2(n) + 1) / 2 times, of which those over
+    # up to 2**10 neighbours are done in one pass.
+    array = operands[0].results[0]
     dimension = (instruction.numbers("dimensions") or (len(array.dims) - 1,))[0]
     depth = math.ceil(math.log2(max(2, array.dims[dimension])))
     above = max(0, depth - 10)
-    return 1 + above * (above + 1) / 2
+    return moved * (1 + above * (above + 1) / 2)
 
 
 def fusion_bytes(instruction: HloInstruction, outer: Computation, module: HloModule) -> float:
