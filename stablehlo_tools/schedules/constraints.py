@@ -160,36 +160,39 @@ def positions(table: Table, findings: Findings) -> Positions:
 
     What breaks a rule is left out, so that it counts as missing where it belongs.
     """
-    at = {kind: [MISSING] * (table.stages * table.microbatches) for kind in Kind}
+    stages, microbatches, routes = table.stages, table.microbatches, table.placement.routes
+    at = {kind: [MISSING] * (stages * microbatches) for kind in Kind}
+    free = {kind: at[kind] for kind in (tuple(Kind) if table.training else _FORWARD_ONLY)}
     for rank, row in enumerate(table.rows):
-        _place(table, rank, row, at, findings)
+        for position, action in _numbered(row):
+            kind, stage, microbatch = action
+            cell = stage * microbatches + microbatch
+            if (
+                0 <= stage < stages
+                and 0 <= microbatch < microbatches
+                and kind in free
+                and routes[microbatch % len(routes)][stage] == rank
+                and free[kind][cell] == MISSING
+            ):
+                free[kind][cell] = position
+                continue
+            rule, message = _refusal(table, rank, action, at)
+            findings.add(Violation(rank, position, str(row[position]), rule, message))
         # C5.
         pairs = Pair in set(map(type, row))
         for position, step in enumerate(row if pairs else ()):
-            message = _unpaired(step) if isinstance(step, Pair) else None
-            if message is not None:
+            if not isinstance(step, Pair):
+                continue
+            message = ""
+            if step.forward.kind is not Kind.FORWARD or step.backward.kind is not Kind.BACKWARD:
+                message = "overlaps something else than a forward and a full backward"
+            elif step.forward.microbatch == step.backward.microbatch:  # the forwards come before
+                message = (
+                    "overlaps two phases of one microbatch, the second of which waits for the first"
+                )
+            if message:
                 findings.add(Violation(rank, position, str(step), Rule.PAIR, message))
     return at
-
-
-def _place(table: Table, rank: int, row: Row, at: Positions, findings: Findings) -> None:
-    stages, microbatches, routes = table.stages, table.microbatches, table.placement.routes
-    turns = len(routes)
-    free = {kind: at[kind] for kind in (tuple(Kind) if table.training else _FORWARD_ONLY)}
-    for position, action in _numbered(row):
-        kind, stage, microbatch = action
-        cell = stage * microbatches + microbatch
-        if (
-            0 <= stage < stages
-            and 0 <= microbatch < microbatches
-            and kind in free
-            and routes[microbatch % turns][stage] == rank
-            and free[kind][cell] == MISSING
-        ):
-            free[kind][cell] = position
-            continue
-        rule, message = _refusal(table, rank, action, at)
-        findings.add(Violation(rank, position, str(row[position]), rule, message))
 
 
 def _numbered(row: Row) -> Iterable[tuple[int, Action]]:
@@ -220,15 +223,6 @@ def _refusal(table: Table, rank: int, action: Action, at: Positions) -> tuple[Ru
     return Rule.ONCE, f"has {action} a second time; the first is at step {first}"
 
 
-def _unpaired(pair: Pair) -> str | None:
-    """Why two actions cannot share a step. One microbatch runs all forwards before a backward."""
-    if pair.forward.kind is not Kind.FORWARD or pair.backward.kind is not Kind.BACKWARD:
-        return "overlaps something else than a forward and a full backward"
-    if pair.forward.microbatch == pair.backward.microbatch:
-        return "overlaps two phases of one microbatch, the second of which waits for the first"
-    return None
-
-
 def check_phases(table: Table, at: Positions, findings: Findings) -> None:
     """C7 to C9, C16 and C17."""
     copies = max(at[Kind.OFFLOAD]) != MISSING or max(at[Kind.RELOAD]) != MISSING
@@ -242,13 +236,13 @@ def check_phases(table: Table, at: Positions, findings: Findings) -> None:
                 continue
             if MISSING < forward < inputs < weights and full == MISSING:
                 continue
-            for fault in _faults(table.training, *steps):
-                row, step = table.rows[lane.rank], fault.step
-                names = [str(Action(kind, lane.stage, microbatch)) for kind in fault.about]
-                message = fault.message.format(*names)
+            for rule, step, message, about in _faults(table.training, *steps):
+                row = table.rows[lane.rank]
+                names = [str(Action(kind, lane.stage, microbatch)) for kind in about]
                 action = "" if step == MISSING else str(row[step])
-                step = len(row) if step == MISSING else step
-                findings.add(Violation(lane.rank, step, action, fault.rule, message))
+                at_step = len(row) if step == MISSING else step
+                text = message.format(*names)
+                findings.add(Violation(lane.rank, at_step, action, rule, text))
         if copies:
             _check_copies(table, lane, at, findings)
         if table.sequence_slices > 1:
@@ -294,39 +288,34 @@ def _check_slices(table: Table, lane: Lane, at: Positions, findings: Findings) -
                 findings.add(fault)
 
 
-class _Fault(NamedTuple):
-    """What is wrong with the phases of one stage and microbatch; `about` as in `1F3`."""
-
-    rule: Rule
-    step: int
-    message: str
-    about: tuple[Kind, ...]  # named in the message where it has braces
-
-
-def _faults(training: bool, forward: int, full: int, inputs: int, weights: int) -> Iterator[_Fault]:
+def _faults(
+    training: bool, forward: int, full: int, inputs: int, weights: int
+) -> Iterator[tuple[Rule, int, str, tuple[Kind, ...]]]:
+    """What is wrong with the phases of one stage and microbatch: a rule, a step, and a message, in
+    whose braces the phases of these kinds are named."""
     phase_f, phase_b, phase_i, phase_w = COMPUTE
     if forward == MISSING:
-        yield _Fault(Rule.COMPLETE, MISSING, "{} is missing", (phase_f,))
+        yield (Rule.COMPLETE, MISSING, "{} is missing", (phase_f,))
     if not training:
         return
     split = [step for step in (inputs, weights) if step != MISSING]
     if full != MISSING:
         for step in split:
             message = f"is a gradient by itself, but {{}} at step {full} has both"
-            yield _Fault(Rule.FULL_OR_SPLIT, step, message, (phase_b,))
+            yield (Rule.FULL_OR_SPLIT, step, message, (phase_b,))
     elif not split:
         message = "{} is missing, or {} and {}"
-        yield _Fault(Rule.COMPLETE, MISSING, message, (phase_b, phase_i, phase_w))
+        yield (Rule.COMPLETE, MISSING, message, (phase_b, phase_i, phase_w))
     elif inputs == MISSING:
         message = f"{{}} is missing, though {{}} is at step {weights}"
-        yield _Fault(Rule.COMPLETE, MISSING, message, (phase_i, phase_w))
+        yield (Rule.COMPLETE, MISSING, message, (phase_i, phase_w))
     elif weights == MISSING:
         message = f"{{}} is missing, though {{}} is at step {inputs}"
-        yield _Fault(Rule.COMPLETE, MISSING, message, (phase_w, phase_i))
+        yield (Rule.COMPLETE, MISSING, message, (phase_w, phase_i))
     for step in (full, inputs):
         if MISSING < step < forward:
             message = f"comes before {{}}, which is at step {forward}"
-            yield _Fault(Rule.ROW_ORDER, step, message, (phase_f,))
+            yield (Rule.ROW_ORDER, step, message, (phase_f,))
     if MISSING < weights < inputs:
         message = f"comes before {{}}, which is at step {inputs}"
-        yield _Fault(Rule.ROW_ORDER, weights, message, (phase_i,))
+        yield (Rule.ROW_ORDER, weights, message, (phase_i,))

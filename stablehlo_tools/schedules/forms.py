@@ -443,18 +443,13 @@ def _csv_row(line: str, rank: int) -> Row:
                 "closed",
                 Place(line=rank + 1, column=at + 1),
             )
-        steps.append(_csv_step(cell, rank, len(steps) + 1))
+        group = "plain" if cell["quoted"] is None else "quoted"
+        text = cell[group].strip()
+        place = Place(line=rank + 1, column=cell.start(group) + cell[group].index(text) + 1)
+        where = f"rank {rank}, cell {len(steps) + 1}: "
+        steps.append(_step_at(text, where, place) if text else None)
         at, ended = cell.end(), cell["end"] == ""
     return tuple(steps)
-
-
-def _csv_step(cell: re.Match[str], rank: int, number: int) -> Step | None:
-    group = "plain" if cell["quoted"] is None else "quoted"
-    text = cell[group].strip()
-    if not text:
-        return None
-    column = cell.start(group) + cell[group].index(text) + 1
-    return _step_at(text, f"rank {rank}, cell {number}: ", Place(line=rank + 1, column=column))
 
 
 def _fields(table: Table) -> dict[str, str]:

@@ -24,7 +24,7 @@ from stablehlo_tools.schedules.generators.by_rule import (
     interleaved_one_f_one_b,
     one_f_one_b,
 )
-from stablehlo_tools.schedules.table import Action, Kind, actions_of
+from stablehlo_tools.schedules.table import Kind, actions_of
 
 Times = Sequence[Sequence[int]]  # [rank][item]: a tick
 NONE = -1
@@ -104,7 +104,15 @@ def in_turn(shape: Shape) -> tuple[Times, Times]:
         else interleaved_one_f_one_b(ranks, microbatches, chunks)
     )
     last = ranks * chunks - 1
-    rows = [_along_the_flow(actions_of(row), microbatches, last) for row in table.rows]
+    rows = [
+        [
+            _Work(False, stage * microbatches + microbatch)
+            if kind is Kind.FORWARD
+            else _Work(True, (last - stage) * microbatches + microbatch)
+            for kind, stage, microbatch in actions_of(row)
+        ]
+        for row in table.rows
+    ]
     made = _ticks_in_order(rows, (last + 1) * microbatches, microbatches)
     forward, backward = (_by_rank(each, shape) for each in made)
     return forward, mirrored(backward, microbatches)
@@ -113,15 +121,6 @@ def in_turn(shape: Shape) -> tuple[Times, Times]:
 class _Work(NamedTuple):
     back: bool
     place: int  # microbatch by microbatch, along the flow of its own direction
-
-
-def _along_the_flow(actions: Iterable[Action], microbatches: int, last: int) -> list[_Work]:
-    return [
-        _Work(False, stage * microbatches + microbatch)
-        if kind is Kind.FORWARD
-        else _Work(True, (last - stage) * microbatches + microbatch)
-        for kind, stage, microbatch in actions
-    ]
 
 
 def _ticks_in_order(

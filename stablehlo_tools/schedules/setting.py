@@ -112,13 +112,7 @@ class Costs:
 
     def with_phases(self, change: Callable[[tuple[float, ...]], tuple[float, ...]]) -> Costs:
         """The costs with other times of phases, made of those of each kind."""
-        return replace(
-            self,
-            forward=change(self.forward),
-            input_gradient=change(self.input_gradient),
-            weight_gradient=change(self.weight_gradient),
-            backward=change(self.backward),
-        )
+        return replace(self, **{key: change(getattr(self, key)) for key in (*_NEEDED, "backward")})
 
     @property
     def stages(self) -> int:
@@ -219,14 +213,8 @@ def per_slice(costs: Costs, slices: int) -> Costs:
     def cut(figures: tuple[float, ...]) -> tuple[float, ...]:
         return tuple(figure / slices for figure in figures)
 
-    return replace(
-        costs.with_phases(cut),
-        activation=cut(costs.activation),
-        kept=cut(costs.kept),
-        message=costs.message / slices,
-        offloaded=cut(costs.offloaded),
-        copy=cut(costs.copy),
-    )
+    held = {key: cut(getattr(costs, key)) for key in ("activation", "kept", "offloaded", "copy")}
+    return replace(costs.with_phases(cut), message=costs.message / slices, **held)
 
 
 def _each(what: str, value: PerStage, stages: int) -> tuple[float, ...]:

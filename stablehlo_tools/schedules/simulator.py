@@ -60,9 +60,7 @@ def execute(table: Table, costs: Costs, buffers: int | None = None) -> Execution
     transfer), a receive once the message is there. Without sends and receives in the table, a
     transfer starts when its stage ends, and nothing waits for buffers.
     """
-    machine = _Machine(table, costs, buffers)
-    machine.run()
-    return machine.execution()
+    return _Machine(table, costs, buffers).run()
 
 
 class _Need(NamedTuple):
@@ -109,21 +107,18 @@ class _Machine:
         self._runnable = list(reversed(range(table.ranks)))
         self._copies = _Copies(table, costs) if table.offloads else None
 
-    def execution(self) -> Execution:
-        """What came of it."""
-        done = map(len, self._ends)
-        rows = self._table.rows
-        stuck = {rank: at for rank, at in enumerate(done) if at < len(rows[rank])}
-        return Execution(self._starts, self._ends, stuck)
-
-    def run(self) -> None:
+    def run(self) -> Execution:
         """Advances ranks until all are at their ends or wait."""
+        rows = self._table.rows
         while self._runnable:
             rank = self._runnable.pop()
-            row = self._table.rows[rank]
+            row = rows[rank]
             at = len(self._ends[rank])
             while at < len(row) and self._take(rank, row[at]):
                 at += 1
+        done = map(len, self._ends)
+        stuck = {rank: at for rank, at in enumerate(done) if at < len(rows[rank])}
+        return Execution(self._starts, self._ends, stuck)
 
     def _phase(self, costs: Costs, kind: Kind, stage: int, route: tuple[int, ...]) -> _Phase:
         own = _Need(self._datum(_FORWARD, stage), 0.0)
@@ -399,7 +394,9 @@ class Timeline:
         One is alive from its forward to its full backward, or to its weight gradient, on the device
         or on the host.
         """
-        return peak_activations(self.table)
+        stages = self.table.stages
+        counted = replace(costs(stages, kept=1), offloaded=(0.0,) * stages)
+        return tuple(int(_peak(row, counted)) for row in self.table.rows)
 
     @cached_property
     def peak_bytes(self) -> tuple[float, ...]:
@@ -436,12 +433,6 @@ def simulate(
         step = table.rows[rank][at]
         raise ToolError(f"{table.name}: rank {rank}, step {at}: {step} waits for ever")
     return Timeline(table, costs, run.starts, run.ends)
-
-
-def peak_activations(table: Table) -> tuple[int, ...]:
-    """The most activations alive on each rank at any time, in stages x microbatches."""
-    counted = replace(costs(table.stages, kept=1), offloaded=(0.0,) * table.stages)
-    return tuple(int(_peak(row, counted)) for row in table.rows)
 
 
 def peak_bytes(table: Table, costs: Costs) -> tuple[float, ...]:

@@ -196,7 +196,11 @@ def _check_each(table: Table, kind: Kind, lane: Lane, at: Positions, findings: F
     """C11 and C12: each is there, behind the phase that makes it or before the one that reads."""
     sends = kind.is_send
     row = table.rows[lane.rank]
-    phases = _phases(kind, lane, at)
+    # Where the phase stands that makes what is sent, or reads what is received.
+    phases = at[Kind.FORWARD][lane.cells]
+    if kind not in _FORWARDS:
+        gradients = at[Kind.BACKWARD][lane.cells], at[Kind.INPUT_GRADIENT][lane.cells]
+        phases = list(map(max, *gradients))  # one of the two is MISSING
     ends = zip(lane.microbatches, at[kind][lane.cells], phases, strict=True)
     for microbatch, step, phase in ends:
         if MISSING < phase < step if sends else MISSING < step < phase:
@@ -213,14 +217,6 @@ def _check_each(table: Table, kind: Kind, lane: Lane, at: Positions, findings: F
             f"comes {'before' if sends else 'behind'} {row[phase]}, step {phase}, which {side}"
         )
         findings.add(Violation(lane.rank, step, str(end), Rule.TRANSFER_ORDER, message))
-
-
-def _phases(kind: Kind, lane: Lane, at: Positions) -> list[int]:
-    """Where the phase stands that makes what is sent, or reads what is received."""
-    if kind in _FORWARDS:
-        return at[Kind.FORWARD][lane.cells]
-    full, split = at[Kind.BACKWARD][lane.cells], at[Kind.INPUT_GRADIENT][lane.cells]
-    return list(map(max, full, split))  # one of the two is MISSING
 
 
 def check_channels(table: Table, at: Positions, findings: Findings) -> None:

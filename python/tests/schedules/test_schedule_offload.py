@@ -26,8 +26,8 @@ from stablehlo_tools.schedules.generators.by_rule import (
     dualpipe,
     interleaved_one_f_one_b,
     one_f_one_b,
+    seq1f1b,
 )
-from stablehlo_tools.schedules.generators.sliced import seq1f1b
 from stablehlo_tools.schedules.offload import offloaded
 from stablehlo_tools.schedules.setting import Costs, Setting, costs, unit_costs
 from stablehlo_tools.schedules.simulator import Timeline, simulate

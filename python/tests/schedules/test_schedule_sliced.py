@@ -21,8 +21,7 @@ from stablehlo_tools.schedules.catalogue import build, compare
 from stablehlo_tools.schedules.constraints import Rule
 from stablehlo_tools.schedules.explicit_tables import aligned, with_communication
 from stablehlo_tools.schedules.forms import from_csv, from_json, from_text, to_csv, to_json, to_text
-from stablehlo_tools.schedules.generators.by_rule import one_f_one_b
-from stablehlo_tools.schedules.generators.sliced import seq1f1b, slimpipe
+from stablehlo_tools.schedules.generators.by_rule import one_f_one_b, seq1f1b, slimpipe
 from stablehlo_tools.schedules.search.auto import find_best
 from stablehlo_tools.schedules.setting import Setting, costs, unit_costs
 from stablehlo_tools.schedules.simulator import Timeline, simulate

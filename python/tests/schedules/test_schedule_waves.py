@@ -19,8 +19,12 @@ from soaking import one_in
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.schedules.catalogue import build
 from stablehlo_tools.schedules.explicit_tables import with_communication
-from stablehlo_tools.schedules.generators.by_rule import interleaved_one_f_one_b, one_f_one_b
-from stablehlo_tools.schedules.generators.waves import chimera, hanayo
+from stablehlo_tools.schedules.generators.by_rule import (
+    chimera,
+    hanayo,
+    interleaved_one_f_one_b,
+    one_f_one_b,
+)
 from stablehlo_tools.schedules.setting import Costs, Setting, costs, unit_costs
 from stablehlo_tools.schedules.simulator import Timeline, simulate
 from stablehlo_tools.schedules.table import Action, Table, actions_of, backward, forward

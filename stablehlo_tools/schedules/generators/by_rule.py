@@ -15,13 +15,38 @@ the same ranks in opposite directions, and overlaps a forward and a backward in 
 steady state; DualPipeV folds it at the middle, where rank r takes over what ranks r and 2p - 1 - r
 did. To a rank both are alike: a near stage, which its microbatches reach first, and a far one.
 Hence one list of phases writes either.
+
+Schedules of slices of sequences are 1F1B whose unit is a part of a microbatch's tokens. Under
+causal attention a slice reads keys and values of the slices before it, which lie on the rank of the
+stage: forwards of a microbatch run from its first slice to its last, gradients from its last to its
+first. A rank is so many slices ahead that the last forward of a microbatch, not its first, begins
+its backwards. The slices are thought to take equal times. Seq1F1B (Sun et al., arXiv 2406.03488)
+cuts them so that they do; SlimPipe (Li et al., arXiv 2504.14519) cuts them at equal lengths, and
+lets ranks exchange parts of their attention, which is inside of a phase and no part of an order.
+
+Schedules of waves: a microbatch runs down and up its route without a pause, and back as it came.
+
+All phases are thought to take one slot. A microbatch that starts in slot t runs stage s forward in
+slot t + s and, of S stages, backward in slot t + 2S - 1 - s. On the routes below, microbatches of a
+group that start two slots apart never meet on a rank, and neither do groups that start 2S slots
+apart: the forwards of a group fill the slots that the backwards of the one before leave. Each rank
+takes its phases in the order of their slots; how long they really take is the simulator's.
+
+Chimera (Li and Hoefler, arXiv 2107.06925; github.com/Shigangli/Chimera) sends half of the
+microbatches down the ranks and half up, in groups of p / 2 a direction. Longer batches follow by
+its "direct concatenation"; its forward doubling and backward halving recompute, or halve
+microbatches, and are not written here.
+
+Hanayo (Liu et al., arXiv 2308.15762) goes down and up the ranks once a wave, with one copy of the
+parameters, in groups of p. For one wave this is Chimera of 2p ranks, folded at the middle.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from itertools import count
+from dataclasses import replace
+from itertools import chain, count
 from typing import NamedTuple
 
 from stablehlo_tools.diagnostics import ToolError
@@ -30,6 +55,7 @@ from stablehlo_tools.schedules.simulator import simulate
 from stablehlo_tools.schedules.table import (
     Action,
     Pair,
+    Placement,
     Step,
     Table,
     backward,
@@ -42,17 +68,14 @@ from stablehlo_tools.schedules.table import (
     weight_gradient,
 )
 
+_APART = 2  # slots between two microbatches of a group
+
 Visit = tuple[int, int]  # a stage and a microbatch
 
 
 def gpipe(ranks: int, microbatches: int) -> Table:
     """Bubble (p - 1)(F + B); every activation of the batch is alive at once (arXiv 1811.06965)."""
-    rows = [
-        [forward(rank, i) for i in range(microbatches)]
-        + [backward(rank, i) for i in range(microbatches)]
-        for rank in range(ranks)
-    ]
-    return table_of("gpipe", loop(ranks), microbatches, rows)
+    return replace(looped_bfs(ranks, microbatches, 1), name="gpipe")
 
 
 def gpipe_but_1f1b_for_the_last(ranks: int, microbatches: int) -> Table:
@@ -69,7 +92,7 @@ def gpipe_but_1f1b_for_the_last(ranks: int, microbatches: int) -> Table:
 def one_f_one_b(ranks: int, microbatches: int) -> Table:
     """Bubble (p - 1)(F + B); rank r holds at most p - r activations (arXiv 2006.09503)."""
     ahead = [ranks - rank for rank in range(ranks)]
-    return _table("1f1b", ranks, microbatches, ahead)
+    return _in_turns("1f1b", ranks, microbatches, 1, ahead)
 
 
 def eager_one_f_one_b(ranks: int, microbatches: int) -> Table:
@@ -79,32 +102,31 @@ def eager_one_f_one_b(ranks: int, microbatches: int) -> Table:
     2(p - r) - 1 steps after its own first, so no rank waits for a transfer in between.
     """
     ahead = [2 * (ranks - rank) - 1 for rank in range(ranks)]
-    return _table("eager-1f1b", ranks, microbatches, ahead)
+    return _in_turns("eager-1f1b", ranks, microbatches, 1, ahead)
 
 
-def _table(name: str, ranks: int, microbatches: int, ahead: Sequence[int]) -> Table:
+def _in_turns(name: str, ranks: int, microbatches: int, chunks: int, ahead: Sequence[int]) -> Table:
+    """The table of ranks that take turns, each so many forwards ahead."""
     rows = [
-        alternating(
-            [forward(rank, i) for i in range(microbatches)],
-            [backward(rank, i) for i in range(microbatches)],
-            ahead[rank],
-        )
-        for rank in range(ranks)
+        alternate(*visits(ranks, microbatches, chunks, rank), ahead[rank]) for rank in range(ranks)
     ]
-    return table_of(name, loop(ranks), microbatches, rows)
+    return table_of(name, loop(ranks, chunks), microbatches, rows)
 
 
-def alternating(
-    forwards: Sequence[Action], backwards: Sequence[Action], ahead: int
+def alternate(
+    forwards: Sequence[Visit],
+    backwards: Sequence[Visit],
+    ahead: int,
+    gradient: Callable[[int, int], Action] = backward,
 ) -> list[Action]:
     """`ahead` forwards, then a backward and a forward in turn, then the backwards left over.
 
     At most `ahead` activations are alive.
     """
-    first = min(ahead, len(forwards))
-    steady = zip(backwards, forwards[first:], strict=False)
-    turns = [action for turn in steady for action in turn]
-    return [*forwards[:first], *turns, *backwards[len(forwards) - first :]]
+    ups, downs = [forward(*each) for each in forwards], [gradient(*each) for each in backwards]
+    first = min(ahead, len(ups))
+    turns = chain.from_iterable(zip(downs, ups[first:], strict=False))
+    return [*ups[:first], *turns, *downs[len(ups) - first :]]
 
 
 def interleaved_one_f_one_b(ranks: int, microbatches: int, chunks: int) -> Table:
@@ -116,18 +138,8 @@ def interleaved_one_f_one_b(ranks: int, microbatches: int, chunks: int) -> Table
     divides m, g is p.
     """
     largest = max(groups(ranks, microbatches))
-    rows: list[list[Action]] = []
-    for rank in range(ranks):
-        forwards, backwards = visits(ranks, microbatches, chunks, rank)
-        ahead = (chunks - 1) * largest + 2 * (ranks - 1 - rank) + 1
-        rows.append(
-            alternating(
-                [forward(*visit) for visit in forwards],
-                [backward(*visit) for visit in backwards],
-                ahead,
-            )
-        )
-    return table_of("interleaved-1f1b", loop(ranks, chunks), microbatches, rows)
+    ahead = [(chunks - 1) * largest + 2 * (ranks - 1 - rank) + 1 for rank in range(ranks)]
+    return _in_turns("interleaved-1f1b", ranks, microbatches, chunks, ahead)
 
 
 def groups(ranks: int, microbatches: int) -> list[int]:
@@ -367,3 +379,90 @@ def _step(move: str, of: dict[str, _Chunk], still: deque[tuple[int, int]]) -> Ac
         return backward(chunk.stage, microbatch)
     still.append((chunk.stage, microbatch))
     return input_gradient(chunk.stage, microbatch)
+
+
+def seq1f1b(ranks: int, microbatches: int, slices: int) -> Table:
+    """Bubble (p - 1)(F + B) of a slice; rank r holds at most k + p - 1 - r slices, k a microbatch.
+
+    Its warm-up of p - r - 2 + k slices is as in Sea AI Lab's zero-bubble-pipeline-parallelism
+    (zerobubble/scheduler/seq1f1b.py). With one slice it is 1F1B.
+    """
+    return _sliced("seq1f1b", ranks, microbatches, slices, 1, 1)
+
+
+def slimpipe(ranks: int, microbatches: int, slices: int, chunks: int = 1) -> Table:
+    """Bubble (p - 1)(F + B) of a slice on a chunk.
+
+    Rank r holds at most vk + 2(p - 1 - r) slices of its v chunks, where a microbatch is vk: two
+    more for every hop to the last rank, so that transfers both ways hide behind compute. Raises
+    ToolError for several chunks and fewer slices than ranks, where some would wait for ever.
+    """
+    if chunks > 1 and slices < ranks:
+        raise ToolError(
+            f"slimpipe: {chunks} chunks a rank and {slices} slices of {ranks} ranks; with more "
+            "than one chunk it takes at least as many slices as ranks"
+        )
+    return _sliced("slimpipe", ranks, microbatches, slices, chunks, 2)
+
+
+def _sliced(
+    name: str, ranks: int, microbatches: int, slices: int, chunks: int, each_hop: int
+) -> Table:
+    """`each_hop`: how many slices a rank is ahead of the next one."""
+    rows = []
+    for rank in range(ranks):
+        forwards: list[Visit] = []
+        backwards: list[Visit] = []
+        for first in range(0, microbatches * slices, slices):
+            stages = range(rank, ranks * chunks, ranks)
+            visits = [(stage, first + part) for stage in stages for part in range(slices)]
+            forwards += visits
+            backwards += reversed(visits)
+        rows.append(alternate(forwards, backwards, chunks * slices + each_hop * (ranks - 1 - rank)))
+    units = microbatches * slices
+    return table_of(name, loop(ranks, chunks), units, rows, sequence_slices=slices)
+
+
+def chimera(ranks: int, microbatches: int) -> Table:
+    """Even microbatches go down the ranks and odd ones up; each rank holds two stages' parameters.
+
+    A rank holds p / 2 + 1 to p activations. Where a backward takes as long as a forward, the bubble
+    is p - 2 of them, (p - 2)/(2m + p - 2) of the time, for m a multiple of p. Raises ToolError for
+    an odd number of ranks, where the two directions would meet.
+    """
+    if ranks % 2:
+        raise ToolError(
+            f"chimera: {ranks} ranks; it takes an even number of ranks",
+            instead=(f"ranks={ranks}", f"ranks={ranks + 1}"),
+        )
+    return _waves("chimera", bidirectional(ranks), microbatches, ranks // 2)
+
+
+def hanayo(ranks: int, microbatches: int, chunks: int) -> Table:
+    """Down the ranks and up again once for every two chunks: V / 2 waves.
+
+    A rank holds at most pV activations, as much as p microbatches of its share. Where a backward
+    takes as long as a forward, the bubble is 2(p - 1) of them, of one chunk each: (p - 1)/(mV + p -
+    1) of the time, for m a multiple of p. Raises ToolError for an odd number of chunks.
+    """
+    if chunks % 2:
+        raise ToolError(
+            f"hanayo: {chunks} chunk{'s' * (chunks != 1)} a rank; it takes an even number of "
+            "chunks, two a wave",
+            instead=(f"chunks={chunks}", f"chunks={chunks + 1}"),
+        )
+    return _waves("hanayo", v_shape(ranks, chunks), microbatches, ranks)
+
+
+def _waves(name: str, placement: Placement, microbatches: int, group: int) -> Table:
+    """`group`: how many microbatches of a route follow each other two slots apart."""
+    slots: list[list[tuple[int, Action]]] = [[] for _ in range(placement.ranks)]
+    for microbatch in range(microbatches):
+        before, place = divmod(microbatch // len(placement.routes), group)
+        start = 2 * placement.stages * before + _APART * place
+        for stage in range(placement.stages):
+            row = slots[placement.rank_of(stage, microbatch)]
+            row.append((start + stage, forward(stage, microbatch)))
+            row.append((start + 2 * placement.stages - 1 - stage, backward(stage, microbatch)))
+    rows = [[action for _, action in sorted(row, key=lambda each: each[0])] for row in slots]
+    return table_of(name, placement, microbatches, rows)

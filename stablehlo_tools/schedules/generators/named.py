@@ -8,6 +8,7 @@ from functools import partial
 
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.schedules.generators.by_rule import (
+    chimera,
     circular,
     dualpipe,
     dualpipe_v,
@@ -15,14 +16,15 @@ from stablehlo_tools.schedules.generators.by_rule import (
     fastest,
     gpipe,
     gpipe_but_1f1b_for_the_last,
+    hanayo,
     interleaved_one_f_one_b,
     looped_bfs,
     one_f_one_b,
+    seq1f1b,
+    slimpipe,
     zb_h1,
     zb_h2,
 )
-from stablehlo_tools.schedules.generators.sliced import seq1f1b, slimpipe
-from stablehlo_tools.schedules.generators.waves import chimera, hanayo
 from stablehlo_tools.schedules.setting import Setting
 from stablehlo_tools.schedules.table import Table, loop
 

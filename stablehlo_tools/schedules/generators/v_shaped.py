@@ -534,22 +534,18 @@ class _Run:
                 blocked = min(blocked, key)
             elif key < best:
                 best, chosen = key, phase
-        weight = self._open_weight(rank)
+        # The weight gradient whose turn comes first, of those whose input gradient is done.
+        still = [
+            (keys[phase] + period * following[phase], phase)
+            for phase in range(LEGS, len(following))
+            if following[phase] < following[phase - 2]
+        ]
+        weight = min(still)[1] if still else None
         if weight is None or (chosen is not None and best < blocked):
             return chosen
         if chosen is None and 2 * (soon - now) < self._problem.ticks[weight][rank]:
             return None
         return weight
-
-    def _open_weight(self, rank: int) -> int | None:
-        """The weight gradient whose turn comes first, of those whose input gradient is done."""
-        done, keys = self._next[rank], self._order.keys[rank]
-        still = [
-            (keys[phase] + self._order.period * done[phase], phase)
-            for phase in range(LEGS, len(done))
-            if done[phase] < done[phase - 2]
-        ]
-        return min(still)[1] if still else None
 
 
 _Search = Callable[[Problem], Rows]

@@ -120,24 +120,15 @@ def _origin(table: Table) -> str:
     return table.name if chunks == 1 else f"{table.name} with {chunks} chunks a rank"
 
 
-def _cuts(setting: Setting, most_chunks: int) -> Iterator[int]:
-    """The chunks a rank to try: one, two, four and so on, as far as the slices can be cut."""
-    if setting.chunks is not None:
-        yield setting.chunks
-        return
-    chunks = 1
-    while chunks <= most_chunks:
-        if setting.can_be_cut(chunks):
-            yield chunks
-        chunks *= 2
-
-
 class _Search:
     """The best so far, the drafts that look good, and the effort left."""
 
     def __init__(self, setting: Setting, effort: int, most_chunks: int) -> None:
         self._setting = setting
-        self._chunks = tuple(_cuts(setting, most_chunks))
+        # The chunks a rank to try: one, two, four and so on, as far as the slices can be cut.
+        powers = (2**power for power in range(most_chunks.bit_length()))
+        cuts = tuple(chunks for chunks in powers if setting.can_be_cut(chunks))
+        self._chunks = cuts if setting.chunks is None else (setting.chunks,)
         self._reserved = _RESERVED * effort
         self._effort = max(effort, _PASSES * 2 * setting.ranks * setting.microbatches)
         self._best: Timeline | None = None
@@ -148,7 +139,14 @@ class _Search:
     def best(self) -> Best:
         """What was found."""
         if self._best is None:
-            least = min(map(self._least_bytes, self._placements()))
+            # What one microbatch at a time takes, on the rank where it takes most.
+            least = float("inf")
+            for placement in self._placements():
+                costs = self._setting.costs(placement.stages)
+                each = zip(costs.weights, costs.activation, strict=True)
+                sizes = [weights + activation for weights, activation in each]
+                most = max(sum(sizes[stage] for stage in own) for own in placement.held)
+                least = min(least, most)
             raise ToolError(
                 f"no schedule fits a memory limit of {self._setting.limit:g}: a rank's weights and "
                 f"the activations of one microbatch take {least:g}"
@@ -160,7 +158,14 @@ class _Search:
         """Takes a table if it fits and is better than what was found so far."""
         self._bound = min(self._bound, self._bound_of(table.placement))
         timeline = simulate(table, self._setting.costs(table.stages))
-        if self._setting.fits(max(timeline.peak_bytes)) and self._better(timeline):
+        memory, best = max(timeline.peak_bytes), self._best
+        if not self._setting.fits(memory):
+            return
+        if best is not None and abs(timeline.makespan - best.makespan) <= _EXACT * best.makespan:
+            is_better = memory < max(best.peak_bytes) * (1 - _EXACT)
+        else:
+            is_better = best is None or timeline.makespan < best.makespan
+        if is_better:
             self._best, self._origin = timeline, origin
 
     def offer_least_memory(self) -> None:
@@ -274,22 +279,6 @@ class _Search:
         costs = self._setting.costs(placement.stages)
         room = self._setting.room(placement)
         return lower_bound(placement, self._setting.microbatches, costs, room)
-
-    def _better(self, timeline: Timeline) -> bool:
-        if self._best is None:
-            return True
-        least = self._best.makespan
-        if abs(timeline.makespan - least) > _EXACT * least:
-            return timeline.makespan < least
-        return max(timeline.peak_bytes) < max(self._best.peak_bytes) * (1 - _EXACT)
-
-    def _least_bytes(self, placement: Placement) -> float:
-        """What one microbatch at a time takes, on the rank where it takes most."""
-        costs = self._setting.costs(placement.stages)
-        return max(
-            sum(costs.weights[stage] + costs.activation[stage] for stage in own)
-            for own in placement.held
-        )
 
 
 def climb(
@@ -454,21 +443,15 @@ def _bound_of_rank(visits: list[_Visit], room: float) -> float:
     put_off = min(weights, _most(room, [(v.weights, v.kept) for v in visits]))
     forwards_done = max(reached + forwards, returned + forwards - ahead)
     left = min(visit.left for visit in visits)
-    return max(
-        forwards_done + gradients + max(weights, weights - put_off + left),
-        reached + _least_stay(visits, room),
-    )
-
-
-def _least_stay(visits: list[_Visit], room: float) -> float:
-    """The time that all activations need in the room: by their bytes, and by how many fit at once.
-
-    Away is an activation whose gradient has not come back.
-    """
+    # The time that all activations need in the room: by their bytes, and by how many fit at once.
+    # Away is an activation whose gradient has not come back.
     occupied = sum(visit.count * visit.occupancy for visit in visits)
     away = sum(visit.count * visit.away for visit in visits)
     at_once = _fitting(room, min(visit.activation for visit in visits))
-    return max(occupied / room if room > 0 else 0.0, away / at_once if at_once else 0.0)
+    least_stay = max(occupied / room if room > 0 else 0.0, away / at_once if at_once else 0.0)
+    return max(
+        forwards_done + gradients + max(weights, weights - put_off + left), reached + least_stay
+    )
 
 
 def _most(room: float, kinds: list[tuple[float, float]]) -> float:

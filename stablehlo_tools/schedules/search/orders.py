@@ -1,7 +1,7 @@
 """Orders of forwards and gradients, to be filled with weight gradients: `Greedy` and `Turns`.
 
-`Greedy` is list scheduling: every rank, whenever it is free, takes what is there. A gradient or a
-forward that memory has room for goes first, as the `Priority` says; a weight gradient runs where
+`Greedy` is list scheduling: every rank, whenever it is free, takes what is there. A gradient, or a
+forward that memory has room for, goes first, as its flags say; a weight gradient runs where
 there is nothing else, or where it makes room. That suits tight memory, where microbatches travel in
 waves and no fixed turns of forward and backward fit. Memory cannot lead into a dead end: a rank
 starts a forward only if the oldest microbatch that has forwards left there still finds room for all
@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 
-from stablehlo_tools.schedules.generators.by_rule import alternating, groups, visits
+from stablehlo_tools.schedules.generators.by_rule import alternate, groups, visits
 from stablehlo_tools.schedules.setting import Costs
 from stablehlo_tools.schedules.table import (
     Action,
@@ -95,25 +95,18 @@ def toggled(action: Action, full: bool) -> Action:
 
 
 @dataclass(frozen=True)
-class Priority:
-    """Which of several steps that are there goes first.
-
-    gradient: a gradient before a forward. deep: of forwards that of the latest stage, of gradients
-    that of the earliest.
-    """
-
-    gradient: bool
-    deep: bool
-
-
-@dataclass(frozen=True)
 class Greedy:
-    """List scheduling on a placement of one route, within `room` bytes of activations a rank."""
+    """List scheduling on a placement of one route, within `room` bytes of activations a rank.
+
+    Of several steps that are there, goes first, `gradient`: a gradient before a forward; `deep`: of
+    forwards that of the latest stage, of gradients that of the earliest.
+    """
 
     placement: Placement
     costs: Costs
     room: tuple[float, ...]
-    priority: Priority
+    gradient: bool
+    deep: bool
 
     def draft(self, microbatches: int) -> Draft | None:
         """The orders for so many microbatches; None where a rank cannot hold one."""
@@ -129,19 +122,19 @@ def greedies(placement: Placement, costs: Costs, room: Sequence[float]) -> Itera
     """Every priority that makes a difference on a placement."""
     for gradient, deep in product((True, False), (True, False)):
         if deep or placement.chunks > 1:
-            yield Greedy(placement, costs, tuple(room), Priority(gradient, deep))
+            yield Greedy(placement, costs, tuple(room), gradient, deep)
 
 
 class _Greedy:
     """The state of a run: what has come, what each rank holds, when it is free."""
 
     def __init__(self, asked: Greedy, microbatches: int) -> None:
-        placement, self._priority = asked.placement, asked.priority
+        placement, self._gradient_first = asked.placement, asked.gradient
         ranks, stages = placement.ranks, placement.stages
         self._route = placement.routes[0]
         self._costs = asked.costs
         self._room = [part * _ROUNDED for part in asked.room]
-        self._stages = [own[::-1] if self._priority.deep else own for own in placement.held]
+        self._stages = [own[::-1] if asked.deep else own for own in placement.held]
         # Of each stage: when its next inputs come, in the order of microbatches.
         self._inputs: list[deque[float]] = [deque() for _ in range(stages)]
         self._returns: list[deque[float]] = [deque() for _ in range(stages)]
@@ -173,7 +166,7 @@ class _Greedy:
             inputs = self._inputs
             come = (own for own in self._stages[rank] if inputs[own] and inputs[own][0] <= now)
             forward = next((own for own in come if self._has_room(rank, own)), None)
-        if gradient is not None and (self._priority.gradient or forward is None):
+        if gradient is not None and (self._gradient_first or forward is None):
             self._run_gradient(rank, gradient, now)
         elif forward is not None:
             self._inputs[forward].popleft()
@@ -250,9 +243,7 @@ class Turns:
         orders: list[tuple[Action, ...]] = []
         for rank, ahead in enumerate(self.ahead):
             order = visits(ranks, microbatches, self.chunks, rank, self.group)
-            forwards = [forward(*visit) for visit in order[0]]
-            gradients = [gradient(*visit) for visit in order[1]]
-            orders.append(tuple(alternating(forwards, gradients, ahead)))
+            orders.append(tuple(alternate(*order, ahead, gradient)))
         return Draft(loop(ranks, self.chunks), tuple(orders))
 
 

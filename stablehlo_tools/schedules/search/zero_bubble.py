@@ -44,7 +44,11 @@ def best_within(
                 f"microbatch takes {least:g}"
             )
     few = min(microbatches, max(_STEADY * ranks, _SHOWN // ranks))
-    choices = _choices(ranks, few, costs, room)
+    # All orders with the scouting policies, and all policies with the best of them.
+    orders = (*turns(ranks, few, 1, costs, room), *greedies(loop(ranks), costs, room))
+    choices = [*_filled(orders, SCOUTS, few, costs, room)]
+    best = min(choices, key=lambda choice: choice[:2])
+    choices += _filled([best.order], POLICIES, few, costs, room)
     for choice in sorted(choices, key=lambda choice: choice[:2]):
         draft = choice.order.draft(microbatches)
         if draft is None:
@@ -69,20 +73,6 @@ class _Choice(NamedTuple):
     makespan: float
     order: Turns | Greedy
     policy: Policy
-
-
-def _choices(
-    ranks: int, microbatches: int, costs: Costs, room: Sequence[float]
-) -> Iterator[_Choice]:
-    """All orders with the scouting policies, and all policies with the best of them."""
-    orders = (
-        *turns(ranks, microbatches, 1, costs, room),
-        *greedies(loop(ranks), costs, room),
-    )
-    scouted = [*_filled(orders, SCOUTS, microbatches, costs, room)]
-    yield from scouted
-    best = min(scouted, key=lambda choice: choice[:2])
-    yield from _filled([best.order], POLICIES, microbatches, costs, room)
 
 
 def _filled(
