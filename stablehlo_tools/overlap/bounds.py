@@ -97,25 +97,39 @@ _SMALL = 0.05  # of the iteration's work: so early or so late is early or late
 
 def could_go_ahead(loop: Loop) -> set[int]:
     """The collective starts of the body whose operands the iteration before has ready early."""
-    body = loop.body
-    deps = [task.deps for task in body.tasks]
-    work = _work_behind(body, range(len(body.tasks)), deps)
-    limit = _SMALL * _total(body)
-    late = {argument for argument, result in loop.carries if work[result] > limit}
-    depend_on_late = _reached_in_body(range(len(body.tasks)), deps, late)
-    return {s for s in _starts(body) if s not in depend_on_late and work[s] <= limit}
+    tasks = loop.body.tasks
+    carries = [(result, argument) for argument, result in loop.carries]
+    return _movable(loop.body, range(len(tasks)), [task.deps for task in tasks], carries)
 
 
 def could_end_late(loop: Loop) -> set[int]:
     """The collective starts of the body whose results the next iteration needs late or never."""
-    body = loop.body
-    users = body.users()
-    backwards = range(len(body.tasks) - 1, -1, -1)
-    work = _work_behind(body, backwards, users)
+    backwards = range(len(loop.body.tasks) - 1, -1, -1)
+    return _movable(loop.body, backwards, loop.body.users(), loop.carries)
+
+
+def _movable(
+    body: TaskGraph,
+    order: Sequence[int],
+    sources: Sequence[Sequence[int]],
+    carries: Iterable[tuple[int, int]],
+) -> set[int]:
+    """The collective starts with little work before them in an order, and none of an iteration
+    whose carry, the first of a pair, has much; the second is the carry's end in this one."""
+    # The longest chain of compute and collectives that leads to each task, its own left out.
+    work = [0.0] * len(body.tasks)
+    finish = [0.0] * len(body.tasks)
+    for i in order:
+        work[i] = max((finish[source] for source in sources[i]), default=0.0)
+        loop = body.tasks[i].loop
+        own = body.tasks[i].ns if loop is None else iterations(loop) * _total(loop.body)
+        finish[i] = work[i] + own
     limit = _SMALL * _total(body)
-    needed = {result for argument, result in loop.carries if work[argument] > limit}
-    lead_to_needed = _reached_in_body(backwards, users, needed)
-    return {s for s in _starts(body) if s not in lead_to_needed and work[s] <= limit}
+    bound = {near for far, near in carries if work[far] > limit}
+    for i in order:
+        if i not in bound and any(source in bound for source in sources[i]):
+            bound.add(i)
+    return {s for s in _starts(body) if s not in bound and work[s] <= limit}
 
 
 def _starts(body: TaskGraph) -> Iterable[int]:
@@ -124,30 +138,6 @@ def _starts(body: TaskGraph) -> Iterable[int]:
 
 def _total(body: TaskGraph) -> float:
     return stream_totals(body)[COMPUTE_STREAM]
-
-
-def _work_behind(
-    body: TaskGraph, order: Iterable[int], sources: Sequence[Sequence[int]]
-) -> list[float]:
-    """The longest chain of compute and collectives that leads to each task, its own left out."""
-    finish = [0.0] * len(body.tasks)
-    behind = [0.0] * len(body.tasks)
-    for i in order:
-        behind[i] = max((finish[source] for source in sources[i]), default=0.0)
-        loop = body.tasks[i].loop
-        own = body.tasks[i].ns if loop is None else iterations(loop) * _total(loop.body)
-        finish[i] = behind[i] + own
-    return behind
-
-
-def _reached_in_body(
-    order: Iterable[int], sources: Sequence[Sequence[int]], given: set[int]
-) -> set[int]:
-    reached = set(given)
-    for i in order:
-        if i not in reached and any(source in reached for source in sources[i]):
-            reached.add(i)
-    return reached
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,39 +61,35 @@ class _Combiner:
     def groups(self) -> list[list[int]]:
         """The starts of each collective that is made of several, in program order."""
         found: list[list[int]] = []
-        for start in reversed(self._bit):
-            left = self._left[_key(self._sent[start])]
-            if left and left[-1] == start:
-                group = self._collect(left)
-                if len(group) > 1:
-                    found.append(group[::-1])
-        return found
-
-    def _collect(self, left: list[int]) -> list[int]:
-        """Takes from candidates of a key those that do not follow from each other, the last ones
-        first, until they are as large as is allowed."""
-        limit = self._limits[self._sent[left[-1]].kind]
-        taken: list[int] = []
-        needed, members, size = 0, 0, 0.0
-        for start in reversed(left):
-            if needed & self._bit[start] or members & self._needs[start]:
+        for last in reversed(self._bit):
+            left = self._left[_key(self._sent[last])]
+            if not left or left[-1] != last:
                 continue
-            size += self._sent[start].bytes
-            if taken and size > limit:
-                break
-            taken.append(start)
-            needed |= self._needs[start]
-            members |= self._bit[start]
-        # Of what is taken nobody asks again what it needs, nor whether another needs it.
-        for start in taken:
-            del self._needs[start]
-        left[:] = (start for start in left if start in self._needs)
-        if len(taken) > 1:
-            # What follows from one of a group follows from all that they need.
-            for start, needs in self._needs.items():
-                if needs & members:
-                    self._needs[start] = needs | needed
-        return taken
+            # Takes those that do not follow from each other, the last ones first, until they are as
+            # large as is allowed.
+            limit = self._limits[self._sent[last].kind]
+            taken: list[int] = []
+            needed, members, size = 0, 0, 0.0
+            for start in reversed(left):
+                if needed & self._bit[start] or members & self._needs[start]:
+                    continue
+                size += self._sent[start].bytes
+                if taken and size > limit:
+                    break
+                taken.append(start)
+                needed |= self._needs[start]
+                members |= self._bit[start]
+            # Of what is taken nobody asks again what it needs, nor whether another needs it.
+            for start in taken:
+                del self._needs[start]
+            left[:] = (start for start in left if start in self._needs)
+            if len(taken) > 1:
+                found.append(taken[::-1])
+                # What follows from one of a group follows from all that they need.
+                for start, needs in self._needs.items():
+                    if needs & members:
+                        self._needs[start] = needs | needed
+        return found
 
 
 def _merged(

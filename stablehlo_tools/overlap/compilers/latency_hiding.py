@@ -57,7 +57,14 @@ class _Backwards:
         domains = 1 + max(problem.domain, default=0)
         at_once = scheduler.at_once
         self._free = [float("inf") if at_once is None else float(at_once)] * domains
-        self._depth = _async_depths(problem, self._takes)
+        # How long the longest chain of collectives takes that leads to each task, itself left out
+        # if it is a start.
+        self._depth = depth = [0.0] * problem.size
+        for task, deps in enumerate(problem.deps):
+            start = problem.starts[task]
+            depth[task] = max((depth[dep] for dep in deps), default=0.0)
+            if start is not None:
+                depth[task] = max(depth[task], depth[start] + self._takes[start])
         self._place_of = list(range(problem.size))
         for place, task in enumerate(text or ()):
             self._place_of[task] = place
@@ -126,7 +133,15 @@ class _Backwards:
         if start is not None and (not self._depths or self._goes_first(start)):
             self._starts.remove(start)
             return start
-        return self._take_compute()
+        depth = -self._depths[0]
+        alike = self._compute[depth]
+        _, rank, ns = self._best(depth, self._left_open() if len(alike) > 1 else None)
+        heappop(alike[ns])
+        self._queued.remove(rank[-1])
+        self._drop_outdated(alike, ns)
+        if not alike:
+            del self._compute[-heappop(self._depths)]
+        return rank[-1]
 
     def _rank_of_start(self, start: int) -> tuple[float, bool, float, int]:
         later = max(self._since[start] - self._now, 0.0)
@@ -149,17 +164,6 @@ class _Backwards:
         """Whether a collective waits until one less is open."""
         domain = self._problem.domain[start]
         return self._free[domain] <= 0 and bool(self._ends[domain])
-
-    def _take_compute(self) -> int:
-        depth = -self._depths[0]
-        alike = self._compute[depth]
-        _, rank, ns = self._best(depth, self._left_open() if len(alike) > 1 else None)
-        heappop(alike[ns])
-        self._queued.remove(rank[-1])
-        self._drop_outdated(alike, ns)
-        if not alike:
-            del self._compute[-heappop(self._depths)]
-        return rank[-1]
 
     def _best(
         self, depth: float, left: float | None
@@ -220,15 +224,3 @@ class _Backwards:
                     self._enqueue(alone)
             if not self._left[dep]:
                 self._ready(dep)
-
-
-def _async_depths(problem: Problem, takes: Sequence[float]) -> list[float]:
-    """How long the longest chain of collectives takes that leads to each task, itself left out if
-    it is a start."""
-    depth = [0.0] * problem.size
-    for task, deps in enumerate(problem.deps):
-        start = problem.starts[task]
-        depth[task] = max((depth[dep] for dep in deps), default=0.0)
-        if start is not None:
-            depth[task] = max(depth[task], depth[start] + takes[start])
-    return depth

@@ -19,7 +19,9 @@ from stablehlo_tools.overlap.task_graph import TaskGraph, TaskKind
 def in_order_of_memory(graph: TaskGraph) -> Mapping[int, Sequence[int]]:
     """The order, of the three, that a graph needs the least memory in: its tasks, and those of the
     bodies of its loops, each by the `id` of the graph."""
-    candidates = [_Ordered(order) for order in (_freeing_most, _depth_first, _post_order)]
+    freeing_most = _Ordered(lambda graph: _Freeing(graph).order())
+    post_order = _Ordered(lambda graph: _visited(graph, tuple))
+    candidates = [freeing_most, _Ordered(_depth_first), post_order]
     peaks = [memory_profile(*each.of(graph)).peak_bytes for each in candidates]
     return candidates[peaks.index(min(peaks))].orders
 
@@ -42,10 +44,6 @@ class _Ordered:
         ordered = TaskGraph(tasks, graph.storages)
         self.orders[id(graph)] = self.order(ordered)
         return ordered, self.orders[id(graph)]
-
-
-def _post_order(graph: TaskGraph) -> list[int]:
-    return _visited(graph, lambda deps: deps)
 
 
 def _depth_first(graph: TaskGraph) -> list[int]:
@@ -77,14 +75,9 @@ def _visited(graph: TaskGraph, ordered: Callable[[Sequence[int]], Sequence[int]]
     return order
 
 
-def _freeing_most(graph: TaskGraph) -> list[int]:
-    """All tasks, each the one of those ready that frees most bytes more than it needs; of equals
-    what more reads, then what became ready last."""
-    return _Freeing(graph).order()
-
-
 class _Freeing:
-    """What is placed, and what is ready to stand next."""
+    """Places the task, of those ready, that frees most bytes more than it needs; of equals what
+    more reads, then what became ready last."""
 
     def __init__(self, graph: TaskGraph) -> None:
         tasks = graph.tasks

@@ -119,7 +119,15 @@ class _Pass:
                 self._compute_beside(task)
             # Ends the waits for transfers that are over.
             while self._waits and self._waits[0][0] <= self.clock:
-                self._wait(heappop(self._waits)[1])
+                wait = heappop(self._waits)[1]
+                start = self.problem.starts[wait]
+                assert start is not None, "a wait has a start"
+                if start in self._flying:
+                    self._flying.remove(start)
+                    self._in_flight[self.problem.stream[start]] -= 1
+                    self._open[self.problem.domain[start]] -= 1
+                self.result.ends[wait] = self.clock
+                self._finish(wait)
         self.result.total = max([self.clock, *self.free])
         return self.result
 
@@ -159,16 +167,6 @@ class _Pass:
         self._left[user] -= 1
         if not self._left[user]:
             self._make_ready(user)
-
-    def _wait(self, task: int) -> None:
-        start = self.problem.starts[task]
-        assert start is not None, "a wait has a start"
-        if start in self._flying:
-            self._flying.remove(start)
-            self._in_flight[self.problem.stream[start]] -= 1
-            self._open[self.problem.domain[start]] -= 1
-        self.result.ends[task] = self.clock
-        self._finish(task)
 
     def _compute_beside(self, task: int) -> None:
         """Issues transfers, then computes, unless the transfers took the memory for that."""

@@ -97,25 +97,21 @@ def _attempts(problem: Problem, plan: Plan) -> Iterator[Plan]:
             problem, (sorted(current.order, key=lambda task: (key[task], current.turn[task])))
         )
         yield current
-        current = Plan(problem, _givers_earlier(problem, current, slack))
+        # Each task that frees memory, or takes at most `slack`, moves to the last it depends on:
+        # what frees most often depends on others that take next to nothing.
+        net = taken(problem, current)
+        key = list(current.turn)
+        for task in current.order:
+            deps = problem.deps[task]
+            if deps and net[task] <= slack:
+                key[task] = max(key[dep] for dep in deps)
+        current = Plan(
+            problem, sorted(current.order, key=lambda task: (key[task], current.turn[task]))
+        )
         yield current
     for _ in range(_ROUNDS):
         current = Plan(problem, _least_alive(problem, current))
         yield current
-
-
-def _givers_earlier(problem: Problem, plan: Plan, slack: float) -> list[int]:
-    """Each task that frees memory, or takes at most `slack`, moved to the last it depends on.
-
-    What frees most often depends on others that take next to nothing.
-    """
-    net = taken(problem, plan)
-    key = list(plan.turn)
-    for task in plan.order:
-        deps = problem.deps[task]
-        if deps and net[task] <= slack:
-            key[task] = max(key[dep] for dep in deps)
-    return sorted(plan.order, key=lambda task: (key[task], plan.turn[task]))
 
 
 def taken(problem: Problem, plan: Plan) -> list[float]:
