@@ -44,7 +44,19 @@ class MeasuredProfile:
         """Reads a profile. Raises ToolError, naming the file, for one that is not as above."""
         path = Path(path)
         with naming(str(path)):
-            document = _document(path)
+            content = read_json(path)
+            if not isinstance(content, dict):
+                raise ToolError(
+                    f"not a measured profile: an object with 'schema': {SCHEMA!r} is awaited"
+                )
+            document = cast("dict[str, object]", content)
+            if document.get("schema") != SCHEMA:
+                raise ToolError(f"'schema' is {document.get('schema')!r}, and must be {SCHEMA!r}")
+            keys = ("schema", "source", "ops")
+            if strange := [key for key in document if key not in keys]:
+                raise ToolError(
+                    f"{strange[0]!r} is not known; a profile has 'schema', 'source' and 'ops'"
+                )
             source = document.get("source")
             if not isinstance(source, str) or not source.strip():
                 raise ToolError("'source' must say where these times were measured")
@@ -76,19 +88,6 @@ class MeasuredProfile:
 def measured_document(source: str, ops: Mapping[str, float]) -> dict[str, object]:
     """What `MeasuredProfile.load` reads, to be written as JSON."""
     return {"schema": SCHEMA, "source": source, "ops": dict(sorted(ops.items()))}
-
-
-def _document(path: Path) -> Mapping[str, object]:
-    document = read_json(path)
-    if not isinstance(document, dict):
-        raise ToolError(f"not a measured profile: an object with 'schema': {SCHEMA!r} is awaited")
-    fields = cast("dict[str, object]", document)
-    if fields.get("schema") != SCHEMA:
-        raise ToolError(f"'schema' is {fields.get('schema')!r}, and must be {SCHEMA!r}")
-    for key in fields:
-        if key not in ("schema", "source", "ops"):
-            raise ToolError(f"{key!r} is not known; a profile has 'schema', 'source' and 'ops'")
-    return fields
 
 
 def _ops(value: object) -> dict[str, float]:

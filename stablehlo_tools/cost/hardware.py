@@ -73,7 +73,7 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from stablehlo_tools.diagnostics import ToolError, did_you_mean, naming, nearest
 from stablehlo_tools.files.json_text import read_bounded
@@ -349,26 +349,13 @@ def _network(entry: _Table, position: int) -> tuple[Network, dict[str, str]]:
     else:
         allowed, required = _EVERY_NETWORK | _SWITCH, _NETWORK
     figures, sources = _read_figures(entry, f"{name}.", allowed, required, beside=("name", "kind"))
-    network = Network(
-        name=name,
-        kind=kind,
-        bandwidth=figures["bandwidth"],
-        efficiency=figures["efficiency"],
-        latency_ns=figures["latency"] * 1e3,
-        start_ns=figures["start"] * 1e3,
-        devices=int(figures["devices"]) if "devices" in figures else None,
-        pair_bandwidth=figures.get("pair_bandwidth"),
-        in_network_reduction=figures.get("in_network_reduction"),
-        dimensions=int(figures.get("dimensions", 0)),
-        wraps_from=int(figures.get("wraps_from", 0)),
-        any_permute_to=int(figures["any_permute_to"]) if "any_permute_to" in figures else None,
-        traffic=figures.get("traffic", 0.0),
-        channels=figures.get("channels"),
-        pair_channels=figures.get("pair_channels"),
-        in_network_channels=figures.get("in_network_channels"),
-        channel_bytes=figures.get("channel_bytes"),
-    )
-    return network, sources
+    values: dict[str, Any] = dict(figures)
+    for key in ("latency", "start"):  # in microseconds
+        values[f"{key}_ns"] = values.pop(key) * 1e3
+    for key in ("devices", "dimensions", "wraps_from", "any_permute_to"):
+        if key in values:
+            values[key] = int(values[key])
+    return Network(name, kind, **values), sources
 
 
 def _subtable(table: _Table, key: str, where: str) -> _Table:

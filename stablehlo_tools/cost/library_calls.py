@@ -199,20 +199,15 @@ def _cudnn_attention(call: LibraryCall) -> Work | None:
     sequence = 3 - heads
     sizes = _Sizes(query[0] * query[heads], query[sequence], key[sequence], query[3], value[3])
     window = config.get("sliding_window_length", 0)
-    causal = "CAUSAL" in str(config.get("mask_type", ""))
-    seen = _seen(sizes, causal, int(window) if str(window).isdecimal() else 0)
+    # The keys that a query sees, on average: of a causal mask those up to its own place, of a
+    # window the last so many of those.
+    seen = sizes.keys
+    if "CAUSAL" in str(config.get("mask_type", "")):
+        most = min(sizes.keys, (int(window) if str(window).isdecimal() else 0) or sizes.keys)
+        rising = min(sizes.queries, most)
+        pairs = rising * (rising + 1) // 2 + (sizes.queries - rising) * most
+        seen = max(1, -(-pairs // max(1, sizes.queries)))
     return _attention(call, sizes, 5 if "Backward" in call.target else 2, seen)
-
-
-def _seen(sizes: _Sizes, causal: bool, window: int) -> int:
-    """The keys that a query sees, on average: of a causal mask those up to its own place, of a
-    window the last so many of those."""
-    if not causal:
-        return sizes.keys
-    most = min(sizes.keys, window or sizes.keys)
-    rising = min(sizes.queries, most)
-    pairs = rising * (rising + 1) // 2 + (sizes.queries - rising) * most
-    return max(1, -(-pairs // max(1, sizes.queries)))
 
 
 def _matrix(call: LibraryCall) -> tuple[float, float, float]:

@@ -50,7 +50,20 @@ def crossings(networks: Sequence[Network], group: Sequence[int]) -> tuple[Crossi
         for members in parts.values():
             domains.setdefault(domain(network, members[0]), []).append(members)
         if len(domains) < len(parts):
-            crossed.append(_crossing(network, level, list(domains.values())))
+            crossed.append(
+                Crossing(
+                    network=network,
+                    level=level,
+                    most=max(map(len, domains.values())),
+                    hops=len(parts) - len(domains),
+                    streams=min(map(len, parts.values())),
+                    away=max(
+                        sum(map(len, joined)) - len(part)
+                        for joined in domains.values()
+                        for part in joined
+                    ),
+                )
+            )
         parts = {
             number: tuple(itertools.chain.from_iterable(joined))
             for number, joined in domains.items()
@@ -85,18 +98,6 @@ def filled_evenly(networks: Sequence[Network], devices: int) -> tuple[Network, .
 def domain(network: Network, device: int) -> int:
     """The number of the domain that `device` is in."""
     return 0 if network.devices is None else device // network.devices
-
-
-def _crossing(network: Network, level: int, domains: list[list[tuple[int, ...]]]) -> Crossing:
-    parts = [part for joined in domains for part in joined]
-    return Crossing(
-        network=network,
-        level=level,
-        most=max(len(joined) for joined in domains),
-        hops=len(parts) - len(domains),
-        streams=min(len(part) for part in parts),
-        away=max(sum(map(len, joined)) - len(part) for joined in domains for part in joined),
-    )
 
 
 def group_on_switches(

@@ -55,7 +55,14 @@ def profile_from_trace(path: Path, module: str | None = None) -> dict[str, objec
         runs = [run for file in _files(path) for run in _runs(file)]
         if not runs:
             raise ToolError("no XLA op in this trace; trace a call that is already compiled")
-        chosen = _module(runs, module)
+        totals: defaultdict[str, float] = defaultdict(float)
+        for run in runs:
+            totals[run.module] += run.ns
+        if module is not None and module not in totals:
+            known = ", ".join(sorted(totals))
+            raise ToolError(f"no module {module!r} in this trace; it has {known}")
+        largest = max(totals, key=lambda name: (totals[name], name))
+        chosen = largest if module is None else module
         return measured_document(
             f"jax.profiler.trace of module {chosen}, {path}",
             _times(run for run in runs if run.module == chosen),
@@ -112,17 +119,6 @@ def _runs(file: Path) -> Iterator[_Run]:
             device=f"{file.name} {values.get('device_ordinal', event.get('pid'))}",
             ns=duration * 1e3,  # Chrome's are in microseconds
         )
-
-
-def _module(runs: list[_Run], wanted: str | None) -> str:
-    totals: defaultdict[str, float] = defaultdict(float)
-    for run in runs:
-        totals[run.module] += run.ns
-    if wanted is None:
-        return max(totals, key=lambda name: (totals[name], name))
-    if wanted not in totals:
-        raise ToolError(f"no module {wanted!r} in this trace; it has {', '.join(sorted(totals))}")
-    return wanted
 
 
 def _times(runs: Iterator[_Run]) -> dict[str, float]:
