@@ -12,8 +12,7 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.collectives import DIMENSIONS, RAGGED_ALL_TO_ALL
 from stablehlo_tools.dialect.custom_calls import stays_on_device, target_of
 from stablehlo_tools.dialect.traits import Trait, ops_with, short_names
-from stablehlo_tools.order.components import connected
-from stablehlo_tools.order.program import UNKNOWN_CALL, Rendezvous, Signature
+from stablehlo_tools.order.program import UNKNOWN_CALL, Rendezvous, Signature, connected
 
 _GROUPED = short_names(ops_with(Trait.GROUPED)) | {RAGGED_ALL_TO_ALL}
 _CALLED = frozenset({"custom_call", UNKNOWN_CALL})

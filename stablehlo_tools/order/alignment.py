@@ -12,7 +12,6 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from stablehlo_tools.order.components import connected
 from stablehlo_tools.order.findings import Finding, Verdict, actor_of, at, name
 from stablehlo_tools.order.program import (
     Block,
@@ -21,6 +20,7 @@ from stablehlo_tools.order.program import (
     Node,
     Program,
     bit_positions,
+    connected,
     decision_of,
     footprint,
     inner_blocks,

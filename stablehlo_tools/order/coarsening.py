@@ -33,7 +33,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from stablehlo_tools.order.components import connected
 from stablehlo_tools.order.program import (
     Block,
     Decision,
@@ -44,6 +43,7 @@ from stablehlo_tools.order.program import (
     Signature,
     TextOrder,
     blocks_of,
+    connected,
     decision_of,
     footprint,
     inner_blocks,

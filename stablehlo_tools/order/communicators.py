@@ -26,16 +26,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import combinations
 
-from stablehlo_tools.order.findings import (
-    Actor,
-    Finding,
-    Verdict,
-    actor_of,
-    at,
-    devices_text,
-    name,
-)
+from stablehlo_tools.order.findings import Actor, Finding, Verdict, actor_of, at, devices_text, name
 from stablehlo_tools.order.program import (
     UNKNOWN_CALL,
     Block,
@@ -102,22 +95,15 @@ def find_communicator_conflict(programs: Sequence[Program]) -> Finding | None:
     # One program is compiled once: its devices open the same, in the same order.
     if len(programs) < 2 or not all(program.may_run_on_gpu for program in programs):
         return None
-    program_of = {d: i for i, program in enumerate(programs) for d in program.devices}
-    opened = [_opened(program) for program in programs]
-    for number, mine in enumerate(opened):
-        for communicator, (use, *_) in mine.uses.items():
-            own = next((d for d in communicator.members if program_of.get(d) == number), None)
-            for device in communicator.members:
-                theirs = program_of.get(device, number)
-                if own is not None and communicator not in opened[theirs].uses:
-                    return _missing(programs, number, own, use, communicator, device, theirs)
-    for number, mine in enumerate(opened):
-        conflict = _split(programs, program_of, opened, number) or _turned(
-            programs, program_of, opened, number, list(mine.uses)
-        )
-        if conflict is not None:
-            return conflict
-    return None
+    openings = _Openings(programs)
+    numbers = range(len(programs))
+    missing = (conflict for number in numbers if (conflict := openings.find_missing(number)))
+    others = (
+        conflict
+        for number in numbers
+        if (conflict := openings.find_split(number) or openings.find_turned(number))
+    )
+    return next(missing, None) or next(others, None)
 
 
 def find_component_conflict(programs: Sequence[Program]) -> Finding | None:
@@ -175,132 +161,123 @@ def _number(block: Block, use: _Use, other: _Use) -> int:
     return next(i for i, b in enumerate(inner_blocks(around.nodes[position])) if b is block)
 
 
-def _turned(
-    programs: Sequence[Program],
-    program_of: dict[int, int],
-    opened: Sequence[_Opened],
-    number: int,
-    listed: Sequence[_Communicator],
-) -> Finding | None:
-    """Two communicators of one size that this program and another may open in opposite order."""
-    for position, one in enumerate(listed):
-        for other in listed[position + 1 :]:
+class _Openings:
+    """What programs compiled apart open, and how it can go wrong for one of them, by its number."""
+
+    def __init__(self, programs: Sequence[Program]) -> None:
+        self._programs = programs
+        self._program_of = {d: i for i, program in enumerate(programs) for d in program.devices}
+        self._opened = [_opened(program) for program in programs]
+
+    def find_missing(self, number: int) -> Finding | None:
+        """A communicator that the program of another member never opens."""
+        for communicator, (use, *_) in self._opened[number].uses.items():
+            members = communicator.members
+            own = next((d for d in members if self._program_of.get(d) == number), None)
+            for device in members:
+                theirs = self._program_of.get(device, number)
+                if own is None or communicator in self._opened[theirs].uses:
+                    continue
+                message = (
+                    f"XLA:GPU opens {communicator} for {self._name(number, use.issue)} before the "
+                    f"program starts, though it may not run, and {self._programs[theirs].name}, "
+                    f"which runs on device {device}, has no collective of these devices"
+                )
+                told = f"device {own} opens {communicator} and waits for device {device} for ever"
+                ends = (own, device)
+                return self._lacking("communicator-missing", message, told, number, use, ends)
+        return None
+
+    def find_split(self, number: int) -> Finding | None:
+        """A communicator split off a larger one, of which another program knows nothing."""
+        uses = self._opened[number].uses
+        for part, listed in uses.items():
+            for whole in uses:
+                of_one_kind = whole.is_of_permutes == part.is_of_permutes
+                if not of_one_kind or not set(part.members) < set(whole.members):
+                    continue
+                for use in listed:
+                    device = self._without_its_group(use, part, whole, number)
+                    if device is None:
+                        continue
+                    own = next(d for d in part.members if d in self._programs[number].devices)
+                    theirs = self._programs[self._program_of.get(device, number)]
+                    message = (
+                        f"XLA:GPU splits {part} for {self._name(number, use.issue)} off {whole}, "
+                        f"which all of these devices must do together, and {theirs.name}, which "
+                        f"runs on device {device}, has no collective of its group: give it one, "
+                        "name only the groups that communicate, or run with "
+                        "--xla_gpu_enable_nccl_comm_splitting=false"
+                    )
+                    told = f"device {own} splits {whole} and waits for device {device} for ever"
+                    ends = (own, device)
+                    return self._lacking("communicator-split", message, told, number, use, ends)
+        return None
+
+    def _without_its_group(
+        self, use: _Use, part: _Communicator, whole: _Communicator, number: int
+    ) -> int | None:
+        """A device of the larger communicator whose program lacks the group that it splits off."""
+        groups = {d: group for group in use.issue.groups for d in group}
+        # It is split off only where the op names every device of the larger in some group.
+        if not groups.keys() >= set(whole.members):
+            return None
+        for device in whole.members:
+            group = tuple(sorted(groups[device]))
+            own = _Communicator(group, part.is_of_permutes)
+            theirs = self._program_of.get(device, number)
+            if len(group) > 1 and own not in self._opened[theirs].uses:
+                return device
+        return None
+
+    def find_turned(self, number: int) -> Finding | None:
+        """Two communicators of one size that another program may open in opposite order."""
+        mine = self._opened[number]
+        for one, other in combinations(mine.uses, 2):
             if len(one.members) != len(other.members):
                 continue
-            both = [d for d in one.members if d in other.members and d in program_of]
-            own = next((d for d in both if program_of[d] == number), None)
+            both = [d for d in one.members if d in other.members and d in self._program_of]
+            own = next((d for d in both if self._program_of[d] == number), None)
             for device in both if own is not None else ():
-                theirs = program_of[device]
-                both_open = (opened[number], opened[theirs])
+                theirs = self._program_of[device]
+                pair = (mine, self._opened[theirs])
                 if (
                     theirs == number
-                    or all(each.opens_first(one, other) for each in both_open)
-                    or all(each.opens_first(other, one) for each in both_open)
+                    or all(each.opens_first(one, other) for each in pair)
+                    or all(each.opens_first(other, one) for each in pair)
                 ):
                     continue
+                program, second = self._programs[number], self._programs[theirs]
+                issues = [mine.uses[communicator][0].issue for communicator in (one, other)]
+                names = [self._name(number, issue) for issue in issues]
+                message = (
+                    "XLA:GPU opens communicators of one size in the order of the program before "
+                    f"it starts, and nothing shows that {program.name} and {second.name} have "
+                    f"{names[0]} and {names[1]}, one of which may not run, in one order"
+                )
+                told = (
+                    f"device {own} opens {one} and waits for device {device}",
+                    f"device {device} opens {other} and waits for device {own}",
+                )
                 assert own is not None
-                return _in_two_orders(programs, opened, (number, theirs), (own, device), one, other)
-    return None
+                actors = (
+                    *(actor_of(number, own, issue) for issue in issues),
+                    Actor(theirs, device, "compiled apart", second.place),
+                )
+                return Finding(Verdict.MAY_DEADLOCK, "communicator-order", message, actors, told)
+        return None
 
+    def _name(self, number: int, issue: Issue) -> str:
+        return f"{name(issue)} at {at(self._programs, number, issue.place)}"
 
-def _split(
-    programs: Sequence[Program],
-    program_of: dict[int, int],
-    opened: Sequence[_Opened],
-    number: int,
-) -> Finding | None:
-    """A communicator that is split off a larger one, of which another program knows nothing."""
-    uses = opened[number].uses
-    for part, listed in uses.items():
-        for whole in uses:
-            if whole.is_of_permutes != part.is_of_permutes or not set(part.members) < set(
-                whole.members
-            ):
-                continue
-            for use in listed:
-                groups = {d: group for group in use.issue.groups for d in group}
-                # It is split off only where the op names every device of the larger in some group.
-                if not groups.keys() >= set(whole.members):
-                    continue
-                for device in whole.members:
-                    theirs = program_of.get(device, number)
-                    group = tuple(sorted(groups[device]))
-                    own = _Communicator(group, part.is_of_permutes)
-                    if len(group) > 1 and own not in opened[theirs].uses:
-                        return _one_sided(programs, number, use, part, whole, device, theirs)
-    return None
-
-
-def _missing(
-    programs: Sequence[Program],
-    number: int,
-    own: int,
-    use: _Use,
-    communicator: _Communicator,
-    device: int,
-    theirs: int,
-) -> Finding:
-    place = at(programs, number, use.issue.place)
-    message = (
-        f"XLA:GPU opens {communicator} for {name(use.issue)} at {place} before the program starts, "
-        f"though it may not run, and {programs[theirs].name}, which runs on device {device}, has "
-        "no collective of these devices"
-    )
-    told = (f"device {own} opens {communicator} and waits for device {device} for ever",)
-    actors = (
-        actor_of(number, own, use.issue),
-        Actor(theirs, device, "no such communicator", programs[theirs].place),
-    )
-    return Finding(Verdict.MAY_DEADLOCK, "communicator-missing", message, actors, told)
-
-
-def _in_two_orders(
-    programs: Sequence[Program],
-    opened: Sequence[_Opened],
-    numbers: tuple[int, int],
-    devices: tuple[int, int],
-    one: _Communicator,
-    other: _Communicator,
-) -> Finding:
-    uses = [opened[numbers[0]].uses[communicator][0].issue for communicator in (one, other)]
-    places = [at(programs, numbers[0], issue.place) for issue in uses]
-    message = (
-        "XLA:GPU opens communicators of one size in the order of the program before it starts, and "
-        f"nothing shows that {programs[numbers[0]].name} and {programs[numbers[1]].name} have "
-        f"{name(uses[0])} at {places[0]} and {name(uses[1])} at {places[1]}, one of which may not "
-        "run, in one order"
-    )
-    told = (
-        f"device {devices[0]} opens {one} and waits for device {devices[1]}",
-        f"device {devices[1]} opens {other} and waits for device {devices[0]}",
-    )
-    actors = (
-        *(actor_of(numbers[0], devices[0], issue) for issue in uses),
-        Actor(numbers[1], devices[1], "compiled apart", programs[numbers[1]].place),
-    )
-    return Finding(Verdict.MAY_DEADLOCK, "communicator-order", message, actors, told)
-
-
-def _one_sided(
-    programs: Sequence[Program],
-    number: int,
-    use: _Use,
-    part: _Communicator,
-    whole: _Communicator,
-    device: int,
-    theirs: int,
-) -> Finding:
-    own = next(d for d in part.members if d in programs[number].devices)
-    place = at(programs, number, use.issue.place)
-    message = (
-        f"XLA:GPU splits {part} for {name(use.issue)} at {place} off {whole}, which all of these "
-        f"devices must do together, and {programs[theirs].name}, which runs on device {device}, "
-        "has no collective of its group: give it one, name only the groups that communicate, or "
-        "run with --xla_gpu_enable_nccl_comm_splitting=false"
-    )
-    told = (f"device {own} splits {whole} and waits for device {device} for ever",)
-    actors = (
-        actor_of(number, own, use.issue),
-        Actor(theirs, device, "no such communicator", programs[theirs].place),
-    )
-    return Finding(Verdict.MAY_DEADLOCK, "communicator-split", message, actors, told)
+    def _lacking(
+        self, rule: str, message: str, told: str, number: int, use: _Use, ends: tuple[int, int]
+    ) -> Finding:
+        """That a program opens what another, on the second of two devices, does not."""
+        own, device = ends
+        theirs = self._program_of.get(device, number)
+        actors = (
+            actor_of(number, own, use.issue),
+            Actor(theirs, device, "no such communicator", self._programs[theirs].place),
+        )
+        return Finding(Verdict.MAY_DEADLOCK, rule, message, actors, (told,))

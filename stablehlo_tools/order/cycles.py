@@ -11,8 +11,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from stablehlo_tools.order.components import connected, parts_without
-from stablehlo_tools.order.program import Block, Issue, bit_positions
+from stablehlo_tools.order.program import Block, Issue, bit_positions, connected, parts_without
 from stablehlo_tools.order.simulation import Choice, Meeting, Simulator
 
 

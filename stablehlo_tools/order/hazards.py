@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 
-from stablehlo_tools.order.components import parts_without
 from stablehlo_tools.order.program import (
     Block,
     Branch,
@@ -21,6 +20,7 @@ from stablehlo_tools.order.program import (
     Rendezvous,
     decision_of,
     footprint,
+    parts_without,
     reached_blocks,
     reached_blocks_of,
 )
@@ -148,21 +148,18 @@ def _overlapping_iterations(
     block: Block, owners: Set[int], program_of: Mapping[int, int]
 ) -> Iterator[Pair]:
     for position, node in enumerate(block.nodes):
-        if not isinstance(node, Loop) or node.is_chained or not _repeats(node):
+        if not isinstance(node, Loop) or node.is_chained:
+            continue
+        # Iterations overlap if there are two, or one and the condition once more.
+        trips = node.trips.values
+        most = 2 if trips is None else max(trips.values(), default=0)
+        if not most or (most == 1 and not node.condition.nodes):
             continue
         meetings = footprint(node)
         shared = _shared(meetings, meetings, owners, program_of)
         shared = shared or _own_transfer(meetings, owners, program_of)
         if shared:
             yield Pair(program_of[shared[0]], block, (position, position), shared)
-
-
-def _repeats(loop: Loop) -> bool:
-    """Whether it has two iterations, or one and the condition once more."""
-    if loop.trips.values is None:
-        return True
-    most = max(loop.trips.values.values(), default=0)
-    return most > 1 or (most == 1 and bool(loop.condition.nodes))
 
 
 def _own_transfer(

@@ -16,7 +16,6 @@ from collections import deque
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from stablehlo_tools.order.components import connected
 from stablehlo_tools.order.program import (
     Block,
     Branch,
@@ -26,6 +25,7 @@ from stablehlo_tools.order.program import (
     Program,
     Signature,
     blocks_of,
+    connected,
     decision_of,
     footprint,
     inner_blocks,
@@ -156,7 +156,12 @@ class Simulator:
         if not arrival.members:
             return
         node = arrival.node
-        key = (_own_key(arrival), arrival.members)
+        # What those who meet have alike, besides the members.
+        if isinstance(node, Issue):
+            own: object = node.signature
+        else:
+            own = decision_of(node).symbols.get(arrival.device, (arrival.program, id(node)))
+        key = (own, arrival.members)
         gathered = run.gathered.setdefault(key, [])
         gathered.append(arrival)
         if len(gathered) < len(arrival.members):
@@ -184,9 +189,16 @@ class Simulator:
         parked = {
             d: a for d, a in run.waiting.items() if isinstance(a.node, Loop) and not a.members
         }
+        meetings = [
+            meeting.members
+            for arrival in parked.values()
+            for block in inner_blocks(arrival.node)
+            for meeting in block.rendezvous
+            if arrival.device in meeting.issuers
+        ]
         complete = [
             [parked[device] for device in component]
-            for component in connected(_meetings_of(parked), parked)
+            for component in connected(meetings, parked)
             if all(device in parked for device in component)
         ]
         for arrivals in complete:
@@ -201,7 +213,11 @@ class Simulator:
     def _runs_alone(self, arrivals: Sequence[Arrival], choice: Choice) -> bool:
         """Whether the devices' loops run equally often and an iteration ends by itself."""
         loops = {a.device: a.node for a in arrivals if isinstance(a.node, Loop)}
-        if len({_trips(loop, device) for device, loop in loops.items()}) > 1:
+        trips: set[int] = set()
+        for device, loop in loops.items():
+            assert loop.trips.values is not None
+            trips.add(loop.trips.values[device])
+        if len(trips) > 1:
             return False
         key = tuple((device, id(loop)) for device, loop in sorted(loops.items()))
         if key not in self._alone:
@@ -296,28 +312,3 @@ class _Alike:
     nodes: list[Node]
     inside: set[Signature]
     linked: set[Members]
-
-
-def _own_key(arrival: Arrival) -> object:
-    """What those who meet have alike, besides the members."""
-    node = arrival.node
-    if isinstance(node, Issue):
-        return node.signature
-    symbol = decision_of(node).symbols.get(arrival.device)
-    return (arrival.program, id(node)) if symbol is None else symbol
-
-
-def _meetings_of(parked: Mapping[int, Arrival]) -> list[Members]:
-    """The members of every rendezvous in the loops that devices stand at."""
-    return [
-        meeting.members
-        for arrival in parked.values()
-        for block in inner_blocks(arrival.node)
-        for meeting in block.rendezvous
-        if arrival.device in meeting.issuers
-    ]
-
-
-def _trips(loop: Loop, device: int) -> int:
-    assert loop.trips.values is not None
-    return loop.trips.values[device]

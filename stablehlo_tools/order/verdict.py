@@ -54,13 +54,7 @@ from stablehlo_tools.order.program import (
     decision_of,
     issues_of,
 )
-from stablehlo_tools.order.simulation import (
-    Choice,
-    Meeting,
-    Outcome,
-    Simulator,
-    UndecidedError,
-)
+from stablehlo_tools.order.simulation import Choice, Meeting, Outcome, Simulator, UndecidedError
 
 _MOST_CANDIDATES = 32  # cycles that no run confirms, before the first of them is told
 
@@ -96,9 +90,21 @@ def decide(programs: Sequence[Program], *, strict: bool = False) -> Decided:
     if strict:
         programs = [replace(program, devices=(d,)) for program in programs for d in program.devices]
     decided = _by_order(programs)
-    if decided.finding is not None:
-        return replace(decided, finding=_doubted(decided.programs, decided.finding))
-    return replace(decided, finding=find_communicator_conflict(decided.programs))
+    finding = decided.finding
+    if finding is None:
+        return replace(decided, finding=find_communicator_conflict(decided.programs))
+    # Where a custom call is not understood, that is the cause.
+    kinds = {
+        issue.signature.kind
+        for actor in finding.actors
+        for issue in issues_of(decided.programs[actor.program].block)
+        if issue.id == actor.issue
+    }
+    if UNKNOWN_CALL in kinds:
+        finding = replace(
+            finding, verdict=Verdict.MAY_DEADLOCK, rule="not-understood", confirmed=False
+        )
+    return replace(decided, finding=finding)
 
 
 def judge_rewriting(decided: Decided) -> Decided:
@@ -158,19 +164,6 @@ def judge_origins(decided: Decided) -> Decided:
         finding = Finding(Verdict.MISMATCH, "swapped", message, actors, confirmed=True)
         return replace(decided, finding=finding)
     return decided
-
-
-def _doubted(programs: Sequence[Program], finding: Finding) -> Finding:
-    """A finding under the name of its cause where a custom call is not understood."""
-    issues = [{issue.id: issue for issue in issues_of(program.block)} for program in programs]
-    kinds = {
-        issues[actor.program][actor.issue].signature.kind
-        for actor in finding.actors
-        if actor.issue is not None and actor.issue in issues[actor.program]
-    }
-    if UNKNOWN_CALL not in kinds:
-        return finding
-    return replace(finding, verdict=Verdict.MAY_DEADLOCK, rule="not-understood", confirmed=False)
 
 
 def _by_order(programs: Sequence[Program]) -> Decided:
