@@ -29,9 +29,17 @@ from stablehlo_tools.hlo_input.text import HloText
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.ir.cleanup import major_first, reread
 from stablehlo_tools.ir.inline import copy_body, dissolve
+from stablehlo_tools.ir.rewriter import replace
 from stablehlo_tools.ir.shardy_round_trip import restore_shardy, set_entry
-from stablehlo_tools.ir.values import CONSTANTS, producer
-from stablehlo_tools.ir.walk import functions_by_name, ops_named, ops_where, walk
+from stablehlo_tools.ir.values import producer
+from stablehlo_tools.ir.views import Function
+from stablehlo_tools.ir.walk import (
+    functions_by_name,
+    ops_named,
+    ops_where,
+    referenced_symbols,
+    walk,
+)
 
 
 def read_hlo(data: bytes, name: str, context: ir.Context) -> tuple[ir.Module, HloText]:
@@ -53,15 +61,13 @@ def read_hlo(data: bytes, name: str, context: ir.Context) -> tuple[ir.Module, Hl
     return module, source
 
 
-_HANDED_ON = frozenset({"mhlo.copy", "mhlo.domain", "mhlo.add_dependency"})
-_FUSION, _BITCAST = "mhlo.fusion", "mhlo.bitcast"
+_BITCAST, _FUSION = "mhlo.bitcast", "mhlo.fusion"
 _START, _UPDATE, _DONE = "mhlo.async_start", "mhlo.async_update", "mhlo.async_done"
 # Functions of which CHLO has the same op; HLO has them as opcodes, StableHLO has not.
 _IN_CHLO = {
     f"mhlo.{name}": f"chlo.{name}"
     for name in ("acos", "acosh", "asin", "asinh", "atanh", "cosh", "erf", "mulhi", "sinh")
 }
-_TOP_K = "mhlo.topk"
 _CHAIN = "chain_id"  # the frontend attribute that XLA:TPU ties the parts of such a pair by
 _OF_LAYOUTS = ("result_layout", "source_layout", "xla_shape", "output_operand_aliasing")
 _KEPT_OF_MODULE = frozenset({"sym_name", "mhlo.num_partitions", "mhlo.num_replicas"})
@@ -76,20 +82,20 @@ def _legalize(module: ir.Module, source: HloText) -> None:
     the line of the text, for what is not understood.
     """
     if source.is_scheduled:
-        _in_order_of_text(module)
+        # Sorts the ops of each block by their places in the text. An op without a place, a constant
+        # that the converter made, comes where its operands are there.
+        for op in ops_where(module.operation, lambda op: len(op.regions) > 0):
+            for region in op.regions:
+                for block in region.blocks:
+                    _sort(block)
     _unmark(module, source)
-    rewrites: dict[str, Callable[[ir.Operation], object]] = {
-        _FUSION: dissolve,
-        _BITCAST: _rewrite_bitcast,
-        "stablehlo.dot": _rewrite_dot,
-        _TOP_K: _rewrite_top_k,
-        **dict.fromkeys(_HANDED_ON, _hand_on),
-        **dict.fromkeys(_IN_CHLO, lambda op: _replace(op, _IN_CHLO[op.name])),
-    }
-    for op in reversed(
-        ops_named(module.operation, frozenset(rewrites))
-    ):  # what is nested in a fusion, first
-        rewrites[op.name](op)
+    # The last first, and what is nested in a fusion before it. `Patterns` goes from the first to
+    # the last, which gives the uses of a value another order, and so other bytes.
+    for op in reversed(ops_named(module.operation, {_FUSION, *_RULES})):
+        if op.name == _FUSION:
+            dissolve(op)
+        elif (values := _RULES[op.name](op)) is not None:
+            replace(op, values)
     _run_at_start(module)
     restore_shardy(module)
     _drop_unreachable(module)
@@ -108,18 +114,6 @@ def _mark(location: ir.Location) -> tuple[int, int] | None:
         marks = (_mark(part) for part in location.locations if isinstance(part, ir.Location))
         return next((mark for mark in marks if mark is not None), None)
     return None
-
-
-def _in_order_of_text(module: ir.Module) -> None:
-    """Sorts the ops of each block by their places in the text.
-
-    An op without a place, a constant that the converter made, comes where its operands are there.
-    """
-
-    for op in ops_where(module.operation, lambda op: len(op.regions) > 0):
-        for region in op.regions:
-            for block in region.blocks:
-                _sort(block)
 
 
 def _sort(block: ir.Block) -> None:
@@ -172,16 +166,16 @@ def _unmark(module: ir.Module, source: HloText) -> None:
     walk(module.operation, visit)
 
 
-# Ops that stand for their operands, or for what is in their regions
+# Ops that have another name, or stand for their operands
 
 
-def _hand_on(op: ir.Operation) -> None:
-    op.results[0].replace_all_uses_with(op.operands[0])
-    op.erase()
+# mhlo.copy(x) -> x
+def _forward_operand(op: ir.Operation) -> Sequence[ir.Value]:
+    return [op.operands[0]]
 
 
-def _rewrite_dot(op: ir.Operation) -> None:
-    """`dot` contracts the last dimension of its first operand with the first of its second."""
+# dot(x, y) -> dot_general(x, y), the last dimension of x contracted with the first of y
+def _rewrite_dot(op: ir.Operation) -> Sequence[ir.Value]:
     last = len(shape_of(op.operands[0])) - 1
     numbers = ir.Attribute.parse(
         f"#stablehlo.dot<lhs_contracting_dimensions = [{last}], rhs_contracting_dimensions = [0]>",
@@ -190,61 +184,61 @@ def _rewrite_dot(op: ir.Operation) -> None:
     kept = {
         a: op.attributes[a] for a in ("precision_config", FRONTEND_ATTRIBUTES) if a in op.attributes
     }
-    _replace(op, "stablehlo.dot_general", {**kept, "dot_dimension_numbers": numbers})
+    return _write_as(op, "stablehlo.dot_general", {**kept, "dot_dimension_numbers": numbers})
 
 
-def _rewrite_top_k(op: ir.Operation) -> None:
-    """The largest elements of the last dimension and where they stand; CHLO has no smallest."""
-    if ir.BoolAttr(op.attributes["largest"]).value:
-        _replace(op, "chlo.top_k", {"k": op.attributes["k"]})
+# mhlo.topk(x) {largest = true} -> chlo.top_k(x), which has no smallest
+def _rewrite_top_k(op: ir.Operation) -> Sequence[ir.Value] | None:
+    if not ir.BoolAttr(op.attributes["largest"]).value:
+        return None
+    return _write_as(op, "chlo.top_k", {"k": op.attributes["k"]})
 
 
-def _replace(
+# mhlo.erf(x) -> chlo.erf(x)
+def _rewrite_function(op: ir.Operation) -> Sequence[ir.Value]:
+    return _write_as(op, _IN_CHLO[op.name])
+
+
+def _write_as(
     op: ir.Operation, name: str, attributes: dict[str, ir.Attribute] | None = None
-) -> None:
-    """Replaces an op with one of another name, of the same operands and types of results."""
-    other = ir.Operation.create(
-        name,
-        results=[value.type for value in op.results],
-        operands=list(op.operands),
-        attributes=attributes,
-        loc=op.location,
-        ip=ir.InsertionPoint(op),
-    )
-    for result, value in zip(op.results, other.results, strict=True):
-        result.replace_all_uses_with(value)
-    op.erase()
+) -> Sequence[ir.Value]:
+    """Writes an op of another name, of the same operands and types of results."""
+    types = [value.type for value in op.results]
+    operands, point = list(op.operands), ir.InsertionPoint(op)
+    return ir.Operation.create(name, types, operands, attributes, loc=op.location, ip=point).results
 
 
-def _rewrite_bitcast(op: ir.Operation) -> None:
-    """The elements in the order of memory, in another shape.
-
-    Tiles are not written in MLIR. Where a tiled layout could put elements elsewhere than its order
-    of dimensions does, the op stays as it is.
-    """
+# mhlo.bitcast(x) -> transpose(reshape(transpose(x))): the elements in the order of memory
+def _rewrite_bitcast(op: ir.Operation) -> Sequence[ir.Value] | None:
     given, result = op.operands[0], op.results[0]
-    if element_of(given) != element_of(result):
-        if not _are_as_wide(element_of(given), element_of(result)):
-            return
-        builder = Builder(ir.InsertionPoint(op), op.location)
-        type_ = builder.tensor(shape_of(given), element_of(result))
-        given = op.operands[0] = builder.op("bitcast_convert", [given], type_)
+    one, other = element_of(given), element_of(result)
+    if one != other:
+        if not isinstance(one, ir.FloatType | ir.IntegerType):
+            return None
+        if not isinstance(other, ir.FloatType | ir.IntegerType) or one.width != other.width:
+            return None
+        build = Builder(ir.InsertionPoint(op), op.location)
+        type_ = build.tensor(shape_of(given), other)
+        given = op.operands[0] = build.op("bitcast_convert", [given], type_)
+    # Tiles are not written in MLIR. Where a tiled layout could put elements elsewhere than its
+    # order of dimensions does, the op stays as it is.
     if "xla_shape" in op.attributes and _TILED in str(op.attributes["xla_shape"]):
         in_memory = _in_memory(op, "source_layout", shape_of(given))
         wanted = _in_memory(op, "result_layout", shape_of(result))
-        if not _same_tiles(in_memory, wanted):
-            return
-    result.replace_all_uses_with(reread(op))
-    op.erase()
+        # Tiles of the two most minor dimensions hold the same elements in both shapes.
+        alike = len(in_memory) > 1 and len(wanted) > 1 and in_memory[-2:] == wanted[-2:]
+        if not alike and [s for s in in_memory if s != 1] != [s for s in wanted if s != 1]:
+            return None
+    return [reread(op)]
 
 
-def _are_as_wide(one: ir.Type, other: ir.Type) -> bool:
-    """Whether an element of one type has the bits of just one of the other."""
-    return (
-        isinstance(one, ir.FloatType | ir.IntegerType)
-        and isinstance(other, ir.FloatType | ir.IntegerType)
-        and one.width == other.width
-    )
+_RULES: dict[str, Callable[[ir.Operation], Sequence[ir.Value] | None]] = {
+    **dict.fromkeys(("mhlo.copy", "mhlo.domain", "mhlo.add_dependency"), _forward_operand),
+    **dict.fromkeys(_IN_CHLO, _rewrite_function),
+    "stablehlo.dot": _rewrite_dot,
+    "mhlo.topk": _rewrite_top_k,
+    _BITCAST: _rewrite_bitcast,
+}
 
 
 def tiled_bitcast(module: ir.Module) -> ir.Operation | None:
@@ -257,13 +251,6 @@ def _in_memory(op: ir.Operation, layout: str, shape: Sequence[int]) -> list[int]
     return [shape[dimension] for dimension in major_first(op, layout, len(shape))]
 
 
-def _same_tiles(one: Sequence[int], other: Sequence[int]) -> bool:
-    """Whether tiles of the two most minor dimensions hold the same elements in both shapes."""
-    if [size for size in one if size != 1] == [size for size in other if size != 1]:
-        return True
-    return len(one) > 1 and len(other) > 1 and list(one[-2:]) == list(other[-2:])
-
-
 # Computations that run beside others
 
 
@@ -274,10 +261,10 @@ def _run_at_start(module: ir.Module) -> None:
     collectives, which XLA's converter writes as `stablehlo.async_start`.
     """
     functions = functions_by_name(module)
-    for start in ops_named(module.operation, frozenset({_START})):
-        body = functions[ir.FlatSymbolRefAttr(start.attributes["called_computation"]).value]
-        block = body.regions[0].blocks[0]
-        _, returned = copy_body(block, list(start.operands), ir.InsertionPoint(start))
+    for start in ops_named(module.operation, {_START}):
+        called = functions[ir.FlatSymbolRefAttr(start.attributes["called_computation"]).value]
+        point = ir.InsertionPoint(start)
+        _, returned = copy_body(Function(called).body, list(start.operands), point)
         _finish(start, returned)
 
 
@@ -398,57 +385,32 @@ def _drop_unreachable(module: ir.Module) -> None:
     reached = {name for name, op in functions.items() if "sym_visibility" not in op.attributes}
     pending = list(reached)
     while pending:
-        for op in ops_where(functions[pending.pop()], lambda op: len(op.attributes) > 0):
-            for name in _referenced(op):
-                if name in functions and name not in reached:
-                    reached.add(name)
-                    pending.append(name)
+        named = referenced_symbols(functions[pending.pop()]) & functions.keys() - reached
+        reached |= named
+        pending += named
     for name, op in functions.items():
         if name not in reached:
             op.erase()
 
 
-def _referenced(op: ir.Operation) -> list[str]:
-    """The symbols that an op's attributes name."""
-    if op.name in CONSTANTS:  # of complex numbers, their value is not to be had
-        return []
-    names: list[str] = []
-    pending: list[ir.Attribute] = [op.attributes[name] for name in op.attributes]
-    while pending:
-        attribute = pending.pop()
-        if isinstance(attribute, ir.FlatSymbolRefAttr):
-            names.append(attribute.value)
-        elif isinstance(attribute, ir.ArrayAttr):
-            pending += list(attribute)
-        elif isinstance(attribute, ir.DictAttr):
-            pending += [named.attr for named in attribute]
-    return names
-
-
 def _state_facts(module: ir.Module, source: HloText) -> None:
     """Keeps of the module's attributes what an artifact states, in an artifact's words."""
     op = module.operation
+    i32 = ir.IntegerType.get_signless(32, module.context)
     main = functions_by_name(module).get("main")
     if main is not None and _ALIASES in op.attributes:
-        _state_aliases(main, ir.ArrayAttr(op.attributes[_ALIASES]))
+        # Says of each argument in whose memory a result lives, which result, as jax does.
+        for entry in map(ir.DictAttr, ir.ArrayAttr(op.attributes[_ALIASES])):
+            argument = ir.DictAttr(entry["alias"])
+            if len(ir.DenseI64ArrayAttr(argument["parameter_index"])):
+                continue  # part of a tuple, which a function of StableHLO does not take
+            number = ir.IntegerAttr(argument["parameter_number"]).value
+            result = list(ir.DenseI64ArrayAttr(entry["output_index"])) or [0]
+            set_entry(main, "arg_attrs", number, _ALIASED, ir.IntegerAttr.get(i32, result[0]))
     for name in list(op.attributes):
         if name not in _KEPT_OF_MODULE:
             del op.attributes[name]
-    i32 = ir.IntegerType.get_signless(32, module.context)
     counts = {"mhlo.num_replicas": source.replicas, "mhlo.num_partitions": source.partitions}
     if any(count is not None for count in counts.values()):
         for name, count in counts.items():
             op.attributes[name] = ir.IntegerAttr.get(i32, count or 1)
-
-
-def _state_aliases(main: ir.Operation, aliases: ir.ArrayAttr) -> None:
-    """Says of each argument in whose memory a result lives, which result, as jax does."""
-    i32 = ir.IntegerType.get_signless(32, main.context)
-    for each in aliases:
-        entry = ir.DictAttr(each)
-        argument = ir.DictAttr(entry["alias"])
-        if len(ir.DenseI64ArrayAttr(argument["parameter_index"])):
-            continue  # part of a tuple, which a function of StableHLO does not take
-        number = ir.IntegerAttr(argument["parameter_number"]).value
-        result = list(ir.DenseI64ArrayAttr(entry["output_index"])) or [0]
-        set_entry(main, "arg_attrs", number, _ALIASED, ir.IntegerAttr.get(i32, result[0]))

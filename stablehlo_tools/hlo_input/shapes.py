@@ -100,16 +100,11 @@ def parse_shape(text: str) -> Shape:
         element_type,
         tuple(int(re.sub(r"\D", "", size)) for size in dims.split(",") if size),
         tuple(int(d) for d in (order or "").split(",") if d),
-        _tiles(tiles.group(1)) if tiles else (),
+        tuple(
+            tuple(int(size) if size.strip().isdigit() else 1 for size in tile.split(","))
+            for tile in (tiles[1].strip("()").split(")(") if tiles else ())
+        ),  # `(8,128)(2,1)`; a `*`, which merges a dimension with the next, counts as 1
         int(space.group(1)) if space else DEVICE_MEMORY,
-    )
-
-
-def _tiles(text: str) -> tuple[tuple[int, ...], ...]:
-    """`(8,128)(2,1)`; a `*`, which merges a dimension with the next, counts as 1."""
-    return tuple(
-        tuple(int(size) if size.strip().isdigit() else 1 for size in tile.split(","))
-        for tile in text.strip("()").split(")(")
     )
 
 

@@ -36,12 +36,7 @@ from stablehlo_tools.hlo_input.instructions import (
     parse_computations,
     parse_instruction,
 )
-from stablehlo_tools.hlo_input.shapes import (
-    COMMENT,
-    closing_bracket,
-    split_list,
-    split_tuple,
-)
+from stablehlo_tools.hlo_input.shapes import COMMENT, closing_bracket, split_list, split_tuple
 
 _HEADER = "HloModule"
 _LEADING_COMMENT = re.compile(r"\s*(?://[^\n]*\n|/\*.*?\*/|\n)", re.DOTALL)
@@ -96,7 +91,30 @@ class HloText:
 
     @cached_property
     def _normalized(self) -> tuple[str, tuple[int, ...]]:
-        return _normalized(self.text)
+        """The text that is converted, and for each line of it the given text's line, from 1."""
+        lines: list[str] = []
+        origins: list[int] = []
+        split_starts: dict[str, int] = {}
+        is_mixed = _TILE in self.text
+        shapes: dict[str, tuple[str, str]] = {}
+        reducers = _Reducers()
+        for number, line in enumerate(self.text.splitlines(), start=1):
+            written = [line]
+            if is_mixed and not line.startswith(" "):
+                reducers.begin(line, len(lines))
+            one = parse_instruction(line)
+            if one is not None and (shape := _SHAPE.match(one.shape)) is not None:
+                shapes[one.name] = (shape[1], shape[2])
+            if one is not None and _SUFFIX.sub("", one.opcode) in _DIVISIBLE:
+                written = _divide(line, split_starts)
+                if is_mixed:
+                    written = [reducers.retype(each, lines, origins) for each in written]
+            elif one is not None and is_mixed:
+                written = _unify_types(one, shapes, reducers.applied(line, lines)[2])
+            lines += written
+            origins += [number] * len(written)
+        end = "\n" if self.text.endswith("\n") else ""  # XLA tells where it stopped
+        return "\n".join(lines) + end, tuple(origins)
 
     @property
     def converted(self) -> str:
@@ -161,33 +179,6 @@ _OF_ONE_TYPE = frozenset(
 _REDUCTIONS = frozenset({"reduce", "reduce-window"})
 _SINGLE = frozenset({"collective-permute", "reduce-scatter"})  # of one operand in StableHLO
 _DIVISIBLE = COLLECTIVES - {"ragged-all-to-all"}  # its operands are parts of one exchange
-
-
-def _normalized(text: str) -> tuple[str, tuple[int, ...]]:
-    """The text that is converted, and for each line of it the line of the given text, from 1."""
-    lines: list[str] = []
-    origins: list[int] = []
-    split_starts: dict[str, int] = {}
-    is_mixed = _TILE in text
-    shapes: dict[str, tuple[str, str]] = {}
-    reducers = _Reducers()
-    for number, line in enumerate(text.splitlines(), start=1):
-        written = [line]
-        if is_mixed and not line.startswith(" "):
-            reducers.begin(line, len(lines))
-        one = parse_instruction(line)
-        if one is not None and (shape := _SHAPE.match(one.shape)) is not None:
-            shapes[one.name] = (shape[1], shape[2])
-        if one is not None and _SUFFIX.sub("", one.opcode) in _DIVISIBLE:
-            written = _divide(line, split_starts)
-            if is_mixed:
-                written = [reducers.retype(each, lines, origins) for each in written]
-        elif one is not None and is_mixed:
-            written = _unify_types(one, shapes, reducers.applied(line, lines)[2])
-        lines += written
-        origins += [number] * len(written)
-    end = "\n" if text.endswith("\n") else ""  # XLA tells where it stopped
-    return "\n".join(lines) + end, tuple(origins)
 
 
 @dataclass
