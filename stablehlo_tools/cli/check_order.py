@@ -143,7 +143,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     from stablehlo_tools.diagnostics import ToolError
     from stablehlo_tools.order.simulation import UndecidedError
-    from stablehlo_tools.targets.order_report import order_json, order_text
+    from stablehlo_tools.targets.job_schedules import order_json, order_text
 
     gc.disable()  # many small objects, all of which stay
     try:

@@ -7,7 +7,7 @@ its stand-in.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from stablehlo_tools.cost.hardware import Hardware
 from stablehlo_tools.diagnostics import ToolError
@@ -90,6 +90,18 @@ class Chip:
 # guides, eight GPUs on one NVSwitch; https://www.nvidia.com/en-us/data-center/gb200-nvl72/: 18
 # trays of four GPUs on one NVLink domain.
 # Shapes of slices: https://docs.cloud.google.com/tpu/docs/{v5e,v5p,v6e}.
+_H100 = Gpu(
+    device="NVIDIA H100 80GB HBM3",
+    capability=9,
+    cores=132,
+    fp32_units=128,
+    clock_ghz=1.98,
+    memory=84_929_347_584,
+    bandwidth=3_352_320_000_000,
+    l2=52_428_800,
+    shared_memory=233_472,
+    links=18,
+)
 _ALL = (
     Chip(
         "a100",
@@ -107,36 +119,15 @@ _ALL = (
             links=12,
         ),
     ),
-    Chip(
-        "h100",
-        "H100",
-        Gpu(
-            device="NVIDIA H100 80GB HBM3",
-            capability=9,
-            cores=132,
-            fp32_units=128,
-            clock_ghz=1.98,
-            memory=84_929_347_584,
-            bandwidth=3_352_320_000_000,
-            l2=52_428_800,
-            shared_memory=233_472,
-            links=18,
-        ),
-    ),
+    Chip("h100", "H100", _H100),
     Chip(
         "h200",
         "H200",
-        Gpu(
+        replace(
+            _H100,
             device="NVIDIA H200 141GB HBM3e",
-            capability=9,
-            cores=132,
-            fp32_units=128,
-            clock_ghz=1.98,
             memory=151_397_597_184,
             bandwidth=4_800_000_000_000,
-            l2=52_428_800,
-            shared_memory=233_472,
-            links=18,
         ),
     ),
     Chip(

@@ -25,11 +25,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from stablehlo_tools import bindings
-from stablehlo_tools.analysis.collectives import (
-    ModuleFacts,
-    find_collectives,
-    stated_grid,
-)
+from stablehlo_tools.analysis.collectives import ModuleFacts, find_collectives, stated_grid
 from stablehlo_tools.analysis.entry import erase_groups_of_one, is_per_device
 from stablehlo_tools.analysis.replica_groups import GroupMode, ProcessGrid
 from stablehlo_tools.analysis.shardings import tensor_sharding
@@ -40,6 +36,7 @@ from stablehlo_tools.ir.inline import wrap_body
 from stablehlo_tools.ir.platform_index import drop_platform_argument, fix_platform
 from stablehlo_tools.ir.shardy_round_trip import restore_shardy
 from stablehlo_tools.ir.token_chain import inline_composites
+from stablehlo_tools.ir.views import Function
 from stablehlo_tools.ir.walk import (
     ENTRY,
     drop_attributes,
@@ -86,11 +83,16 @@ def prepare(artifact: Artifact, target: Target) -> PreparedModule:
     main = main_function(module)
     if main is None or not main.regions[0].blocks:
         raise ToolError("the module has no function @main to compile")
-    index = _platform_index(artifact, target)
-    if index is not None:
-        fix_platform(module, index)
+    platforms = () if artifact.exported is None else tuple(artifact.exported.platforms)
+    if len(platforms) > 1:  # main asks which one it runs on
+        if target.platform not in platforms:
+            raise ToolError(
+                f"the artifact was exported for {', '.join(platforms)} and has no form for "
+                f"{target.platform}: export with {target.platform!r} among the platforms"
+            )
+        fix_platform(module, platforms.index(target.platform))
         drop_platform_argument(main)
-    for argument in main.regions[0].blocks[0].arguments:
+    for argument in Function(main).body.arguments:
         type_ = argument.type
         if isinstance(type_, ir.ShapedType) and not type_.has_static_shape:
             raise ToolError(
@@ -103,23 +105,9 @@ def prepare(artifact: Artifact, target: Target) -> PreparedModule:
     tagged, program = tag_collectives(module)
     if grid.num_partitions > 1 and is_per_device(module):
         _make_manual(module, grid.num_partitions)
-    arguments = len(main.regions[0].blocks[0].arguments)
-    platforms = () if artifact.exported is None else tuple(artifact.exported.platforms)
+    arguments = len(Function(main).body.arguments)
     code = bindings.write_bytecode(module)
     return PreparedModule(code, grid, arguments, tagged, program, platforms, erased)
-
-
-def _platform_index(artifact: Artifact, target: Target) -> int | None:
-    """Which of the artifact's platforms is the target's; None where `main` does not ask."""
-    if artifact.exported is None or len(artifact.exported.platforms) == 1:
-        return None
-    platforms = artifact.exported.platforms
-    if target.platform not in platforms:
-        raise ToolError(
-            f"the artifact was exported for {', '.join(platforms)} and has no form for "
-            f"{target.platform}: export with {target.platform!r} among the platforms"
-        )
-    return platforms.index(target.platform)
 
 
 def _process_grid(module: ir.Module) -> ProcessGrid:
@@ -156,7 +144,7 @@ def _make_manual(module: ir.Module, partitions: int) -> None:
     mesh = next(n for n in (f"devices_{i}" for i in range(len(taken) + 1)) if n not in taken)
     text = f'sdy.mesh @{mesh} = <["{_AXIS}"={partitions}]>'
     ir.InsertionPoint.at_block_begin(module.body).insert(ir.Operation.parse(text, context=context))
-    block = main.regions[0].blocks[0]
+    block = Function(main).body
     inputs = [argument.type for argument in block.arguments]
     outputs = [value.type for value in terminator(block).operands]
 

@@ -19,7 +19,16 @@ def to_text(compilation: Compilation, input_name: str) -> str:
     lines = [f"{c.compiler}: {c.topology.describe()}, compiled in {c.seconds:.1f} s"]
     lines += [*(f"note: {remark}" for remark in c.remarks), ""]
     if c.schedule.events:
-        lines += [*_table(c, input_name), ""]
+        by_id = {op.id: op for op in c.tagged}
+        rows: list[tuple[str, ...]] = [_HEADER]
+        for event in c.schedule.events:
+            ids = ",".join(map(str, event.ids)) or "-"
+            if len(event.ids) > 4:
+                ids = f"{event.ids[0]},{event.ids[1]},… ({len(event.ids)})"
+            source = _source(event, by_id, input_name)
+            nesting = "/".join(event.nesting)
+            rows.append((str(event.position), event.phase.value, event.kind, ids, nesting, source))
+        lines += [*table_lines(rows, _HEADER[1:]), ""]
     memory = c.memory
     peak = f", peak {memory.peak_bytes:,}" if memory.peak_bytes else ""
     lines.append(
@@ -143,19 +152,6 @@ def _order(compilation: Compilation, input_name: str) -> str:
 def _name(compilation: Compilation, id_: int, input_name: str) -> str:
     op = next(op for op in compilation.tagged if op.id == id_)
     return f"#{id_} {op.kind} at {op.place.render(input_name)}"
-
-
-def _table(compilation: Compilation, input_name: str) -> list[str]:
-    by_id = {op.id: op for op in compilation.tagged}
-    rows: list[tuple[str, ...]] = [_HEADER]
-    for event in compilation.schedule.events:
-        ids = ",".join(map(str, event.ids)) or "-"
-        if len(event.ids) > 4:
-            ids = f"{event.ids[0]},{event.ids[1]},… ({len(event.ids)})"
-        source = _source(event, by_id, input_name)
-        nesting = "/".join(event.nesting)
-        rows.append((str(event.position), event.phase.value, event.kind, ids, nesting, source))
-    return table_lines(rows, _HEADER[1:])
 
 
 def _source(event: Event, by_id: dict[int, TaggedOp], input_name: str) -> str:

@@ -178,7 +178,14 @@ class _Builder:
         opcode = instruction.opcode
         base, _, suffix = opcode.rpartition("-")
         if opcode == "while":
-            yield from self._loop(instruction, state)
+            called = instruction.called()
+            condition, body = called.get("condition", [""])[0], called.get("body", [""])[0]
+            if self._talks(condition) or self._talks(body):
+                yield Loop(
+                    self.block(condition, (*state.nesting, "while condition")),
+                    self.block(body, (*state.nesting, "while body")),
+                    instruction.trips,
+                )
         elif opcode == "conditional":
             names = instruction.branches
             if any(self._talks(name) for name in names):
@@ -196,22 +203,16 @@ class _Builder:
                 if operand in state.started:
                     state.started[instruction.name] = state.started.pop(operand)
         elif suffix == "done":
-            yield from self._done(instruction, base, state)
+            operand = next(iter(instruction.operands), "")
+            if operand in state.started:
+                for start in state.started.pop(operand):
+                    yield self._finish(instruction, base, start, state)
+            elif base in ISSUED:
+                yield self._finish(instruction, base, None, state)
         elif opcode in TRANSFERS:
             yield self._begin(instruction, opcode, Phase.START, state)
         elif not is_tpu_mark(instruction):
             yield self._begin(instruction, opcode, Phase.SYNC, state)
-
-    def _loop(self, instruction: HloInstruction, state: _Block) -> Iterator[Loop]:
-        called = instruction.called()
-        condition, body = called.get("condition", [""])[0], called.get("body", [""])[0]
-        if not (self._talks(condition) or self._talks(body)):
-            return
-        yield Loop(
-            self.block(condition, (*state.nesting, "while condition")),
-            self.block(body, (*state.nesting, "while body")),
-            instruction.trips,
-        )
 
     def _fusion(self, instruction: HloInstruction, state: _Block) -> Iterator[Node]:
         for name in self._talking(instruction):
@@ -258,15 +259,6 @@ class _Builder:
             else:
                 for called in self._talking(instruction):
                     yield from self._collectives_within(called)
-
-    def _done(self, instruction: HloInstruction, base: str, state: _Block) -> Iterator[Event]:
-        for operand in instruction.operands[:1]:
-            if operand in state.started:
-                for start in state.started.pop(operand):
-                    yield self._finish(instruction, base, start, state)
-                return
-        if base in ISSUED:
-            yield self._finish(instruction, base, None, state)
 
     def _begin(
         self,

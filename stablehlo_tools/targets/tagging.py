@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from stablehlo_tools.analysis.collectives import Collective, find_collectives
+from stablehlo_tools.analysis.collectives import find_collectives
 from stablehlo_tools.analysis.communication import (
     CommunicatingFunction,
     Site,
@@ -55,11 +55,7 @@ from stablehlo_tools.targets.order import (
     program_ids,
     renumbered,
 )
-from stablehlo_tools.targets.scheduled_hlo import (
-    Computations,
-    Identities,
-    collective_computations,
-)
+from stablehlo_tools.targets.scheduled_hlo import Computations, Identities, collective_computations
 
 _HOST_TRANSFERS = ("infeed", "outfeed")
 _MOST_PLACES = 1_000_000
@@ -96,25 +92,20 @@ def tag_collectives(module: ir.Module) -> tuple[tuple[TaggedOp, ...], tuple[Item
         TaggedOp(numbers[n], c.kind, to_place(c.op.location)) for n, c in enumerate(collectives)
     ]
     for number, collective in enumerate(collectives):
-        _tag(collective, numbers[number])
+        op, context = collective.attributed, module.context
+        present = op.attributes.get(FRONTEND_ATTRIBUTES)
+        entries = {} if present is None else {e.name: e.attr for e in ir.DictAttr(present)}
+        entries[TAG] = ir.StringAttr.get(str(numbers[number]), context)
+        op.attributes[FRONTEND_ATTRIBUTES] = ir.DictAttr.get(entries, context)
+        mark = f"{TAG_MARK}{numbers[number]}"
+        for marked in {collective.op, op}:
+            location = marked.location
+            if isinstance(location, ir.NameLoc):
+                name = location.name_str.rstrip(":") + mark
+                marked.location = ir.Location.name(name, location.child_loc, context)
+            else:
+                marked.location = ir.Location.name(mark, location, context)
     return tuple(sorted(tagged, key=lambda op: op.id)), renumbered(program, numbers)
-
-
-def _tag(collective: Collective, number: int) -> None:
-    op = collective.attributed
-    present = op.attributes.get(FRONTEND_ATTRIBUTES)
-    entries = {} if present is None else {e.name: e.attr for e in ir.DictAttr(present)}
-    context = op.context
-    entries[TAG] = ir.StringAttr.get(str(number), context)
-    op.attributes[FRONTEND_ATTRIBUTES] = ir.DictAttr.get(entries, context)
-    mark = f"{TAG_MARK}{number}"
-    for marked in {collective.op, op}:
-        location = marked.location
-        if isinstance(location, ir.NameLoc):
-            name = location.name_str.rstrip(":") + mark
-            marked.location = ir.Location.name(name, location.child_loc, context)
-        else:
-            marked.location = ir.Location.name(mark, location, context)
 
 
 def _program_order(module: ir.Module, ids: _Ids) -> tuple[Item, ...]:

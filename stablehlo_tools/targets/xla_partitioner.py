@@ -48,17 +48,13 @@ def partition_with_xla(
         if outcome.answer is None:
             raise outcome.death("XLA's partitioner", "partitioning")
         local = bindings.parse_module((directory / _OUTPUT).read_bytes(), module.context)
-    _drop_copies(local)
-    return local
-
-
-def _drop_copies(module: ir.Module) -> None:
-    """Takes out XLA's copies, the one op of its dialect that says nothing about values."""
-    for op in ops_where(module.operation, lambda op: op.name.startswith("mhlo.")):
+    # Takes out XLA's copies, the one op of its dialect that says nothing about values.
+    for op in ops_where(local.operation, lambda op: op.name.startswith("mhlo.")):
         if op.name != "mhlo.copy":
             raise ToolError(f"XLA's partitioner left {op.name}, which no artifact can hold")
         op.results[0].replace_all_uses_with(op.operands[0])
         op.erase()
+    return local
 
 
 def partition(directory: Path, _request: dict[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,6 @@ import numpy as np
 from stablehlo_tools.analysis.replica_groups import (
     AxisRef,
     DeviceMesh,
-    GroupMode,
     ProcessGroups,
     exchange_group_mode,
     mesh_axes_groups,
@@ -23,13 +22,7 @@ from stablehlo_tools.analysis.replica_groups import (
     reduction_group_mode,
 )
 from stablehlo_tools.cost.transfers import Transfer
-from stablehlo_tools.hlo_input.async_forms import (
-    ISSUED,
-    TRANSFERS,
-    Phase,
-    result_shape,
-    tpu_marks,
-)
+from stablehlo_tools.hlo_input.async_forms import ISSUED, TRANSFERS, Phase, result_shape, tpu_marks
 from stablehlo_tools.hlo_input.instructions import HloInstruction
 from stablehlo_tools.hlo_input.shapes import arrays, stablehlo_type
 from stablehlo_tools.targets.hlo.module import Computation, HloModule
@@ -107,14 +100,17 @@ def issued(instruction: HloInstruction, computation: Computation, module: HloMod
     if opcode == "all-reduce" and _only_sliced(instruction, computation):
         kind = "reduce_scatter"
     dtypes = dict.fromkeys(stablehlo_type(array.element_type) for array in sent)
+    mesh = _MESH.match(instruction.groups)
+    axes = tuple(name for name, _, _ in _AXIS_REF.findall(mesh[3])) if mesh else ()
+    applied = module.computations.get(next(iter(instruction.called().get("to_apply", ())), ""))
     return Issued(
         instruction,
         Transfer(
             kind, float(sum(array.bytes for array in sent)), _groups(instruction, opcode, module)
         ),
-        _mesh_axes(instruction.groups),
+        axes,
         ", ".join(dtypes),
-        _reduction(instruction, module),
+        None if applied is None else applied.root.opcode.replace("-", "_"),
     )
 
 
@@ -158,12 +154,6 @@ def _of_mesh(axes: str, between: str, named: str) -> ProcessGroups:
     return mesh_axes_groups(mesh, refs)
 
 
-def _mesh_axes(text: str) -> tuple[str, ...]:
-    """The axes that the mesh form names."""
-    mesh = _MESH.match(text)
-    return tuple(name for name, _, _ in _AXIS_REF.findall(mesh.group(3))) if mesh else ()
-
-
 def _groups(instruction: HloInstruction, opcode: str, module: HloModule) -> ProcessGroups:
     """The participants as flattened device ids."""
     text = instruction.groups
@@ -178,15 +168,13 @@ def _groups(instruction: HloInstruction, opcode: str, module: HloModule) -> Proc
         if opcode in ("collective-permute", *TRANSFERS):
             mode = exchange_group_mode(max(channel, int(module.grid.num_replicas == 1)))
             return permute_groups(rows or [], mode, module.grid)
-        return process_groups(rows or [], _mode(instruction, opcode, channel), module.grid)
+        mode = exchange_group_mode(channel)
+        if opcode in ("all-gather", "all-reduce", "reduce-scatter"):
+            is_global = "use_global_device_ids=true" in instruction.line
+            mode = reduction_group_mode(channel, is_global)
+        return process_groups(rows or [], mode, module.grid)
     except ValueError as error:
         raise instruction.error(str(error)) from None
-
-
-def _mode(instruction: HloInstruction, opcode: str, channel: int) -> GroupMode:
-    if opcode in ("all-gather", "all-reduce", "reduce-scatter"):
-        return reduction_group_mode(channel, "use_global_device_ids=true" in instruction.line)
-    return exchange_group_mode(channel)
 
 
 def _only_sliced(instruction: HloInstruction, computation: Computation) -> bool:
@@ -198,10 +186,3 @@ def _only_sliced(instruction: HloInstruction, computation: Computation) -> bool:
         else user.opcode == "dynamic-slice" and user.operands[0] == instruction.name
         for user in users
     )
-
-
-def _reduction(instruction: HloInstruction, module: HloModule) -> str | None:
-    names = instruction.called().get("to_apply")
-    if not names or names[0] not in module.computations:
-        return None
-    return module.computations[names[0]].root.opcode.replace("-", "_")

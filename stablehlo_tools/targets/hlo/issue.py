@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf
 
@@ -39,10 +38,7 @@ from stablehlo_tools.targets.hlo.graph import (
     starts_of,
     tasks_of,
 )
-from stablehlo_tools.targets.hlo.module import (
-    Computation,
-    HloModule,
-)
+from stablehlo_tools.targets.hlo.module import Computation, HloModule
 from stablehlo_tools.targets.hlo.work import work
 
 ASYNC_COPIES = frozenset({"copy", "slice", "dynamic-slice", "dynamic-update-slice"})
@@ -82,100 +78,6 @@ def communication(sent: Issued, time: TransferTime, clock: Clock) -> Communicati
     )
 
 
-def copied(
-    start: HloInstruction, computation: Computation, clock: Clock, names: Sequence[str]
-) -> tuple[Communication, float]:
-    """A copy by the copy engines: bytes over the memory's bandwidth, those on the chip for free.
-
-    Raises ToolError for a copy to or from the host's memory that was not measured, and that the
-    hardware has no figure for.
-    """
-    results = arrays(result_shape(start))
-    operand = computation.by_name[start.operands[0]].results
-    size = sum(array.padded_bytes for array in results)
-    if touches_host(start, computation):
-        return between_memories(start, computation, clock, names)
-    known = clock.measured.ns(names) if clock.measured is not None else None
-    moved = size * sum(
-        any(array.space == DEVICE_MEMORY for array in side) for side in (results, operand)
-    )
-    hardware = clock.hardware
-    modelled = moved / hardware.memory_rate
-    sent = Communication(kind="copy", stream=_COPY_STREAM, bytes=float(size))
-    return sent, modelled if known is None else known
-
-
-def touches_host(instruction: HloInstruction, computation: Computation) -> bool:
-    """Whether an instruction reads or writes the host's memory."""
-    read = (a for name in instruction.operands for a in computation.by_name[name].results)
-    return any(array.space == HOST_MEMORY for array in (*read, *arrays(result_shape(instruction))))
-
-
-def between_memories(
-    instruction: HloInstruction, computation: Computation, clock: Clock, names: Sequence[str]
-) -> tuple[Communication, float]:
-    """A copy between the host's memory and the device's: what the device writes or has to give.
-
-    Raises ToolError where it was not measured, and nothing is known of the link.
-    """
-    known = clock.measured.ns(names) if clock.measured is not None else None
-    link = clock.hardware.host
-    if link is None and known is None:
-        raise instruction.error("the time of a copy to or from the host is not known")
-    results = arrays(result_shape(instruction))
-    to_host = any(array.space == HOST_MEMORY for array in results)
-    read = [a for name in instruction.operands for a in computation.by_name[name].results]
-    moved = [a for a in (read if to_host else results) if a.space == DEVICE_MEMORY]
-    size = float(sum(array.padded_bytes for array in moved))
-    sent, ns = host_copy(size, link or _MEASURED, to_host=to_host)
-    return sent, ns if known is None else known
-
-
-def hosted(
-    instruction: HloInstruction, clock: Clock, names: Sequence[str]
-) -> tuple[Communication, float]:
-    """A send to the host or a recv from it. Raises ToolError where it was not measured."""
-    known = clock.measured.ns(names) if clock.measured is not None else None
-    if known is None:
-        raise instruction.error("the time of a transfer to or from the host is not known")
-    size = sum(array.bytes for array in arrays(result_shape(instruction)))
-    sent = Communication(kind=instruction.opcode, stream=_HOST_STREAM, bytes=float(size))
-    return sent, known
-
-
-def is_hosted(instruction: HloInstruction) -> bool:
-    """Whether the other side of a send or recv is the host."""
-    return "is_host_transfer=true" in instruction.line
-
-
-def asynchronous(
-    start: HloInstruction,
-    computation: Computation,
-    module: HloModule,
-    clock: Clock,
-    names: Sequence[str],
-) -> tuple[Communication, float]:
-    """A kernel beside the compute stream, of whatever it wraps."""
-    if touches_host(start, computation):
-        return between_memories(start, computation, clock, names)
-    if start.opcode == "fusion-start":
-        parts = [work(start, computation, module)]
-    else:
-        parts = [
-            work(inner, called, module)
-            for inner, called in module.expand(start, _is_wrapper)
-            if not inner.opcode.endswith("-done")
-        ]
-    moved = sum(part.bytes for part in parts)
-    known = clock.measured.ns(names) if clock.measured is not None else None
-    ns = sum(clock.kernel(part, ()) for part in parts) if known is None else known
-    only_copies = all(part.kind in (WorkKind.COPY, WorkKind.FREE) for part in parts)
-    stream = _COPY_STREAM if only_copies else _KERNEL_STREAM
-    dearest = max(parts, key=lambda part: (part.flops, part.bytes), default=None)
-    kind = WorkKind.OTHER if dearest is None else dearest.kind
-    return Communication(kind=kind.value, stream=stream, bytes=moved), ns
-
-
 def _is_wrapper(instruction: HloInstruction) -> bool:
     """Returns True for calls and starts of asynchronous kernels."""
     base, _, suffix = instruction.opcode.rpartition("-")
@@ -206,6 +108,82 @@ class Issuer:
 
     def _names(self, *instructions: HloInstruction) -> list[str]:
         return names_of(self.module, *instructions)
+
+    def _measured(self, instruction: HloInstruction) -> float | None:
+        """The time that was measured of an instruction, if any."""
+        measured = self.clock.measured
+        return None if measured is None else measured.ns(self._names(instruction))
+
+    def _copied(self, start: HloInstruction) -> tuple[Communication, float]:
+        """A copy by the copy engines: bytes over the memory's bandwidth, those on chip for free.
+
+        Raises ToolError for a copy to or from the host's memory that was not measured, and that the
+        hardware has no figure for.
+        """
+        results = arrays(result_shape(start))
+        operand = self.computation.by_name[start.operands[0]].results
+        size = sum(array.padded_bytes for array in results)
+        if self.touches_host(start):
+            return self.between_memories(start)
+        known = self._measured(start)
+        moved = size * sum(
+            any(array.space == DEVICE_MEMORY for array in side) for side in (results, operand)
+        )
+        sent = Communication(kind="copy", stream=_COPY_STREAM, bytes=float(size))
+        return sent, moved / self.clock.hardware.memory_rate if known is None else known
+
+    def touches_host(self, instruction: HloInstruction) -> bool:
+        """Whether an instruction reads or writes the host's memory."""
+        read = (a for name in instruction.operands for a in self.computation.by_name[name].results)
+        return any(
+            array.space == HOST_MEMORY for array in (*read, *arrays(result_shape(instruction)))
+        )
+
+    def between_memories(self, instruction: HloInstruction) -> tuple[Communication, float]:
+        """A copy between the host's memory and the device's: what the device writes or has to give.
+
+        Raises ToolError where it was not measured, and nothing is known of the link.
+        """
+        known, link = self._measured(instruction), self.clock.hardware.host
+        if link is None and known is None:
+            raise instruction.error("the time of a copy to or from the host is not known")
+        results = arrays(result_shape(instruction))
+        to_host = any(array.space == HOST_MEMORY for array in results)
+        read = [a for name in instruction.operands for a in self.computation.by_name[name].results]
+        moved = [a for a in (read if to_host else results) if a.space == DEVICE_MEMORY]
+        size = float(sum(array.padded_bytes for array in moved))
+        sent, ns = host_copy(size, link or _MEASURED, to_host=to_host)
+        return sent, ns if known is None else known
+
+    def hosted(self, instruction: HloInstruction) -> tuple[Communication, float]:
+        """A send to the host or a recv from it. Raises ToolError where it was not measured."""
+        known = self._measured(instruction)
+        if known is None:
+            raise instruction.error("the time of a transfer to or from the host is not known")
+        size = sum(array.bytes for array in arrays(result_shape(instruction)))
+        sent = Communication(kind=instruction.opcode, stream=_HOST_STREAM, bytes=float(size))
+        return sent, known
+
+    def _asynchronous(self, start: HloInstruction) -> tuple[Communication, float]:
+        """A kernel beside the compute stream, of whatever it wraps."""
+        if self.touches_host(start):
+            return self.between_memories(start)
+        if start.opcode == "fusion-start":
+            parts = [work(start, self.computation, self.module)]
+        else:
+            parts = [
+                work(inner, called, self.module)
+                for inner, called in self.module.expand(start, _is_wrapper)
+                if not inner.opcode.endswith("-done")
+            ]
+        moved = sum(part.bytes for part in parts)
+        known = self._measured(start)
+        ns = sum(self.clock.kernel(part, ()) for part in parts) if known is None else known
+        only_copies = all(part.kind in (WorkKind.COPY, WorkKind.FREE) for part in parts)
+        stream = _COPY_STREAM if only_copies else _KERNEL_STREAM
+        dearest = max(parts, key=lambda part: (part.flops, part.bytes), default=None)
+        kind = WorkKind.OTHER if dearest is None else dearest.kind
+        return Communication(kind=kind.value, stream=stream, bytes=moved), ns
 
     def issue(
         self,
@@ -248,8 +226,8 @@ class Issuer:
     def collective(self, instruction: HloInstruction, operands: list[Value], given: Given) -> Value:
         """The start of a collective, a send or a recv; what it returns is in flight."""
         shape = result_shape(instruction)
-        if is_hosted(instruction):
-            passed, ns = hosted(instruction, self.clock, self._names(instruction))
+        if "is_host_transfer=true" in instruction.line:  # the host is the other side
+            passed, ns = self.hosted(instruction)
             return _whole(instruction, self.issue(instruction, passed, ns, shape, operands, given))
         sent = issued(instruction, self.computation, self.module)
         return _whole(instruction, self._sent(instruction, sent, shape, operands, given))
@@ -269,23 +247,15 @@ class Issuer:
             return self.collective(instruction, operands, given)
         shape = result_shape(instruction)
         if base in ASYNC_COPIES:
-            sent, ns = copied(instruction, self.computation, self.clock, self._names(instruction))
-            flying = self.issue(instruction, sent, ns, shape, operands, given)
-            return _whole(instruction, flying)
+            sent, ns = self._copied(instruction)
+            return _whole(instruction, self.issue(instruction, sent, ns, shape, operands, given))
         if base not in ASYNC_KERNELS:
             raise instruction.error("an asynchronous form that is not known")
         expanded = self.module.expand(instruction, wraps_collective)
         wrapped = [pair for pair in expanded if is_issued(pair[0])]
         if not wrapped:
-            sent, ns = asynchronous(
-                instruction,
-                self.computation,
-                self.module,
-                self.clock,
-                self._names(instruction),
-            )
-            flying = self.issue(instruction, sent, ns, shape, operands, given)
-            return _whole(instruction, flying)
+            sent, ns = self._asynchronous(instruction)
+            return _whole(instruction, self.issue(instruction, sent, ns, shape, operands, given))
         started: list[Value] = []
         for inner, computation in wrapped:
             inner_sent = issued(inner, computation, self.module)

@@ -116,7 +116,7 @@ def matmul(instruction: HloInstruction, computation: Computation) -> Matmul | No
         }
         return _dot(instruction, computation, dims)
     if opcode == "convolution":
-        return _convolution(instruction, *_operands(instruction, computation), instruction)
+        return _convolution(instruction, *_operands(instruction, computation))
     if opcode != "custom-call":
         return None
     if target.startswith(GEMM_TARGETS):
@@ -173,43 +173,30 @@ def _dot(instruction: HloInstruction, computation: Computation, dims: _DotDims) 
     return Matmul(batch, rows, columns, depth)
 
 
-@dataclass(frozen=True)
-class _Labels:
-    """Where the dimensions of a convolution's arrays lie: `b01f_01io->b01f`."""
-
-    lhs: str
-    rhs: str
-    out: str
-
-    def spatial(self) -> list[str]:
-        """The names of the spatial dimensions."""
-        return sorted(label for label in self.out if label.isdigit())
-
-
-def _labels(instruction: HloInstruction) -> _Labels:
+def _labels(instruction: HloInstruction) -> tuple[str, str, str]:
+    """Where the dimensions of a convolution's operands and result lie: `b01f_01io->b01f`."""
     labels = _LABELS.search(instruction.line, instruction.after_opcode)
     if labels is None:
         raise instruction.error("a convolution without dim_labels")
-    return _Labels(*labels.groups())
+    of_lhs, of_rhs, of_out = labels.groups()
+    return of_lhs, of_rhs, of_out
 
 
-def _convolution(
-    instruction: HloInstruction, lhs: Array, rhs: Array, out: HloInstruction
-) -> Matmul:
-    labels = _labels(instruction)
-    result = out.results[0]
+def _convolution(instruction: HloInstruction, lhs: Array, rhs: Array) -> Matmul:
+    of_lhs, of_rhs, of_out = _labels(instruction)
+    result = instruction.results[0]
     groups = {name: int(n) for name, n in _GROUPS.findall(instruction.line)}
     features, batches = groups.get("feature", 1), groups.get("batch", 1)
     batch = features * batches
-    m = result.dims[labels.out.index("b")]
-    n = result.dims[labels.out.index("f")] // batch
-    k = rhs.dims[labels.rhs.index("i")]
+    m = result.dims[of_out.index("b")]
+    n = result.dims[of_out.index("f")] // batch
+    k = rhs.dims[of_rhs.index("i")]
     products = 1.0
-    spatial = labels.spatial()
+    spatial = sorted(label for label in of_out if label.isdigit())
     for label, window in zip(spatial, windows(instruction, len(spatial)), strict=True):
-        size = result.dims[labels.out.index(label)]
-        width = rhs.dims[labels.rhs.index(label)]
-        reach = lhs.dims[labels.lhs.index(label)]
+        size = result.dims[of_out.index(label)]
+        width = rhs.dims[of_rhs.index(label)]
+        reach = lhs.dims[of_lhs.index(label)]
         hits = met(replace(window, in_size=reach, width=width, out_size=size))
         if width == 1 or hits != size or size == 1:
             m *= size
@@ -223,7 +210,7 @@ def _convolution(
 
 def _library_convolution(instruction: HloInstruction, computation: Computation) -> Matmul:
     """cuDNN's: the labels are those of the forward convolution, whichever gradient it computes."""
-    labels = _labels(instruction)
+    of_lhs, of_rhs, of_out = _labels(instruction)
     first, second = _operands(instruction, computation)
     result = instruction.results[0]
     target = instruction.target
@@ -231,18 +218,14 @@ def _library_convolution(instruction: HloInstruction, computation: Computation) 
     image = result if "BackwardInput" in target else first
     out = first if "BackwardInput" in target else second if "Filter" in target else result
     groups = {name: int(n) for name, n in _GROUPS.findall(instruction.line)}.get("feature", 1)
-    positions = math.prod(
-        d for d, label in zip(out.dims, labels.out, strict=True) if label not in "f"
-    )
-    columns = out.dims[labels.out.index("f")] // groups
-    depth = kernel.elements // max(1, kernel.dims[labels.rhs.index("o")])
+    positions = math.prod(d for d, label in zip(out.dims, of_out, strict=True) if label not in "f")
+    columns = out.dims[of_out.index("f")] // groups
+    depth = kernel.elements // max(1, kernel.dims[of_rhs.index("o")])
     if "BackwardFilter" in target:
         return Matmul(groups, depth, columns, positions)
     if "BackwardInput" in target:
-        rows = math.prod(
-            d for d, label in zip(image.dims, labels.lhs, strict=True) if label not in "f"
-        )
-        inner = image.dims[labels.lhs.index("f")] // groups
+        rows = math.prod(d for d, label in zip(image.dims, of_lhs, strict=True) if label not in "f")
+        inner = image.dims[of_lhs.index("f")] // groups
         return Matmul(
             groups, rows, inner, max(1, round(positions * columns * depth / (rows * inner)))
         )

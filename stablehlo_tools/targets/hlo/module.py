@@ -226,19 +226,16 @@ def _launched(instructions: list[HloInstruction]) -> Iterator[HloInstruction]:
     programs = {program.name for program in program_of.values()}
     for instruction in instructions:
         if instruction.name in program_of:
-            yield _launch(program_of[instruction.name], instruction)
+            # At the place of the update: its result and operands, the program's attributes.
+            program = program_of[instruction.name]
+            result = instruction.line[: instruction.after_opcode].rpartition(" ")[0]
+            operands = ", ".join(f"%{name}" for name in instruction.operands[1:])
+            head = f"{result} {program.opcode}("
+            rest = program.line[program.after_opcode :].partition(")")[2]
+            line = f"{head}{operands}){_ALIASING.sub('', rest)}"
+            yield HloInstruction(instruction.name, program.opcode, line, len(head))
         elif instruction.name not in programs:
             yield instruction
-
-
-def _launch(program: HloInstruction, update: HloInstruction) -> HloInstruction:
-    """The start at the place of the update: its result and operands, the program's attributes."""
-    result = update.line[: update.after_opcode].rpartition(" ")[0]
-    operands = ", ".join(f"%{name}" for name in update.operands[1:])
-    head = f"{result} {program.opcode}("
-    attributes = _ALIASING.sub("", program.line[program.after_opcode :].partition(")")[2])
-    line = f"{head}{operands}){attributes}"
-    return HloInstruction(update.name, program.opcode, line, len(head))
 
 
 def parse_aliases(text: str) -> dict[Path, tuple[int, Path]]:

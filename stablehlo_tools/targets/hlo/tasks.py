@@ -13,11 +13,11 @@ and not donated has its memory from the start, as the runtimes set it aside: inp
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from stablehlo_tools.cost.clock import Clock, Measured
 from stablehlo_tools.cost.hardware import Hardware
-from stablehlo_tools.cost.kernels import Work, WorkKind
+from stablehlo_tools.cost.kernels import WorkKind
 from stablehlo_tools.hlo_input.async_forms import ISSUED, Phase, is_issued
 from stablehlo_tools.hlo_input.instructions import HloInstruction
 from stablehlo_tools.hlo_input.shapes import Array
@@ -36,13 +36,7 @@ from stablehlo_tools.targets.hlo.graph import (
     storages_of,
     tasks_of,
 )
-from stablehlo_tools.targets.hlo.issue import (
-    HOST,
-    Issuer,
-    between_memories,
-    names_of,
-    touches_host,
-)
+from stablehlo_tools.targets.hlo.issue import HOST, Issuer, names_of
 from stablehlo_tools.targets.hlo.loops import (
     after_loop,
     carries,
@@ -60,6 +54,7 @@ _ALLOCATING = ("AllocateBuffer", "CreateBuffer")
 _WHOLE: Path = ()
 
 
+@dataclass
 class ScheduleReader:
     """Reads one computation at one place of the schedule.
 
@@ -67,34 +62,27 @@ class ScheduleReader:
     storages that are there already.
     """
 
-    def __init__(
-        self,
-        module: HloModule,
-        clock: Clock,
-        builder: GraphBuilder,
-        computation: Computation,
-        arguments: list[Value],
-        placed: dict[str, Given] | None = None,
-    ) -> None:
-        self._module = module
-        self._clock = clock
-        self._builder = builder
-        self._computation = computation
-        self._arguments = arguments
-        self._placed = placed or {}
+    module: HloModule
+    clock: Clock
+    builder: GraphBuilder
+    computation: Computation
+    arguments: list[Value]
+    placed: dict[str, Given] = field(default_factory=dict[str, Given])
+
+    def __post_init__(self) -> None:
         self._values: dict[str, Value] = {}
-        self._issuer = Issuer(module, clock, builder, computation)
+        self._issuer = Issuer(self.module, self.clock, self.builder, self.computation)
 
     def read(self) -> Value:
         """Adds the tasks of the computation and returns its result. Raises ToolError."""
-        for instruction in self._computation.instructions:
+        for instruction in self.computation.instructions:
             self._values[instruction.name] = self._value(instruction)
-        return self._values[self._computation.root.name]
+        return self._values[self.computation.root.name]
 
     def _value(self, instruction: HloInstruction) -> Value:
         opcode = instruction.opcode
         if opcode == "parameter":
-            return self._arguments[int(instruction.literal)]
+            return self.arguments[int(instruction.literal)]
         if opcode in _NOTHING:
             return Leaf()
         operands = [self._values[name] for name in instruction.operands]
@@ -110,7 +98,7 @@ class ScheduleReader:
         if opcode == "conditional":
             return self._dearest(instruction, operands[1:])
         if opcode == "call":
-            return self._inlined(self._module.called(instruction, "to_apply"), operands)
+            return self._inlined(self.module.called(instruction, "to_apply"), operands)
         if opcode.endswith("-done"):
             return self._issuer.done(instruction, operands[0])
         given = self._given(instruction, operands)
@@ -121,7 +109,7 @@ class ScheduleReader:
             if opcode in ("send", "recv"):
                 return flying
             return self._issuer.wait(instruction, flying, instruction.result)
-        if opcode == "fusion" and (parts := fused_collectives(instruction, self._module)):
+        if opcode == "fusion" and (parts := fused_collectives(instruction, self.module)):
             return self._communicating(instruction, operands, parts)
         return self._kernel(instruction, operands)
 
@@ -130,38 +118,33 @@ class ScheduleReader:
     ) -> Value:
         """A kernel, or what takes no time: a view of its operands, a buffer that is set aside."""
         if instruction.opcode in HOST:
-            measured = self._clock.measured
-            ns = None if measured is None else measured.ns(names_of(self._module, instruction))
-            if ns is None:
-                raise instruction.error("the time of a transfer to or from the host is not known")
+            _, ns = self._issuer.hosted(instruction)
             deps = tasks_of(*operands)
-            return self._builder.produce(
+            return self.builder.produce(
                 TaskKind.COMPUTE, instruction, instruction.result, {}, ns=ns, deps=deps
             )
-        done = work(instruction, self._computation, self._module)
+        done = work(instruction, self.computation, self.module)
         if done is FREE and len(operands) == 1:
             return operands[0]
         given = self._given(instruction, operands)
         if done is FREE and not instruction.target.startswith(_ALLOCATING):
             given = {_WHOLE: storages_of(*operands)}
-        return self._builder.produce(
+        ns = 0.0
+        if done is not FREE:
+            if self._issuer.touches_host(instruction):
+                _, ns = self._issuer.between_memories(instruction)
+            else:
+                ns = self.clock.kernel(done, names_of(self.module, instruction))
+        return self.builder.produce(
             TaskKind.VIEW if done is FREE else TaskKind.COMPUTE,
             instruction,
             instruction.result,
             given,
-            ns=self._kernel_ns(done, instruction),
-            shares=self._clock.shares(done),
+            ns=ns,
+            shares=self.clock.shares(done),
             deps=tasks_of(*operands) + after,
             by_bytes=called(instruction) if done.kind is WorkKind.OTHER else "",
         )
-
-    def _kernel_ns(self, done: Work, instruction: HloInstruction) -> float:
-        if done is FREE:
-            return 0.0
-        names = names_of(self._module, instruction)
-        if touches_host(instruction, self._computation):
-            return between_memories(instruction, self._computation, self._clock, names)[1]
-        return self._clock.kernel(done, names)
 
     def _given(self, instruction: HloInstruction, operands: list[Value]) -> Given:
         """The storages that parts of a result lie in without being allocated for it.
@@ -170,9 +153,9 @@ class ScheduleReader:
         """
         named = [instruction.name]
         if instruction.opcode.endswith("-start"):
-            named = [user.name for user in self._computation.users.get(instruction.name, [])]
-        given = dict(next((self._placed[n] for n in named if n in self._placed), {}))
-        for path, (number, inside) in aliases(instruction, self._module).items():
+            named = [user.name for user in self.computation.users.get(instruction.name, [])]
+        given = dict(next((self.placed[n] for n in named if n in self.placed), {}))
+        for path, (number, inside) in aliases(instruction, self.module).items():
             part = element(operands[number], inside)
             if part is not None:
                 given[path] = storages_of(part)
@@ -182,10 +165,10 @@ class ScheduleReader:
         self, fusion: HloInstruction, operands: list[Value], parts: list[Fused]
     ) -> Value:
         """A fusion that holds collectives: they come before or after what else it computes."""
-        rest = work(fusion, self._computation, self._module)
+        rest = work(fusion, self.computation, self.module)
         scattered = all(
             part.phase is Phase.SYNC
-            and issued(part.collective, part.computation, self._module).transfer.kind
+            and issued(part.collective, part.computation, self.module).transfer.kind
             == "reduce_scatter"
             for part in parts
         )
@@ -206,7 +189,7 @@ class ScheduleReader:
         return value
 
     def _inlined(self, called: Computation, arguments: list[Value]) -> Value:
-        reader = ScheduleReader(self._module, self._clock, self._builder, called, arguments)
+        reader = ScheduleReader(self.module, self.clock, self.builder, called, arguments)
         reader._issuer.unpaired = self._issuer.unpaired
         return reader.read()
 
@@ -215,37 +198,35 @@ class ScheduleReader:
         names = instruction.branches
         if not names or len(operands) != len(names):
             raise instruction.error("its branches and its operands do not match")
-        branches = [self._module.computation(name, instruction) for name in names]
-        costs = [length(self._alone(branch)) for branch in branches]
+        branches = [self.module.computation(name, instruction) for name in names]
+        costs: list[float] = []
+        for branch in branches:
+            builder = GraphBuilder(self.module)
+            arguments = [builder.inputs(p, persistent=False) for p in branch.parameters]
+            ScheduleReader(self.module, self.clock, builder, branch, arguments).read()
+            costs.append(length(builder.graph()))
         chosen = costs.index(max(costs))
         share = mean_runs(instruction)
-        with self._builder.at_times(1.0 if share is None else share):
+        with self.builder.at_times(1.0 if share is None else share):
             return self._inlined(branches[chosen], [operands[chosen]])
-
-    def _alone(self, computation: Computation) -> TaskGraph:
-        """A computation as a graph of its own."""
-        builder = GraphBuilder(self._module)
-        arguments = [builder.inputs(p, persistent=False) for p in computation.parameters]
-        ScheduleReader(self._module, self._clock, builder, computation, arguments).read()
-        return builder.graph()
 
     def _loop(self, instruction: HloInstruction, initial: Value) -> Value:
         """A loop task. The body's inputs lie in storages around it, and its results in theirs."""
-        trips = trip_count(instruction, self._computation, self._module)
-        body = self._module.called(instruction, "body")
-        condition = self._module.called(instruction, "condition")
-        builder = GraphBuilder(self._module)
+        trips = trip_count(instruction, self.computation, self.module)
+        body = self.module.called(instruction, "body")
+        condition = self.module.called(instruction, "condition")
+        builder = GraphBuilder(self.module)
         argument = rebuilt(
             builder.inputs(body.parameters[0], persistent=False),
             lambda path, leaf: replace(leaf, carried=path),
         )
         inputs = dict(paths(argument))
-        placed = homes(body, {path: leaf.storages for path, leaf in inputs.items()}, self._module)
-        reader = ScheduleReader(self._module, self._clock, builder, body, [argument], placed)
+        placed = homes(body, {path: leaf.storages for path, leaf in inputs.items()}, self.module)
+        reader = ScheduleReader(self.module, self.clock, builder, body, [argument], placed)
         result = reader.read()
         # Of a known count, a condition without collectives is a comparison: nothing to time.
         communicates = any(
-            is_issued(inner) or any(self._module.expand(inner, lambda each: not is_issued(each)))
+            is_issued(inner) or any(self.module.expand(inner, lambda each: not is_issued(each)))
             for inner in condition.instructions
         )
         if trips is None or communicates:
@@ -253,7 +234,7 @@ class ScheduleReader:
         last = dict(paths(result))
         carried = pair_waits(instruction, builder, reader._issuer.unpaired, result)
         first = dict(paths(initial))
-        value = self._builder.produce(
+        value = self.builder.produce(
             TaskKind.LOOP,
             instruction,
             instruction.result,
@@ -289,8 +270,15 @@ def hlo_task_graph(
     module = parse_module(text)
     clock = Clock(hardware, devices, measured)
     builder = GraphBuilder(module)
-    arguments = _arguments(module, builder)
     entry = module.entry
+    # Inputs that are donated do not persist.
+    returned: dict[int, list[Path]] = {}
+    for number, path in module.donated.values():
+        returned.setdefault(number, []).append(path)
+    arguments = [
+        builder.inputs(parameter, persistent=True, returned=returned.get(number, []))
+        for number, parameter in enumerate(entry.parameters)
+    ]
     # The parts of the result that are written into the memory of an input.
     donated: dict[Path, tuple[int, ...]] = {}
     for output, (number, path) in module.donated.items():
@@ -318,17 +306,6 @@ def _on_one_stream(graph: TaskGraph) -> TaskGraph:
         return replace(task, communication=replace(sent, stream=stream))
 
     return replace(graph, tasks=tuple(map(placed, graph.tasks)))
-
-
-def _arguments(module: HloModule, builder: GraphBuilder) -> list[Value]:
-    """The inputs; those that are donated do not persist."""
-    donated: dict[int, list[Path]] = {}
-    for number, path in module.donated.values():
-        donated.setdefault(number, []).append(path)
-    return [
-        builder.inputs(parameter, persistent=True, returned=donated.get(number, []))
-        for number, parameter in enumerate(module.entry.parameters)
-    ]
 
 
 def _results(module: HloModule, builder: GraphBuilder, donated: Given) -> Given:
