@@ -110,34 +110,33 @@ class Lane(NamedTuple):
 
 def check_rows(table: Table, findings: Findings) -> None:
     """C1; where it does not hold nothing else can be asked."""
-    for message in _shape(table):
+
+    def refuse(message: str) -> None:
         findings.add(Violation(0, 0, "", Rule.ROWS, message))
 
-
-def _shape(table: Table) -> Iterator[str]:
     placement = table.placement
     if placement.ranks < 1 or not placement.routes or table.microbatches < 1:
         routes = len(placement.routes)
-        yield (
+        refuse(
             f"the table is of {placement.ranks} ranks, {routes} routes and {table.microbatches} "
             "microbatches; it takes one or more of each"
         )
         return
     if table.sequence_slices < 1 or table.microbatches % table.sequence_slices:
-        yield (
+        refuse(
             f"{table.microbatches} slices, {table.sequence_slices} a microbatch; the one is a "
             "multiple of the other"
         )
     if table.sequence_slices > 1 and len(placement.routes) > 1:
-        yield f"{len(placement.routes)} routes; slices of a microbatch take one, all the same"
+        refuse(f"{len(placement.routes)} routes; slices of a microbatch take one, all the same")
     if len(table.rows) != placement.ranks:
-        yield f"{len(table.rows)} rows for {placement.ranks} ranks; give one row for each rank"
+        refuse(f"{len(table.rows)} rows for {placement.ranks} ranks; give one row for each rank")
     for number, route in enumerate(placement.routes):
         if not route or len(route) != table.stages:
-            yield f"route {number} has {len(route)} stages, route 0 {table.stages}"
+            refuse(f"route {number} has {len(route)} stages, route 0 {table.stages}")
         for stage, rank in enumerate(route):
             if not 0 <= rank < placement.ranks:
-                yield f"stage {stage} is put on rank {rank} of {placement.ranks}"
+                refuse(f"stage {stage} is put on rank {rank} of {placement.ranks}")
 
 
 def lanes(table: Table) -> Iterator[Lane]:

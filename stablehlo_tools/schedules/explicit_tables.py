@@ -16,7 +16,6 @@ from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import NamedTuple
 
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.schedules.setting import Costs, unit_costs
@@ -38,15 +37,9 @@ _NEEDS = {  # what else an action needs: which datum, of a stage how far away
 }
 
 
-class _Transfer(NamedTuple):
-    """A datum that crosses ranks; sorted by when it is made."""
-
-    made: float
-    sender: int
-    position: int  # of the step that makes it, in the sender's row
-    send: Action
-    receive: Action
-    receiver: int
+# A datum that crosses ranks: when it is made, by which rank, at which position of its row; its send
+# and its receive; the rank that receives it.
+type _Transfer = tuple[float, int, int, Action, Action, int]
 
 
 def with_communication(table: Table, costs: Costs | None = None, late: bool = False) -> Table:
@@ -61,13 +54,14 @@ def with_communication(table: Table, costs: Costs | None = None, late: bool = Fa
     bare, copies = _without_copies(compacted(table))
     timeline = simulate(bare, timed)
     ends: list[defaultdict[int, list[Action]]] = [defaultdict(list) for _ in table.rows]
-    for transfer in sorted(_transfers(timeline), key=lambda transfer: transfer[:3]):
-        ends[transfer.sender][transfer.position + 1].append(transfer.send)
+    transfers = sorted(_transfers(timeline), key=lambda transfer: transfer[:3])
+    for made, sender, position, send, receive, receiver in transfers:
+        ends[sender][position + 1].append(send)
         if late:
-            before = bisect_left(timeline.starts[transfer.receiver], transfer.made)
+            before = bisect_left(timeline.starts[receiver], made)
         else:
-            before = bisect_right(timeline.ends[transfer.receiver], transfer.made)
-        ends[transfer.receiver][before].append(transfer.receive)
+            before = bisect_right(timeline.ends[receiver], made)
+        ends[receiver][before].append(receive)
     for at, own in zip(ends, copies, strict=True):
         for position, actions in own.items():
             at[position] += actions
@@ -125,7 +119,7 @@ def _transfers(timeline: Timeline) -> Iterator[_Transfer]:
                 if receiver != rank:
                     send = Action(send_kind, stage, microbatch)
                     receive = Action(receive_kind, stage + away, microbatch)
-                    yield _Transfer(made, rank, position, send, receive, receiver)
+                    yield made, rank, position, send, receive, receiver
 
 
 def aligned(table: Table) -> Table:
@@ -137,80 +131,57 @@ def aligned(table: Table) -> Table:
     Phases, pairs, sends and receives take a column each; a receive stands behind its send, which
     waits for nothing but its datum. Raises ToolError where a step waits for ever.
     """
-    return _Columns(compacted(table)).spread()
-
-
-class _Columns:
-    """Assigns columns, each rank in its own order; what a step makes is named by an action."""
-
-    def __init__(self, table: Table) -> None:
-        self._table = table
-        self._explicit = table.communicates
-        self._made: dict[Action, int] = {}  # the first column in which it is there
-        self._waiting: defaultdict[Action, list[int]] = defaultdict(list)
-        self._rows: list[list[Step | None]] = [[] for _ in table.rows]
-        self._taken = [0] * table.ranks
-
-    def spread(self) -> Table:
-        table = self._table
-        runnable = list(range(table.ranks))
-        while runnable:
-            runnable += self._advance(runnable.pop())
-        for rank, (row, taken) in enumerate(zip(table.rows, self._taken, strict=True)):
-            if taken < len(row):
-                raise ToolError(f"{table.name}: rank {rank}: {row[taken]} waits for ever")
-        return with_rows(table, self._rows)
-
-    def _advance(self, rank: int) -> list[int]:
-        """Takes steps of a rank until one waits; returns the ranks that can go on."""
-        woken: list[int] = []
-        row = self._table.rows[rank]
-        while self._taken[rank] < len(row):
-            step = row[self._taken[rank]]
+    table = compacted(table)
+    made: dict[Action, int] = {}  # the first column in which it is there, by what is made
+    waiting: defaultdict[Action, list[int]] = defaultdict(list)
+    rows: list[list[Step | None]] = [[] for _ in table.rows]
+    taken = [0] * table.ranks
+    runnable = list(range(table.ranks))
+    while runnable:
+        rank = runnable.pop()
+        row, cells = table.rows[rank], rows[rank]
+        while taken[rank] < len(row):
+            step = row[taken[rank]]
             actions = parts(step) if step is not None else ()
-            missing = self._place(rank, step, actions)
+            needs = [need for action in actions for need in _needs(table, action)]
+            missing = next((need for need in needs if need not in made), None)
             if missing is not None:
-                self._waiting[missing].append(rank)
+                waiting[missing].append(rank)
                 break
-            self._taken[rank] += 1
+            column = max([len(cells), *(made[need] for need in needs)])
+            cells += [None] * (column - len(cells)) + [step]
+            taken[rank] += 1
             for action in actions:
                 # A full backward makes the input gradient.
                 full = action.kind is Kind.BACKWARD
-                made = action._replace(kind=Kind.INPUT_GRADIENT) if full else action
-                self._made.setdefault(made, len(self._rows[rank]))
-                woken += self._waiting.pop(made, ())
-        return woken
+                datum = action._replace(kind=Kind.INPUT_GRADIENT) if full else action
+                made.setdefault(datum, len(cells))
+                runnable += waiting.pop(datum, ())
+    for rank, (row, count) in enumerate(zip(table.rows, taken, strict=True)):
+        if count < len(row):
+            raise ToolError(f"{table.name}: rank {rank}: {row[count]} waits for ever")
+    return with_rows(table, rows)
 
-    def _place(self, rank: int, step: Step | None, actions: tuple[Action, ...]) -> Action | None:
-        """Puts a step into the first column that it can stand in; or returns what is missing."""
-        cells = self._rows[rank]
-        column = len(cells)
-        for action in actions:
-            for need in self._needs(action):
-                there = self._made.get(need)
-                if there is None:
-                    return need
-                column = max(column, there)
-        cells += [None] * (column - len(cells)) + [step]
-        return None
 
-    def _needs(self, action: Action) -> Iterator[Action]:
-        kind, stage, microbatch = action
-        if kind is Kind.FORWARD:
-            yield from self._come(stage - 1, stage, microbatch, Kind.FORWARD)
-        elif kind in (Kind.BACKWARD, Kind.INPUT_GRADIENT):
-            yield Action(Kind.FORWARD, stage, microbatch)
-            yield from self._come(stage + 1, stage, microbatch, Kind.INPUT_GRADIENT)
-        elif kind in _NEEDS:
-            needed, away = _NEEDS[kind]
-            yield Action(needed, stage + away, microbatch)
+def _needs(table: Table, action: Action) -> Iterator[Action]:
+    """The actions that make what one needs; gradients go by the name of the input gradient."""
+    kind, stage, microbatch = action
+    if kind is Kind.FORWARD:
+        yield from _come(table, stage - 1, stage, microbatch, Kind.FORWARD)
+    elif kind in (Kind.BACKWARD, Kind.INPUT_GRADIENT):
+        yield Action(Kind.FORWARD, stage, microbatch)
+        yield from _come(table, stage + 1, stage, microbatch, Kind.INPUT_GRADIENT)
+    elif kind in _NEEDS:
+        needed, away = _NEEDS[kind]
+        yield Action(needed, stage + away, microbatch)
 
-    def _come(self, source: int, stage: int, microbatch: int, kind: Kind) -> Iterator[Action]:
-        """What a stage reads of a neighbour: its datum, or the receive that brings it."""
-        if not 0 <= source < self._table.stages:
-            return
-        rank_of = self._table.placement.rank_of
-        if self._explicit and rank_of(source, microbatch) != rank_of(stage, microbatch):
-            yield Action(_ENDS[kind][1], stage, microbatch)
-        else:
-            yield Action(kind, source, microbatch)
+
+def _come(table: Table, source: int, stage: int, microbatch: int, kind: Kind) -> Iterator[Action]:
+    """What a stage reads of a neighbour: its datum, or the receive that brings it."""
+    if not 0 <= source < table.stages:
+        return
+    rank_of = table.placement.rank_of
+    if table.communicates and rank_of(source, microbatch) != rank_of(stage, microbatch):
+        yield Action(_ENDS[kind][1], stage, microbatch)
+    else:
+        yield Action(kind, source, microbatch)

@@ -122,7 +122,14 @@ def read_table(path: str) -> Table:
         if not content.strip():
             raise ToolError("the file is empty")
         name = "stdin" if path == STDIN else Path(path).stem
-        table = _decoded(content, Path(path).suffix.lower(), name)
+        suffix, said = Path(path).suffix.lower(), (line.strip() for line in content.splitlines())
+        first = next((line for line in said if line and not line.startswith("#")), "")
+        if suffix != ".csv" and (suffix == ".json" or content.lstrip().startswith(("{", "["))):
+            table = from_json(content)
+        elif suffix != ".csv" and first.split(" ")[0] == FIRST_WORD:
+            table = from_text(content)
+        else:
+            table = from_csv(content, name)
         return replace(
             table, name="".join(letter if letter.isprintable() else "?" for letter in table.name)
         )
@@ -145,9 +152,15 @@ def to_text(table: Table) -> str:
     name = table.name if _BARE_NAME.fullmatch(table.name) else json.dumps(table.name)
     use = "training" if table.training else "forward only"
     slices = f" of {table.sequence_slices} slices" if table.sequence_slices > 1 else ""
+    placement = table.placement
+    form, chunks = placement.form, ""
+    if form == "custom":
+        form = "routes " + "; ".join(" ".join(map(str, route)) for route in placement.routes)
+    elif form != "bidirectional":
+        chunks = f" x {placement.chunks}"
     header = (
-        f"{FIRST_WORD} {name}, {_said(table.placement)}, {table.sequences} microbatches{slices}, "
-        f"{use}"
+        f"{FIRST_WORD} {name}, {form} of {placement.ranks} ranks{chunks}, "
+        f"{table.sequences} microbatches{slices}, {use}"
     )
     return "\n".join([header, *lines]) + "\n"
 
@@ -166,7 +179,13 @@ def from_text(text: str) -> Table:
             "8 microbatches, training",
             Place(line=number, column=1),
         )
-    name = _text_name(header["name"], number)
+    name = header["name"]
+    if name.startswith('"'):
+        try:
+            name = json.loads(name)
+        except json.JSONDecodeError as error:
+            place = Place(line=number, column=len(f"{FIRST_WORD} ") + error.colno)
+            raise ToolError(f"the name is no JSON string: {error.msg}", place) from None
     rows = [_text_row(line, number, rank) for rank, (number, line) in enumerate(said[1:])]
     check_ranks(len(rows), int(header["ranks"]))
     placement = _text_placement(header, number, max(map(len, rows), default=0))
@@ -285,27 +304,6 @@ class Search(NamedTuple):
     origin: str
     bound: float
     gap: float
-
-
-def _text_name(said: str, line: int) -> str:
-    if not said.startswith('"'):
-        return said
-    try:
-        return json.loads(said)
-    except json.JSONDecodeError as error:
-        column = 1 + len(f"{FIRST_WORD} ") + error.colno - 1
-        raise ToolError(
-            f"the name is no JSON string: {error.msg}", Place(line=line, column=column)
-        ) from None
-
-
-def _said(placement: Placement) -> str:
-    form, ranks = placement.form, f"of {placement.ranks} ranks"
-    if form == "custom":
-        return (
-            f"routes {'; '.join(' '.join(map(str, route)) for route in placement.routes)} {ranks}"
-        )
-    return f"{form} {ranks}" + ("" if form == "bidirectional" else f" x {placement.chunks}")
 
 
 def _text_placement(header: re.Match[str], line: int, longest: int) -> Placement:
@@ -533,18 +531,6 @@ def _count(value: Any, where: str) -> int:
     if type(value) is not int or value < 0:
         raise ToolError(f"{where}: {value!r} is no whole number from 0 up")
     return value
-
-
-def _decoded(content: str, suffix: str, name: str) -> Table:
-    if suffix == ".csv":
-        return from_csv(content, name)
-    if suffix == ".json" or content.lstrip().startswith(("{", "[")):
-        return from_json(content)
-    said = (line.strip() for line in content.splitlines())
-    first = next((line for line in said if line and not line.startswith("#")), "")
-    if first.split(" ")[0] == FIRST_WORD:
-        return from_text(content)
-    return from_csv(content, name)
 
 
 def step_of(text: str) -> Step:

@@ -106,9 +106,9 @@ def in_turn(shape: Shape) -> tuple[Times, Times]:
     last = ranks * chunks - 1
     rows = [
         [
-            _Work(False, stage * microbatches + microbatch)
+            (False, stage * microbatches + microbatch)
             if kind is Kind.FORWARD
-            else _Work(True, (last - stage) * microbatches + microbatch)
+            else (True, (last - stage) * microbatches + microbatch)
             for kind, stage, microbatch in actions_of(row)
         ]
         for row in table.rows
@@ -118,9 +118,8 @@ def in_turn(shape: Shape) -> tuple[Times, Times]:
     return forward, mirrored(backward, microbatches)
 
 
-class _Work(NamedTuple):
-    back: bool
-    place: int  # microbatch by microbatch, along the flow of its own direction
+# Whether it is a backward, and its place: by microbatch, along the flow of its own direction.
+type _Work = tuple[bool, int]
 
 
 def _ticks_in_order(

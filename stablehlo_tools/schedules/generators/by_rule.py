@@ -47,7 +47,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import chain, count
-from typing import NamedTuple
 
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.schedules.setting import Costs
@@ -241,17 +240,6 @@ def _row(forwards: list[Visit], backwards: list[Visit], ahead: int, put_off: int
     return row + [weight_gradient(*visit) for visit in left]
 
 
-class _Phase(NamedTuple):
-    """Moves that a rank repeats.
-
-    A move is a forward F, a full backward B or an input gradient I of the near (n) or the far (f)
-    stage; or W, the oldest weight gradient still to do. F&B are an overlapped pair.
-    """
-
-    times: int
-    moves: tuple[str, ...]
-
-
 def dualpipe(ranks: int, microbatches: int, overlapped: bool = True) -> Table:
     """Even microbatches go down the ranks and odd ones up.
 
@@ -320,11 +308,15 @@ def fastest(
     return min(tables, key=lambda table: simulate(table, costs).makespan)
 
 
-def _phases(half: int, near: int, microbatches: int) -> list[_Phase]:
+def _phases(half: int, near: int, microbatches: int) -> list[tuple[int, tuple[str, ...]]]:
     """The eight phases of a rank `near` ranks from its end of a pipeline of `half` such ranks.
 
     `microbatches` are those of each stage. From the middle rank, `half - 1 - near` ranks away, the
     far stage's forwards come; until then the rank fills up with near ones.
+
+    A phase is moves that a rank repeats, and how often. A move is a forward F, a full backward B or
+    an input gradient I of the near (n) or the far (f) stage; or W, the oldest weight gradient still
+    to do. F&B are an overlapped pair.
     """
     away = half - 1 - near
     steady = microbatches - 2 * half + near + 1
@@ -334,15 +326,15 @@ def _phases(half: int, near: int, microbatches: int) -> list[_Phase]:
     split = near + 1  # the later half of the last backwards leave their weight gradients open
     closing[split:] = [move.replace("B", "I") for move in closing[split:]]
     return [
-        _Phase(2 * away, ("nF",)),
-        _Phase(near + 1, ("nF", "fF")),
-        _Phase(away, ("fI", "W", "fF")),
-        _Phase(1, (*opening, "fF&nB")),
-        _Phase(steady - 1, ("nF&fB", "fF&nB")),
-        _Phase(away, ("fB", "fF&nB")),
-        _Phase(1, tuple(closing)),
-        _Phase(away, ("W", "nI")),
-        _Phase(near + 1, ("W",)),
+        (2 * away, ("nF",)),
+        (near + 1, ("nF", "fF")),
+        (away, ("fI", "W", "fF")),
+        (1, (*opening, "fF&nB")),
+        (steady - 1, ("nF&fB", "fF&nB")),
+        (away, ("fB", "fF&nB")),
+        (1, tuple(closing)),
+        (away, ("W", "nI")),
+        (near + 1, ("W",)),
     ]
 
 

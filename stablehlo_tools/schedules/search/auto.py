@@ -311,11 +311,8 @@ def _toggled(draft: Draft, dice: random.Random) -> Draft | None:
     if at >= len(order) or order[at].kind is Kind.FORWARD:
         return None
     step = toggled(order[at], order[at].kind is Kind.INPUT_GRADIENT)
-    orders = (
-        *draft.orders[:rank],
-        (*order[:at], step, *order[at + 1 :]),
-        *draft.orders[rank + 1 :],
-    )
+    changed = (*order[:at], step, *order[at + 1 :])
+    orders = (*draft.orders[:rank], changed, *draft.orders[rank + 1 :])
     return Draft(draft.placement, orders)
 
 

@@ -119,11 +119,7 @@ class Filled:
 
 
 def fill(
-    draft: Draft,
-    microbatches: int,
-    costs: Costs,
-    room: Sequence[float],
-    policy: Policy,
+    draft: Draft, microbatches: int, costs: Costs, room: Sequence[float], policy: Policy
 ) -> Filled | None:
     """Fills the orders of a draft.
 
@@ -138,12 +134,7 @@ class _Filling:
     """The state of a run; data are named as stage x microbatches + microbatch."""
 
     def __init__(
-        self,
-        draft: Draft,
-        microbatches: int,
-        costs: Costs,
-        room: Sequence[float],
-        policy: Policy,
+        self, draft: Draft, microbatches: int, costs: Costs, room: Sequence[float], policy: Policy
     ) -> None:
         placement = draft.placement
         ranks = placement.ranks
