@@ -63,10 +63,18 @@ def profile_from_trace(path: Path, module: str | None = None) -> dict[str, objec
             raise ToolError(f"no module {module!r} in this trace; it has {known}")
         largest = max(totals, key=lambda name: (totals[name], name))
         chosen = largest if module is None else module
-        return measured_document(
-            f"jax.profiler.trace of module {chosen}, {path}",
-            _times(run for run in runs if run.module == chosen),
-        )
+        durations: defaultdict[tuple[str, str], defaultdict[str, list[float]]]
+        durations = defaultdict(lambda: defaultdict(list))
+        for run in runs:
+            if run.module == chosen:
+                durations[run.op, run.device][run.kernel].append(run.ns)
+        least: dict[str, float] = {}
+        for (op, _), kernels in durations.items():
+            parts = [kernels[op]] if op in kernels else list(kernels.values())
+            ns = sum(statistics.median(times) for times in parts)
+            least[op] = min(ns, least.get(op, ns))
+        source = f"jax.profiler.trace of module {chosen}, {path}"
+        return measured_document(source, {op: round(ns, 3) for op, ns in least.items()})
 
 
 def _files(path: Path) -> list[Path]:
@@ -119,16 +127,3 @@ def _runs(file: Path) -> Iterator[_Run]:
             device=f"{file.name} {values.get('device_ordinal', event.get('pid'))}",
             ns=duration * 1e3,  # Chrome's are in microseconds
         )
-
-
-def _times(runs: Iterator[_Run]) -> dict[str, float]:
-    durations: defaultdict[tuple[str, str], defaultdict[str, list[float]]]
-    durations = defaultdict(lambda: defaultdict(list))
-    for run in runs:
-        durations[run.op, run.device][run.kernel].append(run.ns)
-    least: dict[str, float] = {}
-    for (op, _), kernels in durations.items():
-        parts = [kernels[op]] if op in kernels else list(kernels.values())
-        ns = sum(statistics.median(times) for times in parts)
-        least[op] = min(ns, least.get(op, ns))
-    return {op: round(ns, 3) for op, ns in least.items()}

@@ -99,8 +99,15 @@ def collective_rows(graph: TaskGraph, simulation: Simulation) -> tuple[Collectiv
     sums: dict[tuple[Path, int], _Sums] = {}
     _collect(simulation.run, 1, (), sums)
     free = {path: independence(inner, loop_compute(inner)) for path, inner in graphs_of(graph)}
-    hints = _hints(graph, ())
     tasks = {path: inner.tasks for path, inner in graphs_of(graph)}
+    # What pipelining across iterations could do for the collectives of loops.
+    hints: dict[tuple[Path, int], str] = {}
+    for path, inner in graphs_of(graph):
+        for task in inner.tasks:
+            if task.loop is not None:
+                inside = (*path, task.id)
+                hints |= dict.fromkeys(((inside, s) for s in could_end_late(task.loop)), _LATE)
+                hints |= dict.fromkeys(((inside, s) for s in could_go_ahead(task.loop)), _AHEAD)
     return tuple(
         _row(
             number,
@@ -135,19 +142,6 @@ def loop_compute(graph: TaskGraph) -> dict[int, float]:
         for task in graph.tasks
         if task.loop is not None
     }
-
-
-def _hints(graph: TaskGraph, path: Path) -> dict[tuple[Path, int], str]:
-    """What pipelining across iterations could do for the collectives of loops."""
-    hints: dict[tuple[Path, int], str] = {}
-    for task in graph.tasks:
-        if task.loop is None:
-            continue
-        inside = (*path, task.id)
-        hints |= dict.fromkeys(((inside, s) for s in could_end_late(task.loop)), _LATE)
-        hints |= dict.fromkeys(((inside, s) for s in could_go_ahead(task.loop)), _AHEAD)
-        hints |= _hints(task.loop.body, inside)
-    return hints
 
 
 def _row(number: int, task: Task, sums: _Sums, why: str, free_ns: float) -> CollectiveRow:

@@ -258,12 +258,7 @@ class _Search:
                 self._try(self._lead(first.ends), rules, plan)
 
     def _try(
-        self,
-        lead: _Lead,
-        rules: Rules,
-        plan: Plan | None = None,
-        *,
-        late: bool = False,
+        self, lead: _Lead, rules: Rules, plan: Plan | None = None, *, late: bool = False
     ) -> Pass:
         """Backward and forward once; `plan` is what to fall back on, the leanest by default.
 
