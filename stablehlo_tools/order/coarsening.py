@@ -171,7 +171,11 @@ def _ends(block: Block, devices: Sequence[int]) -> Iterator[tuple[int, int]]:
     """
     waiting: dict[tuple[object, ...], int] = {}
     for position, node in enumerate(block.nodes):
-        if not isinstance(node, Issue) or not node.transfer or not _has_no_cycle(node):
+        if not isinstance(node, Issue) or not node.transfer or not node.links:
+            continue
+        # As many links fewer than devices as there are parts: the pairs have no cycle.
+        linked = {device for pair in node.links for device in pair}
+        if len(linked) - len(node.links) != len(connected(node.links, ())):
             continue
         # No device of the program has the other end of a transfer.
         place = 1 if node.transfer == "send" else 0
@@ -184,14 +188,6 @@ def _ends(block: Block, devices: Sequence[int]) -> Iterator[tuple[int, int]]:
             waiting[node.signature, node.links, node.transfer] = position
         elif _stand_apart(block, first, position):
             yield first, position
-
-
-def _has_no_cycle(transfer: Issue) -> bool:
-    """Whether the pairs, taken without direction, link their devices in one way only."""
-    pairs = transfer.links
-    devices = {device for pair in pairs for device in pair}
-    # As many links fewer than devices as there are parts: a forest.
-    return bool(pairs) and len(devices) - len(pairs) == len(connected(pairs, ()))
 
 
 def _stand_apart(block: Block, first: int, second: int) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from stablehlo_tools.order.program import Block, Issue, bit_positions, connected, parts_without
 from stablehlo_tools.order.simulation import Choice, Meeting, Simulator
@@ -75,24 +75,6 @@ class TooManyError(Exception):
     """There are too many orders to look through."""
 
 
-@dataclass
-class _Calendar:
-    """Who meets when in the run: for each device its meetings in order, and their positions."""
-
-    meetings: Sequence[Meeting]
-    of_device: defaultdict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
-    position: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
-    top: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
-
-    def __post_init__(self) -> None:
-        for number, meeting in enumerate(self.meetings):
-            for arrival in meeting.arrivals:
-                listed = self.of_device[arrival.device]
-                self.position[arrival.device, number] = len(listed)
-                self.top[arrival.device, number] = arrival.top
-                listed.append(number)
-
-
 def find_cycles(simulator: Simulator, meetings: Sequence[Meeting]) -> Iterator[list[WaitStep]]:
     """Cycles of steps with at least one against the run, shortest from each start first.
 
@@ -100,8 +82,8 @@ def find_cycles(simulator: Simulator, meetings: Sequence[Meeting]) -> Iterator[l
     """
     if all(program.block.is_total for program in simulator.programs):
         return
-    search = _Search(simulator, _Calendar(meetings))
-    for device in sorted(search.calendar.of_device):
+    search = _Search(simulator, meetings)
+    for device in sorted(search.of_device):
         yield from search.cycles_from(device)
 
 
@@ -116,11 +98,22 @@ class _Row:
 
 
 class _Search:
-    def __init__(self, simulator: Simulator, calendar: _Calendar) -> None:
+    def __init__(self, simulator: Simulator, meetings: Sequence[Meeting]) -> None:
         self.simulator = simulator
-        self.calendar = calendar
+        self.meetings = meetings
+        # For each device its meetings in order, and for each meeting there its position among them
+        # and the position of its node in the program's outermost block.
+        self.of_device: defaultdict[int, list[int]] = defaultdict(list)
+        self.position: dict[tuple[int, int], int] = {}
+        self.top: dict[tuple[int, int], int] = {}
+        for number, meeting in enumerate(meetings):
+            for arrival in meeting.arrivals:
+                listed = self.of_device[arrival.device]
+                self.position[arrival.device, number] = len(listed)
+                self.top[arrival.device, number] = arrival.top
+                listed.append(number)
         self.work = 0
-        self.everything = [tuple(a.device for a in m.arrivals) for m in calendar.meetings]
+        self.everything = [tuple(a.device for a in m.arrivals) for m in meetings]
         self._following_of: dict[int, list[int]] = {}
         self._excursions_of: dict[int, dict[int, _Ways]] = {}
         rows = [row for program in range(len(simulator.programs)) for row in self._rows(program)]
@@ -135,7 +128,7 @@ class _Search:
         if self._block(device).is_total or not self._turns_anywhere(program):
             return
         part = parts_without(self.everything, device)
-        listed = self.calendar.of_device[device]
+        listed = self.of_device[device]
         for place, first in enumerate(listed):
             linked = self._ends(first, device, part)
             later = dict.fromkeys(
@@ -171,7 +164,7 @@ class _Search:
         barred = {} if second is None else self._barred(device, first, second)
         # For each device the bits of all its places, whether the way went back or not.
         unseen = {
-            turned: {d: (1 << len(own)) - 1 for d, own in self.calendar.of_device.items()}
+            turned: {d: (1 << len(own)) - 1 for d, own in self.of_device.items()}
             for turned in (False, True)
         }
         queue = deque([start])
@@ -179,7 +172,7 @@ class _Search:
         def reach(state: _State, origin: _State, member: int | None) -> None:
             if not self._has_two_places(state[0], program):
                 for each in self.everything[state[0]]:
-                    unseen[state[1]][each] &= ~(1 << self.calendar.position[each, state[0]])
+                    unseen[state[1]][each] &= ~(1 << self.position[each, state[0]])
             if state not in came_from:
                 came_from[state] = origin, member
                 queue.append(state)
@@ -191,7 +184,7 @@ class _Search:
                 if member not in members:
                     continue
                 turns = turned or self._turns_within(state, member)
-                place = self.calendar.position[member, meeting]
+                place = self.position[member, meeting]
                 after, before = barred.get(member, (0, 0))
                 open_ = self._following(member)[place] & unseen[turns][member]
                 if after >> place & 1:
@@ -205,12 +198,12 @@ class _Search:
 
     def _state(self, meeting: int, turned: bool, device: int) -> _State:
         two = self._has_two_places(meeting, self.simulator.program_of[device])
-        return meeting, turned, self.calendar.top[device, meeting] if two else None
+        return meeting, turned, self.top[device, meeting] if two else None
 
     def _turns_within(self, state: _State, device: int) -> bool:
         """Whether going on at the device, from a meeting with two places, may be going back."""
         meeting, _, reached = state
-        here = self.calendar.top[device, meeting]
+        here = self.top[device, meeting]
         if reached is None or reached == here:
             return False
         return not self._block(device).before[here] >> reached & 1
@@ -267,7 +260,7 @@ class _Search:
                 shared.append(meeting)
         for part in connected(inside, devices):
             ends = {
-                (meeting, self.calendar.top[device, meeting]): device
+                (meeting, self.top[device, meeting]): device
                 for meeting in shared
                 for device in self.everything[meeting]
                 if device in part
@@ -295,7 +288,7 @@ class _Search:
 
     def _may_follow(self, first: int, second: int) -> bool:
         """Whether two meetings of one node, a loop or a branch, can come in this order."""
-        position = self.calendar.position
+        position = self.position
         shared = set(self.everything[first]) & set(self.everything[second])
         return first != second and all(
             position[device, first] < position[device, second] for device in shared
@@ -319,13 +312,13 @@ class _Search:
         return len(self._tops(meeting, program)) > 1
 
     def _tops(self, meeting: int, program: int) -> set[int]:
-        arrivals = self.calendar.meetings[meeting].arrivals
+        arrivals = self.meetings[meeting].arrivals
         return {a.top for a in arrivals if a.program == program}
 
     def _meetings(self, member: int, places: int) -> Iterator[int]:
         """A device's meetings at these places."""
         self._work()
-        listed = self.calendar.of_device[member]
+        listed = self.of_device[member]
         return (listed[place] for place in bit_positions(places))
 
     def _work(self) -> None:
@@ -335,12 +328,12 @@ class _Search:
 
     def _barred(self, device: int, first: int, second: int) -> dict[int, tuple[int, int]]:
         """For each device of the program: the places not before `first`, not after `second`."""
-        block, top = self._block(device), self.calendar.top
+        block, top = self._block(device), self.top
         one, other = top[device, first], top[device, second]
         result: dict[int, tuple[int, int]] = {}
         for member in self.simulator.programs[self.simulator.program_of[device]].devices:
             after = before = 0
-            for place, meeting in enumerate(self.calendar.of_device.get(member, ())):
+            for place, meeting in enumerate(self.of_device.get(member, ())):
                 here = top[member, meeting]
                 if here == one or block.before[here] >> one & 1:
                     after |= 1 << place
@@ -354,7 +347,7 @@ class _Search:
         if device in self._following_of:
             return self._following_of[device]
         block = self._block(device)
-        tops = [self.calendar.top[device, m] for m in self.calendar.of_device[device]]
+        tops = [self.top[device, m] for m in self.of_device[device]]
         everything = (1 << len(tops)) - 1
         result = [everything & -(2 << place) for place in range(len(tops))]
         if not block.is_total:
@@ -388,7 +381,7 @@ class _Search:
         return [self._step(device, last[0], first), *reversed(steps)]
 
     def _step(self, device: int, first: int, second: int) -> WaitStep:
-        tops = self.calendar.top[device, first], self.calendar.top[device, second]
+        tops = self.top[device, first], self.top[device, second]
         return WaitStep(device, self.simulator.program_of[device], first, second, tops)
 
     def _ends(self, meeting: int, device: int, part: dict[int, int]) -> set[int]:
