@@ -127,9 +127,7 @@ def _program_order(module: ir.Module, ids: _Ids) -> tuple[Item, ...]:
 
 
 def _expand(
-    function: CommunicatingFunction,
-    ids: _Ids,
-    expanded: dict[str, tuple[Item, ...]],
+    function: CommunicatingFunction, ids: _Ids, expanded: dict[str, tuple[Item, ...]]
 ) -> tuple[Item, ...]:
     def items(sites: list[Site]) -> tuple[Item, ...]:
         return tuple(item for site in sites for item in of_site(site))

@@ -135,23 +135,21 @@ def parse_groups(text: str) -> list[list[int]] | None:
         return [[int(i) for i in row.split(",") if i] for row in _DENSE.findall(text)]
     mesh = _MESH.match(text)
     if mesh:
-        return [list(row) for row in _of_mesh(*mesh.groups())]
+        axes, between, named = mesh.groups()
+        device_ids: tuple[int, ...] = ()
+        if between.strip(" ,"):
+            listed = _DEVICE_IDS.search(between.strip(" ,"))
+            if listed is None:
+                said = between.strip()
+                raise ValueError(f"device ids of a mesh in a form that is not known: {said}")
+            device_ids = tuple(int(i) for i in listed.group(1).split(","))
+        sizes = tuple((name, int(size)) for name, size in _MESH_AXIS.findall(axes))
+        refs = [
+            AxisRef(name, int(pre or 1), int(size) if size else None)
+            for name, pre, size in _AXIS_REF.findall(named)
+        ]
+        return [list(row) for row in mesh_axes_groups(DeviceMesh(sizes, device_ids), refs)]
     raise ValueError(f"replica groups in a form that is not known: {text}")
-
-
-def _of_mesh(axes: str, between: str, named: str) -> ProcessGroups:
-    ids: tuple[int, ...] = ()
-    if between.strip(" ,"):
-        device_ids = _DEVICE_IDS.search(between.strip(" ,"))
-        if device_ids is None:
-            raise ValueError(f"device ids of a mesh in a form that is not known: {between.strip()}")
-        ids = tuple(int(i) for i in device_ids.group(1).split(","))
-    mesh = DeviceMesh(tuple((name, int(size)) for name, size in _MESH_AXIS.findall(axes)), ids)
-    refs = [
-        AxisRef(name, int(pre or 1), int(size) if size else None)
-        for name, pre, size in _AXIS_REF.findall(named)
-    ]
-    return mesh_axes_groups(mesh, refs)
 
 
 def _groups(instruction: HloInstruction, opcode: str, module: HloModule) -> ProcessGroups:

@@ -10,7 +10,6 @@ from stablehlo_tools.cost.clock import Clock
 from stablehlo_tools.cost.contention import NONE
 from stablehlo_tools.cost.hardware import HostLink
 from stablehlo_tools.cost.kernels import WorkKind
-from stablehlo_tools.cost.transfers import TransferTime
 from stablehlo_tools.hlo_input.async_forms import (
     ISSUED,
     TRANSFERS,
@@ -53,42 +52,10 @@ _RECEIVING = "recv"
 _DOMAIN = re.compile(r'"communication_domain":"COLLECTIVE_COMMUNICATION_DOMAIN_(\w+)"')
 
 
-def communication(sent: Issued, time: TransferTime, clock: Clock) -> Communication:
-    """A collective on the stream of its links.
-
-    A recv is the other side of a send: it takes as long, on a stream of its own and no link, for a
-    link carries both directions.
-    """
-    receives = sent.instruction.opcode == _RECEIVING
-    links = () if receives else time.links
-    domain = _DOMAIN.search(sent.instruction.line)  # in which XLA:GPU has it
-    return Communication(
-        kind=sent.transfer.kind,
-        stream="+".join(links) or (_RECEIVING if receives else sent.transfer.kind),
-        bytes=sent.transfer.bytes,
-        latency_ns=time.latency_ns,
-        links=links,
-        groups=sent.transfer.groups,
-        axes=sent.axes,
-        dtype=sent.dtype,
-        reduction=sent.reduction,
-        algorithm=time.algorithm,
-        domain=domain[1].lower() if domain and domain[1] != "UNSPECIFIED" else "",
-        contention=NONE if receives else clock.contention(sent.transfer, time),
-    )
-
-
 def _is_wrapper(instruction: HloInstruction) -> bool:
     """Returns True for calls and starts of asynchronous kernels."""
     base, _, suffix = instruction.opcode.rpartition("-")
     return instruction.opcode == "call" or (suffix == "start" and base in ASYNC_KERNELS)
-
-
-def names_of(module: HloModule, *instructions: HloInstruction) -> list[str]:
-    """What a measurement may know instructions by: their own names, op_names, source lines."""
-    names = [instruction.name for instruction in instructions]
-    names += [name for i in instructions if (name := i.op_name)]
-    return names + [place for i in instructions if (place := module.place(i))]
 
 
 @dataclass
@@ -106,13 +73,16 @@ class Issuer:
     unpaired: list[tuple[int, Path]] = field(default_factory=list[tuple[int, Path]])
     _chains: dict[str, list[Value]] = field(default_factory=dict[str, list[Value]])  # in flight
 
-    def _names(self, *instructions: HloInstruction) -> list[str]:
-        return names_of(self.module, *instructions)
+    def names(self, *instructions: HloInstruction) -> list[str]:
+        """What a measurement may know instructions by: their own names, op_names, source lines."""
+        names = [instruction.name for instruction in instructions]
+        names += [name for i in instructions if (name := i.op_name)]
+        return names + [place for i in instructions if (place := self.module.place(i))]
 
     def _measured(self, instruction: HloInstruction) -> float | None:
         """The time that was measured of an instruction, if any."""
         measured = self.clock.measured
-        return None if measured is None else measured.ns(self._names(instruction))
+        return None if measured is None else measured.ns(self.names(instruction))
 
     def _copied(self, start: HloInstruction) -> tuple[Communication, float]:
         """A copy by the copy engines: bytes over the memory's bandwidth, those on chip for free.
@@ -287,10 +257,30 @@ class Issuer:
         operands: list[Value],
         given: Given,
     ) -> Value:
-        time = self.clock.collective(sent.transfer, self._names(instruction, sent.instruction))
-        return self.issue(
-            instruction, communication(sent, time, self.clock), time.ns, shape, operands, given
+        """A collective on the stream of its links.
+
+        A recv is the other side of a send: it takes as long, on a stream of its own and no link,
+        for a link carries both directions.
+        """
+        time = self.clock.collective(sent.transfer, self.names(instruction, sent.instruction))
+        receives = sent.instruction.opcode == _RECEIVING
+        links = () if receives else time.links
+        domain = _DOMAIN.search(sent.instruction.line)  # in which XLA:GPU has it
+        communication = Communication(
+            kind=sent.transfer.kind,
+            stream="+".join(links) or (_RECEIVING if receives else sent.transfer.kind),
+            bytes=sent.transfer.bytes,
+            latency_ns=time.latency_ns,
+            links=links,
+            groups=sent.transfer.groups,
+            axes=sent.axes,
+            dtype=sent.dtype,
+            reduction=sent.reduction,
+            algorithm=time.algorithm,
+            domain=domain[1].lower() if domain and domain[1] != "UNSPECIFIED" else "",
+            contention=NONE if receives else self.clock.contention(sent.transfer, time),
         )
+        return self.issue(instruction, communication, time.ns, shape, operands, given)
 
 
 def _whole(start: HloInstruction, result: Value) -> Value:

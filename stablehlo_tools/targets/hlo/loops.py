@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from stablehlo_tools.dialect.frontend_attributes import MEAN_RUNS, parsed_mean_runs
 from stablehlo_tools.hlo_input.instructions import HloInstruction
+from stablehlo_tools.overlap.bounds import iterations
 from stablehlo_tools.overlap.task_graph import TaskGraph
 from stablehlo_tools.targets.hlo.graph import (
     GraphBuilder,
@@ -196,10 +197,7 @@ def carries(inputs: Leaves, last: Leaves) -> tuple[tuple[int, int], ...]:
 
 
 def pair_waits(
-    loop: HloInstruction,
-    body: GraphBuilder,
-    unpaired: Sequence[tuple[int, Path]],
-    result: Value,
+    loop: HloInstruction, body: GraphBuilder, unpaired: Sequence[tuple[int, Path]], result: Value
 ) -> frozenset[int]:
     """Gives a start to the waits for what the iteration before started; returns those starts.
 
@@ -235,8 +233,6 @@ def after_loop(value: Value, first: Leaves, inputs: Leaves, last: Leaves) -> Val
 def length(graph: TaskGraph) -> float:
     """The time of all tasks of a graph, one after the other; a loop of unknown length runs once."""
     return sum(
-        task.ns
-        if task.loop is None
-        else length(task.loop.body) * (1 if task.loop.trips is None else task.loop.trips)
+        task.ns if task.loop is None else length(task.loop.body) * iterations(task.loop)
         for task in graph.tasks
     )

@@ -35,7 +35,11 @@ class HloModule:
     """
 
     def __init__(
-        self, computations: dict[str, Computation], entry: str, source: HloText, tables: _Tables
+        self,
+        computations: dict[str, Computation],
+        entry: str,
+        source: HloText,
+        tables: dict[str, dict[str, str]],
     ) -> None:
         self.computations = computations
         self.entry = computations[entry]
@@ -75,9 +79,16 @@ class HloModule:
         """`file.py:line` of the user's program, or nothing where the metadata has none."""
         frame = _FRAME.search(instruction.line, instruction.after_opcode)
         if frame:
-            return self._tables.place(frame[1])
+            location = self._field("StackFrames", frame[1], "file_location_id")
+            file = self._field("FileLocations", location, "file_name_id")
+            name = self._tables.get("FileNames", {}).get(file, "").strip('"')
+            line = self._field("FileLocations", location, "line")
+            return _short_place(name, line) if name else ""
         source = _SOURCE.search(instruction.line, instruction.after_opcode)
         return _short_place(source.group(1), source.group(2) or "") if source else ""
+
+    def _field(self, table: str, row: str, name: str) -> str:
+        return dict(_FIELD.findall(self._tables.get(table, {}).get(row, ""))).get(name, "")
 
     def origin(self, instruction: HloInstruction) -> str:
         """The place of an instruction; of one that the partitioner added or the combiner made of
@@ -171,23 +182,6 @@ class Computation:
         return self.users.get(instruction.name, [])
 
 
-@dataclass(frozen=True)
-class _Tables:
-    """The rows of each table by number."""
-
-    rows: dict[str, dict[str, str]]
-
-    def place(self, frame: str) -> str:
-        """`file.py:line` of a stack_frame_id, or nothing if the tables lack it."""
-        location = self._field("StackFrames", frame, "file_location_id")
-        file = self._field("FileLocations", location, "file_name_id")
-        name = self.rows.get("FileNames", {}).get(file, "").strip('"')
-        return _short_place(name, self._field("FileLocations", location, "line")) if name else ""
-
-    def _field(self, table: str, row: str, name: str) -> str:
-        return dict(_FIELD.findall(self.rows.get(table, {}).get(row, ""))).get(name, "")
-
-
 def _short_place(file: str, line: str) -> str:
     """`file.py:line`, the folders left out."""
     return f"{file.rpartition('/')[2]}:{line}" if line else file.rpartition("/")[2]
@@ -204,11 +198,11 @@ def parse_module(text: str) -> HloModule:
     computations = {
         name: Computation(name, tuple(_launched(each))) for name, each in found.items() if each
     }
-    rows = {
+    tables = {
         table: dict(row.split(" ", 1) for row in lines.splitlines())
         for table, lines in _TABLE.findall(text)
     }
-    return HloModule(computations, entry, source, _Tables(rows))
+    return HloModule(computations, entry, source, tables)
 
 
 def _launched(instructions: list[HloInstruction]) -> Iterator[HloInstruction]:

@@ -36,7 +36,7 @@ from stablehlo_tools.targets.hlo.graph import (
     storages_of,
     tasks_of,
 )
-from stablehlo_tools.targets.hlo.issue import HOST, Issuer, names_of
+from stablehlo_tools.targets.hlo.issue import HOST, Issuer
 from stablehlo_tools.targets.hlo.loops import (
     after_loop,
     carries,
@@ -134,7 +134,7 @@ class ScheduleReader:
             if self._issuer.touches_host(instruction):
                 _, ns = self._issuer.between_memories(instruction)
             else:
-                ns = self.clock.kernel(done, names_of(self.module, instruction))
+                ns = self.clock.kernel(done, self._issuer.names(instruction))
         return self.builder.produce(
             TaskKind.VIEW if done is FREE else TaskKind.COMPUTE,
             instruction,
