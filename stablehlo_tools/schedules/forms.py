@@ -335,16 +335,17 @@ def _text_row(line: str, number: int, rank: int) -> Row:
     start = line.index(":") + 1
     steps: list[Step | None] = []
     for cell in re.finditer(r"\S+", line[start:]):
-        place = Place(line=number, column=start + cell.start() + 1)
-        steps.append(None if cell[0] == _IDLE_TEXT else _step_at(cell[0], "", place))
+        idle, column = cell[0] == _IDLE_TEXT, start + cell.start() + 1
+        steps.append(None if idle else _step_at(cell[0], "", number, column))
     return tuple(steps)
 
 
-def _step_at(text: str, where: str, place: Place | None = None) -> Step:
-    """The step that a cell names. Raises ToolError saying where the cell is."""
+def _step_at(text: str, where: str, line: int = 0, column: int = 0) -> Step:
+    """The step that a cell names. Raises ToolError saying where the cell is; line 0: in words."""
     try:
         return step_of(text)
     except ToolError as error:
+        place = Place(line=line, column=column) if line else Place()
         raise ToolError(where + error.diagnostic.message, place) from None
 
 
@@ -443,9 +444,9 @@ def _csv_row(line: str, rank: int) -> Row:
             )
         group = "plain" if cell["quoted"] is None else "quoted"
         text = cell[group].strip()
-        place = Place(line=rank + 1, column=cell.start(group) + cell[group].index(text) + 1)
+        column = cell.start(group) + cell[group].index(text) + 1
         where = f"rank {rank}, cell {len(steps) + 1}: "
-        steps.append(_step_at(text, where, place) if text else None)
+        steps.append(_step_at(text, where, rank + 1, column) if text else None)
         at, ended = cell.end(), cell["end"] == ""
     return tuple(steps)
 
