@@ -120,7 +120,8 @@ def _structural(table: Table) -> tuple[Findings, Positions]:
         return findings, {}
     at = positions(table, findings)
     check_phases(table, at, findings)
-    if findings.count or not named(at):
+    names_transfers = any(max(at[kind]) != MISSING for kind in _ENDS)
+    if findings.count or not names_transfers:
         return findings, at
     check_transfers(table, at, findings)
     if not findings.count:
@@ -138,11 +139,6 @@ def channel_of(table: Table, rank: int, end: Action) -> Channel:
     """The channel of a send or receive of a rank."""
     peer = table.placement.rank_of(end.stage + _ENDS[end.kind].away, end.microbatch)
     return (rank, peer) if end.kind.is_send else (peer, rank)
-
-
-def named(at: Positions) -> bool:
-    """Whether the table names any transfer."""
-    return any(max(at[kind]) != MISSING for kind in _ENDS)
 
 
 class _End(NamedTuple):
@@ -243,11 +239,6 @@ def check_channels(table: Table, at: Positions, findings: Findings) -> None:
             action = str(table.rows[receiver][step])
             findings.add(Violation(receiver, step, action, Rule.CHANNEL, message))
             break
-
-
-def runs(table: Table, buffers: int) -> bool:
-    """Whether a table that keeps C1 to C13 comes to an end; times change nothing about that."""
-    return not execute(table, unit_costs(table.stages), buffers).stuck
 
 
 class _Wait(NamedTuple):

@@ -251,7 +251,7 @@ def test_list_scheduling_is_never_stuck_and_keeps_the_room(name: str) -> None:
             draft = greedy.draft(microbatches)
             assert draft is not None
             filled = fill(draft, microbatches, of, room, dice.choice(POLICIES))
-            assert filled is not None, (seed, greedy.priority)
+            assert filled is not None, (seed, greedy.gradient, greedy.deep)
             table = table_of("greedy", placement, microbatches, filled.rows)
             check_filled(draft, table, of, room)
 
