@@ -96,14 +96,15 @@ def find_communicator_conflict(programs: Sequence[Program]) -> Finding | None:
     if len(programs) < 2 or not all(program.may_run_on_gpu for program in programs):
         return None
     openings = _Openings(programs)
-    numbers = range(len(programs))
-    missing = (conflict for number in numbers if (conflict := openings.find_missing(number)))
-    others = (
-        conflict
-        for number in numbers
-        if (conflict := openings.find_split(number) or openings.find_turned(number))
-    )
-    return next(missing, None) or next(others, None)
+    for number in range(len(programs)):
+        conflict = openings.find_missing(number)
+        if conflict is not None:
+            return conflict
+    for number in range(len(programs)):
+        conflict = openings.find_split(number) or openings.find_turned(number)
+        if conflict is not None:
+            return conflict
+    return None
 
 
 def find_component_conflict(programs: Sequence[Program]) -> Finding | None:

@@ -114,8 +114,11 @@ def _movable(
     sources: Sequence[Sequence[int]],
     carries: Iterable[tuple[int, int]],
 ) -> set[int]:
-    """The collective starts with little work before them in an order, and none of an iteration
-    whose carry, the first of a pair, has much; the second is the carry's end in this one."""
+    """The collective starts that little work leads to, in their iteration and the one beside it.
+
+    `order` has each task after its `sources`. A pair of `carries` is a task of the iteration beside
+    this one, and the task of this one that it leads to.
+    """
     # The longest chain of compute and collectives that leads to each task, its own left out.
     work = [0.0] * len(body.tasks)
     finish = [0.0] * len(body.tasks)
