@@ -130,9 +130,8 @@ def read_table(path: str) -> Table:
             table = from_text(content)
         else:
             table = from_csv(content, name)
-        return replace(
-            table, name="".join(letter if letter.isprintable() else "?" for letter in table.name)
-        )
+        printed = "".join(letter if letter.isprintable() else "?" for letter in table.name)
+        return replace(table, name=printed)
 
 
 def to_text(table: Table) -> str:

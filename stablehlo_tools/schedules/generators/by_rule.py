@@ -407,12 +407,11 @@ def _sliced(
         backwards: list[Visit] = []
         for first in range(0, microbatches * slices, slices):
             stages = range(rank, ranks * chunks, ranks)
-            visits = [(stage, first + part) for stage in stages for part in range(slices)]
-            forwards += visits
-            backwards += reversed(visits)
+            own = [(stage, first + part) for stage in stages for part in range(slices)]
+            forwards += own
+            backwards += reversed(own)
         rows.append(alternate(forwards, backwards, chunks * slices + each_hop * (ranks - 1 - rank)))
-    units = microbatches * slices
-    return table_of(name, loop(ranks, chunks), units, rows, sequence_slices=slices)
+    return table_of(name, loop(ranks, chunks), microbatches * slices, rows, sequence_slices=slices)
 
 
 def chimera(ranks: int, microbatches: int) -> Table:
