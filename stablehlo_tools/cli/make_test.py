@@ -108,10 +108,10 @@ def _init(arguments: argparse.Namespace) -> int:
     if any(vars(arguments)[name] for name in others) or len(arguments.inputs) > 1:
         raise ToolError("--init DIR takes at most one INPUT, and none of -o, --producer, --update")
     loaded = artifact.load(arguments.inputs[0]) if arguments.inputs else None
-    suite = write_suite(
+    files = write_suite(
         arguments.init, loaded, arguments.pipeline, full=arguments.full, cost=arguments.cost
     )
-    print("\n".join([*suite.files, f"try: lit -v {arguments.init}"]))
+    print("\n".join([*files, f"try: lit -v {arguments.init}"]))
     return 0
 
 

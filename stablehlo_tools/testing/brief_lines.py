@@ -12,21 +12,21 @@ equal ones in a row the last one's is checked.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby
 
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import MANUAL_COMPUTATION
-from stablehlo_tools.ir.walk import FUNCTION, walk
+from stablehlo_tools.ir.walk import FUNCTION, ops_where
 from stablehlo_tools.testing.check_lines import Checks
 from stablehlo_tools.testing.check_patterns import as_regex, escaped
 from stablehlo_tools.testing.shown_ops import (
+    CONTROL_FLOW,
     Line,
     Role,
     communicates,
-    is_control_flow,
     printed_lines,
+    visibility,
 )
 
 LINK = "stablehlo_tools.token_link"
@@ -66,7 +66,14 @@ def brief_checks(module: ir.Module) -> Checks:
         checks += [] if check.suffix else [_Check("", check.pattern)] * alike
         checks.append(check)
         before = line.number
-    return Checks(list(_directives(checks)), has_gaps=True)
+    directives: list[str] = []
+    for check, same in groupby(checks):  # of equal ones in a row, the last line of the last
+        count = len(list(same))
+        suffix = f"-COUNT-{count}" if count > 1 else check.suffix
+        directives.append(f"CHECK{suffix}: {check.pattern}")
+        if check.behind:
+            directives.append(f"CHECK: {check.behind}")
+    return Checks(directives, has_gaps=True)
 
 
 def link_count(text: str) -> int:
@@ -77,49 +84,30 @@ def link_count(text: str) -> int:
 def _holders(module: ir.Module) -> set[ir.Operation]:
     """Every op around one that communicates."""
     holders: set[ir.Operation] = set()
-
-    def visit(op: ir.Operation) -> ir.WalkResult:
-        parent = op.parent if communicates(op) else None
+    for op in ops_where(module.operation, communicates):
+        parent = op.parent
         while parent is not None:
             holders.add(parent.operation)
             parent = parent.operation.parent
-        return ir.WalkResult.ADVANCE
-
-    walk(module.operation, visit)
     return holders
 
 
 def _check(line: Line, holds: bool, end: str) -> _Check | None:
     op = line.op
     if op.name == FUNCTION:
-        # A function whose name jax does not choose.
-        visibility = line.op.attributes.get("sym_visibility")
-        private = visibility is not None and ir.StringAttr(visibility).value == "private"
-        if line.role is not Role.HEADER or private:
+        if line.role is not Role.HEADER or visibility(op) == "private":  # whose name jax chooses
             return None
         return _Check("-LABEL", line.text[: line.text.index("(") + 1])
     if communicates(op):
-        header = line.role is Role.HEADER
-        return _Check("", _collective(line.text), escaped(end)) if header else None
-    if not is_control_flow(op) or not (holds or op.name == MANUAL_COMPUTATION):
+        if line.role is not Role.HEADER:
+            return None
+        # The line from the name on, without what a collective can be told without.
+        named = _RESULTS.sub("", line.text.removesuffix(" ({"))
+        pattern = _GAPS.sub(_ANY, _CUT.sub(_ANY, escaped(named))).removesuffix(_ANY)
+        return _Check("", pattern, escaped(end))
+    if op.name not in CONTROL_FLOW or not (holds or op.name == MANUAL_COMPUTATION):
         return None
     if line.role is Role.HEADER:
         axes = re.search(r"manual_axes=\{[^}]*\}", line.text)
         return _Check("", op.name + (f"{_ANY} {axes[0]}" if axes else ""))
     return _Check("", escaped(line.text)) if line.role is Role.BETWEEN else None
-
-
-def _collective(text: str) -> str:
-    """The line from the name on, without what a collective can be told without."""
-    named = _RESULTS.sub("", text.removesuffix(" ({"))
-    return _GAPS.sub(_ANY, _CUT.sub(_ANY, escaped(named))).removesuffix(_ANY)
-
-
-def _directives(checks: list[_Check]) -> Iterator[str]:
-    """Of equal ones in a row, the first line of each and the last line of the last."""
-    for check, same in groupby(checks):
-        count = len(list(same))
-        suffix = f"-COUNT-{count}" if count > 1 else check.suffix
-        yield f"CHECK{suffix}: {check.pattern}"
-        if check.behind:
-            yield f"CHECK: {check.behind}"

@@ -15,11 +15,14 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.names import BARRIER, CONSTANT, WHILE
+from stablehlo_tools.dialect.traits import TERMINATORS
 from stablehlo_tools.ir.values import value_text
-from stablehlo_tools.ir.walk import FUNCTION, symbol_name
+from stablehlo_tools.ir.walk import FUNCTION, MESH, symbol_name
 from stablehlo_tools.testing.check_patterns import (
     Gap,
     Named,
@@ -36,14 +39,12 @@ from stablehlo_tools.testing.shown_ops import (
     Line,
     Role,
     Selection,
-    is_barrier,
     is_in_reduction,
     is_noise,
-    is_terminator,
     printed_lines,
+    visibility,
 )
 
-_MESH = "sdy.mesh"
 _LONG = 80  # characters of a constant
 _CUT, _CUT_FROM_ARGUMENT = "\x00", "\x01"
 _MARK = f"[{_CUT}{_CUT_FROM_ARGUMENT}]"
@@ -75,36 +76,25 @@ class Checks:
 def check_lines(module: ir.Module, *, everything: bool) -> Checks:
     """The directives for a module: of every op, or of what matters."""
     lines = printed_lines(module)
-    writer = _CheckWriter(Selection.of(module, everything), _Symbols.of(module))
+    writer = _CheckWriter(Selection.of(module, everything), _symbol_variables(module))
     for line in lines:
         writer.add(line)
-    _name_variables(writer.checks, writer.symbols)
+    _name_variables(writer.checks)
     return _directives(writer.checks, lines)
 
 
-@dataclass
-class _Symbols:
+def _symbol_variables(module: ir.Module) -> dict[str, Variable | None]:
     """The variables of symbols whose names jax chooses; meshes that look the same have none."""
-
-    variables: dict[str, Variable | None]
-
-    @staticmethod
-    def of(module: ir.Module) -> _Symbols:
-        variables: dict[str, Variable | None] = {}
-        meshes = Counter(_mesh(op) for op in module.body.operations)
-        for op in module.body.operations:
-            name = symbol_name(op.operation) if "sym_name" in op.attributes else ""
-            visibility = op.attributes.get("sym_visibility")
-            if op.operation.name == _MESH:
-                alike = meshes[_mesh(op)] > 1
-                variables[name] = None if alike else Variable(_upper(name), name)
-            elif visibility is not None and ir.StringAttr(visibility).value == "private":
-                variables[name] = Variable(_upper(name), name)
-        return _Symbols(variables)
-
-
-def _mesh(op: ir.OpView) -> str:
-    return str(op.attributes["mesh"]) if op.operation.name == _MESH else ""
+    variables: dict[str, Variable | None] = {}
+    ops = [view.operation for view in module.body.operations]
+    meshes = Counter(str(op.attributes["mesh"]) for op in ops if op.name == MESH)
+    for op in ops:
+        if op.name == MESH and meshes[str(op.attributes["mesh"])] > 1:
+            variables[symbol_name(op)] = None
+        elif op.name == MESH or visibility(op) == "private":
+            name = symbol_name(op)
+            variables[name] = Variable(_upper(name), name)
+    return variables
 
 
 def _upper(name: str) -> str:
@@ -118,7 +108,7 @@ class _CheckWriter:
     """Turns lines into checks, one after the other."""
 
     selection: Selection
-    symbols: _Symbols
+    symbols: dict[str, Variable | None]
     checks: list[_Check] = field(default_factory=list[_Check])
     values: dict[str, Variable | None] = field(default_factory=dict[str, "Variable | None"])
     meshes: set[str] = field(default_factory=set[str])
@@ -128,52 +118,46 @@ class _CheckWriter:
         op = line.op
         shown = self.selection.shows(op)
         if line.role is Role.HEADER:
+            argument_base = "ITER_ARG" if op.name == WHILE else "ARG"
             for name in line.arguments:
-                self.values[name] = Variable(_argument_base(line.op), name) if shown else None
+                self.values[name] = Variable(argument_base, name[1:]) if shown else None
+            short = op.name.rpartition(".")[2]
+            result_base = _SHORT_NAMES.get(short) or re.sub(r"\W", "_", short).upper()
             for base in dict.fromkeys(name.partition("#")[0] for name in line.results):
-                self.values[base] = Variable(_base(line.op), base[1:]) if shown else None
-            for name in line.arguments:
-                variable = self.values[name]
-                if variable is not None:
-                    variable.printed = name[1:]
+                self.values[base] = Variable(result_base, base[1:]) if shown else None
         if op.name == "builtin.module":
             if line.role is Role.HEADER:
                 names = ("mhlo.num_partitions", "mhlo.num_replicas")
                 pieces: list[Piece] = []
                 for name in names:
-                    if name in line.op.attributes:
+                    if name in op.attributes:
                         pieces += [Gap()] if pieces else []
-                        pieces.append(Text(f"{name} = {line.op.attributes[name]}"))
+                        pieces.append(Text(f"{name} = {op.attributes[name]}"))
                 if pieces:
                     self._add(line, "", pieces)
-        elif op.name == _MESH:
+        elif op.name == MESH:
             # Meshes that look the same are checked once.
-            content = str(line.op.attributes["mesh"])
+            content = str(op.attributes["mesh"])
             if content not in self.meshes:
                 self.meshes.add(content)
                 self._add(line, "-DAG", self._pieces(line))
-        elif shown and self._is_checked(line):
+        elif shown and (
+            self.selection.everything
+            or line.role in (Role.HEADER, Role.BETWEEN)
+            or (line.role is Role.TAIL and len(line.text) > 1)  # more than a bracket
+        ):
             self._add(line, "", self._pieces(line))
         elif line.role is Role.HEADER and self.selection.shows_name_only(op):
             self._add(line, "", [Text(f"{op.name} ")])
 
-    def _is_checked(self, line: Line) -> bool:
-        if line.role is Role.HEADER or self.selection.everything:
-            return True
-        if line.role is Role.TAIL:
-            return len(line.text) > 1  # more than a bracket
-        return line.role is Role.BETWEEN
-
     def _add(self, line: Line, suffix: str, pieces: list[Piece]) -> None:
-        if line.role is Role.HEADER and line.op.name == FUNCTION:
-            name = symbol_name(line.op)
-            if name not in self.symbols.variables:
-                suffix = "-LABEL"
-                label = line.text[: line.text.index("(") + 1]
-                rest = self._pieces(line)
-                first = rest[0]
-                assert isinstance(first, Text)
-                pieces = [Text(label), Gap(), Text(first.text.removeprefix(label)), *rest[1:]]
+        is_function = line.role is Role.HEADER and line.op.name == FUNCTION
+        if is_function and symbol_name(line.op) not in self.symbols:
+            suffix = "-LABEL"
+            label = line.text[: line.text.index("(") + 1]
+            first, *rest = self._pieces(line)
+            assert isinstance(first, Text)
+            pieces = [Text(label), Gap(), Text(first.text.removeprefix(label)), *rest]
         self.checks.append(_Check(line.number, suffix, pieces))
 
     def _pieces(self, line: Line) -> list[Piece]:
@@ -202,9 +186,9 @@ class _CheckWriter:
             return None
         sigil, name, number = match["sigil"], match["name"], match["number"]
         if sigil == "@":
-            if name not in self.symbols.variables:
+            if name not in self.symbols:
                 return None
-            variable = self.symbols.variables[name]
+            variable = self.symbols[name]
         else:
             variable = self.values.get(sigil + name)
         if variable is None:
@@ -212,15 +196,6 @@ class _CheckWriter:
         defines = sigil == "%" and sigil + name in defined
         named = Named(sigil, variable, defines)
         return [named, Text(number)] if number else [named]
-
-
-def _argument_base(op: ir.Operation) -> str:
-    return "ITER_ARG" if op.name == "stablehlo.while" else "ARG"
-
-
-def _base(op: ir.Operation) -> str:
-    name = op.name.rpartition(".")[2]
-    return _SHORT_NAMES.get(name) or re.sub(r"\W", "_", name).upper()
 
 
 def _without_noise(line: Line, everything: bool) -> str:
@@ -237,43 +212,43 @@ def _without_noise(line: Line, everything: bool) -> str:
             if printed in text:
                 text = text.replace(printed, mark, 1)
                 break
-    value = value_text(op) if op.name == "stablehlo.constant" else ""
+    value = value_text(op) if op.name == CONSTANT else ""
     if len(value) > _LONG:
         text = text.replace(value, _CUT, 1)
     text = re.sub(rf" ?\{{(?:({_MARK})(?:, )?)+", r"\1", text)
     text = re.sub(rf"(?:, )?({_MARK})\}}?", r"\1", text)
-    if line.op.name == FUNCTION:
+    if op.name == FUNCTION:
         text = text.removesuffix(" {")
-    if is_terminator(op) or (is_barrier(op) and not everything):
+    if op.name in TERMINATORS or (op.name == BARRIER and not everything):
         end = text.rfind(" : ")
         text = text if end < 0 else text[: end + 2]
     return text
 
 
-def _name_variables(checks: list[_Check], symbols: _Symbols) -> None:
+def _name_variables(checks: list[_Check]) -> None:
     """Names the variables that a later check needs, numbered function by function."""
     for check in checks:
-        for piece in check.pieces:
-            if isinstance(piece, Named) and piece.variable is not None:
-                piece.variable.uses += 1
-                piece.variable.is_defined |= piece.defines or piece.sigil == "@"
+        for sigil, variable, defines in _named_in(check):
+            variable.uses += 1
+            variable.is_defined |= defines or sigil == "@"
     taken: Counter[str] = Counter()
-    of_symbols = [v for v in symbols.variables.values() if v is not None]
-    ids = {id(variable) for variable in of_symbols}
-    used: dict[int, Variable] = {}
     for check in checks:
-        for piece in check.pieces:
-            if isinstance(piece, Named) and id(piece.variable) in ids and piece.variable:
-                used.setdefault(id(piece.variable), piece.variable)
-    for variable in list(used.values()):
-        _name(variable, taken)
+        for sigil, variable, _ in _named_in(check):
+            if sigil == "@":
+                _name(variable, taken)
     numbers = Counter(taken)
     for check in checks:
         if check.suffix == "-LABEL" or _is_function(check):
             numbers = Counter(taken)
-        for piece in check.pieces:
-            if isinstance(piece, Named) and piece.variable is not None and not piece.variable.name:
-                _name(piece.variable, numbers)
+        for _, variable, _ in _named_in(check):
+            _name(variable, numbers)
+
+
+def _named_in(check: _Check) -> Iterator[tuple[str, Variable, bool]]:
+    """The variables of a line, each with its sigil, and whether they are defined there."""
+    for piece in check.pieces:
+        if isinstance(piece, Named) and piece.variable is not None:
+            yield piece.sigil, piece.variable, piece.defines
 
 
 def _is_function(check: _Check) -> bool:
@@ -282,7 +257,7 @@ def _is_function(check: _Check) -> bool:
 
 
 def _name(variable: Variable, numbers: Counter[str]) -> None:
-    if variable.uses < 2 or not variable.is_defined:
+    if variable.name or variable.uses < 2 or not variable.is_defined:
         return
     number = numbers[variable.base]
     numbers[variable.base] += 1
@@ -307,15 +282,12 @@ def _directives(checks: list[_Check], lines: list[Line]) -> Checks:
                 pattern = first if number == check.line else anonymous(first)
                 directives.append(f"CHECK{'-NEXT' if number == before + 1 else ''}: {pattern}")
                 gap = lines[before + 1 : number]
-                has_gaps |= not _is_function(check) and not all(map(_hides_nothing, gap))
+                # No collective could come to stand where such a line is left out.
+                closed = (each.role is Role.BLOCK or is_in_reduction(each.op) for each in gap)
+                has_gaps |= not _is_function(check) and not all(closed)
                 before = number
         else:
             directives.append(f"CHECK{suffix}: {first}")
         directives += [f"CHECK-SAME: {pattern}" for pattern in rest]
         before = check.line
     return Checks(directives, has_gaps)
-
-
-def _hides_nothing(line: Line) -> bool:
-    """Whether no collective could come to stand where this line is left out."""
-    return line.role is Role.BLOCK or is_in_reduction(line.op)

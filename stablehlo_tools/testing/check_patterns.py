@@ -15,7 +15,6 @@ The numbers of a dense attribute, such as groups of devices, and attributes all 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 _NAME = "[^ ,)]+"  # of a value or a symbol
@@ -80,38 +79,32 @@ class Gap:
 Piece = Text | Pattern | Named | Gap
 
 
-def _is_punctuation(pieces: list[Piece]) -> bool:
-    return all(isinstance(p, Text) and not re.search(r"\w", p.text) for p in pieces)
-
-
 def pattern_lines(pieces: list[Piece], defined: set[str]) -> list[str]:
     """The pieces as the patterns of a check and the CHECK-SAMEs behind it, in order.
 
     `defined` holds the variables that earlier checks capture, and gains those of this one.
     """
     lines: list[str] = []
-    parts: list[list[Piece]] = [[]]
+    parts: list[list[Text | Pattern | Named]] = [[]]
     for piece in pieces:
         if isinstance(piece, Gap):
             parts.append([])
         else:
             parts[-1].append(piece)
-    for number, part in enumerate(
-        [part for i, part in enumerate(parts) if i == 0 or not _is_punctuation(part)]
-    ):
+    for number, part in enumerate(parts):
+        if number and all(isinstance(p, Text) and not re.search(r"\w", p.text) for p in part):
+            continue  # punctuation behind a gap
         text = "".join(_rendered(piece, defined) for piece in part)
         text = re.sub(r"\s+", " ", _LONG_LIST.sub("{{.+}}", text)).strip()
         lines += _wrapped(text, after_gap=number > 0)
     return lines
 
 
-def _rendered(piece: Piece, defined: set[str]) -> str:
+def _rendered(piece: Text | Pattern | Named, defined: set[str]) -> str:
     if isinstance(piece, Text):
         return escaped(piece.text)
     if isinstance(piece, Pattern):
         return "{{" + piece.regex + "}}"
-    if isinstance(piece, Gap):
-        return ""
     if piece.variable is None or not piece.variable.name:
         return piece.sigil + _ANY
     name = piece.variable.name
@@ -166,17 +159,15 @@ def as_regex(pattern: str, pieces: list[Piece]) -> re.Pattern[str]:
     """What a pattern line of these pieces matches, given the names that they stand for."""
     named = (p.variable for p in pieces if isinstance(p, Named) and p.variable is not None)
     values = {variable.name: variable.printed for variable in named}
-    return re.compile("".join(_regexes(anonymous(pattern), values)))
-
-
-def _regexes(pattern: str, values: dict[str, str]) -> Iterator[str]:
-    for part in re.split(r"(\{\{.*?\}\}|\[\[[A-Z]\w*\]\])", pattern):
+    regex = ""
+    for part in re.split(r"(\{\{.*?\}\}|\[\[[A-Z]\w*\]\])", anonymous(pattern)):
         if part.startswith("{{") and part.endswith("}}"):
-            yield part[2:-2]
+            regex += part[2:-2]
         elif match := _USE.fullmatch(part):
-            yield re.escape(values[match[1]])
+            regex += re.escape(values[match[1]])
         else:
-            yield r"\s+".join(re.escape(word) for word in part.split(" "))
+            regex += r"\s+".join(re.escape(word) for word in part.split(" "))
+    return re.compile(regex)
 
 
 _LONGEST = 8  # items that are all kept
@@ -211,9 +202,11 @@ def without_middles(pieces: list[Piece]) -> list[Piece]:
         for middle in _closed(number, piece.text, open_lists)
     ]
     last = open_lists[0].middle
-    for start, end in _outermost([*middles, last] if last else middles):
-        result += [*_between(pieces, here, start), Gap()]
-        here = end
+    ranges = [*middles, last] if last else middles
+    for start, end in sorted(ranges, key=lambda r: (r[0], (-r[1][0], -r[1][1]))):
+        if start >= here:  # not within a list whose middle is left out
+            result += [*_between(pieces, here, start), Gap()]
+            here = end
     return result + _between(pieces, here, (len(pieces), 0))
 
 
@@ -231,14 +224,6 @@ def _closed(number: int, text: str, open_lists: list[_List]) -> list[tuple[_Posi
         elif character == ",":
             open_lists[-1].items.append((number, min(offset + 2, len(text))))
     return middles
-
-
-def _outermost(ranges: list[tuple[_Position, _Position]]) -> list[tuple[_Position, _Position]]:
-    kept: list[tuple[_Position, _Position]] = []
-    for start, end in sorted(ranges, key=lambda r: (r[0], (-r[1][0], -r[1][1]))):
-        if not kept or start >= kept[-1][1]:
-            kept.append((start, end))
-    return kept
 
 
 def _between(pieces: list[Piece], start: _Position, end: _Position) -> list[Piece]:

@@ -68,8 +68,12 @@ def parse_expectations(text: str) -> list[Expectation]:
     for number, line in enumerate(text.splitlines(), start=1):
         for match in _EXPECTATION.finditer(line):
             severity = Severity("note" if match["severity"] == "remark" else match["severity"])
-            pattern = _pattern(match["text"]) if match["regex"] else re.escape(match["text"])
-            place = _line(match["place"], number)
+            pattern = re.escape(match["text"])
+            if match["regex"]:  # `plain {{regex}} plain`
+                parts = re.split(r"\{\{(.*?)\}\}", match["text"])
+                pattern = "".join(p if i % 2 else re.escape(p) for i, p in enumerate(parts))
+            offset = {"above": "-1", "below": "+1"}.get(match["place"], match["place"] or "+0")
+            place = None if offset == "unknown" else number + int(offset)
             expectations.append(Expectation(severity, place, pattern, match["text"], number))
     return expectations
 
@@ -93,16 +97,3 @@ def mismatches(text: str, reported: Iterable[Diagnostic]) -> list[str]:
         for e in waiting
     ]
     return problems
-
-
-def _line(place: str | None, here: int) -> int | None:
-    if place == "unknown":
-        return None
-    named = {"above": -1, "below": 1}
-    return here if place is None else here + (named.get(place) or int(place))
-
-
-def _pattern(text: str) -> str:
-    """`plain {{regex}} plain` as one regular expression."""
-    parts = re.split(r"\{\{(.*?)\}\}", text)
-    return "".join(part if i % 2 else re.escape(part) for i, part in enumerate(parts))

@@ -60,10 +60,21 @@ def generated_test(recipe: Recipe, path: str, data: bytes) -> GeneratedTest:
     """
     outcome = _outcome(recipe, data, recipe.source or path)
     embedded = recipe.producer is None
-    traits = _Traits(_is_counted(outcome), outcome.links > 0, bool(outcome.said))
+    # Whether a collective could be added where the checks leave lines out.
+    counted = outcome.checks.has_gaps and outcome.collectives is not None
+    traits = _Traits(counted, outcome.links > 0, bool(outcome.said))
     runs = [*_run_lines(recipe, outcome.effect, traits), *_bound_lines(recipe, outcome)]
-    checks = _check_lines(recipe, outcome)
-    made = [recipe.made_by, UPDATED_BY + quoted(_shown_path(path))]
+    checks: list[str] = []
+    if outcome.effect is Effect.CHANGED:
+        checks += [f"COUNT: {outcome.collectives}".rstrip()] if traits.counted else []
+        checks += [f"LINKS: {{{{^}}}}{outcome.links}{{{{$}}}}"] if traits.linked else []
+        checks += outcome.checks.lines
+    elif outcome.effect is Effect.REFUSED and not embedded:
+        checks = [f"CHECK: error: {escaped(outcome.refusal.message)}"]
+    shown, parts = Path(path).name, Path(path).absolute().parts
+    if _TESTS in parts:  # the path from the root of the repository
+        shown = str(Path(*parts[len(parts) - 1 - parts[::-1].index(_TESTS) :]))
+    made = [recipe.made_by, UPDATED_BY + quoted(shown)]
     header = [*runs, *made, *([""] if checks else []), *checks]
     leader = "#" if path.endswith(".test") else "//"
     text = _expecting(data.decode(), outcome.said) if embedded else ""
@@ -98,16 +109,6 @@ def verify(test: GeneratedTest, recipe: Recipe, data: bytes) -> None:
             "the pipeline changes only what the checks leave out, so that the test could not "
             f"fail{hint}"
         )
-
-
-def _is_run_line_of(recipe: Recipe, line: str) -> bool:
-    """Whether the test of this recipe, or of another pipeline, may have a RUN line."""
-    choices = product((False, True), repeat=3)
-    return _of_any_pipeline(line) in {
-        _of_any_pipeline(known)
-        for effect, traits in product(Effect, choices)
-        for known in _run_lines(recipe, effect, _Traits(*traits))
-    }
 
 
 def _outcome(recipe: Recipe, data: bytes, name: str) -> Outcome:
@@ -171,29 +172,6 @@ def _bound_lines(recipe: Recipe, outcome: Outcome) -> list[str]:
     return [f"RUN: {inspected} {' '.join(bounds)}"]
 
 
-def _is_counted(outcome: Outcome) -> bool:
-    """Whether a collective could be added where the checks leave lines out."""
-    return outcome.checks.has_gaps and outcome.collectives is not None
-
-
-def _check_lines(recipe: Recipe, outcome: Outcome) -> list[str]:
-    if outcome.effect is Effect.CHANGED:
-        count = [f"COUNT: {outcome.collectives}".rstrip()] if _is_counted(outcome) else []
-        links = [f"LINKS: {{{{^}}}}{outcome.links}{{{{$}}}}"] if outcome.links else []
-        return count + links + outcome.checks.lines
-    if outcome.effect is Effect.REFUSED and recipe.producer is not None:
-        return [f"CHECK: error: {escaped(outcome.refusal.message)}"]
-    return []
-
-
-def _shown_path(path: str) -> str:
-    """The path from the root of the repository, if the test stands in the suite."""
-    parts = Path(path).absolute().parts
-    if _TESTS not in parts:
-        return Path(path).name
-    return str(Path(*parts[len(parts) - 1 - parts[::-1].index(_TESTS) :]))
-
-
 def _expecting(text: str, said: Sequence[Diagnostic]) -> str:
     """The text with a comment above each line for each thing that is said of it."""
     lines = text.splitlines(keepends=True)
@@ -243,8 +221,13 @@ def _merged(old: list[str], fresh: list[str], recipe: Recipe) -> list[str]:
     """The fresh lines, with the comments and empty lines of the old ones where they stood."""
     kept: list[list[str]] = [[]]  # what stands ahead of each generated line, and at the end
     generated: list[str] = []
+    run_lines = {  # that the test of this recipe, or of another pipeline, may have
+        _of_any_pipeline(known)
+        for effect, traits in product(Effect, product((False, True), repeat=3))
+        for known in _run_lines(recipe, effect, _Traits(*traits))
+    }
     for line in old:
-        if _GENERATED.match(line) or _is_run_line_of(recipe, line.strip("/# ")):
+        if _GENERATED.match(line) or _of_any_pipeline(line.strip("/# ")) in run_lines:
             generated.append(line)
             kept.append([])
         else:
@@ -257,15 +240,11 @@ def _merged(old: list[str], fresh: list[str], recipe: Recipe) -> list[str]:
         for position, new in pairs:
             merged += kept[position] if position is not None else []
             merged += [wanted[new]] if new is not None else []
-    return _with_a_break(merged) + kept[-1]
-
-
-def _with_a_break(lines: list[str]) -> list[str]:
-    """An empty line ahead of checks where there were none before."""
-    for number, line in enumerate(lines[:-1]):
-        if UPDATED_BY in line and lines[number + 1]:
-            return [*lines[: number + 1], "", *lines[number + 1 :]]
-    return lines
+    for number, line in enumerate(merged[:-1]):
+        if UPDATED_BY in line and merged[number + 1]:
+            merged.insert(number + 1, "")  # ahead of checks where there were none before
+            break
+    return merged + kept[-1]
 
 
 def mismatch(checks: str, text: str) -> str | None:

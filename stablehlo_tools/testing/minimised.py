@@ -13,20 +13,21 @@ from stablehlo_tools import bindings
 from stablehlo_tools.artifacts.artifact import Artifact, to_text
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.dialect.names import CONSTANT
 from stablehlo_tools.ir.values import value_of
-from stablehlo_tools.ir.walk import FUNCTION, walk
+from stablehlo_tools.ir.walk import FUNCTION, ops_named, ops_where
 from stablehlo_tools.passes.pipeline import Pipeline
 from stablehlo_tools.testing.outcome import Outcome, outcome_of, stated
 from stablehlo_tools.testing.shown_ops import is_noise
 
 _READABLE = 80  # characters of a constant
-_CONSTANT = "stablehlo.constant"
 
 
 def minimised(loaded: Artifact, pipeline: Pipeline) -> str:
     """The module's text, simplified; locations are never in it. The artifact stays as it is."""
     trial = _Trial(pipeline, loaded.name, loaded.copy().module)
-    trial.keep_if_same(_drop_unused_functions, _same_but_fewer_lines)
+    unused = bindings.parse_pass_pipeline("builtin.module(symbol-dce)", trial.module.context)
+    trial.keep_if_same(lambda module: unused.run(module.operation), _same_but_fewer_lines)
     trial.keep_if_same(_drop_noise)
     if not trial.keep_if_same(_splat_constants(None)):
         position = 0
@@ -78,28 +79,20 @@ def _same_but_fewer_lines(before: Outcome, after: Outcome) -> bool:
     return before.effect is after.effect and fewer and messages[0] == messages[1]
 
 
-def _drop_unused_functions(module: ir.Module) -> None:
-    bindings.parse_pass_pipeline("builtin.module(symbol-dce)", module.context).run(module.operation)
-
-
 def _drop_noise(module: ir.Module) -> None:
-    def visit(op: ir.Operation) -> ir.WalkResult:
+    for op in ops_where(module.operation, lambda op: True):
         for name in [name for name in op.attributes if is_noise(name)]:
             del op.attributes[name]
         for listed in ("arg_attrs", "res_attrs"):
             if op.name == FUNCTION and listed in op.attributes:
-                entries = ir.ArrayAttr(op.attributes[listed])
                 kept = [
                     ir.DictAttr.get(
                         {a.name: a.attr for a in ir.DictAttr(entry) if not is_noise(a.name)},
-                        context=entries.context,
+                        op.context,
                     )
-                    for entry in entries
+                    for entry in ir.ArrayAttr(op.attributes[listed])
                 ]
-                op.attributes[listed] = ir.ArrayAttr.get(kept, entries.context)
-        return ir.WalkResult.ADVANCE
-
-    walk(module.operation, visit)
+                op.attributes[listed] = ir.ArrayAttr.get(kept, op.context)
 
 
 def _splat_constants(position: int | None) -> Callable[[ir.Module], None]:
@@ -110,31 +103,20 @@ def _splat_constants(position: int | None) -> Callable[[ir.Module], None]:
         for op in constants if position is None else constants[position : position + 1]:
             value = ir.DenseElementsAttr(op.attributes["value"])
             type_ = ir.ShapedType(value.type)
-            zero = ir.Attribute.parse(_zero(type_.element_type), op.context)
+            number = "0.0" if isinstance(type_.element_type, ir.FloatType) else "0"
+            zero = ir.Attribute.parse(f"{number} : {type_.element_type}", op.context)
             op.attributes["value"] = ir.DenseElementsAttr.get_splat(type_, zero)
 
     return simplify
 
 
-def _zero(element: ir.Type) -> str:
-    return f"0.0 : {element}" if isinstance(element, ir.FloatType) else f"0 : {element}"
-
-
 def _unreadable_constants(module: ir.Module) -> list[ir.Operation]:
+    """The long constants that there can be a zero of in their place."""
     unreadable: list[ir.Operation] = []
-
-    def visit(op: ir.Operation) -> ir.WalkResult:
-        value = value_of(op) if op.name == _CONSTANT else None
-        if value is not None and len(str(value)) > _READABLE and _has_zero(value):
-            unreadable.append(op)
-        return ir.WalkResult.ADVANCE
-
-    walk(module.operation, visit)
+    for op in ops_named(module.operation, (CONSTANT,)):
+        value = value_of(op)
+        if isinstance(value, ir.DenseElementsAttr) and len(str(value)) > _READABLE:
+            element = ir.ShapedType(value.type).element_type
+            if isinstance(element, ir.FloatType | ir.IntegerType):
+                unreadable.append(op)
     return unreadable
-
-
-def _has_zero(value: ir.Attribute) -> bool:
-    if not isinstance(value, ir.DenseElementsAttr):
-        return False
-    element = ir.ShapedType(value.type).element_type
-    return isinstance(element, ir.FloatType | ir.IntegerType)

@@ -6,7 +6,6 @@ first test is of a small program that stands there in its place.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
@@ -83,26 +82,22 @@ _IN_PLACE = """\
 """
 
 
-@dataclass(frozen=True)
-class NewSuite:
-    """What was written: the files' names, and the pipeline of the first test."""
-
-    files: tuple[str, ...]
-    pipeline: str
-
-
 def write_suite(
     folder: str, given: Artifact | None, pipeline: str | None, *, full: bool, cost: str | None
-) -> NewSuite:
-    """Writes the folder, its first test of the artifact that is given.
+) -> list[str]:
+    """Writes the folder, its first test of the artifact that is given; returns the files' names.
 
     Without a pipeline it is `partition,create-reduce-scatter` for a program that leaves collectives
     to the compiler, `thread-tokens` for others. Raises ToolError where a file is there already,
     and where no test can be made of the artifact: then nothing is written.
     """
     loaded = given if given is not None else parse(_PROGRAM.encode(), PLACEHOLDER)
-    chosen = pipeline or _pipeline_for(loaded)
-    name = PLACEHOLDER if given is None else f"{_stem(given.name)}.mlir"
+    if pipeline is None:
+        left = left_to_the_partitioner(loaded.module)
+        pipeline = "thread-tokens" if left is None else EXPLICIT
+    name = PLACEHOLDER
+    if given is not None:
+        name = "step.mlir" if given.name.startswith("<") else f"{Path(given.name).stem}.mlir"
     root = Path(folder)
     for each in (LIT_CONFIG, WORKFLOW, name):
         if (root / each).exists():
@@ -111,29 +106,17 @@ def write_suite(
                 "-o TEST.mlir adds a test to one",
                 instead=(folder, f"{root}-2"),
             )
-    recipe = Recipe(chosen, full, Path(loaded.name).name, None, not full, cost)
-    data = minimised(loaded, Pipeline.parse(chosen)).encode()
-    checked = generated_test(recipe, str(root / name), data)
-    verify(checked, recipe, data)
-    test = checked.text
-    if given is None:
-        test = _IN_PLACE.format(pipeline=chosen, folder=root) + test
+    recipe = Recipe(pipeline, full, Path(loaded.name).name, None, not full, cost)
+    data = minimised(loaded, Pipeline.parse(pipeline)).encode()
+    test = generated_test(recipe, str(root / name), data)
+    verify(test, recipe, data)
+    introduction = _IN_PLACE.format(pipeline=pipeline, folder=root) if given is None else ""
     try:
         root.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ToolError(f"cannot make the directory {folder!r}: {error.strerror}") from None
     ci = _CI.format(folder=root.as_posix(), version=version("stablehlo-tools"))
     lit = _LIT.format(folder=root.as_posix(), name=root.resolve().name, config=LIT_CONFIG)
-    contents = {LIT_CONFIG: lit, name: test, WORKFLOW: ci, IGNORED: "/.lit/\n"}
+    contents = {LIT_CONFIG: lit, name: introduction + test.text, WORKFLOW: ci, IGNORED: "/.lit/\n"}
     write_all_atomically([(root / file, text.encode()) for file, text in contents.items()])
-    return NewSuite(tuple(str(root / file) for file in contents), chosen)
-
-
-def _stem(name: str) -> str:
-    """`step` of `runs/step.jax_export`, and of `<stdin>`."""
-    return "step" if name.startswith("<") else Path(name).stem
-
-
-def _pipeline_for(loaded: Artifact) -> str:
-    left = left_to_the_partitioner(loaded.module)
-    return "thread-tokens" if left is None else EXPLICIT
+    return [str(root / file) for file in contents]

@@ -41,11 +41,11 @@ class Outcome:
 
     def is_like(self, other: Outcome) -> bool:
         """Whether a test of one would state the same as a test of the other."""
-        return self._stated() == other._stated()
-
-    def _stated(self) -> object:
-        said = [(diagnostic.severity, diagnostic.message) for diagnostic in self.said]
-        return self.effect, stated(self.checks), said
+        mine, its = (
+            (each.effect, stated(each.checks), [(d.severity, d.message) for d in each.said])
+            for each in (self, other)
+        )
+        return mine == its
 
 
 def stated(checks: Checks) -> list[str]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from stablehlo_tools.diagnostics import ToolError, first_line
+from stablehlo_tools.diagnostics import ToolError, first_line, naming
 from stablehlo_tools.files.atomic import check_writable, read_input
 
 MADE_BY = "Made by: stablehlo-tools make-test "
@@ -65,29 +65,32 @@ def quoted(word: str) -> str:
 
 def recipe_of(text: str, name: str) -> Recipe:
     """The recipe that a test states. Raises ToolError for a test that states none."""
-    line = next((line for line in text.splitlines() if MADE_BY in line), None)
-    if line is None:
-        raise _named(name, "was not made by make-test: its input and its checks are not told apart")
-    try:
-        words = shlex.split(line.partition(MADE_BY)[2])
-    except ValueError as error:
-        raise _named(name, f"the line 'Made by:' cannot be read: {error}") from None
-    named: dict[str, Any] = {"full": False}
-    while words:
-        word = words.pop(0)
-        if word in ("--full", "--brief"):
-            named[word.removeprefix("--")] = True
-        elif word.startswith("--cost="):
-            named["cost"] = word.removeprefix("--cost=")
-        elif word in ("-p", "--producer") and words:
-            named["pipeline" if word == "-p" else "producer"] = words.pop(0)
-        elif not word.startswith("-"):
-            named["source"] = word
-        else:
-            raise _named(name, f"the line 'Made by:' cannot be read: {word!r}")
-    if "pipeline" not in named or ("source" in named) == ("producer" in named):
-        raise _named(name, "the line 'Made by:' lacks the pipeline, or the input or its producer")
-    return Recipe(**named)
+    with naming(name):
+        line = next((line for line in text.splitlines() if MADE_BY in line), None)
+        if line is None:
+            raise ToolError(
+                "was not made by make-test: its input and its checks are not told apart"
+            )
+        try:
+            words = shlex.split(line.partition(MADE_BY)[2])
+        except ValueError as error:
+            raise ToolError(f"the line 'Made by:' cannot be read: {error}") from None
+        fields: dict[str, Any] = {}
+        while words:
+            word = words.pop(0)
+            if word in ("--full", "--brief"):
+                fields[word.removeprefix("--")] = True
+            elif word.startswith("--cost="):
+                fields["cost"] = word.removeprefix("--cost=")
+            elif word in ("-p", "--producer") and words:
+                fields["pipeline" if word == "-p" else "producer"] = words.pop(0)
+            elif not word.startswith("-"):
+                fields["source"] = word
+            else:
+                raise ToolError(f"the line 'Made by:' cannot be read: {word!r}")
+        if "pipeline" not in fields or ("source" in fields) == ("producer" in fields):
+            raise ToolError("the line 'Made by:' lacks the pipeline, or the input or its producer")
+        return Recipe(**fields)
 
 
 def check_replaceable(path: str, recipe: Recipe) -> None:
@@ -101,12 +104,6 @@ def check_replaceable(path: str, recipe: Recipe) -> None:
     check_writable(path)
     if Path(path).exists() and MADE_BY not in read_input(path)[0].decode(errors="replace"):
         raise ToolError(f"cannot replace {path!r}: it was not made by make-test")
-
-
-def _named(name: str, message: str) -> ToolError:
-    error = ToolError(message)
-    error.input_name = name
-    return error
 
 
 def produced(recipe: Recipe, test: str | os.PathLike[str]) -> bytes:

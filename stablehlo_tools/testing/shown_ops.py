@@ -20,8 +20,16 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.dialect.collectives import RAGGED_ALL_TO_ALL
 from stablehlo_tools.dialect.custom_calls import ASYNC_STARTS, is_async_done, target_of
-from stablehlo_tools.dialect.traits import CALLS
-from stablehlo_tools.ir.walk import FUNCTION, callee_name, functions_by_name, symbol_name, walk
+from stablehlo_tools.dialect.names import CASE, IF, WHILE
+from stablehlo_tools.dialect.traits import CALLS, COMPUTATIONS, TERMINATORS
+from stablehlo_tools.ir.walk import (
+    FUNCTION,
+    callee_name,
+    functions_by_name,
+    ops_named,
+    ops_where,
+    symbol_name,
+)
 
 _RESOURCES = "{-#"  # stand behind the module
 _APPLIES = " applies "  # the short form of a stablehlo.reduce, which prints no region
@@ -78,11 +86,22 @@ def printed_lines(module: ir.Module) -> list[Line]:
         if text.startswith(_RESOURCES):
             break
         if number in headers:
-            owners[indent] = _header(number, text, headers[number], state)
+            op = headers[number]
+            results = tuple(result.get_name(state) for result in op.results)
+            arguments = tuple(
+                argument.get_name(state)
+                for region in op.regions
+                for block in region.blocks
+                for argument in block.arguments
+            )
+            owners[indent] = Line(number, text, Role.HEADER, op, results, arguments)
             lines.append(owners[indent])
         else:
+            role = Role.BETWEEN if text.endswith("{") else Role.TAIL
+            if text.startswith(("^", "reducer(")):
+                role = Role.BLOCK
             owner = owners.get(indent, lines[-1])
-            lines.append(Line(number, text, _role(text), owner.op, (), owner.arguments))
+            lines.append(Line(number, text, role, owner.op, (), owner.arguments))
     return lines
 
 
@@ -100,36 +119,13 @@ def _printed_ops(
                 yield from _printed_ops(inner.operation, texts, headers)
 
 
-def _header(number: int, text: str, op: ir.Operation, state: ir.AsmState) -> Line:
-    results = tuple(result.get_name(state) for result in op.results)
-    arguments = tuple(
-        argument.get_name(state)
-        for region in op.regions
-        for block in region.blocks
-        for argument in block.arguments
-    )
-    return Line(number, text, Role.HEADER, op, results, arguments)
-
-
-def _role(text: str) -> Role:
-    if text.startswith(("^", "reducer(")):
-        return Role.BLOCK
-    return Role.BETWEEN if text.endswith("{") else Role.TAIL
-
-
 _COMMUNICATION = re.compile(
     r"(?:stablehlo|mhlo|sdy)\.(?:all_(?:gather|reduce|to_all|slice)|reduce_scatter|"
     r"collective_\w+|cross-replica-sum|send|recv|infeed|outfeed|async_\w+|partition_id|"
     r"replica_id|sharded_to_unreduced|replicated_to_unreduced)"
 )
-_CONTROL_FLOW = frozenset(
-    {
-        *("stablehlo.while", "stablehlo.if", "stablehlo.case"),
-        *("sdy.manual_computation", "sdy.named_computation"),
-    }
-)
+CONTROL_FLOW = COMPUTATIONS | {WHILE, IF, CASE}
 _REDUCING = re.compile(r"stablehlo\.(?:all_reduce|reduce_scatter)")
-_TERMINATORS = frozenset({"stablehlo.return", "sdy.return", "func.return"})
 _NEEDED = frozenset(
     {
         *("mhlo.num_partitions", "mhlo.num_replicas", "mhlo.sharding", "mhlo.memory_kind"),
@@ -146,16 +142,6 @@ def is_noise(attribute: str) -> bool:
     return attribute.startswith(("jax.", "mhlo.")) or attribute == "stablehlo.mesh"
 
 
-def is_terminator(op: ir.Operation) -> bool:
-    """Whether the op ends a block."""
-    return op.name in _TERMINATORS
-
-
-def is_barrier(op: ir.Operation) -> bool:
-    """Whether the op only ties values together."""
-    return op.name == "stablehlo.optimization_barrier"
-
-
 def is_in_reduction(op: ir.Operation) -> bool:
     """Whether the op stands in the region that a collective reduces by."""
     parent = op.parent
@@ -169,9 +155,10 @@ def communicates(op: ir.Operation) -> bool:
     return bool(_COMMUNICATION.fullmatch(op.name)) or _is_effectful_call(op)
 
 
-def is_control_flow(op: ir.Operation) -> bool:
-    """Whether the op decides how often what it holds runs, or where."""
-    return op.name in _CONTROL_FLOW
+def visibility(symbol: ir.Operation | ir.OpView) -> str:
+    """The visibility of an op that defines a symbol."""
+    attribute = symbol.attributes.get("sym_visibility")
+    return "public" if attribute is None else ir.StringAttr(attribute).value
 
 
 @dataclass(frozen=True)
@@ -187,10 +174,14 @@ class Selection:
         functions = functions_by_name(module)
         if everything:
             return Selection(True, frozenset(functions))
-        shown = {name for name, op in functions.items() if "sym_visibility" not in op.attributes}
-        shown |= {name for name, op in functions.items() if _visibility(op) == "public"}
-        shown |= {name for name, op in functions.items() if _holds_shown(op)}
-        calls = {name: _callees(op) for name, op in functions.items()}
+        shown = {
+            name
+            for name, op in functions.items()
+            if visibility(op) == "public" or ops_where(op, _matters)
+        }
+        calls = {
+            name: set(map(callee_name, ops_named(op, CALLS))) for name, op in functions.items()
+        }
         while more := {n for n, called in calls.items() if n not in shown and called & shown}:
             shown |= more
         return Selection(False, frozenset(shown))
@@ -205,28 +196,21 @@ class Selection:
             return True
         if op.name in CALLS:
             return callee_name(op) in self.functions
-        return is_terminator(op) and self._shows_end_of(op.parent)
-
-    def _shows_end_of(self, parent: ir.Operation | ir.OpView | None) -> bool:
-        """What leaves a reduction or an async pair is in no doubt."""
-        if parent is None:
+        if op.name not in TERMINATORS or op.parent is None:
             return False
-        op = parent.operation
-        return op.name in _CONTROL_FLOW or (op.name == FUNCTION and self.shows(op))
+        holder = op.parent.operation  # what leaves a reduction or an async pair is in no doubt
+        return holder.name in CONTROL_FLOW or (holder.name == FUNCTION and self.shows(holder))
 
     def shows_name_only(self, op: ir.Operation) -> bool:
         """Whether the op is what a checked collective reduces by."""
-        return not self.everything and not is_terminator(op) and is_in_reduction(op)
+        return not self.everything and op.name not in TERMINATORS and is_in_reduction(op)
 
 
 def _matters(op: ir.Operation) -> bool:
-    if _COMMUNICATION.fullmatch(op.name) or op.name in _CONTROL_FLOW:
+    if _COMMUNICATION.fullmatch(op.name) or op.name in CONTROL_FLOW or _is_effectful_call(op):
         return True
-    if _is_effectful_call(op):
-        return True
-    if is_terminator(op):
-        return False
-    return any(str(value.type) == _TOKEN for value in (*op.operands, *op.results))
+    values = () if op.name in TERMINATORS else (*op.operands, *op.results)
+    return any(str(value.type) == _TOKEN for value in values)
 
 
 def _is_effectful_call(op: ir.Operation) -> bool:
@@ -236,32 +220,3 @@ def _is_effectful_call(op: ir.Operation) -> bool:
     if effect is not None and ir.BoolAttr(effect).value:
         return True
     return target_of(op) in (RAGGED_ALL_TO_ALL, *ASYNC_STARTS) or is_async_done(op)
-
-
-def _visibility(function: ir.Operation) -> str:
-    attribute = function.attributes.get("sym_visibility")
-    return "public" if attribute is None else ir.StringAttr(attribute).value
-
-
-def _holds_shown(function: ir.Operation) -> bool:
-    matters = False
-
-    def visit(op: ir.Operation) -> ir.WalkResult:
-        nonlocal matters
-        matters = matters or _matters(op)
-        return ir.WalkResult.INTERRUPT if matters else ir.WalkResult.ADVANCE
-
-    walk(function, visit)
-    return matters
-
-
-def _callees(function: ir.Operation) -> set[str]:
-    callees: set[str] = set()
-
-    def visit(op: ir.Operation) -> ir.WalkResult:
-        if op.name in CALLS:
-            callees.add(callee_name(op))
-        return ir.WalkResult.ADVANCE
-
-    walk(function, visit)
-    return callees
