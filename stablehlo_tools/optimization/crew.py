@@ -20,17 +20,12 @@ from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.optimization.figures import Figures
 from stablehlo_tools.optimization.proof import Proof
 from stablehlo_tools.optimization.store import Store
-from stablehlo_tools.optimization.worker import (
-    ADVISE,
-    EVALUATE,
-    MODULE,
-    PROVE,
-    REWRITE,
-)
 from stablehlo_tools.processes.child import Conversation, decoded_error
 from stablehlo_tools.processes.forks import REFUSED
 from stablehlo_tools.targets.compiler_options import NO_OPTIONS, CompilerOptions
 
+_WORKER = "stablehlo_tools.optimization.worker"
+REWRITE, EVALUATE, PROVE, ADVISE = "rewrite", "evaluate", "prove", "advise"  # its jobs
 _LEAST_SECONDS = 1.0
 _FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
 
@@ -214,7 +209,7 @@ class Crew:
         worker = self._idle.get()
         try:
             if worker is None or worker.ended:
-                worker = Conversation(MODULE)
+                worker = Conversation(_WORKER)
                 with self._lock:
                     self._started.append(worker)
             yield worker

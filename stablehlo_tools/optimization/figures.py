@@ -58,6 +58,11 @@ class Figures:
         """What two schedules hardly have in common that are not alike."""
         return (self.total_ns, self.exposed_ns, self.compute_ns, self.peak_bytes)
 
+    def shown(self) -> dict[str, Any]:
+        """The fields of `to_json` that tell one candidate from another."""
+        fields = self.to_json()
+        return {name: fields[name] for name in ("total_ns", "exposed_ns", "peak_bytes")}
+
     def to_json(self) -> dict[str, Any]:
         """The fields; None for what never ends."""
         return {name: None if value == NEVER else value for name, value in asdict(self).items()}

@@ -54,10 +54,6 @@ _PIPELINE = "expand-pipeline"  # the pass that takes the axis for one
 _MOST_WORKERS = 8  # a compiler of a large program takes some GiB
 
 
-def _nobody(_: Progress) -> None:
-    """Watches nothing."""
-
-
 @dataclass(frozen=True)
 class Request:
     """What to optimize for.
@@ -169,7 +165,7 @@ class Optimum:
 def optimize(
     artifact: Artifact,
     request: Request | None = None,
-    watch: Callable[[Progress], None] = _nobody,
+    watch: Callable[[Progress], None] = lambda _: None,
     stop: threading.Event | None = None,
 ) -> Optimum:
     """The fastest form of a program that was found and proven, as its target's compiler sees it.
@@ -227,7 +223,8 @@ class _Optimizer:
         try:
             base = self._base(search)
             assert base.figures is not None
-            self._search(crew, search, self._circumstances(base.figures))
+            too_large = base.figures.needed_bytes > self._memory
+            self._search(crew, search, too_large)
         finally:
             crew.end()
         return self._taken(search, base)
@@ -246,8 +243,14 @@ class _Optimizer:
                 "it more"
             ) from None
 
-    def _search(self, crew: Crew, search: Search, circumstances: Circumstances) -> None:
+    def _search(self, crew: Crew, search: Search, too_large: bool) -> None:
         """Searches; what was tried before for the same question is only looked up again."""
+        circumstances = Circumstances(
+            self._machine.hardware,
+            self._request.memory_limit,
+            too_large=too_large,
+            axis=self._request.pipeline_axis,
+        )
         choices = road(circumstances)
         question = (
             "search",
@@ -272,14 +275,6 @@ class _Optimizer:
         search.run(choices, slow_choices(circumstances), advised)
         if not self._stop.is_set():
             self._store.keep(search.record(), *question)
-
-    def _circumstances(self, base: Figures) -> Circumstances:
-        return Circumstances(
-            self._machine.hardware,
-            self._request.memory_limit,
-            too_large=base.needed_bytes > self._memory,
-            axis=self._request.pipeline_axis,
-        )
 
     def _taken(self, search: Search, base: Trial) -> Optimum:
         """The best candidate that is proven; the export where none is."""
@@ -311,18 +306,13 @@ class _Optimizer:
             finally:
                 crew.end()
             if proof.holds:
-                return self._optimum(search, best, self._artifact_of(best), proof, remarks)
+                data = self._kept(best.module.digest)
+                module = bindings.parse_module(data, self._artifact.module.context)
+                taken = replace(self._artifact, module=module)
+                return self._optimum(search, best, taken, proof, remarks)
             remarks.append(f"{best.candidate} was not taken: {proof.summary()}")
             search.reject(best, proof.summary())
         return self._optimum(search, base, self._artifact, Proof.of_nothing(memory), remarks)
-
-    def _artifact_of(self, trial: Trial) -> Artifact:
-        assert trial.module is not None
-        data = self._store.blob(trial.module.digest)
-        if data is None:
-            raise ToolError("the cache was emptied while it was in use")
-        module = bindings.parse_module(data, self._artifact.module.context)
-        return replace(self._artifact, module=module)
 
     def _optimum(
         self, search: Search, best: Trial, artifact: Artifact, proof: Proof, remarks: list[str]
@@ -332,7 +322,11 @@ class _Optimizer:
         assert best.figures is not None
         options = self._options(search, best, base)
         said = best.module.said if best.module is not None else ()
-        remarks = [*remarks, *self._no_pipeline(search.outcome.refused)]
+        axis = self._request.pipeline_axis
+        for text, why in search.outcome.refused.items():
+            if axis is not None and text.startswith(_PIPELINE):
+                remarks = [*remarks, f"no pipeline over {axis!r}: {why}"]
+                break
         return Optimum(
             artifact=artifact,
             pipeline=str(best.candidate),
@@ -351,12 +345,6 @@ class _Optimizer:
             given=self._request.options,
             options=options,
         )
-
-    def _no_pipeline(self, refused: dict[str, str]) -> list[str]:
-        """Why no pipeline was found over the axis that was named for one."""
-        axis = self._request.pipeline_axis
-        whys = [why for text, why in refused.items() if text.startswith(_PIPELINE)]
-        return [f"no pipeline over {axis!r}: {whys[0]}"] if axis is not None and whys else []
 
     def _options(self, search: Search, best: Trial, base: Trial) -> tuple[OptionTrial, ...]:
         """What compiler options give, where there is anything that they may be about."""
@@ -381,10 +369,13 @@ class _Optimizer:
             crew.end()
 
     def _schedule(self, figures: Figures) -> str:
-        data = self._store.blob(figures.schedule)
+        return gzip.decompress(self._kept(figures.schedule)).decode()
+
+    def _kept(self, digest: str) -> bytes:
+        data = self._store.blob(digest)
         if data is None:
             raise ToolError("the cache was emptied while it was in use")
-        return gzip.decompress(data).decode()
+        return data
 
 
 def _in_one_go(crew: Crew, best: Trial) -> Trial:

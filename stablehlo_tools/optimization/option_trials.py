@@ -43,23 +43,16 @@ class OptionTrial:
 
     def to_json(self, before: Figures, after: Figures) -> dict[str, Any]:
         """Plain data; ratios are to the time of the same program without the options."""
+        sides = {"after": (self.after, after), "before": (self.before, before)}
         return {
             "options": dict(self.proposal.options.values),
             "does": self.proposal.does,
-            "after": _json(self.after, after),
-            "before": _json(self.before, before),
+            **{
+                side: figures and {**figures.shown(), "ratio": figures.ratio_to(without)}
+                for side, (figures, without) in sides.items()
+            },
             "refused": self.refused or None,
         }
-
-
-def _json(figures: Figures | None, without: Figures) -> dict[str, Any] | None:
-    if figures is None:
-        return None
-    shown = figures.to_json()
-    return {
-        **{name: shown[name] for name in ("total_ns", "exposed_ns", "peak_bytes")},
-        "ratio": figures.ratio_to(without),
-    }
 
 
 def gaining(

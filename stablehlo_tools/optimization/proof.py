@@ -204,13 +204,9 @@ def _order(before: Artifact, after: Artifact) -> Finding:
     if decided.finding is None:
         return Finding("proven", "no run of it can deadlock")
     said = finding_text([issued.program], decided.finding).splitlines()[0]
-    return Finding("not proven" if _had_a_finding(before) else "refuted", said)
-
-
-def _had_a_finding(before: Artifact) -> bool:
-    """Whether the export cannot be shown to end either."""
     try:
-        [issued] = Job((before,), Options()).read()
-        return decide([issued.program]).finding is not None
+        [export] = Job((before,), Options()).read()
+        ends = decide([export.program]).finding is None
     except (ToolError, UndecidedError):
-        return False
+        ends = True
+    return Finding("refuted" if ends else "not proven", said)

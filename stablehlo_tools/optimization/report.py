@@ -26,6 +26,7 @@ _MOST_TRIALS = 12  # in the text; the page and the JSON have all
 _MOST_EXPOSED = 6
 _WORTH_SHOWING = 1e-3  # of the total
 EXPORT = "the export"
+_NO_FIGURES = dict.fromkeys(("total_ns", "exposed_ns", "peak_bytes"))
 
 
 def to_json(optimum: Optimum) -> dict[str, Any]:
@@ -42,7 +43,15 @@ def to_json(optimum: Optimum) -> dict[str, Any]:
         "before": optimum.before.to_json(),
         "after": optimum.after.to_json(),
         "proof": optimum.proof.to_json(),
-        "trials": [_trial(trial) for trial in optimum.trials],
+        "trials": [
+            {
+                "pipeline": str(trial.candidate),
+                **(_NO_FIGURES if trial.figures is None else trial.figures.shown()),
+                "expected_ns": trial.expected_ns,
+                "refused": trial.refused or None,
+            }
+            for trial in optimum.trials
+        ],
         "ways_to_fit": [
             {"way": way, "pipeline": str(trial.candidate)} for way, trial in _ways_to_fit(optimum)
         ],
@@ -61,16 +70,6 @@ def to_json(optimum: Optimum) -> dict[str, Any]:
         "ended": optimum.ended,
         "remarks": list(optimum.remarks),
         "seconds": optimum.seconds,
-    }
-
-
-def _trial(trial: Trial) -> dict[str, Any]:
-    shown = {} if trial.figures is None else trial.figures.to_json()
-    return {
-        "pipeline": str(trial.candidate),
-        **{name: shown.get(name) for name in ("total_ns", "exposed_ns", "peak_bytes")},
-        "expected_ns": trial.expected_ns,
-        "refused": trial.refused or None,
     }
 
 
@@ -142,16 +141,12 @@ def _options(optimum: Optimum) -> Iterator[str]:
     for ratio, trial in gains:
         assert trial.after is not None
         yield f"  {duration(trial.after.total_ns):>10} {ratio:.3f}  {trial.proposal.options}"
-        yield f"{'':19} {trial.proposal.does}{_of_export(trial, optimum)}"
-
-
-def _of_export(trial: OptionTrial, optimum: Optimum) -> str:
-    """What the options give where the program stays as it was."""
-    if not optimum.changed or trial.before is None:
-        return ""
-    ratio = trial.before.ratio_to(optimum.before)
-    told = "" if ratio is None else f", {ratio:.3f}"
-    return f"; the export with it {duration(trial.before.total_ns)}{told}"
+        of_export = ""
+        if optimum.changed and trial.before is not None:
+            ratio_before = trial.before.ratio_to(optimum.before)
+            told = "" if ratio_before is None else f", {ratio_before:.3f}"
+            of_export = f"; the export with it {duration(trial.before.total_ns)}{told}"
+        yield f"{'':19} {trial.proposal.does}{of_export}"
 
 
 def _figures(when: str, figures: Figures, optimum: Optimum) -> str:
@@ -218,11 +213,9 @@ def _ways_to_fit(optimum: Optimum) -> list[tuple[str, Trial]]:
 
 def _ranked(optimum: Optimum) -> list[Trial]:
     """The trials, the fastest first, those that failed last."""
-
-    def key(trial: Trial) -> float:
-        return float("inf") if trial.figures is None else trial.figures.total_ns
-
-    return sorted(optimum.trials, key=key)
+    return sorted(
+        optimum.trials, key=lambda trial: trial.figures.total_ns if trial.figures else NEVER
+    )
 
 
 def _exposed(optimum: Optimum) -> list[CollectiveRow]:

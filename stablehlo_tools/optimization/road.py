@@ -111,24 +111,20 @@ def on_the_road(
     What has a pass that the road does not is left out; of two choices for a stage, the first is
     part of what they are together.
     """
-    advised = [_candidate(Pipeline.parse(text), choices, circumstances) for text in pipelines]
-    known = [candidate for candidate in advised if candidate is not None]
+    known: list[Candidate] = []
     together: dict[Stage, str] = {}
-    for candidate in known:
-        together = {**dict(candidate.choices), **together}
+    for text in pipelines:
+        taken: dict[Stage, str] = {}
+        for step in Pipeline.parse(text).passes:
+            if step.milestone is None or step.milestone.stage not in choices:
+                break
+            told = dataclasses.replace(step, **_compiled_for(type(step), circumstances))
+            taken.setdefault(step.milestone.stage, str(told))
+        else:
+            known.append(Candidate(tuple(sorted(taken.items()))))
+            together = {**taken, **together}
     union = Candidate(tuple(sorted(together.items())))
     return list(dict.fromkeys([*known, union])) if known else []
-
-
-def _candidate(pipeline: Pipeline, choices: Road, circumstances: Circumstances) -> Candidate | None:
-    """The passes at their stages, for the machine that is asked for; None where one has none."""
-    taken: dict[Stage, str] = {}
-    for step in pipeline.passes:
-        if step.milestone is None or step.milestone.stage not in choices:
-            return None
-        told = dataclasses.replace(step, **_compiled_for(type(step), circumstances))
-        taken.setdefault(step.milestone.stage, str(told))
-    return Candidate(tuple(sorted(taken.items())))
 
 
 @dataclass(frozen=True)

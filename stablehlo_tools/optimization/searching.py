@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -211,7 +211,14 @@ class Search:
         """
         base = self.outcome.trials[0]
         assert base.figures is not None
-        allowed = [t for t in self._compiled() if self._is_allowed(t.figures, base.figures)]
+        too_large = base.figures.needed_bytes > self._limits.memory
+        # No slower than the export without contention; anything if that does not fit the memory.
+        allowed = [
+            trial
+            for trial in self.outcome.trials
+            if trial.figures is not None
+            and (too_large or trial.figures.total_ns <= base.figures.total_ns)
+        ]
         best = min(allowed, key=self._rank)
         assert best.figures is not None
         if best.figures.needed_bytes > self._limits.memory:
@@ -219,15 +226,13 @@ class Search:
             best = min((t for t in allowed if _time_of(t) <= most), key=self._rank)
         return best if self._gains(best, base) else base
 
-    def _is_allowed(self, figures: Figures | None, base: Figures) -> bool:
-        """Whether a candidate is no slower than the export without contention; any is where the
-        export does not fit the memory."""
-        assert figures is not None
-        too_large = base.needed_bytes > self._limits.memory
-        return too_large or figures.total_ns <= base.total_ns
-
     def _rounds(self, road: Road, pool: ThreadPoolExecutor) -> None:
-        while not self._is_enough():
+        most_trials = self._limits.candidates
+        while True:
+            if most_trials is not None and len(self.outcome.trials) > most_trials:
+                were = "was" if most_trials == 1 else "were"
+                self.outcome.ended = f"{candidates(most_trials)} {were} compiled"
+                return
             for trial in self._promising():
                 self._expand(trial, road, pool)
             if len(self.outcome.trials) > 1:  # first what the others are measured by
@@ -262,14 +267,6 @@ class Search:
             if self._in_vain >= _PATIENCE:
                 self.outcome.ended = f"{_PATIENCE} candidates in a row brought nothing"
                 return
-
-    def _is_enough(self) -> bool:
-        """Whether as many candidates as were asked for have been compiled."""
-        most = self._limits.candidates
-        if most is None or len(self.outcome.trials) <= most:
-            return False
-        self.outcome.ended = f"{candidates(most)} {'was' if most == 1 else 'were'} compiled"
-        return True
 
     def _promising(self) -> list[Trial]:
         """The best whose neighbours nobody has looked at.
@@ -395,9 +392,6 @@ class Search:
                 raise OutOfTimeError
         return futures
 
-    def _compiled(self) -> Iterator[Trial]:
-        return (trial for trial in self.outcome.trials if trial.figures is not None)
-
     def _rank(self, trial: Trial) -> tuple[tuple[float, float], int]:
         assert trial.figures is not None
         return rank(trial.figures, self._limits.memory), len(trial.candidate.choices)
@@ -462,14 +456,11 @@ class _Experience:
         unknown = trial.module is None or trial.module.predicted_ns is None
         ordered = any(stage is Stage.ORDER for stage, _ in trial.candidate.choices)
         steps = round(excess / (_ALIKE_BYTES * self._memory))
-        return steps, self._hope(trial), unknown, not ordered, trial.candidate
-
-    def _hope(self, trial: Trial) -> float:
-        expected = trial.expected_ns or 0.0
-        if trial.change is None:
-            return expected
-        novelty = _NOVELTY / (1 + self._tried[trial.change.stage])
-        return expected * math.exp(self._off.get(trial.change, 0.0)) * (1 - novelty)
+        hope = trial.expected_ns or 0.0
+        if trial.change is not None:
+            novelty = _NOVELTY / (1 + self._tried[trial.change.stage])
+            hope = hope * math.exp(self._off.get(trial.change, 0.0)) * (1 - novelty)
+        return steps, hope, unknown, not ordered, trial.candidate
 
 
 def _time_of(trial: Trial) -> float:

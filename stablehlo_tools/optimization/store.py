@@ -88,7 +88,8 @@ class Store:
     def prune(self) -> None:
         """Drops what was not used for longest, down to the most that is kept."""
         files: list[tuple[float, int, Path]] = []
-        for path in (*_files(self._answers), *_files(self._blobs)):
+        folders = [folder for folder in (self._answers, self._blobs) if folder.is_dir()]
+        for path in [path for folder in folders for path in folder.iterdir()]:
             with contextlib.suppress(OSError):
                 status = path.stat()
                 files.append((status.st_mtime, status.st_size, path))
@@ -112,10 +113,6 @@ def _touched(path: Path) -> Path:
     with contextlib.suppress(OSError):
         os.utime(path)
     return path
-
-
-def _files(directory: Path) -> list[Path]:
-    return list(directory.iterdir()) if directory.is_dir() else []
 
 
 def _digest_of(question: tuple[object, ...]) -> str:

@@ -10,33 +10,45 @@ import gzip
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import jax.export  # with all that is needed below: loaded once, before the forks
+
+from stablehlo_tools import bindings
+from stablehlo_tools.advice.advise import advise
+from stablehlo_tools.analysis.collectives import ModuleFacts
+from stablehlo_tools.analysis.partitioner_work import left_to_the_partitioner
+from stablehlo_tools.analysis.tasks.expected import expected_run
+from stablehlo_tools.artifacts import artifact as artifacts
 from stablehlo_tools.artifacts.artifact import Artifact
-from stablehlo_tools.cost.hardware import Hardware
+from stablehlo_tools.cost.clock import Clock
+from stablehlo_tools.cost.hardware import Hardware, load_hardware
 from stablehlo_tools.diagnostics import ToolError, rendered
+from stablehlo_tools.optimization.crew import ADVISE, EVALUATE, PROVE, REWRITE
 from stablehlo_tools.optimization.figures import NEVER, Figures
+from stablehlo_tools.optimization.proof import prove
+from stablehlo_tools.overlap.bounds import floor, iterations
+from stablehlo_tools.overlap.memory import memory_profile
+from stablehlo_tools.overlap.simulator import simulate
 from stablehlo_tools.overlap.task_graph import TaskGraph, TaskKind
+from stablehlo_tools.passes.pipeline import Pipeline, run_pipeline
+from stablehlo_tools.passes.registry import PASSES, find_pass
+from stablehlo_tools.processes.activity import end_with_parent, trust_input
 from stablehlo_tools.processes.child import serve
 from stablehlo_tools.processes.forks import Answer, in_fork
+from stablehlo_tools.report.exposure import partitioned
+from stablehlo_tools.targets.chips import Target, chip_for
+from stablehlo_tools.targets.compilation import Compilation, bytes_refused, compile_artifact
+from stablehlo_tools.targets.compiler_options import CompilerOptions
+from stablehlo_tools.targets.hlo.tasks import hlo_task_graph
+from stablehlo_tools.targets.preparation import prepare
+from stablehlo_tools.targets.topologies import compiler_version, topology
 
-if TYPE_CHECKING:
-    from stablehlo_tools.targets.compilation import Compilation
-
-MODULE = "stablehlo_tools.optimization.worker"
-REWRITE, EVALUATE, PROVE, ADVISE = "rewrite", "evaluate", "prove", "advise"
+assert jax.export
 
 
 def main() -> None:
     """Answers until the other side closes."""
-    import jax.export
-
-    import stablehlo_tools.advice.advise
-    from stablehlo_tools.passes.registry import PASSES, find_pass
-    from stablehlo_tools.processes.activity import end_with_parent
-
-    assert jax.export, "loaded once, before the forks"
-    assert stablehlo_tools.advice.advise
     for name in PASSES:
         find_pass(name)
     end_with_parent(os.getppid())
@@ -50,66 +62,45 @@ def _answer(head: dict[str, Any], _: bytes) -> Answer:
 
 
 def _rewrite(head: dict[str, Any]) -> Answer:
-    """The module after passes as bytecode, with what they warn of and the model's prediction."""
-    from stablehlo_tools import bindings
-    from stablehlo_tools.passes.pipeline import Pipeline, run_pipeline
+    """The module after passes as bytecode, with what they warn of and how XLA is expected to
+    schedule it: time and memory, None if the model has none.
 
+    `whole`: it leaves its collectives to the compiler, and so is of all devices.
+    """
     artifact = _load(head)
     pipeline = Pipeline.parse(head["passes"]) if head["passes"] else Pipeline(())
     reported = run_pipeline(artifact, pipeline)
+    try:
+        told = expected_run(_explicit(artifact).module, load_hardware(head["hardware"]))
+    except ToolError:
+        told = None
     answer = {
-        **_predicted(artifact, _hardware(head)),
+        "whole": left_to_the_partitioner(artifact.module) is not None,
+        "predicted_ns": None if told is None else told.contended_ns,
+        "predicted_bytes": None if told is None else told.peak_bytes,
         "said": rendered(reported.collected, artifact.name),
     }
     return answer, bindings.write_bytecode(artifact.module)
 
 
-def _predicted(artifact: Artifact, hardware: Hardware) -> dict[str, Any]:
-    """Time and memory of the program as XLA is expected to schedule it, None where the model has
-    none; and whether it leaves its collectives to the compiler, and so is of all devices."""
-    from stablehlo_tools.analysis.partitioner_work import left_to_the_partitioner
-    from stablehlo_tools.analysis.tasks.expected import expected_run
-
-    whole = left_to_the_partitioner(artifact.module) is not None
-    try:
-        told = expected_run(_explicit(artifact).module, hardware)
-    except ToolError:
-        return {"whole": whole, "predicted_ns": None, "predicted_bytes": None}
-    return {
-        "whole": whole,
-        "predicted_ns": told.contended_ns,
-        "predicted_bytes": told.peak_bytes,
-    }
-
-
 def _explicit(artifact: Artifact) -> Artifact:
     """The program with its collectives in it. Raises ToolError where `partition` refuses it."""
-    from stablehlo_tools.analysis.partitioner_work import left_to_the_partitioner
-    from stablehlo_tools.report.exposure import partitioned
-
     whole = left_to_the_partitioner(artifact.module) is not None
     return partitioned(artifact)[0] if whole else artifact
 
 
 def _advise(head: dict[str, Any]) -> Answer:
     """The pipelines that `inspect` advises, what gains most first."""
-    from stablehlo_tools.advice.advise import advise
-    from stablehlo_tools.analysis.collectives import ModuleFacts
-    from stablehlo_tools.cost.clock import Clock
-
     artifact = _load(head)
     explicit = _explicit(artifact)
     devices = ModuleFacts.of(explicit.module).grid.size
-    advised = advise(artifact, explicit, Clock(_hardware(head), devices))
+    advised = advise(artifact, explicit, Clock(load_hardware(head["hardware"]), devices))
     return {"pipelines": [item.pipeline for item in advised.items if item.pipeline]}, b""
 
 
 def _evaluate(head: dict[str, Any]) -> Answer:
     """The schedule that the compiler makes, compressed, and its figures."""
-    from stablehlo_tools.targets.compilation import bytes_refused, compile_artifact
-    from stablehlo_tools.targets.compiler_options import CompilerOptions
-
-    artifact, hardware = _load(head), _hardware(head)
+    artifact, hardware = _load(head), load_hardware(head["hardware"])
     options = CompilerOptions.parse(head["options"])
     try:
         compiled = compile_artifact(
@@ -125,8 +116,6 @@ def _evaluate(head: dict[str, Any]) -> Answer:
 
 def _prove(head: dict[str, Any]) -> Answer:
     """What is proven of a candidate against the export."""
-    from stablehlo_tools.optimization.proof import prove
-
     before, after = _load({**head, "module": None}), _load(head)
     export, candidate = (Figures(*fields) for fields in head["figures"])
     return prove(before, after, (export, candidate), head["limit"]).to_json(), b""
@@ -138,11 +127,6 @@ def _compressed(text: str) -> bytes:
 
 def _figures(compiled: Compilation, hardware: Hardware) -> dict[str, Any]:
     """The figures of a schedule, as JSON has them."""
-    from stablehlo_tools.overlap.bounds import floor
-    from stablehlo_tools.overlap.memory import memory_profile
-    from stablehlo_tools.overlap.simulator import simulate
-    from stablehlo_tools.targets.hlo.tasks import hlo_task_graph
-
     graph = hlo_task_graph(
         compiled.text,
         hardware,
@@ -171,10 +155,6 @@ def _unfitting(
     artifact: Artifact, target: str, hardware: Hardware, needed: float
 ) -> dict[str, Any]:
     """The figures of a program that the compiler refuses for lack of memory: it never ends."""
-    from stablehlo_tools.targets.chips import Target, chip_for
-    from stablehlo_tools.targets.preparation import prepare
-    from stablehlo_tools.targets.topologies import compiler_version, topology
-
     devices = prepare(artifact, Target(target)).grid.size
     chip, stand_in = chip_for(Target(target), hardware)
     described = topology(Target(target), devices, chip).describe()
@@ -194,8 +174,6 @@ def _unfitting(
 
 def _work_ns(graph: TaskGraph, launch_ns: float, runs: int = 1) -> float:
     """What kernels take beyond their launch, over all runs of the loops they are in."""
-    from stablehlo_tools.overlap.bounds import iterations
-
     inside = sum(
         _work_ns(task.loop.body, launch_ns, runs * iterations(task.loop))
         for task in graph.tasks
@@ -208,22 +186,12 @@ def _work_ns(graph: TaskGraph, launch_ns: float, runs: int = 1) -> float:
 
 def _load(head: dict[str, Any]) -> Artifact:
     """The program that is optimized, around the module of a candidate if one is named."""
-    from stablehlo_tools import bindings
-    from stablehlo_tools.artifacts import artifact
-    from stablehlo_tools.processes.activity import trust_input
-
     trust_input()  # this is a fork, which may end
-    loaded = artifact.parse(Path(head["artifact"]).read_bytes(), head["name"])
+    loaded = artifacts.parse(Path(head["artifact"]).read_bytes(), head["name"])
     if head["module"] is None:
         return loaded
     data = Path(head["module"]).read_bytes()
     return replace(loaded, module=bindings.parse_module(data, loaded.module.context))
-
-
-def _hardware(head: dict[str, Any]) -> Hardware:
-    from stablehlo_tools.cost.hardware import load_hardware
-
-    return load_hardware(head["hardware"])
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from stablehlo_tools.api.transforming import transform
 from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.artifacts.artifact import Artifact, Form
 from stablehlo_tools.diagnostics import ToolError
-from stablehlo_tools.optimization.crew import Crew, Module
+from stablehlo_tools.optimization.crew import PROVE, Crew, Module
 from stablehlo_tools.optimization.figures import Figures
 from stablehlo_tools.optimization.optimizing import Optimum, Request, optimize
 from stablehlo_tools.optimization.option_trials import PROPOSALS
@@ -28,7 +28,6 @@ from stablehlo_tools.optimization.proof import Proof, prove, tolerance_of
 from stablehlo_tools.optimization.report import page, to_json, to_text
 from stablehlo_tools.optimization.road import Candidate
 from stablehlo_tools.optimization.searching import Trial
-from stablehlo_tools.optimization.worker import PROVE
 from stablehlo_tools.passes.road import Stage
 from stablehlo_tools.targets.chips import Target
 from stablehlo_tools.targets.compiler_options import NO_OPTIONS, CompilerOptions
