@@ -108,14 +108,10 @@ def jit(
             raise ToolError(
                 f"jit: {', '.join(given)} is for pipeline='auto'; a pass has it as its own option"
             )
-        transform = partial(_transformed, pipeline=transforming.parsed(pipeline))
+        transform = partial(transforming.transform, pipeline=transforming.parsed(pipeline))
     if function is None:
         return partial(Jitted, transform=transform, **jit_options)
     return Jitted(function, transform, **jit_options)
-
-
-def _transformed(exported: export.Exported, pipeline: Pipeline) -> export.Exported:
-    return transforming.transform(exported, pipeline)
 
 
 def _optimized(
@@ -386,10 +382,6 @@ def _lowering_whole() -> Generator[None]:
         _thread.lowering_whole = before
 
 
-def _evaluated(*leaves: Any, call_jaxpr: Any, jitted: Jitted) -> Any:
-    return jitted.evaluate(list(leaves), call_jaxpr)
-
-
 def _lowered(context: Any, *operands: Any, call_jaxpr: Any, jitted: Jitted) -> Any:
     around = context.module_context.axis_context
     if getattr(_thread, "lowering_whole", False):
@@ -413,20 +405,22 @@ def _flat_call(artifact: export.Exported) -> _Call:
     return call
 
 
-def _result_types(*avals: Any, artifact: export.Exported) -> Any:
-    return jax.make_jaxpr(_flat_call(artifact))(*avals).out_avals
-
-
-def _lowered_artifact(context: Any, *operands: Any, artifact: export.Exported) -> Any:
-    return mlir.lower_fun(_flat_call(artifact), multiple_results=True)(context, *operands)
-
-
 # What `jax.jit` compiles. It would commit the results of an Exported's own call to their device.
 artifact_call = Primitive("artifact_call")
 artifact_call.multiple_results = True
-artifact_call.def_abstract_eval(_result_types)
-mlir.register_lowering(artifact_call, _lowered_artifact, cacheable=False)
-transformed_call.def_impl(_evaluated)
+artifact_call.def_abstract_eval(
+    lambda *avals, artifact: jax.make_jaxpr(_flat_call(artifact))(*avals).out_avals
+)
+mlir.register_lowering(
+    artifact_call,
+    lambda context, *operands, artifact: mlir.lower_fun(
+        _flat_call(artifact), multiple_results=True
+    )(context, *operands),
+    cacheable=False,
+)
+transformed_call.def_impl(
+    lambda *leaves, call_jaxpr, jitted: jitted.evaluate(list(leaves), call_jaxpr)
+)
 mlir.register_lowering(transformed_call, _lowered, cacheable=False)
 
 

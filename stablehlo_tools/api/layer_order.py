@@ -192,7 +192,7 @@ def _ordered(values: Any, order: LayerOrder, of: Side, at: str | None, *, invers
     names = [jax.tree_util.keystr(path) for path, _ in paths]
     reordered_count = 0
     for stacks in order.stacks:
-        places = _inverse(stacks.order) if inverse else stacks.order
+        places = np.argsort(stacks.order) if inverse else np.array(stacks.order)
         for entry in stacks.arguments if of == "arguments" else stacks.results:
             place = _place(entry, names, at)
             if place is None:
@@ -206,7 +206,7 @@ def _ordered(values: Any, order: LayerOrder, of: Side, at: str | None, *, invers
                     f"{len(places)} layers along dimension {entry.dimension}, and is {list(shape)}"
                 )
             inner = shape[entry.dimension] // len(places)
-            rows = (np.array(places)[:, None] * inner + np.arange(inner)).reshape(-1)
+            rows = (places[:, None] * inner + np.arange(inner)).reshape(-1)
             leaves[place] = array[(slice(None),) * entry.dimension + (rows,)]
             reordered_count += 1
     if at is not None and not reordered_count:
@@ -225,10 +225,3 @@ def _place(entry: Stacked, names: Sequence[str], at: str | None) -> int | None:
         return entry.number
     matching = [place for place, name in enumerate(names) if at + name == entry.path]
     return matching[0] if matching else None
-
-
-def _inverse(order: Sequence[int]) -> list[int]:
-    inverse = [0] * len(order)
-    for place, layer in enumerate(order):
-        inverse[layer] = place
-    return inverse

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any
 
 from stablehlo_tools.artifacts.artifact import Artifact, from_exported
 from stablehlo_tools.optimization import report
@@ -53,9 +53,8 @@ class Optimized[Program]:
     report: Explanation
 
 
-@overload
-def optimize(
-    exported: Exported,
+def optimize[Program: (Exported, Artifact)](
+    exported: Program,
     target: str = "gpu",
     hardware: str | None = None,
     memory_limit: float | None = None,
@@ -64,30 +63,7 @@ def optimize(
     pipeline_axis: str | None = None,
     compiler_options: Mapping[str, Value] | None = None,
     option_trials: bool = True,
-) -> Optimized[Exported]: ...
-@overload
-def optimize(
-    exported: Artifact,
-    target: str = "gpu",
-    hardware: str | None = None,
-    memory_limit: float | None = None,
-    budget: float | None = None,
-    candidates: int | None = None,
-    pipeline_axis: str | None = None,
-    compiler_options: Mapping[str, Value] | None = None,
-    option_trials: bool = True,
-) -> Optimized[Artifact]: ...
-def optimize(
-    exported: Exported | Artifact,
-    target: str = "gpu",
-    hardware: str | None = None,
-    memory_limit: float | None = None,
-    budget: float | None = None,
-    candidates: int | None = None,
-    pipeline_axis: str | None = None,
-    compiler_options: Mapping[str, Value] | None = None,
-    option_trials: bool = True,
-) -> Optimized[Exported] | Optimized[Artifact]:
+) -> Optimized[Program]:
     """Searches for the pipeline that makes a program fastest; the given one stays as it is.
 
     `target`, "gpu" or "tpu": whose compiler decides; no device is needed. `hardware`: the name or
@@ -109,12 +85,11 @@ def optimize(
         options=CompilerOptions.of(compiler_options or {}),
         try_options=option_trials,
     )
+    found: Any
     if isinstance(exported, Artifact):
         optimum = find_optimum(exported, request)
-        return _optimized(optimum.artifact, optimum)
-    optimum = find_optimum(from_exported(exported), request)
-    return _optimized(optimum.artifact.to_exported() if optimum.changed else exported, optimum)
-
-
-def _optimized[Program](program: Program, optimum: Optimum) -> Optimized[Program]:
-    return Optimized(program, optimum.pipeline, optimum.before, optimum.after, Explanation(optimum))
+        found = optimum.artifact
+    else:
+        optimum = find_optimum(from_exported(exported), request)
+        found = optimum.artifact.to_exported() if optimum.changed else exported
+    return Optimized(found, optimum.pipeline, optimum.before, optimum.after, Explanation(optimum))

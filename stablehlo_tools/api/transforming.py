@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING, Any
 
 from stablehlo_tools.artifacts import artifact as artifacts
 from stablehlo_tools.artifacts.artifact import Artifact
@@ -17,24 +17,21 @@ if TYPE_CHECKING:
     from jax.export import Exported
 
 
-@overload
-def transform(program: Exported, pipeline: str | Pipeline) -> Exported: ...
-@overload
-def transform(program: Artifact, pipeline: str | Pipeline) -> Artifact: ...
-def transform(program: Exported | Artifact, pipeline: str | Pipeline) -> Exported | Artifact:
+def transform[Program: (Exported, Artifact)](program: Program, pipeline: str | Pipeline) -> Program:
     """The program after a pipeline; the given one stays as it is.
 
     The calling convention, shapes and shardings stay; the VJP that an `Exported` may have carried
     is dropped, since it would differentiate the old program. Raises ToolError. What the passes
     warn of is issued as Python warnings.
     """
-    given_artifact = isinstance(program, Artifact)
-    artifact = program.copy() if given_artifact else artifacts.from_exported(program)
+    is_artifact = isinstance(program, Artifact)
+    artifact = program.copy() if is_artifact else artifacts.from_exported(program)
     with _saying_what_to_try(pipeline):
         reported = run_pipeline(artifact, parsed(pipeline))
     for text in rendered(reported.collected, artifact.name, Severity.WARNING):
         warnings.warn(text, stacklevel=2)
-    return artifact if given_artifact else artifact.to_exported()
+    transformed: Any = artifact if is_artifact else artifact.to_exported()
+    return transformed
 
 
 def parsed(pipeline: str | Pipeline) -> Pipeline:
