@@ -99,7 +99,12 @@ def write_all_atomically(files: Sequence[tuple[str | os.PathLike[str], bytes]]) 
             if target.exists() and not target.is_file():
                 target.write_bytes(data)
                 continue
-            mode = target.stat().st_mode & 0o777 if target.exists() else 0o666 & ~_umask()
+            if target.exists():
+                mode = target.stat().st_mode & 0o777
+            else:
+                mask = os.umask(0)  # there is no other way to read it
+                os.umask(mask)
+                mode = 0o666 & ~mask
             descriptor, temporary = tempfile.mkstemp(
                 dir=target.parent,
                 prefix=os.fsdecode(b"." + os.fsencode(target.name)[:_NAME_BYTES] + b"."),
@@ -115,9 +120,3 @@ def write_all_atomically(files: Sequence[tuple[str | os.PathLike[str], bytes]]) 
     finally:
         for temporary, _ in staged:
             temporary.unlink(missing_ok=True)
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

@@ -57,12 +57,14 @@ def read_bounded(path: str | os.PathLike[str]) -> bytes:
 def parse_json(data: bytes | str, *, repeated_keys: bool = False) -> object:
     """The value in JSON text. Raises a located ToolError for text that is no JSON, and for JSON
     beyond the limits; keys may be `repeated_keys` where other tools write them."""
-    text = data if isinstance(data, str) else _decoded(data)
     hook = None if repeated_keys else _unrepeated
     try:
+        text = data if isinstance(data, str) else data.decode("utf-8-sig")
         value: object = json.loads(
             text, object_pairs_hook=hook, parse_constant=_no_constant, parse_int=_whole_number
         )
+    except UnicodeDecodeError as error:
+        raise ToolError(f"this is no JSON: byte {error.start} is not UTF-8") from None
     except json.JSONDecodeError as error:
         place = Place(line=error.lineno, column=error.colno)
         raise ToolError(f"this is no JSON: {error.msg}", place) from None
@@ -179,13 +181,6 @@ def _at_most(file: IO[bytes] | gzip.GzipFile) -> bytes:
         parts.append(part)
         size += len(part)
     return b"".join(parts)
-
-
-def _decoded(data: bytes) -> str:
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ToolError(f"this is no JSON: byte {error.start} is not UTF-8") from None
 
 
 def _unrepeated(pairs: list[tuple[str, object]]) -> dict[str, object]:
