@@ -130,7 +130,11 @@ def compare_output(
 def differs(before: Array, after: Array, element: ElementType, rule: Rule) -> Array:
     """Which elements differ, as an array of booleans in the shape of both."""
     if not rule.is_bitwise and element.is_inexact:
-        return ~_close(_precise(before, element), _precise(after, element), rule)
+        one, other = _precise(before, element), _precise(after, element)
+        with np.errstate(all="ignore"):
+            near = np.abs(one - other) <= (rule.atol or 0) + (rule.rtol or 0) * np.abs(one)
+        near &= np.isfinite(one) & np.isfinite(other)
+        return ~(near | (one == other) | (np.isnan(one) & np.isnan(other)))
     mask = to_bits(before, element) != to_bits(after, element)
     if rule.any_nan and element.is_inexact:
         part = real_part(element)
@@ -232,13 +236,6 @@ def _local(index: tuple[int, ...], shard: Shard) -> tuple[int, ...] | None:
 
 def _precise(values: Array, element: ElementType) -> Array:
     return values.astype(np.complex128 if element.kind is Kind.COMPLEX else np.float64)
-
-
-def _close(before: Array, after: Array, rule: Rule) -> Array:
-    with np.errstate(all="ignore"):
-        near = np.abs(before - after) <= (rule.atol or 0) + (rule.rtol or 0) * np.abs(before)
-    near &= np.isfinite(before) & np.isfinite(after)
-    return near | (before == after) | (np.isnan(before) & np.isnan(after))
 
 
 def _largest_difference(before: Array, after: Array, element: ElementType) -> float | int | None:

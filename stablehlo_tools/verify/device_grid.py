@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from stablehlo_tools.analysis.collectives import ModuleFacts, find_collectives, unnumbered_replicas
+from stablehlo_tools.analysis.entry import attributes_of_arguments
 from stablehlo_tools.analysis.replica_groups import (
     AxisRef,
     DeviceMesh,
@@ -91,7 +92,8 @@ def shared_inputs(
     Instances are the devices of the grid, in their order, or its replicas.
     """
     meshes = ModuleFacts.of(module).meshes
-    stated = _stated(module, len(inputs))
+    nothing = [ir.DictAttr.get({}, module.context)] * len(inputs)
+    stated = attributes_of_arguments(entry_function(module)) or nothing
     devices = range(0, grid.size, grid.size // instances)
     shared: list[tuple[int, ...]] = []
     for value, attributes in zip(inputs, stated, strict=True):
@@ -100,16 +102,8 @@ def shared_inputs(
     return tuple(shared)
 
 
-def _stated(module: ir.Module, count: int) -> list[Mapping[str, ir.Attribute]]:
-    main = entry_function(module)
-    if "arg_attrs" not in main.attributes:
-        return [{}] * count
-    listed = [ir.DictAttr(each) for each in ir.ArrayAttr(main.attributes["arg_attrs"])]
-    return [{entry.name: entry.attr for entry in each} for each in listed]
-
-
 def _key(
-    attributes: Mapping[str, ir.Attribute],
+    attributes: ir.DictAttr,
     value: Value,
     meshes: Mapping[str, DeviceMesh],
     device: tuple[int, int],
@@ -123,7 +117,7 @@ def _key(
         replica = 0
     if _SHARDING in attributes:
         return replica, _position(attributes[_SHARDING], meshes, partition)
-    if str(attributes.get(_XLA_SHARDING)) == '"{replicated}"':
+    if _XLA_SHARDING in attributes and str(attributes[_XLA_SHARDING]) == '"{replicated}"':
         return replica, 0
     return replica, partition
 

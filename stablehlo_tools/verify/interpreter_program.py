@@ -38,7 +38,7 @@ zeros, as on XLA:GPU, whose runtime clears the buffer.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from stablehlo_tools import bindings
 from stablehlo_tools.analysis.collectives import (
@@ -53,9 +53,10 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.dialect.collectives import EXCHANGE_GROUPED, REDUCTION_GROUPED
 from stablehlo_tools.dialect.device_placement import placement
-from stablehlo_tools.ir.builder import DEVICE_TO_DEVICE, Builder
+from stablehlo_tools.dialect.names import PARTITION_ID, REPLICA_ID
+from stablehlo_tools.ir.builder import DEVICE_TO_DEVICE, Builder, element_of, shape_of
 from stablehlo_tools.ir.inline import inline_all_calls
-from stablehlo_tools.ir.walk import entry_function, symbol_name
+from stablehlo_tools.ir.walk import FUNCTION, entry_function, ops_named, ops_where, symbol_name
 from stablehlo_tools.verify.device_grid import is_partitioned
 from stablehlo_tools.verify.element_types import ElementType, Kind, element_type, real_part
 from stablehlo_tools.verify.signatures import Signature, Value
@@ -74,19 +75,8 @@ def interpreter_grid(module: ir.Module, grid: ProcessGrid) -> ProcessGrid:
 
     Raises a located ToolError for what the interpreter lacks.
     """
-
-    problems: list[ToolError] = []
-
-    def visit(op: ir.Operation) -> ir.WalkResult:  # an exception would not get out of a walk whole
-        problem = _unsupported(op)
-        if problem is None:
-            return ir.WalkResult.ADVANCE
-        problems.append(problem)
-        return ir.WalkResult.INTERRUPT
-
-    module.operation.walk(visit, ir.WalkOrder.PRE_ORDER)
-    if problems:
-        raise problems[0]
+    for op in ops_where(module.operation, lambda op: True):
+        _check_supported(op)
     if is_partitioned(module) and not find_collectives(module):
         return ProcessGrid()
     if grid.size > _MOST_DEVICES:
@@ -105,7 +95,9 @@ def interpreter_module(module: ir.Module, signature: Signature, grid: ProcessGri
     bindings.register_interpreter_dialect(context)
     program = bindings.parse_module(bindings.write_bytecode(module), context)
     with context, ir.Location.unknown():
-        _drop_constraints(program)
+        for op in ops_where(program.operation, _hands_on):
+            op.results[0].replace_all_uses_with(op.operands[0])
+            op.erase()
         inline_all_calls(program)  # the interpreter hands no token to a function
         meeting = _separate_rendezvous(program, grid, _free_name(program, "meet"))
         entry = entry_function(program)
@@ -114,11 +106,9 @@ def interpreter_module(module: ir.Module, signature: Signature, grid: ProcessGri
         ir.SymbolTable.replace_all_symbol_uses(old, name, program.operation)
         ir.SymbolTable.set_symbol_name(entry, name)
         entry.attributes["sym_visibility"] = ir.StringAttr.get("private")
-        text = _Wrapper(name, signature, grid.size).text()
-        wrapper = bindings.parse_module(text + meeting, context)  # kept while its ops are copied
-        for op in wrapper.body.operations:
-            if symbol_name(op.operation) != name:
-                op.operation.clone(ip=ir.InsertionPoint(program.body))
+        _write_main(program, name, signature, grid.size)
+        written = bindings.parse_module(meeting, context)  # kept while its op is copied
+        written.body.operations[0].operation.clone(ip=ir.InsertionPoint(program.body))
     program.operation.verify()
     return bindings.write_bytecode(program)
 
@@ -138,42 +128,27 @@ def _hands_on(op: ir.Operation) -> bool:
     return op.name == _CONSTRAINT or placement(op) is not None
 
 
-def _unsupported(op: ir.Operation) -> ToolError | None:
+def _check_supported(op: ir.Operation) -> None:
+    """Raises a located ToolError for an op that the interpreter does not run."""
     if op.name in ("builtin.module", "sdy.mesh") or _hands_on(op):
-        return None
+        return
     if op.name == _CREATE_TOKEN:
-        return ToolError(
+        raise ToolError(
             f"the reference interpreter has no {_CREATE_TOKEN}; stablehlo.after_all without "
             "operands makes a token too",
             op.location,
         )
     if op.name.partition(".")[0] not in ("stablehlo", "func") or op.name.endswith("custom_call"):
-        return ToolError(
+        raise ToolError(
             f"the reference interpreter does not run {op.name}; use --backend cpu", op.location
         )
     groups = op.attributes.get("replica_groups")
     if groups is not None and bindings.ReplicaGroupMeshAxesAttr.isinstance(groups):
-        return ToolError(
+        raise ToolError(
             f"{op.name}: the reference interpreter does not know replica groups by mesh axes; use "
             "--backend cpu",
             op.location,
         )
-    return None
-
-
-def _drop_constraints(program: ir.Module) -> None:
-    """Replaces each op that says something of a tensor by that tensor."""
-    constraints: list[ir.Operation] = []
-
-    def visit(op: ir.Operation) -> ir.WalkResult:
-        if _hands_on(op):
-            constraints.append(op)
-        return ir.WalkResult.ADVANCE
-
-    program.operation.walk(visit, ir.WalkOrder.PRE_ORDER)
-    for op in constraints:
-        op.results[0].replace_all_uses_with(op.operands[0])
-        op.erase()
 
 
 def _free_name(program: ir.Module, name: str) -> str:
@@ -183,114 +158,75 @@ def _free_name(program: ir.Module, name: str) -> str:
     return name
 
 
-class _Wrapper:
-    """The text of `main`. Every value of every process has a name: `%in_DEVICE_INDEX`."""
-
-    def __init__(self, callee: str, signature: Signature, processes: int) -> None:
-        self.callee = callee
-        self.processes = processes
-        self.inputs = [
-            BitTensor(value, f"%in_{device}_{i}")
-            for device in range(processes)
-            for i, value in enumerate(signature.inputs)
-        ]
-        self.outputs = [
-            BitTensor(value, f"%out_{device}_{i}")
-            for device in range(processes)
-            for i, value in enumerate(signature.outputs)
-        ]
-
-    def text(self) -> str:
-        """A module: the callee's declaration, and `main`."""
-        parameters = ", ".join(f"{p}: {t.pattern}" for t in self.inputs for p in t.patterns)
-        returned = ", ".join(p for t in self.outputs for p in t.patterns)
-        types = ", ".join(t.pattern for t in self.outputs for _ in t.patterns)
-        lines = (
-            f"func.func private @{self.callee}{self._type(of=self.processes)}",
-            f"func.func public @main({parameters}) -> ({types}) {{",
-            *(line for tensor in self.inputs for line in tensor.from_patterns()),
-            self._call(),
-            *(line for tensor in self.outputs for line in tensor.to_patterns()),
-            f"return {returned} : {types}",
-            "}",
-        )
-        return "\n".join(lines)
-
-    def _call(self) -> str:
-        programs = f"[[{', '.join([f'@{self.callee}'] * self.processes)}]]"
-        return (
-            f"{', '.join(t.name for t in self.outputs)} = "
-            f'"interpreter.run_parallel"({", ".join(t.name for t in self.inputs)}) '
-            f"{{programs = {programs}}} : {self._type()}"
-        )
-
-    def _type(self, of: int = 1) -> str:
-        """The function type of all processes, or of one `of` so many."""
-        sides = (self.inputs[: len(self.inputs) // of], self.outputs[: len(self.outputs) // of])
-        return " -> ".join(f"({', '.join(tensor.type for tensor in side)})" for side in sides)
+def _write_main(program: ir.Module, callee: str, signature: Signature, processes: int) -> None:
+    """Writes `main`, which runs the callee on each process and takes and gives bit patterns."""
+    inputs, outputs = signature.inputs * processes, signature.outputs * processes
+    taken, given = (
+        [type_ for value in side for type_ in _pattern_types(value)] for side in (inputs, outputs)
+    )
+    attributes: dict[str, ir.Attribute] = {
+        "sym_name": ir.StringAttr.get("main"),
+        "sym_visibility": ir.StringAttr.get("public"),
+        "function_type": ir.TypeAttr.get(ir.FunctionType.get(taken, given)),
+    }
+    point = ir.InsertionPoint(program.body)
+    main = ir.Operation.create(FUNCTION, regions=1, attributes=attributes, ip=point)
+    block = main.regions[0].blocks.append(*taken)
+    build = Builder(ir.InsertionPoint(block), main.location)
+    patterns = iter(block.arguments)
+    programs = ir.ArrayAttr.get([ir.FlatSymbolRefAttr.get(callee)] * processes)
+    run = build.create(
+        "interpreter.run_parallel",
+        [_from_patterns(build, value, patterns) for value in inputs],
+        [build.tensor(value.shape, ir.Type.parse(value.element)) for value in outputs],
+        {"programs": ir.ArrayAttr.get([programs])},
+    )
+    returned = [p for result in run.results for p in _to_patterns(build, result)]
+    build.create("func.return", returned, [])
 
 
-class BitTensor:
-    """A tensor of the wrapper, and the bit patterns that stand for it outside."""
+def _pattern_types(value: Value) -> list[ir.Type]:
+    element = value.element_type
+    unsigned = ir.IntegerType.get_unsigned(pattern_bits(element))
+    return [ir.RankedTensorType.get(value.shape, unsigned)] * parts(element)
 
-    def __init__(self, value: Value, name: str) -> None:
-        element = element_type(value.element)
-        assert element is not None
-        self.name = name
-        self.element = element
-        self.sizes = "".join(f"{size}x" for size in value.shape)
-        self.type = f"tensor<{self.sizes}{element.name}>"
-        self.pattern = f"tensor<{self.sizes}ui{pattern_bits(element)}>"
-        self.patterns = [f"{name}_bits{part}" for part in range(parts(element))]
 
-    def from_patterns(self) -> list[str]:
-        """Lines that make the tensor."""
-        if self.element.kind is not Kind.COMPLEX:
-            return self._narrow(self.patterns[0], self.name, self.element)
-        real = real_part(self.element)
-        names = [f"{pattern}_part" for pattern in self.patterns]
-        part = f"tensor<{self.sizes}{real.name}>"
-        return [
-            *self._narrow(self.patterns[0], names[0], real),
-            *self._narrow(self.patterns[1], names[1], real),
-            f"{self.name} = stablehlo.complex {', '.join(names)} : ({part}, {part}) -> {self.type}",
-        ]
+def _same_width(real: ElementType) -> ir.Type:
+    """Unsigned integers as wide as an element type; a boolean stays one."""
+    return ir.Type.parse("i1" if real.kind is Kind.BOOLEAN else f"ui{real.bits}")
 
-    def to_patterns(self) -> list[str]:
-        """Lines that make the bit patterns."""
-        if self.element.kind is not Kind.COMPLEX:
-            return self._widen(self.name, self.patterns[0], self.element)
-        real = real_part(self.element)
-        lines: list[str] = []
-        for pattern, op in zip(self.patterns, ("real", "imag"), strict=True):
-            types = f"({self.type}) -> tensor<{self.sizes}{real.name}>"
-            lines.append(f"{pattern}_part = stablehlo.{op} {self.name} : {types}")
-            lines += self._widen(f"{pattern}_part", pattern, real)
-        return lines
 
-    def _narrow(self, source: str, target: str, element: ElementType) -> list[str]:
-        own, same_width = self._types(element)
-        middle = f"{target}_narrow" if own != same_width else target
-        lines = [f"{middle} = stablehlo.convert {source} : ({self.pattern}) -> {same_width}"]
+def _from_patterns(build: Builder, value: Value, patterns: Iterator[ir.Value]) -> ir.Value:
+    """The tensor that the next bit patterns stand for."""
+    element = value.element_type
+    real = real_part(element)
+    own, same_width = ir.Type.parse(real.name), _same_width(real)
+    tensors: list[ir.Value] = []
+    for _ in range(parts(element)):
+        narrow = build.convert(next(patterns), same_width)
         if own != same_width:
-            types = f"({same_width}) -> {own}"
-            lines.append(f"{target} = stablehlo.bitcast_convert {middle} : {types}")
-        return lines
+            narrow = build.op("bitcast_convert", [narrow], build.tensor(value.shape, own))
+        tensors.append(narrow)
+    if len(tensors) == 1:
+        return tensors[0]
+    return build.op("complex", tensors, build.tensor(value.shape, ir.Type.parse(element.name)))
 
-    def _widen(self, source: str, target: str, element: ElementType) -> list[str]:
-        own, same_width = self._types(element)
-        lines: list[str] = []
-        if own != same_width:
-            types = f"({own}) -> {same_width}"
-            lines.append(f"{target}_narrow = stablehlo.bitcast_convert {source} : {types}")
-            source = f"{target}_narrow"
-        return [*lines, f"{target} = stablehlo.convert {source} : ({same_width}) -> {self.pattern}"]
 
-    def _types(self, element: ElementType) -> tuple[str, str]:
-        """The tensor's type, and that of unsigned integers as wide; a boolean stays one."""
-        boolean = element.kind is Kind.BOOLEAN
-        same_width = element.name if boolean else f"ui{element.bits}"
-        return f"tensor<{self.sizes}{element.name}>", f"tensor<{self.sizes}{same_width}>"
+def _to_patterns(build: Builder, value: ir.Value) -> list[ir.Value]:
+    """The bit patterns that stand for a tensor."""
+    element = element_type(str(element_of(value)))
+    assert element is not None
+    real = real_part(element)
+    own, same_width = ir.Type.parse(real.name), _same_width(real)
+    tensors = [value]
+    if element.kind is Kind.COMPLEX:
+        part = build.tensor(shape_of(value), own)
+        tensors = [build.op(name, [value], part) for name in ("real", "imag")]
+    if own != same_width:
+        type_ = build.tensor(shape_of(value), same_width)
+        tensors = [build.op("bitcast_convert", [tensor], type_) for tensor in tensors]
+    wide = ir.IntegerType.get_unsigned(pattern_bits(element))
+    return [build.convert(tensor, wide) for tensor in tensors]
 
 
 def _separate_rendezvous(program: ir.Module, grid: ProcessGrid, meet: str) -> str:
@@ -323,40 +259,19 @@ def _separate_rendezvous(program: ir.Module, grid: ProcessGrid, meet: str) -> st
 
 def _flatten_ids(program: ir.Module, grid: ProcessGrid) -> None:
     """replica_id and partition_id out of the one id that is left."""
-    id_ops: list[ir.Operation] = []
-
-    def visit(op: ir.Operation) -> ir.WalkResult:
-        if op.name in ("stablehlo.replica_id", "stablehlo.partition_id"):
-            id_ops.append(op)
-        return ir.WalkResult.ADVANCE
-
-    program.operation.walk(visit, ir.WalkOrder.PRE_ORDER)
-    for op in id_ops:
-        type_ = op.results[0].type
-        at = ir.InsertionPoint(op)
-        flat = ir.Operation.create("stablehlo.partition_id", results=[type_], ip=at)
-        width = ir.Operation.create(
-            "stablehlo.constant",
-            results=[type_],
-            attributes={"value": ir.Attribute.parse(f"dense<{grid.num_partitions}> : {type_}")},
-            ip=at,
-        )
-        part = "divide" if op.name == "stablehlo.replica_id" else "remainder"
-        own = ir.Operation.create(
-            f"stablehlo.{part}",
-            results=[type_],
-            operands=[flat.results[0], width.results[0]],
-            ip=at,
-        )
-        op.results[0].replace_all_uses_with(own.results[0])
+    for op in ops_named(program.operation, (REPLICA_ID, PARTITION_ID)):
+        build = Builder(ir.InsertionPoint(op), op.location)
+        flat = build.op("partition_id", [], op.results[0].type)
+        width = build.splat_like(grid.num_partitions, flat)
+        own = build.same("divide" if op.name == REPLICA_ID else "remainder", flat, width)
+        op.results[0].replace_all_uses_with(own)
         op.erase()
 
 
 def _meeting(name: str, channel: int) -> str:
     """A function that device 0 and device 1 leave only after both have entered it."""
-    there, back = _channel(channel), _channel(channel + 1)
-    first = _receive(there, "1, 0") + _send(back, "0, 1")
-    second = _send(there, "1, 0") + _receive(back, "0, 1")
+    first = _receive(channel, "1, 0") + _send(channel + 1, "0, 1")
+    second = _send(channel, "1, 0") + _receive(channel + 1, "0, 1")
     return f"""
 func.func private @{name}() {{
   %word = stablehlo.constant dense<1> : tensor<i32>
@@ -374,27 +289,23 @@ func.func private @{name}() {{
 }}"""
 
 
-def _send(channel: str, pair: str) -> str:
+def _send(channel: int, pair: str) -> str:
     return f"""
-    %sent = "stablehlo.send"(%word, %token) <{_transfer(channel, pair)}>
+    %sent = "stablehlo.send"(%word, %token) {_transfer(channel, pair)}
       : (tensor<i32>, !stablehlo.token) -> !stablehlo.token"""
 
 
-def _receive(channel: str, pair: str) -> str:
+def _receive(channel: int, pair: str) -> str:
     return f"""
-    %received:2 = "stablehlo.recv"(%token) <{_transfer(channel, pair)}>
+    %received:2 = "stablehlo.recv"(%token) {_transfer(channel, pair)}
       : (!stablehlo.token) -> (tensor<i32>, !stablehlo.token)"""
 
 
-def _transfer(channel: str, pair: str) -> str:
-    pairs = f"dense<[[{pair}]]> : tensor<1x2xi64>"
+def _transfer(channel: int, pair: str) -> str:
     return (
-        f"{{channel_handle = {channel}, is_host_transfer = false, source_target_pairs = {pairs}}}"
+        f"<{{channel_handle = #stablehlo.channel_handle<handle = {channel}, type = 1>, "
+        f"is_host_transfer = false, source_target_pairs = dense<[[{pair}]]> : tensor<1x2xi64>}}>"
     )
-
-
-def _channel(number: int) -> str:
-    return f"#stablehlo.channel_handle<handle = {number}, type = 1>"
 
 
 def _separate_transfers(collectives: Sequence[Collective], facts: ModuleFacts, free: int) -> int:

@@ -21,6 +21,7 @@ from stablehlo_tools.verify.element_types import ElementType, element_type, from
 
 # data: random values. key: words of a PRNG key. platform: the index of the platform to run as.
 # nothing: a float0 array, which has a shape and no values.
+_RESULT_NAME = "jax.result_info"
 Role = Literal["data", "key", "platform", "nothing"]
 
 
@@ -68,6 +69,8 @@ def exported_signature(artifact: Artifact) -> Signature:
 
     Raises ToolError for symbolic sizes, ordered effects and dtypes that NumPy cannot hold.
     """
+    import jax
+
     exported = artifact.exported
     assert exported is not None
     entry = entry_function(artifact.module)
@@ -78,10 +81,13 @@ def exported_signature(artifact: Artifact) -> Signature:
             "effect can only come from the program around it",
             entry.location,
         )
-    sides = (
-        ("input", exported.in_avals, _input_names(exported.in_tree)),
-        ("output", exported.out_avals, _output_names(exported.out_tree)),
-    )
+    # `args[0]['w']`, `kwargs['mask']`; `result[0]`, `result['loss']`, as jax.result_info has them.
+    inputs = [
+        ("args", "kwargs")[path[0].idx] + jax.tree_util.keystr(path[1:])
+        for path in _leaf_paths(exported.in_tree)
+    ]
+    outputs = ["result" + jax.tree_util.keystr(path) for path in _leaf_paths(exported.out_tree)]
+    sides = (("input", exported.in_avals, inputs), ("output", exported.out_avals, outputs))
     values = [
         tuple(
             _exported_value(aval, names[i] if names else "", f"{what} {i}", entry)
@@ -110,10 +116,12 @@ def module_signature(module: ir.Module) -> Signature:
         if is_platform_index(attributes):
             value = Value(value.element, value.shape, value.name, "platform")
         inputs.append(value)
-    outputs = [
-        _module_value(result, _text(attributes, "jax.result_info"), f"output {i}", entry.location)
-        for i, (result, attributes) in enumerate(zip(type_.results, results, strict=True))
-    ]
+    outputs: list[Value] = []
+    for i, (result, attributes) in enumerate(zip(type_.results, results, strict=True)):
+        name = ""
+        if attributes is not None and _RESULT_NAME in attributes:
+            name = ir.StringAttr(attributes[_RESULT_NAME]).value
+        outputs.append(_module_value(result, name, f"output {i}", entry.location))
     return Signature(tuple(inputs), tuple(outputs))
 
 
@@ -133,12 +141,8 @@ def check_agreement(before: Signature, after: Signature, names: tuple[str, str])
             )
         first = uncounted(ours)
         for i, (one, other) in enumerate(zip(ours, theirs, strict=True)):
-            if (one.element, one.shape, one.role, one.key) != (
-                other.element,
-                other.shape,
-                other.role,
-                other.key,
-            ):
+            told = [(value.element, value.shape, value.role, value.key) for value in (one, other)]
+            if told[0] != told[1]:
                 name = one.name or other.name
                 raise ToolError(
                     f"the signatures differ: {what} {i - first}{f' ({name})' if name else ''} is "
@@ -189,28 +193,6 @@ def _attributes(function: ir.Operation, which: str, count: int) -> Sequence[ir.D
     if which not in function.attributes:
         return [None] * count
     return [ir.DictAttr(entry) for entry in ir.ArrayAttr(function.attributes[which])]
-
-
-def _text(attributes: ir.DictAttr | None, name: str) -> str:
-    if attributes is None or name not in attributes:
-        return ""
-    return ir.StringAttr(attributes[name]).value
-
-
-def _input_names(tree: Any) -> list[str]:
-    """`args[0]['w']`, `kwargs['mask']` for the leaves of an Exported's input tree."""
-    return [("args", "kwargs")[path[0].idx] + _key_text(path[1:]) for path in _leaf_paths(tree)]
-
-
-def _output_names(tree: Any) -> list[str]:
-    """`result[0]`, `result['loss']`, as jax.result_info has them."""
-    return ["result" + _key_text(path) for path in _leaf_paths(tree)]
-
-
-def _key_text(path: Any) -> str:
-    import jax
-
-    return jax.tree_util.keystr(path)
 
 
 def _leaf_paths(tree: Any) -> list[Any]:

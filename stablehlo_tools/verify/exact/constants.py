@@ -11,12 +11,10 @@ import numpy as np
 
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
-from stablehlo_tools.ir.values import CONSTANTS, producer
 from stablehlo_tools.verify.element_types import Array, element_type
 
 _DENSE = re.compile(r'value = dense<("0x[0-9A-Fa-f]*"|[^>]*)>')
 _QUANTIZED = re.compile(r"!quant\.uniform<\w+(?:<.*?>)?:\w+, ([-+.e\d]+)(?::(-?\d+))?>")
-_SPREADING = ("stablehlo.broadcast_in_dim", "stablehlo.reshape", "stablehlo.convert")
 
 
 class UnmappedError(ToolError):
@@ -59,16 +57,3 @@ def _parse(body: str, dtype: np.dtype) -> Array:
 
     numbers = np.array([number(word) for word in re.findall(r"[^\[\](),\s]+", body)])
     return numbers.view(np.complex128) if dtype.kind == "c" else numbers
-
-
-def splat_constant(value: ir.Value) -> ir.Operation | None:
-    """The constant of one number that a value is, broadcast or converted; None if it is not."""
-    op = producer(value)
-    while op is not None and op.name in _SPREADING:
-        op = producer(op.operands[0])
-    if op is None or op.name not in CONSTANTS or len(op.results) != 1:
-        return None
-    if isinstance(ir.RankedTensorType(op.results[0].type).element_type, ir.ComplexType):
-        return None
-    attribute = op.attributes["value"]
-    return op if ir.DenseElementsAttr(attribute).is_splat else None

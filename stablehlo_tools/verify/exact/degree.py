@@ -92,7 +92,12 @@ class _DegreeFinder:
 
     def loop(self, op: ir.Operation, carried: list[int]) -> list[int]:
         """Reads the body as often as it runs, or until no degree grows or one reaches the prime."""
-        found = counted(op, _known_integer)
+
+        def known_integer(value: ir.Value) -> Sequence[int] | None:
+            number = constant_integer(value)
+            return None if number is None else (number,)
+
+        found = counted(op, known_integer)
         count = math.inf if isinstance(found, str) else max(found.trips)
         read = 0
         while read < count:
@@ -115,15 +120,10 @@ def _is_piecewise(op: ir.Operation) -> bool:
         return False
     if op.name in _BY_ORDER:
         return True
-    computes = not op.regions and op.name not in TERMINATORS | CARRIERS
-    return computes and any(_is_integer(result.type) for result in op.results)
-
-
-def _is_integer(type_: ir.Type) -> bool:
-    is_tensor = isinstance(type_, ir.RankedTensorType)
-    return is_tensor and isinstance(type_.element_type, ir.IntegerType)
-
-
-def _known_integer(value: ir.Value) -> Sequence[int] | None:
-    number = constant_integer(value)
-    return None if number is None else (number,)
+    if op.regions or op.name in TERMINATORS | CARRIERS:
+        return False
+    return any(
+        isinstance(result.type, ir.RankedTensorType)
+        and isinstance(result.type.element_type, ir.IntegerType)
+        for result in op.results
+    )

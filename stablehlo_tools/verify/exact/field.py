@@ -27,7 +27,8 @@ _TRIED_PRIMES = 40
 _TRIED_CONSTANTS = 40
 _LEAST_EXPONENT, _EXPONENTS = -1140, 2200  # of the floats m * 2**e with an integer m below 2**53
 _NAN = 1_234_567
-_MULTIPLIER, _FINAL_MULTIPLIER = 0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93
+# The factors of a hash after each operand, and at the end.
+MULTIPLIER, FINAL_MULTIPLIER = 0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93
 _WORD = 2**64
 
 
@@ -198,18 +199,13 @@ class Hash:
         digest = hashlib.blake2b(self.name.encode(), digest_size=8).digest()
         return int.from_bytes(digest, "little") >> 2
 
-    @property
-    def multipliers(self) -> tuple[int, int]:
-        """The factor after each operand, and the last one."""
-        return _MULTIPLIER, _FINAL_MULTIPLIER
-
     def of(self, field: Field, numbers: Sequence[int]) -> int:
         """The hash of some numbers, in [-half, half]."""
         state = self.salt
         for number in numbers:
-            state = (state ^ number % _WORD) * _MULTIPLIER % _WORD
+            state = (state ^ number % _WORD) * MULTIPLIER % _WORD
             state ^= state >> 29
-        state = state * _FINAL_MULTIPLIER % _WORD
+        state = state * FINAL_MULTIPLIER % _WORD
         return (state >> 3) % field.prime - field.half
 
 

@@ -14,7 +14,14 @@ from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.dialect.names import DOT_GENERAL, WHILE
 from stablehlo_tools.ir.builder import Builder, barrier, element_of, shape_of
 from stablehlo_tools.verify.element_types import Array
-from stablehlo_tools.verify.exact.field import INTEGERS, RESIDUE_BITS, Field, Hash
+from stablehlo_tools.verify.exact.field import (
+    FINAL_MULTIPLIER,
+    INTEGERS,
+    MULTIPLIER,
+    RESIDUE_BITS,
+    Field,
+    Hash,
+)
 
 CENTRED_BITS = 23  # of the absolute value of a centred residue
 _FEW_BITS = 12  # of the lower half of a factor
@@ -160,13 +167,12 @@ class FieldBuilder(Builder):
                 self.hashed(f"{name} imaginary", None if at_zero is None else 0, *parts),
             )
         function = Hash(name)
-        after_each, last = function.multipliers
         state = self.number(function.salt, values[0])
         for value in values:
-            state = self.with_number("multiply", self.same("xor", state, value), after_each)
+            state = self.with_number("multiply", self.same("xor", state, value), MULTIPLIER)
             shifted = self.with_number("shift_right_logical", state, 29)
             state = self.same("xor", state, shifted)
-        state = self.with_number("multiply", state, last)
+        state = self.with_number("multiply", state, FINAL_MULTIPLIER)
         state = self.with_number("shift_right_logical", state, 3)
         state = self.with_number("remainder", state, self.field.prime)
         shift = -self.field.half
@@ -207,7 +213,9 @@ class FieldBuilder(Builder):
         )
         products: list[ir.Value] = []
         for factor in (high, low):
-            operands = [self._as_floats(value) for value in (one, factor)]
+            operands = [one, factor]
+            if not is_complex:
+                operands = [self.convert(value, self.f64) for value in operands]
             product = self.op(name, operands, self.tensor(shape, element), **attributes)
             products.append(product if is_complex else self.convert(product, self.i64))
         scaled = self.times_number(self.centred(products[0]), 2**_FEW_BITS)
@@ -218,9 +226,6 @@ class FieldBuilder(Builder):
         half = 2 ** (bits - 1)
         masked = self.with_number("and", self.with_number("add", value, half), 2 * half - 1)
         return self.with_number("subtract", masked, half)
-
-    def _as_floats(self, value: ir.Value) -> ir.Value:
-        return value if self.is_complex(value) else self.convert(value, self.f64)
 
     def contract(self, value: ir.Value, dim: int, matrix: tuple[Array, Array]) -> ir.Value:
         """The sums over one dimension of complex residues and a complex matrix [old, new]."""

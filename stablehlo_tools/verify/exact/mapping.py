@@ -22,15 +22,26 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 
 import numpy as np
 
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.dimensions import integers
-from stablehlo_tools.dialect.names import CALL, COMPARE, COMPOSITE, CUSTOM_CALL
+from stablehlo_tools.dialect.names import (
+    BROADCAST,
+    CALL,
+    COMPARE,
+    COMPOSITE,
+    CONVERT,
+    CUSTOM_CALL,
+    RESHAPE,
+)
+from stablehlo_tools.ir.builder import element_of
+from stablehlo_tools.ir.values import CONSTANTS, is_splat, producer
 from stablehlo_tools.ir.walk import FUNCTION, callee_name, ops_named
-from stablehlo_tools.verify.exact.constants import UnmappedError, elements_of, splat_constant
+from stablehlo_tools.verify.exact.constants import UnmappedError, elements_of
 from stablehlo_tools.verify.exact.field import Field, choose_field
 from stablehlo_tools.verify.exact.field_builder import FieldBuilder
 from stablehlo_tools.verify.exact.host_functions import HostFunction
@@ -45,6 +56,7 @@ from stablehlo_tools.verify.exact.op_rules import SUMMING, is_extremum, is_sort,
 _FOURIER = "stablehlo.fft"
 _COMPARING = (COMPARE, "stablehlo.maximum", "stablehlo.minimum", "stablehlo.clamp", CALL)
 _LARGEST_COMPARED = 2.0**40
+_SPREADING = (BROADCAST, RESHAPE, CONVERT)
 _SCALAR_REGIONS = SUMMING | {"stablehlo.sort", "stablehlo.map"}
 
 
@@ -57,20 +69,25 @@ def field_of(modules: Iterable[ir.Module]) -> Field:
         for op in ops_named(module.operation, (_FOURIER,)):
             sizes.update(integers(op, "fft_length"))
         for op in ops_named(module.operation, _COMPARING):
-            constants.update(_compared_constants(op))
+            for value in op.operands:
+                number = _real_number(value)
+                if np.isfinite(number) and abs(number) < _LARGEST_COMPARED:
+                    constants.add(number)
     chosen = choose_field(constants, sizes)
     if chosen is None:
         raise UnmappedError(f"Fourier transforms of the sizes {sorted(sizes)}")
     return chosen
 
 
-def _compared_constants(op: ir.Operation) -> Iterator[float]:
-    for value in op.operands:
-        constant = splat_constant(value)
-        if constant is not None and is_inexact(constant.results[0].type):
-            number = float(elements_of(constant).reshape(-1)[0])
-            if np.isfinite(number) and abs(number) < _LARGEST_COMPARED:
-                yield number
+def _real_number(value: ir.Value) -> float:
+    """The number that all elements of a float or quantized value are; NaN if it is not known."""
+    op = producer(value)
+    while op is not None and op.name in _SPREADING:
+        op = producer(op.operands[0])
+    if op is None or op.name not in CONSTANTS or not is_inexact(op.results[0].type):
+        return math.nan
+    is_complex = isinstance(element_of(op.results[0]), ir.ComplexType)
+    return math.nan if is_complex or not is_splat(op) else float(elements_of(op).reshape(-1)[0])
 
 
 def map_into_field(module: ir.Module, field: Field, functions: list[HostFunction]) -> None:

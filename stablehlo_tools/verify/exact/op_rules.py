@@ -162,6 +162,15 @@ def _constant(module: MappedModule, each: MappedOp, builder: FieldBuilder) -> No
         each.replace(table(elements))
 
 
+def _pointwise(write: Callable[..., ir.Value]) -> Rule:
+    """The rule of an op that `write(builder, *operands)` takes the place of."""
+
+    def rule(module: MappedModule, each: MappedOp, builder: FieldBuilder) -> None:
+        each.replace(write(builder, *each.op.operands))
+
+    return rule
+
+
 def _ring(module: MappedModule, each: MappedOp, builder: FieldBuilder) -> None:
     if each.plain and each.name == "stablehlo.add":
         return
@@ -187,10 +196,6 @@ def _power(module: MappedModule, each: MappedOp, builder: FieldBuilder) -> None:
     if number < 0:
         base = module.helper(each, builder, "inverse", FieldBuilder.inverse, base)
     return each.replace(builder.power(base, abs(number)) if number else builder.number(1, base))
-
-
-def _square(module: MappedModule, each: MappedOp, builder: FieldBuilder) -> None:
-    each.replace(builder.times(each.op.operands[0], each.op.operands[0]))
 
 
 def _dot(module: MappedModule, each: MappedOp, builder: FieldBuilder) -> None:
@@ -290,10 +295,6 @@ def _fourier(module: MappedModule, each: MappedOp, builder: FieldBuilder) -> Non
 # Types and predicates.
 
 
-def _identity(module: MappedModule, each: MappedOp, builder: FieldBuilder) -> None:
-    each.replace(each.op.operands[0])
-
-
 def _always(answer: bool) -> Rule:
     def rule(module: MappedModule, each: MappedOp, builder: FieldBuilder) -> None:
         boolean = ir.IntegerType.get_signless(1)
@@ -354,7 +355,12 @@ def _convert(module: MappedModule, each: MappedOp, builder: FieldBuilder) -> Non
     if from_complex and not to_complex:
         value = builder.parts(value)[0]
     if isinstance(source, ir.IntegerType):
-        value = _residues_of_integers(value, source, builder)
+        if source.width == 64:  # reduced in its own type: in i64 it might not be below 2**62
+            prime = builder.splat(builder.field.prime, shape_of(value), source)
+            value = builder.same("remainder", value, prime)
+        value = builder.convert(value, builder.i64)
+        if source.width >= CENTRED_BITS:
+            value = builder.centred(value)
     elif isinstance(target, ir.IntegerType):
         if target.width == 1:
             value = builder.compare("NE", value, builder.number(0, value))
@@ -363,16 +369,6 @@ def _convert(module: MappedModule, each: MappedOp, builder: FieldBuilder) -> Non
     if to_complex and not from_complex:
         value = builder.complex(value, builder.number(0, value))
     each.replace(value)
-
-
-def _residues_of_integers(
-    value: ir.Value, source: ir.IntegerType, builder: FieldBuilder
-) -> ir.Value:
-    if source.width == 64:  # reduced in its own type: in i64 it might not be below 2**62
-        prime = builder.splat(builder.field.prime, shape_of(value), source)
-        value = builder.same("remainder", value, prime)
-    wide = builder.convert(value, builder.i64)
-    return wide if source.width <= CENTRED_BITS - 1 else builder.centred(wide)
 
 
 def _bitcast(module: MappedModule, each: MappedOp, builder: FieldBuilder) -> None:
@@ -395,26 +391,19 @@ def _bitcast(module: MappedModule, each: MappedOp, builder: FieldBuilder) -> Non
     each.replace(value)
 
 
-def _complex(module: MappedModule, each: MappedOp, builder: FieldBuilder) -> None:
-    each.replace(builder.complex(*each.op.operands))
+def _real(builder: FieldBuilder, value: ir.Value) -> ir.Value:
+    return builder.parts(value)[0] if builder.is_complex(value) else value
 
 
-def _part(number: int) -> Rule:
-    def rule(module: MappedModule, each: MappedOp, builder: FieldBuilder) -> None:
-        value = each.op.operands[0]
-        if builder.is_complex(value):
-            return each.replace(builder.parts(value)[number])
-        return each.replace(value if number == 0 else builder.number(0, value))
-
-    return rule
+def _imaginary(builder: FieldBuilder, value: ir.Value) -> ir.Value:
+    return builder.parts(value)[1] if builder.is_complex(value) else builder.number(0, value)
 
 
-def _conjugate(module: MappedModule, each: MappedOp, builder: FieldBuilder) -> None:
-    value = each.op.operands[0]
-    if builder.is_complex(value):
-        real, imaginary = builder.parts(value)
-        value = builder.complex(real, builder.same("negate", imaginary))
-    each.replace(value)
+def _conjugate(builder: FieldBuilder, value: ir.Value) -> ir.Value:
+    if not builder.is_complex(value):
+        return value
+    real, imaginary = builder.parts(value)
+    return builder.complex(real, builder.same("negate", imaginary))
 
 
 def _element(type_: ir.Type) -> ir.Type:
@@ -472,7 +461,7 @@ RULES: Mapping[str, Rule] = {
     **dict.fromkeys(("stablehlo.add", "stablehlo.subtract", "stablehlo.multiply"), _ring),
     "stablehlo.divide": _divide,
     "stablehlo.power": _power,
-    "chlo.square": _square,
+    "chlo.square": _pointwise(lambda builder, value: builder.times(value, value)),
     **dict.fromkeys(SUMMING, _reduction),
     **dict.fromkeys(("sdy.all_reduce", "sdy.reduce_scatter"), _centre_sums),
     SHARDING_CONSTRAINT: _constrained,
@@ -491,14 +480,14 @@ RULES: Mapping[str, Rule] = {
             "stablehlo.uniform_quantize",
             "stablehlo.uniform_dequantize",
         ),
-        _identity,
+        _pointwise(lambda _, value: value),
     ),
     "stablehlo.is_finite": _always(True),
     **dict.fromkeys(("chlo.is_inf", "chlo.is_pos_inf", "chlo.is_neg_inf"), _always(False)),
-    "stablehlo.complex": _complex,
-    "stablehlo.real": _part(0),
-    "stablehlo.imag": _part(1),
-    "chlo.conj": _conjugate,
+    "stablehlo.complex": _pointwise(FieldBuilder.complex),
+    "stablehlo.real": _pointwise(_real),
+    "stablehlo.imag": _pointwise(_imaginary),
+    "chlo.conj": _pointwise(_conjugate),
     "chlo.top_k": _host("top_k"),
     "stablehlo.triangular_solve": _host("triangular_solve"),
     "stablehlo.cholesky": _host("matrices"),

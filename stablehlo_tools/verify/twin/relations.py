@@ -41,6 +41,7 @@ from stablehlo_tools.dialect.traits import (
     Trait,
     ops_with,
 )
+from stablehlo_tools.ir.builder import element_of
 from stablehlo_tools.ir.values import CONSTANTS, is_splat, named, producer, value_of
 from stablehlo_tools.ir.walk import (
     FUNCTION,
@@ -230,6 +231,9 @@ def _tie_factors(dims: Dimensions, op: ir.Operation) -> None:
         dims.keep(values, f"what {label(op)} does with it is not known")
         return
     extents = {factor: Extent(factor.size) for factor in relation.factors}
+    fixed = {FactorRole.WINDOWED, FactorRole.INDEXED}
+    if op.name not in _SAME_SIZE_WHOLE and not op.name.startswith("stablehlo.batch_norm"):
+        fixed.add(FactorRole.WHOLE)
     tensors = [
         *((dims.of(v), [relation.along_operand(i, d) for d in range(_rank(v))], i, False)
           for i, v in enumerate(op.operands)),
@@ -240,7 +244,7 @@ def _tie_factors(dims: Dimensions, op: ir.Operation) -> None:
         for dim, (extent, factors) in enumerate(zip(of_dims, factors_of, strict=True)):
             if extent.size == 1:
                 continue
-            if any(factor.role in _fixed(op) for factor in factors):
+            if any(factor.role in fixed for factor in factors):
                 keep(extent, f"{named(op)} needs it whole")
             elif any(factor.role is FactorRole.EXCHANGED for factor in factors):
                 if not is_result:
@@ -258,12 +262,6 @@ def _tie_factors(dims: Dimensions, op: ir.Operation) -> None:
             else:
                 _tie_digits(extent, [(_along(f, tensor, dim, is_result), f, extents[f])
                                      for f in factors], op)  # fmt: skip
-
-
-def _fixed(op: ir.Operation) -> frozenset[FactorRole]:
-    if op.name in _SAME_SIZE_WHOLE or op.name.startswith("stablehlo.batch_norm"):
-        return frozenset({FactorRole.WINDOWED, FactorRole.INDEXED})
-    return frozenset({FactorRole.WINDOWED, FactorRole.INDEXED, FactorRole.WHOLE})
 
 
 def _along(factor: Factor, tensor: int, dim: int, is_result: bool) -> Along:
@@ -351,18 +349,12 @@ def _concatenate(dims: Dimensions, op: ir.Operation) -> None:
             unite(part, whole)
 
 
-def _dynamic_slice(dims: Dimensions, op: ir.Operation) -> None:
-    _tie_windows(dims, op.operands[0], op.results[0], list(op.operands)[1:])
-
-
-def _dynamic_update_slice(dims: Dimensions, op: ir.Operation) -> None:
-    dims.tie(op.operands[0], op.results[0])
-    _tie_windows(dims, op.operands[0], op.operands[1], list(op.operands)[2:])
-
-
-def _tie_windows(
-    dims: Dimensions, whole: ir.Value, part: ir.Value, starts: Sequence[ir.Value]
-) -> None:
+def _dynamic_window(dims: Dimensions, op: ir.Operation) -> None:
+    whole, *starts = op.operands
+    part = op.results[0]
+    if op.name == DYNAMIC_UPDATE_SLICE:
+        dims.tie(whole, part)
+        part = starts.pop(0)
     for d, (extent, taken) in enumerate(_pairs(dims, whole, part)):
         start = folded(starts[d]) if extent.size != taken.size else None
         _tie_window(dims, extent, taken, None if start is None else int(start))
@@ -461,23 +453,19 @@ def _tie_beside(dims: Dimensions, op: ir.Operation, relation: OpDimensions) -> N
 
 
 def _constant(dims: Dimensions, op: ir.Operation) -> None:
-    if not is_splat(op) and not is_table(op):
+    if is_splat(op):
+        return
+    # Rows of some tables can be left out.
+    numbers = isinstance(element_of(op.results[0]), ir.F32Type | ir.F64Type | ir.IntegerType)
+    if not numbers or not isinstance(value_of(op), ir.DenseElementsAttr):
         dims.keep(list(op.results), f"{named(op)} is a table of {op.results[0].type}")
-
-
-def is_table(op: ir.Operation) -> bool:
-    """Returns True if rows of a constant that is no splat can be left out."""
-    value = value_of(op)
-    element = ir.RankedTensorType(op.results[0].type).element_type
-    numbers = isinstance(element, ir.F32Type | ir.F64Type | ir.IntegerType)
-    return numbers and isinstance(value, ir.DenseElementsAttr)
 
 
 def _reduce_window(dims: Dimensions, op: ir.Operation) -> None:
     """Sums of all positions up to each are so at any size; other windows are kept."""
     for d in range(_rank(op.results[0])):
         along = [dims.of(value)[d] for value in [*op.operands, *op.results] if _rank(value)]
-        if not is_cumulative(op, d) and not _is_single(op, d):
+        if not is_cumulative(op, d) and _stepped_window(op, d) != (1, 0, 0):
             for extent in along:
                 keep(extent, f"windows of {named(op)}")
             continue
@@ -489,21 +477,17 @@ def is_cumulative(op: ir.Operation, d: int) -> bool:
     """Returns True if the windows of a `reduce_window` are all positions up to each, or from each
     on."""
     size = _shape(op.operands[0])[d]
-    low, high = integers(op, "padding", [0] * 2 * _rank(op.results[0]))[2 * d : 2 * d + 2]
-    window = integers(op, "window_dimensions")[d]
-    return _steps_by_one(op, d) and window == size and sorted((low, high)) == [0, size - 1]
+    return _stepped_window(op, d) in ((size, 0, size - 1), (size, size - 1, 0))
 
 
-def _is_single(op: ir.Operation, d: int) -> bool:
-    padding = integers(op, "padding", [0] * 2 * _rank(op.results[0]))[2 * d : 2 * d + 2]
-    window = integers(op, "window_dimensions")[d]
-    return _steps_by_one(op, d) and window == 1 and not any(padding)
-
-
-def _steps_by_one(op: ir.Operation, d: int) -> bool:
-    ones = [1] * _rank(op.results[0])
+def _stepped_window(op: ir.Operation, d: int) -> tuple[int, int, int] | None:
+    """The size and the padding of windows that step by one along a dimension; None for others."""
+    rank = _rank(op.results[0])
     names = ("window_strides", "base_dilations", "window_dilations")
-    return all(integers(op, name, ones)[d] == 1 for name in names)
+    if any(integers(op, name, [1] * rank)[d] != 1 for name in names):
+        return None
+    low, high = integers(op, "padding", [0] * 2 * rank)[2 * d : 2 * d + 2]
+    return integers(op, "window_dimensions")[d], low, high
 
 
 def _generator(dims: Dimensions, op: ir.Operation) -> None:
@@ -547,8 +531,8 @@ def _shapes(values: Sequence[ir.Value]) -> list[tuple[int, ...]]:
 _SPECIAL: dict[str, Callable[[Dimensions, ir.Operation], None]] = {
     **dict.fromkeys(CONSTANTS, _constant),
     CONCATENATE: _concatenate,
-    DYNAMIC_SLICE: _dynamic_slice,
-    DYNAMIC_UPDATE_SLICE: _dynamic_update_slice,
+    DYNAMIC_SLICE: _dynamic_window,
+    DYNAMIC_UPDATE_SLICE: _dynamic_window,
     GATHER: _gather,
     IOTA: _nothing,
     PAD: _pad,

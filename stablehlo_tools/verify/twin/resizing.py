@@ -64,14 +64,10 @@ def resize(module: ir.Module, dims: Dimensions) -> None:
 def _retype(value: ir.Value, dims: Dimensions) -> None:
     if not isinstance(value.type, ir.RankedTensorType):
         return
-    sizes = [extent.reduced for extent in dims.of(value)]
+    sizes, element = _sizes(value, dims), element_of(value)
     if sizes != shape_of(value):
-        value.set_type(_tensor(sizes, element_of(value)))
-
-
-def _tensor(sizes: Sequence[int], element: ir.Type) -> ir.Type:
-    with element.context, ir.Location.unknown():
-        return ir.RankedTensorType.get(sizes, element)
+        with element.context, ir.Location.unknown():
+            value.set_type(ir.RankedTensorType.get(sizes, element))
 
 
 def _sizes(value: ir.Value, dims: Dimensions) -> list[int]:
@@ -186,19 +182,13 @@ def _convolution(op: ir.Operation, dims: Dimensions, builder: Builder) -> None:
 # Positions.
 
 
-def _dynamic_slice(op: ir.Operation, dims: Dimensions, builder: Builder) -> None:
-    _set(op, "slice_sizes", _sizes(op.results[0], dims))
-    _place(op, op.results[0], 1, dims, builder)
-
-
-def _dynamic_update_slice(op: ir.Operation, dims: Dimensions, builder: Builder) -> None:
-    _place(op, op.operands[1], 2, dims, builder)
-
-
-def _place(
-    op: ir.Operation, window: ir.Value, first: int, dims: Dimensions, builder: Builder
-) -> None:
+def _dynamic_window(op: ir.Operation, dims: Dimensions, builder: Builder) -> None:
     """The start of a window; that of all positions is clamped to 0."""
+    if op.name == DYNAMIC_SLICE:
+        window, first = op.results[0], 1
+        _set(op, "slice_sizes", _sizes(window, dims))
+    else:
+        window, first = op.operands[1], 2
     pairs = zip(dims.of(op.operands[0]), dims.of(window), strict=True)
     for number, (extent, taken) in enumerate(pairs, first):
         if taken.size == extent.size:
@@ -300,8 +290,8 @@ def _nearest(index: ir.Value, extent: Extent, builder: Builder) -> ir.Value:
 
 _RESIZED = {
     **dict.fromkeys(CONSTANTS, _constant),
-    DYNAMIC_SLICE: _dynamic_slice,
-    DYNAMIC_UPDATE_SLICE: _dynamic_update_slice,
+    DYNAMIC_SLICE: _dynamic_window,
+    DYNAMIC_UPDATE_SLICE: _dynamic_window,
     GATHER: _gather,
     IOTA: _iota,
     PAD: _pad,

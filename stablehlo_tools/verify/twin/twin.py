@@ -22,7 +22,7 @@ from stablehlo_tools.diagnostics import ToolError, from_mlir_error, note
 from stablehlo_tools.dialect.names import MANUAL_COMPUTATION
 from stablehlo_tools.ir.async_calls import lower_async_calls
 from stablehlo_tools.ir.inline import inline_all_calls
-from stablehlo_tools.ir.walk import enclosing, entry_function, terminator, walk
+from stablehlo_tools.ir.walk import FUNCTION, enclosing, entry_function, ops_where, terminator
 from stablehlo_tools.verify.device_grid import inferred_grid, is_partitioned
 from stablehlo_tools.verify.job import SIDES, Side
 from stablehlo_tools.verify.plan import cpu_index, runnable_module
@@ -169,6 +169,7 @@ def _kept(values: Iterable[Iterable[Extent]]) -> dict[str, int]:
 
 
 _FEW = 8
+_HOLDERS = (FUNCTION, "builtin.module", MANUAL_COMPUTATION)
 _SMALLER = (
     "the same step exported with fewer samples, shorter sequences and less width, through the same "
     "pipeline, can be run as it is"
@@ -183,24 +184,14 @@ def estimated_bytes(module: ir.Module) -> int:
     grid = stated_grid(module) or inferred_grid(module)
     divided = is_partitioned(module)
     largest = 0
-
-    def visit(op: ir.Operation) -> ir.WalkResult:
-        nonlocal largest
-        if op.name not in ("func.func", "builtin.module", MANUAL_COMPUTATION):
-            is_whole = divided and enclosing(op, MANUAL_COMPUTATION) is None
-            copies = 1 if is_whole else grid.size
-            size = sum(map(bytes_of, [*op.operands, *op.results]))
-            largest = max(largest, copies * int(size))
-        return ir.WalkResult.ADVANCE
-
-    walk(module.operation, visit)
-    return int(sum(map(bytes_of, _ends(module)))) * (1 if divided else grid.size) + largest
-
-
-def _ends(module: ir.Module) -> list[ir.Value]:
-    """The arguments and results of the program."""
+    for op in ops_where(module.operation, lambda op: op.name not in _HOLDERS):
+        is_whole = divided and enclosing(op, MANUAL_COMPUTATION) is None
+        copies = 1 if is_whole else grid.size
+        size = sum(map(bytes_of, [*op.operands, *op.results]))
+        largest = max(largest, copies * int(size))
     block = entry_function(module).regions[0].blocks[0]
-    return [*block.arguments, *terminator(block).operands]
+    ends = [*block.arguments, *terminator(block).operands]
+    return int(sum(map(bytes_of, ends))) * (1 if divided else grid.size) + largest
 
 
 def _runnable(artifact: Artifact, platform: int) -> Artifact:

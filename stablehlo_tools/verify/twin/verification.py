@@ -82,20 +82,20 @@ def verify_twins(
     if verification.exact is not None:  # floats count no outcomes
         for side, numbers in verification.exact.one_sided.items():
             not_covered[side] = tuple(twin.counted[side][number] for number in numbers)
-    unequal: dict[Side, tuple[ComparedConstant, ...]] = {
-        side: tuple(c for c in not_covered[side] if not _is_known(c, twin, other))
-        for side, other in zip(SIDES, SIDES[::-1], strict=True)
-    }
+    unequal: dict[Side, tuple[ComparedConstant, ...]] = {}
+    for side, other in zip(SIDES, SIDES[::-1], strict=True):
+        known = {constant.distance for constant in twin.constants[other]}
+        unequal[side] = tuple(
+            constant
+            for constant in not_covered[side]
+            if constant.distance not in known and not _counts_shards(constant)
+        )
     return TwinVerification(twin, verification, not_covered, unequal)
 
 
-def _is_known(constant: ComparedConstant, twin: Twin, other: Side) -> bool:
-    """Returns True if the other program compares with a constant too, or it counts whole shards."""
+def _counts_shards(constant: ComparedConstant) -> bool:
     distance = constant.distance
-    sizes = [extent.size for extent in constant.extents]
-    return any(distance == its.distance for its in twin.constants[other]) or any(
-        abs(distance - size * round(distance / size)) <= 1 for size in sizes
-    )
+    return any(abs(distance - e.size * round(distance / e.size)) <= 1 for e in constant.extents)
 
 
 def _by_argument(artifact: Artifact, options: Options) -> dict[int, float]:
