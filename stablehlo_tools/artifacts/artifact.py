@@ -96,11 +96,8 @@ class Artifact:
         told: list[Diagnostic] = []
         if self.hlo.is_scheduled:
             told.append(warning("the schedule of this text is left behind: compilers order anew"))
-        line = self.hlo.control_dependence()
-        if line:
-            told.append(
-                warning("control-predecessors are left behind", Place(None, line, 1)),
-            )
+        if line := self.hlo.control_dependence():
+            told.append(warning("control-predecessors are left behind", Place(None, line, 1)))
         return tuple(told)
 
     def copy(self) -> Artifact:

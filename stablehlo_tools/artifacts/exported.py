@@ -147,6 +147,8 @@ def restated(exported: Exported, module: ir.Module) -> dict[str, tuple[Any, ...]
     """The fields of an `Exported` that the shardings of `main`, and the memories that its arguments
     and results lie in, change; shardings of results that leave a dimension open are for the
     compiler to choose."""
+    from jax import memory
+
     main = main_function(module)
     if main is None:
         return {}
@@ -164,19 +166,13 @@ def restated(exported: Exported, module: ir.Module) -> dict[str, tuple[Any, ...]
             if attribute is not None and exported.nr_devices > 1:
                 listed[leaf] = _restated(exported, module, listed[leaf], attribute)
             if lies_in_host(main, attrs_name, number):
-                avals[leaf], listed[leaf] = _in_host(avals[leaf], listed[leaf])
+                avals[leaf] = avals[leaf].update(memory_space=memory.Space.Host)
+                if listed[leaf] is not None:
+                    listed[leaf] = listed[leaf].with_memory_kind(HOST)
         for field, after in ((name, listed), (avals_name, avals)):
             if after != list(getattr(exported, field)):
                 changed[field] = tuple(after)
     return changed
-
-
-def _in_host(aval: Any, sharding: Any) -> tuple[Any, Any]:
-    """What an `Exported` says of a leaf, once it lies in the host's memory."""
-    from jax import memory
-
-    moved = None if sharding is None else sharding.with_memory_kind(HOST)
-    return aval.update(memory_space=memory.Space.Host), moved
 
 
 def _restated(exported: Exported, module: ir.Module, before: Any, attribute: ir.Attribute) -> Any:

@@ -37,9 +37,9 @@ def read_module(data: bytes, form: Form, name: str = "") -> ir.Module:
     if activity.may_end():
         with activity.busy(activity.READER, "reading it", name, len(data), too_new(data)):
             return parse_module(data, form)
-    if _own.holds(data):
-        return parse_module(data, form)
     digest = _digest(data)
+    if digest in _own:
+        return parse_module(data, form)
     written = _outside.get(digest)
     if written is None:
         written = outside_reader.read_outside(data, form)
@@ -52,32 +52,19 @@ def read_module(data: bytes, form: Form, name: str = "") -> ir.Module:
 def prepare_reader() -> None:
     """Starts what `read_module` may need, while the caller does something else."""
     if not activity.may_end():
-        outside_reader.start()
+        outside_reader.reader.start()
 
 
 def vouch(data: bytes) -> None:
     """Says that these bytes are what MLIR's own writer wrote in this process, unchanged."""
-    _own.add(data)
-
-
-class _Digests:
-    """Bytes that this package wrote in this process, known by their digests."""
-
-    def __init__(self) -> None:
-        self._digests: set[bytes] = set()
-
-    def add(self, data: bytes) -> None:
-        self._digests.add(_digest(data))
-
-    def holds(self, data: bytes) -> bool:
-        return bool(self._digests) and _digest(data) in self._digests
+    _own.add(_digest(data))
 
 
 def _digest(data: bytes) -> bytes:
     return hashlib.sha256(data).digest()
 
 
-_own = _Digests()
+_own: set[bytes] = set()  # the digests of what this package wrote in this process
 _outside: OrderedDict[bytes, bytes] = OrderedDict()  # what was read, as it was written anew
 
 
@@ -125,19 +112,18 @@ def _not_portable(module: ir.Module, version: str, said: str) -> ToolError:
         return ToolError(f"cannot be written as a StableHLO {version} artifact: {first_line(said)}")
     name = illegal[1] or illegal[2]
     candidates = [op for op in _operations(module.operation) if op.name == name]
-    places = [op.location for op in candidates if _location_text(op) in said]
+    places: list[ir.Location] = []
+    for op in candidates:
+        place = to_place(op.location)
+        # The location as MLIR begins a message with it.
+        begin = f"{place.file or '-'}:{place.line}:{place.column}: "
+        if (begin if place.line else str(op.location)) in said:
+            places.append(op.location)
     return ToolError(
         f"{name} cannot be written as a StableHLO {version} artifact, which has no form for its "
         "types or attributes: write .mlir or .mlirbc",
         next(iter(places or [op.location for op in candidates]), None),
     )
-
-
-def _location_text(op: ir.Operation) -> str:
-    """An op's location as MLIR begins a message with it."""
-    text = str(op.location)
-    place = to_place(op.location)
-    return f"{place.file or '-'}:{place.line}:{place.column}: " if place.line else text
 
 
 def _operations(op: ir.Operation) -> Iterator[ir.Operation]:

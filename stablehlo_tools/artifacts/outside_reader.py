@@ -10,23 +10,17 @@ from __future__ import annotations
 
 import atexit
 import os
-import resource
 import signal
-import tempfile
 import threading
-from typing import IO, Any, NoReturn
+from typing import Any
 
-from stablehlo_tools.artifacts.parsing import Form
+from stablehlo_tools import bindings
+from stablehlo_tools.artifacts.parsing import Form, parse_module, too_new
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.processes import activity
-from stablehlo_tools.processes.child import (
-    Conversation,
-    decoded_error,
-    encoded_error,
-    receive,
-    send,
-    serve,
-)
+from stablehlo_tools.processes.child import Conversation, decoded_error, serve
+from stablehlo_tools.processes.ending import explained
+from stablehlo_tools.processes.forks import REFUSED, Answer, in_fork
 
 _MODULE = "stablehlo_tools.artifacts.outside_reader"
 
@@ -44,6 +38,7 @@ class _Reader:
             return self._started().ask(form.value, data)
 
     def start(self) -> None:
+        """Starts the process, which is ready after half a second."""
         with self._lock:
             self._started()
 
@@ -61,90 +56,36 @@ class _Reader:
         return self._process
 
 
-_reader = _Reader()
-atexit.register(_reader.end)
-
-
-def start() -> None:
-    """Starts the process, which is ready after half a second."""
-    _reader.start()
+reader = _Reader()
+atexit.register(reader.end)
 
 
 def read_outside(data: bytes, form: Form) -> bytes:
     """The module that the bytes hold, as MLIR bytecode. Raises ToolError."""
     try:
-        answer, written = _reader.ask(data, form)
+        answer, written = reader.ask(data, form)
     except (OSError, EOFError):
-        _reader.end()
+        reader.end()
         raise ToolError("the process that reads artifacts was ended from outside") from None
-    if "error" in answer:
-        raise decoded_error(answer["error"])
+    if REFUSED in answer:
+        raise decoded_error(answer[REFUSED])
     return written
 
 
-def main() -> None:
-    """Reads modules until the other side closes."""
-    from stablehlo_tools import bindings
-    from stablehlo_tools.artifacts import parsing
-
-    assert bindings  # loaded once, before the forks
-    assert parsing
-    serve(_read)
-
-
-def _read(form: str, data: bytes) -> tuple[dict[str, Any], bytes]:
-    with tempfile.TemporaryFile() as answer, tempfile.TemporaryFile() as errors:
-        return _read_in_fork(Form(form), data, answer, errors)
-
-
-def _read_in_fork(
-    form: Form, data: bytes, answer: IO[bytes], errors: IO[bytes]
-) -> tuple[dict[str, Any], bytes]:
+def _read(form: str, data: bytes) -> Answer:
     """The answer of a fork, or why it ended without one."""
-    from stablehlo_tools.artifacts import parsing
-    from stablehlo_tools.processes.ending import explained
+
+    def work() -> Answer:
+        return {}, bindings.write_bytecode(parse_module(data, Form(form)))
+
+    def explain(code: int, errors: int) -> ToolError:
+        present = activity.Activity(activity.READER, "reading it", reason=too_new(data))
+        return explained(present, code, code == -signal.SIGKILL, errors)
 
     seconds = activity.seconds_for(len(data))
-    server = os.getpid()
-    child = os.fork()
-    if child == 0:
-        _answer(form, data, answer, errors, server, seconds)
-    wall = threading.Timer(seconds * activity.WAIT_PER_CPU_SECOND, os.kill, (child, signal.SIGKILL))
-    wall.start()
-    _, status = os.waitpid(child, 0)
-    wall.cancel()
-    wall.join()
-    if status == 0:
-        answer.seek(0)
-        return receive(answer)
-    code = os.waitstatus_to_exitcode(status)
-    present = activity.Activity(activity.READER, "reading it", reason=parsing.too_new(data))
-    error = explained(present, code, code == -signal.SIGKILL, errors.fileno())
-    return {"error": encoded_error(error)}, b""
-
-
-def _answer(
-    form: Form, data: bytes, answer: IO[bytes], errors: IO[bytes], server: int, seconds: float
-) -> NoReturn:
-    """In a fork: reads, writes the answer, and ends."""
-    from stablehlo_tools import bindings
-    from stablehlo_tools.artifacts import parsing
-
-    activity.end_with_parent(server)
-    os.dup2(errors.fileno(), 2)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    signal.setitimer(signal.ITIMER_PROF, seconds)
-    try:
-        try:
-            written = bindings.write_bytecode(parsing.parse_module(data, form))
-            send(answer, {}, written)
-        except ToolError as error:
-            send(answer, {"error": encoded_error(error)}, b"")
-    except BaseException as error:
-        os.write(2, f"{type(error).__name__}: {error}\n".encode())
-        os._exit(1)
-    os._exit(0)
+    wall = seconds * activity.WAIT_PER_CPU_SECOND
+    return in_fork(work, "reading", wall, seconds, explain)
 
 
 if __name__ == "__main__":
-    main()
+    serve(_read)  # until the other side closes

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import enum
 import re
+from collections.abc import Iterator
 
 from stablehlo_tools import bindings
 from stablehlo_tools.bindings import BYTECODE_MAGIC, ir
@@ -96,7 +97,7 @@ def parse_module(data: bytes, form: Form) -> ir.Module:
     if form is Form.PORTABLE:
         module = _parse_portable(data, context)
     else:
-        module = _parse_plain(data if form is Form.BYTECODE else _decoded(data), context)
+        module = _parse_plain(data, form, context)
     _check_depth(module)
     if _ESCAPED.search(data) if form is Form.TEXT else not _holds_text_only(data):
         # Refuses names and locations that are not UTF-8: jaxlib has no Python string for them, and
@@ -126,24 +127,23 @@ def _numbers(version: str) -> list[int]:
     return [int(part) for part in version.split(".")]
 
 
-def _decoded(data: bytes) -> str:
+def _parse_plain(data: bytes, form: Form, context: ir.Context) -> ir.Module:
+    source: bytes | str = data
+    if form is not Form.BYTECODE:
+        try:
+            source = data.decode()
+        except UnicodeDecodeError as error:
+            said = f"neither an artifact nor text: byte {error.start} is not UTF-8"
+            raise ToolError(f"{said}; {WANTED}", hint=HOW_TO_EXPORT) from None
     try:
-        return data.decode()
-    except UnicodeDecodeError as error:
-        said = f"neither an artifact nor text: byte {error.start} is not UTF-8"
-        raise ToolError(f"{said}; {WANTED}", hint=HOW_TO_EXPORT) from None
-
-
-def _parse_plain(data: bytes | str, context: ir.Context) -> ir.Module:
-    try:
-        return bindings.parse_module(data, context)
+        return bindings.parse_module(source, context)
     except ir.MLIRError as error:
         failure = from_mlir_error(error)
         if _OF_VERIFIER.match(failure.diagnostic.message):
             raise failure from None
-        if isinstance(data, bytes):
+        if isinstance(source, bytes):
             raise _damaged(failure.diagnostic.message) from None
-        raise _syntax_error(failure.diagnostic, data) from None
+        raise _syntax_error(failure.diagnostic, source) from None
     except (ValueError, RuntimeError) as error:  # of the C++ library: too long, out of range
         raise _damaged(str(error)) from None
 
@@ -200,34 +200,30 @@ def _check_depth(module: ir.Module) -> None:
 
 def check_sections(data: bytes) -> None:
     """Raises ValueError unless all sections are there and fill the bytecode to its last byte."""
-    version, position = _variable_integer(data, len(BYTECODE_MAGIC))
-    position = data.find(b"\x00", position) + 1  # after the producer, a string
-    if not position:
-        raise ValueError(f"it ends at byte {len(data):,}, inside its header")
+    version, _ = _variable_integer(data, len(BYTECODE_MAGIC))
     missing = set(_REQUIRED_SECTIONS)
     if version >= _PROPERTIES_SINCE:
         missing.add(_PROPERTIES_SECTION)
-    while position < len(data):
-        flags = data[position]
-        missing.discard(flags & ~_HAS_ALIGNMENT)
-        length, position = _variable_integer(data, position + 1)
-        if flags & _HAS_ALIGNMENT:
-            _, position = _variable_integer(data, position)
-            while position < len(data) and data[position] == _PADDING:
-                position += 1
-        position += length
-    if position != len(data):
+    sections = list(_sections(data))
+    missing -= {section for section, _, _ in sections}
+    end = sections[-1][2] if sections else len(data)
+    if end != len(data):
         raise ValueError(
-            f"it ends at byte {len(data):,}, and its last section goes to byte {position:,}"
+            f"it ends at byte {len(data):,}, and its last section goes to byte {end:,}"
         )
     if missing:
         raise ValueError(f"it ends at byte {len(data):,}, without {len(missing)} of its sections")
 
 
-def _holds_text_only(data: bytes) -> bool:
-    """Whether all strings of whole bytecode are UTF-8."""
+def _sections(data: bytes) -> Iterator[tuple[int, int, int]]:
+    """The number of each section of bytecode, where it begins, and where it ends.
+
+    Raises ValueError if the bytecode ends inside of a header.
+    """
     _, position = _variable_integer(data, len(BYTECODE_MAGIC))
-    position = data.find(b"\x00", position) + 1
+    position = data.find(b"\x00", position) + 1  # after the producer, a string
+    if not position:
+        raise ValueError(f"it ends at byte {len(data):,}, inside its header")
     while position < len(data):
         flags = data[position]
         length, position = _variable_integer(data, position + 1)
@@ -235,22 +231,24 @@ def _holds_text_only(data: bytes) -> bool:
             _, position = _variable_integer(data, position)
             while position < len(data) and data[position] == _PADDING:
                 position += 1
-        if flags & ~_HAS_ALIGNMENT == _STRING_SECTION:
-            return _is_text(data[position : position + length])
+        yield flags & ~_HAS_ALIGNMENT, position, position + length
         position += length
+
+
+def _holds_text_only(data: bytes) -> bool:
+    """Returns True if all strings of whole bytecode are UTF-8."""
+    for section, start, end in _sections(data):
+        if section == _STRING_SECTION:  # lengths before strings
+            strings = data[start:end]
+            count, position = _variable_integer(strings, 0)
+            for _ in range(min(count, len(strings))):
+                _, position = _variable_integer(strings, position)
+            try:
+                strings[position:].decode()
+            except UnicodeDecodeError:
+                return False
+            return True
     return False
-
-
-def _is_text(section: bytes) -> bool:
-    """Whether a string section, lengths before strings, has strings of UTF-8."""
-    count, position = _variable_integer(section, 0)
-    for _ in range(min(count, len(section))):
-        _, position = _variable_integer(section, position)
-    try:
-        section[position:].decode()
-    except UnicodeDecodeError:
-        return False
-    return True
 
 
 def _variable_integer(data: bytes, position: int) -> tuple[int, int]:

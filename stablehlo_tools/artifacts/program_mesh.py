@@ -22,15 +22,10 @@ def program_mesh(exported: Exported, devices: Sequence[Any]) -> Mesh:
     for mesh in ModuleFacts.of(from_exported(exported).module).meshes.values():
         if mesh.size == len(devices) and not mesh.device_ids:
             sizes, names = [size for _, size in mesh.axes], [name for name, _ in mesh.axes]
-            types = _axis_types(exported, names)
+            types: tuple[Any, ...] | None = None  # Auto, Explicit or Manual, if an argument says so
+            for sharding in exported.in_shardings_jax(None):
+                if sharding is not None and list(sharding.mesh.axis_names) == names:
+                    types = sharding.mesh.axis_types
+                    break
             return Mesh(np.array(devices).reshape(sizes), names, axis_types=types)
     return Mesh(np.array(devices), ("devices",))
-
-
-def _axis_types(exported: Exported, names: Sequence[str]) -> tuple[Any, ...] | None:
-    """What jax knows the axes as (Auto, Explicit, Manual), from an argument's sharding."""
-    stated: list[Any] = list(exported.in_shardings_jax(None))
-    for sharding in stated:
-        if sharding is not None and list(sharding.mesh.axis_names) == list(names):
-            return sharding.mesh.axis_types
-    return None

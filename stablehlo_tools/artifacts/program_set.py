@@ -32,7 +32,7 @@ from stablehlo_tools.analysis.partitioner_work import (
 from stablehlo_tools.analysis.replica_groups import ProcessGrid
 from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.artifacts.artifact import Artifact, Form
-from stablehlo_tools.diagnostics import Diagnostic, ToolError, naming, nearest
+from stablehlo_tools.diagnostics import ToolError, naming, nearest
 from stablehlo_tools.dialect.names import MANUAL_COMPUTATION
 from stablehlo_tools.ir.platform_index import argument_number, fix_platform
 from stablehlo_tools.ir.walk import entry_function, terminator
@@ -196,7 +196,12 @@ def _read(loaded: Artifact, part: _Part, *, keeps_platforms: bool = False) -> _R
         is_stated = stated_grid(module) is not None
         if not is_stated and not options.separate:
             wanted = part.size or max(facts.grid.size, part.count, *map(_end, options.devices))
-            facts = ModuleFacts(_widened(facts.grid, wanted), facts.meshes)
+            grid = facts.grid  # inferred, and grown to the size of the job
+            if grid.num_partitions > 1 and wanted % grid.num_replicas == 0:
+                grid = ProcessGrid(grid.num_replicas, wanted // grid.num_replicas)
+            elif grid.num_partitions == 1:
+                grid = ProcessGrid(wanted, 1)
+            facts = ModuleFacts(grid, facts.meshes)
         size = facts.grid.size
         devices = tuple(range(size)) if options.separate else _devices(part, size)
         issued = read_issued(
@@ -261,13 +266,6 @@ def _devices(part: _Part, size: int) -> tuple[int, ...]:
         )
     share = size // part.count
     return tuple(range(part.index * share, (part.index + 1) * share))
-
-
-def _widened(grid: ProcessGrid, size: int) -> ProcessGrid:
-    """A grid that was inferred, grown to the size of the job."""
-    if grid.num_partitions > 1 and size % grid.num_replicas == 0:
-        return ProcessGrid(grid.num_replicas, size // grid.num_replicas)
-    return ProcessGrid(size, 1) if grid.num_partitions == 1 else grid
 
 
 def _platform(loaded: Artifact, part: _Part) -> int | None:
@@ -354,49 +352,21 @@ def _partitioned_first(loaded: Artifact) -> str:
 
 def _read_files(paths: Sequence[str], parts: Sequence[_Part], workers: int) -> list[_Read[Program]]:
     """Reads files, many of them in several processes."""
-    if len(paths) < _WORTH_A_POOL or workers < 2:
-        outcomes = [_read_file(path, part) for path, part in zip(paths, parts, strict=True)]
-    else:
+    with naming("<stdin>"):
+        if len(paths) < _WORTH_A_POOL or workers < 2:
+            return list(map(_read_file, paths, parts))
         # Not forked: the threads of native libraries would be missing in the children.
         context = get_context("spawn")
-        with ProcessPoolExecutor(workers, mp_context=context, initializer=_begin) as pool:
+        # Without garbage collection: a program is many small objects, all of which stay.
+        with ProcessPoolExecutor(workers, mp_context=context, initializer=gc.disable) as pool:
             size = -(-len(paths) // (4 * workers))
-            outcomes = list(pool.map(_read_file, paths, parts, chunksize=size))
-    read: list[_Read[Program]] = []
-    for outcome in outcomes:
-        if isinstance(outcome, _Failure):
-            with naming(outcome.input_name or "<stdin>"):
-                raise outcome.error()
-        read.append(outcome)
-    return read
+            return list(pool.map(_read_file, paths, parts, chunksize=size))
 
 
-def _begin() -> None:
-    """Of a process that reads programs: many small objects, all of which stay."""
-    gc.disable()
-
-
-@dataclass(frozen=True)
-class _Failure:
-    """A ToolError on its way from one process to another."""
-
-    diagnostic: Diagnostic
-    input_name: str | None
-
-    def error(self) -> ToolError:
-        """The ToolError."""
-        error = ToolError(self.diagnostic.message)
-        error.diagnostic, error.input_name = self.diagnostic, self.input_name
-        return error
-
-
-def _read_file(path: str, part: _Part) -> _Read[Program] | _Failure:
+def _read_file(path: str, part: _Part) -> _Read[Program]:
     """Reads a program; what there is of it without MLIR."""
     sys.setrecursionlimit(_DEEPEST_NESTING)
-    try:
-        read = _read(artifact.load(path), part)
-    except ToolError as error:
-        return _Failure(error.diagnostic, error.input_name)
+    read = _read(artifact.load(path), part)
     return _Read(read.read.program, read.size, read.is_stated)
 
 

@@ -11,7 +11,6 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from stablehlo_tools import bindings
 from stablehlo_tools.artifacts.artifact import Artifact
@@ -24,7 +23,6 @@ from stablehlo_tools.ir.walk import entry_function
 from stablehlo_tools.processes import child
 
 _MODULE = "stablehlo_tools.artifacts.symbolic"
-_CODE = "module.mlirbc"
 _SECONDS = 60.0
 _STEPS = (8, 4, 1)  # sizes are multiples of one, so that they fit a mesh and other conditions
 
@@ -69,7 +67,10 @@ def at_sizes(artifact: Artifact, sizes: Mapping[str, int]) -> Artifact:
     copy = artifact.copy()
     main = entry_function(copy.module)
     in_avals, out_avals = (
-        tuple(_with_sizes(aval, sizes) for aval in avals)
+        tuple(
+            aval.update(shape=tuple(bindings.size_of(d, sizes) for d in aval.shape))
+            for aval in avals
+        )
         for avals in (exported.in_avals, exported.out_avals)
     )
     block = main.regions[0].blocks[0]
@@ -101,25 +102,17 @@ def at_sizes(artifact: Artifact, sizes: Mapping[str, int]) -> Artifact:
 def _refine(code: bytes, sizes: Mapping[str, int], location: ir.Location) -> bytes:
     """The module with static shapes throughout, made by a child: XLA ends its process on some."""
     with tempfile.TemporaryDirectory(prefix="stablehlo-tools-") as path:
-        directory = Path(path)
-        (directory / _CODE).write_bytes(code)
-        outcome = child.ask(_MODULE, directory, {}, _SECONDS)
-        if outcome.answer is not None and not outcome.error:
-            return (directory / _CODE).read_bytes()
+        outcome = child.ask(_MODULE, Path(path), code, _SECONDS)
+    if outcome.answer is not None and not outcome.error:
+        return outcome.answer
     why = first_line(outcome.error) or "XLA ends its process when it refines the shapes"
     at = ", ".join(f"{name}={size}" for name, size in sizes.items())
     raise ToolError(f"the export cannot be called at {at}: {why}", location)
 
 
-def answer(directory: Path, request: dict[str, Any]) -> dict[str, Any]:
-    """In the child: refines the shapes of the module that lies in `directory`."""
-    code = (directory / _CODE).read_bytes()
-    (directory / _CODE).write_bytes(bindings.refine_shapes(code))
-    return {}
-
-
-def _with_sizes(aval: Any, sizes: Mapping[str, int]) -> Any:
-    return aval.update(shape=tuple(bindings.size_of(d, sizes) for d in aval.shape))
+def answer(_: Path, code: bytes) -> bytes:
+    """In the child: refines the shapes of a module."""
+    return bindings.refine_shapes(code)
 
 
 if __name__ == "__main__":

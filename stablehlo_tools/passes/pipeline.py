@@ -73,7 +73,7 @@ class RegisteredPass(Pass):
                     return bindings.parse_pass_pipeline(anchor.format(self), context)
                 except ValueError as error:
                     refused = error
-            failures.append(said.text() or str(refused))
+            failures.append(said.text or str(refused))
         told = next((text for text in failures if "no such option" in text), failures[0])
         if "does not refer to a registered pass" in told:
             raise unknown_pass(self.pass_name)

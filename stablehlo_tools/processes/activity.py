@@ -139,11 +139,11 @@ def end_with_parent(parent: int) -> None:
         ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != parent:  # it ended before that
             os._exit(1)
-    else:
-        threading.Thread(target=_watch, args=(parent,), daemon=True).start()
+        return
 
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1)
+        os._exit(1)
 
-def _watch(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(1)
-    os._exit(1)
+    threading.Thread(target=watch, daemon=True).start()

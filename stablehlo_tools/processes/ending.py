@@ -12,6 +12,7 @@ import os
 import re
 import signal
 from collections.abc import Generator
+from dataclasses import dataclass
 
 from stablehlo_tools.diagnostics import Diagnostic, ToolError, first_line, note
 from stablehlo_tools.processes.activity import READER, Activity
@@ -67,7 +68,15 @@ def explained(present: Activity, code: int, overdue: bool, errors: int | None) -
 
     `errors` is the file with its standard error; `overdue`: it was ended for taking too long.
     """
-    how = f"{present.actor} {_how(present, code, overdue)}"
+    how = how_it_ended(code, present.doing)
+    if overdue or -code == signal.SIGPROF:
+        how = f"was stopped while {present.doing}, which did not come to an end"
+    how = f"{present.actor} {how}"
+    said = ""
+    if errors is not None:
+        with contextlib.suppress(OSError):
+            start = max(0, os.lseek(errors, 0, os.SEEK_END) - _KEPT_OUTPUT)
+            said = os.pread(errors, _KEPT_OUTPUT, start).decode(errors="replace")
     hint = ""
     if present.reason:
         message = f"{present.reason} ({how})"
@@ -78,61 +87,35 @@ def explained(present: Activity, code: int, overdue: bool, errors: int | None) -
         hint = "copy the file again, or write it again"
     else:
         message = f"{how}; no file was written"
-    error = ToolError(message, notes=last_words(_end_of(errors)), hint=hint)
+    error = ToolError(message, notes=last_words(said), hint=hint)
     error.input_name = present.input_name or None
     return error
 
 
-def _how(present: Activity, code: int, overdue: bool) -> str:
-    if overdue or -code == signal.SIGPROF:
-        return f"was stopped while {present.doing}, which did not come to an end"
-    return how_it_ended(code, present.doing)
-
-
-def _end_of(errors: int | None) -> str:
-    if errors is None:
-        return ""
-    with contextlib.suppress(OSError):
-        size = os.lseek(errors, 0, os.SEEK_END)
-        start = max(0, size - _KEPT_OUTPUT)
-        return os.pread(errors, _KEPT_OUTPUT, start).decode(errors="replace")
-    return ""
-
-
+@dataclass
 class Captured:
-    """What was written so far."""
+    """What was written until the end of the block."""
 
-    def __init__(self, descriptor: int | None) -> None:
-        self._descriptor = descriptor
-        self._text = ""
-
-    def text(self) -> str:
-        """All of it, stripped."""
-        return self._text
-
-    def keep(self) -> None:
-        """Reads it, before its place is closed."""
-        if self._descriptor is not None:
-            size = os.lseek(self._descriptor, 0, os.SEEK_END)
-            self._text = os.pread(self._descriptor, size, 0).decode(errors="replace").strip()
+    text: str = ""
 
 
 @contextlib.contextmanager
 def native_stderr() -> Generator[Captured]:
     """Keeps what is written to standard error until the end of the block: of the whole process, so
     the block must be short."""
+    captured = Captured()
     try:
         own = os.dup(_STDERR)
     except OSError:  # it is closed
-        yield Captured(None)
+        yield captured
         return
     kept = os.memfd_create("stderr")
-    captured = Captured(kept)
     os.dup2(kept, _STDERR)
     try:
         yield captured
     finally:
         os.dup2(own, _STDERR)
-        captured.keep()
+        size = os.lseek(kept, 0, os.SEEK_END)
+        captured.text = os.pread(kept, size, 0).decode(errors="replace").strip()
         os.close(own)
         os.close(kept)

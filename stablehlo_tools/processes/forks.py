@@ -25,10 +25,17 @@ Answer = tuple[Any, bytes]
 REFUSED = "refused"  # where an answer holds a ToolError instead
 
 
-def in_fork(work: Callable[[], Answer], doing: str, seconds: float) -> Answer:
+def in_fork(
+    work: Callable[[], Answer],
+    doing: str,
+    seconds: float,
+    cpu_seconds: float = 0,
+    explain: Callable[[int, int], ToolError] | None = None,
+) -> Answer:
     """What `work` returns in a fork; `{"refused": …}` for a ToolError, and for a fork that died.
 
-    `doing` says in a message what it was busy with; after `seconds` it is ended.
+    After `seconds`, or `cpu_seconds` of a processor, it is ended. `explain` makes an error of its
+    exit code and the file of its standard error. Without it `doing` says what it was busy with.
     """
     with tempfile.TemporaryFile() as answer, tempfile.TemporaryFile() as errors:
         server = os.getpid()
@@ -40,6 +47,7 @@ def in_fork(work: Callable[[], Answer], doing: str, seconds: float) -> Answer:
             # If memory runs out, the kernel ends this process and not its parent.
             with contextlib.suppress(OSError):
                 Path("/proc/self/oom_score_adj").write_text("500")
+            signal.setitimer(signal.ITIMER_PROF, cpu_seconds)
             _answer(work, answer.fileno())
         overdue = threading.Event()
 
@@ -55,13 +63,16 @@ def in_fork(work: Callable[[], Answer], doing: str, seconds: float) -> Answer:
         if status == 0:
             answer.seek(0)
             return receive(answer)
+        code = os.waitstatus_to_exitcode(status)
+        if explain is not None:
+            return _refusal(explain(code, errors.fileno()))
         if overdue.is_set():
             late = ToolError(f"{doing} took more than {seconds:.0f} s and was stopped")
             late.by_chance = True
             return _refusal(late)
         errors.seek(0)
         said = errors.read().decode(errors="replace")
-        return _refusal(death("the process", os.waitstatus_to_exitcode(status), doing, said))
+        return _refusal(death("the process", code, doing, said))
 
 
 def _refusal(error: ToolError) -> Answer:

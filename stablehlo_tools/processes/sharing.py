@@ -38,7 +38,10 @@ def shared[T](work: Callable[[int], T], numbers: Sequence[int]) -> Generator[Cal
         def together() -> list[T]:
             made: dict[int, T] = {}
             for place, number in enumerate(numbers):
-                _take(receiving, made)
+                with contextlib.suppress(EOFError):  # the part of a fork that died is done here
+                    while receiving.poll():
+                        done, value = receiving.recv()
+                        made.setdefault(done, value)
                 if len(made) >= len(numbers):
                     break
                 if place not in made:
@@ -89,14 +92,6 @@ def _forked(work: Callable[[Connection], None]) -> Generator[Connection]:
         worker.kill()
         worker.join()
         receiving.close()
-
-
-def _take[T](receiving: Connection, made: dict[int, T]) -> None:
-    """Takes what the fork has made so far; the part of one that died is done here."""
-    with contextlib.suppress(EOFError):
-        while receiving.poll():
-            place, value = receiving.recv()
-            made.setdefault(place, value)
 
 
 def _work[T](work: Callable[[int], T], numbers: Sequence[int], sending: Connection) -> None:
