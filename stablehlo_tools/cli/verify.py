@@ -40,8 +40,9 @@ if TYPE_CHECKING:
     from stablehlo_tools.mpmd.rank_set import RankSet
     from stablehlo_tools.mpmd.running.outcome import SetOptions, SetOutcome
     from stablehlo_tools.verify import Options, Verification
+    from stablehlo_tools.verify.exact.programs import Exactness
     from stablehlo_tools.verify.twin import Twin, TwinVerification
-    from stablehlo_tools.verify.verification import Exactness, Output
+    from stablehlo_tools.verify.verification import Output
 
 SHOWN_OUTPUTS = 20
 SHOWN_FACTORS = 8

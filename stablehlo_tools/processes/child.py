@@ -4,7 +4,7 @@ Native code of XLA and MLIR ends its process on input that it does not know, and
 virtual devices is fixed when jax starts (`virtual_devices`); so such code runs in a child. There
 are two forms:
 
-- **one request** (`ask`, `answer_request`): JSON files in a directory that both sides share, with
+- **one request** (`ask`, `answer_request`): pickles in a directory that both sides share, with
   programs and arrays beside them. The child does one thing and ends.
 - **a conversation** (`Conversation`, `serve`): messages over the child's standard input and output,
   each what JSON can hold, and bytes. The child loads MLIR once for many requests.
@@ -18,6 +18,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import pickle
 import signal
 import socket
 import subprocess
@@ -31,9 +32,7 @@ from stablehlo_tools.diagnostics import Diagnostic, Place, ToolError, note
 from stablehlo_tools.processes.activity import end_with_parent
 from stablehlo_tools.processes.ending import death
 
-_REQUEST, _ANSWER, _ERRORS = "request.json", "answer.json", "errors.txt"
-_ERROR, _REFUSED = "error", "refused"
-_SEARCH_PATH = "PYTHONPATH"
+_REQUEST, _ANSWER, _ERRORS = "request.pickle", "answer.pickle", "errors.txt"
 _LEAST_SECONDS_TO_MEET = 40.0
 
 
@@ -52,9 +51,12 @@ def start(
     `traced`: with its stack on standard error where it crashes. `own_session`: it leads a group of
     its own, so that Ctrl-C reaches this process alone, which then ends the whole group.
     """
+    variables = os.environ if environment is None else environment
+    package_root = str(Path(__file__).parents[2])  # where Python is to look first
+    paths = filter(None, (package_root, variables.get("PYTHONPATH")))
     return subprocess.Popen(
         command(module, *words, traced=traced),
-        env=with_package(os.environ if environment is None else environment),
+        env={**variables, "PYTHONPATH": os.pathsep.join(paths)},
         # A word on a pipe that carries no conversation is there at once.
         bufsize=-1 if stdout == subprocess.PIPE else 0,
         stdin=stdin,
@@ -68,13 +70,6 @@ def command(module: str, *words: str, traced: bool) -> list[str]:
     """The command line that runs a module, with none of the working directory's in its way."""
     options = ("-X", "faulthandler") if traced else ()
     return [sys.executable, "-P", *options, "-m", module, *words]
-
-
-def with_package(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables, with this package where Python looks first."""
-    package_root = str(Path(__file__).parents[2])
-    paths = filter(None, (package_root, environment.get(_SEARCH_PATH)))
-    return {**environment, _SEARCH_PATH: os.pathsep.join(paths)}
 
 
 def end_group(process: subprocess.Popen[bytes]) -> None:
@@ -133,19 +128,18 @@ class Outcome:
     """How a child ended that had one request to answer."""
 
     code: int | None  # its exit code; None: it took too long, and was ended
-    answer: dict[str, Any] | None  # None: it left none
+    answer: Any  # None: it left none
     errors: str  # its standard error
 
     @property
     def error(self) -> str:
-        """What was raised instead of an answer; empty where nothing was."""
-        return "" if self.answer is None else self.answer.get(_ERROR, "")
+        """The text of what was raised instead of an answer; empty if nothing was."""
+        return self.answer.text if isinstance(self.answer, _Raised) else ""
 
     @property
     def refusal(self) -> ToolError | None:
         """The ToolError that was raised instead of an answer."""
-        refused = None if self.answer is None else self.answer.get(_REFUSED)
-        return None if refused is None else decoded_error(refused)
+        return self.answer.refusal if isinstance(self.answer, _Raised) else None
 
     def in_time(self, overdue: str) -> int:
         """The exit code. Raises ToolError, with this message, where the child took too long."""
@@ -161,10 +155,18 @@ class Outcome:
         return death(who, self.code, doing, self.errors)
 
 
+@dataclass(frozen=True)
+class _Raised:
+    """An exception in the place of an answer; those of XLA and jax cannot be pickled."""
+
+    text: str
+    refusal: ToolError | None
+
+
 def ask(
     module: str,
     directory: Path,
-    request: Mapping[str, Any],
+    request: Any,
     timeout: float,
     environment: Mapping[str, str] | None = None,
     *,
@@ -194,44 +196,46 @@ def ask(
         finally:
             end_group(process)
     said = (directory / _ERRORS).read_text(encoding="utf-8", errors="replace")
-    return Outcome(code, read_json(directory / _ANSWER), said)
+    return Outcome(code, read_message(directory / _ANSWER), said)
 
 
-def write_request(directory: Path, request: Mapping[str, Any]) -> None:
+def write_request(directory: Path, request: Any) -> None:
     """Leaves a request in a directory for a child of this process."""
-    envelope = {"parent": os.getpid(), "request": request}
-    (directory / _REQUEST).write_text(json.dumps(envelope), encoding="utf-8")
+    write_message(directory / _REQUEST, (os.getpid(), request))
 
 
-def read_request(directory: Path) -> dict[str, Any]:
+def read_request(directory: Path) -> Any:
     """The request that `write_request` left."""
-    return json.loads((directory / _REQUEST).read_text(encoding="utf-8"))["request"]
+    return read_message(directory / _REQUEST)[1]
 
 
-def read_json(path: Path) -> Any:
-    """What a child left in a file; None where that is missing, or cut short when it was ended."""
+def write_message(path: Path, content: Any) -> None:
+    """Leaves something for the other side in a file."""
+    path.write_bytes(pickle.dumps(content))
+
+
+def read_message(path: Path) -> Any:
+    """The content of a file that the other side left; None if it is missing or was cut short."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return pickle.loads(path.read_bytes())
+    except (OSError, EOFError, pickle.UnpicklingError):
         return None
 
 
-def answer_request(answer: Callable[[Path, dict[str, Any]], Mapping[str, Any]]) -> None:
+def answer_request(answer: Callable[[Path, Any], Any]) -> None:
     """In the child: answers the request in the directory that the command line names.
 
     What goes wrong is an answer, too. The child ends with its parent.
     """
     directory = Path(sys.argv[1])
-    envelope = json.loads((directory / _REQUEST).read_text(encoding="utf-8"))
-    end_with_parent(envelope["parent"])
-    answered: Mapping[str, Any]
+    parent, request = read_message(directory / _REQUEST)
+    end_with_parent(parent)
     try:
-        answered = answer(directory, envelope["request"])
+        answered = answer(directory, request)
     except Exception as error:  # errors of XLA and jax are of several private types
-        answered = {_ERROR: str(error) or type(error).__name__}
-        if isinstance(error, ToolError):
-            answered[_REFUSED] = encoded_error(error)
-    (directory / _ANSWER).write_text(json.dumps(answered), encoding="utf-8")
+        refusal = error if isinstance(error, ToolError) else None
+        answered = _Raised(str(error) or type(error).__name__, refusal)
+    write_message(directory / _ANSWER, answered)
 
 
 # A conversation: messages over pipes.
@@ -311,7 +315,7 @@ def receive(stream: IO[bytes]) -> tuple[Any, bytes]:
     return head, data
 
 
-# Errors in messages of either form.
+# Errors in the heads of messages.
 
 
 def encoded_error(error: ToolError) -> dict[str, Any]:

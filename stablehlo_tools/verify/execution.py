@@ -5,8 +5,7 @@ Imported by the child process only: it starts JAX with its virtual devices.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import jax
@@ -14,7 +13,7 @@ import numpy as np
 
 from stablehlo_tools import bindings
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.verify.comparison import Shard
+from stablehlo_tools.verify.comparison import OutputComparison, Rule, Shard, compare_output
 from stablehlo_tools.verify.element_types import (
     Array,
     ElementType,
@@ -28,36 +27,70 @@ from stablehlo_tools.verify.job import Run, Side
 from stablehlo_tools.verify.signatures import Value
 
 Instances = Sequence[Sequence[Array]]  # [instance][input], global arrays
+Shards = list[list[Shard]]  # [output][shard]
 
 
 class Program(Protocol):
     """A compiled program."""
 
-    def __call__(self, instances: Instances) -> list[list[Shard]]:
+    def __call__(self, instances: Instances) -> Shards:
         """Runs it on inputs for each instance; returns the shards of each output."""
         ...
 
 
-def load_program(directory: Path, run: Run, side: Side, *, skipped: Sequence[str]) -> Program:
-    """Reads and compiles one side's program. Raises whatever JAX or XLA raises."""
-    data = (directory / run.program(side)).read_bytes()
-    form = run.forms[side]
-    if form == "interpreter":
-        return InterpreterProgram(data, run)
-    return ModuleProgram(data, run, side, skipped=skipped)
+def make_instances(
+    run: Run, seed: int, trial: int, make: Callable[[int, tuple[int, ...]], Array]
+) -> Instances:
+    """The inputs of a trial. `make` gets an input's number and a key, which is the same for
+    instances that share its values."""
+    return [
+        [make(i, (seed, trial, i, run.shared[i][instance])) for i in range(len(run.inputs))]
+        for instance in range(run.instances)
+    ]
+
+
+def compare_outputs(
+    outputs: Sequence[Value], before: Shards, after: Shards, rule: Rule
+) -> tuple[OutputComparison, ...]:
+    """Compares each output; a float0 array has no elements."""
+    return tuple(
+        OutputComparison(0)
+        if value.element == "float0"
+        else compare_output(value.element_type, value.shape, before[i], after[i], rule)
+        for i, value in enumerate(outputs)
+    )
+
+
+def load_without_rerounding[T](load: Callable[[Sequence[str]], T]) -> tuple[T, bool]:
+    """Loads programs without XLA's simplifier, since what it does changes rounding.
+
+    A few programs have no form that XLA:CPU can run without it; then True is returned beside them.
+    """
+    skipped = bindings.REROUNDING_PASSES
+    try:
+        return load(skipped), False
+    except Exception:  # XLA's own types; what it says counts when the second attempt fails
+        return load([name for name in skipped if name not in bindings.INDISPENSABLE_PASSES]), True
+
+
+def load_program(run: Run, side: Side, *, skipped: Sequence[str]) -> Program:
+    """Compiles one side's program. Raises whatever JAX or XLA raises."""
+    if run.forms[side] == "interpreter":
+        return InterpreterProgram(run, side)
+    return ModuleProgram(run, side, skipped=skipped)
 
 
 class ModuleProgram:
     """A bare module, compiled and run below JAX: no calling convention comes between."""
 
-    def __init__(self, code: bytes, run: Run, side: Side, *, skipped: Sequence[str]) -> None:
+    def __init__(self, run: Run, side: Side, *, skipped: Sequence[str]) -> None:
         self.run = run
         self.taken = run.taken.get(side, tuple(range(len(run.inputs))))
         inputs = [run.inputs[number] for number in self.taken]
         partitioned = run.forms[side] == "partitioned"
         self.devices = jax.devices()[: run.replicas * run.partitions]
         self.executable = bindings.compile_for_devices(
-            code,
+            run.programs[side],
             run.replicas,
             run.partitions,
             self.devices,
@@ -71,7 +104,7 @@ class ModuleProgram:
             bindings.output_shardings(self.executable) if partitioned else None, run.outputs
         )
 
-    def __call__(self, instances: Instances) -> list[list[Shard]]:
+    def __call__(self, instances: Instances) -> Shards:
         arguments = [
             [
                 instances[self._instance(device)][i][indices[device % self.run.partitions]]
@@ -105,13 +138,13 @@ class ModuleProgram:
 class InterpreterProgram:
     """A module that `interpreter_program` made for the StableHLO reference interpreter."""
 
-    def __init__(self, code: bytes, run: Run) -> None:
+    def __init__(self, run: Run, side: Side) -> None:
         context = bindings.new_context()
         bindings.register_interpreter_dialect(context)
-        self.module = bindings.parse_module(code, context)
+        self.module = bindings.parse_module(run.programs[side], context)
         self.run = run
 
-    def __call__(self, instances: Instances) -> list[list[Shard]]:
+    def __call__(self, instances: Instances) -> Shards:
         with self.module.context, ir.Location.unknown():
             arguments = [
                 attribute
@@ -120,7 +153,7 @@ class InterpreterProgram:
                 for attribute in _to_attributes(array, value.element_type)
             ]
             results = iter(bindings.eval_module(self.module, arguments))
-            shards: list[list[Shard]] = [[] for _ in self.run.outputs]
+            shards: Shards = [[] for _ in self.run.outputs]
             for device in range(len(instances)):
                 for of_output, value in zip(shards, self.run.outputs, strict=True):
                     # The interpreter gives bit patterns.

@@ -1,29 +1,26 @@
 """The child that runs the programs: what it is asked, what it answers, and what ended it.
 
-Both are JSON (`processes.child`) in a directory that the two share; the programs lie beside them. A
-child that ends without an answer has left word of what it was busy with, a `Stage`; that and its
-standard error are explained.
+Both are files (`processes.child`) in a directory that the two share. A child that ends without an
+answer has left word of what it was busy with, a `Stage`; that and its standard error are explained.
 """
 
 from __future__ import annotations
 
-import json
+import math
 import re
 import signal
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.diagnostics import ToolError, first_line
 from stablehlo_tools.processes import child
 from stablehlo_tools.processes.child import seconds_to_meet, virtual_devices
-from stablehlo_tools.verify.comparison import Difference, OutputComparison, Rule
+from stablehlo_tools.verify.comparison import BITWISE, OutputComparison, Rule
 from stablehlo_tools.verify.signatures import Value
 
-_MODULE = "stablehlo_tools.verify.execution_process"
-_STAGE = "stage.json"
+_STAGE = "stage.pickle"
 _INTERPRETER_STUCK = "rendezvous timed out"
 _DEADLOCK = "a deadlock, a loop without end, or too much work"
 
@@ -50,39 +47,61 @@ class Run:
     instances: int
     shared: tuple[tuple[int, ...], ...] = ()
     taken: Mapping[Side, tuple[int, ...]] = field(default_factory=dict[Side, tuple[int, ...]])
+    programs: Mapping[Side, bytes] = field(default_factory=dict[Side, bytes])
 
-    def program(self, side: Side) -> str:
-        """The name of the file that holds a side's program."""
-        return f"{self.backend}_{side}"
+
+Backend = Literal["cpu", "interpreter", "both"]
+# auto: exact, or in floats if an op has no form in the field. exact: refused then.
+Arithmetic = Literal["auto", "exact", "floats"]
+
+
+@dataclass(frozen=True)
+class Options:
+    """Describes how to verify: `timeout` is for everything, in seconds; `trials` counts inputs.
+
+    `fixed` gives inputs, by number, one value in every element instead of random ones. `limits` are
+    those of indices among the arguments, if `before` does not show them itself. `partitioned`:
+    also compares `before` as XLA's partitioner divides it with what it means.
+
+    Only floats have a `rule` that says when elements agree, `specials`, and a `backend`;
+    `as_deployed` lets XLA:CPU fuse and simplify, and rounding then follows what it makes of ops.
+    """
+
+    arithmetic: Arithmetic = "auto"
+
+    seed: int = 0
+    trials: int = 3
+    specials: bool = False
+    rule: Rule = BITWISE
+    backend: Backend = "cpu"
+    timeout: float = 600.0
+    fixed: Mapping[int, float] = field(default_factory=dict[int, float])
+    as_deployed: bool = False
+    limits: tuple[int, ...] = ()
+    partitioned: bool = True
+
+    @property
+    def asks_for_floats(self) -> bool:
+        """Returns True if something is asked that only floats have."""
+        return (
+            self.arithmetic == "floats"
+            or self.rule != BITWISE
+            or self.specials
+            or self.as_deployed
+            or self.backend != "cpu"
+            or any(
+                not math.isfinite(number) or (number == 0 and math.copysign(1, number) < 0)
+                for number in self.fixed.values()
+            )
+        )
 
 
 @dataclass(frozen=True)
 class Request:
-    """Everything that the child needs to know."""
+    """Everything that the child needs to know; inputs that are `fixed` are counted in the runs."""
 
     runs: tuple[Run, ...]
-    rule: Rule
-    trials: int
-    seed: int
-    specials: bool
-    fixed: Mapping[str, float]  # by the number of the input
-    as_deployed: bool
-
-    @staticmethod
-    def of(fields: dict[str, Any]) -> Request:
-        """The request that has these fields."""
-        fields["runs"] = tuple(run_of(run) for run in fields["runs"])
-        fields["rule"] = Rule(**fields["rule"])
-        return Request(**fields)
-
-    def write(self, directory: Path) -> None:
-        """Leaves the request in a directory."""
-        child.write_request(directory, asdict(self))
-
-    @staticmethod
-    def read(directory: Path) -> Request:
-        """Reads what `write` wrote."""
-        return Request.of(child.read_request(directory))
+    options: Options
 
 
 @dataclass(frozen=True)
@@ -96,7 +115,7 @@ class Stage:
 
     def write(self, directory: Path) -> None:
         """Leaves word, for the case that the child does not come back."""
-        (directory / _STAGE).write_text(json.dumps(asdict(self)), encoding="utf-8")
+        child.write_message(directory / _STAGE, self)
 
 
 @dataclass(frozen=True)
@@ -117,38 +136,16 @@ class RunAnswer:
         """Returns True if no element differs."""
         return not any(output.differing for output in self.outputs)
 
-    @staticmethod
-    def of(fields: dict[str, Any]) -> RunAnswer:
-        """The answer that has these fields."""
-        fields["outputs"] = tuple(comparison_of(output) for output in fields["outputs"])
-        return RunAnswer(**fields)
-
-
-def run_child(
-    directory: Path, request: Request, artifacts: Mapping[Side, Artifact], timeout: float
-) -> tuple[RunAnswer, ...]:
-    """Has the child answer a request whose programs lie in `directory`, in `timeout` seconds: the
-    runs up to the first that differs.
-
-    Raises ToolError, about the file that the child was busy with, when it does not.
-    """
-    devices = max(run.replicas * run.partitions for run in request.runs)
-    # XLA:CPU drops a narrowing that a widening follows, so that moving an op would change values.
-    flags = [] if request.as_deployed else ["--xla_allow_excess_precision=false"]
-    names: dict[Side, str] = {side: artifact.name for side, artifact in artifacts.items()}
-    answer = ask_child(_MODULE, directory, asdict(request), devices, names, timeout, flags)
-    return tuple(RunAnswer.of(fields) for fields in answer["runs"])
-
 
 def ask_child(
     module: str,
     directory: Path,
-    request: dict[str, Any],
+    request: Any,
     devices: int,
     names: Mapping[Side, str],
     timeout: float,
     flags: Sequence[str],
-) -> dict[str, Any]:
+) -> Any:
     """Returns what a child answers that runs programs on virtual devices, compiled with XLA's
     `flags`.
 
@@ -162,9 +159,7 @@ def ask_child(
     outcome = child.ask(module, directory, request, timeout, environment, runs_programs=True)
     if outcome.answer is not None and not outcome.error:
         return outcome.answer
-    # Returns what the child was last busy with, or None where it never began.
-    fields = child.read_json(directory / _STAGE)
-    stage = None if fields is None else Stage(**fields)
+    stage: Stage | None = child.read_message(directory / _STAGE)  # None if it never began
     name = names["after" if stage is not None and stage.side == "after" else "before"]
     if outcome.refusal is not None:
         error = outcome.refusal
@@ -179,30 +174,6 @@ def ask_child(
     error = ToolError(message)
     error.input_name = name
     raise error
-
-
-def run_of(fields: dict[str, Any]) -> Run:
-    """The run that has these fields."""
-    for name in ("inputs", "outputs"):
-        fields[name] = tuple(value_of(value) for value in fields[name])
-    fields["shared"] = tuple(tuple(instances) for instances in fields["shared"])
-    fields["taken"] = {side: tuple(inputs) for side, inputs in fields["taken"].items()}
-    return Run(**fields)
-
-
-def value_of(fields: dict[str, Any]) -> Value:
-    """The value that has these fields."""
-    fields["shape"] = tuple(fields["shape"])
-    return Value(**fields)
-
-
-def comparison_of(fields: dict[str, Any]) -> OutputComparison:
-    """The comparison that has these fields."""
-    first: dict[str, Any] | None = fields["first"]
-    if first is not None:
-        first["index"] = tuple(first["index"])
-        fields["first"] = Difference(**first)
-    return OutputComparison(**fields)
 
 
 def _cannot(stage: Stage | None) -> str:

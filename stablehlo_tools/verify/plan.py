@@ -19,14 +19,14 @@ from stablehlo_tools.analysis.shardings import sharding_per_value, without_parts
 from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.artifacts.exported import argument_leaves
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.diagnostics import ToolError, naming
 from stablehlo_tools.dialect.names import MANUAL_COMPUTATION
 from stablehlo_tools.ir.async_calls import (
     find_async_starts,
     is_waited_for_beside,
     lower_async_calls,
 )
-from stablehlo_tools.ir.builder import constrained
+from stablehlo_tools.ir.builder import Builder, constrained
 from stablehlo_tools.ir.shardy_round_trip import restore_shardy
 from stablehlo_tools.ir.values import stand_in
 from stablehlo_tools.ir.walk import entry_function, ops_where, symbol_name
@@ -54,13 +54,10 @@ _FORM_MEANINGS: Mapping[Form, str] = {
 
 @dataclass(frozen=True)
 class Plan:
-    """A run on one backend, and the bytes of its two programs.
-
-    `steering` are the inputs, integer scalars, that decide what runs and how often.
-    """
+    """A run on one backend. `steering` are the inputs, integer scalars, that decide what runs and
+    how often."""
 
     run: Run
-    programs: Mapping[Side, bytes]
     steering: tuple[int, ...] = ()
 
 
@@ -88,13 +85,35 @@ def make_plan(artifacts: Mapping[Side, Artifact], backend: str, limits: Sequence
     signature, taken = common_signature(artifacts, modules, limits)
     grid = common_grid(artifacts, modules)
     steering = tuple(taken["before"][i] for i in steering_arguments(modules["before"]))
+    forms: dict[Side, Form]
     if interpreted:
-        plan = _plan_interpretation(artifacts, modules, signature, grid)
+        whole = grid
+        grids = each(artifacts, lambda side, _: interpreter_grid(modules[side], whole))
+        check_equal(artifacts, "number of devices", each(artifacts, lambda s, _: grids[s].size))
+        grid = grids["before"]
+        forms, instances = dict.fromkeys(SIDES, "interpreter"), grid.size
     else:
         forms = common_forms(artifacts, modules, grid)
         instances = grid.num_replicas if forms["before"] == "partitioned" else grid.size
-        plan = _plan("cpu", forms, modules, signature, grid, instances, bindings.write_bytecode)
-    return replace(plan, run=replace(plan.run, taken=taken), steering=steering)
+    programs: dict[Side, bytes] = {
+        side: interpreter_module(module, signature, grid)
+        if interpreted
+        else bindings.write_bytecode(module)
+        for side, module in modules.items()
+    }
+    run = Run(
+        backend,
+        forms,
+        signature.inputs,
+        signature.outputs,
+        grid.num_replicas,
+        grid.num_partitions,
+        instances,
+        shared(modules, signature, grid, instances),
+        taken,
+        programs,
+    )
+    return Plan(run, steering)
 
 
 def common_signature(
@@ -165,47 +184,6 @@ def common_forms(
     return forms
 
 
-def _plan_interpretation(
-    artifacts: Mapping[Side, Artifact],
-    modules: Mapping[Side, ir.Module],
-    signature: Signature,
-    whole: ProcessGrid,
-) -> Plan:
-    grids = each(artifacts, lambda side, _: interpreter_grid(modules[side], whole))
-    check_equal(artifacts, "number of devices", each(artifacts, lambda s, _: grids[s].size))
-    grid = grids["before"]
-    forms: dict[Side, Form] = dict.fromkeys(SIDES, "interpreter")
-
-    def encode(module: ir.Module) -> bytes:
-        return interpreter_module(module, signature, grid)
-
-    return _plan("interpreter", forms, modules, signature, grid, grid.size, encode)
-
-
-def _plan(
-    backend: str,
-    forms: Mapping[Side, Form],
-    modules: Mapping[Side, ir.Module],
-    signature: Signature,
-    grid: ProcessGrid,
-    instances: int,
-    encode: Callable[[ir.Module], bytes],
-) -> Plan:
-    """A run of bare modules on a grid; `encode` makes of each what its backend runs."""
-    run = Run(
-        backend,
-        forms,
-        signature.inputs,
-        signature.outputs,
-        grid.num_replicas,
-        grid.num_partitions,
-        instances,
-        shared(modules, signature, grid, instances),
-    )
-    programs: dict[Side, bytes] = {side: encode(module) for side, module in modules.items()}
-    return Plan(run, programs)
-
-
 def shared(
     modules: Mapping[Side, ir.Module], signature: Signature, grid: ProcessGrid, instances: int
 ) -> tuple[tuple[int, ...], ...]:
@@ -223,12 +201,11 @@ def agreed(artifacts: Mapping[Side, Artifact], signatures: Mapping[Side, Signatu
     """The signature of `before`, with the names that only `after` knows."""
     before, after = signatures["before"], signatures["after"]
     names = (artifacts["before"].name, artifacts["after"].name)
-    try:
+    with naming(artifacts["after"].name):
         check_agreement(before, after, names)
-    except ToolError as error:
-        raise _named(error, artifacts["after"]) from None
     if all(value.role == "nothing" for value in before.outputs):
-        raise _named(ToolError("there are no outputs to compare"), artifacts["before"])
+        with naming(artifacts["before"].name):
+            raise ToolError("there are no outputs to compare")
     outputs = tuple(
         replace(one, name=one.name or other.name)
         for one, other in zip(before.outputs, after.outputs, strict=True)
@@ -274,17 +251,10 @@ def runnable_module(artifact: Artifact, platform: int, *, interpreted: bool = Fa
             ir.SymbolTable.replace_all_symbol_uses(name, "main", module.operation)
             ir.SymbolTable.set_symbol_name(entry, "main")
         block = entry.regions[0].blocks[0]
+        build = Builder(ir.InsertionPoint.at_block_begin(block), ir.Location.unknown())
         for argument, value in zip(block.arguments, module_signature(module).inputs, strict=True):
-            if value.role != "platform":
-                continue
-            index = ir.Attribute.parse(f"dense<{platform}> : {argument.type}")
-            constant = ir.Operation.create(
-                "stablehlo.constant",
-                results=[argument.type],
-                attributes={"value": index},
-                ip=ir.InsertionPoint.at_block_begin(block),
-            )
-            argument.replace_all_uses_with(constant.results[0])
+            if value.role == "platform":
+                argument.replace_all_uses_with(build.splat_like(platform, argument))
     _sum_parts(module)
     return module
 
@@ -324,11 +294,12 @@ def _grid_text(grid: ProcessGrid) -> str:
 
 
 def check_equal[T](artifacts: Mapping[Side, Artifact], what: str, values: Mapping[Side, T]) -> None:
+    """Raises ToolError if a fact is not the same of both artifacts."""
     if values["before"] == values["after"]:
         return
     places = [f"{values[side]} in {artifacts[side].name}" for side in SIDES]
-    error = ToolError(f"the two differ in the {what}: {places[0]}, {places[1]}")
-    raise _named(error, artifacts["after"])
+    with naming(artifacts["after"].name):
+        raise ToolError(f"the two differ in the {what}: {places[0]}, {places[1]}")
 
 
 def each[T](
@@ -337,13 +308,6 @@ def each[T](
     """Calls a function for both sides; a ToolError that it raises is about that side's file."""
     results: dict[Side, T] = {}
     for side, artifact in artifacts.items():
-        try:
+        with naming(artifact.name):
             results[side] = function(side, artifact)
-        except ToolError as error:
-            raise _named(error, artifact) from None
     return results
-
-
-def _named(error: ToolError, artifact: Artifact) -> ToolError:
-    error.input_name = error.input_name or artifact.name
-    return error

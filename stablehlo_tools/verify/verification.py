@@ -8,13 +8,12 @@ child process, on as many virtual CPU devices as they need.
 
 from __future__ import annotations
 
-import math
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.artifacts.symbolic import at_two_sizes, symbolic_names
@@ -24,59 +23,25 @@ from stablehlo_tools.dialect.traits import Trait, full_names, ops_with_any
 from stablehlo_tools.ir.builder import barrier
 from stablehlo_tools.ir.values import CONSTANTS, is_float, stand_in
 from stablehlo_tools.ir.walk import ops_named
-from stablehlo_tools.verify.comparison import BITWISE, Difference, OutputComparison, Rule
+from stablehlo_tools.processes.child import read_message
+from stablehlo_tools.verify.comparison import Difference, OutputComparison, Rule
 from stablehlo_tools.verify.exact.constants import UnmappedError
-from stablehlo_tools.verify.exact.programs import FieldPlan, plan_in_field
-from stablehlo_tools.verify.exact.verification import CHILD, run_in_field
-from stablehlo_tools.verify.job import Request, Run, RunAnswer, Side, run_child
+from stablehlo_tools.verify.exact.programs import (
+    PARTIAL,
+    Exactness,
+    FieldAnswer,
+    FieldPlan,
+    FieldRequest,
+    plan_in_field,
+)
+from stablehlo_tools.verify.job import SIDES, Backend, Options, Request, RunAnswer, Side, ask_child
 from stablehlo_tools.verify.plan import make_plan, no_input
 from stablehlo_tools.verify.signatures import Value, uncounted
 
-Backend = Literal["cpu", "interpreter", "both"]
-# auto: exact, or in floats if an op has no form in the field. exact: refused then.
-Arithmetic = Literal["auto", "exact", "floats"]
-
-
-@dataclass(frozen=True)
-class Options:
-    """Describes how to verify: `timeout` is for everything, in seconds; `trials` counts inputs.
-
-    `fixed` gives inputs, by number, one value in every element instead of random ones. `limits` are
-    those of indices among the arguments, if `before` does not show them itself. `partitioned`:
-    also compares `before` as XLA's partitioner divides it with what it means.
-
-    Only floats have a `rule` that says when elements agree, `specials`, and a `backend`;
-    `as_deployed` lets XLA:CPU fuse and simplify, and rounding then follows what it makes of ops.
-    """
-
-    arithmetic: Arithmetic = "auto"
-
-    seed: int = 0
-    trials: int = 3
-    specials: bool = False
-    rule: Rule = BITWISE
-    backend: Backend = "cpu"
-    timeout: float = 600.0
-    fixed: Mapping[int, float] = field(default_factory=dict[int, float])
-    as_deployed: bool = False
-    limits: tuple[int, ...] = ()
-    partitioned: bool = True
-
-    @property
-    def asks_for_floats(self) -> bool:
-        """Returns True if something is asked that only floats have."""
-        return (
-            self.arithmetic == "floats"
-            or self.rule != BITWISE
-            or self.specials
-            or self.as_deployed
-            or self.backend != "cpu"
-            or any(map(_is_special, self.fixed.values()))
-        )
-
-
-def _is_special(number: float) -> bool:
-    return not math.isfinite(number) or (number == 0 and math.copysign(1, number) < 0)
+_CHILD = "stablehlo_tools.verify.exact.process"
+_FLOATS_CHILD = "stablehlo_tools.verify.execution_process"
+# Compiling takes most of the time, and integers have the same bits at every level.
+_EXACT_FLAGS = ("--xla_backend_optimization_level=0",)
 
 
 @dataclass(frozen=True)
@@ -92,29 +57,6 @@ class Output:
     max_abs_difference: float | int | None
     first: Difference | None
     finite: int
-
-
-@dataclass(frozen=True)
-class Exactness:
-    """Describes what belongs to an answer in exact arithmetic.
-
-    `degree` is that of the programs as polynomials of their inputs, None if it reaches the `prime`.
-    `not_entered` are the branches and loops of either program that no input entered, of as many as
-    `branches` says. `one_sided` are the marked comparisons of a twin without both outcomes.
-    `wrongly_partitioned` are the outputs that XLA's partitioner gets wrong.
-    """
-
-    prime: int
-    degree: int | None
-    branches: Mapping[Side, int]
-    not_entered: Mapping[Side, tuple[str, ...]]
-    one_sided: Mapping[Side, tuple[int, ...]]
-    wrongly_partitioned: Mapping[Side, tuple[int, ...]]
-
-    def chance(self, inputs: int) -> float | None:
-        """At most how probable it is that an element agrees in programs that differ, if hashes are
-        random functions; None without a degree."""
-        return None if self.degree is None else (self.degree / self.prime) ** inputs
 
 
 @dataclass(frozen=True)
@@ -168,17 +110,12 @@ class Verification:
             "kind": "floats" if self.exact is None else "exact",
             "in_floats": self.in_floats,
             "sizes": list(self.sizes),
-            "exact": None if self.exact is None else self._exact_json(self.exact),
+            "exact": None if self.exact is None else self.exact.to_json(self.trials),
             "hints": list(self.steering),
             "before_repeats": self.before_repeats,
             "simplified": self.simplified,
             "seconds": round(self.seconds, 3),
         }
-
-    def _exact_json(self, exact: Exactness) -> dict[str, Any]:
-        fields = {**asdict(exact), "chance": exact.chance(self.trials)}
-        del fields["one_sided"]  # a twin says which these are
-        return fields
 
 
 def verify_artifacts(
@@ -237,7 +174,7 @@ def run_plan(
     started: float,
     *,
     platform: int = 0,
-    child: str = CHILD,
+    child: str = _CHILD,
 ) -> Verification:
     """The answer of a module, `child`, to a plan for files of these names, begun at `started`.
 
@@ -248,13 +185,9 @@ def run_plan(
     _check_fixed(options.fixed, len(inputs) - first)
     fixed = dict.fromkeys(range(first), float(platform))
     fixed |= {first + index: value for index, value in options.fixed.items()}
-    answer = run_in_field(names, plan, fixed, options.seed, options.trials, options.timeout, child)
-    outputs = tuple(
-        output_of(i, value, comparison)
-        for i, (value, comparison) in enumerate(
-            zip(plan.signature.outputs, answer.outputs, strict=True)
-        )
-    )
+    request = FieldRequest(plan, fixed, options.seed, options.trials, together=True)
+    answer = _run_in_field(names, request, options.timeout, child)
+    outputs = compared_outputs(plan.signature.outputs, answer.outputs)
     same = not any(output.differing for output in outputs)
     return Verification(
         same=same,
@@ -266,15 +199,36 @@ def run_plan(
         outputs=outputs,
         vacuous=tuple(i for i in answer.zero if outputs[i].elements) if same else (),
         steering=() if same else _steering(inputs, plan.steering, options.fixed),
-        exact=Exactness(
-            plan.field.prime,
-            plan.degree,
-            answer.branches,
-            answer.not_entered,
-            answer.one_sided,
-            answer.wrongly_partitioned,
-        ),
+        exact=answer.exactness,
     )
+
+
+def _run_in_field(
+    names: Mapping[Side, str],
+    request: FieldRequest,
+    timeout: float,
+    child: str,
+) -> FieldAnswer:
+    """Has a module, `child`, run programs on the same residues and compare what they leave."""
+    devices = request.plan.devices
+    with tempfile.TemporaryDirectory(prefix="stablehlo-tools-") as path:
+        directory = Path(path)
+        for name, content in request.plan.files.items():
+            (directory / name).write_bytes(content)
+        try:
+            return ask_child(child, directory, request, devices, names, timeout, _EXACT_FLAGS)
+        except ToolError as error:
+            if not error.by_chance and len(request.plan.runs) == len(SIDES):
+                raise
+        # XLA's partitioner may have ended the process; without it there is an answer.
+        request = replace(request, together=False)
+        try:
+            return ask_child(child, directory, request, devices, names, timeout, _EXACT_FLAGS)
+        except ToolError:
+            partial: FieldAnswer | None = read_message(directory / PARTIAL)
+            if partial is None:
+                raise
+            return partial
 
 
 def _check_fixed(fixed: Mapping[int, float], count: int) -> None:
@@ -292,22 +246,18 @@ def _in_floats(artifacts: Mapping[Side, Artifact], options: Options) -> Verifica
     first = uncounted(plans[0].run.inputs)
     count = min(len(plan.run.inputs) for plan in plans) - first
     _check_fixed(options.fixed, count)
-    request = Request(
-        tuple(plan.run for plan in plans),
-        options.rule,
-        options.trials,
-        options.seed,
-        options.specials,
-        {str(first + index): value for index, value in options.fixed.items()},
-        options.as_deployed,
-    )
+    fixed = {first + index: value for index, value in options.fixed.items()}
+    request = Request(tuple(plan.run for plan in plans), replace(options, fixed=fixed))
+    devices = max(plan.run.replicas * plan.run.partitions for plan in plans)
+    # XLA:CPU drops a narrowing that a widening follows, so that moving an op would change values.
+    flags = [] if options.as_deployed else ["--xla_allow_excess_precision=false"]
+    names: dict[Side, str] = {side: artifact.name for side, artifact in artifacts.items()}
     with tempfile.TemporaryDirectory(prefix="stablehlo-tools-") as path:
         directory = Path(path)
-        for plan in plans:
-            for side, program in plan.programs.items():
-                (directory / plan.run.program(side)).write_bytes(program)
         try:
-            answers = run_child(directory, request, artifacts, options.timeout)
+            answers: tuple[RunAnswer, ...] = ask_child(
+                _FLOATS_CHILD, directory, request, devices, names, options.timeout, flags
+            )
         except ToolError as error:
             hints = _steering(plans[0].run.inputs, plans[0].steering, options.fixed)
             notes = [note(hint) for hint in hints]
@@ -316,9 +266,19 @@ def _in_floats(artifacts: Mapping[Side, Artifact], options: Options) -> Verifica
             error.diagnostic = replace(error.diagnostic, notes=(*error.diagnostic.notes, *notes))
             raise
     shown = len(answers) - 1 if not answers[-1].same else 0
-    hints = _steering(plans[shown].run.inputs, plans[shown].steering, options.fixed)
-    return _verification(
-        options, request.runs[shown], answers[shown], hints, time.monotonic() - started
+    answer, run = answers[shown], plans[shown].run
+    return Verification(
+        same=answer.same,
+        rule=options.rule,
+        backend=options.backend,
+        trials=answer.trials,
+        devices=run.replicas * run.partitions,
+        seconds=time.monotonic() - started,
+        outputs=compared_outputs(run.outputs, answer.outputs),
+        vacuous=tuple(i for i, comparison in enumerate(answer.outputs) if comparison.shows_nothing),
+        before_repeats=answer.before_repeats,
+        simplified=answer.simplified,
+        steering=() if answer.same else _steering(run.inputs, plans[shown].steering, options.fixed),
     )
 
 
@@ -360,38 +320,21 @@ def _steering(
     )
 
 
-def _verification(
-    options: Options, run: Run, answer: RunAnswer, hints: tuple[str, ...], seconds: float
-) -> Verification:
-    outputs = tuple(
-        output_of(i, value, comparison)
-        for i, (value, comparison) in enumerate(zip(run.outputs, answer.outputs, strict=True))
-    )
-    return Verification(
-        same=answer.same,
-        rule=options.rule,
-        backend=options.backend,
-        trials=answer.trials,
-        devices=run.replicas * run.partitions,
-        seconds=seconds,
-        outputs=outputs,
-        vacuous=tuple(i for i, comparison in enumerate(answer.outputs) if comparison.shows_nothing),
-        before_repeats=answer.before_repeats,
-        simplified=answer.simplified,
-        steering=() if answer.same else hints,
-    )
-
-
-def output_of(index: int, value: Value, comparison: OutputComparison) -> Output:
-    """The output of this number and how it compares."""
-    return Output(
-        index,
-        value.name,
-        value.dtype,
-        value.shape,
-        comparison.elements,
-        comparison.differing,
-        comparison.max_abs_difference,
-        comparison.first,
-        comparison.finite,
+def compared_outputs(
+    values: Sequence[Value], comparisons: Sequence[OutputComparison]
+) -> tuple[Output, ...]:
+    """The outputs and how they compare."""
+    return tuple(
+        Output(
+            index,
+            value.name,
+            value.dtype,
+            value.shape,
+            comparison.elements,
+            comparison.differing,
+            comparison.max_abs_difference,
+            comparison.first,
+            comparison.finite,
+        )
+        for index, (value, comparison) in enumerate(zip(values, comparisons, strict=True))
     )

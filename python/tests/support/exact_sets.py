@@ -18,6 +18,7 @@ from stablehlo_tools.mpmd.running import player
 from stablehlo_tools.mpmd.running.exact_process import SetComparison, SetProgram
 from stablehlo_tools.mpmd.running.set_in_field import map_set, plan_set
 from stablehlo_tools.verify.exact.host_functions import Host, registered
+from stablehlo_tools.verify.exact.programs import FieldRequest
 
 TRIALS = 3
 
@@ -32,9 +33,9 @@ class ComparedMutants:
         monkeypatch.setattr(player, "Executables", lambda *_: machine)
         self.ranks, self.room = ranks, room
         self.plan = plan_set(ranks, step)
-        self._write(self.plan.code)
-        request = {**self.plan.to_json(), "fixed": {}, "seed": 0, "trials": TRIALS}
-        self.comparison = SetComparison(room, {**request, "together": False})
+        self._write(self.plan.files)
+        request = FieldRequest(self.plan, {}, seed=0, trials=TRIALS, together=False)
+        self.comparison = SetComparison(room, request)
         self.inputs = [self.comparison.make_inputs(trial, None) for trial in range(TRIALS)]
         self.outputs = [
             self.comparison.made("before", arrays, trial)

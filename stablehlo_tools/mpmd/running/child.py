@@ -26,9 +26,7 @@ PACKAGE = "stablehlo_tools.mpmd.running"
 _TENSOR = re.compile(r"tensor<((?:\d+x)*)([\w<>]+)>")
 
 
-def ask(
-    module: str, directory: Path, request: dict[str, Any], devices: int, timeout: float, what: str
-) -> dict[str, Any]:
+def ask(module: str, directory: Path, request: Any, devices: int, timeout: float, what: str) -> Any:
     """Has a module of this package answer a request. `what` it does goes into messages.
 
     Raises ToolError for what it raised, and where it died or took more than `timeout` seconds.
@@ -47,7 +45,7 @@ def ask(
     return outcome.answer
 
 
-def serve(answer: Callable[[Path, dict[str, Any]], dict[str, Any]]) -> None:
+def serve(answer: Callable[[Path, Any], Any]) -> None:
     """In the child: answers the request in the directory that the command line names."""
     activity.trust_input()  # the parent has read it, and tells how this process ended
     child.answer_request(answer)

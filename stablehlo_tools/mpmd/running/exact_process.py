@@ -7,16 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from stablehlo_tools import bindings
 from stablehlo_tools.mpmd.rank_set import RankSet, load
 from stablehlo_tools.mpmd.running.child import cut_pieces, join_pieces, serve
 from stablehlo_tools.mpmd.running.player import SetPlayer
-from stablehlo_tools.verify.comparison import Shard, whole
+from stablehlo_tools.verify.comparison import whole
 from stablehlo_tools.verify.exact.host_functions import Host
 from stablehlo_tools.verify.exact.process import FieldComparison
-from stablehlo_tools.verify.execution import Instances, Program
+from stablehlo_tools.verify.exact.programs import FieldAnswer, FieldRequest
+from stablehlo_tools.verify.execution import Instances, Program, Shards
 
 
 class SetComparison(FieldComparison):
@@ -26,8 +26,8 @@ class SetComparison(FieldComparison):
         """A program, or the set, that is ready to run, and its host."""
         if name != "after":
             return super().compile_program(name)
-        described = self.runs[name]
-        host = Host(self.field, described.host_functions)
+        described = self.plan.runs[name]
+        host = Host(self.plan.field, described.host_functions)
         return SetProgram(load(self.directory), described.run.taken["before"]), host
 
 
@@ -39,7 +39,7 @@ class SetProgram:
         self.manifest = ranks.manifest
         self.player = SetPlayer(ranks, bindings.SIMPLIFYING_PASSES)
 
-    def __call__(self, instances: Instances) -> list[list[Shard]]:
+    def __call__(self, instances: Instances) -> Shards:
         """The outputs, each as one shard, for the inputs of the only instance."""
         [inputs] = instances
         pieces = cut_pieces(self.manifest, [inputs[number] for number in self.taken])
@@ -47,9 +47,9 @@ class SetProgram:
         return [[whole(array)] for array in join_pieces(self.manifest, results)]
 
 
-def answer(directory: Path, fields: dict[str, Any]) -> dict[str, Any]:
+def answer(directory: Path, request: FieldRequest) -> FieldAnswer:
     """Compares the programs of a request on its inputs."""
-    return SetComparison(directory, fields).run()
+    return SetComparison(directory, request).run()
 
 
 if __name__ == "__main__":

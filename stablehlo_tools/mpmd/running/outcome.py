@@ -39,7 +39,7 @@ from stablehlo_tools.verify.element_types import Array
 from stablehlo_tools.verify.exact.constants import UnmappedError
 from stablehlo_tools.verify.plan import Plan
 from stablehlo_tools.verify.twin import estimated_bytes
-from stablehlo_tools.verify.verification import output_of, reason_for_floats
+from stablehlo_tools.verify.verification import compared_outputs, reason_for_floats
 
 RunnerName = Literal["sequential", "processes"]
 _RUNNERS: Mapping[RunnerName, Callable[[RankSet, Sequence[Sequence[Array]], Path, float], Run]] = {
@@ -164,10 +164,9 @@ def _run_original(
 ) -> list[Array]:
     """The outputs of the original in floats; `directory` is empty, and for files between."""
     run = plan.run
-    (directory / run.program("before")).write_bytes(plan.programs["before"])
     write_arrays(directory / inputs_of(0), inputs, [type_of(value) for value in run.inputs])
     devices = run.replicas * run.partitions
-    ask("reference_process", directory, asdict(run), devices, timeout, "running the program")
+    ask("reference_process", directory, run, devices, timeout, "running the program")
     return read_arrays(directory / outputs_of(0))
 
 
@@ -192,7 +191,7 @@ def _compared(
         trials=1,
         devices=manifest.devices * len(manifest.ranks),
         seconds=seconds,
-        outputs=tuple(map(output_of, range(len(values)), values, outputs)),
+        outputs=compared_outputs(values, outputs),
         vacuous=tuple(i for i, output in enumerate(outputs) if output.shows_nothing),
         in_floats=why,
     )

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from stablehlo_tools import bindings
 from stablehlo_tools.mpmd.running.child import (
     element_of,
     inputs_of,
@@ -21,19 +20,15 @@ from stablehlo_tools.mpmd.running.child import (
     write_arrays,
 )
 from stablehlo_tools.verify.element_types import Array
-from stablehlo_tools.verify.execution import load_program
-from stablehlo_tools.verify.job import run_of
+from stablehlo_tools.verify.execution import load_program, load_without_rerounding
+from stablehlo_tools.verify.job import Run
 
 
-def answer(directory: Path, request: dict[str, Any]) -> dict[str, Any]:
-    """Runs the program in `directory` on the inputs beside it."""
-    run = run_of(request)
-    skipped = bindings.REROUNDING_PASSES
-    try:  # compiled as `verify` compiles it
-        program = load_program(directory, run, "before", skipped=skipped)
-    except Exception:  # XLA's own types; what it says counts when the second attempt fails
-        kept = [name for name in skipped if name not in bindings.INDISPENSABLE_PASSES]
-        program = load_program(directory, run, "before", skipped=kept)
+def answer(directory: Path, run: Run) -> dict[str, Any]:
+    """Runs the program on the inputs in `directory`."""
+    program, _ = load_without_rerounding(
+        lambda skipped: load_program(run, "before", skipped=skipped)
+    )
     outputs: list[Array] = []
     results = program([read_arrays(directory / inputs_of(0))])
     for value, shards in zip(run.outputs, results, strict=True):

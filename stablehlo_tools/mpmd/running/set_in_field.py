@@ -59,7 +59,7 @@ def verify_in_field(ranks: RankSet, original: Artifact, options: Options) -> Ver
 
 
 def plan_set(ranks: RankSet, original: Artifact) -> FieldPlan:
-    """Maps both into one field: the original is `before`, and the files of the set are code."""
+    """Maps both into one field: the original is `before`, and the set is in files."""
     modules = [program.module for program in ranks.programs]
     plan = plan_in_field(dict.fromkeys(SIDES, original), partitioned=False, beside=modules)
     run, signature, manifest = plan.runs["before"].run, plan.signature, ranks.manifest
@@ -72,10 +72,10 @@ def plan_set(ranks: RankSet, original: Artifact) -> FieldPlan:
             raise ToolError("the set takes the index of a platform, and this is for one platform")
     code, functions, branchings = map_set(ranks, plan.field)
     taken: dict[Side, tuple[int, ...]] = {"before": (*platforms, *numbers)}
-    run = replace(run, replicas=1, partitions=manifest.devices, taken=taken)
+    run = replace(run, replicas=1, partitions=manifest.devices, taken=taken, programs={})
     runs = {**plan.runs, "after": FieldRun(run, functions, branchings)}
     # Ranks are composed, and the degree of that is not known.
-    return replace(plan, runs=runs, code={**plan.code, **code}, degree=None)
+    return replace(plan, runs=runs, files=code, degree=None)
 
 
 def map_set(

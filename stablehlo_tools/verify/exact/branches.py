@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import Any
 
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import CASE, COMPARE, IF, WHILE
@@ -32,11 +31,6 @@ class Branching:
     probe: int
     what: str
     choices: tuple[int, ...]
-
-    @staticmethod
-    def of(fields: dict[str, Any]) -> Branching:
-        """The branching that has these fields."""
-        return Branching(fields["probe"], fields["what"], tuple(fields["choices"]))
 
     def missing(self, seen: Mapping[int, Set[int]]) -> list[str]:
         """Returns what no input entered, in words; of a marked comparison its number, unless it had

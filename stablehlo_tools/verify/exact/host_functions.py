@@ -16,7 +16,7 @@ import hashlib
 import math
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -63,17 +63,6 @@ class HostFunction:
     results: tuple[tuple[str, tuple[int, ...]], ...]
     options: Mapping[str, Any]
     inexact: tuple[bool, ...] = ()  # of each result: whether it holds residues
-
-    def to_json(self) -> dict[str, Any]:
-        """The fields as plain data."""
-        return asdict(self)
-
-    @staticmethod
-    def of(fields: dict[str, Any]) -> HostFunction:
-        """Returns what `to_json` gave, also after a way through JSON."""
-        for side in ("operands", "results"):
-            fields[side] = tuple((name, tuple(shape)) for name, shape in fields[side])
-        return HostFunction(**fields)
 
 
 def write_host_call(

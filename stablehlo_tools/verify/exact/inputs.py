@@ -35,11 +35,6 @@ class IntegerStyle(enum.Enum):
     EQUAL = "all the same"
 
 
-def style_of(trial: int) -> IntegerStyle:
-    """The style of an input."""
-    return list(IntegerStyle)[trial % len(IntegerStyle)]
-
-
 def make_input(
     value: Value, field: Field, key: tuple[int, ...], style: IntegerStyle, scalar: int | None = None
 ) -> Array:

@@ -5,26 +5,29 @@ python -m stablehlo_tools.verify.exact.process DIRECTORY
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from stablehlo_tools.processes.child import answer_request
-from stablehlo_tools.verify.comparison import BITWISE, OutputComparison, Shard, compare_output
+from stablehlo_tools.processes.child import answer_request, write_message
+from stablehlo_tools.verify.comparison import BITWISE, OutputComparison
 from stablehlo_tools.verify.element_types import Array, Kind, element_type
 from stablehlo_tools.verify.exact.branches import Branching
-from stablehlo_tools.verify.exact.field import Field
 from stablehlo_tools.verify.exact.host_functions import Host, register, registered
-from stablehlo_tools.verify.exact.inputs import fixed_input, make_input, style_of
-from stablehlo_tools.verify.exact.programs import PARTIAL, FieldRun
-from stablehlo_tools.verify.execution import ModuleProgram, Program
-from stablehlo_tools.verify.job import Stage, value_of
-from stablehlo_tools.verify.signatures import Value
+from stablehlo_tools.verify.exact.inputs import IntegerStyle, fixed_input, make_input
+from stablehlo_tools.verify.exact.programs import PARTIAL, Exactness, FieldAnswer, FieldRequest
+from stablehlo_tools.verify.execution import (
+    Instances,
+    ModuleProgram,
+    Program,
+    Shards,
+    compare_outputs,
+    make_instances,
+)
+from stablehlo_tools.verify.job import Side, Stage
 
 # Integers need none of these, and they take most of the time.
 _SKIPPED = (
@@ -34,75 +37,73 @@ _SKIPPED = (
 
 _SCALARS_WITHOUT_GAIN = 40  # that are tried before a program is taken for explored
 
-Shards = list[list[Shard]]
 
-
-def answer(directory: Path, fields: dict[str, Any]) -> dict[str, Any]:
+def answer(directory: Path, request: FieldRequest) -> FieldAnswer:
     """In the child: compares the programs of a request on its inputs."""
-    return FieldComparison(directory, fields).run()
+    return FieldComparison(directory, request).run()
 
 
 class FieldComparison:
     """Runs the programs of a request on one input after another, until one tells them apart."""
 
-    def __init__(self, directory: Path, fields: dict[str, Any]) -> None:
+    def __init__(self, directory: Path, request: FieldRequest) -> None:
         register()
         self.directory = directory
-        self.field = Field(fields["prime"])
-        self.runs = {name: FieldRun.of(run) for name, run in fields["runs"].items()}
-        self.inputs: list[Value] = [value_of(value) for value in fields["inputs"]]
-        self.outputs: list[Value] = [value_of(value) for value in fields["outputs"]]
-        self.fixed: Mapping[str, float] = fields["fixed"]
-        self.seed, self.trials = fields["seed"], fields["trials"]
-        self.scalars: list[int] = fields["scalars"]
-        self.together: bool = fields["together"]
+        self.request = request
+        self.plan = request.plan
         self.programs: dict[str, tuple[Program, Host]] = {}
         self.after = "after"
-        self.wrong: dict[str, list[int]] = {}
-        self.zero = [True] * len(self.outputs)
+        self.wrong: dict[Side, set[int]] = {}
+        self.zero = [True] * len(self.plan.signature.outputs)
         self.count = 0
 
-    def run(self) -> dict[str, Any]:
-        together = ["before", "after", *(["before_partitioned"] if self.together else [])]
-        self.compile([name for name in together if name in self.runs])
-        outputs: list[OutputComparison] = []
-        for trial in range(self.trials):
-            outputs = self.compare(trial, None)
+    def run(self) -> FieldAnswer:
+        together = ["before", "after", *(["before_partitioned"] if self.request.together else [])]
+        self.compile([name for name in together if name in self.plan.runs])
+        outputs: tuple[OutputComparison, ...] = ()
+        for trial, scalar in self.attempts():
+            outputs = self.compare(trial, scalar)
             if any(output.differing for output in outputs):
                 return self.result(outputs)
-        for scalar in self.tried_scalars():
-            outputs = self.compare(0, scalar)
-            if any(output.differing for output in outputs):
-                return self.result(outputs)
-        if "before_partitioned" in self.runs:
-            partial = json.dumps(self.result(outputs))
-            (self.directory / PARTIAL).write_text(partial, encoding="utf-8")
-            for trial in range(min(self.trials, 2)):  # with valid indices, and with others
+        if "before_partitioned" in self.plan.runs:
+            write_message(self.directory / PARTIAL, self.result(outputs))
+            for trial in range(min(self.request.trials, 2)):  # with valid indices, and with others
                 inputs = self.make_inputs(trial, None)
                 before = self.made("before", inputs, trial)
                 partitioned = self.made("before_partitioned", inputs, trial)
                 self.note_wrong("before", before, partitioned)
         return self.result(outputs)
 
-    def result(self, outputs: Sequence[OutputComparison]) -> dict[str, Any]:
-        """The answer, with the comparison of the last input."""
-        sides = ("before", "before"), ("after", self.after)
-        return {
-            "outputs": [asdict(output) for output in outputs],
-            "inputs": self.count,
-            "zero": [i for i, zero in enumerate(self.zero) if zero],
-            "branches": {side: self.choices(name) for side, name in sides},
-            "not_entered": {side: self.missing(name) for side, name in sides},
-            "one_sided": {side: self.one_sided(name) for side, name in sides},
-            "wrongly_partitioned": self.wrong,
-        }
+    def attempts(self) -> Iterator[tuple[int, int | None]]:
+        """The trials, then scalars with which BEFORE enters a branch that no input has entered."""
+        for trial in range(self.request.trials):
+            yield trial, None
+        for scalar in self.tried_scalars():
+            yield 0, scalar
 
-    def compare(self, trial: int, scalar: int | None) -> list[OutputComparison]:
+    def result(self, outputs: tuple[OutputComparison, ...]) -> FieldAnswer:
+        """The answer, with the comparison of the last input."""
+        sides: tuple[tuple[Side, str], ...] = (("before", "before"), ("after", self.after))
+        return FieldAnswer(
+            outputs,
+            self.count,
+            tuple(i for i, zero in enumerate(self.zero) if zero),
+            Exactness(
+                self.plan.field.prime,
+                self.plan.degree,
+                {side: sum(len(each.choices) for each in self.branchings(n)) for side, n in sides},
+                {side: tuple(self.missing(name)) for side, name in sides},
+                {side: tuple(self.one_sided(name)) for side, name in sides},
+                {side: tuple(sorted(wrong)) for side, wrong in self.wrong.items()},
+            ),
+        )
+
+    def compare(self, trial: int, scalar: int | None) -> tuple[OutputComparison, ...]:
         inputs = self.make_inputs(trial, scalar)
         before = self.made("before", inputs, trial)
         after = self.made(self.after, inputs, trial)
         outputs = self.compare_outputs(before, after)
-        untried = self.after == "after" and "after_unsharded" in self.runs
+        untried = self.after == "after" and "after_unsharded" in self.plan.runs
         if untried and any(o.differing for o in outputs):
             unsharded = self.made("after_unsharded", inputs, trial)
             again = self.compare_outputs(before, unsharded)
@@ -115,12 +116,14 @@ class FieldComparison:
         return outputs
 
     def tried_scalars(self) -> Sequence[int]:
-        """Scalars with which BEFORE enters a branch that no input has entered yet."""
-        if not any(map(_is_integer_scalar, self.inputs)):
+        kinds = (Kind.SIGNED, Kind.UNSIGNED)
+        inputs = self.plan.signature.inputs
+        scalar_types = [element_type(value.element) for value in inputs if not value.shape]
+        if not any(element is not None and element.kind in kinds for element in scalar_types):
             return []
         found: list[int] = []
         idle, left = 0, len(self.missing("before"))
-        for scalar in self.scalars:
+        for scalar in self.plan.scalars:
             if not left or idle == _SCALARS_WITHOUT_GAIN:
                 break
             self.made("before", self.make_inputs(0, scalar), 0)
@@ -129,10 +132,6 @@ class FieldComparison:
             idle, left = (0 if now < left else idle + 1), now
         return found
 
-    def choices(self, name: str) -> int:
-        """The number of branches and loops that a program may enter."""
-        return sum(len(each.choices) for each in self.branchings(name))
-
     def missing(self, name: str) -> list[str]:
         """The branches and loops of a program that no input has entered yet, in words."""
         _, host = self.programs[name]
@@ -140,30 +139,29 @@ class FieldComparison:
 
     def branchings(self, name: str) -> list[Branching]:
         """The branches and loops of a program."""
-        return [each for each in self.runs[name].branchings if each.choices]
+        return [each for each in self.plan.runs[name].branchings if each.choices]
 
     def one_sided(self, name: str) -> list[int]:
         """The numbers of the marked comparisons without both outcomes."""
         _, host = self.programs[name]
-        marked = [each for each in self.runs[name].branchings if not each.choices]
+        marked = [each for each in self.plan.runs[name].branchings if not each.choices]
         return [int(number) for each in marked for number in each.missing(host.seen)]
 
     def compile(self, names: Sequence[str]) -> None:
         """Compiles programs at the same time, as XLA does most of it in one thread; or one after
         the other, so that the stage names the one that ends the process."""
-        with ThreadPoolExecutor(len(names) if self.together else 1) as pool:
+        with ThreadPoolExecutor(len(names) if self.request.together else 1) as pool:
             for name, program in zip(names, pool.map(self.compile_program, names), strict=True):
                 self.programs[name] = program
 
     def compile_program(self, name: str) -> tuple[Program, Host]:
         """A program that is ready to run, and its host."""
         Stage("compiling", name.partition("_")[0], "cpu").write(self.directory)
-        described = self.runs[name]
-        code = (self.directory / name).read_bytes()
-        program = ModuleProgram(code, described.run, "before", skipped=_SKIPPED)
-        return program, Host(self.field, described.host_functions)
+        described = self.plan.runs[name]
+        program = ModuleProgram(described.run, "before", skipped=_SKIPPED)
+        return program, Host(self.plan.field, described.host_functions)
 
-    def made(self, name: str, inputs: Sequence[Sequence[Array]], trial: int) -> Shards:
+    def made(self, name: str, inputs: Instances, trial: int) -> Shards:
         """Returns what a program makes of inputs."""
         if name not in self.programs:
             self.compile([name])
@@ -172,38 +170,29 @@ class FieldComparison:
         with registered(host):
             return program(inputs)
 
-    def note_wrong(self, side: str, right: Shards, partitioned: Shards) -> None:
+    def note_wrong(self, side: Side, right: Shards, partitioned: Shards) -> None:
         outputs = self.compare_outputs(right, partitioned)
-        wrong = [number for number, output in enumerate(outputs) if output.differing]
+        wrong = {number for number, output in enumerate(outputs) if output.differing}
         if wrong:
-            self.wrong[side] = sorted({*self.wrong.get(side, ()), *wrong})
+            self.wrong[side] = self.wrong.get(side, set()) | wrong
 
-    def compare_outputs(self, before: Shards, after: Shards) -> list[OutputComparison]:
+    def compare_outputs(self, before: Shards, after: Shards) -> tuple[OutputComparison, ...]:
         """How each output compares; how far apart residues are says nothing."""
-        comparisons = [
-            compare_output(value.element_type, value.shape, before[i], after[i], BITWISE)
-            for i, value in enumerate(self.runs["before"].run.outputs)
-        ]
-        return [replace(each, max_abs_difference=None) for each in comparisons]
+        outputs = self.plan.runs["before"].run.outputs
+        comparisons = compare_outputs(outputs, before, after, BITWISE)
+        return tuple(replace(each, max_abs_difference=None) for each in comparisons)
 
-    def make_inputs(self, trial: int, scalar: int | None) -> list[list[Array]]:
-        run, style = self.runs["before"].run, style_of(trial)
+    def make_inputs(self, trial: int, scalar: int | None) -> Instances:
+        field, inputs = self.plan.field, self.plan.signature.inputs
+        style = list(IntegerStyle)[trial % len(IntegerStyle)]
 
-        def make(i: int, instance: int) -> Array:
-            key = (self.seed, trial, i, run.shared[i][instance])
-            number = self.fixed.get(str(i))
+        def make(i: int, key: tuple[int, ...]) -> Array:
+            number = self.request.fixed.get(i)
             if number is None:
-                return make_input(self.inputs[i], self.field, key, style, scalar)
-            return fixed_input(self.inputs[i], self.field, number)
+                return make_input(inputs[i], field, key, style, scalar)
+            return fixed_input(inputs[i], field, number)
 
-        numbers = range(len(self.inputs))
-        return [[make(i, instance) for i in numbers] for instance in range(run.instances)]
-
-
-def _is_integer_scalar(value: Value) -> bool:
-    element = element_type(value.element)
-    kinds = (Kind.SIGNED, Kind.UNSIGNED)
-    return not value.shape and element is not None and element.kind in kinds
+        return make_instances(self.plan.runs["before"].run, self.request.seed, trial, make)
 
 
 if __name__ == "__main__":

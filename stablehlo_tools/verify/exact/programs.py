@@ -24,7 +24,15 @@ from stablehlo_tools.ir.async_calls import lower_async_calls, lower_async_region
 from stablehlo_tools.ir.clone import copy_module
 from stablehlo_tools.ir.gspmd_import import import_gspmd
 from stablehlo_tools.ir.inline import inline_all_calls
-from stablehlo_tools.ir.walk import enclosing, erase_unused_meshes, ops_named, ops_where
+from stablehlo_tools.ir.walk import (
+    drop_attributes,
+    enclosing,
+    erase_unused_meshes,
+    functions_by_name,
+    ops_named,
+    ops_where,
+)
+from stablehlo_tools.verify.comparison import OutputComparison
 from stablehlo_tools.verify.element_types import Kind, element_type
 from stablehlo_tools.verify.exact.branches import Branching, write_probes
 from stablehlo_tools.verify.exact.degree import degree_of
@@ -32,7 +40,7 @@ from stablehlo_tools.verify.exact.field import Field
 from stablehlo_tools.verify.exact.host_functions import HostFunction
 from stablehlo_tools.verify.exact.inputs import tempting_scalars
 from stablehlo_tools.verify.exact.mapping import field_of, map_into_field
-from stablehlo_tools.verify.job import SIDES, Run, Side, run_of
+from stablehlo_tools.verify.job import SIDES, Run, Side
 from stablehlo_tools.verify.plan import (
     common_forms,
     common_grid,
@@ -42,12 +50,9 @@ from stablehlo_tools.verify.plan import (
     runnable_module,
     shared,
 )
-from stablehlo_tools.verify.signatures import (
-    Signature,
-    Value,
-)
+from stablehlo_tools.verify.signatures import Signature, Value
 
-PARTIAL = "partial.json"  # what the child knows before it runs BEFORE as XLA partitions it
+PARTIAL = "partial.pickle"  # what the child knows before it runs BEFORE as XLA partitions it
 _PLACING = ops_with_any(Trait.SHARDING_ONLY | Trait.RESHARDING)
 _GROUPING = "sdy.sharding_group"
 _ATTRIBUTES = ("sdy.sharding", "mhlo.sharding")
@@ -64,23 +69,14 @@ class FieldRun:
     host_functions: tuple[HostFunction, ...]
     branchings: tuple[Branching, ...]
 
-    @staticmethod
-    def of(fields: dict[str, Any]) -> FieldRun:
-        """The run that has these fields."""
-        return FieldRun(
-            run_of(fields["run"]),
-            tuple(map(HostFunction.of, fields["host_functions"])),
-            tuple(map(Branching.of, fields["branchings"])),
-        )
-
 
 @dataclass(frozen=True)
 class FieldPlan:
-    """Programs by name, the bytes of each, and what they are given."""
+    """Programs by name, and what they are given; `files` lie where the child runs, by name."""
 
     field: Field
     runs: Mapping[str, FieldRun]
-    code: Mapping[str, bytes]
+    files: Mapping[str, bytes]
     signature: Signature
     scalars: tuple[int, ...]
     steering: tuple[int, ...]
@@ -91,15 +87,59 @@ class FieldPlan:
         """Returns how many devices the programs need at most."""
         return max(each.run.replicas * each.run.partitions for each in self.runs.values())
 
-    def to_json(self) -> dict[str, Any]:
-        """Returns what the child needs to know but for the bytes."""
-        return {
-            "prime": self.field.prime,
-            "runs": {name: asdict(run) for name, run in self.runs.items()},
-            "inputs": [asdict(value) for value in self.signature.inputs],
-            "outputs": [asdict(value) for value in self.signature.outputs],
-            "scalars": list(self.scalars),
-        }
+
+@dataclass(frozen=True)
+class FieldRequest:
+    """Describes what the child runs: a plan, and its inputs.
+
+    `fixed` gives inputs by their number. `together`: programs are compiled at the same time.
+    """
+
+    plan: FieldPlan
+    fixed: Mapping[int, float]
+    seed: int
+    trials: int
+    together: bool
+
+
+@dataclass(frozen=True)
+class Exactness:
+    """Describes what belongs to an answer in exact arithmetic.
+
+    `degree` is that of the programs as polynomials of their inputs, None if it reaches the `prime`.
+    `not_entered` are the branches and loops of either program that no input entered, of as many as
+    `branches` says. `one_sided` are the marked comparisons of a twin without both outcomes.
+    `wrongly_partitioned` are the outputs that XLA's partitioner gets wrong.
+    """
+
+    prime: int
+    degree: int | None
+    branches: Mapping[Side, int]
+    not_entered: Mapping[Side, tuple[str, ...]]
+    one_sided: Mapping[Side, tuple[int, ...]]
+    wrongly_partitioned: Mapping[Side, tuple[int, ...]]
+
+    def chance(self, inputs: int) -> float | None:
+        """At most how probable it is that an element agrees in programs that differ, if hashes are
+        random functions; None without a degree."""
+        return None if self.degree is None else (self.degree / self.prime) ** inputs
+
+    def to_json(self, inputs: int) -> dict[str, Any]:
+        """The fields as plain data, for so many inputs; a twin says which are `one_sided`."""
+        fields = {**asdict(self), "chance": self.chance(inputs)}
+        del fields["one_sided"]
+        return fields
+
+
+@dataclass(frozen=True)
+class FieldAnswer:
+    """Describes how the outputs compare for the last input, of so many `inputs`; the rest is of all
+    of them. `zero` are the outputs that BEFORE leaves all zero."""
+
+    outputs: tuple[OutputComparison, ...]
+    inputs: int
+    zero: tuple[int, ...]
+    exactness: Exactness
 
 
 def plan_in_field(
@@ -134,7 +174,6 @@ def plan_in_field(
     field = field_of([*modules.values(), *(beside or ())])
     degrees = [degree_of(module, field.prime) for module in modules.values()]
     runs: dict[str, FieldRun] = {}
-    code: dict[str, bytes] = {}
 
     def add(name: str, side: Side, module: ir.Module, devices: int) -> None:
         def map_side(_: Side, __: Artifact) -> None:
@@ -147,9 +186,9 @@ def plan_in_field(
                 partitions=devices,
                 forms={"before": forms[side]},
                 taken={"before": taken[side]},
+                programs={"before": bindings.write_bytecode(module)},
             )
             runs[name] = FieldRun(run, tuple(functions), tuple(branchings))
-            code[name] = bindings.write_bytecode(module)
 
         each({side: artifacts[side]}, map_side)
 
@@ -167,7 +206,7 @@ def plan_in_field(
         elif partitioned:
             add("before_partitioned", side, modules[side], grid.num_partitions)
     degree = None if None in degrees else max(d for d in degrees if d is not None)
-    return FieldPlan(field, runs, code, signature, tuple(scalars), steering, degree)
+    return FieldPlan(field, runs, {}, signature, tuple(scalars), steering, degree)
 
 
 def _module(artifact: Artifact, platform: int) -> ir.Module:
@@ -208,13 +247,18 @@ def drop_shardings(module: ir.Module, devices: int) -> int | None:
         return None
     if any("unreduced=" in str(op.attributes[side]) for op in manual for side in _BORDER):
         return None
-    for op in ops_where(module.operation, lambda op: True):
-        for name in _ATTRIBUTES:
-            if name in op.attributes:
-                del op.attributes[name]
+    drop_attributes(module.operation, _ATTRIBUTES)
+    for function in functions_by_name(module).values():
         for side in ("arg_attrs", "res_attrs"):
-            if side in op.attributes:
-                op.attributes[side] = _without_shardings(ir.ArrayAttr(op.attributes[side]))
+            if side in function.attributes:
+                entries = map(ir.DictAttr, ir.ArrayAttr(function.attributes[side]))
+                kept = [
+                    {e.name: e.attr for e in entry if e.name not in _ATTRIBUTES}
+                    for entry in entries
+                ]
+                function.attributes[side] = ir.ArrayAttr.get(
+                    [ir.DictAttr.get(entry, module.context) for entry in kept], module.context
+                )
     for op in ops_named(module.operation, _PLACING):
         op.results[0].replace_all_uses_with(op.operands[0])
         op.erase()
@@ -226,12 +270,3 @@ def drop_shardings(module: ir.Module, devices: int) -> int | None:
     one = ir.IntegerAttr.get(ir.IntegerType.get_signless(32, module.context), 1)
     module.operation.attributes[_PARTITIONS] = one
     return 1
-
-
-def _without_shardings(entries: ir.ArrayAttr) -> ir.ArrayAttr:
-    kept = [
-        {each.name: each.attr for each in ir.DictAttr(entry) if each.name not in _ATTRIBUTES}
-        for entry in entries
-    ]
-    context = entries.context
-    return ir.ArrayAttr.get([ir.DictAttr.get(entry, context) for entry in kept], context)
