@@ -170,7 +170,11 @@ class Jitted:
         leaves, tree = jax.tree.flatten(self._dynamic(args, kwargs))
         if bindings.at_top_level():
             return self._call(traced.jaxpr, tree, self.jitted, args, kwargs, leaves)(*leaves)
-        call, around = self._as_call(traced)
+        call, around = self.as_calls.get(traced.jaxpr), []
+        if call is None:
+            call, around = bindings.as_call(traced)
+            if not around:  # otherwise it is never traced again
+                self.as_calls[traced.jaxpr] = call
         results = transformed_call.bind(*around, *leaves, call_jaxpr=call, jitted=self)
         return jax.tree.unflatten(traced.out_tree, results)
 
@@ -266,14 +270,6 @@ class Jitted:
         if key not in calls:
             calls[key] = self._program(jitted, args, kwargs).compiled(leaves)
         return calls[key]
-
-    def _as_call(self, traced: Any) -> tuple[Any, list[Any]]:
-        if traced.jaxpr not in self.as_calls:
-            call, around = bindings.as_call(traced)
-            if around:  # never traced again
-                return call, around
-            self.as_calls[traced.jaxpr] = call
-        return self.as_calls[traced.jaxpr], []
 
     def evaluate(self, leaves: list[Any], call: Any) -> Any:
         """The results of a jaxpr that jax derived from the call, transformed."""

@@ -21,7 +21,8 @@ from stablehlo_tools.artifacts.exported import argument_leaves, result_leaves
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Diagnostics, ToolError
 from stablehlo_tools.files.json_text import JsonValue
-from stablehlo_tools.ir.walk import entry_function, terminator
+from stablehlo_tools.ir.views import Function
+from stablehlo_tools.ir.walk import entry_function
 from stablehlo_tools.passes.pipeline import Pipeline
 
 if TYPE_CHECKING:
@@ -140,9 +141,8 @@ class _Named:
 
     def __init__(self, given: Artifact) -> None:
         self._main = entry_function(given.module)
-        block = self._main.regions[0].blocks[0]
-        self._arguments = list(block.arguments)
-        count = len(terminator(block).operands)
+        self._arguments = list(Function(self._main).body.arguments)
+        count = len(Function(self._main).yields)
         self._taken = {i: i for i in range(len(self._arguments))}
         self._given = {i: i for i in range(count)}
         if given.exported is not None:

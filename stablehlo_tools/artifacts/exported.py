@@ -17,6 +17,7 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.dialect.device_placement import HOST, lies_in_host
 from stablehlo_tools.ir.gspmd_import import write_mesh
+from stablehlo_tools.ir.views import Function
 from stablehlo_tools.ir.walk import MESH, main_function
 
 if TYPE_CHECKING:
@@ -133,7 +134,7 @@ def state_mesh(exported: Exported, module: ir.Module) -> None:
 def argument_leaves(exported: Exported, main: ir.Operation) -> dict[int, int]:
     """For each argument of `main` that the caller gives, which leaf of the call's it is."""
     kept = sorted(exported.module_kept_var_idx)
-    first = len(main.regions[0].blocks[0].arguments) - len(kept)
+    first = len(Function(main).body.arguments) - len(kept)
     return {first + place: leaf for place, leaf in enumerate(kept)}
 
 

@@ -35,6 +35,7 @@ from stablehlo_tools.artifacts.artifact import Artifact, Form
 from stablehlo_tools.diagnostics import ToolError, naming, nearest
 from stablehlo_tools.dialect.names import MANUAL_COMPUTATION
 from stablehlo_tools.ir.platform_index import argument_number, fix_platform
+from stablehlo_tools.ir.views import Function
 from stablehlo_tools.ir.walk import entry_function, terminator
 from stablehlo_tools.order.communicators import COMPONENTS
 from stablehlo_tools.order.program import Program, issues_of, renumbered
@@ -229,7 +230,7 @@ def _read(loaded: Artifact, part: _Part, *, keeps_platforms: bool = False) -> _R
 
 def equal_arguments(loaded: Artifact, program: int, equal: Sequence[str]) -> dict[int, str]:
     """The arguments of a program that `Options.equal` names, by number, with their symbols."""
-    arguments = list(entry_function(loaded.module).regions[0].blocks[0].arguments)
+    arguments = list(Function(entry_function(loaded.module)).body.arguments)
     numbers = {str(argument_number(argument)): i for i, argument in enumerate(arguments)}
     numbers |= {path_of(argument): i for i, argument in enumerate(arguments)}
     found: dict[int, str] = {}
@@ -333,7 +334,7 @@ def _check_apart(
     op = None if is_local else op_that_may_add(inlined.main)
     if op is not None:
         where = "stands outside of every manual computation, where"
-        if op.name == MANUAL_COMPUTATION or op == terminator(inlined.main.regions[0].blocks[0]):
+        if op.name == MANUAL_COMPUTATION or op == terminator(Function(inlined.main).body):
             where = "takes a value that is sharded in another way, where"
         raise ToolError(
             f"{op.name} {where} XLA's partitioner may add collectives that are not in the program: "

@@ -19,6 +19,7 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError, first_line
 from stablehlo_tools.dialect.names import CONVERT
 from stablehlo_tools.ir.values import stand_in
+from stablehlo_tools.ir.views import Function
 from stablehlo_tools.ir.walk import entry_function
 from stablehlo_tools.processes import child
 
@@ -73,7 +74,7 @@ def at_sizes(artifact: Artifact, sizes: Mapping[str, int]) -> Artifact:
         )
         for avals in (exported.in_avals, exported.out_avals)
     )
-    block = main.regions[0].blocks[0]
+    block = Function(main).body
     with main.location:
         for place, leaf in argument_leaves(exported, main).items():
             shape = in_avals[leaf].shape

@@ -28,8 +28,8 @@ from stablehlo_tools.cost.hardware import Hardware, load_hardware
 from stablehlo_tools.diagnostics import GIB, ToolError, naming
 from stablehlo_tools.optimization.crew import Crew, Machine, OutOfTimeError, Program
 from stablehlo_tools.optimization.figures import Figures
-from stablehlo_tools.optimization.option_trials import OptionTrial, deadline, try_options
-from stablehlo_tools.optimization.proof import Proof, memory_finding
+from stablehlo_tools.optimization.option_trials import OptionTrial, try_options
+from stablehlo_tools.optimization.proof import Finding, Proof, memory_finding
 from stablehlo_tools.optimization.road import (
     Candidate,
     Circumstances,
@@ -51,6 +51,7 @@ from stablehlo_tools.targets.topologies import check_installed, compiler_version
 DEFAULT_BUDGET = 600.0  # seconds
 _TO_FINISH = 600.0  # seconds, beyond the budget, to rewrite an answer in one go and prove it
 _PIPELINE = "expand-pipeline"  # the pass that takes the axis for one
+_SHARE_OF_OPTIONS = 0.25  # of the budget, beyond it
 _MOST_WORKERS = 8  # a compiler of a large program takes some GiB
 
 
@@ -221,20 +222,10 @@ class _Optimizer:
         limits = Limits(self._memory, self._request.candidates)
         search = Search(crew, limits, self._workers, self._watch, self._stop)
         try:
-            base = self._base(search)
+            base = search.base()
             assert base.figures is not None
             too_large = base.figures.needed_bytes > self._memory
             self._search(crew, search, too_large)
-        finally:
-            crew.end()
-        return self._taken(search, base)
-
-    def _crew(self, workers: int, deadline: float) -> Crew:
-        return Crew(workers, self._store, self._program, self._machine, deadline)
-
-    def _base(self, search: Search) -> Trial:
-        try:
-            return search.base()
         except OutOfTimeError:
             if self._stop.is_set():
                 raise KeyboardInterrupt from None
@@ -242,6 +233,12 @@ class _Optimizer:
                 f"the export was not compiled within {self._request.seconds:g} s; --budget gives "
                 "it more"
             ) from None
+        finally:
+            crew.end()
+        return self._taken(search, base)
+
+    def _crew(self, workers: int, deadline: float) -> Crew:
+        return Crew(workers, self._store, self._program, self._machine, deadline)
 
     def _search(self, crew: Crew, search: Search, too_large: bool) -> None:
         """Searches; what was tried before for the same question is only looked up again."""
@@ -312,7 +309,8 @@ class _Optimizer:
                 return self._optimum(search, best, taken, proof, remarks)
             remarks.append(f"{best.candidate} was not taken: {proof.summary()}")
             search.reject(best, proof.summary())
-        return self._optimum(search, base, self._artifact, Proof.of_nothing(memory), remarks)
+        same = Finding("proven", "the program is the export, unchanged")
+        return self._optimum(search, base, self._artifact, Proof(same, same, memory), remarks)
 
     def _optimum(
         self, search: Search, best: Trial, artifact: Artifact, proof: Proof, remarks: list[str]
@@ -354,8 +352,10 @@ class _Optimizer:
             return ()
         tried = len(search.outcome.trials) - 1
         self._watch(Progress("trying compiler options beside the answer", tried, best))
-        until = deadline(self._request.seconds, all_of_them=self._request.candidates is not None)
-        crew = self._crew(self._workers, until)
+        seconds = self._request.seconds
+        if self._request.candidates is None:  # as many as there is time for
+            seconds *= _SHARE_OF_OPTIONS
+        crew = self._crew(self._workers, time.monotonic() + seconds)
         try:
             return try_options(
                 crew,

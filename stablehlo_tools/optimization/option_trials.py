@@ -6,7 +6,6 @@ each is tried alone, on the export and on the answer, and what it gives is said 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
@@ -106,12 +105,6 @@ def try_options(
         return tuple(each.result() for each in asked)
 
 
-def deadline(seconds: float, *, all_of_them: bool) -> float:
-    """Of `time.monotonic`: when the options have had their share of a search's seconds."""
-    return time.monotonic() + (seconds if all_of_them else _SHARE * seconds)
-
-
-_SHARE = 0.25
 _LISTENING = 0.2  # seconds between two looks at whether somebody stopped it
 
 

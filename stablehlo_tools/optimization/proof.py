@@ -81,12 +81,6 @@ class Proof:
         """What `to_json` gave."""
         return Proof(*(Finding(**fields[name]) for name in ("values", "order", "memory")))
 
-    @staticmethod
-    def of_nothing(memory: Finding) -> Proof:
-        """Of the export, left as it is."""
-        same = Finding("proven", "the program is the export, unchanged")
-        return Proof(same, same, memory)
-
 
 def prove(
     before: Artifact, after: Artifact, figures: tuple[Figures, Figures], limit: float

@@ -278,7 +278,13 @@ def _sections(optimum: Optimum) -> Iterator[Section]:
         f"{candidates(len(optimum.trials) - 1)} in {optimum.seconds:.0f} s; {optimum.ended}. In "
         "brackets what the model made the search expect.",
         ("time", "of the export's", "peak", "expected", "pipeline"),
-        tuple((*_columns(trial, optimum), _named(trial)) for trial in _ranked(optimum)),
+        tuple(
+            (
+                *_columns(trial, optimum),
+                (str(trial.candidate) or EXPORT) + (f": {trial.refused}" if trial.refused else ""),
+            )
+            for trial in _ranked(optimum)
+        ),
     )
     if optimum.options:
         yield Section(
@@ -303,11 +309,6 @@ def _option_row(trial: OptionTrial, optimum: Optimum) -> tuple[str, ...]:
             told[-1] = f"{ratio:.3f}"
     said = f"{trial.proposal.options}: {trial.proposal.does}"
     return (*told, f"{said}: {trial.refused}" if trial.refused else said)
-
-
-def _named(trial: Trial) -> str:
-    name = str(trial.candidate) or EXPORT
-    return f"{name}: {trial.refused}" if trial.refused else name
 
 
 def _change(optimum: Optimum, field: str, shown: Any) -> str:

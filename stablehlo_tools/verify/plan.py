@@ -7,7 +7,7 @@ modules are run below JAX.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from stablehlo_tools import bindings
@@ -29,6 +29,7 @@ from stablehlo_tools.ir.async_calls import (
 from stablehlo_tools.ir.builder import Builder, constrained
 from stablehlo_tools.ir.shardy_round_trip import restore_shardy
 from stablehlo_tools.ir.values import stand_in
+from stablehlo_tools.ir.views import Function
 from stablehlo_tools.ir.walk import entry_function, ops_where, symbol_name
 from stablehlo_tools.verify.device_grid import (
     inferred_grid,
@@ -85,35 +86,45 @@ def make_plan(artifacts: Mapping[Side, Artifact], backend: str, limits: Sequence
     signature, taken = common_signature(artifacts, modules, limits)
     grid = common_grid(artifacts, modules)
     steering = tuple(taken["before"][i] for i in steering_arguments(modules["before"]))
+    programs: dict[Side, bytes]
     forms: dict[Side, Form]
     if interpreted:
         whole = grid
         grids = each(artifacts, lambda side, _: interpreter_grid(modules[side], whole))
         check_equal(artifacts, "number of devices", each(artifacts, lambda s, _: grids[s].size))
         grid = grids["before"]
-        forms, instances = dict.fromkeys(SIDES, "interpreter"), grid.size
+        forms = dict.fromkeys(SIDES, "interpreter")
+        programs = {s: interpreter_module(m, signature, grid) for s, m in modules.items()}
     else:
         forms = common_forms(artifacts, modules, grid)
-        instances = grid.num_replicas if forms["before"] == "partitioned" else grid.size
-    programs: dict[Side, bytes] = {
-        side: interpreter_module(module, signature, grid)
-        if interpreted
-        else bindings.write_bytecode(module)
-        for side, module in modules.items()
-    }
-    run = Run(
-        backend,
+        programs = {side: bindings.write_bytecode(m) for side, m in modules.items()}
+    run = make_run(modules, signature, grid, forms)
+    return Plan(replace(run, backend=backend, taken=taken, programs=programs), steering)
+
+
+def make_run(
+    modules: Mapping[Side, ir.Module],
+    signature: Signature,
+    grid: ProcessGrid,
+    forms: Mapping[Side, Form],
+) -> Run:
+    """A run of bare modules on a grid, on XLA:CPU, with inputs that either program says are shared
+    by instances; it lacks programs."""
+    instances = grid.num_replicas if forms["before"] == "partitioned" else grid.size
+    shared: Iterable[tuple[int, ...]] = ((0,),) * len(signature.inputs)
+    if instances > 1:
+        sides = [shared_inputs(m, signature.inputs, grid, instances) for m in modules.values()]
+        shared = (tuple(map(min, one, other)) for one, other in zip(*sides, strict=True))
+    return Run(
+        "cpu",
         forms,
         signature.inputs,
         signature.outputs,
         grid.num_replicas,
         grid.num_partitions,
         instances,
-        shared(modules, signature, grid, instances),
-        taken,
-        programs,
+        tuple(shared),
     )
-    return Plan(run, steering)
 
 
 def common_signature(
@@ -184,19 +195,6 @@ def common_forms(
     return forms
 
 
-def shared(
-    modules: Mapping[Side, ir.Module], signature: Signature, grid: ProcessGrid, instances: int
-) -> tuple[tuple[int, ...], ...]:
-    """The first instance with the same values of each input, as either program says."""
-    if instances == 1:
-        return ((0,),) * len(signature.inputs)
-    sides = [shared_inputs(m, signature.inputs, grid, instances) for m in modules.values()]
-    return tuple(
-        tuple(min(one[i], other[i]) for i in range(instances))
-        for one, other in zip(*sides, strict=True)
-    )
-
-
 def agreed(artifacts: Mapping[Side, Artifact], signatures: Mapping[Side, Signature]) -> Signature:
     """The signature of `before`, with the names that only `after` knows."""
     before, after = signatures["before"], signatures["after"]
@@ -250,7 +248,7 @@ def runnable_module(artifact: Artifact, platform: int, *, interpreted: bool = Fa
         if name != "main":
             ir.SymbolTable.replace_all_symbol_uses(name, "main", module.operation)
             ir.SymbolTable.set_symbol_name(entry, "main")
-        block = entry.regions[0].blocks[0]
+        block = Function(entry).body
         build = Builder(ir.InsertionPoint.at_block_begin(block), ir.Location.unknown())
         for argument, value in zip(block.arguments, module_signature(module).inputs, strict=True):
             if value.role == "platform":

@@ -16,6 +16,7 @@ from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError, to_place
 from stablehlo_tools.ir.platform_index import argument_number, is_platform_index
+from stablehlo_tools.ir.views import Function
 from stablehlo_tools.ir.walk import entry_function
 from stablehlo_tools.verify.element_types import ElementType, element_type, from_dtype
 
@@ -108,7 +109,7 @@ def module_signature(module: ir.Module) -> Signature:
     arguments = _attributes(entry, "arg_attrs", len(type_.inputs))
     results = _attributes(entry, "res_attrs", len(type_.results))
     inputs: list[Value] = []
-    for argument, attributes in zip(entry.regions[0].blocks[0].arguments, arguments, strict=True):
+    for argument, attributes in zip(Function(entry).body.arguments, arguments, strict=True):
         what = f"input {argument_number(argument)}"
         value = _module_value(
             argument.type, to_place(argument.location).name, what, argument.location

@@ -16,6 +16,7 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import CASE, COMPARE, IF, WHILE
 from stablehlo_tools.ir.builder import Builder, shape_of
 from stablehlo_tools.ir.values import is_spread_constant, maker_of, named
+from stablehlo_tools.ir.views import While
 from stablehlo_tools.ir.walk import ops_named, terminator
 from stablehlo_tools.verify.exact.host_functions import PROBE, HostFunction, write_call
 
@@ -55,7 +56,7 @@ def write_probes(module: ir.Module, functions: list[HostFunction]) -> list[Branc
         if op.name == CASE and is_spread_constant(op.operands[0]):
             continue  # a choice between platforms, which is made
         if op.name == WHILE:
-            holder = terminator(op.regions[0].blocks[0])
+            holder = terminator(While(op).condition)
             choices: Sequence[int] = (1,)
         else:
             holder = op

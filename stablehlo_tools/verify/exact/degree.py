@@ -24,6 +24,7 @@ from stablehlo_tools.dialect.traits import (
 from stablehlo_tools.ir.clone import copy_module
 from stablehlo_tools.ir.inline import inline_all_calls
 from stablehlo_tools.ir.values import is_float, splat_of
+from stablehlo_tools.ir.views import Case, Function, OneRegion, While
 from stablehlo_tools.ir.walk import entry_function, ops_where
 
 _PRODUCTS = ops_with_any(Trait.CONTRACTION) | {MULTIPLY}
@@ -39,7 +40,7 @@ def degree_of(module: ir.Module, prime: int) -> int | None:
     inline_all_calls(copy)
     if any(map(_is_piecewise, ops_where(copy.operation, lambda op: True))):
         return None
-    block = entry_function(copy).regions[0].blocks[0]
+    block = Function(entry_function(copy)).body
     finder = _DegreeFinder(prime)
     outputs = finder.enter(block, [int(is_float(argument.type)) for argument in block.arguments])
     largest = max([finder.largest, *outputs])
@@ -68,10 +69,10 @@ class _DegreeFinder:
         if op.name == WHILE:
             return self.loop(op, operands)
         if op.name in (IF, CASE):
-            branches = [self.enter(region.blocks[0], []) for region in op.regions]
+            branches = [self.enter(branch, []) for branch in Case(op).branches]
             return [max(degrees) for degrees in zip(*branches, strict=True)]
         if op.name in COMPUTATIONS:
-            return self.enter(op.regions[0].blocks[0], operands)
+            return self.enter(OneRegion(op).body, operands)
         degree = self.degree_of_op(op, operands)
         return [degree if is_float(result.type) else 0 for result in op.results]
 
@@ -101,8 +102,8 @@ class _DegreeFinder:
         count = math.inf if isinstance(found, str) else max(found.trips)
         read = 0
         while read < count:
-            self.enter(op.regions[0].blocks[0], carried)
-            ends = self.enter(op.regions[1].blocks[0], carried)
+            self.enter(While(op).condition, carried)
+            ends = self.enter(While(op).body, carried)
             grown = [max(pair) for pair in zip(carried, ends, strict=True)]
             read += 1
             if grown == carried:

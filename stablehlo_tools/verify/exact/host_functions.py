@@ -253,17 +253,10 @@ class Host:
             products = matrix[..., row, known, None] * solution[..., known, :] % prime
             value = (solution[..., row, :] - products.sum(-2)) % prime
             if not options["unit_diagonal"]:
-                value = value * self._inverses(matrix[..., row, row])[..., None]
+                inverses = np.vectorize(self.field.inverse, [np.int64])(matrix[..., row, row])
+                value = value * inverses[..., None]
             solution[..., row, :] = self.field.centred(value)
         return np.swapaxes(solution, -1, -2) if flip else solution
-
-    def _inverses(self, numbers: Array) -> Array:
-        result, base, exponent = np.ones_like(numbers), numbers, self.field.prime - 2
-        while exponent:
-            if exponent % 2:
-                result = result * base % self.field.prime
-            base, exponent = base * base % self.field.prime, exponent // 2
-        return result
 
 
 def _array_at(address: int, name: str, shape: tuple[int, ...]) -> Array:

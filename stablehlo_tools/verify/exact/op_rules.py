@@ -26,6 +26,7 @@ from stablehlo_tools.dialect.reducers import reducer_kind
 from stablehlo_tools.dialect.traits import Trait, ops_with, ops_with_any
 from stablehlo_tools.ir.builder import shape_of
 from stablehlo_tools.ir.values import CONSTANTS, producer, splat_of
+from stablehlo_tools.ir.views import Combining
 from stablehlo_tools.ir.walk import enclosing
 from stablehlo_tools.verify.exact.constants import elements_of
 from stablehlo_tools.verify.exact.field_builder import CENTRED_BITS, FieldBuilder
@@ -101,7 +102,7 @@ def is_extremum(op: ir.Operation) -> bool:
     """Returns True if a reduction's region gives the larger or the smaller of its two arguments."""
     if op.name not in SUMMING or len(op.regions) > 1:
         return False
-    return reducer_kind(op.regions[0].blocks[0]) in ("maximum", "minimum")
+    return reducer_kind(Combining(op).combiner) in ("maximum", "minimum")
 
 
 def is_sort(op: ir.Operation) -> bool:

@@ -47,8 +47,8 @@ from stablehlo_tools.verify.plan import (
     common_signature,
     cpu_index,
     each,
+    make_run,
     runnable_module,
-    shared,
 )
 from stablehlo_tools.verify.signatures import Signature, Value
 
@@ -160,16 +160,10 @@ def plan_in_field(
     signature, taken = common_signature(artifacts, modules, limits)
     grid = common_grid(artifacts, modules)
     forms = common_forms(artifacts, modules, grid)
-    instances = grid.num_replicas if forms["before"] == "partitioned" else grid.size
-    whole = Run(
-        "cpu",
-        {},
-        tuple(map(_in_field, signature.inputs)),
-        tuple(map(_in_field, signature.outputs)),
-        grid.num_replicas,
-        grid.num_partitions,
-        instances,
-        shared(modules, signature, grid, instances),
+    whole = replace(
+        make_run(modules, signature, grid, forms),
+        inputs=tuple(map(_in_field, signature.inputs)),
+        outputs=tuple(map(_in_field, signature.outputs)),
     )
     field = field_of([*modules.values(), *(beside or ())])
     degrees = [degree_of(module, field.prime) for module in modules.values()]

@@ -43,6 +43,7 @@ from stablehlo_tools.dialect.traits import (
 )
 from stablehlo_tools.ir.builder import element_of
 from stablehlo_tools.ir.values import CONSTANTS, is_splat, named, producer, value_of
+from stablehlo_tools.ir.views import Case, Combining, Function, OneRegion, While
 from stablehlo_tools.ir.walk import (
     FUNCTION,
     MESH,
@@ -138,9 +139,8 @@ class _Module:
             name: ValueShardings(MeshAxes(mesh), name)
             for name, mesh in ModuleFacts.of(module).meshes.items()
         }
-        main = entry_function(module)
-        block = main.regions[0].blocks[0]
-        self.ends = [list(block.arguments), list(terminator(block).operands)]
+        main = Function(entry_function(module))
+        self.ends = [list(main.body.arguments), main.yields]
 
     def tie(self) -> None:
         def visit(op: ir.Operation) -> ir.WalkResult:
@@ -155,9 +155,8 @@ class _Module:
     def _tie_function(self, function: ir.Operation) -> None:
         if not len(function.regions[0].blocks):
             return
-        block = function.regions[0].blocks[0]
-        results = list(terminator(block).operands)
-        for name, values in (("arg_attrs", list(block.arguments)), ("res_attrs", results)):
+        arguments, results = list(Function(function).body.arguments), Function(function).yields
+        for name, values in (("arg_attrs", arguments), ("res_attrs", results)):
             if name not in function.attributes:
                 continue
             for value, entry in zip(values, ir.ArrayAttr(function.attributes[name]), strict=True):
@@ -210,17 +209,18 @@ class _Module:
         if name in _HANDED_ON or is_annotation(op):
             yield from zip(operands[: len(results)], results, strict=True)
         elif name == WHILE:
-            for region in op.regions:
-                yield from zip(operands, region.blocks[0].arguments, strict=True)
-            yield from zip(operands, terminator(op.regions[1].blocks[0]).operands, strict=True)
+            loop = While(op)
+            yield from zip(operands, loop.condition.arguments, strict=True)
+            yield from zip(operands, loop.carries, strict=True)
+            yield from zip(operands, loop.yields, strict=True)
             yield from zip(operands, results, strict=True)
         elif name in BRANCHES:
-            for region in op.regions:
-                yield from zip(terminator(region.blocks[0]).operands, results, strict=True)
+            for branch in Case(op).branches:
+                yield from zip(terminator(branch).operands, results, strict=True)
         elif name in COMPUTATIONS:
-            block = op.regions[0].blocks[0]
-            yield from zip(operands, block.arguments, strict=True)
-            yield from zip(terminator(block).operands, results, strict=True)
+            computation = OneRegion(op)
+            yield from zip(operands, computation.body.arguments, strict=True)
+            yield from zip(computation.yields, results, strict=True)
 
 
 def _tie_factors(dims: Dimensions, op: ir.Operation) -> None:
@@ -234,34 +234,36 @@ def _tie_factors(dims: Dimensions, op: ir.Operation) -> None:
     fixed = {FactorRole.WINDOWED, FactorRole.INDEXED}
     if op.name not in _SAME_SIZE_WHOLE and not op.name.startswith("stablehlo.batch_norm"):
         fixed.add(FactorRole.WHOLE)
-    tensors = [
-        *((dims.of(v), [relation.along_operand(i, d) for d in range(_rank(v))], i, False)
-          for i, v in enumerate(op.operands)),
-        *((dims.of(v), [relation.along_result(i, d) for d in range(_rank(v))], i, True)
-          for i, v in enumerate(op.results)),
-    ]  # fmt: skip
-    for of_dims, factors_of, tensor, is_result in tensors:
-        for dim, (extent, factors) in enumerate(zip(of_dims, factors_of, strict=True)):
-            if extent.size == 1:
-                continue
-            if any(factor.role in fixed for factor in factors):
-                keep(extent, f"{named(op)} needs it whole")
-            elif any(factor.role is FactorRole.EXCHANGED for factor in factors):
-                if not is_result:
-                    other = dims.of(op.results[tensor])[dim]
-                    # A collective's operand and result: the longer one is pieces of the shorter,
-                    # major first.
-                    pieces = factors[0].size
-                    large, small = (extent, other) if extent.size >= other.size else (other, extent)
-                    if large.size == small.size:
-                        unite(large, small)
-                    exchanged, own = divide(large, [pieces, large.size // pieces])
-                    keep(exchanged, "devices exchange pieces of it")
-                    if own.size == small.size:
-                        unite(own, small)
-            else:
-                _tie_digits(extent, [(_along(f, tensor, dim, is_result), f, extents[f])
-                                     for f in factors], op)  # fmt: skip
+    sides = (
+        (False, list(map(dims.of, op.operands)), relation.along_operand),
+        (True, list(map(dims.of, op.results)), relation.along_result),
+    )
+    for is_result, tensors, along in sides:
+        for tensor, extents_of_dims in enumerate(tensors):
+            for dim, extent in enumerate(extents_of_dims):
+                factors = along(tensor, dim)
+                roles = {factor.role for factor in factors}
+                if extent.size == 1:
+                    continue
+                if roles & fixed:
+                    keep(extent, f"{named(op)} needs it whole")
+                elif FactorRole.EXCHANGED not in roles:
+                    digits = [(_along(f, tensor, dim, is_result), f, extents[f]) for f in factors]
+                    _tie_digits(extent, digits, op)
+                elif not is_result:
+                    _tie_pieces(extent, dims.of(op.results[tensor])[dim], factors[0].size)
+
+
+def _tie_pieces(operand: Extent, result: Extent, pieces: int) -> None:
+    """A dimension along which devices exchange pieces: the longer one is pieces of the shorter,
+    major first."""
+    large, small = (operand, result) if operand.size >= result.size else (result, operand)
+    if large.size == small.size:
+        unite(large, small)
+    exchanged, own = divide(large, [pieces, large.size // pieces])
+    keep(exchanged, "devices exchange pieces of it")
+    if own.size == small.size:
+        unite(own, small)
 
 
 def _along(factor: Factor, tensor: int, dim: int, is_result: bool) -> Along:
@@ -425,7 +427,7 @@ def _scatter(dims: Dimensions, op: ir.Operation) -> None:
         )
     )
     starts = _known_starts(op.operands[count], numbers.index_map)
-    combines = count == 1 and reducer_kind(op.regions[0].blocks[0]) is not None
+    combines = count == 1 and reducer_kind(Combining(op).combiner) is not None
     for operand, result in zip(op.operands, op.results, strict=False):
         dims.tie(operand, result)
         for d, whole in enumerate(dims.of(operand)):

@@ -34,7 +34,8 @@ from stablehlo_tools.dialect.names import (
 from stablehlo_tools.dialect.traits import Trait, ops_with_any
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.ir.values import CONSTANTS, named, producer, splat_element
-from stablehlo_tools.ir.walk import FUNCTION, ops_where, terminator
+from stablehlo_tools.ir.views import Function
+from stablehlo_tools.ir.walk import functions_by_name, ops_where
 from stablehlo_tools.verify.twin.extents import Extent
 from stablehlo_tools.verify.twin.relations import Dimensions, is_cumulative
 
@@ -50,15 +51,14 @@ def resize(module: ir.Module, dims: Dimensions) -> None:
             _retype(result, dims)
         if op.name in _RESIZED:
             _RESIZED[op.name](op, dims, Builder(ir.InsertionPoint(op), op.location))
-    for function in module.body.operations:
-        if function.operation.name == FUNCTION and len(function.operation.regions[0].blocks):
-            block = function.operation.regions[0].blocks[0]
-            inputs = [argument.type for argument in block.arguments]
-            results = [value.type for value in terminator(block).operands]
-            type_ = ir.FunctionType.get(inputs, results, function.operation.context)
-            function.operation.attributes["function_type"] = ir.TypeAttr.get(
-                type_, function.operation.context
-            )
+    context = module.context
+    for op in functions_by_name(module).values():
+        if len(op.regions[0].blocks):
+            function = Function(op)
+            inputs = [argument.type for argument in function.body.arguments]
+            results = [value.type for value in function.yields]
+            type_ = ir.FunctionType.get(inputs, results, context)
+            op.attributes["function_type"] = ir.TypeAttr.get(type_, context)
 
 
 def _retype(value: ir.Value, dims: Dimensions) -> None:

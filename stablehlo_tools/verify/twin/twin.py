@@ -22,7 +22,8 @@ from stablehlo_tools.diagnostics import ToolError, from_mlir_error, note
 from stablehlo_tools.dialect.names import MANUAL_COMPUTATION
 from stablehlo_tools.ir.async_calls import lower_async_calls
 from stablehlo_tools.ir.inline import inline_all_calls
-from stablehlo_tools.ir.walk import FUNCTION, enclosing, entry_function, ops_where, terminator
+from stablehlo_tools.ir.views import Function
+from stablehlo_tools.ir.walk import FUNCTION, enclosing, entry_function, ops_where
 from stablehlo_tools.verify.device_grid import inferred_grid, is_partitioned
 from stablehlo_tools.verify.job import SIDES, Side
 from stablehlo_tools.verify.plan import cpu_index, runnable_module
@@ -189,8 +190,8 @@ def estimated_bytes(module: ir.Module) -> int:
         copies = 1 if is_whole else grid.size
         size = sum(map(bytes_of, [*op.operands, *op.results]))
         largest = max(largest, copies * int(size))
-    block = entry_function(module).regions[0].blocks[0]
-    ends = [*block.arguments, *terminator(block).operands]
+    main = Function(entry_function(module))
+    ends = [*main.body.arguments, *main.yields]
     return int(sum(map(bytes_of, ends))) * (1 if divided else grid.size) + largest
 
 
