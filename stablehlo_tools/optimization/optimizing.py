@@ -38,7 +38,6 @@ from stablehlo_tools.optimization.road import (
     slow_choices,
 )
 from stablehlo_tools.optimization.searching import (
-    Limits,
     Progress,
     Search,
     Trial,
@@ -219,8 +218,14 @@ class _Optimizer:
         """Searches and proves."""
         deadline = self._began + self._request.seconds
         crew = self._crew(self._workers, deadline)
-        limits = Limits(self._memory, self._request.candidates)
-        search = Search(crew, limits, self._workers, self._watch, self._stop)
+        search = Search(
+            crew,
+            self._memory,
+            self._request.candidates,
+            self._workers,
+            self._watch,
+            self._stop,
+        )
         try:
             base = search.base()
             assert base.figures is not None

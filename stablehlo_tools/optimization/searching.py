@@ -57,14 +57,6 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class Limits:
-    """When to stop: `candidates` compiled beside the export, `memory` in bytes for each device."""
-
-    memory: float
-    candidates: int | None = None
-
-
-@dataclass(frozen=True)
 class Progress:
     """What is being done, for who watches."""
 
@@ -94,19 +86,24 @@ def rank(figures: Figures, memory: float) -> tuple[float, float]:
 
 
 class Search:
-    """One search; `outcome` is what it has found so far, at any time."""
+    """One search; `outcome` is what it has found so far, at any time.
+
+    It ends once so many `candidates` have been compiled; `memory` is in bytes of a device.
+    """
 
     def __init__(
         self,
         crew: Crew,
-        limits: Limits,
+        memory: float,
+        candidates: int | None,
         workers: int,
         watch: Callable[[Progress], None],
         stop: threading.Event,
     ) -> None:
         self.outcome = Outcome()
         self._crew = crew
-        self._limits = limits
+        self._memory = memory
+        self._candidates = candidates
         self._workers = workers
         self._watch = watch
         self._stop = stop
@@ -211,7 +208,7 @@ class Search:
         """
         base = self.outcome.trials[0]
         assert base.figures is not None
-        too_large = base.figures.needed_bytes > self._limits.memory
+        too_large = base.figures.needed_bytes > self._memory
         # No slower than the export without contention; anything if that does not fit the memory.
         allowed = [
             trial
@@ -221,13 +218,13 @@ class Search:
         ]
         best = min(allowed, key=self._rank)
         assert best.figures is not None
-        if best.figures.needed_bytes > self._limits.memory:
+        if best.figures.needed_bytes > self._memory:
             most = base.figures.contended_ns
             best = min((t for t in allowed if _time_of(t) <= most), key=self._rank)
         return best if self._gains(best, base) else base
 
     def _rounds(self, road: Road, pool: ThreadPoolExecutor) -> None:
-        most_trials = self._limits.candidates
+        most_trials = self._candidates
         while True:
             if most_trials is not None and len(self.outcome.trials) > most_trials:
                 were = "was" if most_trials == 1 else "were"
@@ -283,7 +280,7 @@ class Search:
             seen.update([figures.times] if figures is not None else [])
             expected = _time_of(trial)
             if trial.candidate not in self._expanded and expected <= most:
-                excess = 0.0 if figures is None else rank(figures, self._limits.memory)[0]
+                excess = 0.0 if figures is None else rank(figures, self._memory)[0]
                 fresh.append((alike, figures is None, excess, expected, number))
         return [self.outcome.trials[number] for *_, number in sorted(fresh)[:_EXPANDED]]
 
@@ -349,22 +346,22 @@ class Search:
         most = self._most_ns()
         hopeful = [trial for trial in self._by_promise() if _time_of(trial) <= most]
         count = _AT_ONCE
-        if self._limits.candidates is not None:
-            count = min(count, self._limits.candidates - (len(self.outcome.trials) - 1))
+        if self._candidates is not None:
+            count = min(count, self._candidates - (len(self.outcome.trials) - 1))
         chosen = _varied(hopeful, count)
         self._waiting = [trial for trial in self._waiting if trial not in chosen]
         return chosen
 
     def _by_promise(self) -> list[Trial]:
         """What waits to be compiled, the most promising first."""
-        experience = _Experience(self.outcome.trials, self._limits.memory)
+        experience = _Experience(self.outcome.trials, self._memory)
         return sorted(self._waiting, key=experience.promise)
 
     def _most_ns(self) -> float:
         """What takes longer is not looked at; where nothing fits yet, time does not matter."""
         best = self.best.figures
         assert best is not None
-        fits = best.needed_bytes <= self._limits.memory
+        fits = best.needed_bytes <= self._memory
         return _HOPELESS * best.contended_ns if fits else float("inf")
 
     def _compiled_trial(self, trial: Trial) -> Trial:
@@ -394,14 +391,14 @@ class Search:
 
     def _rank(self, trial: Trial) -> tuple[tuple[float, float], int]:
         assert trial.figures is not None
-        return rank(trial.figures, self._limits.memory), len(trial.candidate.choices)
+        return rank(trial.figures, self._memory), len(trial.candidate.choices)
 
     def _gains(self, trial: Trial, other: Trial) -> bool:
         """Whether one is better than another by more than nothing."""
         assert trial.figures is not None
         assert other.figures is not None
-        excess, ns = rank(trial.figures, self._limits.memory)
-        more, longer = rank(other.figures, self._limits.memory)
+        excess, ns = rank(trial.figures, self._memory)
+        more, longer = rank(other.figures, self._memory)
         return excess < more or (excess == more and ns < (1 - _WORTH) * longer)
 
     def _say(self, doing: str) -> None:

@@ -12,7 +12,7 @@ from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.optimization.crew import Module, OutOfTimeError
 from stablehlo_tools.optimization.figures import NEVER, Figures
 from stablehlo_tools.optimization.road import Candidate, neighbours
-from stablehlo_tools.optimization.searching import Limits, Progress, Search
+from stablehlo_tools.optimization.searching import Progress, Search
 from stablehlo_tools.passes.road import Stage
 
 FIGURES = Figures(
@@ -96,8 +96,7 @@ def searched(
     def watch(_: Progress) -> None:
         pass
 
-    limits = Limits(memory, candidates)
-    search = Search(table, limits, 2, watch, table.stop)  # pyright: ignore[reportArgumentType]
+    search = Search(table, memory, candidates, 2, watch, table.stop)  # pyright: ignore[reportArgumentType]
     search.base()
     search.run(ROAD, advised=lambda: advised)
     return search
@@ -216,8 +215,7 @@ def test_nothing_is_rewritten_for_candidates_that_would_not_be_compiled():
         doing.append(progress.doing)
 
     table = Table({set_of("divide"): 50.0})
-    limits = Limits(EVERYTHING, 4)
-    search = Search(table, limits, 2, watch, table.stop)  # pyright: ignore[reportArgumentType]
+    search = Search(table, EVERYTHING, 4, 2, watch, table.stop)  # pyright: ignore[reportArgumentType]
     search.base()
     search.run(ROAD)
     assert len(search.outcome.trials) == 5
@@ -228,7 +226,7 @@ def test_nothing_is_rewritten_for_candidates_that_would_not_be_compiled():
 
 def test_slow_choices_come_once_others_have_been_compiled():
     table = Table({set_of("quarter", "divide"): 20.0})
-    search = Search(table, Limits(EVERYTHING), 2, lambda _: None, table.stop)  # pyright: ignore[reportArgumentType]
+    search = Search(table, EVERYTHING, None, 2, lambda _: None, table.stop)  # pyright: ignore[reportArgumentType]
     search.base()
     search.run(ROAD, frozenset({"quarter"}))
     assert str(search.best.candidate) == "divide,quarter"
@@ -255,7 +253,7 @@ def test_what_was_tried_can_be_replayed():
     gains = {set_of("divide"): 95.0, set_of("divide", "order"): 80.0}
     first = searched(Table(gains), candidates=5)
     table = Table(gains)
-    again = Search(table, Limits(EVERYTHING, 5), 2, lambda _: None, table.stop)  # pyright: ignore[reportArgumentType]
+    again = Search(table, EVERYTHING, 5, 2, lambda _: None, table.stop)  # pyright: ignore[reportArgumentType]
     again.base()
     again.replay(first.record())
     assert again.best.candidate == first.best.candidate
