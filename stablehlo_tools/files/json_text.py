@@ -51,7 +51,16 @@ def read_bounded(path: str | os.PathLike[str]) -> bytes:
             raise unreadable(os.fspath(path), error) from None
     if len(data) > MOST_BYTES:
         raise ToolError(f"the file has more than {_mebibytes()}, and so much is not read")
-    return _inflated(data) if data.startswith(_GZIP) else data
+    if not data.startswith(_GZIP):
+        return data
+    try:
+        with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
+            inflated = _at_most(file)
+    except (OSError, EOFError, zlib.error) as error:  # BadGzipFile is an OSError
+        raise ToolError(f"cannot inflate the file: {error}") from None
+    if len(inflated) > MOST_BYTES:
+        raise ToolError(f"the file inflates to more than {_mebibytes()}, and so much is not read")
+    return inflated
 
 
 def parse_json(data: bytes | str, *, repeated_keys: bool = False) -> object:
@@ -160,17 +169,6 @@ class JsonValue:
 
     def _expected(self, what: str) -> NoReturn:
         self.refuse(f"{_shown(self.content)} is not {what}")
-
-
-def _inflated(data: bytes) -> bytes:
-    try:
-        with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
-            inflated = _at_most(file)
-    except (OSError, EOFError, zlib.error) as error:  # BadGzipFile is an OSError
-        raise ToolError(f"cannot inflate the file: {error}") from None
-    if len(inflated) > MOST_BYTES:
-        raise ToolError(f"the file inflates to more than {_mebibytes()}, and so much is not read")
-    return inflated
 
 
 def _at_most(file: IO[bytes] | gzip.GzipFile) -> bytes:

@@ -123,7 +123,8 @@ class Field:
             scale = pow(1 + real * real, -1, self.prime)
             unit = ((1 - real * real) * scale % self.prime, 2 * real * scale % self.prime)
             root = self._complex_power(unit, (self.prime + 1) // order)
-            if all(self._complex_power(root, order // q) != (1, 0) for q in _prime_factors(order)):
+            divisors = (q for q in range(2, order + 1) if order % q == 0)
+            if all(self._complex_power(root, order // q) != (1, 0) for q in divisors):
                 return root
         raise AssertionError(f"there is no root of the order {order}")
 
@@ -213,13 +214,3 @@ def _is_prime(number: int) -> bool:
     if number % 2 == 0 or pow(2, number - 1, number) != 1:
         return False
     return bool((number % np.arange(3, math.isqrt(number) + 1, 2)).all())
-
-
-def _prime_factors(number: int) -> list[int]:
-    factors: list[int] = []
-    for divisor in range(2, number + 1):
-        if number % divisor == 0:
-            factors.append(divisor)
-            while number % divisor == 0:
-                number //= divisor
-    return factors
