@@ -108,10 +108,14 @@ def jit(
             raise ToolError(
                 f"jit: {', '.join(given)} is for pipeline='auto'; a pass has it as its own option"
             )
-        transform = partial(transforming.transform, pipeline=transforming.parsed(pipeline))
+        transform = partial(_transformed, pipeline=transforming.parsed(pipeline))
     if function is None:
         return partial(Jitted, transform=transform, **jit_options)
     return Jitted(function, transform, **jit_options)
+
+
+def _transformed(exported: export.Exported, pipeline: Pipeline) -> export.Exported:
+    return transforming.transform(exported, pipeline)
 
 
 def _optimized(

@@ -23,7 +23,8 @@ def program_mesh(exported: Exported, devices: Sequence[Any]) -> Mesh:
         if mesh.size == len(devices) and not mesh.device_ids:
             sizes, names = [size for _, size in mesh.axes], [name for name, _ in mesh.axes]
             types: tuple[Any, ...] | None = None  # Auto, Explicit or Manual, if an argument says so
-            for sharding in exported.in_shardings_jax(None):
+            stated: list[Any] = list(exported.in_shardings_jax(None))
+            for sharding in stated:
                 if sharding is not None and list(sharding.mesh.axis_names) == names:
                     types = sharding.mesh.axis_types
                     break

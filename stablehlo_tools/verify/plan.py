@@ -114,7 +114,10 @@ def make_run(
     shared: Iterable[tuple[int, ...]] = ((0,),) * len(signature.inputs)
     if instances > 1:
         sides = [shared_inputs(m, signature.inputs, grid, instances) for m in modules.values()]
-        shared = (tuple(map(min, one, other)) for one, other in zip(*sides, strict=True))
+        shared = (
+            tuple(min(pair) for pair in zip(one, other, strict=True))
+            for one, other in zip(*sides, strict=True)
+        )
     return Run(
         "cpu",
         forms,
