@@ -26,7 +26,7 @@ _MOST_TRIALS = 12  # in the text; the page and the JSON have all
 _MOST_EXPOSED = 6
 _WORTH_SHOWING = 1e-3  # of the total
 EXPORT = "the export"
-_NO_FIGURES = dict.fromkeys(("total_ns", "exposed_ns", "peak_bytes"))
+_NO_FIGURES: dict[str, Any] = dict.fromkeys(("total_ns", "exposed_ns", "peak_bytes"))
 
 
 def to_json(optimum: Optimum) -> dict[str, Any]:

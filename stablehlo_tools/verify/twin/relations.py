@@ -140,7 +140,7 @@ class _Module:
             for name, mesh in ModuleFacts.of(module).meshes.items()
         }
         main = Function(entry_function(module))
-        self.ends = [list(main.body.arguments), main.yields]
+        self.ends: list[list[ir.Value]] = [list(main.body.arguments), main.yields]
 
     def tie(self) -> None:
         def visit(op: ir.Operation) -> ir.WalkResult:
