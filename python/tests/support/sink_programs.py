@@ -175,7 +175,7 @@ def planned(program: Artifact) -> list[Sinking | str]:
     """What can be done with each collective of the only loop."""
     found = surveyed(program)[-1]
     with program.module.context:
-        plans = sinkings(found.body, found.indices, found.trips, found.alike)
+        plans = sinkings(found)
     return list(plans.values())
 
 
@@ -191,7 +191,7 @@ def sunk(
         inline_all_calls(result.module)
         for position in range(len(loops_of(result.module))):
             found = surveyed(result)[position]
-            plans = sinkings(found.body, found.indices, found.trips, found.alike)
+            plans = sinkings(found)
             chosen = [p for p in plans.values() if isinstance(p, Sinking) and choose(p)]
             if not chosen:
                 continue

@@ -156,7 +156,7 @@ def test_rows_and_last_values_of_a_scan():
     copy = given.copy()
     inline_all_calls(copy.module)
     (found,) = surveyed(copy)
-    plans = sinkings(found.body, found.indices, found.trips, found.alike).values()
+    plans = sinkings(found).values()
     hows = Counter(plan.way if isinstance(plan, Sinking) else plan for plan in plans)
     assert hows == {"last": 1, "batch": 2}
     after = sunk(given)

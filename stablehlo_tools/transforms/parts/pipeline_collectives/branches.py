@@ -88,19 +88,15 @@ def _ahead(body: LoopBody, branch: ir.Operation, block: ir.Block, wanted: Wanted
     branch."""
     moved = list[ir.Operation]()
     for view in block.operations:
-        op = view.operation
-        if wanted(op):
-            ops = _leading_to(body, block, op)
-            moved += ops or ()
+        if wanted(view.operation):
+            moved += _leading_to(body, block, view.operation)
     for op in in_block_order(list({key_of(op): op for op in moved}.values())):
         op.move_before(branch)
     return bool(moved)
 
 
-def _leading_to(
-    body: LoopBody, block: ir.Block, collective: ir.Operation
-) -> list[ir.Operation] | None:
-    """The ops of a block that a collective follows from, itself among them; None where it follows
+def _leading_to(body: LoopBody, block: ir.Block, collective: ir.Operation) -> list[ir.Operation]:
+    """The ops of a block that a collective follows from, itself among them; none where it follows
     from what changes in the loop."""
     ops, pending = [collective], list[ir.Value](collective.operands)
     while pending:
@@ -108,11 +104,11 @@ def _leading_to(
         maker = producer(value)
         if maker is not None and maker.block == block:
             if len(maker.regions) or body.is_costly(maker):
-                return None
+                return []
             ops.append(maker)
             pending += maker.operands
         elif not body.is_indexed(value) or body.is_moving(value):
-            return None
+            return []
     return ops
 
 
@@ -147,15 +143,12 @@ def _chain(body: LoopBody, block: ir.Block, value: ir.Value, wanted: Wanted) -> 
         steps.append(op)
         if wanted(op):
             last = len(steps)
-        if not all(_is_outside(block, other) for other in list(op.operands)[1:]):
+        others = list(op.operands)[1:]
+        makers = [producer(other) for other in others if not is_spread_constant(other)]
+        if any(maker is not None and maker.block == block for maker in makers):
             break
         value = op.operands[0]
     return steps[:last][::-1]
-
-
-def _is_outside(block: ir.Block, value: ir.Value) -> bool:
-    maker = producer(value)
-    return is_spread_constant(value) or maker is None or maker.block != block
 
 
 def _only(value: ir.Value) -> bool:

@@ -52,36 +52,28 @@ def predict(
     """
     clock = Clock(hardware, ModuleFacts.of(module).grid.size)
     traced = traced_task_graph(module, clock, "")
-    timing = _Timing(held, Limits(at_once=at_once, buckets=False))
-    ns = timing.nanoseconds(traced, in_loop=False, scheduled=held is None)
-    return Prediction(ns, memory_profile(traced.graph).peak_bytes, timing.holds)
+    limits = Limits(at_once=at_once, buckets=False)
+    holds = True
 
-
-class _Timing:
-    """Times a program, inner loops first."""
-
-    def __init__(self, held: str | None, limits: Limits) -> None:
-        self._held = held
-        self._limits = limits
-        self.holds = True
-
-    def nanoseconds(self, traced: TracedGraph, *, in_loop: bool, scheduled: bool) -> float:
-        """The ns of a graph, each loop a task of what its body takes."""
+    def nanoseconds(traced: TracedGraph, *, in_loop: bool, scheduled: bool) -> float:
+        """The ns of a graph, inner loops first, each a task of what its body takes."""
+        nonlocal holds
         tasks = list(traced.graph.tasks)
         for number, body in traced.bodies.items():
             loop = tasks[number].loop
             assert loop is not None, "a task with a body is a loop"
-            is_held = any(self._held in op.attributes for op in traced.ops[number] if self._held)
-            inside = self.nanoseconds(body, in_loop=True, scheduled=is_held or not self._held)
-            ns = iterations(loop) * inside
+            is_held = not held or any(held in op.attributes for op in traced.ops[number])
+            ns = iterations(loop) * nanoseconds(body, in_loop=True, scheduled=is_held)
             tasks[number] = replace(tasks[number], kind=TaskKind.COMPUTE, loop=None, ns=ns)
         flat = TaskGraph(tasks, traced.graph.storages)
         if not scheduled:
             return simulate(flat).total_ns
-        plan = schedule(flat, self._limits, in_loop=in_loop)
-        if self._held and not is_worth_holding(flat, plan):
-            self.holds = False
+        plan = schedule(flat, limits, in_loop=in_loop)
+        holds = holds and (not held or is_worth_holding(flat, plan))
         return plan.total_ns
+
+    ns = nanoseconds(traced, in_loop=False, scheduled=held is None)
+    return Prediction(ns, memory_profile(traced.graph).peak_bytes, holds)
 
 
 _DOT = "stablehlo.dot_general"
@@ -96,27 +88,24 @@ def prefetch_groups(surveyed: LoopSurvey) -> list[frozenset[int]]:
         if not move.ops:
             continue
         own = {number}
-        starts[number] = _first_reader(surveyed.body, move.collective.op)
+        users = (
+            user
+            for result in move.collective.op.results
+            for user in surveyed.body.users.get(result, ())
+        )
+        places = (surveyed.body.position_of[key_of(user)] for user in users)
+        starts[number] = min(places, default=len(surveyed.body.ops))
         for shared in _shared_operands(surveyed.body, move.collective.op):
-            other = group_of.get(shared, own)
+            other = group_of.setdefault(shared, own)
             if other is not own:
-                own = _joined(own, other, groups, group_of)
-            group_of[shared] = own
+                other |= own
+                group_of = {v: other if group is own else group for v, group in group_of.items()}
+                groups = [group for group in groups if group is not own]
+                own = other
         if own not in groups:
             groups.append(own)
     ordered = sorted(groups, key=lambda group: min(starts[number] for number in group))
     return [frozenset(group) for group in ordered]
-
-
-def _joined(
-    one: set[int], other: set[int], groups: list[set[int]], group_of: dict[ir.Value, set[int]]
-) -> set[int]:
-    other |= one
-    for value, group in group_of.items():
-        if group is one:
-            group_of[value] = other
-    groups[:] = [group for group in groups if group is not one]
-    return other
 
 
 def _shared_operands(body: LoopBody, op: ir.Operation) -> Iterator[ir.Value]:
@@ -129,12 +118,6 @@ def _shared_operands(body: LoopBody, op: ir.Operation) -> Iterator[ir.Value]:
                 yield from (operand for operand in user.operands if operand != value)
             elif user.name in FORMATTING:
                 pending += user.results
-
-
-def _first_reader(body: LoopBody, op: ir.Operation) -> int:
-    """The position of the first op that reads a collective's result."""
-    users = [user for result in op.results for user in body.users.get(result, ())]
-    return min((body.position_of[key_of(user)] for user in users), default=len(body.ops))
 
 
 Judge = Callable[[Choice], Prediction | None]

@@ -3,7 +3,8 @@
 A frame is a block with an insertion point: before the loop, in its new body, or behind it. It maps
 a value of the old body, of some iteration, to the value that stands for it there. Iterations are
 counted from the frame's own zero: the first one before the loop, that of stage 0 in the body, one
-past the last behind it.
+past the last behind it. `OpenedLoop` is a loop whose carries and body change, with the frame behind
+it.
 
 `hoist` is its simplest client: collectives that send the same in every iteration run once:
 
@@ -19,12 +20,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from stablehlo_tools.analysis.loops import LoopBody, constant_integer, wrap
+from stablehlo_tools.analysis.loops import Key, LoopBody, constant_integer, wrap
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.builder import Builder
-from stablehlo_tools.ir.carriers import append, append_arguments, append_to_terminator
+from stablehlo_tools.ir.carriers import (
+    append,
+    append_arguments,
+    append_to_terminator,
+    rebuild,
+    reopened,
+)
 from stablehlo_tools.ir.inline import copy_with
-from stablehlo_tools.ir.values import key_of, producer
+from stablehlo_tools.ir.values import has_uses, key_of, producer
+from stablehlo_tools.ir.walk import terminator
 
 
 class Frame:
@@ -104,16 +112,22 @@ class Frame:
             if position in needed:
                 continue
             needed[position] = maker
-            pending += [v for v in body.reads(maker) if self._is_missing(v, iteration)]
+            pending += [
+                v
+                for v in body.reads(maker)
+                if body.argument_number(v) is None
+                and (v, iteration if body.is_moving(v) else 0) not in self._known
+            ]
         for position in sorted(needed):
             op = needed[position]
             moves = any(body.is_moving(result) for result in op.results)
             self.run(op, iteration if moves else 0)
 
-    def _is_missing(self, value: ir.Value, iteration: int) -> bool:
-        if self._body.argument_number(value) is not None:
-            return False
-        return (value, iteration if self._body.is_moving(value) else 0) not in self._known
+
+def frame_before(body: LoopBody) -> Frame:
+    """A frame in front of a loop, for what does not depend on the iteration."""
+    kept = {number: body.loop.operands[number] for number in body.invariant}
+    return Frame(body, ir.InsertionPoint(body.loop), {}, kept)
 
 
 def is_the_same(body: LoopBody, ops: Sequence[ir.Operation]) -> bool:
@@ -128,9 +142,7 @@ def hoist(body: LoopBody, ops: Sequence[ir.Operation]) -> ir.Operation:
 
     Returns the new loop; `body` is not valid any more.
     """
-    operands = list(body.loop.operands)
-    kept = {number: operands[number] for number in body.invariant}
-    frame = Frame(body, ir.InsertionPoint(body.loop), {}, kept)
+    frame = frame_before(body)
     for op in ops:
         frame.run(op, 0)
     moved = {key_of(op) for op in ops}
@@ -148,3 +160,97 @@ def hoist(body: LoopBody, ops: Sequence[ir.Operation]) -> ir.Operation:
     for op in reversed(ops):
         op.erase()
     return loop
+
+
+class OpenedLoop:
+    """A loop that is taken apart: its carries, its body and what follows it are open to changes.
+
+    Carries are taken first, then `open` makes the new loop, and `close` does away with the old.
+
+    `dead` are carries that nothing will read: they serve as others of their type, or hand zeros on.
+    """
+
+    def __init__(self, body: LoopBody, dead: Sequence[int]) -> None:
+        self.body = body
+        self._before = Builder(ir.InsertionPoint(body.loop), body.loop.location)
+        self._starts: list[ir.Value] = list(body.loop.operands)
+        self._ends = list(body.ends)
+        self._free = list(dead)
+        self._said: set[int] = set()
+        self._rows: dict[tuple[ir.Value, tuple[int, ...]], int] = {}
+        for number in dead:
+            self._ends[number] = body.arguments[number]
+
+    def carry(self, type_: ir.Type, start: float) -> int:
+        """The number of a carry that is free, which starts with one number in all elements."""
+        value = self._constant(type_, start)
+        number = next((n for n in self._free if self._starts[n].type == type_), None)
+        if number is None:
+            self._starts.append(value)
+            self._ends.append(value)  # until `hand_on` says what
+            return len(self._starts) - 1
+        self._free.remove(number)
+        self._starts[number] = value
+        return number
+
+    def carry_of_rows(self, value: ir.Value, rows: tuple[int, ...], type_: ir.Type) -> int:
+        """The carry whose `rows` a value is written to, in turn; the same for all who ask."""
+        if (value, rows) not in self._rows:
+            self._rows[value, rows] = self.carry(type_, 0)
+        return self._rows[value, rows]
+
+    def open(self) -> None:
+        """Makes the new loop, with the old one's regions."""
+        old = self.body.loop
+        for number in self._free:
+            self._starts[number] = self._constant(self._starts[number].type, 0)
+        types = [value.type for value in self._starts]
+        self.new = reopened(old, self._starts, types)
+        for source, target in zip(old.regions, self.new.regions, strict=True):
+            block = source.blocks[0]
+            block.append_to(target)
+            append_arguments(block, types[len(block.arguments) :])
+        end = terminator(self.body.block)
+        self.inside = ir.InsertionPoint(end)
+        self.point = ir.InsertionPoint(old)
+        counted = {number: self.new.results[number] for number in self.body.steps}
+        kept = {number: old.operands[number] for number in self.body.invariant}
+        self.after = Frame(self.body, self.point, counted, kept)
+
+    def argument(self, number: int) -> ir.Value:
+        """A carry at the beginning of an iteration."""
+        return self.body.block.arguments[number]
+
+    def result(self, number: int) -> ir.Value:
+        """A carry after the loop."""
+        return self.new.results[number]
+
+    def is_handed_on(self, number: int) -> bool:
+        """Whether it was said what a new carry is at the end of an iteration."""
+        return number in self._said
+
+    def hand_on(self, number: int, value: ir.Value) -> None:
+        """Says what a carry is at the end of an iteration."""
+        self._ends[number] = value
+        self._said.add(number)
+
+    def close(self, removed: set[Key], results: Mapping[int, ir.Value]) -> None:
+        """Drops ops from the body, and lets others stand for results of the old loop."""
+        old = self.body.loop
+        rebuild(terminator(self.body.block), self._ends, [])
+        for op in reversed(self.body.ops):
+            is_idle = not self.body.is_placed(op) and not any(map(has_uses, op.results))
+            if key_of(op) in removed or is_idle:
+                op.erase()
+        for number, result in enumerate(old.results):
+            result.replace_all_uses_with(results.get(number, self.new.results[number]))
+        old.erase()
+
+    def behind(self, location: ir.Location) -> Builder:
+        """Writes behind the new loop."""
+        return Builder(self.point, location)
+
+    def _constant(self, type_: ir.Type, number: float) -> ir.Value:
+        """One number in all elements of a type."""
+        like = ir.RankedTensorType(type_)
+        return self._before.splat(number, like.shape, like.element_type)

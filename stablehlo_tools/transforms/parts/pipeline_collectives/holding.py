@@ -19,7 +19,7 @@ from stablehlo_tools.cost.clock import Clock
 from stablehlo_tools.cost.hardware import Hardware
 from stablehlo_tools.dialect.custom_calls import is_future
 from stablehlo_tools.ir.builder import barrier
-from stablehlo_tools.ir.values import in_block_order, key_of, maker_of, producer, stand_in
+from stablehlo_tools.ir.values import has_uses, in_block_order, key_of, maker_of, producer, stand_in
 from stablehlo_tools.ir.walk import functions_by_name
 from stablehlo_tools.overlap.memory import memory_profile
 from stablehlo_tools.overlap.scheduling.scheduler import Schedule
@@ -67,7 +67,7 @@ def keep_back(ends: Sequence[ir.Value]) -> None:
 
     `ends` are what its last iterations make; only what does not follow from them has to wait.
     """
-    made = [value for value in ends if producer(value) is not None and _is_used(value)]
+    made = [value for value in ends if producer(value) is not None and has_uses(value)]
     made = [value for value in made if not is_future(value)]
     if not made:
         return
@@ -101,20 +101,13 @@ def _waiting(anchor: ir.Operation, made: Sequence[ir.Value]) -> list[ir.Value]:
         elif is_behind:
             collective = classify(op)
             if collective is not None and (collective.bytes_out or 0) >= _LARGE:
-                waiting.update(dict.fromkeys(v for v in op.operands if _is_there(v, anchor)))
+                for value in op.operands:
+                    maker = producer(value)
+                    is_in_block = maker is not None and maker.block == anchor.block
+                    if maker is None or not is_in_block or maker.is_before_in_block(anchor):
+                        waiting[value] = None
         is_behind = is_behind or op == anchor
     return list(waiting)
-
-
-def _is_there(value: ir.Value, anchor: ir.Operation) -> bool:
-    maker = producer(value)
-    if maker is None or maker.block != anchor.block:
-        return True
-    return maker.is_before_in_block(anchor)
-
-
-def _is_used(value: ir.Value) -> bool:
-    return next(iter(value.uses), None) is not None
 
 
 def _body_of(traced: TracedGraph, loop: ir.Operation) -> TracedGraph | None:

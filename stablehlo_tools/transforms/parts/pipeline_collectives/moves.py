@@ -11,7 +11,7 @@ costly op is among them: moved with the collective, it could not hide it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -19,18 +19,14 @@ from stablehlo_tools.analysis.collectives import Collective, ModuleFacts
 from stablehlo_tools.analysis.dataflow import CONTROL_FLOW
 from stablehlo_tools.analysis.device_values import DeviceValues
 from stablehlo_tools.analysis.effects import Effects
-from stablehlo_tools.analysis.loop_values import (
-    AlikeInGroups,
-    LoopIndices,
-    is_monotonic,
-    written_positions,
-)
-from stablehlo_tools.analysis.loops import FORMATTING, Counted, LoopBody, counted
+from stablehlo_tools.analysis.group_values import AlikeInGroups
+from stablehlo_tools.analysis.loop_values import LoopIndices, is_monotonic, written_positions
+from stablehlo_tools.analysis.loops import FORMATTING, LoopBody, counted
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import DYNAMIC_UPDATE_SLICE, WHILE
 from stablehlo_tools.dialect.traits import COLLECTIVES, short_names
 from stablehlo_tools.ir.values import key_of, named, producer
-from stablehlo_tools.ir.walk import functions_by_name, walk
+from stablehlo_tools.ir.walk import functions_by_name, ops_named
 
 MOVABLE = short_names(COLLECTIVES)  # transfers to a host, and Shardy's reshards, keep their place
 _SHARDINGS = ("sdy.sharding", "mhlo.sharding")
@@ -59,7 +55,11 @@ def ahead(body: LoopBody, collective: Collective) -> Move:
         return Move(collective, reason="it is ahead already: nothing in its iteration reads it")
     needed = body.needed_by([collective.op])
     for op in needed:
-        carried = [v for v in body.reads(op) if _is_carried(body, v)]
+        carried = [
+            v
+            for v in body.reads(op)
+            if body.argument_number(v) is not None and not body.is_indexed(v)
+        ]
         if carried:
             number = body.argument_number(carried[0])
             return Move(
@@ -160,10 +160,6 @@ def has_sharding(op: ir.Operation) -> bool:
     return any(name in op.attributes for name in _SHARDINGS)
 
 
-def _is_carried(body: LoopBody, value: ir.Value) -> bool:
-    return body.argument_number(value) is not None and not body.is_indexed(value)
-
-
 def _is_late(body: LoopBody, collective: Collective) -> bool:
     """Whether what a collective sends comes as it is from the iteration before."""
     pending = list(collective.op.operands)
@@ -206,8 +202,9 @@ def _with_tensors(collective: Collective, ops: Sequence[ir.Operation]) -> Move:
 class LoopSurvey:
     """A loop as it stands; not valid any more once the module changes.
 
-    `fewest` is how often it runs at least, on any device; `reason` why that is not known. `alike`
-    tells which values are the same on all devices of a collective's groups.
+    `trips` is how often it runs on all devices, if they agree, `fewest` how often at least on any;
+    `reason` why that is not known. `alike` tells which values are the same on all devices of a
+    collective's groups.
     """
 
     body: LoopBody
@@ -225,17 +222,18 @@ class LoopSurvey:
     @cached_property
     def ahead(self) -> list[Move]:
         """Which of them could go ahead of their iteration."""
-        return [self._checked(ahead(self.body, each)) for each in self.collectives]
+        return self._checked(ahead(self.body, each) for each in self.collectives)
 
     @cached_property
     def late(self) -> list[Move]:
         """Which of them could end in a later iteration."""
-        return [self._checked(late(self.body, each, self.indices)) for each in self.collectives]
+        return self._checked(late(self.body, each, self.indices) for each in self.collectives)
 
-    def _checked(self, move: Move) -> Move:
-        if not self.reason or not move.ops:
-            return move
-        return Move(move.collective, reason=self.reason)
+    def _checked(self, moves: Iterable[Move]) -> list[Move]:
+        """The moves, of which none is possible if the trip count is not known."""
+        return [
+            Move(m.collective, reason=self.reason) if self.reason and m.ops else m for m in moves
+        ]
 
 
 def survey_loop(loop: ir.Operation, module: ir.Module, facts: ModuleFacts) -> LoopSurvey:
@@ -247,41 +245,28 @@ def survey_loop(loop: ir.Operation, module: ir.Module, facts: ModuleFacts) -> Lo
         return None if numbers is None else [int(number) for number in numbers]
 
     body = LoopBody(loop, Effects(functions_by_name(module)))
-    count = _communicates_in_condition(body) or counted(loop, known)
-    trips = _trips(count)
-    return LoopSurvey(
-        body,
-        LoopIndices(body, trips or 0, known),
-        trips,
-        min(count.trips) if isinstance(count, Counted) else 0,
-        count if isinstance(count, str) else "",
-        AlikeInGroups(values),
-    )
+    trips: int | None = None
+    fewest, reason = 0, ""
+    for view in body.condition.operations:
+        if body.communicates(view.operation) or body.effects.has_effect(view.operation):
+            reason = f"its condition has a {view.operation.name.removeprefix('stablehlo.')}"
+            break
+    else:
+        count = counted(loop, known)
+        if isinstance(count, str):
+            reason = count
+        else:
+            fewest = min(count.trips)
+            trips = fewest if len(set(count.trips)) == 1 else None
+    indices = LoopIndices(body, trips or 0, known)
+    return LoopSurvey(body, indices, trips, fewest, reason, AlikeInGroups(values))
 
 
 def loops_of(module: ir.Module) -> list[ir.Operation]:
     """All loops, inner ones before those around them."""
-    loops: list[ir.Operation] = []
-
-    def visit(op: ir.Operation) -> ir.WalkResult:
-        if op.name == WHILE:
-            loops.append(op)
-        return ir.WalkResult.ADVANCE
-
-    walk(module.operation, visit)
-    return loops[::-1]
+    return ops_named(module.operation, (WHILE,))[::-1]
 
 
-def _trips(count: Counted | str) -> int | None:
-    """How often a loop runs on all devices, if they agree."""
-    if isinstance(count, str) or len(set(count.trips)) != 1:
-        return None
-    return count.trips[0]
-
-
-def _communicates_in_condition(body: LoopBody) -> str:
-    condition = body.loop.regions[0].blocks[0]
-    for view in condition.operations:
-        if body.communicates(view.operation) or body.effects.has_effect(view.operation):
-            return f"its condition has a {view.operation.name.removeprefix('stablehlo.')}"
-    return ""
+def next_loop(module: ir.Module, mark: str) -> ir.Operation | None:
+    """The first loop that has a mark, an attribute, inner ones before those around them."""
+    return next((loop for loop in loops_of(module) if mark in loop.attributes), None)

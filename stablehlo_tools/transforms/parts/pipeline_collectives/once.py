@@ -53,15 +53,17 @@ from stablehlo_tools.dialect.names import BARRIER, DYNAMIC_SLICE, WHILE
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.ir.cleanup import erase_unused
 from stablehlo_tools.ir.clone import copy_module
-from stablehlo_tools.ir.values import key_of, maker_of, producer
-from stablehlo_tools.ir.walk import drop_attributes, walk
+from stablehlo_tools.ir.values import has_uses, key_of, maker_of, producer
+from stablehlo_tools.ir.walk import drop_attributes, enclosing, walk
+from stablehlo_tools.transforms.parts.bucket_collectives.writing import reshaped
 from stablehlo_tools.transforms.parts.pipeline_collectives.branches import bring_out, put_back
-from stablehlo_tools.transforms.parts.pipeline_collectives.frame import Frame, is_the_same
+from stablehlo_tools.transforms.parts.pipeline_collectives.frame import frame_before, is_the_same
 from stablehlo_tools.transforms.parts.pipeline_collectives.moves import (
     LoopSurvey,
     has_sharding,
     is_static_tensor,
     loops_of,
+    next_loop,
     survey_loop,
 )
 from stablehlo_tools.transforms.parts.pipeline_collectives.sinking.plan import (
@@ -73,7 +75,6 @@ from stablehlo_tools.transforms.parts.pipeline_collectives.sinking.rows import (
     captured_by,
     has_rule,
     parameters_of,
-    reshaped,
     run_stacked,
 )
 
@@ -106,7 +107,7 @@ def number_collectives(module: ir.Module) -> None:
     """Numbers the collectives of loops whose results are used, so that they are known in copies."""
     type_ = ir.IntegerType.get_signless(64, module.context)
     for number, found in enumerate(find_collectives(module)):
-        if _loops_around(found.op) and any(list(value.uses) for value in found.op.results):
+        if _loops_around(found.op) and any(map(has_uses, found.op.results)):
             found.op.attributes[_NUMBER] = ir.IntegerAttr.get(type_, number)
 
 
@@ -138,7 +139,7 @@ def lift(module: ir.Module, facts: ModuleFacts, chosen: frozenset[int]) -> None:
     """Takes the chosen collectives out of loops, as far out as each can go."""
     for loop in loops_of(module):
         loop.attributes[_TO_LIFT] = ir.UnitAttr.get(loop.context)
-    while (loop := _next(module)) is not None:
+    while (loop := next_loop(module, _TO_LIFT)) is not None:
         surveyed = survey_loop(loop, module, facts)
         opened = bring_out(surveyed.body, lambda op: _number_of(op) in chosen)
         if opened:
@@ -154,21 +155,15 @@ def lift(module: ir.Module, facts: ModuleFacts, chosen: frozenset[int]) -> None:
     _share(module)
 
 
-def _next(module: ir.Module) -> ir.Operation | None:
-    return next((loop for loop in loops_of(module) if _TO_LIFT in loop.attributes), None)
-
-
 def _number_of(op: ir.Operation) -> int | None:
     return ir.IntegerAttr(op.attributes[_NUMBER]).value if _NUMBER in op.attributes else None
 
 
 def _loops_around(op: ir.Operation) -> list[ir.Operation]:
     loops: list[ir.Operation] = []
-    parent = op.parent
-    while parent is not None:
-        if parent.operation.name == WHILE:
-            loops.append(parent.operation)
-        parent = parent.operation.parent
+    while (outer := enclosing(op, WHILE)) is not None:
+        loops.append(outer)
+        op = outer
     return loops
 
 
@@ -224,7 +219,7 @@ def _hoist(surveyed: LoopSurvey, chosen: frozenset[int]) -> None:
     moves = [m for m in surveyed.ahead if m.ops and _number_of(m.collective.op) in chosen]
     needed = {key_of(op) for m in moves if is_the_same(body, m.ops) for op in m.ops}
     moved = [op for op in body.ops if key_of(op) in needed]
-    frame = _in_front(body)
+    frame = frame_before(body)
     for op in moved:
         frame.run(op, 0)
     for op in reversed(moved):
@@ -233,11 +228,6 @@ def _hoist(surveyed: LoopSurvey, chosen: frozenset[int]) -> None:
             value.replace_all_uses_with(there)
             _mark(there)
         op.erase()
-
-
-def _in_front(body: LoopBody) -> Frame:
-    kept = {number: body.loop.operands[number] for number in body.invariant}
-    return Frame(body, ir.InsertionPoint(body.loop), {}, kept)
 
 
 def _mark(value: ir.Value) -> None:
@@ -254,8 +244,7 @@ def _sunk(surveyed: LoopSurvey, chosen: frozenset[int]) -> ir.Operation:
     """
     body = surveyed.body
     ways = {"sum", "row sum", "batch"} if _loops_around(body.loop) else {"sum", "row sum"}
-    planned = sinkings(body, surveyed.indices, surveyed.trips, surveyed.alike).values()
-    plans = [plan for plan in planned if isinstance(plan, Sinking)]
+    plans = [plan for plan in sinkings(surveyed).values() if isinstance(plan, Sinking)]
     kept = {plan.group for plan in plans if _number_of(plan.collective.op) not in chosen}
     taken = [plan for plan in plans if plan.group not in kept and plan.way in ways]
     return write_sinkings(body, taken)[0] if taken else body.loop
@@ -272,7 +261,7 @@ def _stacked(surveyed: LoopSurvey, chosen: frozenset[int]) -> bool:
     for collective in surveyed.collectives:
         row = _row_of(body, collective) if _number_of(collective.op) in chosen else None
         if row is not None and row.count <= most and surveyed.alike(body.loop, row.ops, row.index):
-            row.run_on_all(_in_front(body))
+            row.run_on_all()
             return True
     return False
 
@@ -297,10 +286,11 @@ class _Row:
         """How many rows there are."""
         return prod(self.sizes)
 
-    def run_on_all(self, frame: Frame) -> None:
+    def run_on_all(self) -> None:
         """Runs the ops on all rows in front of the loop; iterations take one of the result."""
         loop, collective = self.body.loop, self.ops[-1]
         point = ir.InsertionPoint(loop)
+        frame = frame_before(self.body)
         stacked: dict[ir.Value, ir.Value] = {}
         for value, whole in self.slices.items():
             builder = Builder(point, maker_of(value).location)
@@ -308,10 +298,13 @@ class _Row:
             stacked[value] = builder.reshape(frame.get(whole, 0), shape)
             _mark(stacked[value])
         for op in self.ops:
-            sources = [self._source(value) for value in op.operands]
-            given = [
-                (stacked[v], True) if v in stacked else (frame.get(v, 0), False) for v in sources
-            ]
+            given: list[tuple[ir.Value, bool]] = []
+            for value in op.operands:
+                source = value
+                while source in self.behind:
+                    source = self.behind[source]
+                is_row = source in stacked
+                given.append((stacked[source] if is_row else frame.get(source, 0), is_row))
             captured = {v: frame.get(v, 0) for v in captured_by(self.body, op)}
             new = run_stacked(op, self.count, given, captured, point)
             for old, value in zip(op.results, new, strict=True):
@@ -328,11 +321,6 @@ class _Row:
         row = builder.dynamic_slice(rows, starts, [*[1] * len(self.sizes), *shape])
         result.replace_all_uses_with(builder.reshape(row, shape))
         collective.erase()
-
-    def _source(self, value: ir.Value) -> ir.Value:
-        while value in self.behind:
-            value = self.behind[value]
-        return value
 
 
 def _row_of(body: LoopBody, collective: Collective) -> _Row | None:
@@ -397,6 +385,7 @@ def _share(module: ir.Module) -> None:
     """Lets one of the ops that were written in front of a loop stand for others that do the same:
     forward and backward gather the same weights."""
     known: dict[tuple[object, ...], ir.Operation] = {}
+    unused: list[ir.Operation] = []
 
     def visit(op: ir.Operation) -> ir.WalkResult:
         if _LIFTED not in op.attributes:
@@ -408,7 +397,6 @@ def _share(module: ir.Module) -> None:
             unused.append(op)
         return ir.WalkResult.SKIP
 
-    unused: list[ir.Operation] = []
     walk(module.operation, visit)
     for op in reversed(unused):
         op.erase()
@@ -461,15 +449,11 @@ def best_lifting(
             lift(copy, facts, frozenset(each.number for each in chosen))
             run = expected_run(copy, hardware)
             if run.peak_bytes > most:
-                chosen = _without(chosen, run.peak_bytes - most)
+                # Without the last ones that keep so many bytes together, one at least.
+                excess, left = run.peak_bytes - most, list(chosen)
+                while left and (excess > 0 or len(left) == len(chosen)):
+                    excess -= left.pop().kept
+                chosen = left
             elif run.contended_ns < least:
                 best, least = chosen, run.contended_ns
     return best
-
-
-def _without(chosen: Sequence[Lifted], excess: float) -> list[Lifted]:
-    """What is left without the last ones that keep so many bytes together, one at least."""
-    left = list(chosen)
-    while left and (excess > 0 or len(left) == len(chosen)):
-        excess -= left.pop().kept
-    return left

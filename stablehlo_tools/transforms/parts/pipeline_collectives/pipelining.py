@@ -20,7 +20,7 @@ from math import inf
 
 from stablehlo_tools.analysis.collectives import Collective, ModuleFacts, find_collectives
 from stablehlo_tools.analysis.effects import Effects
-from stablehlo_tools.analysis.loops import Key, LoopBody
+from stablehlo_tools.analysis.loops import LoopBody
 from stablehlo_tools.analysis.tasks.expected import expected_run
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.cost.hardware import Hardware
@@ -28,7 +28,7 @@ from stablehlo_tools.diagnostics import Diagnostic, Severity, note, to_place
 from stablehlo_tools.dialect.traits import BRANCHES
 from stablehlo_tools.ir.clone import copy_module
 from stablehlo_tools.ir.values import key_of
-from stablehlo_tools.ir.walk import functions_by_name, walk
+from stablehlo_tools.ir.walk import functions_by_name, ops_where
 from stablehlo_tools.overlap.compilers.expected import Expected
 from stablehlo_tools.transforms.parts.pipeline_collectives.choosing import (
     Budget,
@@ -43,6 +43,7 @@ from stablehlo_tools.transforms.parts.pipeline_collectives.moves import (
     LoopSurvey,
     Move,
     loops_of,
+    next_loop,
     survey_loop,
 )
 from stablehlo_tools.transforms.parts.pipeline_collectives.once import (
@@ -62,9 +63,9 @@ from stablehlo_tools.transforms.parts.pipeline_collectives.sinking.plan import (
 )
 from stablehlo_tools.transforms.parts.pipeline_collectives.stages import (
     Choice,
+    StagedLoop,
     pass_barriers,
     stages_for,
-    write_stages,
 )
 
 
@@ -108,22 +109,11 @@ def mark(op: ir.Operation, name: str) -> None:
     op.attributes[name] = ir.UnitAttr.get(op.context)
 
 
-def next_loop(module: ir.Module) -> ir.Operation | None:
-    """The first loop that is not done, inner ones before those around them."""
-    return next((loop for loop in loops_of(module) if TO_PIPELINE in loop.attributes), None)
-
-
 def unmarked(module: ir.Module, name: str) -> list[ir.Operation]:
     """The ops with a mark, inner ones last; they lose it."""
-    marked: list[ir.Operation] = []
-
-    def visit(op: ir.Operation) -> ir.WalkResult:
-        if name in op.attributes:
-            del op.attributes[name]
-            marked.append(op)
-        return ir.WalkResult.ADVANCE
-
-    walk(module.operation, visit)
+    marked = ops_where(module.operation, lambda op: name in op.attributes)
+    for op in marked:
+        del op.attributes[name]
     return marked
 
 
@@ -175,7 +165,7 @@ class OneLoop:
         if choice:
             self._write(self._module, surveyed, choice)
             self._has_changed()
-        loop = next_loop(self._module)
+        loop = next_loop(self._module, TO_PIPELINE)
         if loop is not None:
             del loop.attributes[TO_PIPELINE]
 
@@ -192,7 +182,7 @@ class OneLoop:
 
     def _survey(self, module: ir.Module) -> LoopSurvey:
         """The loop as it stands in the module, or in a copy of it."""
-        loop = next_loop(module)
+        loop = next_loop(module, TO_PIPELINE)
         assert loop is not None, "the loop is marked until it is done"
         return survey_loop(loop, module, self._facts)
 
@@ -209,7 +199,7 @@ class OneLoop:
     def _sink(self) -> None:
         """Lets collectives run behind the loop."""
         surveyed = self._surveyed()
-        plans = list(_sinkings(surveyed).values())
+        plans = list(sinkings(surveyed).values())
         chosen = self._sunk_choice(plans)
         for collective, plan in zip(surveyed.collectives, plans, strict=True):
             if isinstance(plan, str):
@@ -229,10 +219,17 @@ class OneLoop:
             return frozenset(plan.group for plan in sunk)
         takes_rows = not self._options.holds  # XLA:GPU hides what is small
         summed = [p for p in sunk if p.way in ("sum", "last")]
-        rows = [p for p in sunk if p.way == "batch" and takes_rows and _is_small(p.extra_bytes)]
+        batches = [p for p in sunk if p.way == "batch" and takes_rows]
+        rows = [p for p in batches if p.extra_bytes is not None and p.extra_bytes <= _SMALL]
         for chosen in ([*summed, *rows], summed) if rows else (summed,):
             groups = frozenset(plan.group for plan in chosen)
-            added = sum(_added_bytes(plan) for plan in chosen)
+            # What the loop carries for a collective, and both its ends.
+            added = sum(
+                (plan.collective.bytes_in or 0)
+                + (plan.collective.bytes_out or 0)
+                + 2 * max(0, plan.extra_bytes or 0)
+                for plan in chosen
+            )
             if groups and self._pays(partial(_write_sunk, groups=groups), added):
                 return groups
         return frozenset()
@@ -267,11 +264,11 @@ class OneLoop:
             surveyed = self._survey(module)
         stages = stages_for(surveyed, choice, self._options.distance)
         assert not isinstance(stages, str), stages
-        written = write_stages(surveyed.body, stages)
+        loop, ends = StagedLoop(surveyed.body, stages).write()
         if self._options.holds:
-            mark(written.loop, TO_HOLD)
+            mark(loop, TO_HOLD)
             if self._options.limit is None:
-                keep_back(written.ends)
+                keep_back(ends)
 
     def _pays(self, change: Callable[[LoopSurvey], object], extra: float | None = None) -> bool:
         """Whether `auto` predicts that a change costs neither time nor too much memory.
@@ -337,23 +334,9 @@ class OneLoop:
             yield reason if self._options.direction != "auto" else f"sink: {reason}"
 
 
-def _sinkings(surveyed: LoopSurvey) -> dict[Key, Sinking | str]:
-    return sinkings(surveyed.body, surveyed.indices, surveyed.trips, surveyed.alike)
-
-
-def _is_small(extra: int | None) -> bool:
-    return extra is not None and extra <= _SMALL
-
-
-def _added_bytes(plan: Sinking) -> int:
-    """What a sunk collective may add: what the loop carries for it, and both its ends."""
-    ends = (plan.collective.bytes_in or 0) + (plan.collective.bytes_out or 0)
-    return ends + 2 * max(0, plan.extra_bytes or 0)
-
-
 def _write_sunk(surveyed: LoopSurvey, groups: frozenset[int]) -> None:
     """Sinks groups of collectives, and marks what then stands behind the loop."""
-    plans = _sinkings(surveyed).values()
+    plans = sinkings(surveyed).values()
     chosen = [p for p in plans if isinstance(p, Sinking) and p.group in groups]
     write_sinkings(surveyed.body, chosen)
 
@@ -381,8 +364,7 @@ def pipelined(module: ir.Module, options: Options) -> LoopPipelining:
     if options.direction == "once":
         return _lifted(module, facts, options, liftable(module, facts))
     if options.direction != "auto":
-        forget_numbers(module)
-        return _run(LoopPipelining(module, options))
+        return _lifted(module, facts, options, [])
     found = best_lifting(module, facts, options.hardware, options.limit)
     tried: list[tuple[float, LoopPipelining]] = []
     for each in (options, replace(options, as_compiled=True)):
@@ -414,10 +396,7 @@ def _lifted(
     if lifted:
         lift(module, facts, frozenset(each.number for each in lifted))
     forget_numbers(module)
-    return _run(LoopPipelining(module, options, bool(lifted), [each.note for each in lifted]))
-
-
-def _run(work: LoopPipelining) -> LoopPipelining:
+    work = LoopPipelining(module, options, bool(lifted), [each.note for each in lifted])
     work.run()
     return work
 
@@ -441,7 +420,7 @@ class LoopPipelining:
             mark(loop, TO_PIPELINE)
         if not communicating and not self.notes:
             self.notes.append(_nothing_to_pipeline(self.module, len(loops)))
-        while next_loop(self.module) is not None:
+        while next_loop(self.module, TO_PIPELINE) is not None:
             one = OneLoop(self.module, self.options, facts)
             one.run()
             self.changed = self.changed or one.changed
@@ -462,11 +441,9 @@ def _nothing_to_pipeline(module: ir.Module, loops: int) -> Diagnostic:
     if not collectives:
         message = "there is nothing to pipeline: the program has no collective"
         return Diagnostic(Severity.NOTE, message, to_place(module.operation.location))
-    has = (
-        f"none of the program's {loops} loops has a collective"
-        if loops
-        else ("the program has no loop, as where its layers are unrolled")
-    )
+    has = "the program has no loop, as where its layers are unrolled"
+    if loops:
+        has = f"none of the program's {loops} loops has a collective"
     return Diagnostic(
         Severity.NOTE,
         f"there is no loop to pipeline: {has}, and its {len(collectives)} communicating ops run "

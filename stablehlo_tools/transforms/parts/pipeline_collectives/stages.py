@@ -158,22 +158,6 @@ class Waiting:
     age: int
 
 
-@dataclass(frozen=True)
-class Pipelined:
-    """The new loop, and what takes the place of the old one's results."""
-
-    loop: ir.Operation
-    ends: list[ir.Value]
-
-
-def write_stages(body: LoopBody, stages: Stages) -> Pipelined:
-    """Replaces a loop by its pipelined form; `body` is not valid any more.
-
-    The loop runs more often than `stages.depth`, and the stages keep all dependences.
-    """
-    return _StagedLoop(body, stages).write()
-
-
 def waiting_values(body: LoopBody, stages: Stages) -> list[Waiting]:
     """What the pipelined loop carries besides what it did, in order."""
     oldest: dict[ir.Value, int] = {}
@@ -197,35 +181,38 @@ def _made_at(body: LoopBody, stages: Stages, value: ir.Value) -> int:
     return stages.of_carry[number]
 
 
-class _StagedLoop:
-    """Rewrites one loop."""
+class StagedLoop:
+    """Rewrites one loop, which runs more often than `stages.depth`.
+
+    The stages keep all dependences.
+    """
 
     def __init__(self, body: LoopBody, stages: Stages) -> None:
         self._body = body
         self._stages = stages
         self._waiting = waiting_values(body, stages)
+        # What goes ahead waits for nothing and comes first, then what a carry hands over.
         self._order: list[ir.Operation] = sorted(
-            (op for op in body.ops if body.is_placed(op)), key=self._rank
+            (op for op in body.ops if body.is_placed(op)),
+            key=lambda op: (key_of(op) not in stages.ahead, -stages.at(op)),
         )
 
-    def _rank(self, op: ir.Operation) -> tuple[bool, int]:
-        """What goes ahead waits for nothing and comes first, then what a carry hands over."""
-        return key_of(op) not in self._stages.ahead, -self._stages.at(op)
+    def write(self) -> tuple[ir.Operation, list[ir.Value]]:
+        """Replaces the loop; returns the new one, and what stands for the old one's results.
 
-    def write(self) -> Pipelined:
-        """Writes everything."""
+        The body and what was read of it are not valid any more.
+        """
         body, depth = self._body, self._stages.depth
         old = body.loop
         # The first times, in front of the loop; iterations are counted from the first.
-        operands = list(self._body.loop.operands)
-        frame = self._frame(ir.InsertionPoint(old), operands)
+        operands = list(old.operands)
+        before = self._frame(ir.InsertionPoint(old), operands)
         for number in self._stages.of_carry:
-            frame.bind(self._body.arguments[number], 0, operands[number])
-        for time in range(self._stages.depth):
+            before.bind(body.arguments[number], 0, operands[number])
+        for time in range(depth):
             for op in self._order:
                 if self._stages.at(op) <= time:
-                    frame.run(op, time - self._stages.at(op))
-        before = frame
+                    before.run(op, time - self._stages.at(op))
         starts = [before.get(value, depth - self._waits(value)) for value in body.arguments]
         starts += [before.get(w.value, depth - self._waits(w.value) - w.age) for w in self._waiting]
         new = reopened(old, starts, [value.type for value in starts])
@@ -242,7 +229,7 @@ class _StagedLoop:
         for result, end in zip(old.results, ends, strict=True):
             result.replace_all_uses_with(end)
         old.erase()
-        return Pipelined(new, ends)
+        return new, ends
 
     def _write_body(self, new: ir.Operation) -> None:
         body = self._body

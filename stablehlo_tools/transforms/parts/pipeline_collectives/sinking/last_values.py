@@ -16,8 +16,8 @@ from stablehlo_tools.analysis.collectives import Collective
 from stablehlo_tools.analysis.loops import LoopBody
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.values import maker_of, named
+from stablehlo_tools.transforms.parts.pipeline_collectives.frame import OpenedLoop
 from stablehlo_tools.transforms.parts.pipeline_collectives.moves import is_static_tensor
-from stablehlo_tools.transforms.parts.pipeline_collectives.sinking.opened import OpenedLoop
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,9 +1,9 @@
 """Which collectives of a loop can run once, behind it, and the loop without them.
 
 Five ways are tried, in this order: on the sum that an accumulator makes of what is sent (`sums`),
-on a sum that goes on from one device's carry (`masked_sums`), on what the last iteration sends
-(`last_values`), on the sums that it makes in the rows of a buffer (`row_sums`), on what all
-iterations send, stacked (`rows`). The first two need least memory and the last most. A collective
+on a sum that goes on from one device's carry (`sums`), on what the last iteration sends
+(`last_values`), on the sums that it makes in the rows of a buffer (`rows`), on what all iterations
+send, stacked (`rows`). The first two need least memory and the last most. A collective
 that the loop's own rewriting has brought out is then merged with others that are alike: one message
 for each kind of them.
 """
@@ -16,41 +16,39 @@ from typing import Literal, Protocol
 
 from stablehlo_tools.analysis.collectives import Collective, classify_communication, tensor_bytes
 from stablehlo_tools.analysis.loop_carries import Trees, tree_reducer
-from stablehlo_tools.analysis.loop_values import AlikeInGroups, LoopIndices
 from stablehlo_tools.analysis.loops import Key, LoopBody
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import ADD, DYNAMIC_SLICE, DYNAMIC_UPDATE_SLICE
 from stablehlo_tools.ir.builder import element_of, shape_of
 from stablehlo_tools.ir.values import in_block_order, key_of, producer
 from stablehlo_tools.transforms.bucket_collectives import Merger
-from stablehlo_tools.transforms.parts.pipeline_collectives.moves import why_unsinkable
+from stablehlo_tools.transforms.parts.pipeline_collectives.frame import OpenedLoop
+from stablehlo_tools.transforms.parts.pipeline_collectives.moves import (
+    LoopSurvey,
+    why_unsinkable,
+)
 from stablehlo_tools.transforms.parts.pipeline_collectives.sinking.last_values import (
     LastValue,
     LastWriter,
     last_of,
     last_value,
 )
-from stablehlo_tools.transforms.parts.pipeline_collectives.sinking.masked_sums import (
-    MaskedSum,
-    MaskedSumWriter,
-    masked_sum,
-)
-from stablehlo_tools.transforms.parts.pipeline_collectives.sinking.opened import OpenedLoop
-from stablehlo_tools.transforms.parts.pipeline_collectives.sinking.row_sums import (
+from stablehlo_tools.transforms.parts.pipeline_collectives.sinking.rows import (
     RowSum,
     RowSumWriter,
-    row_sum,
-)
-from stablehlo_tools.transforms.parts.pipeline_collectives.sinking.rows import (
     RowsWriter,
     Stacked,
+    row_sum,
     stacked,
     stacked_from,
 )
 from stablehlo_tools.transforms.parts.pipeline_collectives.sinking.sums import (
     Accumulated,
+    MaskedSum,
+    MaskedSumWriter,
     SumWriter,
     accumulated,
+    masked_sum,
 )
 
 SUNK = "stablehlo_tools.sunk"  # on the collectives that came out of a loop
@@ -75,28 +73,23 @@ class Sinking:
     extra_bytes: int | None
 
 
-def sinkings(
-    body: LoopBody, indices: LoopIndices, trips: int | None, alike: AlikeInGroups
-) -> dict[Key, Sinking | str]:
-    """How each collective of a loop can run after it, by `key_of`, or why it cannot.
-
-    `trips` is how often the loop runs on every device, None where that is not known or differs.
-    """
-    outcomes = _Planner(body, indices, trips, alike).outcomes
-    return {key_of(c.op): outcomes[key_of(c.op)] for c in body.collectives}
+def sinkings(surveyed: LoopSurvey) -> dict[Key, Sinking | str]:
+    """How each collective of a loop can run after it, by `key_of`, or why it cannot."""
+    outcomes = _Planner(surveyed).outcomes
+    return {key_of(c.op): outcomes[key_of(c.op)] for c in surveyed.collectives}
 
 
 class _Planner:
     """Tries the ways for all collectives of one loop."""
 
-    def __init__(
-        self, body: LoopBody, indices: LoopIndices, trips: int | None, alike: AlikeInGroups
-    ) -> None:
+    def __init__(self, surveyed: LoopSurvey) -> None:
+        body, trips, alike = surveyed.body, surveyed.trips, surveyed.alike
         self._body = body
         self._number = {key_of(c.op): i for i, c in enumerate(body.collectives)}
         self.outcomes: dict[Key, Sinking | str] = {}
-        reasons = {key_of(c.op): why_unsinkable(c) for c in body.collectives}
-        self.outcomes.update({key: reason for key, reason in reasons.items() if reason})
+        for c in body.collectives:
+            if reason := why_unsinkable(c):
+                self.outcomes[key_of(c.op)] = reason
         trees = Trees(body)
         self._sums = {key_of(c.op): accumulated(body, c, trees) for c in self._left()}
         self._note_chains(self._sums)
@@ -109,9 +102,9 @@ class _Planner:
             self._note(group, last_of(body, ops, trips))
         row_sums = {key_of(c.op): row_sum(body, c, alike) for c in self._left()}
         self._note_chains(row_sums)
-        rows = {key_of(c.op): stacked(body, c, indices, trips) for c in self._left()}
+        rows = {key_of(c.op): stacked(body, c, surveyed.indices, trips) for c in self._left()}
         for group, ops in self._groups(rows):
-            self._note(group, stacked_from(body, ops, indices, trips))
+            self._note(group, stacked_from(body, ops, surveyed.indices, trips))
         for c in self._left():
             key = key_of(c.op)
             self.outcomes[key] = self._telling(
@@ -163,15 +156,16 @@ class _Planner:
         against = [plan if isinstance(plan, str) else "" for plan in plans]
         dependents = self._body.depending_on([collective.op], later=False)
         if any(op.name == DYNAMIC_UPDATE_SLICE for op in dependents):
-            return against[2] if any(_adds_to_a_slice(op) for op in dependents) else against[3]
-        adds = (op for op in dependents if tree_reducer(op) is not None)
-        return against[0] if any(self._is_accumulation(op) for op in adds) else against[1]
-
-    def _is_accumulation(self, op: ir.Operation) -> bool:
-        numbers = (self._body.argument_number(value) for value in op.operands)
-        return any(
-            n is not None and not self._body.is_indexed(self._body.arguments[n]) for n in numbers
+            added = [value for op in dependents if op.name == ADD for value in op.operands]
+            makers = [producer(value) for value in added]
+            adds_to_a_slice = any(op is not None and op.name == DYNAMIC_SLICE for op in makers)
+            return against[2] if adds_to_a_slice else against[3]
+        reduced = (v for op in dependents if tree_reducer(op) is not None for v in op.operands)
+        accumulates = any(
+            self._body.argument_number(value) is not None and not self._body.is_indexed(value)
+            for value in reduced
         )
+        return against[0] if accumulates else against[1]
 
     def _extra(self, plan: Plan) -> int | None:
         if isinstance(plan, Accumulated):
@@ -193,21 +187,12 @@ class _Planner:
             more = _bytes(value for value in plan.read if not self._body.carries_of(value))
             return _difference(more, _bytes(self._body.arguments[n] for n in set(plan.carries)))
         if isinstance(plan, RowSum):
-            type_ = ir.RankedTensorType.get(
-                [*plan.rows, *shape_of(plan.local)],
-                element_of(plan.buffer),
-                loc=self._body.loop.location,
-            )
-            return _difference(tensor_bytes(type_), _bytes([plan.buffer]))
+            local = tensor_bytes(ir.ShapedType(plan.local_rows))
+            return _difference(local, _bytes([plan.buffer]))
         rows = _bytes(plan.read)
         buffers = [self._body.arguments[store.carry] for store in plan.stores]
         less = _bytes(value for value in buffers if shape_of(value)[0] == plan.trips)
         return _difference(None if rows is None else rows * plan.trips, less)
-
-
-def _adds_to_a_slice(op: ir.Operation) -> bool:
-    makers = [producer(value) for value in op.operands] if op.name == ADD else []
-    return any(maker is not None and maker.name == DYNAMIC_SLICE for maker in makers)
 
 
 _WAYS: dict[type, Literal["sum", "last", "row sum", "batch"]] = {
@@ -317,26 +302,21 @@ def merge_sunk(module: ir.Module, ops: Sequence[ir.Operation]) -> list[ir.Operat
     for op in in_block_order(ops):
         collective = classify(op)
         assert collective is not None, "a collective that ran in a loop"
-        bucket = next((b for b in buckets if _has_room(b, collective, merger)), None)
-        if bucket is None:
-            buckets.append([collective])
+        traits = merger.traits(collective)
+        for bucket in () if isinstance(traits, str) else buckets:
+            sizes = [member.bytes_in for member in (*bucket, collective)]
+            known = [size for size in sizes if size is not None]
+            has_room = len(known) == len(sizes) and sum(known) <= _LARGEST
+            if has_room and merger.traits(bucket[0]) == traits:
+                bucket.append(collective)
+                break
         else:
-            bucket.append(collective)
+            buckets.append([collective])
     kept: list[ir.Operation] = []
     for bucket in buckets:
         for members in _mergeable(bucket, merger):
             kept.append(merger.merge(members) if len(members) > 1 else members[0].op)
     return in_block_order(kept)
-
-
-def _has_room(bucket: Sequence[Collective], collective: Collective, merger: Merger) -> bool:
-    """Whether a bucket holds what is like a collective, and has room for it."""
-    traits = merger.traits(collective)
-    if isinstance(traits, str) or merger.traits(bucket[0]) != traits:
-        return False
-    sizes = [member.bytes_in for member in (*bucket, collective)]
-    known = [size for size in sizes if size is not None]
-    return len(known) == len(sizes) and sum(known) <= _LARGEST
 
 
 def _mergeable(bucket: Sequence[Collective], merger: Merger) -> list[list[Collective]]:

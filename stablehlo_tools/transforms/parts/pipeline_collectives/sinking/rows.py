@@ -18,36 +18,70 @@ stacked along a new first dimension (`run_stacked`), which their attributes have
     %y = stablehlo.transpose %x, dims = [0, 2, 1]             // tensor<1x8x128>, of one iteration
   ==>
     %y = stablehlo.transpose %x, dims = [0, 1, 3, 2]          // tensor<3x1x8x128>, of all three
+
+Sums that a loop makes in the rows of a buffer (`row_sum`) are reduced on all rows behind it, too. A
+pipeline's ranks add a chunk's gradients to the chunk's row, where what they have done was none of
+their work (`%valid`) to nothing:
+
+    %old = stablehlo.dynamic_slice %sums, %row            // in the loop
+    %g = "stablehlo.all_reduce"(%x)
+    %new = stablehlo.add %old, %g
+    %put = stablehlo.select %valid, %new, %old
+    %next = stablehlo.dynamic_update_slice %sums, %put, %row
+  ==>
+    %old = stablehlo.dynamic_slice %local, %row           // in the loop, from zero
+    %new = stablehlo.add %old, %x
+    %put = stablehlo.select %valid, %new, %old
+    %next = stablehlo.dynamic_update_slice %local, %put, %row
+
+    %g = "stablehlo.all_reduce"(%local_at_the_end)        // behind it, all rows at once
+    %total = stablehlo.add %sums_at_the_start, %g
+
+What leads from the collective to the sum is linear, as for sums of whole carries (`sums`, which has
+the bound of the rounding). Rows may come in any order, several times or never, and the loop may run
+any number of times. But `%row` and `%valid` must be the same on all devices of a group: what one of
+them leaves out, the others would miss. They are traced to constants, counters of loops and what is
+known of each device before the run.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 
+from stablehlo_tools.analysis.added_rows import AddedRow, added_row
 from stablehlo_tools.analysis.collectives import Collective
+from stablehlo_tools.analysis.group_values import AlikeInGroups
 from stablehlo_tools.analysis.loop_values import LoopIndices, is_monotonic
 from stablehlo_tools.analysis.loops import FORMATTING, LoopBody
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import (
+    ADD,
+    CONVERT,
     DYNAMIC_SLICE,
     DYNAMIC_UPDATE_SLICE,
     PAD,
     REDUCE,
     SHARDING_CONSTRAINT,
 )
+from stablehlo_tools.dialect.reducers import identity_of
 from stablehlo_tools.dialect.traits import COLLECTIVES, ELEMENTWISE
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of, write_reducer
 from stablehlo_tools.ir.clone import emptied_clone, reshaped_clone
 from stablehlo_tools.ir.values import key_of, maker_of, named
 from stablehlo_tools.ir.walk import values_used
+from stablehlo_tools.transforms.parts.bucket_collectives.writing import reshaped
+from stablehlo_tools.transforms.parts.pipeline_collectives.frame import OpenedLoop
 from stablehlo_tools.transforms.parts.pipeline_collectives.moves import (
     has_sharding,
     is_static_tensor,
 )
-from stablehlo_tools.transforms.parts.pipeline_collectives.sinking.opened import (
-    OpenedLoop,
-    build_at,
+from stablehlo_tools.transforms.parts.pipeline_collectives.sinking.sums import (
+    ChainOp,
+    chain_from,
+    takes_number,
+    why_not_linear,
 )
 
 
@@ -155,26 +189,15 @@ def _store(body: LoopBody, op: ir.Operation, indices: LoopIndices, trips: int) -
         return f"the condition reads the buffer, carry {carry}"
     if not is_static_tensor(buffer.type) or first is None:
         return f"the {named(op)} writes into a buffer without dimensions of a known size"
-    return _with_rows(body, op, carry, first, indices, trips)
-
-
-def _with_rows(
-    body: LoopBody,
-    op: ir.Operation,
-    carry: int,
-    row: ir.Value,
-    indices: LoopIndices,
-    trips: int,
-) -> Store | str:
     whole, part = shape_of(op.operands[0]), shape_of(op.operands[1])
     if part != [1, *whole[1:]]:
         return f"the {named(op)} does not write one whole row of the first dimension"
-    rows = indices.of(row) if body.is_indexed(row) else None
+    rows = indices.of(first) if body.is_indexed(first) else None
     if rows is None:
         return f"the rows that the {named(op)} writes are not known before the run"
-    first = min(rows)
-    inside = first >= 0 and first + trips <= whole[0]
-    if not inside or sorted(rows) != list(range(first, first + trips)) or not is_monotonic(rows):
+    low = min(rows)
+    inside = low >= 0 and low + trips <= whole[0]
+    if not inside or sorted(rows) != list(range(low, low + trips)) or not is_monotonic(rows):
         return f"the {named(op)} does not go through the rows one after the other"
     return Store(op, carry, tuple(rows))
 
@@ -204,30 +227,32 @@ class RowsWriter:
         for number, value in zip(self._numbers, self._plan.read, strict=True):
             if not opened.is_handed_on(number):
                 opened.hand_on(number, self._with_row(opened, number, value))
-            builder = build_at(opened, opened.new.location)
+            builder = opened.behind(opened.new.location)
             whole = [trips, *shape_of(value)]
             known[value] = reshaped(builder, opened.result(number), whole)
         collectives: list[ir.Operation] = []
         for op in self._plan.ops:
-            known.update(zip(op.results, self._run(opened, op, known), strict=True))
+            read = [
+                (known[value], True) if value in known else (opened.after.get(value, 0), False)
+                for value in op.operands
+            ]
+            captured = {v: opened.after.get(v, 0) for v in captured_by(self._body, op)}
+            results = run_stacked(op, trips, read, captured, opened.point)
+            known.update(zip(op.results, results, strict=True))
             if self._body.communicates(op):
                 collectives.append(maker_of(known[op.results[0]]))
-        results: dict[int, ir.Value] = {}
+        buffers: dict[int, ir.Value] = {}
         for store in self._plan.stores:
-            builder = build_at(opened, store.op.location)
-            results[store.carry] = self._stored(builder, store, known[store.op.operands[1]])
-        return results, collectives
-
-    def _stored(self, builder: Builder, store: Store, rows: ir.Value) -> ir.Value:
-        """What a store's buffer is behind the loop, with all the rows that it wrote."""
-        whole = shape_of(store.op.results[0])
-        written = reshaped(builder, rows, [self._plan.trips, *whole[1:]])
-        if whole[0] == self._plan.trips:
-            return written
-        index = element_of(store.op.operands[2])
-        starts = [builder.splat(n, [], index) for n in (store.first, *[0] * (len(whole) - 1))]
-        before = self._body.loop.operands[store.carry]
-        return builder.update(before, written, starts)
+            builder = opened.behind(store.op.location)
+            whole = shape_of(store.op.results[0])
+            rows = reshaped(builder, known[store.op.operands[1]], [trips, *whole[1:]])
+            if whole[0] != trips:
+                index = element_of(store.op.operands[2])
+                places = (store.first, *[0] * (len(whole) - 1))
+                starts = [builder.splat(n, [], index) for n in places]
+                rows = builder.update(self._body.loop.operands[store.carry], rows, starts)
+            buffers[store.carry] = rows
+        return buffers, collectives
 
     def _with_row(self, opened: OpenedLoop, number: int, value: ir.Value) -> ir.Value:
         """A buffer with the value of this iteration in its place."""
@@ -243,29 +268,11 @@ class RowsWriter:
         buffer = opened.argument(number)
         return builder.update(buffer, row, starts)
 
-    def _run(
-        self, opened: OpenedLoop, op: ir.Operation, known: dict[ir.Value, ir.Value]
-    ) -> list[ir.Value]:
-        """Runs an op on stacked rows."""
-        operands = list(op.operands)
-        read = [
-            (known[value], True) if value in known else (opened.after.get(value, 0), False)
-            for value in operands
-        ]
-        inner = captured_by(self._body, op)
-        captured = {value: opened.after.get(value, 0) for value in inner}
-        return run_stacked(op, self._plan.trips, read, captured, opened.point)
-
 
 def _row(value: ir.Value) -> Sequence[int]:
     """The shape of a value as one row: with a first dimension of size 1."""
     shape = shape_of(value)
     return shape if shape[:1] == [1] else [1, *shape]
-
-
-def reshaped(builder: Builder, value: ir.Value, shape: Sequence[int]) -> ir.Value:
-    """A value in a shape, itself if it has that."""
-    return value if shape_of(value) == list(shape) else builder.reshape(value, shape)
 
 
 # A constraint would have to say how the new dimension is sharded.
@@ -327,8 +334,12 @@ def run_stacked(
         value if number in fixed else _stacked(op, value, is_stacked, trips, shape, builder)
         for number, (value, is_stacked) in enumerate(operands)
     ]
-    if op.name == DYNAMIC_SLICE:
-        return [_window(op, given, trips, builder)]
+    if op.name == DYNAMIC_SLICE:  # at the same place of all rows
+        value, *starts = given
+        if not starts:
+            return [value]
+        starts.insert(0, builder.splat(0, [], element_of(starts[0])))
+        return [builder.dynamic_slice(value, starts, [trips, *shape])]
     types = [
         builder.tensor([trips, *shape_of(old)], element or element_of(old)) for old in op.results
     ]
@@ -360,15 +371,6 @@ def _stacked(
     return builder.broadcast(value, [trips, *shape_of(value)], range(1, rank + 1))
 
 
-def _window(op: ir.Operation, operands: Sequence[ir.Value], trips: int, b: Builder) -> ir.Value:
-    """A dynamic_slice at the same place of all rows."""
-    value, *starts = operands
-    if not starts:
-        return value
-    first = b.splat(0, [], element_of(starts[0]))
-    return b.dynamic_slice(value, [first, *starts], [trips, *shape_of(op.results[0])])
-
-
 def _count_from_next(op: ir.Operation, trips: int, builder: Builder) -> None:
     """Makes the attributes of an op speak of tensors with one more dimension in front."""
     for name, attribute in list(op.attributes.items()):
@@ -382,3 +384,116 @@ def _count_from_next(op: ir.Operation, trips: int, builder: Builder) -> None:
             of_new = _FOR_EACH[name]
             first = trips if of_new is None else of_new
             op.attributes[name] = builder.integers([first, *ir.DenseI64ArrayAttr(attribute)])
+
+
+@dataclass(frozen=True, eq=False)
+class RowSum:
+    """A collective, and the ops behind it, whose result is added to a row of a carry."""
+
+    steps: Sequence[ChainOp]
+    row: AddedRow
+    buffer: ir.Value
+
+    @property
+    def local(self) -> ir.Value:
+        """What is added up in the loop instead."""
+        first = self.steps[0]
+        return first.op.operands[first.through]
+
+    @property
+    def rows(self) -> list[int]:
+        """The sizes of the dimensions that a row is one of."""
+        return [shape_of(self.buffer)[dim] for dim in self.row.dims]
+
+    @property
+    def local_rows(self) -> ir.Type:
+        """The type of what the loop carries instead of the buffer."""
+        shape = [*self.rows, *shape_of(self.local)]
+        return ir.RankedTensorType.get(
+            shape, element_of(self.buffer), loc=self.steps[0].op.location
+        )
+
+
+def row_sum(body: LoopBody, collective: Collective, alike: AlikeInGroups) -> RowSum | str:
+    """How a collective can run on the sums of all rows, or why it cannot."""
+    chain = chain_from(body, collective, lambda op: op.name == ADD)
+    if isinstance(chain, str):
+        return chain
+    steps, op, value = chain
+    row = added_row(body, op, value)
+    if isinstance(row, str):
+        return row
+    buffer = body.arguments[row.carry]
+    if not is_static_tensor(buffer.type):
+        return f"carry {row.carry} has no static shape"
+    reason = why_not_linear(body, steps, "add", element_of(buffer))
+    if reason:
+        return reason
+    unknown = next((step.op for step in steps if not has_rule(step.op)), None)
+    if unknown is not None:
+        return f"the {named(unknown)} does not run on stacked values"
+    valid = [] if row.valid is None else [row.valid]
+    if not alike(body.loop, [step.op for step in steps], [*row.starts, *valid]):
+        return "it is not shown that all devices of a group add to the same row"
+    return RowSum(steps, row, buffer)
+
+
+class RowSumWriter:
+    """Adds up what the first collective sends, and runs the chain on all rows of that."""
+
+    def __init__(self, body: LoopBody, plan: RowSum) -> None:
+        self._body = body
+        self._plan = plan
+        self._element = element_of(plan.buffer)
+        self.dead = [plan.row.carry]
+        self.removed = [*(step.op for step in plan.steps), *plan.row.ops]
+        self._where = plan.row.ops[-1].location
+        self._number = -1
+
+    def take_carries(self, opened: OpenedLoop) -> None:
+        """A row for each of the sums."""
+        identity = identity_of("add", self._element)
+        assert identity is not None, "of an accumulation that was planned"
+        self._number = opened.carry(self._plan.local_rows, identity)
+
+    def write(self, opened: OpenedLoop) -> tuple[dict[int, ir.Value], list[ir.Operation]]:
+        """Writes the sums in the body, and the chain and the totals behind the loop."""
+        plan, number = self._plan, self._number
+        # The sums with what this iteration adds to a row.
+        row, local = plan.row, plan.local
+        builder = Builder(opened.inside, self._where)
+        sums = opened.argument(number)
+        index = element_of(row.ops[0].operands[1])
+        starts = [*row.starts, *[builder.splat(0, [], index)] * len(shape_of(local))]
+        sizes = [*[1] * len(row.dims), *shape_of(local)]
+        old = builder.dynamic_slice(sums, starts, sizes)
+        term = reshaped(builder, builder.convert(local, self._element), sizes)
+        new = builder.same("add", old, term)
+        if row.valid is not None:
+            new = builder.op("select", [row.valid, new, old], new.type)
+        opened.hand_on(number, builder.update(sums, new, starts))
+        count = prod(plan.rows)
+        shape = [count, *shape_of(plan.local)]
+        value = reshaped(opened.behind(self._where), opened.result(number), shape)
+        collectives: list[ir.Operation] = []
+        for step in plan.steps:
+            if step.op.name == CONVERT:
+                continue
+            # An op of the chain runs on all rows, in the type of the sums.
+            there = opened.behind(step.op.location)
+            given: list[tuple[ir.Value, bool]] = []
+            for place, operand in enumerate(step.op.operands):
+                if place == step.through:
+                    given.append((value, True))
+                    continue
+                other = opened.after.get(operand, 0)
+                if takes_number(step.op):
+                    other = there.convert(other, self._element)
+                given.append((other, False))
+            value = run_stacked(step.op, count, given, {}, opened.point, self._element)[0]
+            if self._body.communicates(step.op):
+                collectives.append(maker_of(value))
+        builder = opened.behind(self._where)
+        start = self._body.loop.operands[plan.row.carry]
+        total = builder.same("add", start, reshaped(builder, value, shape_of(start)))
+        return {plan.row.carry: total}, collectives

@@ -30,6 +30,17 @@ of Numerical Algorithms, section 4.2)
 where Σ is over iterations, terms and members. What the chain computed in a narrower type than the
 accumulator's it now computes in that one, so that `before` has its own rounding besides. A sum
 that overflows in one order may not in another.
+
+A sum may also go on from one device's carry (`masked_sum`): a partitioner writes
+`sum.at[indices].add(updates)` of divided updates so. The carry stays local, one all_reduce follows
+the loop, and the same bound holds:
+
+    %own = stablehlo.select %first, %sum, %zeros     // %first: on one device of each group
+    %next = "stablehlo.all_reduce"(stablehlo.scatter(%own, %indices, %updates))   // adds
+  ==>
+    %start = stablehlo.select %first, %sum_at_the_start, %zeros    // before the loop
+    %next = stablehlo.scatter(%local, %indices, %updates)          // in the loop
+    %total = "stablehlo.all_reduce"(%local_at_the_end)             // after it
 """
 
 from __future__ import annotations
@@ -39,10 +50,12 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from stablehlo_tools.analysis.collectives import Collective, channel_number
+from stablehlo_tools.analysis.group_values import AlikeInGroups
 from stablehlo_tools.analysis.loop_carries import (
     Leaf,
     Tree,
     Trees,
+    is_sum,
     only_adds,
     only_user,
     tree_reducer,
@@ -50,6 +63,7 @@ from stablehlo_tools.analysis.loop_carries import (
 from stablehlo_tools.analysis.loops import LoopBody
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import (
+    ALL_REDUCE,
     COLLECTIVE_BROADCAST,
     COLLECTIVE_PERMUTE,
     CONVERT,
@@ -59,18 +73,17 @@ from stablehlo_tools.dialect.names import (
     NEGATE,
     PAD,
     RESHAPE,
+    SELECT,
     WHILE,
 )
 from stablehlo_tools.dialect.reducers import identity_of, reducer_kind
 from stablehlo_tools.dialect.traits import Trait, ops_with, ops_with_any
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of, write_reducer
 from stablehlo_tools.ir.clone import emptied_clone
+from stablehlo_tools.ir.inline import copy_with
 from stablehlo_tools.ir.values import is_identity_of, maker_of, named, producer, splat_of
+from stablehlo_tools.transforms.parts.pipeline_collectives.frame import OpenedLoop, frame_before
 from stablehlo_tools.transforms.parts.pipeline_collectives.moves import is_static_tensor
-from stablehlo_tools.transforms.parts.pipeline_collectives.sinking.opened import (
-    OpenedLoop,
-    build_at,
-)
 
 _REDUCING = ops_with(Trait.ACROSS_DEVICES)
 # A device that nobody sends to has zeros: the identity of a sum alone.
@@ -89,12 +102,23 @@ class ChainOp:
     op: ir.Operation
     through: int
 
+    @property
+    def others(self) -> list[ir.Value]:
+        """What the op reads besides."""
+        return [value for i, value in enumerate(self.op.operands) if i != self.through]
+
 
 def why_not_linear(
     body: LoopBody, steps: Sequence[ChainOp], reducer: str, element: ir.Type
 ) -> str | None:
     """Why a chain is not linear for accumulation by `reducer` in elements of a type."""
-    if not _accumulates(reducer, element):
+    # The identity must be known, and a total well defined.
+    if isinstance(element, ir.FloatType):
+        accumulates = element.width >= _LEAST_FLOAT and reducer in ("add", "maximum", "minimum")
+    else:
+        is_number = isinstance(element, ir.IntegerType) and (reducer, element.width) != ("add", 1)
+        accumulates = is_number and identity_of(reducer, element) is not None
+    if not accumulates:
         return f"it is accumulated by {reducer} of {element}"
     for step in steps:
         reason = _why_not(body, step, reducer)
@@ -119,7 +143,10 @@ def signature(step: ChainOp) -> tuple[object, ...]:
     attributes = [
         (name, str(value)) for name, value in op.attributes.items() if name != "channel_handle"
     ]
-    others = [_described(value) for i, value in enumerate(op.operands) if i != step.through]
+    others: list[object] = []
+    for value in step.others:
+        splat = splat_of(value)
+        others.append(value if splat is None else (repr(splat), str(value.type)))
     in_partitions = channel_number(op) > 0
     shape = tuple(shape_of(op.results[0]))
     return (op.name, step.through, tuple(sorted(attributes)), in_partitions, tuple(others), shape)
@@ -130,26 +157,11 @@ def takes_number(op: ir.Operation) -> bool:
     return op.name in _SCALING or op.name == PAD
 
 
-def _described(value: ir.Value) -> object:
-    splat = splat_of(value)
-    return value if splat is None else (repr(splat), str(value.type))
-
-
-def _accumulates(reducer: str, element: ir.Type) -> bool:
-    """Whether the identity of an accumulation is known, and a total of it is well defined."""
-    if isinstance(element, ir.FloatType):
-        wide = element.width >= _LEAST_FLOAT
-        return wide and reducer in ("add", "maximum", "minimum")
-    if not isinstance(element, ir.IntegerType) or (reducer == "add" and element.width == 1):
-        return False
-    return identity_of(reducer, element) is not None
-
-
 def _why_not(body: LoopBody, step: ChainOp, reducer: str) -> str | None:
     op = step.op
     if not all(is_static_tensor(value.type) for value in (*op.operands, *op.results)):
         return f"the {named(op)} has a value without a static shape"
-    others = [value for i, value in enumerate(op.operands) if i != step.through]
+    others = step.others
     if not all(body.is_indexed(value) and not body.is_moving(value) for value in others):
         return f"the {named(op)} has another operand that changes in the loop"
     if op.name in _REDUCING:
@@ -166,7 +178,8 @@ def _why_not(body: LoopBody, step: ChainOp, reducer: str) -> str | None:
         # Conversions are to a type that has all values of the one before, and is of its kind.
         before, after = element_of(op.operands[0]), element_of(op.results[0])
         if isinstance(before, ir.FloatType) and isinstance(after, ir.FloatType):
-            return None if _is_wider(before, after) else f"the {named(op)} rounds"
+            is_wider = before == after or str(after) in _WIDER.get(str(before), ())
+            return None if is_wider else f"the {named(op)} rounds"
         if isinstance(before, ir.IntegerType) and isinstance(after, ir.IntegerType):
             from_unsigned = before.is_unsigned or before.width == 1
             keeps = from_unsigned == after.is_unsigned or from_unsigned
@@ -174,28 +187,16 @@ def _why_not(body: LoopBody, step: ChainOp, reducer: str) -> str | None:
                 return None
             return f"the {named(op)} does not keep every integer"
         return f"the {named(op)} changes the kind of number"
-    if reducer == "add" and _is_additive(step, others):
+    # These are linear for addition alone.
+    is_additive = op.name in (NEGATE, MULTIPLY) or op.name in _SENDING
+    if op.name == PAD:
+        is_additive = step.through == 0 and is_identity_of("add", others[0])
+    if op.name == DIVIDE:
+        is_float = isinstance(element_of(op.results[0]), ir.FloatType)
+        is_additive = step.through == 0 and is_float
+    if reducer == "add" and is_additive:
         return None
     return f"the {named(op)} is not linear for {reducer}"
-
-
-def _is_additive(step: ChainOp, others: Sequence[ir.Value]) -> bool:
-    """Whether an op is linear for addition alone."""
-    op = step.op
-    if op.name == NEGATE or op.name in _SENDING:
-        return True
-    if op.name == PAD:
-        return step.through == 0 and is_identity_of("add", others[0])
-    if op.name not in _SCALING:
-        return False
-    if op.name == MULTIPLY:
-        return True
-    return step.through == 0 and isinstance(element_of(op.results[0]), ir.FloatType)
-
-
-def _is_wider(before: ir.FloatType, after: ir.FloatType) -> bool:
-    """Whether every float of one type is one of the other."""
-    return before == after or str(after) in _WIDER.get(str(before), ())
 
 
 @dataclass(frozen=True, eq=False)
@@ -299,9 +300,16 @@ class SumWriter:
             else:
                 parts = [Leaf(inside.convert(p.local, self._element), False) for p in leaves]
                 opened.hand_on(number, self._added(inside, opened.argument(number), parts))
-            value = self._finished(opened, opened.result(number), leaves[0].steps, collectives)
+            # What the chain makes of the total, in the accumulator's element type.
+            value = opened.result(number)
+            for step in leaves[0].steps:
+                if step.op.name == CONVERT:
+                    continue
+                value = self._run(opened, step, value)
+                if self._body.communicates(step.op):
+                    collectives.append(maker_of(value))
             sign = leaves[0].leaf.negative
-            total = self._added(build_at(opened, where), total, [Leaf(value, sign)])
+            total = self._added(opened.behind(where), total, [Leaf(value, sign)])
         return {carry: total}, collectives
 
     def _goes_on(self, local: ir.Value, total: ir.Value) -> bool:
@@ -331,26 +339,10 @@ class SumWriter:
             )
         return total
 
-    def _finished(
-        self,
-        opened: OpenedLoop,
-        value: ir.Value,
-        steps: Sequence[ChainOp],
-        collectives: list[ir.Operation],
-    ) -> ir.Value:
-        """What a chain makes of a total, in the accumulator's element type."""
-        for step in steps:
-            if step.op.name == CONVERT:
-                continue
-            value = self._run(opened, step, value)
-            if self._body.communicates(step.op):
-                collectives.append(maker_of(value))
-        return value
-
     def _run(self, opened: OpenedLoop, step: ChainOp, value: ir.Value) -> ir.Value:
         op = step.op
-        builder = build_at(opened, op.location)
-        operands = [opened.after.get(other, 0) for other in _others(step)]
+        builder = opened.behind(op.location)
+        operands = [opened.after.get(other, 0) for other in step.others]
         if takes_number(op):
             operands = [builder.convert(other, self._element) for other in operands]
         operands.insert(step.through, value)
@@ -361,5 +353,59 @@ class SumWriter:
         return new.results[0]
 
 
-def _others(step: ChainOp) -> list[ir.Value]:
-    return [value for i, value in enumerate(step.op.operands) if i != step.through]
+@dataclass(frozen=True, eq=False)
+class MaskedSum:
+    """An all_reduce whose result is a carry, which the next iteration reads in a select alone."""
+
+    op: ir.Operation
+    select: ir.Operation
+    carry: int
+
+
+def masked_sum(
+    body: LoopBody, collective: Collective, trips: int | None, alike: AlikeInGroups
+) -> MaskedSum | None:
+    """How a collective can run on local sums; None if it cannot."""
+    op = collective.op
+    carries = body.carries_of(op.results[0])
+    if op.name != ALL_REDUCE or not trips or len(carries) != 1 or body.users.get(op.results[0]):
+        return None
+    argument = body.arguments[carries[0]]
+    select = only_user(body, argument)
+    if isinstance(select, str) or select.name != SELECT or select.operands[0] == argument:
+        return None
+    first, *either = select.operands
+    zeros = either[either[0] == argument]
+    fits = (
+        reducer_kind(op.regions[0].blocks[0]) == "add"
+        and is_identity_of("add", zeros)
+        and not body.is_read_by_condition(carries[0])
+        and all(body.is_indexed(value) and not body.is_moving(value) for value in (first, zeros))
+        and is_sum(op.operands[0], select.results[0])
+        and alike.picks_one(collective, first, by=either[0] == argument)
+    )
+    return MaskedSum(op, select, carries[0]) if fits else None
+
+
+class MaskedSumWriter:
+    """Lets a loop carry local sums; the first device's begins with what the carry began with."""
+
+    def __init__(self, body: LoopBody, plan: MaskedSum) -> None:
+        self._plan = plan
+        self.dead: list[int] = []
+        self.removed = [plan.select, plan.op]
+        before = frame_before(body)
+        before.bind(body.arguments[plan.carry], 0, body.loop.operands[plan.carry])
+        before.run(plan.select, 0)
+        body.loop.operands[plan.carry] = before.get(plan.select.results[0], 0)
+
+    def take_carries(self, opened: OpenedLoop) -> None:
+        """Needs none."""
+
+    def write(self, opened: OpenedLoop) -> tuple[dict[int, ir.Value], list[ir.Operation]]:
+        """Ends iterations in the local sums, and reduces the last ones after the loop."""
+        op, carry = self._plan.op, self._plan.carry
+        opened.hand_on(carry, op.operands[0])
+        self._plan.select.results[0].replace_all_uses_with(opened.argument(carry))
+        total = copy_with(op, {op.operands[0]: opened.result(carry)}, opened.point)
+        return {carry: total.results[0]}, [total]
