@@ -86,7 +86,9 @@ class OffloadPass(Pass):
 
     def run(self, module: ir.Module, diagnostics: Diagnostics) -> None:
         """Rewrites a copy of the module, and takes it over where anything has changed."""
-        self._check(module)
+        place = entry_function(module).location
+        check_limits(self.name, self.memory_limit, self.margin, "P1", place)
+        check_host_link(self.name, self.hardware, "P2", place)
         refuse_tokens(module, "offload", "P4")
         draft = copy_module(module)
         inline_all_calls(draft)
@@ -100,7 +102,6 @@ class OffloadPass(Pass):
         found = offloaded(draft, self._run, safe, state=self.state)
         least = before.peak_bytes if found is None else found.run.peak_bytes
         if found is None or least > limit:
-            place = entry_function(module).location
             raise does_not_fit(self.name, least, limit, "P3", place)
         text = (
             f"{size(before.peak_bytes)} become {size(least)}, "
@@ -115,11 +116,6 @@ class OffloadPass(Pass):
     def _say(self, module: ir.Module, diagnostics: Diagnostics, text: str) -> None:
         if self.explain:
             diagnostics.collected.append(note(f"offload: {text}", module.operation.location))
-
-    def _check(self, module: ir.Module) -> None:
-        place = entry_function(module).location
-        check_limits(self.name, self.memory_limit, self.margin, "P1", place)
-        check_host_link(self.name, self.hardware, "P2", place)
 
     def _run(self, module: ir.Module) -> Expected:
         if left_to_the_partitioner(module) is not None:

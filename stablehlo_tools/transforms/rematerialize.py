@@ -74,7 +74,7 @@ from stablehlo_tools.transforms.parts.offload.fitting import (
     does_not_fit,
     how_to_run,
 )
-from stablehlo_tools.transforms.parts.rematerialize.choosing import Choice, prepare
+from stablehlo_tools.transforms.parts.rematerialize.choosing import Choice, Tried, prepare
 from stablehlo_tools.transforms.parts.rematerialize.compiling import (
     Compiled,
     Run,
@@ -129,25 +129,27 @@ class RematerializePass(Pass):
         refuse_tokens(module, "rematerialize", "P2")
         limit = hardware.memory_bytes if self.memory_limit is None else self.memory_limit * GIB
         with _no_collection():
-            chosen = self._chosen(module, hardware, limit)
+            chosen, notes = self._chosen(module, hardware, limit)
         if chosen.module is not module:
             forget_numbers(chosen.module)
             take_over(module, chosen.module)
         if self.explain:
-            diagnostics.collected += chosen.notes
-        if chosen.moves:
+            diagnostics.collected += notes
+        if chosen.moved:
             diagnostics.collected.append(how_to_run(self.name, module.operation.location))
 
-    def _chosen(self, module: ir.Module, hardware: Hardware, limit: float) -> _Chosen:
-        """The fastest program that fits."""
+    def _chosen(
+        self, module: ir.Module, hardware: Hardware, limit: float
+    ) -> tuple[Tried, list[Diagnostic]]:
+        """The fastest program that fits, the one that was given if that is best, and what is said
+        of it."""
         draft = copy_module(module)
         prepare(draft)
         is_global = left_to_the_partitioner(draft) is not None
-        if is_global:
-            prices: Prices = partitioned_prices(self._partitioned(draft), hardware)
-        else:
-            prices = Prices.of(draft, hardware)
         local = self._partitioned if is_global else _itself
+        prices = (
+            partitioned_prices(local(draft), hardware) if is_global else Prices.of(draft, hardware)
+        )
         safe = (1.0 - self.margin) * limit
         choice = Choice(draft, prices, hardware, local, offload=self.offload)
         found, said = self._fastest(choice, module, hardware, safe)
@@ -157,9 +159,8 @@ class RematerializePass(Pass):
         chosen = found.tried
         if chosen.module is module:
             text = "the program stays as it is: nothing that fits is expected to be faster"
-            return _Chosen(module, [self._note(module, text), *said])
-        notes = [*choice.notes(chosen), *said] if self.explain else []
-        return _Chosen(chosen.module, notes, moves=chosen.moved > 0)
+            return chosen, [self._note(module, text), *said]
+        return chosen, [*choice.notes(chosen), *said] if self.explain else []
 
     def _fastest(
         self, choice: Choice, module: ir.Module, hardware: Hardware, safe: float
@@ -170,7 +171,7 @@ class RematerializePass(Pass):
             return Compiled(chosen, Run(chosen.ns, chosen.peak_bytes)), []
         target = Target(self.compiler)
         found = fastest_compiled(
-            choice.as_it_is(module, safe),
+            choice.tried(None, safe, module),
             lambda limit: choice.fastest(module, limit),
             lambda program: compiled_run(program, target, hardware),
             safe,
@@ -189,16 +190,6 @@ class RematerializePass(Pass):
         copy = copy_module(module)
         PartitionPass(hardware=self.hardware).run(copy, Diagnostics())
         return copy
-
-
-@dataclass(frozen=True)
-class _Chosen:
-    """A program, the one that was given if that is best, what is said of it, and whether rows are
-    moved to the host's memory."""
-
-    module: ir.Module
-    notes: list[Diagnostic]
-    moves: bool = False
 
 
 @contextmanager

@@ -14,7 +14,6 @@ from stablehlo_tools.ir.values import producer
 from stablehlo_tools.overlap.compilers.expected import Expected
 from stablehlo_tools.transforms.parts.offload.moving import bytes_of_rows, movable, move
 from stablehlo_tools.transforms.parts.offload.state import move_state, state_groups
-from stablehlo_tools.transforms.parts.rematerialize.passages import KeptRows
 
 
 @dataclass(frozen=True)
@@ -85,19 +84,15 @@ def offloaded(
         if best is None or tried.run.peak_bytes < best.run.peak_bytes:
             best = tried
         if tried.run.peak_bytes <= safe:
-            return _fewest(moved, safe, low, tried)
+            # The least that is enough, of more than `low` and at most what is moved in `tried`.
+            while tried.count - low > 1:
+                fewer = moved((low + tried.count) // 2)
+                if fewer.run.peak_bytes <= safe:
+                    tried = fewer
+                else:
+                    low = fewer.count
+            return tried
         low, high = tried.count, min(2 * high, most)
-    return best
-
-
-def _fewest(moved: Callable[[int], Offloaded], safe: float, low: int, best: Offloaded) -> Offloaded:
-    """The least that is enough, of more than `low` and at most what is moved in `best`."""
-    while best.count - low > 1:
-        tried = moved((low + best.count) // 2)
-        if tried.run.peak_bytes <= safe:
-            best = tried
-        else:
-            low = tried.count
     return best
 
 
@@ -115,16 +110,14 @@ def explained(module: ir.Module, count: int, *, state: bool = False) -> list[Dia
     """Notes on what has been moved, given the program before."""
     groups = state_groups(module)[:count] if state else []
     place = module.operation.location
-    told = [
+    notes = [
         note(f"to the host's memory: {size(g.bytes)} of state, {g.path}", place) for g in groups
     ]
-    return told + [_said(rows) for rows in movable(module)[: count - len(groups)]]
-
-
-def _said(rows: KeptRows) -> Diagnostic:
-    whole = bytes_of_rows(rows)
-    each = f"{size(whole / rows.trips)} of each of {rows.trips} iterations"
-    value = rows.updates[0].operands[1]
-    while (maker := producer(value)) is not None and maker.name in (RESHAPE, BROADCAST):
-        value = maker.operands[0]
-    return note(f"to the host's memory: {size(whole)}, {each}", value.location)
+    for rows in movable(module)[: count - len(groups)]:
+        whole = bytes_of_rows(rows)
+        each = f"{size(whole / rows.trips)} of each of {rows.trips} iterations"
+        value = rows.updates[0].operands[1]
+        while (maker := producer(value)) is not None and maker.name in (RESHAPE, BROADCAST):
+            value = maker.operands[0]
+        notes.append(note(f"to the host's memory: {size(whole)}, {each}", value.location))
+    return notes

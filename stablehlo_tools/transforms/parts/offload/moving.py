@@ -30,7 +30,6 @@ from stablehlo_tools.ir.values import key_of, producer, splat_of, stand_in
 from stablehlo_tools.ir.walk import functions_by_name, terminator
 from stablehlo_tools.transforms.parts.rematerialize.passages import (
     KeptRows,
-    RowReader,
     blocks_of,
     kept_rows,
 )
@@ -39,8 +38,11 @@ from stablehlo_tools.transforms.parts.rematerialize.passages import (
 def movable(module: ir.Module) -> list[KeptRows]:
     """The rows that can be moved, the largest first."""
     effects = Effects(functions_by_name(module))
-    found = [rows for block in blocks_of(module) for rows in kept_rows(block, effects)]
-    found = [rows for rows in found if not _is_placed(rows)]
+    found: list[KeptRows] = []
+    for rows in (rows for block in blocks_of(module) for rows in kept_rows(block, effects)):
+        makers = [producer(update.operands[1]) for update in rows.updates]
+        if all(maker is None or placement(maker) is None for maker in makers):
+            found.append(rows)  # they do not lie in the host's memory yet
     return sorted(found, key=lambda rows: -bytes_of_rows(rows))
 
 
@@ -57,24 +59,29 @@ def move(rows: KeptRows) -> None:
         for reader in rows.readers
         for piece in reader.slices[number]
     ]
-    if all(_is_ahead(*pair) for pair in pairs):
+    # Rows can be copied an iteration later, and back an iteration earlier, where the last one that
+    # was made is the first one that is read.
+    is_ahead = all(
+        reader.takes_last_first
+        and piece.results[0].type == update.operands[1].type
+        and all(splat_of(v) is not None for v in (*update.operands[3:], *piece.operands[2:]))
+        for update, reader, piece in pairs
+    )
+    if is_ahead:
         last = {key_of(update): _write_later(update) for update in rows.updates}
         for update, _, piece in pairs:
-            _read_earlier(piece, _loop_of(update).results[last[key_of(update)]])
+            # Each iteration reads the row of the next one, which lies in the place of its own; the
+            # first one's is the last that was made.
+            back = _place_behind(piece)
+            made = _loop_of(update).results[last[key_of(update)]]
+            (row,) = add_carries(_loop_of(piece), [made], [back])
+            back.replace_all_uses_except(row, [terminator(piece.block)])
         return
     for update in rows.updates:
         row, point = update.operands[1], ir.InsertionPoint(update)
         update.operands[1] = placed(row, HOST, update.location, point)
     for _, _, piece in pairs:
         _place_behind(piece)
-
-
-def _is_ahead(update: ir.Operation, reader: RowReader, piece: ir.Operation) -> bool:
-    """Whether rows can be copied an iteration later, and back an iteration earlier: the last one
-    that was made is the first one that is read."""
-    others = [*update.operands[3:], *piece.operands[2:]]
-    alike = piece.results[0].type == update.operands[1].type
-    return reader.takes_last_first and alike and all(splat_of(v) is not None for v in others)
 
 
 def _write_later(update: ir.Operation) -> int:
@@ -93,14 +100,6 @@ def _write_later(update: ir.Operation) -> int:
     return len(loop.results) - 1
 
 
-def _read_earlier(piece: ir.Operation, last: ir.Value) -> None:
-    """Lets each iteration read the row of the next one, which lies in the place of its own; the
-    first one's is `last`."""
-    back = _place_behind(piece)
-    (row,) = add_carries(_loop_of(piece), [last], [back])
-    back.replace_all_uses_except(row, [terminator(piece.block)])
-
-
 def _place_behind(piece: ir.Operation) -> ir.Value:
     """A slice of what lies in the host's memory, on the device for all that reads it."""
     (result,) = piece.results
@@ -112,9 +111,3 @@ def _place_behind(piece: ir.Operation) -> ir.Value:
 def _loop_of(op: ir.Operation) -> ir.Operation:
     """The loop whose body an op is in; another one once values are carried."""
     return op.block.owner.operation
-
-
-def _is_placed(kept: KeptRows) -> bool:
-    """Whether rows lie in the host's memory already."""
-    makers = (producer(update.operands[1]) for update in kept.updates)
-    return any(maker is not None and placement(maker) is not None for maker in makers)

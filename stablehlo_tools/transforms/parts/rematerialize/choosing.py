@@ -34,7 +34,6 @@ from stablehlo_tools.overlap.compilers.expected import Expected
 from stablehlo_tools.transforms.parts.offload.fitting import explained as said_of_moved
 from stablehlo_tools.transforms.parts.offload.fitting import offloaded
 from stablehlo_tools.transforms.parts.rematerialize.cheapest_cut import Plan
-from stablehlo_tools.transforms.parts.rematerialize.explaining import explained
 from stablehlo_tools.transforms.parts.rematerialize.loop_constants import sink_broadcasts
 from stablehlo_tools.transforms.parts.rematerialize.passages import (
     BlockPassage,
@@ -49,8 +48,12 @@ from stablehlo_tools.transforms.parts.rematerialize.prices import (
     number_ops,
     origin_of,
 )
-from stablehlo_tools.transforms.parts.rematerialize.problems import Problem, problem_of
-from stablehlo_tools.transforms.parts.rematerialize.writing import write_block, write_loops
+from stablehlo_tools.transforms.parts.rematerialize.problems import (
+    Problem,
+    explained,
+    problem_of,
+)
+from stablehlo_tools.transforms.parts.rematerialize.writing import BlockWriter, LoopWriter
 
 _CONTRACTIONS = ops_with(Trait.CONTRACTION)
 _WORTH = 0.002  # of the time: what a rewrite has to save
@@ -126,7 +129,7 @@ class Choice:
         """The settings at which plans change, those that keep most first, by which waists are kept;
         of large programs not those that keep about as much as another. Around loops over layers a
         block has the loss, whose logits may take more if they are made again."""
-        has_waists = any(map(_has_waists, self._whole))
+        has_waists = any(isinstance(each, BlockPassage) and each.waists for each in self._whole)
         for stride in _STRIDES if has_waists else _STRIDES[:1]:
             yield self._of_stride(stride)
         if len({type(each) for each in self._whole}) > 1:
@@ -142,7 +145,7 @@ class Choice:
         return passages_of(self._module, self._prices)
 
     def applied(self, setting: Setting, notes: list[Diagnostic] | None = None) -> ir.Module:
-        """A copy of the program with a setting."""
+        """A copy of the program with a setting; `notes` gets what is said of its plans."""
         draft = copy_module(self._module)
         match self._named:
             case [(name, BlockPassage() as passage)]:
@@ -152,7 +155,25 @@ class Choice:
                 named = [(name, passage.in_copy(block, Effects(functions_by_name(draft))))]
             case _:
                 named = passages_of(draft, self._prices)
-        apply(draft, self._prices, setting, named, notes)
+        waiting = dict(named)
+        for number, name in enumerate(list(waiting)):
+            passage = waiting.get(name)
+            if passage is None or (setting.only_loops and isinstance(passage, BlockPassage)):
+                continue
+            problem = problem_of(passage, self._prices, setting.stride)
+            plan = _plan(problem, number, setting)
+            if notes is not None:
+                notes += explained(problem, plan, self._prices)
+            kept = problem.kept(plan)
+            with ir.Location.unknown(draft.context):
+                if isinstance(passage, LoopPassage):
+                    LoopWriter(passage, kept).run()
+                elif isinstance(passage, BlockPassage):
+                    BlockWriter(passage, frozenset(kept)).run()
+            _erase_unused(draft)
+            del waiting[name]
+            if waiting:  # which may have read the ops that have been rewritten
+                waiting = {n: p for n, p in passages_of(draft, self._prices) if n in waiting}
         return draft
 
     @cached_property
@@ -182,7 +203,7 @@ class Choice:
     def fastest(self, module: ir.Module, safe: float) -> Tried:
         """The fastest program of which at most `safe` bytes are expected to be alive, `module`
         itself if no other is faster; the one that needs least where none is safe."""
-        best = self.as_it_is(module, safe)
+        best = self.tried(None, safe, module)
         for levels in self.settings():
             best = self._fastest_of(levels, safe, best)
             if self._is_large and best.peak_bytes <= safe:
@@ -202,7 +223,11 @@ class Choice:
             number = max(number + 1, next(fitting, len(levels)))
         for level in levels[(max(0, min(number, len(levels) - patience))) :]:
             tried = self.tried(level.setting, safe)
-            if _is_better(tried, best, safe):
+            if best.peak_bytes > safe:
+                is_better = tried.peak_bytes < best.peak_bytes
+            else:
+                is_better = tried.peak_bytes <= safe and tried.ns < (1.0 - _WORTH) * best.ns
+            if is_better:
                 best, waited = tried, 0
             else:
                 waited += 1
@@ -217,49 +242,27 @@ class Choice:
         draft = copy_module(self._module) if setting is None else self.applied(setting, notes)
         return notes + said_of_moved(draft, tried.moved)
 
-    def as_it_is(self, module: ir.Module, safe: float) -> Tried:
-        """The program before anything is chosen."""
-        return self._once(None, safe, lambda: (module, self._module))
-
-    def tried(self, setting: Setting, safe: float) -> Tried:
-        """The program with a setting; `safe` is what decides how many rows are moved."""
-
-        def written() -> tuple[ir.Module, ir.Module]:
-            draft = self.applied(setting)
-            return draft, draft
-
-        return self._once(setting, safe, written)
-
-    def _once(
-        self, setting: Setting | None, safe: float, made: Callable[[], tuple[ir.Module, ir.Module]]
-    ) -> Tried:
+    def tried(self, setting: Setting | None, safe: float, module: ir.Module | None = None) -> Tried:
+        """The program with a setting, or `module`, the program before anything is chosen; `safe`
+        is what decides how many rows are moved to the host's memory."""
         key = (setting, safe if self._offload else 0.0)
         if key not in self._tried:
-            self._tried[key] = self._run(setting, *made(), safe)
+            inlined = self._module if setting is None else self.applied(setting)
+            module = inlined if module is None else module
+            run = self._expected(module)
+            self._tried[key] = Tried(setting, module, run.contended_ns, run.peak_bytes)
+            if self._offload and run.peak_bytes > safe:
+                # Rows are found where calls are inlined.
+                found = offloaded(inlined, self._expected, safe)
+                if found is not None and found.run.peak_bytes < run.peak_bytes:
+                    run = found.run
+                    self._tried[key] = Tried(
+                        setting, found.module, run.contended_ns, run.peak_bytes, found.count
+                    )
         return self._tried[key]
-
-    def _run(
-        self, setting: Setting | None, module: ir.Module, inlined: ir.Module, safe: float
-    ) -> Tried:
-        """A program or, where that is too large, what it is with rows in the host's memory, which
-        are found where its calls are inlined."""
-        run = self._expected(module)
-        if self._offload and run.peak_bytes > safe:
-            found = offloaded(inlined, self._expected, safe)
-            if found is not None and found.run.peak_bytes < run.peak_bytes:
-                less = found.run
-                return Tried(setting, found.module, less.contended_ns, less.peak_bytes, found.count)
-        return Tried(setting, module, run.contended_ns, run.peak_bytes)
 
     def _expected(self, module: ir.Module) -> Expected:
         return expected_run(self._local(module), self._hardware)
-
-
-def _is_better(tried: Tried, best: Tried, safe: float) -> bool:
-    """Whether a program is the better one: within bounds and faster, or smaller."""
-    if best.peak_bytes > safe:
-        return tried.peak_bytes < best.peak_bytes
-    return tried.peak_bytes <= safe and tried.ns < (1.0 - _WORTH) * best.ns
 
 
 def prepare(module: ir.Module) -> None:
@@ -276,48 +279,18 @@ def _plan(problem: Problem, number: int, setting: Setting) -> Plan:
     return problem.choice.cheapest(setting.price, setting.of(number))
 
 
-def _has_waists(passage: Passage) -> bool:
-    return isinstance(passage, BlockPassage) and bool(passage.waists)
-
-
-def apply(
-    module: ir.Module,
-    prices: Prices,
-    setting: Setting,
-    named: Sequence[tuple[_Name, Passage]],
-    notes: list[Diagnostic] | None = None,
-) -> None:
-    """Writes the plans of a setting for the passages of a module; `notes` gets what is said of
-    them."""
-    waiting = dict(named)
-    for number, name in enumerate(list(waiting)):
-        passage = waiting.get(name)
-        if passage is None or (setting.only_loops and isinstance(passage, BlockPassage)):
-            continue
-        problem = problem_of(passage, prices, setting.stride)
-        plan = _plan(problem, number, setting)
-        if notes is not None:
-            notes += explained(problem, plan, prices)
-        kept = problem.kept(plan)
-        with ir.Location.unknown(module.context):
-            if isinstance(passage, LoopPassage):
-                write_loops(passage, kept)
-            elif isinstance(passage, BlockPassage):
-                write_block(passage, kept)
-        # Erases what nothing uses any more: ops, loops that surely end, carries, parts of barriers.
-        block = entry_function(module).regions[0].blocks[0]
-        effects = Effects(functions_by_name(module))
-        for loop in reversed(ops_named(block.owner.operation, {WHILE})):
-            is_used = any(has_uses(result) for result in loop.results)
-            if not is_used and constant_trips(loop) is not None and not effects.has_effect(loop):
-                loop.erase()
-        erase_unused(block)
-        for inner in blocks_of(module):
-            trim_barriers(inner)
-        drop_unused_carries(block)
-        del waiting[name]
-        if waiting:  # which may have read the ops that have been rewritten
-            waiting = {n: p for n, p in passages_of(module, prices) if n in waiting}
+def _erase_unused(module: ir.Module) -> None:
+    """Erases what nothing uses: ops, loops that surely end, carries, parts of barriers."""
+    block = entry_function(module).regions[0].blocks[0]
+    effects = Effects(functions_by_name(module))
+    for loop in reversed(ops_named(block.owner.operation, {WHILE})):
+        is_used = any(map(has_uses, loop.results))
+        if not is_used and constant_trips(loop) is not None and not effects.has_effect(loop):
+            loop.erase()
+    erase_unused(block)
+    for inner in blocks_of(module):
+        trim_barriers(inner)
+    drop_unused_carries(block)
 
 
 type _Name = tuple[int, int]  # the numbers of two loops; of the op that a block is in, and -1

@@ -49,20 +49,16 @@ def _is_made_of_little(value: ir.Value) -> bool:
     op = producer(value)
     if op is not None and op.name == SHARDING_CONSTRAINT:
         return _is_made_of_little(op.operands[0])
-    if op is None or not _is_large(value):
+    type_ = value.type
+    if op is None or not isinstance(type_, ir.RankedTensorType) or not type_.has_static_shape:
+        return False
+    if prod(type_.shape) < _LEAST:
         return False
     if op.name in CONSTANTS:
         return is_splat(op)
     if op.name == BROADCAST:
         return _TIMES * prod(shape_of(op.operands[0])) <= prod(shape_of(value))
     return op.name == _IOTA
-
-
-def _is_large(value: ir.Value) -> bool:
-    type_ = value.type
-    if not isinstance(type_, ir.RankedTensorType) or not type_.has_static_shape:
-        return False
-    return prod(type_.shape) >= _LEAST
 
 
 def _copied(value: ir.Value, point: ir.InsertionPoint) -> ir.Value:

@@ -149,11 +149,6 @@ class LoopPassage(Passage):
     is_mirrored: bool = field(kw_only=True)
     stacked: dict[int, Stacked] = field(default_factory=dict[int, "Stacked"])
 
-    @property
-    def place(self) -> ir.Location:
-        """Where the forward is."""
-        return self.forward.loop.location
-
 
 @dataclass
 class BlockPassage(Passage):
@@ -390,18 +385,15 @@ class _Reading:
 
 
 def _readings(block: ir.Block, effects: Effects) -> list[_Reading]:
-    loops = [view.operation for view in block.operations if view.operation.name == WHILE]
-    return [reading for op in loops if (reading := _read(op, effects)) is not None]
-
-
-def _read(op: ir.Operation, effects: Effects) -> _Reading | None:
-    count = counted(op, known_integer)
-    if isinstance(count, str) or len(set(count.trips)) != 1 or count.trips[0] < 2:
-        return None
-    if len(set(count.starts)) != 1:
-        return None
-    body = LoopBody(op, effects)
-    return _Reading(body, count, LoopCarries(body, count.trips[0]))
+    readings: list[_Reading] = []
+    for op in [view.operation for view in block.operations if view.operation.name == WHILE]:
+        count = counted(op, known_integer)
+        if isinstance(count, str) or len(set(count.trips)) != 1 or count.trips[0] < 2:
+            continue
+        if len(set(count.starts)) == 1:
+            body = LoopBody(op, effects)
+            readings.append(_Reading(body, count, LoopCarries(body, count.trips[0])))
+    return readings
 
 
 def _passage(forward: _Reading, backward: _Reading, effects: Effects) -> LoopPassage | None:
@@ -431,7 +423,8 @@ def _passage(forward: _Reading, backward: _Reading, effects: Effects) -> LoopPas
         if not body.is_inside(value):
             same.add_leading_to(value)
     for op in body.ops:
-        _note_integers(passage, forward, op, range(passage.trips))
+        if len(op.results) == 1 and is_integer_scalar(op.results[0].type):
+            _note(passage, forward, op.results[0], range(passage.trips))
         passage.add_forward(op)
         if op.results and all(body.is_indexed(r) and is_integer_scalar(r.type) for r in op.results):
             passage.given.update(same[result] for result in op.results)
@@ -471,7 +464,8 @@ def _number_backward(
                 number = same.root(same[update.operands[1]])
                 passage.stacked[number] = Stacked(read.carry, written, access.offset)
     for op in body.ops:
-        _note_integers(passage, backward, op, order)
+        if len(op.results) == 1 and is_integer_scalar(op.results[0].type):
+            _note(passage, backward, op.results[0], order)
         for value in op.operands:
             if not body.is_inside(value):
                 same.add_leading_to(value)
@@ -494,13 +488,6 @@ def _number_arguments(
         elif number in body.steps:
             _note(passage, reading, argument, order)
             given.add(same[argument])
-
-
-def _note_integers(
-    passage: LoopPassage, reading: _Reading, op: ir.Operation, order: Iterable[int]
-) -> None:
-    if len(op.results) == 1 and is_integer_scalar(op.results[0].type):
-        _note(passage, reading, op.results[0], order)
 
 
 def _note(passage: LoopPassage, reading: _Reading, value: ir.Value, order: Iterable[int]) -> None:

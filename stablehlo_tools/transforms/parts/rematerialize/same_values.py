@@ -66,16 +66,18 @@ class SameValues:
             if op is None or pending[-1] in self._number_of or op.name == WHILE:
                 pending.pop()
                 continue
-            missing = [v for v in values_used_outside(op) if self._is_unknown(v)]
+            missing = [
+                v
+                for v in values_used_outside(op)
+                if v not in self._number_of
+                and (maker := producer(v)) is not None
+                and maker.name != WHILE
+            ]
             if missing:
                 pending += missing
                 continue
             self.add(op)
             pending.pop()
-
-    def _is_unknown(self, value: ir.Value) -> bool:
-        op = producer(value)
-        return value not in self._number_of and op is not None and op.name != WHILE
 
     def root(self, number: int) -> int:
         """The number of what a value is but for dimensions of size one."""
@@ -101,9 +103,18 @@ class SameValues:
             self._number_of[op.results[0]] = self._numbered(("constant", value_text(op)))
             return
         if _only_adds_units(op):
-            self._number_of[op.results[0]] = self._reshaped(op.operands[0], op.results[0])
+            # Of what it was first, before dimensions of size one came or went.
+            shape = tuple(shape_of(op.results[0]))
+            number = self[op.operands[0]]
+            root, was = self._units.get(number, (number, tuple(shape_of(op.operands[0]))))
+            is_first = shape == was
+            self._number_of[op.results[0]] = root if is_first else self._units_of(root, was, shape)
             return
-        if op.name in _ELEMENT_BY_ELEMENT and _is_one_tensor(op):
+        is_by_elements = op.name in _ELEMENT_BY_ELEMENT and len(op.results) == 1
+        if is_by_elements and all(
+            isinstance(v.type, ir.RankedTensorType) and v.type.has_static_shape
+            for v in (*op.operands, *op.results)
+        ):
             self._number_of[op.results[0]] = self._by_elements(op)
             return
         if op.name in _NEVER_EQUAL or op.name.startswith("func."):
@@ -117,8 +128,7 @@ class SameValues:
     def _key(self, op: ir.Operation) -> Hashable:
         types = tuple(result.type for result in op.results)
         reads = tuple(self[value] for value in values_used_outside(op))
-        inside = _inside(op)
-        return op.name, types, _said(op), reads, inside
+        return op.name, types, _said(op), reads, _inside(op)
 
     def _by_elements(self, op: ir.Operation) -> int:
         """The result of an op that does not see dimensions of size one."""
@@ -131,9 +141,7 @@ class SameValues:
             said = tuple((name, value) for name, value in said if name != "all_gather_dim")
             along = sum(size != 1 for size in before[:dim])
         roots = tuple(self.root(self[value]) for value in op.operands)
-        element = element_of(op.results[0])
-        inside = _inside(op)
-        key = (op.name, element, said, along, roots, inside)
+        key = (op.name, element_of(op.results[0]), said, along, roots, _inside(op))
         shape = tuple(shape_of(op.results[0]))
         first = self._numbered(("elements", key))
         was = self._shapes.setdefault(first, shape)
@@ -143,13 +151,6 @@ class SameValues:
         found = self._numbered(("units", root, shape))
         self._units[found] = (root, was)
         return found
-
-    def _reshaped(self, value: ir.Value, result: ir.Value) -> int:
-        """A value with dimensions of size one more or fewer: of what it was first."""
-        shape = tuple(shape_of(result))
-        number = self[value]
-        root, was = self._units.get(number, (number, tuple(shape_of(value))))
-        return root if shape == was else self._units_of(root, was, shape)
 
     def _numbered(self, key: Hashable) -> int:
         return self._numbers.setdefault(key, len(self._numbers))
@@ -171,14 +172,6 @@ def _said(op: ir.Operation) -> tuple[tuple[str, ir.Attribute], ...]:
 
 def _is_said(name: str) -> bool:
     return name not in _UNSAID_NAMES and not name.startswith(_UNSAID)
-
-
-def _is_one_tensor(op: ir.Operation) -> bool:
-    values = (*op.operands, *op.results)
-    static = all(
-        isinstance(v.type, ir.RankedTensorType) and v.type.has_static_shape for v in values
-    )
-    return static and len(op.results) == 1
 
 
 def _only_adds_units(op: ir.Operation) -> bool:

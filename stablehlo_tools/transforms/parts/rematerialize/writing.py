@@ -39,17 +39,6 @@ from stablehlo_tools.transforms.parts.rematerialize.passages import (
 _FAR = 400  # ops that are looked at for a gradient
 
 
-def write_loops(passage: LoopPassage, kept: Sequence[int]) -> None:
-    """Keeps these values of the forward, by their numbers, and computes what else the backward
-    reads of it from them. The passage is not valid any more."""
-    _LoopWriter(passage, kept).run()
-
-
-def write_block(passage: BlockPassage, kept: Sequence[int]) -> None:
-    """The same of a block, where what is kept is there."""
-    _BlockWriter(passage, frozenset(kept)).run()
-
-
 class _Writer(ABC):
     """Copies ops of the forward into the backward."""
 
@@ -95,10 +84,12 @@ class _Writer(ABC):
         """What a copied op reads in the place of a value of the forward."""
 
 
-class _BlockWriter(_Writer):
-    """Ops that run again read, through a barrier, what they start from: so no compiler takes them
-    for those that ran before, nor runs them before the gradient is there that they are needed
-    with."""
+class BlockWriter(_Writer):
+    """Lets the backward of a block read what is kept of the forward, and ops that run again.
+
+    Those read, through a barrier, what they start from: so no compiler takes them for those that
+    ran before, nor runs them before the gradient is there that they are needed with.
+    """
 
     def __init__(self, passage: BlockPassage, kept: Collection[int]) -> None:
         super().__init__(passage)
@@ -115,11 +106,10 @@ class _BlockWriter(_Writer):
             again = [n for n in numbers if n not in self._kept and n not in self._there]
             if again:
                 self._tie(self._leading_to(again), op, set(read))
-            there = {n: self._there_or_kept(n, op) for n in numbers}
+            there = {
+                n: self._block.values[n] if n in self._kept else self.value(n, op) for n in numbers
+            }
             rename(op, {value: there[self._block.same[value]] for value in read})
-
-    def _there_or_kept(self, number: int, user: ir.Operation) -> ir.Value:
-        return self._block.values[number] if number in self._kept else self.value(number, user)
 
     def _leading_to(self, numbers: Sequence[int]) -> list[ir.Value]:
         """What values are computed from that has no stand-in behind a barrier yet."""
@@ -182,7 +172,10 @@ class _BlockWriter(_Writer):
         return self._there.get(number, value)
 
 
-class _LoopWriter(_Writer):
+class LoopWriter(_Writer):
+    """Keeps values of the forward, by their numbers, in stacks, and computes what else the backward
+    reads of it from them. The passage is not valid any more."""
+
     def __init__(self, passage: LoopPassage, kept: Sequence[int]) -> None:
         super().__init__(passage)
         self._loops = passage
@@ -196,7 +189,8 @@ class _LoopWriter(_Writer):
     def run(self) -> None:
         """Rewrites both loops."""
         loops = self._loops
-        stacks = dict(zip(self._new, self._stack(), strict=True))
+        new = [number for number in self._kept if number not in loops.stacked]
+        stacks = dict(zip(new, self._stack([loops.values[number] for number in new]), strict=True))
         first = loops.backward.block.operations[0].operation
         build = Builder(ir.InsertionPoint(first), self._location)
         for number in self._kept:
@@ -215,19 +209,13 @@ class _LoopWriter(_Writer):
         for op, read in loops.reads:
             rename(op, {value: self.value(loops.same[value], op) for value in read})
 
-    @property
-    def _new(self) -> list[int]:
-        """What is kept that has no rows yet."""
-        return [number for number in self._kept if number not in self._loops.stacked]
-
-    def _stack(self) -> list[ir.Value]:
+    def _stack(self, values: Sequence[ir.Value]) -> list[ir.Value]:
         """Writes rows of what is newly kept in the forward; the stacks behind it."""
-        loops, body = self._loops, self._loops.forward
-        values = [loops.values[number] for number in self._new]
         if not values:
             return []
+        body = self._loops.forward
         before = Builder(ir.InsertionPoint(body.loop), body.loop.location)
-        rooms = [room_for_rows(before, value, loops.trips) for value in values]
+        rooms = [room_for_rows(before, value, self._loops.trips) for value in values]
         types = [room.type for room in rooms]
         loop = append(body.loop, rooms, types)
         condition, block = (region.blocks[0] for region in loop.regions)
@@ -281,18 +269,14 @@ class _LoopWriter(_Writer):
         if carry in body.invariant:
             return self._operands[carry]
         assert carry in body.steps, "an activation is kept"
-        self._there[number] = self._counter(carry, user)
-        return self._there[number]
-
-    def _counter(self, carry: int, user: ir.Operation) -> ir.Value:
-        """What a counter of the forward was in the iteration that the backward is at."""
-        body = self._loops.forward
+        # What a counter of the forward was in the iteration that the backward is at.
         build = Builder(ir.InsertionPoint(user), self._location)
         iteration = self._iteration(build, self._loops.backward.arguments, 1)
         element = element_of(body.arguments[carry])
         step = build.splat(body.steps[carry], [], element)
         moved = build.same("multiply", build.convert(iteration, element), step)
-        return build.same("add", self._operands[carry], moved)
+        self._there[number] = build.same("add", self._operands[carry], moved)
+        return self._there[number]
 
 
 def _is_tensor(value: ir.Value) -> bool:
