@@ -7,8 +7,9 @@ at another place are decided together.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import compress
 
 from stablehlo_tools.analysis.collectives import (
@@ -18,18 +19,23 @@ from stablehlo_tools.analysis.collectives import (
     find_collectives,
     tensor_bytes,
 )
+from stablehlo_tools.analysis.dataflow import Node, dependences, dependents, solve
 from stablehlo_tools.analysis.dimension_propagation.propagation import Graph
 from stablehlo_tools.analysis.loops import constant_trips
 from stablehlo_tools.analysis.replica_groups import ProcessGroups
+from stablehlo_tools.analysis.tasks.op_work import op_work, short_name
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.cost.as_compiled import permute_overlaps
 from stablehlo_tools.cost.collectives import transfer_time
 from stablehlo_tools.cost.hardware import Hardware
+from stablehlo_tools.cost.kernels import Work, WorkKind, kernel_ns
 from stablehlo_tools.cost.transfers import Transfer, ways
-from stablehlo_tools.dialect.names import WHILE
+from stablehlo_tools.dialect.names import CONVOLUTION, DOT_GENERAL, WHILE
+from stablehlo_tools.ir.builder import element_of
 from stablehlo_tools.ir.cleanup import erase_unused
 from stablehlo_tools.ir.clone import copy_module
 from stablehlo_tools.ir.values import has_uses, maker_of
+from stablehlo_tools.ir.walk import ops_named
 from stablehlo_tools.transforms.parts.collective_matmul.regions import (
     Region,
     find_regions,
@@ -44,11 +50,11 @@ from stablehlo_tools.transforms.parts.collective_matmul.rings import (
     Way,
     cycles,
 )
-from stablehlo_tools.transforms.parts.collective_matmul.slack import Slack
 from stablehlo_tools.transforms.parts.collective_matmul.writing import Held, RegionWriter
 from stablehlo_tools.transforms.parts.create_reduce_scatter.rewriting import GroupForms
 from stablehlo_tools.transforms.parts.pipeline_collectives.choosing import predict
 
+_PRODUCTS = frozenset({DOT_GENERAL, CONVOLUTION})
 _ENDS = frozenset({"all_gather", "all_to_all", "reduce_scatter"})
 _BLOCK = 2.0**20  # bytes, to compare hops by
 _TOGETHER = 2.0  # times that bytes put together are written more than the model knows
@@ -76,7 +82,7 @@ class Survey:
             for collective in collectives
             if (groups := _rings(collective, forms)) is not None
         }
-        blocks = list(_blocks(known))
+        blocks = list(dict.fromkeys(maker_of(value).block for value in known))
         regions = [region for block in blocks for region in find_regions(block, known)]
         return cls(forms, blocks, regions)
 
@@ -206,11 +212,14 @@ def best(
     survey = Survey.of(module)
     chosen: dict[int, Way] = {}
     now = compiler.ns(module)
-    slacks = _slacks(survey, compiler.hardware)
     left = survey.kinds()
     if not at_any_price:
-        middles = [survey.regions[numbers[len(numbers) // 2]] for numbers in left]
         devices = survey.forms.facts.grid.size
+        slacks = {
+            region.graph: Slack(region.graph, compiler.hardware, devices)
+            for region in survey.regions
+        }
+        middles = [survey.regions[numbers[len(numbers) // 2]] for numbers in left]
         needed = [
             slacks[middle.graph].needs_ring(middle) and compiler.hides(middle, devices)
             for middle in middles
@@ -235,10 +244,88 @@ def best(
     return dict(sorted(chosen.items()))
 
 
-def _slacks(survey: Survey, hardware: Hardware) -> dict[Graph, Slack]:
-    devices = survey.forms.facts.grid.size
-    graphs = dict.fromkeys(region.graph for region in survey.regions)
-    return {graph: Slack(graph, hardware, devices) for graph in graphs}
+class Slack:
+    """What else there is to do in a block, while one of its collectives is on its way: whether an
+    order can hide it, so that it needs no ring.
+
+    A gather that follows from no product (of a weight) can be issued as early as is wished, and a
+    scatter that no product follows (of a weight's gradient) waited for as late. If there are
+    products that neither make what it sends nor need what it gives, and take as long, a scheduler
+    hides it behind those; in a ring it would be waited for block by block.
+    """
+
+    def __init__(self, graph: Graph, hardware: Hardware, devices: int) -> None:
+        self._graph = graph
+        self._hardware = hardware
+        self._devices = devices
+
+    def needs_ring(self, region: Region) -> bool:
+        """Whether one of a region's collectives cannot be hidden by an order."""
+        groups = region.groups
+        return any(
+            not self._is_hidden(node, node.results[0], groups, before=True)
+            for node in region.gathers
+        ) or any(
+            not self._is_hidden(node, node.operands[0], groups, before=False)
+            for node in (*region.scatters, *region.exchanges)
+        )
+
+    def _is_hidden(self, node: Node, whole: int, groups: ProcessGroups, *, before: bool) -> bool:
+        """Whether it is free at one end, and has as much beside it as it takes."""
+        above = self._following(node.operands, backward=True)
+        below = self._following(node.results, backward=False)
+        if above if before else below:
+            return False
+        beside = self._ns.keys() - above - below
+        size = tensor_bytes(ir.ShapedType(self._graph.values[whole].type)) or 0
+        kind = node.name.removeprefix("stablehlo.")
+        sent = transfer_time(Transfer(kind, size, groups), self._hardware, self._devices)
+        return sum(self._ns[each] for each in beside) >= sent.ns
+
+    def _following(self, numbers: tuple[int, ...], *, backward: bool) -> set[Node]:
+        """The products that values are made of, or that follow from them; in a loop also those of
+        other iterations."""
+        graph, reached = self._graph, dict.fromkeys(numbers, True)
+        while True:
+            transfer = dependences if backward else dependents
+            reached = solve(graph, reached, transfer, backward=backward)
+            around = {
+                other: True
+                for argument, returned in self._carried
+                for one, other in [(argument, returned) if backward else (returned, argument)]
+                if one in reached and other not in reached
+            }
+            if not around:
+                break
+            reached |= around
+        return {
+            node
+            for node in self._ns
+            if any(number in reached for number in (node.results if backward else node.inputs))
+        }
+
+    @cached_property
+    def _carried(self) -> list[tuple[int, int]]:
+        """What a loop's body is given, and gives to the next iteration in its place."""
+        root = self._graph.root
+        if root.block.owner.name != WHILE or len(root.arguments) != len(root.returned):
+            return []
+        return list(zip(root.arguments, root.returned, strict=True))
+
+    @cached_property
+    def _ns(self) -> dict[Node, float]:
+        """The products of the block, loops and branches that have any among them, and their ns."""
+        found: dict[Node, float] = {}
+        for node in self._graph.root.nodes:
+            for op in ops_named(node.op, _PRODUCTS):
+                product = op_work(op, short_name(op)).matmul
+                ns = 0.0
+                if product is not None:
+                    dtype = str(element_of(op.operands[0]))
+                    work = Work(WorkKind.MATMUL, matmuls=(product,), dtype=dtype)
+                    ns = kernel_ns(work, self._hardware)
+                found[node] = found.get(node, 0.0) + ns
+        return found
 
 
 def _rings(collective: Collective, forms: GroupForms) -> ProcessGroups | None:
@@ -257,15 +344,3 @@ def _rings(collective: Collective, forms: GroupForms) -> ProcessGroups | None:
         return None
     pairs = Ring(groups, tuple(range(len(groups[0]))), Way.ONE).pairs(FORWARDS)
     return groups if forms.express_pairs(pairs, collective) else None
-
-
-def _blocks(known: Mapping[ir.Value, object]) -> Iterator[ir.Block]:
-    """The blocks that hold collectives."""
-    seen: list[ir.Block] = []
-    for value in known:
-        owner = value.owner
-        assert not isinstance(owner, ir.Block), "a result"
-        block = owner.operation.block
-        if not any(block == each for each in seen):
-            seen.append(block)
-            yield block

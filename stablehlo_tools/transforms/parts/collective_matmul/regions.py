@@ -34,6 +34,7 @@ from stablehlo_tools.analysis.dimension_propagation.tilings import (
 )
 from stablehlo_tools.analysis.replica_groups import ProcessGroups
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.dimensions import integer
 from stablehlo_tools.dialect.names import ALL_TO_ALL, BARRIER, DOT_GENERAL, RESHAPE
 from stablehlo_tools.dialect.reducers import reducer_kind
 from stablehlo_tools.dialect.traits import COLLECTIVES, ELEMENTWISE, full_names
@@ -343,7 +344,7 @@ class _Finder:
         )
 
     def _start(self, node: Node, along: str) -> None:
-        tiling = DimTiling(integer_of(node.op, along))
+        tiling = DimTiling(integer(node.op, along))
         shape = self._graph.shape(node.results[0])
         if shape is not None and tiling.fits(shape, self._parts):
             self._tilings[node.results[0]] = tiling
@@ -356,7 +357,12 @@ class _Finder:
         if node.name in _NOT_FOLLOWED or any(n in self._tilings for n in node.captures):
             return None
         step = self._graph.tiling(node, tilings, self._parts)
-        return step if step is not None and _runs_on_blocks(node, step) else None
+        if step is None:
+            return None
+        # All that it gives is in blocks, or it is a product that is summed over them.
+        if step.combine is not None:
+            return step if node.name == DOT_GENERAL else None
+        return None if step.chained or None in step.results else step
 
     def _kept(self) -> set[Node]:
         """The ops on the way to the first product, or to a scatter behind one."""
@@ -470,25 +476,13 @@ class _Finder:
         return None
 
 
-def _runs_on_blocks(node: Node, step: OpTiling) -> bool:
-    """Whether all that an op gives is in blocks, or is a product's sum over them."""
-    if step.combine is not None:
-        return node.name == DOT_GENERAL
-    return not step.chained and None not in step.results
-
-
 def _scattered(collective: Collective) -> DimTiling | None:
     """The blocks that a reduce_scatter or an all_to_all hands out; None for other collectives, and
     other sums."""
     if collective.kind == "all_to_all":
-        return DimTiling(integer_of(collective.op, "split_dimension"))
+        return DimTiling(integer(collective.op, "split_dimension"))
     if collective.kind != "reduce_scatter":
         return None
     if reducer_kind(collective.op.regions[0].blocks[0]) != "add":
         return None
-    return DimTiling(integer_of(collective.op, "scatter_dimension"))
-
-
-def integer_of(op: ir.Operation, name: str) -> int:
-    """An integer attribute of an op."""
-    return ir.IntegerAttr(op.attributes[name]).value
+    return DimTiling(integer(collective.op, "scatter_dimension"))

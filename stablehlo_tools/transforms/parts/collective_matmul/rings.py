@@ -90,7 +90,7 @@ class Ring:
     def sums(self) -> list[tuple[int, tuple[Part, ...]]]:
         """For each direction and half the parts whose sums travel so, the furthest first."""
         return [
-            (direction, tuple(self._part(half, direction * hop) for hop in range(hops, 0, -1)))
+            (direction, tuple(self.part(direction * hop, half) for hop in range(hops, 0, -1)))
             for half in range(self.halves)
             for direction, hops in self.hops(half).items()
             if hops
@@ -112,11 +112,7 @@ class Ring:
         """The part of this device that has it as another's."""
         return self.part(-part.offset)
 
-    def part(self, offset: int) -> Part:
-        """The whole block at an offset, as `arriving` has it."""
-        return self._part(0, offset)
-
-    def _part(self, half: int, offset: int) -> Part:
+    def part(self, offset: int, half: int = 0) -> Part:
         """A part as `arriving` has it."""
         return next(
             part

@@ -27,12 +27,13 @@ from stablehlo_tools.analysis.dimension_propagation.tilings import (
 )
 from stablehlo_tools.analysis.replica_groups import ProcessGroups
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.dimensions import integer
 from stablehlo_tools.dialect.names import ALL_TO_ALL, DOT_GENERAL
 from stablehlo_tools.ir.builder import Builder, barrier, element_of, shape_of
 from stablehlo_tools.ir.clone import alike_clone
 from stablehlo_tools.ir.values import maker_of
 from stablehlo_tools.transforms.parts.block_rewriter import part_clone
-from stablehlo_tools.transforms.parts.collective_matmul.regions import Region, integer_of
+from stablehlo_tools.transforms.parts.collective_matmul.regions import Region
 from stablehlo_tools.transforms.parts.collective_matmul.rings import Part, Ring, Way
 from stablehlo_tools.transforms.parts.create_reduce_scatter.rewriting import (
     GroupForms,
@@ -123,7 +124,11 @@ class RegionWriter:
             for number in range(len(self._sums)):
                 self._add_term(number)
             for node in region.exchanges:
-                self._give_back(node, part)
+                # What was made of a part goes to the device it is of; what comes in, in its place,
+                # is what that one's opposite has made of a part of this device.
+                block, back = self._blocks.get((node.operands[0], part)), self._back(node, part)
+                if block is not None and back not in self._blocks:
+                    self._blocks[back] = self._send_straight(node, block, part)
             self._anchor = self._anchor_of(part)
         self._replace_results()
         for node in reversed(self._nodes):
@@ -195,9 +200,7 @@ class RegionWriter:
         region = self._region
         for node, tiling in region.scatters.items():
             halves = [self._finished(node, Part(half, 0)) for half in range(self._ring.halves)]
-            total = halves[0]
-            if len(halves) > 1:
-                total = self._build.concatenate(halves, tiling.dim)
+            total = halves[0] if len(halves) == 1 else self._build.concatenate(halves, tiling.dim)
             node.op.results[0].replace_all_uses_with(total)
         for node, summed in self._over_blocks.items():
             result, total = node.op.results[0], summed
@@ -205,7 +208,7 @@ class RegionWriter:
                 total = self._build.op("convert", [total], result.type)
             result.replace_all_uses_with(total)
         for node in region.exchanges:
-            along = DimTiling(integer_of(node.op, "concat_dimension"))
+            along = DimTiling(integer(node.op, "concat_dimension"))
             node.op.results[0].replace_all_uses_with(self._together(node.results[0], along))
         for number, tiling in region.used_outside():
             whole = self._together(number, tiling)
@@ -224,15 +227,6 @@ class RegionWriter:
             total = self._build.same("add", self._arrived.pop(number), total)
         return total
 
-    def _give_back(self, node: Node, part: Part) -> None:
-        """Sends what was made of a part to the device it is of; what comes in, in its place, is
-        what that one's opposite has made of a part of this device."""
-        block = self._blocks.get((node.operands[0], part))
-        back = self._back(node, part)
-        if block is None or back in self._blocks:
-            return
-        self._blocks[back] = self._sent_straight(node, block, part)
-
     def _back(self, node: Node, part: Part) -> tuple[int, Part]:
         """The block of what an exchange gives that comes in as a part goes out."""
         return node.results[0], self._ring.opposite(part)
@@ -246,13 +240,13 @@ class RegionWriter:
         leaves = self._cut_out(operand, _split(node), leaving)
         awaited = [] if self._anchor is None else [self._anchor]
         (block,) = self._fenced([leaves], awaited)
-        self._blocks[node.results[0], there] = self._sent_straight(node, block, leaving)
+        self._blocks[node.results[0], there] = self._send_straight(node, block, leaving)
 
-    def _sent_straight(self, node: Node, block: ir.Value, part: Part) -> ir.Value:
+    def _send_straight(self, node: Node, block: ir.Value, part: Part) -> ir.Value:
         """What comes in, when all send what is of a part to the device that it is of."""
         if part.offset:
             for pairs in self._ring.straight(part):
-                block = self._permuted(node.op, block, pairs)
+                block = self._permute(node.op, block, pairs)
         return block
 
     def _hand_on(self, node: Node, part: Part) -> None:
@@ -269,7 +263,8 @@ class RegionWriter:
             if 0 < hop <= hops and (value, there) not in self._blocks:
                 awaited = [] if self._anchor is None else [self._anchor]
                 (block,) = self._fenced([self._blocks[value, part]], awaited)
-                self._blocks[value, there] = self._sent(node.op, block, direction)
+                pairs = self._ring.pairs(direction)
+                self._blocks[value, there] = self._permute(node.op, block, pairs)
 
     def _copy(self, node: Node, step: OpTiling, part: Part) -> None:
         """An op on one part; sums begin to travel with the first product."""
@@ -286,7 +281,11 @@ class RegionWriter:
         copy = part_clone(op, step, operands, self._build.point, self._parts)
         made = copy.results[0]
         if step.combine is not None:
-            made.set_type(_summed_type(made))
+            # Products of a narrow float are summed in f32.
+            element = element_of(made)
+            if isinstance(element, ir.FloatType) and element.width < 32:
+                element = ir.F32Type.get(made.context)
+            made.set_type(self._build.tensor(shape_of(made), element))
         if step.combine is None:
             for number, result in zip(node.results, copy.results, strict=True):
                 self._blocks[number, part] = result
@@ -299,7 +298,8 @@ class RegionWriter:
         """Sends a sum on that waits for it."""
         each, total = self._sums[number], self._leaving.pop(number, None)
         if total is not None:
-            self._arrived[number] = self._sent(each.node.op, total, each.direction)
+            pairs = self._ring.pairs(each.direction)
+            self._arrived[number] = self._permute(each.node.op, total, pairs)
 
     def _add_term(self, number: int) -> None:
         """Adds the device's term to a sum that has come in, where the term is made already."""
@@ -358,11 +358,7 @@ class RegionWriter:
         self._held.blocks[whole] = self._ring, tiling, blocks
         return whole
 
-    def _sent(self, op: ir.Operation, value: ir.Value, direction: int) -> ir.Value:
-        """What comes from a neighbour, when all hand on this value."""
-        return self._permuted(op, value, self._ring.pairs(direction))
-
-    def _permuted(self, op: ir.Operation, value: ir.Value, pairs_of: ProcessGroups) -> ir.Value:
+    def _permute(self, op: ir.Operation, value: ir.Value, pairs_of: ProcessGroups) -> ir.Value:
         pairs = self._forms.express_pairs(pairs_of, self._region.like)
         assert pairs is not None, "asked when the region was found"
         sent = collective_like(
@@ -406,12 +402,8 @@ class RegionWriter:
             table = self._build.table([length * place for place in places])
             if self._device is None:
                 by = "replica_id" if self._forms.facts.grid.num_partitions == 1 else "partition_id"
-                type_ = ir.RankedTensorType.get(
-                    [],
-                    ir.IntegerType.get_unsigned(32, self._build.context),
-                    loc=self._build.location,
-                )
-                self._device = self._build.op(by, [], type_)
+                unsigned = ir.IntegerType.get_unsigned(32, self._build.context)
+                self._device = self._build.op(by, [], self._build.tensor([], unsigned))
             row = self._build.dynamic_slice(table, [self._device], [1])
             self._places[key] = self._build.reshape(row, [])
         return self._places[key]
@@ -437,13 +429,4 @@ type _Slot = tuple[MutableMapping[Any, ir.Value], Any]  # where a value is kept,
 
 def _split(node: Node) -> DimTiling:
     """The parts that an all_to_all sends."""
-    return DimTiling(integer_of(node.op, "split_dimension"))
-
-
-def _summed_type(result: ir.Value) -> ir.Type:
-    """What products are summed in: of a narrow float f32."""
-    element = element_of(result)
-    if isinstance(element, ir.FloatType) and element.width < 32:
-        element = ir.F32Type.get(result.context)
-    unknown = ir.Location.unknown(result.context)
-    return ir.RankedTensorType.get(shape_of(result), element, loc=unknown)
+    return DimTiling(integer(node.op, "split_dimension"))
