@@ -90,14 +90,12 @@ class BucketCollectivesPass(Pass):
             if not left:
                 take_over(module, draft)
         if self.explain:
-            diagnostics.collected += [_left(plan, module)] if left else _explained(plan)
-
-
-def _left(plan: Plan, module: ir.Module) -> Diagnostic:
-    return note(
-        f"{len(plan.buckets)} buckets are left to XLA, which is expected to be faster with its own",
-        module.operation.location,
-    )
+            text = (
+                f"{len(plan.buckets)} buckets are left to XLA, which is expected to be faster with "
+                "its own"
+            )
+            whole = [note(text, module.operation.location)]
+            diagnostics.collected += whole if left else _explained(plan)
 
 
 def _explained(plan: Plan) -> list[Diagnostic]:

@@ -97,31 +97,20 @@ def find_place(ops: Sequence[ir.Operation], effects: Effects) -> MergePlace | st
     """Where one op can stand for `ops`, which are of one block; or why there is no such place."""
     block = ops[0].block
     first = in_block_order(ops)[0]
-    maker_of_each = [_maker_in(block, value) for op in ops for value in op.operands]
-    makers = [op for op in maker_of_each if op is not None]
+    read = [producer(value) for op in ops for value in op.operands]
+    makers = [maker for maker in read if maker is not None and maker.block == block]
     later = in_block_order([op for op in makers if first.is_before_in_block(op)])
     if not later:
         return _LEADS if any(op == first for op in makers) else MergePlace(first, None, ())
-    moved = _moved(ops, later[-1], effects.in_block(block))
-    return (
-        moved
-        if isinstance(moved, str)
-        else MergePlace(first, later[-1], tuple(in_block_order(moved)))
-    )
-
-
-def _moved(
-    members: Sequence[ir.Operation], last: ir.Operation, effects: Sequence[ir.Operation]
-) -> list[ir.Operation] | str:
-    """What must follow the members, of the ops up to `last`, or why that is impossible."""
-    reached = _Reached(members, last)
-    if not reached.add_users([op for op in members if reached.is_near(op)]):
+    # What must follow the ops, of those up to the last that they need.
+    reached = _Reached(ops, later[-1])
+    if not reached.add_users([op for op in ops if reached.is_near(op)]):
         return _LEADS
-    near = [op for op in effects if reached.is_near(op)]
+    near = [op for op in effects.in_block(block) if reached.is_near(op)]
     while followers := reached.followers(near):
         if not reached.add(followers):
             return _EFFECT_BETWEEN
-    return list(reached.found.values())
+    return MergePlace(first, later[-1], tuple(in_block_order([*reached.found.values()])))
 
 
 class _Reached:
@@ -168,21 +157,11 @@ def _users_in_block(op: ir.Operation) -> list[ir.Operation]:
         for use in result.uses:
             user = use.owner.operation
             while user.block != op.block:
-                user = parent_of(user)
+                parent = user.parent
+                assert parent is not None, "an op inside another"
+                user = parent.operation
             users.append(user)
     return users
-
-
-def parent_of(op: ir.Operation) -> ir.Operation:
-    """The op around an op that is not the outermost."""
-    parent = op.parent
-    assert parent is not None, "an op inside another"
-    return parent.operation
-
-
-def _maker_in(block: ir.Block, value: ir.Value) -> ir.Operation | None:
-    maker = producer(value)
-    return maker if maker is not None and maker.block == block else None
 
 
 class Merger:
@@ -237,7 +216,8 @@ class Merger:
         """
         place = self._placed(members)
         if isinstance(place, str):
-            raise _refusal(len(members), place, members[0].op)
+            text = f"these {len(members)} collectives cannot become one: {place}"
+            raise ToolError(text, members[0].op.location)
         if len(members) == 1:
             return members[0].op
         traits = self.traits(members[0])
@@ -282,7 +262,3 @@ class Merger:
         if not self._several_operands or member.kind not in SEVERAL_OPERANDS:
             return False
         return self.facts.grid.num_partitions == 1 and not self._free_axes.manual_computations
-
-
-def _refusal(count: int, reason: str, op: ir.Operation) -> ToolError:
-    return ToolError(f"these {count} collectives cannot become one: {reason}", op.location)

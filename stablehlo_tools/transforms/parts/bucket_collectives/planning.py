@@ -85,7 +85,10 @@ def plan_buckets(module: ir.Module, hardware: Hardware, memory_limit: float | No
     devices = ModuleFacts.of(scratch, collectives).grid.size
     traced = traced_task_graph(scratch, Clock(hardware, devices), "")
     merger = Merger(scratch, collectives)
-    planned = list(_scheduled(traced, _headroom(traced, memory_limit)))
+    headroom = HEADROOM
+    if memory_limit is not None:
+        headroom = memory_limit - memory_profile(traced.graph).peak_bytes
+    planned = list(_scheduled(traced, headroom))
     buckets: list[Bucket] = []
     left_out: list[LeftOut] = []
     for tasks in planned:
@@ -113,12 +116,6 @@ def apply_buckets(module: ir.Module, buckets: Sequence[Bucket]) -> None:
 _Tasks = Sequence[tuple[Sequence[ir.Operation], float]]  # the ops and the latency of each task
 
 
-def _headroom(traced: TracedGraph, memory_limit: float | None) -> float:
-    if memory_limit is None:
-        return HEADROOM
-    return memory_limit - memory_profile(traced.graph).peak_bytes
-
-
 def _scheduled(traced: TracedGraph, headroom: float, *, in_loop: bool = False) -> Iterator[_Tasks]:
     """The scheduler's buckets for a graph and for the bodies of its loops."""
     tasks = traced.graph.tasks
@@ -126,14 +123,10 @@ def _scheduled(traced: TracedGraph, headroom: float, *, in_loop: bool = False) -
         peak = memory_profile(traced.graph, in_loop=in_loop).peak_bytes
         new_schedule = schedule(traced.graph, Limits(memory=peak + headroom), in_loop=in_loop)
         for bucket in new_schedule.buckets:
-            yield [(traced.ops[task], _latency(traced, task)) for task in bucket]
+            sent = [(task, tasks[task].communication) for task in bucket]
+            yield [(traced.ops[task], each.latency_ns if each else 0.0) for task, each in sent]
     for body in traced.bodies.values():
         yield from _scheduled(body, headroom, in_loop=True)
-
-
-def _latency(traced: TracedGraph, task: int) -> float:
-    communication = traced.graph.tasks[task].communication
-    return 0.0 if communication is None else communication.latency_ns
 
 
 def _members(
@@ -170,7 +163,11 @@ def _divided(
             reasons.setdefault(member.place, reason)
         else:
             sets.append([member])
-    gaining = [chosen for chosen in sets if _gains(chosen, merger, hardware)]
+    gaining: list[list[_Member]] = []
+    for chosen in sets:
+        bucket = _bucket(chosen, merger, hardware)
+        if len(chosen) > 1 and bucket.copied_ns <= bucket.saved_ns:
+            gaining.append(chosen)
     taken = {member.place for chosen in gaining for member in chosen}
     lonely = "no other of its bucket is left to merge it with, or too little is gained"
     return gaining, [
@@ -189,11 +186,6 @@ def _why_not_alone(member: _Member, merger: Merger, hardware: Hardware) -> str |
             f"copying its data takes {us(copied)}, more than its latency of {us(member.latency_ns)}"
         )
     return reason
-
-
-def _gains(chosen: Sequence[_Member], merger: Merger, hardware: Hardware) -> bool:
-    bucket = _bucket(chosen, merger, hardware)
-    return len(chosen) > 1 and bucket.copied_ns <= bucket.saved_ns
 
 
 def _bucket(chosen: Sequence[_Member], merger: Merger, hardware: Hardware) -> Bucket:

@@ -33,6 +33,7 @@ from stablehlo_tools import bindings
 from stablehlo_tools.analysis.collectives import Collective
 from stablehlo_tools.analysis.shardings import SHARDING, sharding_per_value
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.dimensions import integer
 from stablehlo_tools.dialect.frontend_attributes import FRONTEND_ATTRIBUTES, LAYOUTS, shared
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.ir.values import in_block_order, maker_of
@@ -97,8 +98,11 @@ class Exchange:
     @staticmethod
     def of(collective: Collective, members: int) -> Exchange:
         """The exchange that a collective makes in groups of so many."""
-        cut = _dimension(collective, _CUT.get(collective.kind))
-        return Exchange(members, cut, _dimension(collective, _JOINED.get(collective.kind)))
+        cut, joined = (
+            integer(collective.op, names[collective.kind]) if collective.kind in names else None
+            for names in (_CUT, _JOINED)
+        )
+        return Exchange(members, cut, joined)
 
     @property
     def parts_in(self) -> list[int]:
@@ -136,10 +140,6 @@ class Exchange:
         return reshaped(builder, transposed(builder, parts, order), shape)
 
 
-def _dimension(collective: Collective, name: str | None) -> int | None:
-    return None if name is None else ir.IntegerAttr(collective.op.attributes[name]).value
-
-
 def reshaped(builder: Builder, value: ir.Value, shape: Sequence[int]) -> ir.Value:
     """The value in a shape, with no op where it has it."""
     return value if shape_of(value) == list(shape) else builder.reshape(value, shape)
@@ -152,8 +152,7 @@ def transposed(builder: Builder, value: ir.Value, order: Sequence[int]) -> ir.Va
     moving = [dimension for dimension in order if shape[dimension] != 1]
     if moving == sorted(moving):
         return reshaped(builder, value, target)
-    type_ = builder.tensor(target, element_of(value))
-    return builder.op("transpose", [value], type_, permutation=builder.integers(order))
+    return builder.transpose(value, order)
 
 
 @dataclass(frozen=True)
@@ -335,7 +334,7 @@ def _side_by_side(
 ) -> tuple[ir.Operation, list[ir.Value]]:
     """One collective of the operands as they are, joined along a dimension; and the results."""
     laid = [encoded(part.builder, part.operand, element) for part in parts]
-    joined = _concatenated(writer.builder, laid, dimension)
+    joined = writer.builder.concatenate(laid, dimension)
     first = parts[0].result
     element_out = element_of(first) if writer.reduces else element
     shape = encoded_shape(shape_of(first), element_of(first), element_out)
@@ -363,7 +362,7 @@ def _behind_parts(
         reshaped(part.builder, piece, [*parts_in, *shape])
         for part, piece, shape in zip(parts, pieces, joint.shapes, strict=True)
     ]
-    joined = _concatenated(writer.builder, laid, len(parts_in) + joint.dimension)
+    joined = writer.builder.concatenate(laid, len(parts_in) + joint.dimension)
     whole = shape_of(joined)[len(parts_in) :]
     element_out = element_of(parts[0].result) if writer.reduces else element
     # The parts stay in the collective's own dimension: XLA:TPU makes an all-reduce of a
@@ -400,42 +399,15 @@ def _results(parts: Sequence[_Part], outs: Sequence[ir.Value]) -> list[ir.Value]
     ]
 
 
-def _concatenated(builder: Builder, values: Sequence[ir.Value], dimension: int) -> ir.Value:
-    """Values that differ in one dimension, beside each other."""
-    shape = shape_of(values[0])
-    shape[dimension] = sum(shape_of(value)[dimension] for value in values)
-    return builder.op(
-        "concatenate",
-        values,
-        builder.tensor(shape, element_of(values[0])),
-        dimension=builder.integer(dimension),
-    )
-
-
 def _slices(
     parts: Sequence[_Part], value: ir.Value, dimension: int, sizes: Sequence[int]
 ) -> list[ir.Value]:
     """What lies beside each other in a dimension."""
     bounds = pairwise(accumulate(sizes, initial=0))
     return [
-        _sliced(part.builder, value, dimension, *bound)
+        part.builder.slice_along(value, dimension, *bound)
         for part, bound in zip(parts, bounds, strict=True)
     ]
-
-
-def _sliced(builder: Builder, value: ir.Value, dimension: int, start: int, end: int) -> ir.Value:
-    """The elements from `start` to `end` of one dimension."""
-    shape, limits = shape_of(value), shape_of(value)
-    starts = [0] * len(limits)
-    starts[dimension], limits[dimension], shape[dimension] = start, end, end - start
-    return builder.op(
-        "slice",
-        [value],
-        builder.tensor(shape, element_of(value)),
-        start_indices=builder.integers(starts),
-        limit_indices=builder.integers(limits),
-        strides=builder.integers([1] * len(limits)),
-    )
 
 
 def _keep_shardings(merged: ir.Operation, parts: Sequence[_Part], outs: Sequence[ir.Value]) -> None:
