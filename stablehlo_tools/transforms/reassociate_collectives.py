@@ -40,31 +40,49 @@ operands.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from stablehlo_tools.analysis.collective_likeness import Groups
+from stablehlo_tools.analysis.collective_likeness import (
+    REDUCING,
+    Groups,
+    Traits,
+    traits_of,
+    why_not_alike,
+)
 from stablehlo_tools.analysis.collectives import (
+    Collective,
     ModuleFacts,
     classify_communication,
+    element_bits,
     find_collectives,
+    tensor_bytes,
 )
+from stablehlo_tools.analysis.shardings import SHARDING
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Diagnostic, Diagnostics, Severity, to_place
-from stablehlo_tools.dialect.reducers import REDUCERS
+from stablehlo_tools.dialect.frontend_attributes import FRONTEND_ATTRIBUTES, LAYOUTS, shared
+from stablehlo_tools.dialect.names import SLICE
+from stablehlo_tools.dialect.reducers import IDEMPOTENT, REDUCERS, reducer_kind
+from stablehlo_tools.dialect.traits import LAYOUT, full_names, short_names
+from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.ir.clone import copy_module, take_over
 from stablehlo_tools.ir.inline import inline_all_calls
 from stablehlo_tools.ir.token_chain import refuse_tokens
-from stablehlo_tools.ir.walk import walk
+from stablehlo_tools.ir.values import producer, splat_of
+from stablehlo_tools.ir.walk import ops_where
 from stablehlo_tools.passes.base import Pass
-from stablehlo_tools.transforms.parts.reassociate_collectives.terms import (
-    Classify,
-    term_of,
-    why_not_merged,
-    write_merged,
-)
 
-_NAMES = frozenset(f"stablehlo.{kind}" for kind in REDUCERS)
+type Classify = Callable[[ir.Operation], Collective | None]
+
+_COMBINING = full_names(" ".join(REDUCERS))
+_LONGEST = 16  # ops between a collective and the sum that it is a term of
+_MOVES = short_names(LAYOUT | {SLICE})
+_SCALES = frozenset({"divide", "multiply"})
+_PASSED = full_names("convert dynamic_slice negate pad slice divide multiply") | LAYOUT
+_GROUPING = "_scheduling_group_id"  # with which others a collective is scheduled: of a sum, none
+_OF_ONE = frozenset({SHARDING, FRONTEND_ATTRIBUTES, *LAYOUTS})  # not of what stands for two
 
 
 @dataclass(frozen=True)
@@ -87,12 +105,23 @@ class ReassociateCollectivesPass(Pass):
         classify = classify_communication(module.context)
         groups = Groups(ModuleFacts.of(draft))
         changed = False
-        for combine in _combining(draft):
+        # The ops that combine two values as a reduction would, in program order.
+        for combine in ops_where(
+            draft.operation,
+            lambda op: (
+                op.name in _COMBINING and isinstance(op.results[0].type, ir.RankedTensorType)
+            ),
+        ):
             place = to_place(combine.location)
-            reason = _merge(combine, classify, groups)
-            if reason is None:
+            kind = combine.name.removeprefix("stablehlo.")
+            terms = [term_of(value, combine, kind, classify, groups) for value in combine.operands]
+            one, other = terms
+            if one is None or other is None:
                 continue
-            changed = changed or reason == ""
+            reason = why_not_merged(one, other)
+            if reason is None:
+                write_merged(combine, one, other)
+                changed = True
             if self.explain:
                 said = f"stay apart: {reason}" if reason else "became one"
                 message = f"two reductions over devices that are combined {said}"
@@ -101,27 +130,236 @@ class ReassociateCollectivesPass(Pass):
             take_over(module, draft)
 
 
-def _combining(module: ir.Module) -> list[ir.Operation]:
-    """The ops of a module that combine two values as a reduction would, in program order."""
-    combining: list[ir.Operation] = []
+@dataclass(frozen=True)
+class Term:
+    """`after(collective(before(operand)))`, each a run of ops, the innermost first.
 
-    def visit(op: ir.Operation) -> ir.WalkResult:
-        if op.name in _NAMES and isinstance(op.results[0].type, ir.RankedTensorType):
-            combining.append(op)
-        return ir.WalkResult.ADVANCE
+    A reduction over devices combines elements in place, so that an op which moves all elements
+    alike, or widens them, may as well come before it:
 
-    walk(module.operation, visit)
-    return combining
+        slice(all_reduce(x))  =  all_reduce(slice(x))
+
+    What depends on the device (dynamic_slice), or rounds (a scale), stays behind; two terms may
+    have it in common. Of a reduce_scatter each device has a part, so that only elementwise ops come
+    before.
+    """
+
+    collective: Collective
+    before: tuple[ir.Operation, ...]
+    after: tuple[ir.Operation, ...]
+    traits: Traits
+
+    @property
+    def between(self) -> ir.Value:
+        """What the collective and the ops of `before` give as the program is written."""
+        return (self.before[-1] if self.before else self.collective.op).results[0]
+
+    @property
+    def ops(self) -> tuple[ir.Operation, ...]:
+        """All that goes where the term is merged, users before what they use."""
+        return (*reversed((*self.before, *self.after)), self.collective.op)
 
 
-def _merge(combine: ir.Operation, classify: Classify, groups: Groups) -> str | None:
-    """Merges the two terms of an op; why not, "" where it did, None where they are none."""
-    kind = combine.name.removeprefix("stablehlo.")
-    terms = [term_of(value, combine, kind, classify, groups) for value in combine.operands]
-    one, other = terms
-    if one is None or other is None:
+def term_of(
+    value: ir.Value, combine: ir.Operation, kind: str, classify: Classify, groups: Groups
+) -> Term | None:
+    """A value that only `combine` uses, as a term of its own kind; None where it is none.
+
+    Raises a located ToolError for groups that the module does not have.
+    """
+    passed: list[ir.Operation] = []
+    user = combine
+    for _ in range(_LONGEST):
+        op = producer(value)
+        if op is None or op.block != combine.block or len(op.results) != 1:
+            return None
+        if any(use.owner.operation != user for use in value.uses):
+            return None
+        collective = classify(op)
+        if collective is not None:
+            return _reduction(collective, passed[::-1], kind, groups)
+        if op.name not in _PASSED:
+            return None
+        passed.append(op)
+        value, user = op.operands[through(op)], op
+        if sum(operand == value for operand in op.operands) > 1:
+            return None  # a square
+    return None
+
+
+def why_not_merged(one: Term, other: Term) -> str | None:
+    """Why two terms cannot be one; None where they can, and nothing larger comes of it."""
+    unlike = why_not_alike(_grouped(one.traits), _grouped(other.traits))
+    if unlike is not None:
+        return unlike
+    if _dimension(one) != _dimension(other):
+        return "they scatter along different dimensions"
+    if one.between.type != other.between.type:
+        return "their results have different types"
+    after = zip(one.after, other.after, strict=False)
+    if len(one.after) != len(other.after) or not all(_is_same(*pair) for pair in after):
+        return "what is done with their results differs"
+    removed = {term.collective.op.operands[0] for term in (one, other)}
+    if merged_bytes(one) > sum(_bytes(value.type) for value in removed):
+        return "one of them would move more than both do"
+    return None
+
+
+def merged_bytes(term: Term) -> int:
+    """Bytes that a collective takes which the ops of `before` come before."""
+    if term.collective.kind == "all_reduce":
+        return _bytes(term.between.type)
+    operand = term.collective.op.operands[0]
+    widened = element_bits(element_of(term.between)) // element_bits(element_of(operand))
+    return _bytes(operand.type) * widened
+
+
+def _reduction(
+    collective: Collective, passed: list[ir.Operation], kind: str, groups: Groups
+) -> Term | None:
+    if collective.kind not in REDUCING or collective.is_async:
         return None
-    reason = why_not_merged(one, other)
-    if reason is None:
-        write_merged(combine, one, other)
-    return reason or ""
+    op = collective.op
+    if len(op.operands) != 1 or reducer_kind(op.regions[0].blocks[0]) != kind:
+        return None
+    if element_of(op.operands[0]) != element_of(op.results[0]):
+        return None  # a reduction that promotes what it takes
+    traits = traits_of(collective, groups)
+    if isinstance(traits, str):
+        return None
+    split = next(
+        (i for i, inner in enumerate(passed) if not _commutes(inner, kind, collective.kind)),
+        len(passed),
+    )
+    before, after = tuple(passed[:split]), tuple(passed[split:])
+    for inner in after:  # `op(a) + op(b)` has to be `op(a + b)`, of one and the same op
+        name = inner.name.removeprefix("stablehlo.")
+        if name in _SCALES:
+            floats = isinstance(element_of(inner.results[0]), ir.FloatType)
+            if kind != "add" or not (floats or name == "multiply"):
+                return None
+        elif name not in _MOVES and name != "dynamic_slice":
+            return None
+    return Term(collective, before, after, traits)
+
+
+def through(op: ir.Operation) -> int:
+    """Which operand of an op a term may be; of a scale the one that is not the same everywhere."""
+    scale = op.name == "stablehlo.multiply" and splat_of(op.operands[0]) is not None
+    return 1 if scale else 0
+
+
+def _commutes(op: ir.Operation, kind: str, collective: str) -> bool:
+    """Whether an op may as well come before the reduction."""
+    name = op.name.removeprefix("stablehlo.")
+    if name == "convert":
+        # A convert must keep every value; a sum of its results is then the same, or closer.
+        # Sums of narrow integers wrap around where those of wider ones do not.
+        narrow, wide = element_of(op.operands[0]), element_of(op.results[0])
+        if isinstance(narrow, ir.FloatType) and isinstance(wide, ir.F32Type | ir.F64Type):
+            return narrow.width < wide.width
+        if not (isinstance(narrow, ir.IntegerType) and isinstance(wide, ir.IntegerType)):
+            return False
+        extends = narrow.is_unsigned == wide.is_unsigned and 1 < narrow.width < wide.width
+        return extends and kind in IDEMPOTENT
+    if name == "negate":
+        return kind == "add"
+    if collective != "all_reduce":
+        return False
+    if name == "pad":
+        filled = splat_of(op.operands[1])
+        return filled is not None and (kind in IDEMPOTENT or (kind == "add" and filled == 0))
+    return name in _MOVES
+
+
+def _is_same(one: ir.Operation, other: ir.Operation) -> bool:
+    """Whether two ops do the same with their terms; other operands may be equal constants."""
+    if one.name != other.name or one.results[0].type != other.results[0].type:
+        return False
+    if _attributes(one) != _attributes(other) or through(one) != through(other):
+        return False
+    for number, (first, second) in enumerate(zip(one.operands, other.operands, strict=True)):
+        if number == through(one) or first == second:
+            continue
+        splat = splat_of(first)
+        if splat is None or first.type != second.type or splat != splat_of(second):
+            return False
+    return True
+
+
+def _attributes(op: ir.Operation) -> dict[str, str]:
+    return {name: str(value) for name, value in op.attributes.items() if name != SHARDING}
+
+
+def _grouped(traits: Traits) -> Traits:
+    kept = tuple(entry for entry in traits.attributes if not entry[0].endswith(_GROUPING))
+    return replace(traits, attributes=kept)
+
+
+def _dimension(term: Term) -> ir.Attribute | None:
+    return term.collective.op.attributes.get("scatter_dimension")
+
+
+def _bytes(type_: ir.Type) -> int:
+    return tensor_bytes(ir.RankedTensorType(type_)) or 0
+
+
+def write_merged(combine: ir.Operation, one: Term, other: Term) -> None:
+    """Combines what two terms' collectives take, and lets one collective take the op's place.
+
+    The op, and of the terms what nothing uses any more, is erased.
+    """
+    point = ir.InsertionPoint(combine)
+    operands = [_before(term, point) for term in (one, other)]
+    summed = _create(combine, operands, operands[0].type, point)
+    value = _collective(summed, one, other, point)
+    for op in one.after:
+        values = list(op.operands)
+        values[through(op)] = value
+        value = _create(op, values, op.results[0].type, point)
+    if SHARDING in combine.attributes:
+        maker = value.owner
+        assert isinstance(maker, ir.Operation | ir.OpView), "the result of an op"
+        maker.operation.attributes[SHARDING] = combine.attributes[SHARDING]
+    combine.results[0].replace_all_uses_with(value)
+    combine.erase()
+    terms = [one] if one.collective.op == other.collective.op else [one, other]
+    for op in [op for term in terms for op in term.ops]:
+        op.erase()
+
+
+def _before(term: Term, point: ir.InsertionPoint) -> ir.Value:
+    """What the term's collective takes, after the ops that may come before it."""
+    value = term.collective.op.operands[0]
+    for op in term.before:
+        type_ = op.results[0].type
+        if term.collective.kind == "reduce_scatter":  # an elementwise op, on all that it takes
+            type_ = Builder(point, op.location).tensor(shape_of(value), element_of(op.results[0]))
+        value = _create(op, [value, *list(op.operands)[1:]], type_, point)
+    return value
+
+
+def _collective(value: ir.Value, one: Term, other: Term, point: ir.InsertionPoint) -> ir.Value:
+    ops = [one.collective.op, other.collective.op]
+    kept = {name: a for name, a in ops[0].attributes.items() if name not in _OF_ONE}
+    locations = list(dict.fromkeys(op.location for op in ops))
+    location = ir.Location.fused(locations, context=ops[0].context)
+    attributes = {**kept, **shared(ops)}
+    build = Builder(point, location)
+    new = build.create(ops[0].name, [value], [one.between.type], attributes, regions=1)
+    scalar = build.tensor([], element_of(value))
+    block = ir.Block.create_at_start(new.regions[0], [scalar, scalar], [location, location])
+    inner = ir.InsertionPoint(block)
+    combine = ops[0].regions[0].blocks[0].operations[0].operation
+    combined = _create(combine, list(block.arguments), scalar, inner)
+    Builder(inner, location).end_region([combined])
+    return new.results[0]
+
+
+def _create(
+    like: ir.Operation, operands: Sequence[ir.Value], type_: ir.Type, point: ir.InsertionPoint
+) -> ir.Value:
+    """An op like another on other operands; how its result is sharded is not said."""
+    attributes = {name: a for name, a in like.attributes.items() if name != SHARDING}
+    build = Builder(point, like.location)
+    return build.create(like.name, operands, [type_], attributes).results[0]

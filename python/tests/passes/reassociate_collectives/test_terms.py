@@ -7,7 +7,7 @@ from named_ops import NamedOps, in_function, names_of
 
 from stablehlo_tools.analysis.collective_likeness import Groups
 from stablehlo_tools.analysis.collectives import classify_communication
-from stablehlo_tools.transforms.parts.reassociate_collectives.terms import (
+from stablehlo_tools.transforms.reassociate_collectives import (
     Term,
     merged_bytes,
     term_of,

@@ -1,1 +1,0 @@
-"""What reassociate-collectives is made of."""
