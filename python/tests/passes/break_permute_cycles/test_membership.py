@@ -11,7 +11,7 @@ from named_ops import NamedOps, read, refused
 from stablehlo_tools.analysis.loops import comparison_direction
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.values import maker_of
-from stablehlo_tools.transforms.parts.break_permute_cycles.membership import Membership
+from stablehlo_tools.transforms.break_permute_cycles import Membership
 
 DEVICES = 9
 HANDLE = "channel_handle = #stablehlo.channel_handle<handle = 1, type = 1>, "

@@ -1,1 +1,0 @@
-"""What break-permute-cycles consists of."""
