@@ -24,7 +24,7 @@ from stablehlo_tools.diagnostics import Diagnostics, ToolError
 from stablehlo_tools.passes.pipeline import Pipeline
 from stablehlo_tools.targets.compilation import compile_artifact
 from stablehlo_tools.targets.topologies import Target, missing_package
-from stablehlo_tools.transforms.parts.decompose_collective_permute.transfers import conflicting
+from stablehlo_tools.transforms.decompose_collective_permute import conflicting
 from stablehlo_tools.verify.verification import Options, verify_artifacts
 
 KIND = "tensor<4x2xf32>"

@@ -1,1 +1,1 @@
-"""How decompose-collective-permute skips transfers of loops, and writes send and recv."""
+"""How decompose-collective-permute skips transfers of loops."""

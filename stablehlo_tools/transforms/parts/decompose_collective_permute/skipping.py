@@ -99,19 +99,30 @@ def plan(
     be more than `most_forms` sets of edges. `whole`: all edges that are ever needed run in the
     iterations that need any.
     """
-    reason = demand.reason or _unwritable(demand.op)
-    if reason:
-        return reason
+    if demand.reason:
+        return demand.reason
+    if _is_written(demand.op):
+        return WRITTEN
+    type_ = ir.RankedTensorType(demand.op.results[0].type)
+    if not type_.has_static_shape:
+        return SYMBOLIC
+    if not isinstance(type_.element_type, ir.IntegerType | ir.FloatType | ir.ComplexType):
+        return NOT_PLAIN
     if not demand.executed or not demand.pairs:
         return NEVER
     phases = _phases(demand, strategy)
     while len({phase.edges for phase in phases}) > max(most_forms, 1):
         # The phases with those two neighbours joined for which that adds the fewest transfers.
-        added = [_added(one, two) for one, two in pairwise(phases)]
+        added: list[int] = []
+        for one, two in pairwise(phases):
+            both = len(one.edges | two.edges)
+            added.append(
+                one.length * (both - len(one.edges)) + two.length * (both - len(two.edges))
+            )
         at = added.index(min(added))
         one, two = phases[at], phases[at + 1]
         joined = Phase(one.first, two.last, one.edges | two.edges)
-        phases = _merged([*phases[:at], joined, *phases[at + 2 :]])
+        phases = _join_equal([*phases[:at], joined, *phases[at + 2 :]])
     every = frozenset(range(len(demand.pairs)))
     if all(phase.edges == every for phase in phases):
         return ALL_NEEDED
@@ -151,41 +162,22 @@ def _phases(demand: PermuteDemand, strategy: Strategy) -> list[Phase]:
     if strategy == "whole":
         union = set[int]().union(*wanted)
         wanted = [union if edges else set() for edges in wanted]
-    phases: list[Phase] = []
-    for n in _iterations(demand.executed):
-        edges = frozenset(wanted[n])
-        if phases and phases[-1].edges == edges:
-            phases[-1] = Phase(phases[-1].first, n, edges)
-        else:
-            phases.append(Phase(n, n, edges))
+    runs = _iterations(demand.executed)
+    phases = _join_equal([Phase(n, n, frozenset(wanted[n])) for n in runs])
     ends = [phase.first - 1 for phase in phases[1:]] + [demand.trips - 1]
     starts = [0] + [end + 1 for end in ends[:-1]]
     return [Phase(a, b, p.edges) for a, b, p in zip(starts, ends, phases, strict=True)]
 
 
-def _added(one: Phase, two: Phase) -> int:
-    both = len(one.edges | two.edges)
-    return one.length * (both - len(one.edges)) + two.length * (both - len(two.edges))
-
-
-def _merged(phases: Sequence[Phase]) -> list[Phase]:
-    merged: list[Phase] = []
+def _join_equal(phases: Sequence[Phase]) -> list[Phase]:
+    """Phases with those in a row that have equal edges as one."""
+    joined: list[Phase] = []
     for phase in phases:
-        if merged and merged[-1].edges == phase.edges:
-            merged[-1] = Phase(merged[-1].first, phase.last, phase.edges)
+        if joined and joined[-1].edges == phase.edges:
+            joined[-1] = Phase(joined[-1].first, phase.last, phase.edges)
         else:
-            merged.append(phase)
-    return merged
-
-
-def _unwritable(op: ir.Operation) -> str:
-    if _is_written(op):
-        return WRITTEN
-    type_ = ir.RankedTensorType(op.results[0].type)
-    if not type_.has_static_shape:
-        return SYMBOLIC
-    plain = isinstance(type_.element_type, ir.IntegerType | ir.FloatType | ir.ComplexType)
-    return "" if plain else NOT_PLAIN
+            joined.append(phase)
+    return joined
 
 
 def _is_written(op: ir.Operation) -> bool:
@@ -240,15 +232,21 @@ class _SkippingWriter:
     def write(self) -> ir.Value:
         forms = self.plan.forms
         if len(forms) == 2:
-            windows = [self._windows(form) for form in forms]
+            windows = [
+                [(p.first, p.last) for p in self.plan.phases if p.edges == form] for form in forms
+            ]
             first = 0 if len(windows[0]) <= len(windows[1]) else 1
             if len(windows[first]) <= _MOST_COMPARED:
                 chosen = (forms[first], forms[1 - first])
-                return self._branch("if", self._within(windows[first]), chosen)
-        return self._branch("case", self._looked_up(), forms)
-
-    def _windows(self, form: Edges) -> Ranges:
-        return tuple((p.first, p.last) for p in self.plan.phases if p.edges == form)
+                within, *others = [self._inside(start, end) for start, end in windows[first]]
+                for test in others:
+                    within = self.builder.same("or", within, test)
+                return self._branch("if", within, chosen)
+        # The number of the form, out of a table by the iteration.
+        numbers = {form: n for n, form in enumerate(forms)}
+        table = [numbers[p.edges] for p in self.plan.phases for _ in range(p.length)]
+        looked = self.builder.dynamic_slice(self.builder.table(table), [self._iteration()], [1])
+        return self._branch("case", self.builder.reshape(looked, []), forms)
 
     def _branch(self, name: str, choice: ir.Value, forms: Sequence[Edges]) -> ir.Value:
         kind, types = f"stablehlo.{name}", [self.op.results[0].type]
@@ -259,37 +257,20 @@ class _SkippingWriter:
             Builder(inside, self.op.location).end_region([result])
         return branch.results[0]
 
-    def _within(self, windows: Ranges) -> ir.Value:
-        """Whether the iteration is in one of the windows."""
-        tests = [self._inside(first, last) for first, last in windows]
-        within = tests[0]
-        for test in tests[1:]:
-            within = self.builder.same("or", within, test)
-        return within
-
     def _inside(self, first: int, last: int) -> ir.Value:
         at_least, at_most = ("GE", "LE") if self.counter.step > 0 else ("LE", "GE")
         tests: list[ir.Value] = []
         if first > 0:
-            tests.append(self.builder.compare(at_least, self.value, self._counted(first)))
+            start = self._number(self.counter.start + first * self.counter.step)
+            tests.append(self.builder.compare(at_least, self.value, start))
         if last < self.plan.demand.trips - 1:
-            tests.append(self.builder.compare(at_most, self.value, self._counted(last)))
+            end = self._number(self.counter.start + last * self.counter.step)
+            tests.append(self.builder.compare(at_most, self.value, end))
         assert tests, "a window of all iterations is no condition"
         return tests[0] if len(tests) == 1 else self.builder.same("and", *tests)
 
-    def _counted(self, iteration: int) -> ir.Value:
-        """What the counter is in an iteration."""
-        return self._number(self.counter.start + iteration * self.counter.step)
-
     def _number(self, number: int) -> ir.Value:
         return self.builder.splat_like(number, self.value)
-
-    def _looked_up(self) -> ir.Value:
-        """The number of the form, out of a table by the iteration."""
-        forms = {form: n for n, form in enumerate(self.plan.forms)}
-        table = [forms[p.edges] for p in self.plan.phases for _ in range(p.length)]
-        looked = self.builder.dynamic_slice(self.builder.table(table), [self._iteration()], [1])
-        return self.builder.reshape(looked, [])
 
     def _iteration(self) -> ir.Value:
         start, step = self.counter.start, self.counter.step
@@ -323,28 +304,21 @@ def skip_unneeded(module: ir.Module, least_bytes: int, name: str) -> list[Diagno
     draft = copy_module(module)
     inline_all_calls(draft)
     demands = permute_demand(draft, ModuleFacts.of(draft))
-    plans = [(d, _small(d, least_bytes) or plan(d)) for d in demands]
-    notes = [
-        note(f"collective_permute: {_verdict(outcome)}", demand.op.location)
-        for demand, outcome in plans
-    ]
-    written = [outcome for _, outcome in plans if isinstance(outcome, ValidityPlan)]
+    notes: list[Diagnostic] = []
+    written: list[ValidityPlan] = []
+    for demand in demands:
+        size = tensor_bytes(ir.ShapedType(demand.op.operands[0].type))
+        is_small = size is not None and size < least_bytes
+        outcome = f"its {size} bytes are less than min-bytes" if is_small else plan(demand)
+        if isinstance(outcome, ValidityPlan):
+            written.append(outcome)
+            verdict = describe(outcome)
+        else:
+            verdict = outcome if outcome == ALL_NEEDED else f"no transfer is skipped: {outcome}"
+        notes.append(note(f"collective_permute: {verdict}", demand.op.location))
     for outcome in written:
         write(outcome)
     if written:
         refuse_tokens(module, name, "P3")
         take_over(module, draft)
     return notes
-
-
-def _small(demand: PermuteDemand, least_bytes: int) -> str:
-    size = tensor_bytes(ir.ShapedType(demand.op.operands[0].type))
-    if size is None or size >= least_bytes:
-        return ""
-    return f"its {size} bytes are less than min-bytes"
-
-
-def _verdict(outcome: ValidityPlan | str) -> str:
-    if isinstance(outcome, ValidityPlan):
-        return describe(outcome)
-    return outcome if outcome == ALL_NEEDED else f"no transfer is skipped: {outcome}"
