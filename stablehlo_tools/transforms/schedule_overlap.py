@@ -41,7 +41,7 @@ docs/schedule-overlap.md has what was measured on all compilers.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from math import inf
@@ -61,6 +61,7 @@ from stablehlo_tools.diagnostics import (
     Severity,
     ToolError,
     duration,
+    size,
     to_place,
 )
 from stablehlo_tools.dialect.names import MANUAL_COMPUTATION
@@ -69,12 +70,17 @@ from stablehlo_tools.ir.equal_branches import fold_equal_branches
 from stablehlo_tools.ir.inline import inline_all_calls
 from stablehlo_tools.ir.token_chain import refuse_tokens
 from stablehlo_tools.ir.walk import entry_function, functions_by_name
+from stablehlo_tools.overlap.collective_times import (
+    CollectiveRow,
+    collective_numbers,
+    collective_rows,
+)
 from stablehlo_tools.overlap.compilers.expected import expected
 from stablehlo_tools.overlap.memory import memory_profile
+from stablehlo_tools.overlap.simulator import simulate
 from stablehlo_tools.passes.base import Pass
 from stablehlo_tools.passes.road import Milestone, Stage
 from stablehlo_tools.transforms.partition import PartitionPass
-from stablehlo_tools.transforms.parts.schedule_overlap.explanation import explain
 from stablehlo_tools.transforms.parts.schedule_overlap.scheduled_block import (
     PlanLimits,
     ScheduledBlock,
@@ -82,12 +88,13 @@ from stablehlo_tools.transforms.parts.schedule_overlap.scheduled_block import (
     write_block,
 )
 
-# A block is planned and written by other passes, too: `pipeline-collectives` holds its loops so.
-__all__ = ["PlanLimits", "ScheduleOverlapPass", "ScheduledBlock", "schedule_block", "write_block"]
-
 _HEADROOM = GIB  # bytes that a plan may need more than the program's own order
 _HIDES = 0.6  # of what could be hidden: a plan that hides less is not written
 _WORTH = 0.98  # of what XLA makes of a block by itself: fences cost fusions that no model has
+_HIDDEN = 0.02  # of a transfer's time: exposed for less, it is as good as hidden
+_SMALL = 4096  # bytes: such a collective takes its latency, whatever it carries
+_FEW = 3  # collectives that are alike have a note each
+_IN_ORDER = "the compute that could hide it hides others, or memory does not allow it"
 _TRIES = 3  # plans, each with less memory than the one before
 
 
@@ -142,20 +149,20 @@ class ScheduleOverlapPass(Pass):
         if None not in whole.left:
             return whole
         written = _Work.of(whole.module, hardware)
-        passages = [self._passages(work, hardware) for work in (written, whole.work)]
+        # What XLA is expected to make of each block, in ns, inner ones first.
+        passages = [
+            expected(work.traced.graph, hardware, work.devices, streams=self.streams).blocks
+            for work in (written, whole.work)
+        ]
         faster = {
             number
-            for number, (ns, own) in enumerate(zip(*passages, strict=True))
+            for number, (ns, own) in enumerate(zip(*(p.values() for p in passages), strict=True))
             if ns <= _WORTH * own
         }
-        if all(block.number in faster for block, left in whole.pairs() if left is None):
+        written_blocks = zip(whole.blocks, whole.left, strict=True)
+        if all(number in faster for number, left in written_blocks if left is None):
             return whole
         return self._within_limit(module, hardware, faster)
-
-    def _passages(self, work: _Work, hardware: Hardware) -> list[float]:
-        """What XLA is expected to make of each block, in ns, inner ones first."""
-        told = expected(work.traced.graph, hardware, work.devices, streams=self.streams)
-        return list(told.blocks.values())
 
     def _within_limit(
         self, module: ir.Module, hardware: Hardware, chosen: Container[int] | None
@@ -189,20 +196,18 @@ class ScheduleOverlapPass(Pass):
         if sum(op.operation.name == MANUAL_COMPUTATION for op in block.operations) > 1:
             PartitionPass().run(copy, Diagnostics())
         work = _Work.of(copy, hardware)
-        headroom = self._headroom(work) - less
-        blocks = list(self._blocks(work, work.traced, headroom, count()))
-        left = [_why_left(block, hardware, chosen) for block in blocks]
-        for block, reason in zip(blocks, left, strict=True):
+        headroom = _HEADROOM
+        if self.memory_limit is not None:
+            headroom = self.memory_limit * GIB - work.peak
+        headroom -= less
+        blocks = dict(self._blocks(work, work.traced, headroom, count()))
+        left = [_why_left(*numbered, hardware, chosen) for numbered in blocks.items()]
+        for block, reason in zip(blocks.values(), left, strict=True):
             if reason is None:
-                write_block(block.scheduled)
+                write_block(block)
         limited = self.memory_limit is not None and None in left
         peak = _Work.of(copy, hardware).peak if limited else work.peak
         return _Draft(copy, work, blocks, left, peak)
-
-    def _headroom(self, work: _Work) -> float:
-        if self.memory_limit is None:
-            return _HEADROOM
-        return self.memory_limit * GIB - work.peak
 
     def _blocks(
         self,
@@ -212,8 +217,8 @@ class ScheduleOverlapPass(Pass):
         numbers: Iterator[int],
         *,
         depth: int = 0,
-    ) -> Iterator[_Block]:
-        """The blocks with collectives, each with its schedule, inner ones first."""
+    ) -> Iterator[tuple[int, ScheduledBlock]]:
+        """The blocks with collectives by their numbers, inner ones first, with their schedules."""
         for body in traced.bodies.values():
             yield from self._blocks(work, body, max(0.0, headroom), numbers, depth=depth + 1)
         number, in_loop = next(numbers), depth > 0
@@ -227,15 +232,7 @@ class ScheduleOverlapPass(Pass):
         own = memory_profile(traced.graph, in_loop=in_loop).peak_bytes
         block = schedule_block(traced, work.effects, limits, own, in_loop=in_loop)
         if block is not None:
-            yield _Block(number, block)
-
-
-@dataclass(frozen=True)
-class _Block:
-    """A scheduled block, and which of the program's blocks it is, inner ones first."""
-
-    number: int
-    scheduled: ScheduledBlock
+            yield number, block
 
 
 @dataclass(frozen=True)
@@ -244,13 +241,9 @@ class _Draft:
 
     module: ir.Module
     work: _Work  # as it was before it was rewritten
-    blocks: Sequence[_Block]
+    blocks: Mapping[int, ScheduledBlock]  # by number, inner ones first
     left: Sequence[str | None]
     peak: float
-
-    def pairs(self) -> Iterator[tuple[_Block, str | None]]:
-        """Each block with why it is left."""
-        return zip(self.blocks, self.left, strict=True)
 
 
 @dataclass(frozen=True)
@@ -277,30 +270,106 @@ class _Work:
         )
 
 
-def _why_left(block: _Block, hardware: Hardware, chosen: Container[int] | None) -> str | None:
+def _why_left(
+    number: int, block: ScheduledBlock, hardware: Hardware, chosen: Container[int] | None
+) -> str | None:
     """Why a block is left as it is; None where it is written."""
     if hardware.is_torus:
         return "no form was found that XLA:TPU keeps to where it leaves time exposed"
-    if not block.scheduled.holds:
+    if not block.holds:
         return "no collective could begin elsewhere than where it stands"
-    if block.scheduled.closed < _HIDES:
+    if block.closed < _HIDES:
         return (
-            f"the plan hides {block.scheduled.closed:.0%} of what could be hidden: less than "
+            f"the plan hides {block.closed:.0%} of what could be hidden: less than "
             f"{_HIDES:.0%} is left to the compiler"
         )
-    if chosen is not None and block.number not in chosen:
+    if chosen is not None and number not in chosen:
         return "XLA is expected to be as fast by itself"
     return None
 
 
 def _explained(draft: _Draft) -> Iterator[Diagnostic]:
     """A note for each block: its times, and why it is left as it is."""
-    for block, reason in draft.pairs():
-        schedule = block.scheduled.schedule
+    for block, reason in zip(draft.blocks.values(), draft.left, strict=True):
+        schedule = block.schedule
         times = (
             f"{duration(schedule.before_ns)} as it stands, {duration(schedule.total_ns)} planned, "
             f"no order below {duration(schedule.floor_ns)}"
         )
         said = "scheduled" if reason is None else f"left as it is: {reason}"
-        location = block.scheduled.location
-        yield Diagnostic(Severity.NOTE, f"{times}: {said}", to_place(location))
+        yield Diagnostic(Severity.NOTE, f"{times}: {said}", to_place(block.location))
+
+
+@dataclass(frozen=True)
+class _Explained:
+    """A collective, its times, and the block that it runs in."""
+
+    path: tuple[int, ...]
+    location: ir.Location | None
+    row: CollectiveRow
+
+    @property
+    def is_hidden(self) -> bool:
+        return self.row.exposed_ns <= _HIDDEN * self.row.ns
+
+    @property
+    def alike(self) -> object:
+        """Equal for those that may share a note: small ones, or those of one line of source."""
+        if self.row.bytes <= _SMALL:
+            return self.path, self.row.kind, None
+        return self.path, self.row.kind, to_place(self.location), self.row.bytes
+
+
+def explain(traced: TracedGraph) -> Iterator[Diagnostic]:
+    """A note for each collective of a program as it is written: what hides it, or why nothing does.
+
+    Of collectives that are alike there can be hundreds: sums of scalars, or those of each layer of
+    an unrolled program. They share one note, with their number and their times taken together.
+    """
+    rows = collective_rows(traced.graph, simulate(traced.graph))
+    explained: list[_Explained] = []
+    groups: dict[object, list[_Explained]] = {}
+    for ((path, start), _), row in zip(collective_numbers(traced.graph).items(), rows, strict=True):
+        around = traced
+        for task in path:
+            around = around.bodies[task]
+        ops = around.ops[start]
+        explained.append(_Explained(path, ops[-1].location if ops else None, row))
+        groups.setdefault(explained[-1].alike, []).append(explained[-1])
+    for one in explained:
+        group = groups[one.alike]
+        if len(group) <= _FEW:
+            yield Diagnostic(Severity.NOTE, _sentence(one), to_place(one.location))
+        elif one is group[0]:
+            yield Diagnostic(Severity.NOTE, _sentence_of_all(group), to_place(one.location))
+
+
+def _sentence(one: _Explained) -> str:
+    row = one.row
+    what = f"{row.kind} of {duration(row.ns / max(1, row.times))}"
+    if row.times != 1:
+        what = f"{row.times} times {what}"
+    if one.is_hidden:
+        hiders = [hider.name for hider in row.hidden_by]
+        more = f" and {len(hiders) - 1} more" if len(hiders) > 1 else ""
+        return f"{what}: hidden under {hiders[0]}{more}" if hiders else f"{what}: takes no time"
+    return f"{what}: {duration(row.exposed_ns)} exposed: {row.why or _IN_ORDER}"
+
+
+def _sentence_of_all(group: Sequence[_Explained]) -> str:
+    """What a note says of collectives that are alike, the first of them where it stands."""
+    rows = [one.row for one in group]
+    what = (
+        f"{len(group)} {rows[0].kind}s of {size(max(row.bytes for row in rows))}"
+        f"{' or less' if len({row.bytes for row in rows}) > 1 else ''}, "
+        f"{duration(sum(row.ns for row in rows))} together, the first of them here"
+    )
+    exposed = sum(row.exposed_ns for row in rows)
+    hidden = sum(one.is_hidden for one in group)
+    if hidden == len(group):
+        return f"{what}: all of them hidden"
+    most = max(rows, key=lambda row: row.exposed_ns)
+    return (
+        f"{what}: {hidden or 'none'} of them hidden, {duration(exposed)} exposed; of the most "
+        f"exposed: {most.why or _IN_ORDER}"
+    )

@@ -24,7 +24,11 @@ from stablehlo_tools.ir.walk import functions_by_name
 from stablehlo_tools.overlap.memory import memory_profile
 from stablehlo_tools.overlap.scheduling.scheduler import Schedule
 from stablehlo_tools.overlap.task_graph import TaskGraph
-from stablehlo_tools.transforms.schedule_overlap import PlanLimits, schedule_block, write_block
+from stablehlo_tools.transforms.parts.schedule_overlap.scheduled_block import (
+    PlanLimits,
+    schedule_block,
+    write_block,
+)
 
 _LARGE = 2.0**20  # bytes: what takes less need not wait
 _LEAST_NS = 10_000.0  # an iteration: what saves less is not written

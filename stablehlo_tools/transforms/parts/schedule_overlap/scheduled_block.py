@@ -33,7 +33,7 @@ from stablehlo_tools.dialect.custom_calls import is_future
 from stablehlo_tools.dialect.names import CONVOLUTION, CUSTOM_CALL, WHILE
 from stablehlo_tools.ir.builder import barrier
 from stablehlo_tools.ir.values import key_of, maker_of, producer
-from stablehlo_tools.ir.walk import FUNCTION, terminator, walk
+from stablehlo_tools.ir.walk import FUNCTION, terminator, values_used
 from stablehlo_tools.overlap.scheduling.forward import Moments
 from stablehlo_tools.overlap.scheduling.problem import Problem, problem_of
 from stablehlo_tools.overlap.scheduling.scheduler import Limits, Schedule, schedule
@@ -226,18 +226,13 @@ def plan_block(traced: TracedGraph, order: Sequence[int], effects: Effects) -> B
     block = counts.most_common(1)[0][0] if counts else None
     if block is None:
         return None
-    lifted = [_lifted(ops, block) for ops in traced.ops]
+    # The ops of each task, or those of the block around them.
+    lifted: list[list[ir.Operation]] = []
+    for ops in traced.ops:
+        around = [each for op in ops if (each := _ancestor_in(op, block)) is not None]
+        lifted.append(list({key_of(op): op for op in around}.values()))
     wanted = (op for task in order for op in lifted[task])
     return BlockPlan(block, _in_order(block, wanted, effects), lifted)
-
-
-def _lifted(ops: Sequence[ir.Operation], block: ir.Block) -> list[ir.Operation]:
-    lifted: dict[ir.Value | ir.Operation, ir.Operation] = {}
-    for op in ops:
-        around = _ancestor_in(op, block)
-        if around is not None:
-            lifted.setdefault(key_of(around), around)
-    return list(lifted.values())
 
 
 def _ancestor_in(op: ir.Operation, block: ir.Block) -> ir.Operation | None:
@@ -256,7 +251,12 @@ def _in_order(
     """The ops of a block: those wanted in this order, each behind all that it needs."""
     ops = [op.operation for op in block.operations][:-1]
     number = {key_of(op): i for i, op in enumerate(ops)}
-    needs = [sorted(_needs(op, number)) for op in ops]
+    # The ops of the block whose results an op, or an op in its regions, uses.
+    needs: list[list[int]] = []
+    for i, op in enumerate(ops):
+        makers = (producer(value) for value in values_used(op))
+        places = {number.get(key_of(maker), i) for maker in makers if maker is not None}
+        needs.append(sorted(places - {i}))
     for before, after in pairwise(effects.in_block(block)):
         needs[number[key_of(after)]].append(number[key_of(before)])
     done = bytearray(len(ops))
@@ -277,26 +277,6 @@ def _in_order(
     return result
 
 
-def _needs(op: ir.Operation, number: dict[ir.Value | ir.Operation, int]) -> set[int]:
-    """The ops of the block whose results an op, or an op in its regions, uses."""
-    needs: set[int] = set()
-
-    def visit(inner: ir.Operation) -> ir.WalkResult:
-        for operand in inner.operands:
-            owner = operand.owner
-            at = None if isinstance(owner, ir.Block) else number.get(key_of(owner.operation))
-            if at is not None:
-                needs.add(at)
-        return ir.WalkResult.ADVANCE
-
-    if len(op.regions):
-        walk(op, visit)
-    else:
-        visit(op)
-    needs.discard(number[key_of(op)])
-    return needs
-
-
 def find_anchors(
     plan: BlockPlan,
     order: Sequence[int],
@@ -311,52 +291,44 @@ def find_anchors(
     places = {key_of(op): place for place, op in enumerate(plan.order)}
     # The task that each op of the block stands in.
     task_of = {key_of(op): task for task in order for op in plan.ops[task]}
-    levels: dict[ir.Value | ir.Operation, int] = {}
+    levels: dict[ir.Value | ir.Operation, int] = {}  # how many anchors in a row lead to an op
     anchors: list[Anchor] = []
     for place, op in enumerate(plan.order):
-        level = max((_level(operand, levels) for operand in op.operands), default=0)
+        level = max((_of_maker(operand, levels, 0) for operand in op.operands), default=0)
         task = task_of.get(key_of(op))
         if task is not None and (op.name == _DOT or op.name in _BEFORE):
             # A barrier may make the compiler write and read a value: that must not last long.
+            ready = _ready_last(op, levels, places)
             numbers = [
                 number
-                for number in _ready_last(op, levels, places)
+                for number in ready
                 if not 2 * bytes_of(op.operands[number]) / copy_rate > _SHARE * ns[task]
             ]
-            if numbers and _ready_last(op, levels, places)[-1] in numbers:
+            if numbers and ready[-1] in numbers:
                 anchors.append(Anchor(task, op, place, tuple(numbers), begin[task]))
             level += 1
-        elif task is not None and _is_behind(op) and ns[task] >= _LEAST_NS:
-            anchors.append(Anchor(task, op, place, (), begin[task] + ns[task]))
+        elif op.name == _REDUCE and len(op.results) == 1:
+            is_small = bytes_of(op.results[0]) * _SMALLER <= bytes_of(op.operands[0])
+            if task is not None and is_small and ns[task] >= _LEAST_NS:
+                anchors.append(Anchor(task, op, place, (), begin[task] + ns[task]))
         levels[key_of(op)] = level
     return anchors
 
 
-def _is_behind(op: ir.Operation) -> bool:
-    if op.name != _REDUCE or len(op.results) != 1:
-        return False
-    return bytes_of(op.results[0]) * _SMALLER <= bytes_of(op.operands[0])
-
-
-def _level(value: ir.Value, levels: Places) -> int:
-    """How many anchors in a row lead to a value."""
+def _of_maker(value: ir.Value, numbers: Places, default: int) -> int:
+    """The number of the op that makes a value; a default for one that has none."""
     maker = producer(value)
-    return 0 if maker is None else levels.get(key_of(maker), 0)
+    return default if maker is None else numbers.get(key_of(maker), default)
 
 
 def _ready_last(op: ir.Operation, levels: Places, places: Places) -> list[int]:
     """The numbers of the tensor operands that other anchors lead to, the last ready one last."""
     ranked = sorted(
-        (_level(operand, levels), _place(operand, places), number)
+        (_of_maker(operand, levels, 0), _of_maker(operand, places, -1), number)
         for number, operand in enumerate(op.operands)
         if isinstance(operand.type, ir.RankedTensorType) and not is_future(operand)
     )
     return [number for level, _, number in ranked if level] or [n for _, _, n in ranked[-1:]]
-
-
-def _place(value: ir.Value, places: Places) -> int:
-    maker = producer(value)
-    return -1 if maker is None else places.get(key_of(maker), -1)
 
 
 def unordered_neighbours(plan: BlockPlan, anchors: Sequence[Anchor]) -> list[tuple[Anchor, Anchor]]:
@@ -437,9 +409,11 @@ class _Anchored:
         if number < 0 or flight.fixed:
             return None
         anchor = self._anchors[number]
-        if anchor.place >= self.first_use(flight.op) or not self._is_ready(flight.op, anchor.place):
-            return None
-        return anchor
+        uses = [use for result in flight.op.results for use in result.uses]
+        users = [place_of(use.owner.operation, self._places) for use in uses]
+        first = min((place for place in users if place is not None), default=len(self._places))
+        made = (_of_maker(operand, self._places, -1) for operand in flight.op.operands)
+        return anchor if anchor.place < first and all(at < anchor.place for at in made) else None
 
     def move(self, op: ir.Operation, anchor: Anchor) -> None:
         """Lets a collective stand at an anchor."""
@@ -460,7 +434,10 @@ class _Anchored:
         seen = set(pending)
         for value in pending:
             users = [use.owner.operation for use in value.uses]
-            before = [user for user in users if self._stands_before(user, place)]
+            places = [place_of(user, self._places) for user in users]
+            before = [
+                u for u, at in zip(users, places, strict=True) if at is not None and at < place
+            ]
             can_wait = isinstance(value.type, ir.RankedTensorType) and not is_future(value)
             if len(before) < len(users) and can_wait:
                 return [value]
@@ -473,25 +450,6 @@ class _Anchored:
             if len(pending) > _MOST_LOOKED_AT:
                 break
         return []
-
-    def _stands_before(self, op: ir.Operation, place: int) -> bool:
-        at = place_of(op, self._places)
-        return at is not None and at < place
-
-    def first_use(self, op: ir.Operation) -> int:
-        """The place of the first op that uses an op's results; far behind all if none does."""
-        places = [
-            place_of(use.owner.operation, self._places)
-            for result in op.results
-            for use in result.uses
-        ]
-        return min((place for place in places if place is not None), default=len(self._places))
-
-    def _is_ready(self, op: ir.Operation, place: int) -> bool:
-        """Whether all that an op reads is made before a place."""
-        makers = (producer(operand) for operand in op.operands)
-        made = (self._places.get(key_of(maker), -1) for maker in makers if maker is not None)
-        return all(at < place for at in made)
 
 
 def place_of(op: ir.Operation, places: Places) -> int | None:
@@ -508,21 +466,12 @@ def place_of(op: ir.Operation, places: Places) -> int | None:
 
 def write_block(block: ScheduledBlock) -> None:
     """Puts a block into the order of its schedule, with the fences that hold it."""
-    write_order(block.plan)
-    write_fences(block.plan, block.fences, block.anchors)
-
-
-def write_order(plan: BlockPlan) -> None:
-    """Moves the ops of a block into the order of its plan."""
-    end = terminator(plan.block)
-    for op in plan.order:
+    end = terminator(block.plan.block)
+    for op in block.plan.order:
         op.move_before(end)
-
-
-def write_fences(plan: BlockPlan, fences: Sequence[Fence], anchors: Sequence[Anchor]) -> int:
-    """Writes the fences of a block that is in the order of its plan; how many barriers it took."""
-    writer = _BlockWriter(plan, anchors)
-    return sum(writer.write(fence) for fence in fences)
+    writer = _BlockWriter(block.plan, block.anchors)
+    for fence in block.fences:
+        writer.write(fence)
 
 
 class _BlockWriter:
@@ -533,7 +482,7 @@ class _BlockWriter:
         self._now: dict[ir.Value, ir.Value] = {}  # what stands for values that went through
         self._before = {key_of(a.op): a.place for a in anchors if a.operands}
 
-    def write(self, fence: Fence) -> bool:
+    def write(self, fence: Fence) -> None:
         """Writes a barrier where it holds anything."""
         anchor = fence.anchor
         through = [
@@ -543,7 +492,7 @@ class _BlockWriter:
         ]
         values = list(dict.fromkeys(value for value, _ in through))
         if len(values) < 2:
-            return False
+            return
         behind = not anchor.operands
         point = ir.InsertionPoint.after(anchor.op) if behind else ir.InsertionPoint(anchor.op)
         written = barrier(values, point, anchor.op.location)
@@ -555,40 +504,32 @@ class _BlockWriter:
             op.move_after(last)
             self._places[key_of(op)] = anchor.served_from
             last = op
-        return True
 
     def _through(self, fence: Fence) -> list[tuple[ir.Value, _Takes]]:
         """What goes through a barrier, and who takes it from there."""
         anchor = fence.anchor
+        place, served_from, own = anchor.place, anchor.served_from, key_of(anchor.op)
         begun = {key_of(op) for op in fence.begins}
+
+        def is_anchored(op: ir.Operation) -> bool:  # here or later
+            return self._before.get(key_of(op), -1) >= place or key_of(op) == own
+
+        def is_later(op: ir.Operation) -> bool:
+            at = place_of(op, self._places)
+            return at is None or at >= served_from  # none: the last op
+
         through: list[tuple[ir.Value, _Takes]] = []
         if not anchor.operands:
             through.append((anchor.op.results[0], lambda op: True))
-        taken = self._anchored_from(anchor)
-        through += [(anchor.op.operands[number], taken) for number in anchor.operands]
+        through += [(anchor.op.operands[number], is_anchored) for number in anchor.operands]
         for op in fence.begins:
             through += [(operand, lambda op: key_of(op) in begun) for operand in op.operands]
-        through += [
-            (self._current(value), self._from(anchor.served_from)) for value in fence.awaits
-        ]
+        for awaited in fence.awaits:
+            value = awaited
+            while value in self._now:
+                value = self._now[value]
+            through.append((value, is_later))
         return through
-
-    def _current(self, value: ir.Value) -> ir.Value:
-        while value in self._now:
-            value = self._now[value]
-        return value
-
-    def _anchored_from(self, anchor: Anchor) -> _Takes:
-        """The op of an anchor, and those of later anchors."""
-        before, place, own = self._before, anchor.place, key_of(anchor.op)
-        return lambda op: before.get(key_of(op), -1) >= place or key_of(op) == own
-
-    def _from(self, place: int) -> _Takes:
-        def takes(op: ir.Operation) -> bool:
-            at = place_of(op, self._places)
-            return at is None or at >= place  # none: the last op
-
-        return takes
 
     def _hand_over(self, value: ir.Value, result: ir.Value, takers: Sequence[_Takes]) -> None:
         barrier = key_of(maker_of(result))
