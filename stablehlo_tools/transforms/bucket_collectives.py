@@ -42,16 +42,11 @@ from stablehlo_tools.diagnostics import GIB, Diagnostic, Diagnostics, Severity, 
 from stablehlo_tools.ir.clone import copy_module, take_over
 from stablehlo_tools.passes.base import Pass
 from stablehlo_tools.passes.road import Milestone, Stage
-from stablehlo_tools.transforms.parts.bucket_collectives.merge import Merger
 from stablehlo_tools.transforms.parts.bucket_collectives.planning import (
-    Plan,
     apply_buckets,
     plan_buckets,
     us,
 )
-
-# `Merger` is for other passes that make collectives alike, and then one.
-__all__ = ["BucketCollectivesPass", "Merger"]
 
 
 @dataclass(frozen=True)
@@ -81,36 +76,32 @@ class BucketCollectivesPass(Pass):
             )
         limit = None if self.memory_limit is None else self.memory_limit * GIB
         hardware = load_hardware(self.hardware)
-        plan = plan_buckets(module, hardware, limit)
+        buckets, left_out = plan_buckets(module, hardware, limit)
         left = False
-        if plan.buckets:
+        if buckets:
             draft = copy_module(module)
-            apply_buckets(draft, plan.buckets)
+            apply_buckets(draft, buckets)
             left = self.against == "xla" and is_faster(module, draft, hardware)
             if not left:
                 take_over(module, draft)
-        if self.explain:
+        if not self.explain:
+            return
+        if left:
             text = (
-                f"{len(plan.buckets)} buckets are left to XLA, which is expected to be faster with "
-                "its own"
+                f"{len(buckets)} buckets are left to XLA, which is expected to be faster with its "
+                "own"
             )
-            whole = [note(text, module.operation.location)]
-            diagnostics.collected += whole if left else _explained(plan)
-
-
-def _explained(plan: Plan) -> list[Diagnostic]:
-    """A note for each bucket, with its members below, and for each collective left out."""
-    merged = [
-        Diagnostic(
-            Severity.NOTE,
-            f"{len(bucket.members)} times {bucket.kind} became one: saves {us(bucket.saved_ns)} of "
-            f"latency for {us(bucket.copied_ns)} of copies",
-            bucket.at[0],
-            tuple(note("another of them stands here", place) for place in bucket.at[1:]),
-        )
-        for bucket in plan.buckets
-    ]
-    return merged + [
-        Diagnostic(Severity.NOTE, f"{entry.kind} is not merged: {entry.reason}", entry.at)
-        for entry in plan.left_out
-    ]
+            diagnostics.collected.append(note(text, module.operation.location))
+            return
+        # A note for each bucket, with its members below, and for each collective left out.
+        diagnostics.collected += [
+            Diagnostic(
+                Severity.NOTE,
+                f"{len(bucket.members)} times {bucket.kind} became one: saves "
+                f"{us(bucket.saved_ns)} of latency for {us(bucket.copied_ns)} of copies",
+                bucket.at[0],
+                tuple(note("another of them stands here", place) for place in bucket.at[1:]),
+            )
+            for bucket in buckets
+        ]
+        diagnostics.collected += left_out

@@ -77,20 +77,10 @@ _EFFECT_BETWEEN = "ops with effects between them would change their order (C9)"
 
 @dataclass(frozen=True)
 class MergePlace:
-    """Behind `behind`, or before the first of the ops where that is None.
+    """Where to write what stands for some ops, and the ops that then follow it, in order."""
 
-    `moved` follow what is written there, in order.
-    """
-
-    first: ir.Operation
-    behind: ir.Operation | None
-    moved: tuple[ir.Operation, ...]
-
-    def insertion_point(self) -> ir.InsertionPoint:
-        """Where to write what stands for the ops."""
-        if self.behind is None:
-            return ir.InsertionPoint(self.first)
-        return ir.InsertionPoint.after(self.behind)
+    point: ir.InsertionPoint
+    moved: Sequence[ir.Operation]
 
 
 def find_place(ops: Sequence[ir.Operation], effects: Effects) -> MergePlace | str:
@@ -101,16 +91,18 @@ def find_place(ops: Sequence[ir.Operation], effects: Effects) -> MergePlace | st
     makers = [maker for maker in read if maker is not None and maker.block == block]
     later = in_block_order([op for op in makers if first.is_before_in_block(op)])
     if not later:
-        return _LEADS if any(op == first for op in makers) else MergePlace(first, None, ())
+        leads = any(op == first for op in makers)
+        return _LEADS if leads else MergePlace(ir.InsertionPoint(first), ())
     # What must follow the ops, of those up to the last that they need.
     reached = _Reached(ops, later[-1])
     if not reached.add_users([op for op in ops if reached.is_near(op)]):
         return _LEADS
     near = [op for op in effects.in_block(block) if reached.is_near(op)]
     while followers := reached.followers(near):
-        if not reached.add(followers):
+        reached.found.update({key_of(op): op for op in followers})
+        if not reached.add_users(followers):
             return _EFFECT_BETWEEN
-    return MergePlace(first, later[-1], tuple(in_block_order([*reached.found.values()])))
+    return MergePlace(ir.InsertionPoint.after(later[-1]), in_block_order([*reached.found.values()]))
 
 
 class _Reached:
@@ -124,11 +116,6 @@ class _Reached:
     def is_near(self, op: ir.Operation) -> bool:
         """Whether an op stands before `last`, or is it."""
         return op == self.last or op.is_before_in_block(self.last)
-
-    def add(self, ops: Sequence[ir.Operation]) -> bool:
-        """Takes ops in, and all that uses them; False where a member does."""
-        self.found.update({key_of(op): op for op in ops})
-        return self.add_users(ops)
 
     def add_users(self, ops: Sequence[ir.Operation]) -> bool:
         """Takes in all that uses some ops; False where a member does."""
@@ -225,7 +212,7 @@ class Merger:
         merged, last = write_merged(
             members,
             traits.members,
-            place.insertion_point(),
+            place.point,
             several=self._takes_several(members[0]),
         )
         for member in members:

@@ -15,7 +15,7 @@ from stablehlo_tools.analysis.tasks.graph import TracedGraph, traced_task_graph
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.cost.clock import Clock
 from stablehlo_tools.cost.hardware import Hardware
-from stablehlo_tools.diagnostics import Place, to_place
+from stablehlo_tools.diagnostics import Diagnostic, Place, Severity, to_place
 from stablehlo_tools.ir.clone import copy_module
 from stablehlo_tools.ir.equal_branches import fold_equal_branches
 from stablehlo_tools.ir.inline import inline_all_calls
@@ -43,23 +43,6 @@ class Bucket:
 
 
 @dataclass(frozen=True)
-class LeftOut:
-    """A collective that the scheduler would merge with others, and why it is not."""
-
-    kind: str
-    at: Place
-    reason: str
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What to merge, in order, and what is left out of buckets."""
-
-    buckets: tuple[Bucket, ...]
-    left_out: tuple[LeftOut, ...]
-
-
-@dataclass(frozen=True)
 class _Member:
     """A collective that the scheduler puts in a bucket, its place and its latency."""
 
@@ -72,8 +55,12 @@ class _Member:
         return to_place(self.collective.op.location)
 
 
-def plan_buckets(module: ir.Module, hardware: Hardware, memory_limit: float | None) -> Plan:
-    """Plans on a copy of a module. `memory_limit` is in bytes; None: some more than it needs.
+def plan_buckets(
+    module: ir.Module, hardware: Hardware, memory_limit: float | None
+) -> tuple[list[Bucket], list[Diagnostic]]:
+    """Plans on a copy of a module; what to merge, in order, and notes on what is left out of it.
+
+    `memory_limit` is in bytes; None: some more than it needs.
 
     Raises ToolError for a program that cannot be timed, or for a limit that no order meets.
     """
@@ -90,15 +77,15 @@ def plan_buckets(module: ir.Module, hardware: Hardware, memory_limit: float | No
         headroom = memory_limit - memory_profile(traced.graph).peak_bytes
     planned = list(_scheduled(traced, headroom))
     buckets: list[Bucket] = []
-    left_out: list[LeftOut] = []
+    left_out: list[Diagnostic] = []
     for tasks in planned:
         members = _members(tasks, places, collectives)
-        sets, refused = _divided(members, merger, hardware)
+        divided, refused = _divide(members, merger, hardware)
         left_out += refused
-        for chosen in sets:
-            buckets.append(_bucket(chosen, merger, hardware))
-            merger.merge([member.collective for member in chosen])
-    return Plan(tuple(buckets), tuple(left_out))
+        for bucket in divided:
+            merger.merge([collectives[place] for place in bucket.members])
+        buckets += divided
+    return buckets, left_out
 
 
 def apply_buckets(module: ir.Module, buckets: Sequence[Bucket]) -> None:
@@ -144,10 +131,10 @@ def _members(
     return [members[place] for place in sorted(members)]
 
 
-def _divided(
+def _divide(
     members: Sequence[_Member], merger: Merger, hardware: Hardware
-) -> tuple[list[list[_Member]], list[LeftOut]]:
-    """A bucket as sets of two and more that can become one; and what is in none."""
+) -> tuple[list[Bucket], list[Diagnostic]]:
+    """A bucket as sets of two and more that can become one; and notes on what is in none."""
     sets: list[list[_Member]] = []
     reasons: dict[int, str] = {}
     for member in members:
@@ -163,18 +150,24 @@ def _divided(
             reasons.setdefault(member.place, reason)
         else:
             sets.append([member])
-    gaining: list[list[_Member]] = []
+    buckets: list[Bucket] = []
     for chosen in sets:
-        bucket = _bucket(chosen, merger, hardware)
-        if len(chosen) > 1 and bucket.copied_ns <= bucket.saved_ns:
-            gaining.append(chosen)
-    taken = {member.place for chosen in gaining for member in chosen}
+        latencies = [member.latency_ns for member in chosen]
+        copied = sum(_copied_ns(member, merger, hardware) for member in chosen)
+        saved = sum(latencies) - max(latencies)
+        if len(chosen) > 1 and copied <= saved:
+            places = tuple(member.place for member in chosen)
+            at = tuple(member.at for member in chosen)
+            buckets.append(Bucket(places, chosen[0].collective.kind, at, saved, copied))
+    taken = {place for bucket in buckets for place in bucket.members}
     lonely = "no other of its bucket is left to merge it with, or too little is gained"
-    return gaining, [
-        LeftOut(m.collective.kind, m.at, reasons.get(m.place, lonely))
-        for m in members
-        if m.place not in taken
-    ]
+    notes: list[Diagnostic] = []
+    for member in members:
+        if member.place not in taken:
+            reason = reasons.get(member.place, lonely)
+            text = f"{member.collective.kind} is not merged: {reason}"
+            notes.append(Diagnostic(Severity.NOTE, text, member.at))
+    return buckets, notes
 
 
 def _why_not_alone(member: _Member, merger: Merger, hardware: Hardware) -> str | None:
@@ -186,18 +179,6 @@ def _why_not_alone(member: _Member, merger: Merger, hardware: Hardware) -> str |
             f"copying its data takes {us(copied)}, more than its latency of {us(member.latency_ns)}"
         )
     return reason
-
-
-def _bucket(chosen: Sequence[_Member], merger: Merger, hardware: Hardware) -> Bucket:
-    latencies = [member.latency_ns for member in chosen]
-    copied = sum(_copied_ns(member, merger, hardware) for member in chosen)
-    return Bucket(
-        members=tuple(member.place for member in chosen),
-        kind=chosen[0].collective.kind,
-        at=tuple(member.at for member in chosen),
-        saved_ns=sum(latencies) - max(latencies),
-        copied_ns=copied,
-    )
 
 
 def _copied_ns(member: _Member, merger: Merger, hardware: Hardware) -> float:

@@ -21,7 +21,7 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import ADD, DYNAMIC_SLICE, DYNAMIC_UPDATE_SLICE
 from stablehlo_tools.ir.builder import element_of, shape_of
 from stablehlo_tools.ir.values import in_block_order, key_of, producer
-from stablehlo_tools.transforms.bucket_collectives import Merger
+from stablehlo_tools.transforms.parts.bucket_collectives.merge import Merger
 from stablehlo_tools.transforms.parts.pipeline_collectives.frame import OpenedLoop
 from stablehlo_tools.transforms.parts.pipeline_collectives.moves import (
     LoopSurvey,
@@ -30,7 +30,6 @@ from stablehlo_tools.transforms.parts.pipeline_collectives.moves import (
 from stablehlo_tools.transforms.parts.pipeline_collectives.sinking.last_values import (
     LastValue,
     LastWriter,
-    last_of,
     last_value,
 )
 from stablehlo_tools.transforms.parts.pipeline_collectives.sinking.rows import (
@@ -40,7 +39,6 @@ from stablehlo_tools.transforms.parts.pipeline_collectives.sinking.rows import (
     Stacked,
     row_sum,
     stacked,
-    stacked_from,
 )
 from stablehlo_tools.transforms.parts.pipeline_collectives.sinking.sums import (
     Accumulated,
@@ -97,19 +95,24 @@ class _Planner:
             masked = masked_sum(body, collective, trips, alike)
             if masked is not None:
                 self._note([key_of(collective.op)], masked)
-        lasts = {key_of(c.op): last_value(body, c, trips) for c in self._left()}
-        for group, ops in self._groups(lasts):
-            self._note(group, last_of(body, ops, trips))
+        dependents = {key_of(c.op): body.depending_on([c.op], later=False) for c in self._left()}
+        lasts = {
+            key_of(c.op): last_value(body, dependents[key_of(c.op)], trips) for c in self._left()
+        }
+        for group, ops in self._groups(lasts, dependents):
+            self._note(group, last_value(body, ops, trips))
         row_sums = {key_of(c.op): row_sum(body, c, alike) for c in self._left()}
         self._note_chains(row_sums)
-        rows = {key_of(c.op): stacked(body, c, surveyed.indices, trips) for c in self._left()}
-        for group, ops in self._groups(rows):
-            self._note(group, stacked_from(body, ops, surveyed.indices, trips))
+        rows = {
+            key_of(c.op): stacked(body, dependents[key_of(c.op)], surveyed.indices, trips)
+            for c in self._left()
+        }
+        for group, ops in self._groups(rows, dependents):
+            self._note(group, stacked(body, ops, surveyed.indices, trips))
         for c in self._left():
             key = key_of(c.op)
-            self.outcomes[key] = self._telling(
-                c, self._sums[key], lasts[key], row_sums[key], rows[key]
-            )
+            reasons = (self._sums[key], lasts[key], row_sums[key], rows[key])
+            self.outcomes[key] = self._telling(dependents[key], *reasons)
 
     def _left(self) -> list[Collective]:
         """The collectives that no way was found for yet."""
@@ -125,16 +128,16 @@ class _Planner:
             self._note([m for m in members if m in self._number and m not in self.outcomes], plan)
 
     def _groups(
-        self, plans: dict[Key, LastValue | str] | dict[Key, Stacked | str]
+        self,
+        plans: dict[Key, LastValue | str] | dict[Key, Stacked | str],
+        dependents: Mapping[Key, Sequence[ir.Operation]],
     ) -> list[tuple[list[Key], list[ir.Operation]]]:
         """Collectives whose followers overlap, with all these in order."""
         groups: list[tuple[list[Key], set[int]]] = []
         for key, plan in plans.items():
             if isinstance(plan, str):
                 continue
-            op = self._body.ops[self._body.position_of[key]]
-            dependents = self._body.depending_on([op], later=False)
-            members, places = [key], {self._body.position_of[key_of(o)] for o in dependents}
+            members, places = [key], {self._body.position_of[key_of(o)] for o in dependents[key]}
             for group in [g for g in groups if g[1] & places]:
                 groups.remove(group)
                 members, places = group[0] + members, group[1] | places
@@ -151,10 +154,9 @@ class _Planner:
                 else Sinking(collective, _WAYS[type(plan)], group, plan, self._extra(plan))
             )
 
-    def _telling(self, collective: Collective, *plans: Plan | str) -> str:
+    def _telling(self, dependents: Sequence[ir.Operation], *plans: Plan | str) -> str:
         """Of the reasons against the ways, that against the one which comes closest."""
         against = [plan if isinstance(plan, str) else "" for plan in plans]
-        dependents = self._body.depending_on([collective.op], later=False)
         if any(op.name == DYNAMIC_UPDATE_SLICE for op in dependents):
             added = [value for op in dependents if op.name == ADD for value in op.operands]
             makers = [producer(value) for value in added]
