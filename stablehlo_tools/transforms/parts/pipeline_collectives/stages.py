@@ -12,7 +12,7 @@ starts moves on instead.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stablehlo_tools.analysis.loops import Key, LoopBody
@@ -40,28 +40,6 @@ class Stages:
     def at(self, op: ir.Operation) -> int:
         """The stage of a placed op."""
         return self.of_op[key_of(op)]
-
-
-def assign_stages(
-    body: LoopBody, ahead: Iterable[ir.Operation], late: Iterable[ir.Operation], distance: int
-) -> Stages:
-    """The ops `ahead` run `distance` iterations before the others, those `late` as many after.
-
-    `ahead` holds all that it needs, `late` all of the iteration that depends on it.
-    """
-    early, last = {key_of(op) for op in ahead}, {key_of(op) for op in late}
-    middle = distance if early else 0
-    stages: dict[Key, int] = {}
-    for op in body.ops:
-        if body.is_placed(op):
-            key = key_of(op)
-            stages[key] = 0 if key in early else middle + (distance if key in last else 0)
-    carries = {
-        number: _carry_stage(body, number, stages)
-        for number in range(len(body.arguments))
-        if not body.is_indexed(body.arguments[number])
-    }
-    return Stages(stages, frozenset(early), carries)
 
 
 def broken_dependence(body: LoopBody, stages: Stages) -> str | None:
@@ -119,10 +97,24 @@ def stages_for(surveyed: LoopSurvey, choice: Choice, distance: int) -> Stages | 
         if early.isdisjoint(key_of(op) for op in surveyed.late[number].ops)
         for op in surveyed.late[number].ops
     ]
-    stages = assign_stages(surveyed.body, ahead, late, distance)
+    # The ops ahead, with all that they need, run `distance` iterations before the others, those
+    # that are late, with all of the iteration that depends on them, as many after.
+    body, last = surveyed.body, {key_of(op) for op in late}
+    middle = distance if early else 0
+    of_op: dict[Key, int] = {}
+    for op in body.ops:
+        if body.is_placed(op):
+            key = key_of(op)
+            of_op[key] = 0 if key in early else middle + (distance if key in last else 0)
+    carries = {
+        number: _carry_stage(body, number, of_op)
+        for number in range(len(body.arguments))
+        if not body.is_indexed(body.arguments[number])
+    }
+    stages = Stages(of_op, frozenset(early), carries)
     if surveyed.fewest <= stages.depth:
         return f"the loop runs {_times(surveyed.fewest)}, not more than {_times(stages.depth)}"
-    return broken_dependence(surveyed.body, stages) or stages
+    return broken_dependence(body, stages) or stages
 
 
 def _times(count: int) -> str:

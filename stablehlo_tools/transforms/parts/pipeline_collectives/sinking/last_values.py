@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from stablehlo_tools.analysis.collectives import Collective
 from stablehlo_tools.analysis.loops import LoopBody
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.values import maker_of, named
@@ -29,13 +28,9 @@ class LastValue:
     carries: Sequence[int]
 
 
-def last_value(body: LoopBody, collective: Collective, trips: int | None) -> LastValue | str:
-    """How a collective can run on what the last iteration sends, or why it cannot."""
-    return last_of(body, body.depending_on([collective.op], later=False), trips)
-
-
-def last_of(body: LoopBody, ops: Sequence[ir.Operation], trips: int | None) -> LastValue | str:
-    """The same of ops and all that depends on them."""
+def last_value(body: LoopBody, ops: Sequence[ir.Operation], trips: int | None) -> LastValue | str:
+    """How collectives, and all that depends on them, can run on what the last iteration sends, or
+    why they cannot."""
     if trips is None:
         return "it is not known that the loop runs at all"
     if not trips:

@@ -110,16 +110,10 @@ class Stacked:
 
 
 def stacked(
-    body: LoopBody, collective: Collective, indices: LoopIndices, trips: int | None
-) -> Stacked | str:
-    """How a collective can run on the rows of all iterations, or why it cannot."""
-    return stacked_from(body, body.depending_on([collective.op], later=False), indices, trips)
-
-
-def stacked_from(
     body: LoopBody, dependents: Sequence[ir.Operation], indices: LoopIndices, trips: int | None
 ) -> Stacked | str:
-    """The same of ops and all that depends on them."""
+    """How collectives, and all that depends on them, can run on the rows of all iterations, or why
+    they cannot."""
     if trips is None:
         return "it is not known how often the loop runs"
     if not trips:
