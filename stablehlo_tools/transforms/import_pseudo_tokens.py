@@ -51,11 +51,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from stablehlo_tools.analysis.collectives import Collective
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Diagnostics, ToolError
 from stablehlo_tools.ir.token_chain import is_link
-from stablehlo_tools.ir.walk import walk
+from stablehlo_tools.ir.walk import ops_where
 from stablehlo_tools.passes.base import Pass
 from stablehlo_tools.transforms.parts.import_pseudo_tokens.exploration import Program
 from stablehlo_tools.transforms.parts.import_pseudo_tokens.planning import (
@@ -63,7 +62,6 @@ from stablehlo_tools.transforms.parts.import_pseudo_tokens.planning import (
     plan_import,
 )
 from stablehlo_tools.transforms.parts.import_pseudo_tokens.rewriting import (
-    PartialOrder,
     drop_token_arguments,
     partial_order,
     take_out,
@@ -97,7 +95,13 @@ class ImportPseudoTokensPass(Pass):
         chains = accepted_chains(module, program, self.assume_zero_argument, diagnostics)
         if not chains:
             return
-        _check_unthreaded(module)
+        threaded = ops_where(module.operation, is_link)
+        if threaded:
+            raise ToolError(
+                "the module holds a token chain beside its pseudo-tokens: run strip-tokens first, "
+                "then thread all collectives anew (P3)",
+                threaded[0].location,
+            )
         plan = plan_import(module, program, chains)
         order = partial_order(plan) if self.fork == "preserve" else None
         for kept in plan.kept:
@@ -108,31 +112,10 @@ class ImportPseudoTokensPass(Pass):
                 kept.maker.collective.location,
             )
         members = take_out(plan)
-        _thread(module, members, order)
+        if order is not None:
+            thread_partial_order(members, order)
+        else:
+            chained = {member.results[0] for member in members}
+            thread_collectives(module, lambda c: not chained.isdisjoint(c.op.results))
         if self.drop_token_argument:
             drop_token_arguments(module, chains)
-
-
-def _thread(module: ir.Module, members: list[ir.Operation], order: PartialOrder | None) -> None:
-    if order is not None:
-        thread_partial_order(members, order)
-        return
-    chained = {member.results[0] for member in members}
-
-    def counts(collective: Collective) -> bool:
-        return len(collective.op.results) > 0 and collective.op.results[0] in chained
-
-    thread_collectives(module, counts)
-
-
-def _check_unthreaded(module: ir.Module) -> None:
-    def visit(op: ir.Operation) -> ir.WalkResult:
-        if is_link(op):
-            raise ToolError(
-                "the module holds a token chain beside its pseudo-tokens: run strip-tokens first, "
-                "then thread all collectives anew (P3)",
-                op.location,
-            )
-        return ir.WalkResult.ADVANCE
-
-    walk(module.operation, visit)

@@ -32,7 +32,7 @@ from stablehlo_tools.dialect.names import (
 )
 from stablehlo_tools.dialect.reducers import REDUCERS
 from stablehlo_tools.dialect.traits import BRANCHES, COLLECTIVES
-from stablehlo_tools.ir.values import splat_element
+from stablehlo_tools.ir.values import producer, splat_element
 from stablehlo_tools.ir.walk import (
     FUNCTION,
     callee_name,
@@ -227,15 +227,6 @@ class Program:
         return [entry for entry in public if entry[0] == "main"] or public
 
 
-def enclosing_function(op: ir.Operation) -> ir.Operation:
-    """The function that an op stands in."""
-    while op.name != FUNCTION:
-        parent = op.parent
-        assert parent is not None, "every token stands in a function"
-        op = parent
-    return op
-
-
 OR = "stablehlo.or"  # the sum of two booleans
 # Ops that hand a zero on, in another element type or shape.
 RESHAPING = frozenset({CONVERT, BROADCAST, RESHAPE})
@@ -256,12 +247,6 @@ class FirstElement:
 
     collective: ir.Operation
     path: tuple[ir.Operation, ...]
-
-
-def defining_op(value: ir.Value) -> ir.Operation | None:
-    """The op that a value is a result of; None for a block argument."""
-    owner = value.owner
-    return None if isinstance(owner, ir.Block) else owner.operation
 
 
 def element_type(value: ir.Value) -> ir.Type | None:
@@ -315,13 +300,13 @@ def is_test_for_zero(op: ir.Operation, position: int) -> bool:
 def first_element(value: ir.Value) -> FirstElement | None:
     """The collective that a scalar is the first element of, as torch-xla picks and scales it."""
     path: list[ir.Operation] = []
-    op = defining_op(value) if is_scalar(value) else None
+    op = producer(value) if is_scalar(value) else None
     while op is not None and op.name not in TOKENED:
         source = _step_back(op)
         if source is None:
             return None
         path.append(op)
-        op = defining_op(source)
+        op = producer(source)
     return None if op is None else FirstElement(op, tuple(path))
 
 
@@ -355,9 +340,9 @@ def _all_are(numbers: ir.Attribute, number: int) -> bool:
 
 def _reshaped(value: ir.Value) -> ir.Operation | None:
     """The op that a value is made of by reshaping and converting alone."""
-    op = defining_op(value)
+    op = producer(value)
     while op is not None and op.name in RESHAPING:
-        op = defining_op(op.operands[0])
+        op = producer(op.operands[0])
     return op
 
 
@@ -375,18 +360,12 @@ def explore(
     while True:
         explorer = _Explorer(program, TokenGraph(root), refuted, not_tokens)
         explorer.run()
-        wrong = explorer.wrong_guesses()
+        bases = explorer.graph.bases
+        guesses = explorer.guesses
+        wrong = {key for key, values in guesses if any(value not in bases for value in values)}
         if not wrong:
             return explorer.graph
         refuted |= wrong
-
-
-@dataclass(frozen=True, eq=False)
-class _Guess:
-    """That a value handed around is a token; so it is, if all these values are."""
-
-    key: Hashable
-    values: tuple[ir.Value, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -414,13 +393,14 @@ class _Explorer:
         self.pending: list[ir.Value] = []
         self.fed: set[tuple[ir.Value, Base]] = set()  # which collective takes which token
         self.products: list[_Product] = []  # of a first element, that may make a token
-        self.guesses: list[_Guess] = []
+        # By its key, that a value handed around is a token; so it is, if all these values are.
+        self.guesses: list[tuple[Hashable, Sequence[ir.Value]]] = []
         self.rules: dict[str, Callable[[ir.Operation, int, ir.Value, Base], bool]] = {
             ADD: self._sum,
             OR: self._sum,
             MULTIPLY: self._product,
             ALL_REDUCE: self._all_reduce,
-            WHILE: self._loop,
+            WHILE: lambda op, position, _, base: self._carried_by_loop(op, position, op, base),
             CALL: self._call,
         }
 
@@ -449,11 +429,6 @@ class _Explorer:
         for link in sums:
             self.graph.links.remove(link)
             self._escape(link.collective, link.position, link.base)
-
-    def wrong_guesses(self) -> set[Hashable]:
-        """The guesses that some value refutes."""
-        bases = self.graph.bases
-        return {g.key for g in self.guesses if any(v not in bases for v in g.values)}
 
     def _add(self, value: ir.Value, base: Base) -> None:
         if value not in self.graph.bases:
@@ -531,9 +506,6 @@ class _Explorer:
         self.products = waiting
         return progress
 
-    def _loop(self, op: ir.Operation, position: int, _: ir.Value, base: Base) -> bool:
-        return self._carried_by_loop(op, position, op, base)
-
     def _carried_by_loop(
         self, loop: ir.Operation, position: int, user: ir.Operation, base: Base
     ) -> bool:
@@ -584,7 +556,7 @@ class _Explorer:
         """A token handed to `targets`, which are tokens if `values` all are."""
         if key in self.refuted:
             return False
-        self.guesses.append(_Guess(key, tuple(values)))
+        self.guesses.append((key, values))
         self.graph.flows.append(Flow(op, position, base, targets))
         for target in targets:
             self._add(target, target)

@@ -25,9 +25,9 @@ from dataclasses import dataclass, replace
 from stablehlo_tools.analysis.liveness import live_values
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Diagnostic, Diagnostics, ToolError, note
+from stablehlo_tools.ir.values import maker_of
 from stablehlo_tools.transforms.parts.import_pseudo_tokens.exploration import (
     Base,
-    Escape,
     Link,
     Maker,
     Program,
@@ -73,7 +73,8 @@ def accepted_chains(
         )
         if needs_no_showing or _is_shown_zero(module, program, argument, graph, diagnostics):
             chains.append(graph)
-    if assumed is not None and all(_number(graph.root) != assumed for graph in chains):
+    roots = [ir.BlockArgument(graph.root) for graph in chains if graph.root is not None]
+    if assumed is not None and all(root.arg_number != assumed for root in roots):
         raise ToolError(
             f"assume-zero-argument={assumed}: no collective takes a token from this argument (P2)",
             _entry_location(module, program),
@@ -118,10 +119,6 @@ def _entry_location(module: ir.Module, program: Program) -> ir.Location:
     return entries[0][1].location if len(entries) == 1 else module.operation.location
 
 
-def _number(root: Base) -> int | None:
-    return None if root is None else ir.BlockArgument(root).arg_number
-
-
 def _is_shown_zero(
     module: ir.Module,
     program: Program,
@@ -132,7 +129,11 @@ def _is_shown_zero(
     """Whether torch-xla made this token; if not, raises for a chain, is False for an addition."""
     doubts = _doubts(module, program, argument, graph)
     first = min(graph.collectives(), key=program.position)
-    if graph.is_chain() or (not doubts and _is_coalesced(graph)):
+    # Into the buckets of one coalesced collective, one for each type, torch-xla adds its token.
+    ops = [link.collective for link in graph.links]
+    types = {element_type(link.collective.operands[link.position]) for link in graph.links}
+    is_coalesced = len(types) == len(ops) > 1 and len({op.name for op in ops}) == 1
+    if graph.is_chain() or (not doubts and is_coalesced):
         if doubts:
             raise ToolError(
                 f"{argument} goes from collective to collective like a token of torch-xla, but it "
@@ -156,13 +157,6 @@ def _is_shown_zero(
     return False
 
 
-def _is_coalesced(graph: TokenGraph) -> bool:
-    """Whether the token goes into the buckets of one coalesced collective, one for each type."""
-    ops = [link.collective for link in graph.links]
-    types = [element_type(link.collective.operands[link.position]) for link in graph.links]
-    return len(ops) > 1 and len({op.name for op in ops}) == 1 and len(set(types)) == len(types)
-
-
 def _doubts(
     module: ir.Module, program: Program, argument: _Argument, graph: TokenGraph
 ) -> list[Diagnostic]:
@@ -177,8 +171,10 @@ def _doubts(
     if calls:
         doubts.append(note(f"@{argument.function} is called from inside", calls[0].location))
     if graph.escapes:
-        other = _first_escape(program, graph.escapes)
-        doubts.append(note(f"{other.op.name} uses the value as well", other.op.location))
+        last = len(program.positions)  # of ops without results
+        users = [escape.op for escape in graph.escapes]
+        other = min(users, key=lambda op: program.position(op) if len(op.results) else last)
+        doubts.append(note(f"{other.name} uses the value as well", other.location))
     missing = _not_in(program, [graph])
     if missing is not None:
         doubts.append(note(f"this {missing.name} does not take it", missing.location))
@@ -188,13 +184,6 @@ def _doubts(
 def _is_of_torch_xla(module: ir.Module) -> bool:
     name = module.operation.attributes.get("sym_name")
     return name is not None and ir.StringAttr(name).value.startswith(_TORCH_XLA_MODULES)
-
-
-def _first_escape(program: Program, escapes: Sequence[Escape]) -> Escape:
-    def place(escape: Escape) -> int:
-        return program.position(escape.op) if len(escape.op.results) else len(program.positions)
-
-    return min(escapes, key=place)
 
 
 def _not_in(program: Program, graphs: Sequence[TokenGraph]) -> ir.Operation | None:
@@ -208,10 +197,16 @@ def _of_constants(module: ir.Module, program: Program, others: Sequence[TokenGra
     not_tokens: set[ir.Value] = set()
     while True:
         graph = explore(program, None, frozenset(not_tokens))
-        used = [maker.token for maker in graph.makers if _is_used_elsewhere(graph, maker)]
+        # An all_reduce's sum of constant zeros is the user's where something else reads it.
+        used: set[ir.Value] = set()
+        for maker in graph.makers:
+            if maker.is_carry:
+                reached = graph.downstream(maker.token, through_makers=True)
+                if any(escape.base in reached for escape in graph.escapes):
+                    used.add(maker.token)
         if not used:
             break
-        not_tokens.update(used)
+        not_tokens |= used
     taken = {
         (link.collective.results[0], link.position) for other in others for link in other.links
     }
@@ -232,14 +227,6 @@ def _of_constants(module: ir.Module, program: Program, others: Sequence[TokenGra
         maker for maker in graph.makers if maker.is_carry or maker.collective.results[0] in linked
     ]
     return replace(graph, links=links, makers=makers)
-
-
-def _is_used_elsewhere(graph: TokenGraph, maker: Maker) -> bool:
-    """Whether an all_reduce's sum of constant zeros is the user's: something else reads it."""
-    if not maker.is_carry:
-        return False
-    reached = graph.downstream(maker.token, through_makers=True)
-    return any(escape.base in reached for escape in graph.escapes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -388,9 +375,7 @@ class _Removed:
 
     def operands(self, result: ir.Value) -> Sequence[ir.Value]:
         """The operands that a live result makes live."""
-        owner = result.owner
-        assert not isinstance(owner, ir.Block)
-        op = owner.operation
+        op = maker_of(result)
         operands = list(op.operands)
         if not len(op.results):
             return operands

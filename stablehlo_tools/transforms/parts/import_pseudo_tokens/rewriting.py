@@ -10,19 +10,16 @@ from collections.abc import Iterator, Sequence
 
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
-from stablehlo_tools.dialect.names import CONSTANT, CONVERT, WHILE
+from stablehlo_tools.dialect.names import CONSTANT, WHILE
 from stablehlo_tools.ir.builder import Builder
 from stablehlo_tools.ir.carriers import drop, drop_entry_argument
 from stablehlo_tools.ir.token_chain import create_join, tie_operands, tie_results
-from stablehlo_tools.ir.walk import symbol_name
+from stablehlo_tools.ir.values import has_uses, producer
+from stablehlo_tools.ir.walk import FUNCTION, enclosing, symbol_name
 from stablehlo_tools.transforms.parts.import_pseudo_tokens.exploration import (
     RESHAPING,
-    Flow,
-    Maker,
     Program,
     TokenGraph,
-    defining_op,
-    enclosing_function,
 )
 from stablehlo_tools.transforms.parts.import_pseudo_tokens.planning import (
     ImportPlan,
@@ -120,8 +117,11 @@ def take_out(plan: ImportPlan) -> list[ir.Operation]:
     # From the last to the first, so that what uses a value is gone before what makes it.
     for position in sorted({*arithmetic, *carries}, reverse=True):
         if position in carries:
-            members[position] = _without_token(plan, carries[position])
-        elif not any(list(result.uses) for result in arithmetic[position].results):
+            # Without its extra operand and result, unless something still needs them.
+            carry = carries[position]
+            is_needed = plan.stays(carry) or has_uses(carry.token)
+            members[position] = carry.op if is_needed else drop(carry.op, 1, 1)
+        elif not any(map(has_uses, arithmetic[position].results)):
             arithmetic[position].erase()
     return [members[position] for position in sorted(members)]
 
@@ -139,42 +139,27 @@ def _unlink(plan: ImportPlan, chain: TokenGraph) -> None:
             _start_anew(chain, kept.maker.op, kept.maker.position)
     for flow in chain.flows:
         if flow.base in made:
-            _hand_on_nothing(chain, flow)
-
-
-def _hand_on_nothing(chain: TokenGraph, flow: Flow) -> None:
-    """Lets what carries a token through control flow carry one that comes after nothing."""
-    op = flow.op
-    parent = op.parent
-    if op.name == "stablehlo.return" and parent is not None and parent.name == WHILE:
-        op.operands[flow.position] = op.block.arguments[flow.position]
-        return
-    _start_anew(chain, op, flow.position)
+            # What carries a token through control flow carries one that comes after nothing.
+            op, parent = flow.op, flow.op.parent
+            if op.name == "stablehlo.return" and parent is not None and parent.name == WHILE:
+                op.operands[flow.position] = op.block.arguments[flow.position]
+            else:
+                _start_anew(chain, op, flow.position)
 
 
 def _start_anew(chain: TokenGraph, op: ir.Operation, position: int) -> None:
     """Replaces a token operand by the root of the chain, where one can be had."""
-    type_ = op.operands[position].type
+    build, token = Builder(ir.InsertionPoint(op), op.location), op.operands[position]
     if chain.root is None:
-        build = Builder(ir.InsertionPoint(op), op.location)
-        op.operands[position] = build.splat_like(0, op.operands[position])
+        op.operands[position] = build.splat_like(0, token)
         return
-    arguments = enclosing_function(op).regions[0].blocks[0].arguments
+    function = enclosing(op, FUNCTION)
+    assert function is not None, "every token stands in a function"
+    arguments = function.regions[0].blocks[0].arguments
     root = next((argument for argument in arguments if argument in chain.bases), None)
-    if root is None:
-        return
-    if root.type != type_:
-        root = ir.Operation.create(
-            CONVERT, results=[type_], operands=[root], loc=op.location, ip=ir.InsertionPoint(op)
-        ).results[0]
-    op.operands[position] = root
-
-
-def _without_token(plan: ImportPlan, carry: Maker) -> ir.Operation:
-    """An all_reduce without its extra operand and result, unless something still needs them."""
-    if plan.stays(carry) or list(carry.token.uses):
-        return carry.op
-    return drop(carry.op, 1, 1)
+    if root is not None:
+        is_same = root.type == token.type
+        op.operands[position] = root if is_same else build.op("convert", [root], token.type)
 
 
 def _arithmetic(program: Program, chain: TokenGraph) -> Iterator[tuple[int, ir.Operation]]:
@@ -184,7 +169,7 @@ def _arithmetic(program: Program, chain: TokenGraph) -> Iterator[tuple[int, ir.O
     pending += [maker.op for maker in chain.makers]
     for op in chain.images:
         value = op.results[0]
-        if list(value.uses) or chain.bases.get(value) in made:  # the user's dead code stays
+        if has_uses(value) or chain.bases.get(value) in made:  # the user's dead code stays
             pending.append(op)
     seen: set[ir.Value] = set()
     while pending:
@@ -200,5 +185,5 @@ def _arithmetic(program: Program, chain: TokenGraph) -> Iterator[tuple[int, ir.O
 
 
 def _reshaping_before(values: ir.OpOperandList | list[ir.Value]) -> list[ir.Operation]:
-    owners = [defining_op(value) for value in values]
-    return [op for op in owners if op is not None and op.name in RESHAPING | {CONSTANT}]
+    makers = [producer(value) for value in values]
+    return [op for op in makers if op is not None and op.name in RESHAPING | {CONSTANT}]
