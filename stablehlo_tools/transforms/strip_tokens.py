@@ -37,6 +37,7 @@ from stablehlo_tools.ir.token_chain import (
     token_type,
     tokens_carried,
 )
+from stablehlo_tools.ir.values import maker_of
 from stablehlo_tools.ir.walk import FUNCTION, callee_name, symbol_name, walk
 from stablehlo_tools.passes.base import Pass
 
@@ -74,9 +75,7 @@ def strip_module(module: ir.Module) -> None:
     if left is not None:
         user = left.owner.operation
         raise _damaged(user, f"{user.name} uses a token of the chain")
-    owner = placeholder.owner
-    assert not isinstance(owner, ir.Block)
-    owner.operation.erase()
+    maker_of(placeholder).erase()
     for decomposition in decompositions.values():
         decomposition.erase()
 

@@ -55,7 +55,7 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Diagnostics, ToolError, warning
 from stablehlo_tools.dialect.custom_calls import label
 from stablehlo_tools.dialect.names import MANUAL_COMPUTATION
-from stablehlo_tools.ir.walk import walk
+from stablehlo_tools.ir.walk import MESH, ops_named
 from stablehlo_tools.passes.base import Pass
 from stablehlo_tools.transforms.parts.thread_tokens.chain_plan import plan_chain
 from stablehlo_tools.transforms.parts.thread_tokens.threading import Decompositions, Threader
@@ -123,25 +123,12 @@ def _warn_of_unpartitioned(module: ir.Module, communicates: bool, diagnostics: D
     """A plain sharded jit holds no collective before a compiler partitions it."""
     if communicates:
         return
-    meshes = [op for op in module.body.operations if op.operation.name == "sdy.mesh"]
-    if meshes and not _is_manual(module):
+    meshes = [op for op in module.body.operations if op.operation.name == MESH]
+    # By shard_map the user has partitioned the module, in part at least.
+    if meshes and not ops_named(module.operation, {MANUAL_COMPUTATION}):
         told = warning(
             "the module is sharded but has no collective to order: they appear only when it is "
             "partitioned",
             meshes[0].location,
         )
         diagnostics.collected.append(replace(told, in_vain_before="partition"))
-
-
-def _is_manual(module: ir.Module) -> bool:
-    """Whether the user has partitioned the module, in part at least, by shard_map."""
-    computations: list[ir.Operation] = []
-
-    def visit(op: ir.Operation) -> ir.WalkResult:
-        if op.name != MANUAL_COMPUTATION:
-            return ir.WalkResult.ADVANCE
-        computations.append(op)
-        return ir.WalkResult.INTERRUPT
-
-    walk(module.operation, visit)
-    return bool(computations)

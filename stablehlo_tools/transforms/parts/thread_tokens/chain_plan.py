@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 
 from stablehlo_tools import bindings
 from stablehlo_tools.analysis.chains import depends_on
@@ -201,7 +202,7 @@ class _Planner:
         # The starts whose dones have to stand further up, and before which op: no token leaves a
         # start, so nothing may communicate before the done.
         moves: dict[ir.Value | ir.Operation, ir.Operation] = {}
-        for site, following in _pairwise(sites):
+        for site, following in zip_longest(sites, sites[1:]):
             if site.collective is None or not site.collective.is_async:
                 continue
             done = _async_done(site.op)
@@ -210,18 +211,15 @@ class _Planner:
         units = list(in_units(sites))
         chains = [self._chains(unit[0]) for unit in units]
         needed = self._needed_links(units, chains, open_ended)
-        steps = [
-            self._unit(unit, used, *link)
-            for unit, used, link in zip(units, chains, needed, strict=True)
-        ]
-        return tuple(
-            replace(step, done_moves_before=moves.get(key_of(step.op))) if step.done else step
-            for step in steps
-        )
-
-    def _unit(self, unit: Unit, chains: tuple[Chain, ...], enters: bool, leaves: bool) -> ChainStep:
-        first, *others = [self._step(site, chains, enters, leaves) for site in unit]
-        return replace(first, beside=others[0]) if others else first
+        steps: list[ChainStep] = []
+        for unit, used, link in zip(units, chains, needed, strict=True):
+            step, *others = [self._step(site, used, *link) for site in unit]
+            if others:
+                step = replace(step, beside=others[0])
+            if step.done:
+                step = replace(step, done_moves_before=moves.get(key_of(step.op)))
+            steps.append(step)
+        return tuple(steps)
 
     def _chains(self, site: Site) -> tuple[Chain, ...]:
         if site.collective is not None:
@@ -249,7 +247,13 @@ class _Planner:
             for chain in chains[position]:
                 if chain in previous:
                     before = units[previous[chain]]
-                    enters[position] = any(self._needs_link(a, b) for a in before for b in unit)
+                    enters[position] = any(
+                        a.collective is None
+                        or b.collective is None
+                        or not depends_on(b.collective.op, a.collective.op)
+                        for a in before
+                        for b in unit
+                    )
                 previous[chain] = position
         leaves = [open_ended] * len(units)
         awaited: set[Chain] = set()
@@ -258,11 +262,6 @@ class _Planner:
             if enters[position]:
                 awaited.update(chains[position])
         return list(zip(enters, leaves, strict=True))
-
-    def _needs_link(self, first: Site, second: Site) -> bool:
-        if first.collective is None or second.collective is None:
-            return True
-        return not depends_on(second.collective.op, first.collective.op)
 
     def _step(self, site: Site, chains: tuple[Chain, ...], enters: bool, leaves: bool) -> ChainStep:
         if site.collective is None:
@@ -367,8 +366,3 @@ def _async_done(start: ir.Operation) -> ir.Operation:
         "follow its future",
         start.location,
     )
-
-
-def _pairwise(sites: Sequence[Site]) -> Iterator[tuple[Site, Site | None]]:
-    for position, site in enumerate(sites):
-        yield site, sites[position + 1] if position + 1 < len(sites) else None

@@ -24,8 +24,9 @@ from dataclasses import dataclass
 
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
-from stablehlo_tools.dialect.names import COMPOSITE, WHILE
+from stablehlo_tools.dialect.names import COMPOSITE, CONSTANT, WHILE
 from stablehlo_tools.dialect.traits import BRANCHES
+from stablehlo_tools.ir.builder import Builder
 from stablehlo_tools.ir.carriers import (
     append,
     append_arguments,
@@ -45,6 +46,7 @@ from stablehlo_tools.ir.token_chain import (
     tie_values,
     token_type,
 )
+from stablehlo_tools.ir.values import maker_of
 from stablehlo_tools.ir.walk import FUNCTION, symbol_name, terminator
 from stablehlo_tools.transforms.parts.thread_tokens.chain_plan import Chain, ChainStep, FunctionPlan
 
@@ -65,7 +67,7 @@ class Threader:
             return
         tokens = _token_arguments(block, function.chains)
         self._block(function.steps, tokens)
-        append_to_terminator(block, _ordered(tokens, function.chains))
+        append_to_terminator(block, [tokens[chain] for chain in function.chains])
         resize_function(function.op, len(function.chains), len(function.chains))
         mark_carrier(function.op, len(function.chains))
 
@@ -73,7 +75,10 @@ class Threader:
         """Threads the steps of a block; `tokens` is left holding the chains' last tokens."""
         for step in steps:
             if step.collective is None or step.enters or step.leaves:
-                _start_chains(step, tokens)
+                for chain in step.chains:  # those that have not begun
+                    if chain not in tokens:
+                        point = ir.InsertionPoint(step.op)
+                        tokens[chain] = create_join([], point, step.op.location)
             if step.is_sealed:
                 self._sealed(step, tokens)
             elif step.collective is None:
@@ -88,8 +93,7 @@ class Threader:
 
     def _carrier(self, step: ChainStep, tokens: Tokens) -> None:
         op = step.op
-        op_is_loop = op.name == WHILE
-        if op_is_loop:
+        if op.name == WHILE:
             # The condition sees the tokens; that it runs before the body needs no token.
             condition = _token_arguments(op.regions[0].blocks[0], step.chains)
             self._block(step.regions[0], condition)
@@ -100,11 +104,11 @@ class Threader:
         elif step.regions:
             self._returning(step, 0, _token_arguments(op.regions[0].blocks[0], step.chains))
         count = len(step.chains)
-        entering = [] if op.name in BRANCHES else _ordered(tokens, step.chains)
+        entering = [] if op.name in BRANCHES else [tokens[chain] for chain in step.chains]
         carrier = append(op, entering, [token_type(op.context)] * count)
         mark_carrier(carrier, count)
         leaving = list(carrier.results)[-count:]
-        if op_is_loop:
+        if carrier.name == WHILE:
             leaving = _after_conditions(step, carrier, leaving)
         tokens.update(zip(step.chains, leaving, strict=True))
 
@@ -117,8 +121,15 @@ class Threader:
         for chain in step.chains:
             tokens[chain] = tie_operands(op, tokens[chain], positions)
         inner: Tokens = {}
+        arguments = [block.arguments[position] for position in positions]
         for chain in reversed(step.chains):
-            inner[chain] = _tie_arguments(block, positions, op.location)
+            # Behind the constants: MLIR moves them to the front of a block, where they would change
+            # places.
+            first = next(v for v in block.operations if v.operation.name != CONSTANT)
+            point = ir.InsertionPoint(first)
+            root = create_join([], point, op.location)
+            after = ir.InsertionPoint.after(maker_of(root))
+            inner[chain] = tie_values(arguments, root, after, op.location)
         self._block(step.regions[0], inner)
         for chain in step.chains:
             tie_operands(terminator(block), inner[chain])
@@ -129,7 +140,7 @@ class Threader:
         """Threads a region that returns the tokens at its end, a silent one as they came."""
         self._block(step.regions[region], tokens)
         block = step.op.regions[region].blocks[0]
-        append_to_terminator(block, _ordered(tokens, step.chains))
+        append_to_terminator(block, [tokens[chain] for chain in step.chains])
 
 
 def _after_conditions(
@@ -149,13 +160,6 @@ def _after_conditions(
     ]
 
 
-def _start_chains(step: ChainStep, tokens: Tokens) -> None:
-    """Starts, just before a step, those of its chains that have not begun."""
-    for chain in step.chains:
-        if chain not in tokens:
-            tokens[chain] = create_join([], ir.InsertionPoint(step.op), step.op.location)
-
-
 def _link(step: ChainStep, tokens: Tokens) -> None:
     """Ties one communicating op into its chain, before and after, as the plan says."""
     (chain,) = step.chains
@@ -167,7 +171,12 @@ def _link(step: ChainStep, tokens: Tokens) -> None:
     if step.enters:
         tokens[chain] = _enter(step, tokens[chain])
     if step.leaves:
-        tokens[chain] = _leave(step, tokens[chain])
+        last = step.done or step.op
+        if step.token_result is None:
+            tokens[chain] = tie_results(last, tokens[chain])
+        else:
+            after = ir.InsertionPoint.after(last)
+            tokens[chain] = create_join([last.results[step.token_result]], after, last.location)
 
 
 def _link_both(step: ChainStep, beside: ChainStep, token: ir.Value) -> ir.Value:
@@ -198,32 +207,9 @@ def _enter(step: ChainStep, token: ir.Value) -> ir.Value:
     return token
 
 
-def _leave(step: ChainStep, token: ir.Value) -> ir.Value:
-    last = step.done or step.op
-    if step.token_result is None:
-        return tie_results(last, token)
-    after = ir.InsertionPoint.after(last)
-    return create_join([last.results[step.token_result]], after, last.location)
-
-
-def _tie_arguments(block: ir.Block, positions: Sequence[int], location: ir.Location) -> ir.Value:
-    """A new token that comes after the block's arguments at `positions`."""
-    arguments = [block.arguments[position] for position in positions]
-    # Behind the constants: MLIR moves them to the front of a block, where they would change places.
-    first = next(op for op in block.operations if op.operation.name != "stablehlo.constant")
-    root = create_join([], ir.InsertionPoint(first), location)
-    owner = root.owner
-    assert not isinstance(owner, ir.Block)
-    return tie_values(arguments, root, ir.InsertionPoint.after(owner.operation), location)
-
-
 def _token_arguments(block: ir.Block, chains: Sequence[Chain]) -> Tokens:
     types = [token_type(block.owner.context)] * len(chains)
     return dict(zip(chains, append_arguments(block, types), strict=True))
-
-
-def _ordered(tokens: Tokens, chains: Sequence[Chain]) -> list[ir.Value]:
-    return [tokens[chain] for chain in chains]
 
 
 class Decompositions:
@@ -267,17 +253,15 @@ def to_composite(step: ChainStep, token: ir.Value, decompositions: Decomposition
     kind = step.collective.kind
     symbol = decompositions.of(op, kind)
     context = op.context
-    composite = ir.Operation.create(
+    composite = Builder(ir.InsertionPoint(op), op.location).create(
         COMPOSITE,
-        results=[*(result.type for result in op.results), token_type(context)],
-        operands=[*op.operands, token],
-        attributes={
+        [*op.operands, token],
+        [*(result.type for result in op.results), token_type(context)],
+        {
             "name": ir.StringAttr.get(_composite_name(kind), context),
             "decomposition": ir.FlatSymbolRefAttr.get(symbol, context),
             LINK: ir.UnitAttr.get(context),
         },
-        loc=op.location,
-        ip=ir.InsertionPoint(op),
     )
     *outputs, token_out = composite.results
     for result, output in zip(op.results, outputs, strict=True):
@@ -296,19 +280,15 @@ def _build_function(module: ir.Module, symbol: str, collective: ir.Operation) ->
     token = token_type(context)
     inputs = [*(operand.type for operand in collective.operands), token]
     outputs = [*(result.type for result in collective.results), token]
-    function = ir.Operation.create(
-        FUNCTION,
-        attributes={
-            "sym_name": ir.StringAttr.get(symbol, context),
-            "sym_visibility": ir.StringAttr.get("private", context),
-            "function_type": ir.TypeAttr.get(ir.FunctionType.get(inputs, outputs, context)),
-            LINK: ir.UnitAttr.get(context),
-        },
-        regions=1,
-        loc=collective.location,
-        ip=ir.InsertionPoint(module.body),
-    )
     location = collective.location
+    attributes = {
+        "sym_name": ir.StringAttr.get(symbol, context),
+        "sym_visibility": ir.StringAttr.get("private", context),
+        "function_type": ir.TypeAttr.get(ir.FunctionType.get(inputs, outputs, context)),
+        LINK: ir.UnitAttr.get(context),
+    }
+    build = Builder(ir.InsertionPoint(module.body), location)
+    function = build.create(FUNCTION, [], [], attributes, regions=1)
     block = ir.Block.create_at_start(function.regions[0], inputs, [location] * len(inputs))
     end = ir.InsertionPoint(block)
     *operands, token_in = block.arguments
@@ -317,7 +297,7 @@ def _build_function(module: ir.Module, symbol: str, collective: ir.Operation) ->
     for position, value in enumerate(entered):
         inner.operands[position] = value
     left, token_out = create_barrier(list(inner.results), token_mid, end, location)
-    ir.Operation.create("func.return", operands=[*left, token_out], loc=location, ip=end)
+    Builder(end, location).create("func.return", [*left, token_out], [])
 
 
 def _signature(op: ir.Operation) -> Hashable:
