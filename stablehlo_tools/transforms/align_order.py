@@ -22,7 +22,7 @@ from stablehlo_tools.artifacts.program_set import Job
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Diagnostic, Diagnostics, Severity, naming, to_place
 from stablehlo_tools.ir.values import key_of
-from stablehlo_tools.ir.walk import FUNCTION, entry_function
+from stablehlo_tools.ir.walk import FUNCTION, entry_function, values_used
 from stablehlo_tools.order.agreement import (
     find_disagreement,
     find_divergence,
@@ -69,7 +69,10 @@ def align_order(job: Job, threading: ThreadTokensPass, *, keeps_all: bool = Fals
     warnings: list[tuple[str, Diagnostic]] = []
     if keeps_all:
         for loaded, part in zip(job.artifacts, job.read(keeps_platforms=True), strict=True):
-            warnings += [(loaded.name, told) for told in _keep_all_alive(loaded, part)]
+            # Each collective that no output surely needs gets a use.
+            needed = Fences(entry_function(loaded.module)).needed
+            unsure = [c for c in part.ops if not has_effect(c) and needed.isdisjoint(c.op.results)]
+            warnings += [(loaded.name, _keep_alive(loaded, collective)) for collective in unsure]
     issued, finding = _agreeing(job, warnings)
     programs, _ = pair_transfers([part.program for part in issued])
     if finding is not None:
@@ -123,13 +126,6 @@ def _keep_alive(loaded: Artifact, collective: Collective) -> Diagnostic:
         keep_alive(collective, live_values(loaded.module))
     message = f"{collective.inner.name}: others wait for it, so a returned value now uses it"
     return Diagnostic(Severity.WARNING, message, to_place(collective.op.location))
-
-
-def _keep_all_alive(loaded: Artifact, part: Issued) -> list[Diagnostic]:
-    """Gives a use to each collective that no output surely needs."""
-    needed = Fences(entry_function(loaded.module)).needed
-    unsure = [c for c in part.ops if not has_effect(c) and needed.isdisjoint(c.op.results)]
-    return [_keep_alive(loaded, collective) for collective in unsure]
 
 
 def _common_order(programs: Sequence[Program], issued: Sequence[Issued]) -> Choice | Finding:
@@ -222,7 +218,7 @@ def _computed_from(block: ir.Block, ops: Sequence[ir.Operation]) -> list[int]:
     for view in block.operations:
         op = view.operation
         bits = 0
-        for value in read_by(op):
+        for value in values_used(op):
             bits |= known.get(value, 0)
         position = positions.get(key_of(op))
         if position is not None:
@@ -231,16 +227,6 @@ def _computed_from(block: ir.Block, ops: Sequence[ir.Operation]) -> list[int]:
         if bits:
             known.update((result, bits) for result in op.results)
     return sources
-
-
-def read_by(op: ir.Operation) -> list[ir.Value]:
-    """The values that an op reads, in its regions too."""
-    values = list(op.operands)
-    for region in op.regions:
-        for block in region.blocks:
-            for inner in block.operations:
-                values += read_by(inner.operation)
-    return values
 
 
 def _rearrange(block: ir.Block, wanted: Sequence[ir.Operation]) -> None:
@@ -261,7 +247,7 @@ def _rearrange(block: ir.Block, wanted: Sequence[ir.Operation]) -> None:
         result.append(listed[position])
 
     def is_ready(op: ir.Operation) -> bool:
-        makers = (made_by.get(value) for value in read_by(op))
+        makers = (made_by.get(value) for value in values_used(op))
         return all(place[key_of(maker)] in done for maker in makers if maker is not None)
 
     reached = 0

@@ -24,9 +24,9 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.dialect.custom_calls import is_async_done, is_future
 from stablehlo_tools.dialect.names import MANUAL_COMPUTATION
+from stablehlo_tools.ir.builder import Builder, element_of, shape_of
+from stablehlo_tools.ir.values import maker_of
 from stablehlo_tools.ir.walk import FUNCTION, terminator
-
-_OPAQUE_KINDS = frozenset({"and", "compare", "select"})  # through which compilers do not see
 
 
 def keep_alive(collective: Collective, live: Set[ir.Value]) -> None:
@@ -37,9 +37,15 @@ def keep_alive(collective: Collective, live: Set[ir.Value]) -> None:
     op = collective.op
     owner = op.block.owner.operation
     # The op that has the collective's results: of an asynchronous one its done, if any.
-    uses = [use for result in collective.op.results for use in result.uses]
+    uses = [use for result in op.results for use in result.uses]
     dones = [use.owner.operation for use in uses if is_async_done(use.owner.operation)]
-    element = _first_tensor(dones[0] if collective.is_async and dones else collective.op)
+    results = (dones[0] if collective.is_async and dones else op).results
+    tensors = (
+        result
+        for result in results
+        if not is_future(result) and isinstance(result.type, ir.RankedTensorType)
+    )
+    element = next((v for v in tensors if v.type.has_static_shape and 0 not in v.type.shape), None)
     if owner.name not in (FUNCTION, MANUAL_COMPUTATION) or element is None:
         raise ToolError(
             f"{collective.inner.name}: nobody uses its results and nothing beside it can be made "
@@ -65,81 +71,38 @@ def keep_alive(collective: Collective, live: Set[ir.Value]) -> None:
             "no tensor that could depend on it",
             op.location,
         )
-    with ir.InsertionPoint(end), op.location:
-        end.operands[chosen] = _guarded(end.operands[chosen], _always_true(element))
+    build = Builder(ir.InsertionPoint(end), op.location)
+    value = end.operands[chosen]
+    # The value where the predicate holds, as it always does.
+    operands = [_write_true(build, element), value, _write_zero(build, value)]
+    end.operands[chosen] = _opaque(build.op("select", operands, value.type))
 
 
-def _first_tensor(op: ir.Operation) -> ir.Value | None:
-    for result in op.results:
-        type_ = result.type
-        if not isinstance(type_, ir.RankedTensorType) or is_future(result):
-            continue
-        if type_.has_static_shape and 0 not in type_.shape:
-            return result
-    return None
-
-
-def _always_true(value: ir.Value) -> ir.Value:
+def _write_true(build: Builder, value: ir.Value) -> ir.Value:
     """A predicate computed from the first element of a tensor."""
-    type_ = ir.RankedTensorType(value.type)
-    element = type_.element_type
-    if type_.rank:
-        ones = [1] * type_.rank
-        value = _create(
-            "slice",
-            [value],
-            ir.RankedTensorType.get(ones, element),
-            start_indices=ir.DenseI64ArrayAttr.get([0] * type_.rank),
-            limit_indices=ir.DenseI64ArrayAttr.get(ones),
-            strides=ir.DenseI64ArrayAttr.get(ones),
-        )
-        value = _create("reshape", [value], ir.RankedTensorType.get([], element))
+    element, rank = element_of(value), len(shape_of(value))
+    if rank:
+        value = build.reshape(build.slice(value, [0] * rank, [1] * rank), [])
     if isinstance(element, ir.ComplexType):
         element = element.element_type
-        value = _create("real", [value], ir.RankedTensorType.get([], element))
+        value = build.op("real", [value], build.tensor([], element))
     is_boolean = isinstance(element, ir.IntegerType) and element.width == 1
     width = 8 if is_boolean else element_bits(element)
-    bits = ir.RankedTensorType.get([], ir.IntegerType.get_unsigned(width))
-    value = _create("convert" if is_boolean else "bitcast_convert", [value], bits)
-    low = _create("and", [value, _integer(1, bits)], bits)
-    boolean = ir.RankedTensorType.get([], ir.IntegerType.get_signless(1))
-    direction = ir.Attribute.parse("#stablehlo<comparison_direction LT>")
-    return _create("compare", [low, _integer(2, bits)], boolean, comparison_direction=direction)
+    bits = build.tensor([], ir.IntegerType.get_unsigned(width, build.context))
+    value = build.op("convert" if is_boolean else "bitcast_convert", [value], bits)
+    low = _opaque(build.op("and", [value, build.splat_like(1, value)], bits))
+    return _opaque(build.compare("LT", low, build.splat_like(2, value)))
 
 
-def _guarded(value: ir.Value, predicate: ir.Value) -> ir.Value:
-    """The value where the predicate holds, as it always does."""
-    type_ = ir.RankedTensorType(value.type)
-    return _create("select", [predicate, value, _zero(type_)], type_)
+def _write_zero(build: Builder, like: ir.Value) -> ir.Value:
+    element = element_of(like)
+    if not isinstance(element, ir.ComplexType):
+        return build.splat_like(0, like)
+    part = build.splat(0, shape_of(like), element.element_type)
+    return build.op("complex", [part, part], like.type)
 
 
-def _zero(type_: ir.RankedTensorType) -> ir.Value:
-    element = type_.element_type
-    if isinstance(element, ir.ComplexType):
-        part = _zero(ir.RankedTensorType.get(type_.shape, element.element_type))
-        return _create("complex", [part, part], type_)
-    text = "0.0"
-    if isinstance(element, ir.IntegerType):
-        text = "false" if element.width == 1 else "0"
-    return _constant(text, type_)
-
-
-def _integer(value: int, type_: ir.RankedTensorType) -> ir.Value:
-    return _constant(str(value), type_)
-
-
-def _constant(text: str, type_: ir.RankedTensorType) -> ir.Value:
-    attribute = ir.Attribute.parse(f"dense<{text}> : {type_}")
-    return ir.Operation.create(
-        "stablehlo.constant", results=[type_], attributes={"value": attribute}
-    ).results[0]
-
-
-def _create(
-    kind: str, operands: list[ir.Value], result: ir.Type, **attributes: ir.Attribute
-) -> ir.Value:
-    if kind in _OPAQUE_KINDS:
-        attributes[OPAQUE] = ir.UnitAttr.get()
-    return ir.Operation.create(
-        f"stablehlo.{kind}", results=[result], operands=operands, attributes=attributes
-    ).results[0]
+def _opaque(value: ir.Value) -> ir.Value:
+    """Marks the op that makes a value as one that compilers do not see through."""
+    maker_of(value).attributes[OPAQUE] = ir.UnitAttr.get(value.context)
+    return value
