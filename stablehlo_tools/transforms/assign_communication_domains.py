@@ -45,6 +45,7 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.cost.hardware import Hardware, Network, load_hardware
 from stablehlo_tools.cost.switches import domain, filled_evenly
 from stablehlo_tools.diagnostics import Diagnostics, ToolError, note
+from stablehlo_tools.dialect.dimensions import integer
 from stablehlo_tools.dialect.frontend_attributes import (
     SCALE_UP_FABRIC,
     set_communication_domain,
@@ -168,8 +169,7 @@ def _written_apart(collective: Collective) -> ir.Operation:
     if collective.kind != _ALL_TO_ALL:
         return op
     split, concat, count = (
-        ir.IntegerAttr(op.attributes[name]).value
-        for name in ("split_dimension", "concat_dimension", "split_count")
+        integer(op, name) for name in ("split_dimension", "concat_dimension", "split_count")
     )
     build = Builder(ir.InsertionPoint(op), op.location)
     value = op.operands[0]

@@ -57,7 +57,9 @@ from stablehlo_tools.cost.hardware import Hardware, load_hardware
 from stablehlo_tools.cost.transfers import Transfer, TransferTime
 from stablehlo_tools.diagnostics import Diagnostics, ToolError, duration, note
 from stablehlo_tools.dialect.collectives import refusal
+from stablehlo_tools.dialect.dimensions import integer
 from stablehlo_tools.dialect.frontend_attributes import steering
+from stablehlo_tools.ir.builder import Builder
 from stablehlo_tools.ir.clone import copy_module, take_over
 from stablehlo_tools.ir.token_chain import refuse_tokens
 from stablehlo_tools.ir.values import maker_of
@@ -129,10 +131,15 @@ class HierarchicalCollectivesPass(Pass):
                     size = tensor_bytes(_moved(collective)) or 0
                     pricing = _Pricing(collective.kind, size, groups, hardware, facts.grid.size)
                     plan = pricing.best(_tables(collective, groups, forms, self.rows), self.rows)
-                    said = _text(plan, pricing, self.rows)
+                    before = duration(pricing.whole)
                     if plan is not None:
+                        counts = " and ".join(str(len(step.groups[0])) for step in plan)
+                        said = f"over {counts}, {duration(pricing.of_plan(plan))} for {before}"
                         _write(collective, plan, channels)
                         changed = True
+                    else:
+                        rows = f"of {self.rows}" if self.rows else f"are faster than {before}"
+                        said = f"left as it is, no rows {rows}"
                 name = f"{self.name}: {collective.kind} over {len(groups[0])}"
                 notes.collected.append(note(f"{name}: {said}", location))
         return changed
@@ -167,12 +174,7 @@ class _Step:
     dimension: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    """The collectives that a collective becomes, with rows of so many members."""
-
-    rows: int
-    steps: Sequence[_Step]
+type _Plan = Sequence[_Step]  # the collectives that a collective becomes
 
 
 def _tables(
@@ -192,7 +194,7 @@ def _tables(
             continue
         steps = _steps(collective, (along, formed[0]), (across, formed[1]), length)
         if steps is not None:
-            yield _Plan(length, steps)
+            yield steps
 
 
 type _Groups = tuple[ProcessGroups, ir.Attribute]
@@ -215,7 +217,7 @@ def _steps(
             _Step("all_reduce", *across, part, part, dimension),
             _Step("all_gather", *along, source, source, dimension),
         )
-    dimension = ir.IntegerAttr(collective.op.attributes[_DIMENSION[collective.kind]]).value
+    dimension = integer(collective.op, _DIMENSION[collective.kind])
     if collective.kind == "all_gather":
         middle = _scaled(source, dimension, length, 1)
         return (
@@ -251,14 +253,15 @@ class _Pricing:
         """The fastest plan, if it is worth it; any, if its rows are asked for."""
         if rows:
             return next(plans, None)
-        best = min(filter(self._by_links, plans), key=self.of_plan, default=None)
+        # On switches rows are only good where they and the columns have no kind of link in common:
+        # there the libraries' own algorithms take as few steps.
+        fitting: list[_Plan] = []
+        for plan in plans:
+            links = [set(self._time(step.kind, 1.0, step.groups).links) for step in plan[:2]]
+            if self.hardware.is_torus or links[0].isdisjoint(links[1]):
+                fitting.append(plan)
+        best = min(fitting, key=self.of_plan, default=None)
         return best if best is not None and self.of_plan(best) <= _PAYS * self.whole else None
-
-    def _by_links(self, plan: _Plan) -> bool:
-        """Whether rows and columns have no kind of link in common, which is all that it can be good
-        for on switches: there the libraries' own algorithms take as few steps."""
-        links = [set(self._time(step.kind, 1.0, step.groups).links) for step in plan.steps[:2]]
-        return self.hardware.is_torus or links[0].isdisjoint(links[1])
 
     @property
     def whole(self) -> float:
@@ -268,22 +271,13 @@ class _Pricing:
     def of_plan(self, plan: _Plan) -> float:
         """All of its collectives in a row."""
         return sum(
-            self._time(step.kind, tensor_bytes(step.sent) or 0, step.groups).ns
-            for step in plan.steps
+            self._time(step.kind, tensor_bytes(step.sent) or 0, step.groups).ns for step in plan
         )
 
     def _time(self, kind: str, size: float, groups: ProcessGroups) -> TransferTime:
         transfer = Transfer(kind, size, groups)
         compiled = as_compiled(transfer, self.hardware, self.devices)
         return transfer_time(compiled.transfer, self.hardware, self.devices)
-
-
-def _text(plan: _Plan | None, pricing: _Pricing, rows: int) -> str:
-    before = duration(pricing.whole)
-    if plan is None:
-        return f"left as it is, no rows {f'of {rows}' if rows else f'are faster than {before}'}"
-    counts = " and ".join(str(len(step.groups[0])) for step in plan.steps)
-    return f"over {counts}, {duration(pricing.of_plan(plan))} for {before}"
 
 
 def _moved(collective: Collective) -> ir.ShapedType:
@@ -297,12 +291,11 @@ def _write(collective: Collective, plan: _Plan, channels: Channels) -> None:
     """Puts the collectives of a plan in the place of one."""
     op = collective.op
     value = op.operands[0]
-    for step in plan.steps:
+    for step in plan:
         changed: dict[str, ir.Attribute] = {"replica_groups": step.replica_groups}
         named = _DIMENSION.get(step.kind)
         if named is not None:
-            integer = ir.IntegerType.get_signless(64, op.context)
-            changed[named] = ir.IntegerAttr.get(integer, step.dimension)
+            changed[named] = Builder(ir.InsertionPoint(op), op.location).integer(step.dimension)
         kind = f"stablehlo.{step.kind}"
         dropped = tuple(_DIMENSION.values())
         value = collective_like(op, kind, value, step.result, changed, dropped=dropped)

@@ -32,7 +32,6 @@ only barriers use already; all outside of loops.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 from typing import ClassVar
@@ -60,7 +59,14 @@ class HoldCollectivesPass(Pass):
 
     def run(self, module: ir.Module, diagnostics: Diagnostics) -> None:
         """Rewrites the module in place."""
-        free = list(_sums_in_loops(module))
+        free = [
+            collective.op
+            for collective in find_collectives(module)
+            if not collective.is_async
+            and collective.kind in _SUMS
+            and _is_in_loop(collective.op)
+            and not _is_held(collective.op)
+        ]
         if not free:
             refuse_unpartitioned(module, self.name, "P1")
             return
@@ -73,15 +79,12 @@ class HoldCollectivesPass(Pass):
                     waiting, ir.InsertionPoint(after), after.location
                 ).results[0]
             for op in sums:
-                _keep(op)
-
-
-def _sums_in_loops(module: ir.Module) -> Iterator[ir.Operation]:
-    """In the order of the program."""
-    for collective in find_collectives(module):
-        is_free = not collective.is_async and collective.kind in _SUMS
-        if is_free and _is_in_loop(collective.op) and not _is_held(collective.op):
-            yield collective.op
+                # Hides from a compiler what becomes of the results.
+                users = [use.owner.operation for result in op.results for use in result.uses]
+                waiting = [user for user in users if user.name == BARRIER]
+                held = barrier(op.results, ir.InsertionPoint.after(op), op.location)
+                for result, kept in zip(op.results, held.results, strict=True):
+                    result.replace_all_uses_except(kept, [held, *waiting])
 
 
 def _is_in_loop(op: ir.Operation) -> bool:
@@ -95,12 +98,3 @@ def _is_in_loop(op: ir.Operation) -> bool:
 def _is_held(op: ir.Operation) -> bool:
     uses = [use.owner.name for result in op.results for use in result.uses]
     return bool(uses) and all(name == BARRIER for name in uses)
-
-
-def _keep(op: ir.Operation) -> None:
-    """Hides from a compiler what becomes of an op's results."""
-    users = [use.owner.operation for result in op.results for use in result.uses]
-    waiting = [user for user in users if user.name == BARRIER]
-    held = barrier(op.results, ir.InsertionPoint.after(op), op.location)
-    for result, kept in zip(op.results, held.results, strict=True):
-        result.replace_all_uses_except(kept, [held, *waiting])

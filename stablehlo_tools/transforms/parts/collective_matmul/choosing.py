@@ -286,12 +286,16 @@ class Slack:
         """The products that values are made of, or that follow from them; in a loop also those of
         other iterations."""
         graph, reached = self._graph, dict.fromkeys(numbers, True)
+        root, carried = graph.root, list[tuple[int, int]]()
+        if root.block.owner.name == WHILE and len(root.arguments) == len(root.returned):
+            # What a loop's body is given, and gives to the next iteration in its place.
+            carried = list(zip(root.arguments, root.returned, strict=True))
         while True:
             transfer = dependences if backward else dependents
             reached = solve(graph, reached, transfer, backward=backward)
             around = {
                 other: True
-                for argument, returned in self._carried
+                for argument, returned in carried
                 for one, other in [(argument, returned) if backward else (returned, argument)]
                 if one in reached and other not in reached
             }
@@ -303,14 +307,6 @@ class Slack:
             for node in self._ns
             if any(number in reached for number in (node.results if backward else node.inputs))
         }
-
-    @cached_property
-    def _carried(self) -> list[tuple[int, int]]:
-        """What a loop's body is given, and gives to the next iteration in its place."""
-        root = self._graph.root
-        if root.block.owner.name != WHILE or len(root.arguments) != len(root.returned):
-            return []
-        return list(zip(root.arguments, root.returned, strict=True))
 
     @cached_property
     def _ns(self) -> dict[Node, float]:

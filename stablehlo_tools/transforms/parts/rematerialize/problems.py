@@ -66,7 +66,13 @@ def problem_of(passage: Passage, prices: Prices, stride: int = 1) -> Problem:
             pending.append(number)
             taken = prices.bytes(passage.values[number])
             if passage.same.root(number) == number and taken < inf:
-                ns = _keep_ns(passage, number, prices.traffic_ns(taken), prices)
+                ns, maker = prices.traffic_ns(taken), passage.makers.get(number)
+                if isinstance(passage, LoopPassage):
+                    ns *= passage.trips  # a row in every iteration
+                elif maker is not None and prices.is_fusible(maker):
+                    ns /= 2
+                else:  # what a kernel of its own makes is in memory anyway, and so is an argument
+                    ns = 0.0
                 choice.values.append(Value(ns, taken * passage.trips, None))
             else:
                 choice.values.append(Value(inf, 0.0, None))
@@ -90,16 +96,6 @@ def problem_of(passage: Passage, prices: Prices, stride: int = 1) -> Problem:
             value.keep_ns, value.keep_bytes, makers[op.results[0]]
         )
     return Problem(passage, choice, numbers, ops)
-
-
-def _keep_ns(passage: Passage, number: int, traffic_ns: float, prices: Prices) -> float:
-    """The time of keeping a value: of a row in every iteration, its traffic. In a block, what a
-    kernel of its own makes is in memory anyway, and so is an argument; only what could be fused is
-    written for it."""
-    if isinstance(passage, LoopPassage):
-        return traffic_ns * passage.trips
-    op = passage.makers.get(number)
-    return traffic_ns / 2 if op is not None and prices.is_fusible(op) else 0.0
 
 
 def explained(problem: Problem, plan: Plan, prices: Prices) -> list[Diagnostic]:
