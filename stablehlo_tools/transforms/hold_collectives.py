@@ -44,6 +44,7 @@ from stablehlo_tools.dialect.names import BARRIER, MANUAL_COMPUTATION, WHILE
 from stablehlo_tools.ir.builder import barrier
 from stablehlo_tools.ir.token_chain import refuse_tokens
 from stablehlo_tools.ir.values import key_of
+from stablehlo_tools.ir.views import While
 from stablehlo_tools.passes.base import Pass
 from stablehlo_tools.passes.road import Milestone, Stage
 
@@ -92,7 +93,7 @@ def _is_in_loop(op: ir.Operation) -> bool:
     block = op.block
     while (owner := block.owner.operation).name == MANUAL_COMPUTATION:
         block = owner.block
-    return owner.name == WHILE and block == owner.regions[1].blocks[0]
+    return owner.name == WHILE and block == While(owner).body
 
 
 def _is_held(op: ir.Operation) -> bool:

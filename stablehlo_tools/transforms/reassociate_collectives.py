@@ -71,6 +71,7 @@ from stablehlo_tools.ir.clone import copy_module, take_over
 from stablehlo_tools.ir.inline import inline_all_calls
 from stablehlo_tools.ir.token_chain import refuse_tokens
 from stablehlo_tools.ir.values import producer, splat_of
+from stablehlo_tools.ir.views import Combining
 from stablehlo_tools.ir.walk import ops_where
 from stablehlo_tools.passes.base import Pass
 
@@ -220,7 +221,7 @@ def _reduction(
     if collective.kind not in REDUCING or collective.is_async:
         return None
     op = collective.op
-    if len(op.operands) != 1 or reducer_kind(op.regions[0].blocks[0]) != kind:
+    if len(op.operands) != 1 or reducer_kind(Combining(op).combiner) != kind:
         return None
     if element_of(op.operands[0]) != element_of(op.results[0]):
         return None  # a reduction that promotes what it takes
@@ -350,7 +351,7 @@ def _collective(value: ir.Value, one: Term, other: Term, point: ir.InsertionPoin
     scalar = build.tensor([], element_of(value))
     block = ir.Block.create_at_start(new.regions[0], [scalar, scalar], [location, location])
     inner = ir.InsertionPoint(block)
-    combine = ops[0].regions[0].blocks[0].operations[0].operation
+    combine = Combining(ops[0]).combiner.operations[0].operation
     combined = _create(combine, list(block.arguments), scalar, inner)
     Builder(inner, location).end_region([combined])
     return new.results[0]

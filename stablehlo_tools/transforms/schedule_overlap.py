@@ -69,6 +69,7 @@ from stablehlo_tools.ir.clone import copy_module, take_over
 from stablehlo_tools.ir.equal_branches import fold_equal_branches
 from stablehlo_tools.ir.inline import inline_all_calls
 from stablehlo_tools.ir.token_chain import refuse_tokens
+from stablehlo_tools.ir.views import Function
 from stablehlo_tools.ir.walk import entry_function, functions_by_name
 from stablehlo_tools.overlap.collective_times import (
     CollectiveRow,
@@ -192,7 +193,7 @@ class ScheduleOverlapPass(Pass):
         # One body: calls are inlined, manual computations joined.
         inline_all_calls(copy)
         fold_equal_branches(copy)
-        block = entry_function(copy).regions[0].blocks[0]
+        block = Function(entry_function(copy)).body
         if sum(op.operation.name == MANUAL_COMPUTATION for op in block.operations) > 1:
             PartitionPass().run(copy, Diagnostics())
         work = _Work.of(copy, hardware)

@@ -38,6 +38,7 @@ from stablehlo_tools.dialect.dimensions import integer
 from stablehlo_tools.dialect.names import ALL_TO_ALL, BARRIER, DOT_GENERAL, RESHAPE
 from stablehlo_tools.dialect.reducers import reducer_kind
 from stablehlo_tools.dialect.traits import COLLECTIVES, ELEMENTWISE, full_names
+from stablehlo_tools.ir.views import Combining
 
 _PASSED = ELEMENTWISE | full_names("broadcast_in_dim reshape transpose")
 _NOT_FOLLOWED = COLLECTIVES | {BARRIER}
@@ -483,6 +484,6 @@ def _scattered(collective: Collective) -> DimTiling | None:
         return DimTiling(integer(collective.op, "split_dimension"))
     if collective.kind != "reduce_scatter":
         return None
-    if reducer_kind(collective.op.regions[0].blocks[0]) != "add":
+    if reducer_kind(Combining(collective.op).combiner) != "add":
         return None
     return DimTiling(integer(collective.op, "scatter_dimension"))

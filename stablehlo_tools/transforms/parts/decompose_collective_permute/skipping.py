@@ -30,6 +30,7 @@ from stablehlo_tools.ir.builder import Builder, device_table
 from stablehlo_tools.ir.clone import copy_module, take_over
 from stablehlo_tools.ir.inline import inline_all_calls
 from stablehlo_tools.ir.token_chain import refuse_tokens
+from stablehlo_tools.ir.views import Case, While
 
 Strategy = Literal["edges", "whole"]
 Edges = frozenset[int]  # positions in the pairs of a permute
@@ -185,9 +186,7 @@ def _is_written(op: ir.Operation) -> bool:
     branch = op.parent
     if branch is None or branch.name not in BRANCHES:
         return False
-    held = {
-        inner.operation.name for region in branch.regions for inner in region.blocks[0].operations
-    }
+    held = {view.operation.name for block in Case(branch).branches for view in block.operations}
     return held <= {op.name, "stablehlo.constant", "stablehlo.return"}
 
 
@@ -227,7 +226,7 @@ class _SkippingWriter:
         counter = plan.demand.counter
         assert counter is not None, "a plan of several forms has a loop of several iterations"
         self.counter: Counter = counter
-        self.value: ir.Value = plan.demand.loop.regions[1].blocks[0].arguments[counter.position]
+        self.value = While(plan.demand.loop).carries[counter.position]
 
     def write(self) -> ir.Value:
         forms = self.plan.forms

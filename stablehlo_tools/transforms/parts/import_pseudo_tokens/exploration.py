@@ -33,6 +33,7 @@ from stablehlo_tools.dialect.names import (
 from stablehlo_tools.dialect.reducers import REDUCERS
 from stablehlo_tools.dialect.traits import BRANCHES, COLLECTIVES
 from stablehlo_tools.ir.values import producer, splat_element
+from stablehlo_tools.ir.views import Case, Combining, Function, While
 from stablehlo_tools.ir.walk import (
     FUNCTION,
     callee_name,
@@ -477,7 +478,7 @@ class _Explorer:
         if not is_extra or not is_scalar(value) or token in self.not_tokens:
             return False
         # Zeros are reduced to zero by `op(%a, %b)` of the region's own two arguments.
-        block = op.regions[0].blocks[0]
+        block = Combining(op).combiner
         first = block.operations[0].operation
         if not (
             first.name.removeprefix("stablehlo.") in ZERO_KEEPING
@@ -509,7 +510,7 @@ class _Explorer:
     def _carried_by_loop(
         self, loop: ir.Operation, position: int, user: ir.Operation, base: Base
     ) -> bool:
-        condition, body = (region.blocks[0] for region in loop.regions)
+        condition, body = While(loop).condition, While(loop).body
         targets = (
             condition.arguments[position],
             body.arguments[position],
@@ -522,7 +523,7 @@ class _Explorer:
         callee = self.program.callee(op)
         if callee is None:
             return False
-        argument = callee.regions[0].blocks[0].arguments[position]
+        argument = Function(callee).body.arguments[position]
         handed = tuple(call.operands[position] for call in self.program.calls[callee_name(op)])
         return self._hand_on(op, position, base, (argument,), argument, handed)
 
@@ -537,10 +538,10 @@ class _Explorer:
         if parent.name in BRANCHES:
             result = parent.results[position]
             returned = tuple(
-                terminator(region.blocks[0]).operands[position] for region in parent.regions
+                terminator(block).operands[position] for block in Case(parent).branches
             )
             return self._hand_on(op, position, base, (result,), result, returned)
-        if parent.name == WHILE and op.block == parent.regions[1].blocks[0]:
+        if parent.name == WHILE and op.block == While(parent).body:
             return self._carried_by_loop(parent, position, op, base)
         return False
 

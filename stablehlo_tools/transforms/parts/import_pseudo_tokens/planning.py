@@ -26,6 +26,7 @@ from stablehlo_tools.analysis.liveness import live_values
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Diagnostic, Diagnostics, ToolError, note
 from stablehlo_tools.ir.values import maker_of
+from stablehlo_tools.ir.views import Function
 from stablehlo_tools.transforms.parts.import_pseudo_tokens.exploration import (
     Base,
     Link,
@@ -87,7 +88,7 @@ def _scalar_arguments(program: Program) -> list[_Argument]:
     return [
         _Argument(number, name, value)
         for name, function in program.entries()
-        for number, value in enumerate(function.regions[0].blocks[0].arguments)
+        for number, value in enumerate(Function(function).body.arguments)
         if is_scalar(value) and isinstance(element_type(value), ir.FloatType)
     ]
 
@@ -104,7 +105,7 @@ def _check_assumed(module: ir.Module, program: Program, assumed: int | None) -> 
             location,
         )
     name, function = entries[0]
-    arguments = list(function.regions[0].blocks[0].arguments)
+    arguments = list(Function(function).body.arguments)
     if not 0 <= assumed < len(arguments):
         raise ToolError(f"{option}: @{name} has {len(arguments)} arguments (P2)", location)
     if all(argument.number != assumed for argument in _scalar_arguments(program)):

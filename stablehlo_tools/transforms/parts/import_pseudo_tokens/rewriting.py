@@ -15,6 +15,7 @@ from stablehlo_tools.ir.builder import Builder
 from stablehlo_tools.ir.carriers import drop, drop_entry_argument
 from stablehlo_tools.ir.token_chain import create_join, tie_operands, tie_results
 from stablehlo_tools.ir.values import has_uses, producer
+from stablehlo_tools.ir.views import Function
 from stablehlo_tools.ir.walk import FUNCTION, enclosing, symbol_name
 from stablehlo_tools.transforms.parts.import_pseudo_tokens.exploration import (
     RESHAPING,
@@ -155,7 +156,7 @@ def _start_anew(chain: TokenGraph, op: ir.Operation, position: int) -> None:
         return
     function = enclosing(op, FUNCTION)
     assert function is not None, "every token stands in a function"
-    arguments = function.regions[0].blocks[0].arguments
+    arguments = Function(function).body.arguments
     root = next((argument for argument in arguments if argument in chain.bases), None)
     if root is not None:
         is_same = root.type == token.type

@@ -27,6 +27,7 @@ from stablehlo_tools.dialect.device_placement import DEVICE, HOST, placed, place
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.ir.carriers import add_carries
 from stablehlo_tools.ir.values import key_of, producer, splat_of, stand_in
+from stablehlo_tools.ir.views import While
 from stablehlo_tools.ir.walk import functions_by_name, terminator
 from stablehlo_tools.transforms.parts.rematerialize.passages import (
     KeptRows,
@@ -95,7 +96,7 @@ def _write_later(update: ir.Operation) -> int:
     before = Builder(ir.InsertionPoint(loop), update.location)
     (late,) = add_carries(loop, [before.splat(0, shape_of(row), element_of(row))], [row])
     loop = _loop_of(update)
-    first = loop.regions[1].blocks[0].operations[0].operation
+    first = While(loop).body.operations[0].operation
     update.operands[1] = placed(late, HOST, update.location, ir.InsertionPoint(first))
     return len(loop.results) - 1
 

@@ -41,6 +41,7 @@ from stablehlo_tools.ir.builder import barrier, shape_of
 from stablehlo_tools.ir.cleanup import erase_unused
 from stablehlo_tools.ir.shardy_round_trip import set_entry
 from stablehlo_tools.ir.values import key_of, maker_of, producer
+from stablehlo_tools.ir.views import Function, ManualComputation
 from stablehlo_tools.ir.walk import entry_function, terminator, values_used_outside
 
 _AT_ONCE = 2  # groups on the device
@@ -76,7 +77,7 @@ class _Body:
     def of(module: ir.Module) -> _Body:
         """The body of a program without calls."""
         main = entry_function(module)
-        block = main.regions[0].blocks[0]
+        block = Function(main).body
         ops = [view.operation for view in block.operations]
         manual = [op for op in ops if op.name == MANUAL_COMPUTATION]
         if len(manual) != 1 or len(ops) > 2 + sum(not len(op.operands) for op in ops):
@@ -92,7 +93,7 @@ class _Body:
             for number, value in enumerate(terminator(block).operands)
             if producer(value) == manual[0] and len(list(value.uses)) == 1
         }
-        return _Body(main, manual[0].regions[0].blocks[0], arguments, results)
+        return _Body(main, ManualComputation(manual[0]).body, arguments, results)
 
 
 def state_groups(module: ir.Module) -> list[StateGroup]:
@@ -115,7 +116,7 @@ def state_groups(module: ir.Module) -> list[StateGroup]:
         if gradients and not is_there:
             key = tuple(sorted(gradients, key=lambda value: places[value]))
             groups.setdefault(key, []).append((argument, result))
-    outside = body.main.regions[0].blocks[0].arguments
+    outside = Function(body.main).body.arguments
     made: list[StateGroup] = []
     for gradients, states in groups.items():
         sizes = {argument: bytes_of(found.arguments[argument]) for argument, _ in states}

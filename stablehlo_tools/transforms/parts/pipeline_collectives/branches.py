@@ -40,6 +40,7 @@ from stablehlo_tools.ir.values import (
     maker_of,
     producer,
 )
+from stablehlo_tools.ir.views import Case
 from stablehlo_tools.ir.walk import terminator
 
 _OPENED = "stablehlo_tools.opened"  # on a branch whose sums stand behind it
@@ -65,7 +66,7 @@ def bring_out(body: LoopBody, wanted: Wanted) -> bool:
     for op in body.ops:
         if op.name != IF or not body.communicates(op):
             continue
-        blocks = [region.blocks[0] for region in op.regions]
+        blocks = Case(op).branches
         for block in blocks:
             changed |= _ahead(body, op, block, wanted)
         sums = _sums(body, blocks, wanted)
@@ -157,7 +158,7 @@ def _only(value: ir.Value) -> bool:
 
 def _write_behind(branch: ir.Operation, sums: Sequence[_Sum]) -> None:
     """Lets a branch return what the chains begin with, and runs these behind it."""
-    runs, rests = (region.blocks[0] for region in branch.regions)
+    runs, rests = Case(branch).branches
     ends = [list(terminator(block).operands) for block in (runs, rests)]
     types = [result.type for result in branch.results]
     for each in sums:
@@ -214,7 +215,7 @@ def _again(value: ir.Value, branch: ir.Operation) -> ir.Value:
 
 
 def _add_inside(body: LoopBody, branch: ir.Operation) -> None:
-    blocks = [region.blocks[0] for region in branch.regions]
+    blocks = Case(branch).branches
     ends = [list(terminator(block).operands) for block in blocks]
     types = [result.type for result in branch.results]
     behind = dict[int, list[ir.Operation]]()

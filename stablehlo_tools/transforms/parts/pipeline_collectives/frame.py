@@ -32,6 +32,7 @@ from stablehlo_tools.ir.carriers import (
 )
 from stablehlo_tools.ir.inline import copy_with
 from stablehlo_tools.ir.values import has_uses, key_of, producer
+from stablehlo_tools.ir.views import While
 from stablehlo_tools.ir.walk import terminator
 
 
@@ -151,12 +152,11 @@ def hoist(body: LoopBody, ops: Sequence[ir.Operation]) -> ir.Operation:
     carried = [frame.get(value, 0) for value in carried_on]
     types = [value.type for value in carried]
     loop = append(body.loop, carried, types)
-    condition, block = (region.blocks[0] for region in loop.regions)
-    append_arguments(condition, types)
-    arguments = append_arguments(block, types)
+    append_arguments(While(loop).condition, types)
+    arguments = append_arguments(While(loop).body, types)
     for value, argument in zip(carried_on, arguments, strict=True):
         value.replace_all_uses_with(argument)
-    append_to_terminator(block, arguments)
+    append_to_terminator(While(loop).body, arguments)
     for op in reversed(ops):
         op.erase()
     return loop

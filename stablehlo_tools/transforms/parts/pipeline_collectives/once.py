@@ -54,6 +54,7 @@ from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.ir.cleanup import erase_unused
 from stablehlo_tools.ir.clone import copy_module
 from stablehlo_tools.ir.values import has_uses, key_of, maker_of, producer
+from stablehlo_tools.ir.views import While
 from stablehlo_tools.ir.walk import drop_attributes, enclosing, walk
 from stablehlo_tools.transforms.parts.bucket_collectives.writing import reshaped
 from stablehlo_tools.transforms.parts.pipeline_collectives.branches import bring_out, put_back
@@ -147,7 +148,7 @@ def lift(module: ir.Module, facts: ModuleFacts, chosen: frozenset[int]) -> None:
         if surveyed.fewest >= 1:
             _hoist(surveyed, chosen)
         while _stacked(survey_loop(loop, module, facts), chosen):
-            erase_unused(loop.regions[1].blocks[0])
+            erase_unused(While(loop).body)
         loop = _sunk(survey_loop(loop, module, facts), chosen)
         if opened:
             put_back(survey_loop(loop, module, facts).body)

@@ -19,6 +19,7 @@ from stablehlo_tools.analysis.loops import Key, LoopBody
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.carriers import reopened
 from stablehlo_tools.ir.values import key_of, producer
+from stablehlo_tools.ir.views import While
 from stablehlo_tools.ir.walk import terminator
 from stablehlo_tools.transforms.parts.pipeline_collectives.frame import Frame
 from stablehlo_tools.transforms.parts.pipeline_collectives.moves import LoopSurvey, Move
@@ -208,7 +209,7 @@ class StagedLoop:
         starts = [before.get(value, depth - self._waits(value)) for value in body.arguments]
         starts += [before.get(w.value, depth - self._waits(w.value) - w.age) for w in self._waiting]
         new = reopened(old, starts, [value.type for value in starts])
-        block = old.regions[0].blocks[0]
+        block = While(old).condition
         block.append_to(new.regions[0])
         for waiting in self._waiting:
             block.add_argument(waiting.value.type, old.location)

@@ -29,6 +29,7 @@ from stablehlo_tools.ir.clone import copy_module
 from stablehlo_tools.ir.equal_branches import fold_equal_branches
 from stablehlo_tools.ir.inline import inline_all_calls
 from stablehlo_tools.ir.values import has_uses
+from stablehlo_tools.ir.views import Function
 from stablehlo_tools.ir.walk import entry_function, functions_by_name, ops_named
 from stablehlo_tools.overlap.compilers.expected import Expected
 from stablehlo_tools.transforms.parts.offload.fitting import explained as said_of_moved
@@ -281,7 +282,7 @@ def _plan(problem: Problem, number: int, setting: Setting) -> Plan:
 
 def _erase_unused(module: ir.Module) -> None:
     """Erases what nothing uses: ops, loops that surely end, carries, parts of barriers."""
-    block = entry_function(module).regions[0].blocks[0]
+    block = Function(entry_function(module)).body
     effects = Effects(functions_by_name(module))
     for loop in reversed(ops_named(block.owner.operation, {WHILE})):
         is_used = any(map(has_uses, loop.results))

@@ -43,6 +43,7 @@ from stablehlo_tools.ir.values import (
     splat_of,
     unconstrained,
 )
+from stablehlo_tools.ir.views import Function
 from stablehlo_tools.ir.walk import entry_function, terminator, values_used_outside
 from stablehlo_tools.transforms.parts.rematerialize.same_values import SameValues
 
@@ -197,7 +198,7 @@ class BlockPassage(Passage):
 
 def blocks_of(module: ir.Module) -> list[ir.Block]:
     """The blocks that may hold a forward and its backward, inner ones behind those around them."""
-    blocks = [entry_function(module).regions[0].blocks[0]]
+    blocks = [Function(entry_function(module)).body]
     for block in blocks:
         for view in block.operations:
             if view.operation.name in (WHILE, MANUAL_COMPUTATION):

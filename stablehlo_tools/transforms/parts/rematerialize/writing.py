@@ -27,6 +27,7 @@ from stablehlo_tools.ir.builder import Builder, barrier, element_of, shape_of
 from stablehlo_tools.ir.carriers import append, append_arguments, append_to_terminator
 from stablehlo_tools.ir.inline import copy_with, rename
 from stablehlo_tools.ir.values import key_of, producer
+from stablehlo_tools.ir.views import While
 from stablehlo_tools.ir.walk import terminator, values_used_outside
 from stablehlo_tools.ir.while_loop import iteration_of, room_for_rows
 from stablehlo_tools.transforms.parts.rematerialize.passages import (
@@ -218,8 +219,8 @@ class LoopWriter(_Writer):
         rooms = [room_for_rows(before, value, self._loops.trips) for value in values]
         types = [room.type for room in rooms]
         loop = append(body.loop, rooms, types)
-        condition, block = (region.blocks[0] for region in loop.regions)
-        append_arguments(condition, types)
+        block = While(loop).body
+        append_arguments(While(loop).condition, types)
         arguments = append_arguments(block, types)
         build = Builder(ir.InsertionPoint(terminator(block)), loop.location)
         stacks: list[ir.Value] = []

@@ -43,6 +43,7 @@ from stablehlo_tools.ir.token_chain import (
     token_type,
 )
 from stablehlo_tools.ir.values import key_of
+from stablehlo_tools.ir.views import OneRegion
 
 type Unit = tuple[Site, ...]  # one site, or the two halves of a transfer
 
@@ -340,7 +341,8 @@ def _check_computation(site: Site, live: set[ir.Value] | None) -> None:
             "dimensions or several platforms a token cannot leave it (P8)",
             op.location,
         )
-    arguments = [a for a in op.regions[0].blocks[0].arguments if not may_decide_platform(a)]
+    inside = OneRegion(op).body
+    arguments = [a for a in inside.arguments if not may_decide_platform(a)]
     if live is not None and live.isdisjoint(arguments):
         raise ToolError(
             f"{op.name} communicates and uses none of its operands: in an artifact with symbolic "

@@ -47,6 +47,7 @@ from stablehlo_tools.ir.token_chain import (
     token_type,
 )
 from stablehlo_tools.ir.values import maker_of
+from stablehlo_tools.ir.views import Function, OneRegion, While
 from stablehlo_tools.ir.walk import FUNCTION, symbol_name, terminator
 from stablehlo_tools.transforms.parts.thread_tokens.chain_plan import Chain, ChainStep, FunctionPlan
 
@@ -61,7 +62,7 @@ class Threader:
 
     def function(self, function: FunctionPlan) -> None:
         """Threads the chains of one function; a private one takes and returns them."""
-        block = function.op.regions[0].blocks[0]
+        block = Function(function.op).body
         if function.is_public:
             self._block(function.steps, {})
             return
@@ -95,14 +96,14 @@ class Threader:
         op = step.op
         if op.name == WHILE:
             # The condition sees the tokens; that it runs before the body needs no token.
-            condition = _token_arguments(op.regions[0].blocks[0], step.chains)
+            condition = _token_arguments(While(op).condition, step.chains)
             self._block(step.regions[0], condition)
-            self._returning(step, 1, _token_arguments(op.regions[1].blocks[0], step.chains))
+            self._returning(step, 1, _token_arguments(While(op).body, step.chains))
         elif op.name in BRANCHES:
             for position in range(len(step.regions)):
                 self._returning(step, position, dict(tokens))
         elif step.regions:
-            self._returning(step, 0, _token_arguments(op.regions[0].blocks[0], step.chains))
+            self._returning(step, 0, _token_arguments(OneRegion(op).body, step.chains))
         count = len(step.chains)
         entering = [] if op.name in BRANCHES else [tokens[chain] for chain in step.chains]
         carrier = append(op, entering, [token_type(op.context)] * count)
@@ -116,7 +117,7 @@ class Threader:
         """A computation that no token enters: its operands and results are tied outside of it, its
         arguments and returned values inside, and the data between orders the one with the other.
         """
-        op, block = step.op, step.op.regions[0].blocks[0]
+        op, block = step.op, OneRegion(step.op).body
         positions = [i for i, a in enumerate(block.arguments) if not may_decide_platform(a)]
         for chain in step.chains:
             tokens[chain] = tie_operands(op, tokens[chain], positions)

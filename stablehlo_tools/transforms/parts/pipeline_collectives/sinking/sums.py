@@ -82,6 +82,7 @@ from stablehlo_tools.ir.builder import Builder, element_of, shape_of, write_redu
 from stablehlo_tools.ir.clone import emptied_clone
 from stablehlo_tools.ir.inline import copy_with
 from stablehlo_tools.ir.values import is_identity_of, maker_of, named, producer, splat_of
+from stablehlo_tools.ir.views import Combining
 from stablehlo_tools.transforms.parts.pipeline_collectives.frame import OpenedLoop, frame_before
 from stablehlo_tools.transforms.parts.pipeline_collectives.moves import is_static_tensor
 
@@ -167,7 +168,7 @@ def _why_not(body: LoopBody, step: ChainOp, reducer: str) -> str | None:
     if op.name in _REDUCING:
         if len(op.operands) != 1:
             return f"the {named(op)} has several operands"
-        if reducer_kind(op.regions[0].blocks[0]) != reducer:
+        if reducer_kind(Combining(op).combiner) != reducer:
             return f"the {named(op)} reduces otherwise than by {reducer}"
         if element_of(op.operands[0]) != element_of(op.results[0]):
             return f"the {named(op)} changes the element type"
@@ -377,7 +378,7 @@ def masked_sum(
     first, *either = select.operands
     zeros = either[either[0] == argument]
     fits = (
-        reducer_kind(op.regions[0].blocks[0]) == "add"
+        reducer_kind(Combining(op).combiner) == "add"
         and is_identity_of("add", zeros)
         and not body.is_read_by_condition(carries[0])
         and all(body.is_indexed(value) and not body.is_moving(value) for value in (first, zeros))
