@@ -39,13 +39,6 @@ from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.ir.values import in_block_order, maker_of
 
 
-def common_element(elements: Sequence[ir.Type]) -> ir.Type:
-    """The type to exchange elements in: their own, or an unsigned integer that divides them all."""
-    if all(element == elements[0] for element in elements):
-        return elements[0]
-    return ir.IntegerType.get_unsigned(min(map(_width, elements)), elements[0].context)
-
-
 def encoded_shape(shape: Sequence[int], own: ir.Type, element: ir.Type) -> list[int]:
     """The shape that `encoded` gives a tensor of its own element type."""
     count = 1 if own == element else _width(own) // _width(element)
@@ -225,7 +218,10 @@ def write_merged(
     """
     parts = [part for member in members for part in _parts(member, group, point)]
     writer = _BucketWriter(members, point)
-    element = common_element([element_of(part.operand) for part in parts])
+    elements = [element_of(part.operand) for part in parts]
+    element = elements[0]
+    if any(each != element for each in elements):  # an unsigned integer that divides them all
+        element = ir.IntegerType.get_unsigned(min(map(_width, elements)), element.context)
     dimension = _common_dimension(parts, element)
     if several:
         merged, outs = _several(writer, parts, element)

@@ -75,7 +75,7 @@ class Maker:
     position: int
     base: Base
     token: ir.Value
-    path: tuple[ir.Operation, ...] = ()
+    path: Sequence[ir.Operation] = ()
 
     @property
     def is_carry(self) -> bool:
@@ -242,14 +242,6 @@ ZERO_KEEPING = REDUCERS - {"xor"}
 _ON_THE_WAY = frozenset({CONVERT, RESHAPE, TRANSPOSE})
 
 
-@dataclass(frozen=True, eq=False)
-class FirstElement:
-    """One element of a collective's result, and the ops that pick and scale it, last one first."""
-
-    collective: ir.Operation
-    path: tuple[ir.Operation, ...]
-
-
 def element_type(value: ir.Value) -> ir.Type | None:
     """The element type of a tensor, None for a value of another type."""
     type_ = value.type
@@ -298,8 +290,9 @@ def is_test_for_zero(op: ir.Operation, position: int) -> bool:
     return is_zero(op.operands[1 - position])
 
 
-def first_element(value: ir.Value) -> FirstElement | None:
-    """The collective that a scalar is the first element of, as torch-xla picks and scales it."""
+def first_element(value: ir.Value) -> tuple[ir.Operation, Sequence[ir.Operation]] | None:
+    """The collective that a scalar is the first element of, as torch-xla picks and scales it, and
+    the ops that do so, the last one first."""
     path: list[ir.Operation] = []
     op = producer(value) if is_scalar(value) else None
     while op is not None and op.name not in TOKENED:
@@ -308,7 +301,7 @@ def first_element(value: ir.Value) -> FirstElement | None:
             return None
         path.append(op)
         op = producer(source)
-    return None if op is None else FirstElement(op, tuple(path))
+    return None if op is None else (op, path)
 
 
 def _step_back(op: ir.Operation) -> ir.Value | None:
@@ -371,12 +364,13 @@ def explore(
 
 @dataclass(frozen=True, eq=False)
 class _Product:
-    """A token times a first element."""
+    """A token times the first element of a collective's result, which `path` picks and scales."""
 
     op: ir.Operation
     position: int
     base: Base
-    element: FirstElement
+    collective: ir.Operation
+    path: Sequence[ir.Operation]
 
 
 class _Explorer:
@@ -468,7 +462,7 @@ class _Explorer:
         element = first_element(op.operands[1 - position])
         if element is None or op.results[0] in self.not_tokens:
             return False
-        self.products.append(_Product(op, position, base, element))
+        self.products.append(_Product(op, position, base, *element))
         return True
 
     def _all_reduce(self, op: ir.Operation, position: int, value: ir.Value, base: Base) -> bool:
@@ -494,13 +488,11 @@ class _Explorer:
         """Turns token * first element into new tokens, where the collective took that token."""
         waiting: list[_Product] = []
         for product in self.products:
-            element, token = product.element, product.op.results[0]
-            if (element.collective.results[0], product.base) not in self.fed:
+            collective, base, token = product.collective, product.base, product.op.results[0]
+            if (collective.results[0], base) not in self.fed:
                 waiting.append(product)
                 continue
-            maker = Maker(
-                element.collective, product.op, product.position, product.base, token, element.path
-            )
+            maker = Maker(collective, product.op, product.position, base, token, product.path)
             self.graph.makers.append(maker)
             self._add(token, token)
         progress = len(waiting) < len(self.products)

@@ -24,7 +24,7 @@ pipeline that runs a chunk of its layers every now and then has its weights gath
 pays where there are fewer rows than iterations. The other way, a gradient that an iteration reduces
 and stores is stored as it is, the stack reduced behind the inner loop (`sinking.rows`), and the sum
 that the outer loop makes of these behind that one (`sinking.sums`); one that is added to a row of
-sums is added as it is (`sinking.row_sums`).
+sums is added as it is (`sinking.rows`, too).
 
 Loops are gone through from the inside, and from each goes what can go. Only that which has then
 left a loop that repeats it is worth it: `liftable` tries all on a copy and sees what has become of
@@ -53,6 +53,7 @@ from stablehlo_tools.dialect.names import BARRIER, DYNAMIC_SLICE, WHILE
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.ir.cleanup import erase_unused
 from stablehlo_tools.ir.clone import copy_module
+from stablehlo_tools.ir.structural_key import op_key
 from stablehlo_tools.ir.values import has_uses, key_of, maker_of, producer
 from stablehlo_tools.ir.views import While
 from stablehlo_tools.ir.walk import drop_attributes, enclosing, walk
@@ -406,12 +407,10 @@ def _share(module: ir.Module) -> None:
 def _described(op: ir.Operation) -> tuple[object, ...]:
     """What ops have in common that do the same; their channels may differ."""
     ours = (_NUMBER, _LIFTED, "channel_handle")
-    attributes = sorted((n, str(a)) for n, a in op.attributes.items() if n not in ours)
+    key = op_key(op, is_said=lambda name: name not in ours)
     has_region = [key_of(op)] if len(op.regions) else []
-    types = tuple(str(value.type) for value in op.results)
-    in_partitions = channel_number(op) > 0
     operands = tuple(_origin(value) for value in op.operands)
-    return (op.name, operands, types, tuple(attributes), in_partitions, *has_region)
+    return (key, operands, channel_number(op) > 0, *has_region)
 
 
 def _origin(value: ir.Value) -> object:

@@ -96,11 +96,9 @@ class KeepOrRepeat:
     def cheapest(self, ns_per_byte: float, without: frozenset[int] = frozenset()) -> Plan:
         """What takes least time if each byte that is kept costs so much, give or take a little, so
         that equal layers, or halves of one, do not change all at once."""
-        if (ns_per_byte, without) not in self._known:
-            self._known[ns_per_byte, without] = self._cut(ns_per_byte, without)
-        return self._known[ns_per_byte, without]
-
-    def _cut(self, ns_per_byte: float, without: frozenset[int]) -> Plan:
+        known = self._known.get((ns_per_byte, without))
+        if known is not None:
+            return known
         count, graph = len(self.values), self._graph
         keeping = graph.keep_ns + ns_per_byte * graph.weights
         keeping[list(without)] = inf
@@ -117,7 +115,10 @@ class KeepOrRepeat:
         kept = frozenset(n for n in needed if self.values[n].maker not in repeated)
         ns = sum(self.values[n].keep_ns for n in kept) + sum(self.ops[n].ns for n in repeated)
         size = sum(self.values[n].keep_bytes for n in kept)
-        return Plan(ns_per_byte, without, kept, repeated, ns, size, sum(map(self._weight, kept)))
+        weight = sum(map(self._weight, kept))
+        plan = Plan(ns_per_byte, without, kept, repeated, ns, size, weight)
+        self._known[ns_per_byte, without] = plan
+        return plan
 
     @cached_property
     def _graph(self) -> _CutGraph:

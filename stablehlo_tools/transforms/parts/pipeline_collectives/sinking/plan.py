@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 from stablehlo_tools.analysis.collectives import Collective, classify_communication, tensor_bytes
 from stablehlo_tools.analysis.loop_carries import Trees, tree_reducer
@@ -217,29 +217,11 @@ def _difference(more: int | None, less: int | None) -> int | None:
     return None if more is None or less is None else more - less
 
 
-class SinkWriter(Protocol):
-    """Writes what was planned for one or several collectives."""
-
-    @property
-    def dead(self) -> Sequence[int]:
-        """The carries that nothing reads any more."""
-        ...
-
-    @property
-    def removed(self) -> Sequence[ir.Operation]:
-        """The ops that leave the body."""
-        ...
-
-    def take_carries(self, opened: OpenedLoop) -> None:
-        """Reserves what the loop carries instead."""
-        ...
-
-    def write(self, opened: OpenedLoop) -> tuple[dict[int, ir.Value], list[ir.Operation]]:
-        """Writes the body's share and what follows the loop.
-
-        Returns what stands for results of the loop, and the collectives behind it.
-        """
-        ...
+# What writes the plan of one or several collectives. `dead` are the carries that nothing reads any
+# more, `removed` the ops that leave the body. `take_carries` reserves what the loop carries
+# instead, `write` writes the body's share and what follows the loop; it returns what stands for
+# results of the loop, and the collectives behind it.
+SinkWriter = SumWriter | MaskedSumWriter | LastWriter | RowSumWriter | RowsWriter
 
 
 def write_sinkings(
