@@ -142,6 +142,15 @@ def enclosing(op: ir.Operation, name: str) -> ir.Operation | None:
     return None if parent is None else parent.operation
 
 
+def ops_around(op: ir.Operation, name: str) -> list[ir.Operation]:
+    """The ops of a name that an op stands in, the innermost first."""
+    around: list[ir.Operation] = []
+    while (outer := enclosing(op, name)) is not None:
+        around.append(outer)
+        op = outer
+    return around
+
+
 def symbol_name(op: ir.Operation | ir.OpView) -> str:
     """The name of an op that defines a symbol."""
     return ir.StringAttr(op.attributes["sym_name"]).value

@@ -76,7 +76,7 @@ from stablehlo_tools.diagnostics import Diagnostic, Diagnostics, Severity, ToolE
 from stablehlo_tools.dialect.names import MANUAL_COMPUTATION
 from stablehlo_tools.ir.builder import Builder, device_table
 from stablehlo_tools.ir.token_chain import refuse_tokens
-from stablehlo_tools.ir.walk import enclosing
+from stablehlo_tools.ir.walk import ops_around
 from stablehlo_tools.passes.base import Pass
 
 _MOST_NAMED = 4  # cycles in a note
@@ -218,7 +218,7 @@ class Membership:
         """
         if not ids or not self._free.around(permute.op):
             return
-        around = _manual_around(permute.op)
+        around = ops_around(permute.op, MANUAL_COMPUTATION)
         if not around:
             raise ToolError(
                 f"{permute.inner.name} has a cycle and stands in a function of a module whose "
@@ -242,22 +242,21 @@ class Membership:
         is_replica = permute.group_mode is GroupMode.CROSS_REPLICA
         if is_replica or not self._free.around(permute.op):
             return _contains(build, "replica_id" if is_replica else "partition_id", ids)
-        mesh, free = self._free_axes(_manual_around(permute.op))
-        return _in_manual_computation(permute.op, mesh, free, ids)
+        # Out of a computation over the axes left free: only there is an id a scalar.
+        mesh, free = self._free_axes(ops_around(permute.op, MANUAL_COMPUTATION))
+        sharding = ir.Attribute.parse(f"#sdy.sharding<@{mesh}, []>", build.context)
+        boolean = build.tensor([], ir.IntegerType.get_signless(1, build.context))
+        manual = build.manual_computation([], [boolean], ([], [sharding]), free)
+        block = manual.regions[0].blocks.append()
+        inside = Builder(ir.InsertionPoint(block), build.location)
+        inside.create("sdy.return", [_contains(inside, "partition_id", ids)], [])
+        return manual.results[0]
 
     def _free_axes(self, around: list[ir.Operation]) -> tuple[str, list[str]]:
         """The mesh of the manual computations, and its axes that none of them takes."""
         taken = {axis for op in around for axis in manual_axes(op)}
         mesh = _mesh_name(around)
         return mesh, [name for name, _ in self._facts.meshes[mesh].axes if name not in taken]
-
-
-def _manual_around(op: ir.Operation) -> list[ir.Operation]:
-    computations: list[ir.Operation] = []
-    while (around := enclosing(op, MANUAL_COMPUTATION)) is not None:
-        computations.append(around)
-        op = around
-    return computations
 
 
 def _mesh_name(around: list[ir.Operation]) -> str:
@@ -271,18 +270,6 @@ def _mesh_name(around: list[ir.Operation]) -> str:
         "be broken",
         around[0].location,
     )
-
-
-def _in_manual_computation(op: ir.Operation, mesh: str, axes: list[str], ids: Set[int]) -> ir.Value:
-    """The predicate out of a computation over the axes left free: only there is an id a scalar."""
-    sharding = ir.Attribute.parse(f"#sdy.sharding<@{mesh}, []>", op.context)
-    one_bit = ir.IntegerType.get_signless(1, op.context)
-    boolean = ir.RankedTensorType.get([], one_bit, loc=op.location)
-    build = Builder(ir.InsertionPoint(op), op.location)
-    manual = build.manual_computation([], [boolean], ([], [sharding]), axes)
-    inside = Builder(ir.InsertionPoint(manual.regions[0].blocks.append()), op.location)
-    inside.create("sdy.return", [_contains(inside, "partition_id", ids)], [])
-    return manual.results[0]
 
 
 def _contains(build: Builder, id_op: str, ids: Set[int]) -> ir.Value:

@@ -121,7 +121,11 @@ class _Reached:
         """Takes in all that uses some ops; False where a member does."""
         pending = list(ops)
         while pending:
-            for user in _users_in_block(pending.pop()):
+            op = pending.pop()
+            for use in [use for result in op.results for use in result.uses]:
+                user = use.owner.operation
+                while user.block != op.block:  # the op of the block that it is in a region of
+                    user = user.block.owner.operation
                 key = key_of(user)
                 if key in self.members:
                     return False
@@ -135,20 +139,6 @@ class _Reached:
         taken = [key_of(op) in self.found for op in effects]
         behind = effects[taken.index(True) :] if True in taken else ()
         return [op for op in behind if key_of(op) not in self.found]
-
-
-def _users_in_block(op: ir.Operation) -> list[ir.Operation]:
-    """The ops of an op's block that use its results, in their regions too."""
-    users: list[ir.Operation] = []
-    for result in op.results:
-        for use in result.uses:
-            user = use.owner.operation
-            while user.block != op.block:
-                parent = user.parent
-                assert parent is not None, "an op inside another"
-                user = parent.operation
-            users.append(user)
-    return users
 
 
 class Merger:

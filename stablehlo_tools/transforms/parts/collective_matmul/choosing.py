@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import compress
+from math import prod
 
 from stablehlo_tools.analysis.collectives import (
     Channels,
@@ -35,7 +36,7 @@ from stablehlo_tools.ir.builder import element_of
 from stablehlo_tools.ir.cleanup import erase_unused
 from stablehlo_tools.ir.clone import copy_module
 from stablehlo_tools.ir.values import has_uses, maker_of
-from stablehlo_tools.ir.walk import ops_named
+from stablehlo_tools.ir.walk import ops_around, ops_named
 from stablehlo_tools.transforms.parts.collective_matmul.regions import (
     Region,
     find_regions,
@@ -108,21 +109,13 @@ def write(module: ir.Module, chosen: Ways, compiler: Compiler) -> float:
         for region in (each for regions in by_block.values() for each in in_order(regions)):
             ring = compiler.ring(region, ways_of[region], survey.forms.facts.grid.size)
             RegionWriter(region, ring, survey.forms, channels, held, hold=compiler.hold).run()
-        together = sum(map(_bytes_of, filter(has_uses, held.blocks)))
+        together = 0.0
+        for value in filter(has_uses, held.blocks):
+            runs = prod(constant_trips(loop) or 1 for loop in ops_around(maker_of(value), WHILE))
+            together += float(runs * (tensor_bytes(ir.ShapedType(value.type)) or 0))
         for block in survey.blocks:
             erase_unused(block)
     return together
-
-
-def _bytes_of(value: ir.Value) -> float:
-    """The bytes of a value, times the runs of the loops that it is made in."""
-    size = float(tensor_bytes(ir.ShapedType(value.type)) or 0)
-    around = maker_of(value).parent
-    while around is not None:
-        if around.name == WHILE:
-            size *= constant_trips(around) or 1
-        around = around.parent
-    return size
 
 
 @dataclass(frozen=True)

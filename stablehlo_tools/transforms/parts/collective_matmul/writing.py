@@ -95,7 +95,7 @@ class RegionWriter:
         self._held = held
         self._blocks: Blocks = {}
         self._cut: dict[tuple[int, DimTiling, Part], ir.Value] = {}
-        self._places: dict[tuple[Part, int], ir.Value] = {}
+        self._places: dict[tuple[Part, int], ir.Value] = {}  # of parts so long: scalars of i32
         self._start: ir.Value | None = None
         self._device: ir.Value | None = None
         self._over_blocks: dict[Node, ir.Value] = {}  # what products have summed so far
@@ -391,11 +391,7 @@ class RegionWriter:
             self._start = self._build.i32(0)
         starts = [self._start] * len(sizes)
         dim = tiling.dim if tiling.outer == 1 else tiling.dim + 1
-        starts[dim] = self._place(part, sizes[dim])
-        return starts
-
-    def _place(self, part: Part, length: int) -> ir.Value:
-        """Where a part begins, of parts so long: a scalar of i32."""
+        length = sizes[dim]
         key = (part, length)
         if key not in self._places:
             places = self._ring.places(self._forms.facts.grid.size, part)
@@ -406,7 +402,8 @@ class RegionWriter:
                 self._device = self._build.op(by, [], self._build.tensor([], unsigned))
             row = self._build.dynamic_slice(table, [self._device], [1])
             self._places[key] = self._build.reshape(row, [])
-        return self._places[key]
+        starts[dim] = self._places[key]
+        return starts
 
 
 @dataclass

@@ -244,7 +244,15 @@ class _SkippingWriter:
         # The number of the form, out of a table by the iteration.
         numbers = {form: n for n, form in enumerate(forms)}
         table = [numbers[p.edges] for p in self.plan.phases for _ in range(p.length)]
-        looked = self.builder.dynamic_slice(self.builder.table(table), [self._iteration()], [1])
+        elements = self.builder.table(table)
+        iteration, start, step = self.value, self.counter.start, self.counter.step
+        if step < 0:
+            iteration = self.builder.same("subtract", self._number(start), iteration)
+        elif start:
+            iteration = self.builder.same("subtract", iteration, self._number(start))
+        if abs(step) > 1:
+            iteration = self.builder.same("divide", iteration, self._number(abs(step)))
+        looked = self.builder.dynamic_slice(elements, [iteration], [1])
         return self._branch("case", self.builder.reshape(looked, []), forms)
 
     def _branch(self, name: str, choice: ir.Value, forms: Sequence[Edges]) -> ir.Value:
@@ -270,17 +278,6 @@ class _SkippingWriter:
 
     def _number(self, number: int) -> ir.Value:
         return self.builder.splat_like(number, self.value)
-
-    def _iteration(self) -> ir.Value:
-        start, step = self.counter.start, self.counter.step
-        iteration = self.value
-        if step < 0:
-            iteration = self.builder.same("subtract", self._number(start), iteration)
-        elif start:
-            iteration = self.builder.same("subtract", iteration, self._number(start))
-        if abs(step) > 1:
-            iteration = self.builder.same("divide", iteration, self._number(abs(step)))
-        return iteration
 
 
 def _form(op: ir.Operation, plan: ValidityPlan, form: Edges, at: ir.InsertionPoint) -> ir.Value:

@@ -76,29 +76,24 @@ def drop_token_arguments(module: ir.Module, chains: Sequence[TokenGraph]) -> Non
     for argument in sorted(arguments, key=lambda argument: -argument.arg_number):
         function = argument.owner.owner.operation
         what = f"drop-token-argument: argument {argument.arg_number} of @{symbol_name(function)}"
-        _check_not_listed(module, what)
+        attributes, location = module.operation.attributes, module.operation.location
+        if _JAX_EXPORT in attributes:
+            raise ToolError(
+                f"{what} belongs to the calling convention of a jax.export artifact (P6)", location
+            )
+        for name in _LISTS:
+            listed = attributes.get(name)
+            if listed is not None and not (isinstance(listed, ir.ArrayAttr) and not len(listed)):
+                raise ToolError(
+                    f"{what}: the module's attribute {name} counts arguments, and would be wrong "
+                    "(P6)",
+                    location,
+                )
         use = next(iter(argument.uses), None)
         if use is not None:
             user = use.owner.operation
             raise ToolError(f"{what} is still used, by {user.name} (P6)", user.location)
         drop_entry_argument(function, argument.arg_number)
-
-
-def _check_not_listed(module: ir.Module, what: str) -> None:
-    attributes = module.operation.attributes
-    if _JAX_EXPORT in attributes:
-        raise ToolError(
-            f"{what} belongs to the calling convention of a jax.export artifact (P6)",
-            module.operation.location,
-        )
-    for name in _LISTS:
-        listed = attributes.get(name)
-        if listed is None or (isinstance(listed, ir.ArrayAttr) and not len(listed)):
-            continue
-        raise ToolError(
-            f"{what}: the module's attribute {name} counts arguments, and would be wrong (P6)",
-            module.operation.location,
-        )
 
 
 def take_out(plan: ImportPlan) -> list[ir.Operation]:

@@ -56,7 +56,7 @@ from stablehlo_tools.ir.clone import copy_module
 from stablehlo_tools.ir.structural_key import op_key
 from stablehlo_tools.ir.values import has_uses, key_of, maker_of, producer
 from stablehlo_tools.ir.views import While
-from stablehlo_tools.ir.walk import drop_attributes, enclosing, walk
+from stablehlo_tools.ir.walk import drop_attributes, ops_around, walk
 from stablehlo_tools.transforms.parts.bucket_collectives.writing import reshaped
 from stablehlo_tools.transforms.parts.pipeline_collectives.branches import bring_out, put_back
 from stablehlo_tools.transforms.parts.pipeline_collectives.frame import frame_before, is_the_same
@@ -109,7 +109,7 @@ def number_collectives(module: ir.Module) -> None:
     """Numbers the collectives of loops whose results are used, so that they are known in copies."""
     type_ = ir.IntegerType.get_signless(64, module.context)
     for number, found in enumerate(find_collectives(module)):
-        if _loops_around(found.op) and any(map(has_uses, found.op.results)):
+        if ops_around(found.op, WHILE) and any(map(has_uses, found.op.results)):
             found.op.attributes[_NUMBER] = ir.IntegerAttr.get(type_, number)
 
 
@@ -161,14 +161,6 @@ def _number_of(op: ir.Operation) -> int | None:
     return ir.IntegerAttr(op.attributes[_NUMBER]).value if _NUMBER in op.attributes else None
 
 
-def _loops_around(op: ir.Operation) -> list[ir.Operation]:
-    loops: list[ir.Operation] = []
-    while (outer := enclosing(op, WHILE)) is not None:
-        loops.append(outer)
-        op = outer
-    return loops
-
-
 @dataclass(frozen=True)
 class _Traffic:
     """What a collective sends in a run, and takes or gives in one go, whichever is more; bytes of a
@@ -188,7 +180,7 @@ def _traffic(module: ir.Module) -> dict[int, _Traffic]:
         number = _number_of(found.op)
         if number is None:
             continue
-        loops = _loops_around(found.op)
+        loops = ops_around(found.op, WHILE)
         held = float(max(found.bytes_in or 0, found.bytes_out or 0))
         sent = held * prod(constant_trips(loop) or _REPEATED for loop in loops)
         if number in traffic:
@@ -245,7 +237,7 @@ def _sunk(surveyed: LoopSurvey, chosen: frozenset[int]) -> ir.Operation:
     the stacks up.
     """
     body = surveyed.body
-    ways = {"sum", "row sum", "batch"} if _loops_around(body.loop) else {"sum", "row sum"}
+    ways = {"sum", "row sum", "batch"} if ops_around(body.loop, WHILE) else {"sum", "row sum"}
     plans = [plan for plan in sinkings(surveyed).values() if isinstance(plan, Sinking)]
     kept = {plan.group for plan in plans if _number_of(plan.collective.op) not in chosen}
     taken = [plan for plan in plans if plan.group not in kept and plan.way in ways]
@@ -259,7 +251,7 @@ def _stacked(surveyed: LoopSurvey, chosen: frozenset[int]) -> bool:
     In a loop that stands in no other one, only with fewer rows than iterations.
     """
     body = surveyed.body
-    most = inf if _loops_around(body.loop) else (surveyed.trips or 0) - 1
+    most = inf if ops_around(body.loop, WHILE) else (surveyed.trips or 0) - 1
     for collective in surveyed.collectives:
         row = _row_of(body, collective) if _number_of(collective.op) in chosen else None
         if row is not None and row.count <= most and surveyed.alike(body.loop, row.ops, row.index):

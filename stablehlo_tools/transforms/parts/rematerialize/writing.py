@@ -105,8 +105,16 @@ class BlockWriter(_Writer):
         for op, read in self._block.reads:
             numbers = dict.fromkeys(self._block.same[value] for value in read)
             again = [n for n in numbers if n not in self._kept and n not in self._there]
-            if again:
-                self._tie(self._leading_to(again), op, set(read))
+            leaves = self._leading_to(again)
+            if leaves:
+                # A barrier in front of the user, for what is read again and a gradient.
+                late = self._met_by(op, set(read))
+                values = [*leaves, *([late[1]] if late else [])]
+                tied = barrier(values, ir.InsertionPoint(op), op.location)
+                for value, result in zip(leaves, tied.results, strict=False):
+                    self._there[self._block.same[value]] = result
+                if late:
+                    rename(late[0], {late[1]: tied.results[len(leaves)]})
             there = {
                 n: self._block.values[n] if n in self._kept else self.value(n, op) for n in numbers
             }
@@ -129,18 +137,6 @@ class BlockWriter(_Writer):
                 elif _is_tensor(value):
                     leaves[number] = self._block.values.get(number, value)
         return list(leaves.values())
-
-    def _tie(self, leaves: Sequence[ir.Value], user: ir.Operation, read: set[ir.Value]) -> None:
-        """Puts a barrier in front of a user, for what is read again and a gradient."""
-        if not leaves:
-            return
-        late = self._met_by(user, read)
-        values = [*leaves, *([late[1]] if late else [])]
-        tied = barrier(values, ir.InsertionPoint(user), user.location)
-        for value, result in zip(leaves, tied.results, strict=False):
-            self._there[self._block.same[value]] = result
-        if late:
-            rename(late[0], {late[1]: tied.results[len(leaves)]})
 
     def _met_by(
         self, user: ir.Operation, read: set[ir.Value]

@@ -32,7 +32,7 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.custom_calls import is_future
 from stablehlo_tools.dialect.names import CONVOLUTION, CUSTOM_CALL, WHILE
 from stablehlo_tools.ir.builder import barrier
-from stablehlo_tools.ir.values import key_of, maker_of, producer
+from stablehlo_tools.ir.values import key_of, producer
 from stablehlo_tools.ir.walk import FUNCTION, terminator, values_used
 from stablehlo_tools.overlap.scheduling.forward import Moments
 from stablehlo_tools.overlap.scheduling.problem import Problem, problem_of
@@ -333,24 +333,21 @@ def _ready_last(op: ir.Operation, levels: Places, places: Places) -> list[int]:
 
 def unordered_neighbours(plan: BlockPlan, anchors: Sequence[Anchor]) -> list[tuple[Anchor, Anchor]]:
     """Anchors that follow each other of which the second does not need the first's result."""
-    return [
-        (first, second) for first, second in pairwise(anchors) if not _leads_to(plan, first, second)
-    ]
-
-
-def _leads_to(plan: BlockPlan, first: Anchor, second: Anchor) -> bool:
-    between = {key_of(op) for op in plan.order[first.place : second.place + 1]}
-    pending = [second.op]
-    while pending:
-        op = pending.pop()
-        if key_of(op) == key_of(first.op):
-            return True
-        for operand in op.operands:
-            maker = producer(operand)
-            if maker is not None and key_of(maker) in between:
-                between.discard(key_of(maker))
-                pending.append(maker)
-    return False
+    unordered: list[tuple[Anchor, Anchor]] = []
+    for first, second in pairwise(anchors):
+        between = {key_of(op) for op in plan.order[first.place : second.place + 1]}
+        pending = [second.op]
+        for op in pending:
+            if key_of(op) == key_of(first.op):
+                break
+            for operand in op.operands:
+                maker = producer(operand)
+                if maker is not None and key_of(maker) in between:
+                    between.discard(key_of(maker))
+                    pending.append(maker)
+        else:
+            unordered.append((first, second))
+    return unordered
 
 
 def plan_fences(
@@ -498,7 +495,15 @@ class _BlockWriter:
         written = barrier(values, point, anchor.op.location)
         for value, result in zip(values, written.results, strict=True):
             self._now[value] = result
-            self._hand_over(value, result, [takes for other, takes in through if other == value])
+            takers = [takes for other, takes in through if other == value]
+            for op, number in [(use.owner.operation, use.operand_number) for use in value.uses]:
+                if op != written and any(takes(op) for takes in takers):
+                    # An op without results stands for itself, and with other operands for another
+                    # one.
+                    place = None if len(op.results) else self._places.pop(op, None)
+                    op.operands[number] = result
+                    if place is not None:
+                        self._places[op] = place
         last = written
         for op in fence.begins:
             op.move_after(last)
@@ -530,15 +535,3 @@ class _BlockWriter:
                 value = self._now[value]
             through.append((value, is_later))
         return through
-
-    def _hand_over(self, value: ir.Value, result: ir.Value, takers: Sequence[_Takes]) -> None:
-        barrier = key_of(maker_of(result))
-        uses = [(use.owner.operation, use.operand_number) for use in value.uses]
-        for op, number in uses:
-            if key_of(op) != barrier and any(takes(op) for takes in takers):
-                # An op without results stands for itself, and with other operands for another
-                # one.
-                place = None if len(op.results) else self._places.pop(op, None)
-                op.operands[number] = result
-                if place is not None:
-                    self._places[op] = place
