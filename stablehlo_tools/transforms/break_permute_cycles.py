@@ -237,7 +237,7 @@ class Membership:
                 )
 
     def predicate(self, permute: Collective, ids: Set[int]) -> ir.Value:
-        """Whether the device's id, as the permute counts them, is one of `ids`."""
+        """The truth of the device's id, as the permute counts them, being one of `ids`."""
         build = Builder(ir.InsertionPoint(permute.op), permute.op.location)
         is_replica = permute.group_mode is GroupMode.CROSS_REPLICA
         if is_replica or not self._free.around(permute.op):

@@ -89,7 +89,7 @@ class HoldCollectivesPass(Pass):
 
 
 def _is_in_loop(op: ir.Operation) -> bool:
-    """Whether an op stands in the body of a loop, and runs in each iteration."""
+    """Returns True if an op is in the body of a loop, and runs in each iteration."""
     block = op.block
     while (owner := block.owner.operation).name == MANUAL_COMPUTATION:
         block = owner.block

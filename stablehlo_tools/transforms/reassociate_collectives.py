@@ -152,7 +152,7 @@ class Term:
 
     @property
     def between(self) -> ir.Value:
-        """What the collective and the ops of `before` give as the program is written."""
+        """The result of the collective and the ops of `before` as the program is written."""
         return (self.before[-1] if self.before else self.collective.op).results[0]
 
     @property
@@ -189,7 +189,7 @@ def term_of(
 
 
 def why_not_merged(one: Term, other: Term) -> str | None:
-    """Why two terms cannot be one; None where they can, and nothing larger comes of it."""
+    """Says why two terms cannot be one; None if they can, and nothing larger comes of it."""
     unlike = why_not_alike(_grouped(one.traits), _grouped(other.traits))
     if unlike is not None:
         return unlike
@@ -245,13 +245,13 @@ def _reduction(
 
 
 def through(op: ir.Operation) -> int:
-    """Which operand of an op a term may be; of a scale the one that is not the same everywhere."""
+    """The operand of an op that a term may be; of a scale the one that is no splat."""
     scale = op.name == "stablehlo.multiply" and splat_of(op.operands[0]) is not None
     return 1 if scale else 0
 
 
 def _commutes(op: ir.Operation, kind: str, collective: str) -> bool:
-    """Whether an op may as well come before the reduction."""
+    """Returns True if an op may as well come before the reduction."""
     name = op.name.removeprefix("stablehlo.")
     if name == "convert":
         # A convert must keep every value; a sum of its results is then the same, or closer.
@@ -274,7 +274,7 @@ def _commutes(op: ir.Operation, kind: str, collective: str) -> bool:
 
 
 def _is_same(one: ir.Operation, other: ir.Operation) -> bool:
-    """Whether two ops do the same with their terms; other operands may be equal constants."""
+    """Returns True if ops do the same with their terms; other operands may be equal constants."""
     if one.name != other.name or one.results[0].type != other.results[0].type:
         return False
     if _attributes(one) != _attributes(other) or through(one) != through(other):
@@ -330,7 +330,7 @@ def write_merged(combine: ir.Operation, one: Term, other: Term) -> None:
 
 
 def _before(term: Term, point: ir.InsertionPoint) -> ir.Value:
-    """What the term's collective takes, after the ops that may come before it."""
+    """Writes what the term's collective takes, after the ops that may come before it."""
     value = term.collective.op.operands[0]
     for op in term.before:
         type_ = op.results[0].type

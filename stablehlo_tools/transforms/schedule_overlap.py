@@ -145,7 +145,7 @@ class ScheduleOverlapPass(Pass):
             diagnostics.collected += explain(_Work.of(module, hardware).traced)
 
     def _draft(self, module: ir.Module, hardware: Hardware) -> _Draft:
-        """What to make of a module: the blocks that are faster so, within the memory limit."""
+        """Schedules the blocks of a module that are faster so, within the memory limit."""
         whole = self._within_limit(module, hardware, None)
         if None not in whole.left:
             return whole
@@ -274,7 +274,7 @@ class _Work:
 def _why_left(
     number: int, block: ScheduledBlock, hardware: Hardware, chosen: Container[int] | None
 ) -> str | None:
-    """Why a block is left as it is; None where it is written."""
+    """Says why a block is left as it is; None if it is written."""
     if hardware.is_torus:
         return "no form was found that XLA:TPU keeps to where it leaves time exposed"
     if not block.holds:
@@ -358,7 +358,7 @@ def _sentence(one: _Explained) -> str:
 
 
 def _sentence_of_all(group: Sequence[_Explained]) -> str:
-    """What a note says of collectives that are alike, the first of them where it stands."""
+    """The text of a note on collectives that are alike, which stands at the first of them."""
     rows = [one.row for one in group]
     what = (
         f"{len(group)} {rows[0].kind}s of {size(max(row.bytes for row in rows))}"

@@ -77,14 +77,14 @@ _EFFECT_BETWEEN = "ops with effects between them would change their order (C9)"
 
 @dataclass(frozen=True)
 class MergePlace:
-    """Where to write what stands for some ops, and the ops that then follow it, in order."""
+    """The place to write what stands for some ops, and the ops that then follow it, in order."""
 
     point: ir.InsertionPoint
     moved: Sequence[ir.Operation]
 
 
 def find_place(ops: Sequence[ir.Operation], effects: Effects) -> MergePlace | str:
-    """Where one op can stand for `ops`, which are of one block; or why there is no such place."""
+    """The place where one op can stand for `ops`, of one block; or why there is none."""
     block = ops[0].block
     first = in_block_order(ops)[0]
     read = [producer(value) for op in ops for value in op.operands]

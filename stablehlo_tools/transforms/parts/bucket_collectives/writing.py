@@ -398,7 +398,7 @@ def _results(parts: Sequence[_Part], outs: Sequence[ir.Value]) -> list[ir.Value]
 def _slices(
     parts: Sequence[_Part], value: ir.Value, dimension: int, sizes: Sequence[int]
 ) -> list[ir.Value]:
-    """What lies beside each other in a dimension."""
+    """Cuts apart the values that are beside each other in a dimension."""
     bounds = pairwise(accumulate(sizes, initial=0))
     return [
         part.builder.slice_along(value, dimension, *bound)

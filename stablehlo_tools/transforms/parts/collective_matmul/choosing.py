@@ -238,8 +238,9 @@ def best(
 
 
 class Slack:
-    """What else there is to do in a block, while one of its collectives is on its way: whether an
-    order can hide it, so that it needs no ring.
+    """The other work of a block while one of its collectives is on its way.
+
+    If an order can hide the collective behind that, it needs no ring.
 
     A gather that follows from no product (of a weight) can be issued as early as is wished, and a
     scatter that no product follows (of a weight's gradient) waited for as late. If there are
@@ -253,7 +254,7 @@ class Slack:
         self._devices = devices
 
     def needs_ring(self, region: Region) -> bool:
-        """Whether one of a region's collectives cannot be hidden by an order."""
+        """Returns True if no order can hide one of a region's collectives."""
         groups = region.groups
         return any(
             not self._is_hidden(node, node.results[0], groups, before=True)
@@ -264,7 +265,7 @@ class Slack:
         )
 
     def _is_hidden(self, node: Node, whole: int, groups: ProcessGroups, *, before: bool) -> bool:
-        """Whether it is free at one end, and has as much beside it as it takes."""
+        """Returns True if it is free at one end, and has as much beside it as it takes."""
         above = self._following(node.operands, backward=True)
         below = self._following(node.results, backward=False)
         if above if before else below:

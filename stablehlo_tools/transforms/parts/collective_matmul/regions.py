@@ -354,7 +354,7 @@ class _Finder:
             self._before.append(self._in_blocks.get(operand, 0) | self._behind.get(operand, 0))
 
     def _step(self, node: Node, tilings: Tilings) -> OpTiling | None:
-        """How an op runs on blocks."""
+        """Says how an op runs on blocks; None if it does not."""
         if node.name in _NOT_FOLLOWED or any(n in self._tilings for n in node.captures):
             return None
         step = self._graph.tiling(node, tilings, self._parts)

@@ -243,7 +243,7 @@ class RegionWriter:
         self._blocks[node.results[0], there] = self._send_straight(node, block, leaving)
 
     def _send_straight(self, node: Node, block: ir.Value, part: Part) -> ir.Value:
-        """What comes in, when all send what is of a part to the device that it is of."""
+        """Sends what is of a part to the device that it is of, as all do; returns what comes in."""
         if part.offset:
             for pairs in self._ring.straight(part):
                 block = self._permute(node.op, block, pairs)
@@ -386,7 +386,7 @@ class RegionWriter:
         return results[: len(values)]
 
     def _at(self, tiling: DimTiling, part: Part, sizes: Sequence[int]) -> list[ir.Value]:
-        """Where a part begins, in a value or in one whose parts stand apart."""
+        """The start of a part, in a value or in one whose parts stand apart."""
         if self._start is None:
             self._start = self._build.i32(0)
         starts = [self._start] * len(sizes)

@@ -94,7 +94,7 @@ class ValidityPlan:
 def plan(
     demand: PermuteDemand, strategy: Strategy = "edges", most_forms: int = MOST_FORMS
 ) -> ValidityPlan | str:
-    """What becomes of a permute, or why it stays as it is.
+    """Plans what becomes of a permute, or says why it stays as it is.
 
     `edges`: each edge runs in the iterations that need it, and in further ones where there would
     be more than `most_forms` sets of edges. `whole`: all edges that are ever needed run in the
@@ -182,7 +182,7 @@ def _join_equal(phases: Sequence[Phase]) -> list[Phase]:
 
 
 def _is_written(op: ir.Operation) -> bool:
-    """Whether all that the regions of the branch around an op hold are permutes and constants."""
+    """Returns True if the branch around an op holds nothing but permutes and constants."""
     branch = op.parent
     if branch is None or branch.name not in BRANCHES:
         return False

@@ -127,7 +127,7 @@ def _is_shown_zero(
     graph: TokenGraph,
     diagnostics: Diagnostics,
 ) -> bool:
-    """Whether torch-xla made this token; if not, raises for a chain, is False for an addition."""
+    """Returns True if torch-xla made this token; if not, raises for a chain."""
     doubts = _doubts(module, program, argument, graph)
     first = min(graph.collectives(), key=program.position)
     # Into the buckets of one coalesced collective, one for each type, torch-xla adds its token.
@@ -161,7 +161,7 @@ def _is_shown_zero(
 def _doubts(
     module: ir.Module, program: Program, argument: _Argument, graph: TokenGraph
 ) -> list[Diagnostic]:
-    """What speaks against a token that torch-xla itself made."""
+    """Notes on what speaks against a token that torch-xla itself made."""
     doubts: list[Diagnostic] = []
     if not _is_of_torch_xla(module):
         names = " or ".join(_TORCH_XLA_MODULES)
@@ -194,7 +194,7 @@ def _not_in(program: Program, graphs: Sequence[TokenGraph]) -> ir.Operation | No
 
 
 def _of_constants(module: ir.Module, program: Program, others: Sequence[TokenGraph]) -> TokenGraph:
-    """What is a chain among the uses of constant zeros; the rest is the user's."""
+    """The chain among the uses of constant zeros; the rest is the user's."""
     not_tokens: set[ir.Value] = set()
     while True:
         graph = explore(program, None, frozenset(not_tokens))

@@ -226,7 +226,7 @@ class OpenedLoop:
         return self.new.results[number]
 
     def is_handed_on(self, number: int) -> bool:
-        """Whether it was said what a new carry is at the end of an iteration."""
+        """Returns True if it was said what a new carry is at the end of an iteration."""
         return number in self._said
 
     def hand_on(self, number: int, value: ir.Value) -> None:

@@ -42,7 +42,7 @@ class Move:
 
 
 def ahead(body: LoopBody, collective: Collective) -> Move:
-    """Whether a collective could be issued before its iteration, with all that it needs."""
+    """The move of a collective before its iteration, with all that it needs."""
     stays = why_unmovable(collective)
     if stays:
         return Move(collective, reason=stays)
@@ -73,7 +73,7 @@ def ahead(body: LoopBody, collective: Collective) -> Move:
 
 
 def late(body: LoopBody, collective: Collective, indices: LoopIndices) -> Move:
-    """Whether a collective could end after its iteration, with all that depends on it."""
+    """The move of a collective behind its iteration, with all that depends on it."""
     stays = why_unmovable(collective)
     if stays:
         return Move(collective, reason=stays)
@@ -221,12 +221,12 @@ class LoopSurvey:
 
     @cached_property
     def ahead(self) -> list[Move]:
-        """Which of them could go ahead of their iteration."""
+        """The moves ahead of their iteration."""
         return self._checked(ahead(self.body, each) for each in self.collectives)
 
     @cached_property
     def late(self) -> list[Move]:
-        """Which of them could end in a later iteration."""
+        """The moves to a later iteration."""
         return self._checked(late(self.body, each, self.indices) for each in self.collectives)
 
     def _checked(self, moves: Iterable[Move]) -> list[Move]:

@@ -397,7 +397,7 @@ def _share(module: ir.Module) -> None:
 
 
 def _described(op: ir.Operation) -> tuple[object, ...]:
-    """What ops have in common that do the same; their channels may differ."""
+    """A key that is equal for ops that do the same; their channels may differ."""
     ours = (_NUMBER, _LIFTED, "channel_handle")
     key = op_key(op, is_said=lambda name: name not in ours)
     has_region = [key_of(op)] if len(op.regions) else []
@@ -416,9 +416,9 @@ def _origin(value: ir.Value) -> object:
 def best_lifting(
     module: ir.Module, facts: ModuleFacts, hardware: Hardware, limit: float | None
 ) -> list[Lifted]:
-    """What to lift of what leaves several loops, so that the program is expected to be fastest
-    within `limit` bytes; nothing, where that is as it stands. Without a limit, most of the device,
-    or a little more than the program needs anyway.
+    """Chooses what to lift of what leaves several loops, so that the program is expected to be
+    fastest within `limit` bytes; nothing, where that is as it stands. Without a limit, most of the
+    device, or a little more than the program needs anyway.
 
     All, only what goes ahead and only what goes behind are tried; of each, what saves least for the
     memory that it takes stays where it does not fit.

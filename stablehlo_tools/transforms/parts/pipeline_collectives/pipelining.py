@@ -436,7 +436,7 @@ class LoopPipelining:
 
 
 def _nothing_to_pipeline(module: ir.Module, loops: int) -> Diagnostic:
-    """Why a program without a loop that communicates stays as it is, and what to do with it."""
+    """The note on a program without a loop that communicates, and on what to do with it."""
     collectives = find_collectives(module)
     if not collectives:
         message = "there is nothing to pipeline: the program has no collective"

@@ -94,7 +94,7 @@ class KeepOrRepeat:
     )
 
     def cheapest(self, ns_per_byte: float, without: frozenset[int] = frozenset()) -> Plan:
-        """What takes least time if each byte that is kept costs so much, give or take a little, so
+        """The plan of least time if each byte that is kept costs so much, give or take a little, so
         that equal layers, or halves of one, do not change all at once."""
         known = self._known.get((ns_per_byte, without))
         if known is not None:

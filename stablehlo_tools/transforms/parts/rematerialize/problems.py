@@ -47,7 +47,7 @@ class Problem:
 
 
 def problem_of(passage: Passage, prices: Prices, stride: int = 1) -> Problem:
-    """What can be kept for the backward, or repeated in it, with its prices.
+    """Reads what can be kept for the backward, or repeated in it, with its prices.
 
     Of a block, what crosses every so many waists of the forward is not repeated: or else all that
     comes behind would be made again at once.

@@ -511,7 +511,7 @@ class _BlockWriter:
             last = op
 
     def _through(self, fence: Fence) -> list[tuple[ir.Value, _Takes]]:
-        """What goes through a barrier, and who takes it from there."""
+        """Lists what goes through a barrier, and who takes it from there."""
         anchor = fence.anchor
         place, served_from, own = anchor.place, anchor.served_from, key_of(anchor.op)
         begun = {key_of(op) for op in fence.begins}

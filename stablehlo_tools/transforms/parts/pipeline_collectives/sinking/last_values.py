@@ -29,8 +29,8 @@ class LastValue:
 
 
 def last_value(body: LoopBody, ops: Sequence[ir.Operation], trips: int | None) -> LastValue | str:
-    """How collectives, and all that depends on them, can run on what the last iteration sends, or
-    why they cannot."""
+    """Plans to run collectives, and all that depends on them, on what the last iteration sends, or
+    says why they cannot."""
     if trips is None:
         return "it is not known that the loop runs at all"
     if not trips:

@@ -72,7 +72,7 @@ class Sinking:
 
 
 def sinkings(surveyed: LoopSurvey) -> dict[Key, Sinking | str]:
-    """How each collective of a loop can run after it, by `key_of`, or why it cannot."""
+    """Plans how each collective of a loop can run after it, by `key_of`, or says why it cannot."""
     outcomes = _Planner(surveyed).outcomes
     return {key_of(c.op): outcomes[key_of(c.op)] for c in surveyed.collectives}
 

@@ -112,8 +112,8 @@ class Stacked:
 def stacked(
     body: LoopBody, dependents: Sequence[ir.Operation], indices: LoopIndices, trips: int | None
 ) -> Stacked | str:
-    """How collectives, and all that depends on them, can run on the rows of all iterations, or why
-    they cannot."""
+    """Plans to run collectives, and all that depends on them, on the rows of all iterations, or
+    says why they cannot."""
     if trips is None:
         return "it is not known how often the loop runs"
     if not trips:
@@ -165,7 +165,7 @@ def _why_not(body: LoopBody, op: ir.Operation, made: set[ir.Value]) -> str | Non
 
 
 def _store(body: LoopBody, op: ir.Operation, indices: LoopIndices, trips: int) -> Store | str:
-    """What an update writes, if it is a row in each iteration, of a buffer that it alone sees."""
+    """The store of an update that writes a row in each iteration, of a buffer of its own."""
     buffer = op.operands[0]
     first = op.operands[2] if len(op.operands) > 2 else None
     carry = body.argument_number(buffer)
@@ -390,7 +390,7 @@ class RowSum:
 
     @property
     def local(self) -> ir.Value:
-        """What is added up in the loop instead."""
+        """The value that is added up in the loop instead."""
         first = self.steps[0]
         return first.op.operands[first.through]
 
@@ -409,7 +409,7 @@ class RowSum:
 
 
 def row_sum(body: LoopBody, collective: Collective, alike: AlikeInGroups) -> RowSum | str:
-    """How a collective can run on the sums of all rows, or why it cannot."""
+    """Plans to run a collective on the sums of all rows, or says why it cannot."""
     chain = chain_from(body, collective, lambda op: op.name == ADD)
     if isinstance(chain, str):
         return chain

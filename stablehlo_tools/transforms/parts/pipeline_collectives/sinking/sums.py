@@ -105,14 +105,14 @@ class ChainOp:
 
     @property
     def others(self) -> list[ir.Value]:
-        """What the op reads besides."""
+        """The other operands of the op."""
         return [value for i, value in enumerate(self.op.operands) if i != self.through]
 
 
 def why_not_linear(
     body: LoopBody, steps: Sequence[ChainOp], reducer: str, element: ir.Type
 ) -> str | None:
-    """Why a chain is not linear for accumulation by `reducer` in elements of a type."""
+    """Says why a chain is not linear for accumulation by `reducer` in elements of a type."""
     # The identity must be known, and a total well defined.
     if isinstance(element, ir.FloatType):
         accumulates = element.width >= _LEAST_FLOAT and reducer in ("add", "maximum", "minimum")
@@ -138,7 +138,7 @@ def why_not_linear(
 
 
 def signature(step: ChainOp) -> tuple[object, ...]:
-    """What two steps have in common that do the same; their types may differ, and their channels,
+    """A key that is equal for steps that do the same; their types may differ, and their channels,
     as long as ids count the same."""
     op = step.op
     attributes = [
@@ -242,7 +242,7 @@ def chain_from(
 
 
 def accumulated(body: LoopBody, collective: Collective, trees: Trees) -> Accumulated | str:
-    """How a collective can run on an accumulator, or why it cannot."""
+    """Plans to run a collective on an accumulator, or says why it cannot."""
     chain = chain_from(body, collective, lambda op: tree_reducer(op) is not None)
     if isinstance(chain, str):
         return chain
@@ -366,7 +366,7 @@ class MaskedSum:
 def masked_sum(
     body: LoopBody, collective: Collective, trips: int | None, alike: AlikeInGroups
 ) -> MaskedSum | None:
-    """How a collective can run on local sums; None if it cannot."""
+    """Plans to run a collective on local sums; None if it cannot."""
     op = collective.op
     carries = body.carries_of(op.results[0])
     if op.name != ALL_REDUCE or not trips or len(carries) != 1 or body.users.get(op.results[0]):
