@@ -19,8 +19,12 @@ from stablehlo_tools.analysis.collectives import Collective, ModuleFacts
 from stablehlo_tools.analysis.dataflow import CONTROL_FLOW
 from stablehlo_tools.analysis.device_values import DeviceValues
 from stablehlo_tools.analysis.effects import Effects
-from stablehlo_tools.analysis.group_values import AlikeInGroups
-from stablehlo_tools.analysis.loop_values import LoopIndices, is_monotonic, written_positions
+from stablehlo_tools.analysis.loop_values import (
+    AlikeInGroups,
+    LoopIndices,
+    is_monotonic,
+    written_positions,
+)
 from stablehlo_tools.analysis.loops import FORMATTING, LoopBody, counted
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import DYNAMIC_UPDATE_SLICE, WHILE

@@ -50,10 +50,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from stablehlo_tools.analysis.added_rows import AddedRow, added_row
 from stablehlo_tools.analysis.collectives import Collective
-from stablehlo_tools.analysis.group_values import AlikeInGroups
-from stablehlo_tools.analysis.loop_values import LoopIndices, is_monotonic
+from stablehlo_tools.analysis.loop_carries import AddedRow, added_row
+from stablehlo_tools.analysis.loop_values import AlikeInGroups, LoopIndices, is_monotonic
 from stablehlo_tools.analysis.loops import FORMATTING, LoopBody
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import (

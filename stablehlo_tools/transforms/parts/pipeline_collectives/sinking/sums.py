@@ -50,7 +50,6 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from stablehlo_tools.analysis.collectives import Collective, channel_number
-from stablehlo_tools.analysis.group_values import AlikeInGroups
 from stablehlo_tools.analysis.loop_carries import (
     Leaf,
     Tree,
@@ -60,6 +59,7 @@ from stablehlo_tools.analysis.loop_carries import (
     only_user,
     tree_reducer,
 )
+from stablehlo_tools.analysis.loop_values import AlikeInGroups
 from stablehlo_tools.analysis.loops import LoopBody
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import (
