@@ -1,4 +1,4 @@
-"""The collective behind one of jax's explicit asynchronous starts, as an op of its own.
+"""Converts jax's explicit asynchronous collectives to plain StableHLO collectives.
 
   stablehlo.custom_call @"all-gather-start"(%x) {… async_collective_config = "…"}
 ==>
@@ -39,9 +39,9 @@ _LARGEST = 2**63
 def detached_collective(
     start: ir.Operation, functions: Mapping[str, ir.Operation]
 ) -> tuple[ir.Operation, ir.Module]:
-    """The collective of a start, and a module of its own that has to outlive it.
+    """Returns the collective of a start, and the module that holds it and has to outlive it.
 
-    Raises a located ToolError for a configuration that is not understood.
+    Raises a located ToolError if the configuration is malformed or has unknown entries.
     """
     with start.location:
         module = ir.Module.create()
@@ -55,20 +55,20 @@ def detached_collective(
 
 
 def find_async_starts(module: ir.Module) -> list[ir.Operation]:
-    """jax's explicit asynchronous starts, in the order of the text."""
+    """Returns jax's explicit asynchronous starts, in the order of the text."""
     return _calls(module, lambda op: target_of(op) in ASYNC_STARTS)
 
 
 def is_waited_for_beside(start: ir.Operation) -> bool:
-    """Whether only dones in the start's own block use it, as compilers want it."""
+    """Returns True if only dones in the start's own block use it, as compilers require."""
     users = [use.owner.operation for result in start.results for use in result.uses]
     return all(is_async_done(user) and user.block == start.block for user in users)
 
 
 def lower_async_calls(module: ir.Module) -> None:
-    """Makes plain collectives of explicit asynchronous ones, in place.
+    """Replaces explicit asynchronous collectives by plain ones, in place.
 
-    Raises a located ToolError for a configuration that is not understood.
+    Raises a located ToolError if a configuration is malformed or has unknown entries.
     """
     starts, dones = find_async_starts(module), _calls(module, is_async_done)
     functions = functions_by_name(module)
@@ -82,8 +82,8 @@ def lower_async_calls(module: ir.Module) -> None:
 
 
 def lower_async_regions(module: ir.Module) -> None:
-    """Puts the collectives of `stablehlo.async_start` in the place of their starts, in place, if
-    only dones read these."""
+    """Replaces each `stablehlo.async_start` that only dones read by the ops of its region, and the
+    dones by the results of these ops, in place."""
     for start in ops_named(module.operation, (ASYNC_START,)):
         users = [use.owner.operation for use in start.results[0].uses]
         if any(user.name != ASYNC_DONE for user in users):
@@ -96,7 +96,7 @@ def lower_async_regions(module: ir.Module) -> None:
 
 
 def _calls(module: ir.Module, is_wanted: Callable[[ir.Operation], bool]) -> list[ir.Operation]:
-    """The custom calls of a module that are wanted, in the order of the text."""
+    """Returns the custom calls of a module that satisfy a predicate, in the order of the text."""
     return ops_where(module.operation, lambda op: op.name == CUSTOM_CALL and is_wanted(op))
 
 
@@ -186,7 +186,7 @@ def _integer(start: ir.Operation, config: Mapping[str, Any], key: str) -> int:
 def _table(
     start: ir.Operation, config: Mapping[str, Any], key: str, *, width: int | None = None
 ) -> ir.Attribute:
-    """Rows of device ids; -1 fills short ones."""
+    """Returns the integer matrix under `key`: rows of device ids, short rows padded with -1."""
     rows = config.get(key)
     if not isinstance(rows, list) or not all(_is_row(row, width) for row in rows):  # pyright: ignore[reportUnknownVariableType]
         of = "pairs of ids" if width else "lists of ids"
@@ -208,7 +208,7 @@ def _copy_reducer(
     op: ir.Operation,
     operand: ir.RankedTensorType,
 ) -> None:
-    """Writes the body of the function that a start names into the collective's region."""
+    """Copies the body of the function that a start names into the collective's region."""
     called = start.attributes.get("called_computations")
     symbols = () if called is None else ir.ArrayAttr(called)
     names = [ir.FlatSymbolRefAttr(symbol).value for symbol in symbols]

@@ -1,4 +1,4 @@
-"""Writing small ops in front of another one."""
+"""Builds small ops before another one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _WITH_REDUCER = frozenset({"all_reduce", "reduce", "reduce_scatter"})
 def barrier(
     values: Sequence[ir.Value], point: ir.InsertionPoint, location: ir.Location
 ) -> ir.Operation:
-    """An optimization barrier, which has a result for each value: it is there once all are."""
+    """Creates an optimization barrier; its results are ready only after all values are."""
     return Builder(point, location).create(BARRIER, values, [value.type for value in values])
 
 
@@ -36,7 +36,7 @@ class Builder:
         type_: ir.Type,
         **attributes: ir.Attribute,
     ) -> ir.Value:
-        """An op of StableHLO with one result; that of a reducer has an empty region."""
+        """Creates a StableHLO op and returns its one result; reducing ops get an empty region."""
         regions = int(name in _WITH_REDUCER)
         return self.create(f"stablehlo.{name}", operands, [type_], attributes, regions).results[0]
 
@@ -48,7 +48,7 @@ class Builder:
         attributes: Mapping[str, ir.Attribute] | None = None,
         regions: int = 0,
     ) -> ir.Operation:
-        """An op of any dialect, with empty regions."""
+        """Creates an op of any dialect, with empty regions."""
         return ir.Operation.create(
             name,
             results=list(types),
@@ -60,14 +60,14 @@ class Builder:
         )
 
     def tensor(self, shape: Sequence[int], element: ir.Type) -> ir.Type:
-        """The type of a tensor."""
+        """Returns a ranked tensor type."""
         return ir.RankedTensorType.get(list(shape), element, loc=self.location)
 
     def splat(self, number: complex, shape: Sequence[int], element: ir.Type) -> ir.Value:
-        """A constant tensor of one number."""
+        """Creates a splat constant: every element is `number`."""
         value: ir.Attribute
         type_ = self.tensor(shape, element)
-        if isinstance(element, ir.ComplexType):  # of which the bindings have no attributes
+        if isinstance(element, ir.ComplexType):  # the bindings have no complex attributes
             parts = f"({number.real:.17e},{number.imag:.17e})"
             text = f"stablehlo.constant dense<{parts}> : {type_}"
             with self.location:
@@ -82,29 +82,29 @@ class Builder:
         return self.op("constant", [], type_, value=ir.DenseElementsAttr.get_splat(type_, value))
 
     def splat_like(self, number: complex, value: ir.Value) -> ir.Value:
-        """A constant tensor of one number, of another tensor's type."""
+        """Creates a splat constant with the type of `value`."""
         return self.splat(number, shape_of(value), element_of(value))
 
     def i32(self, number: int) -> ir.Value:
-        """A constant scalar i32."""
+        """Creates a constant scalar i32."""
         return self.splat(number, [], ir.IntegerType.get_signless(32, self.context))
 
     def constant(self, elements: np.ndarray) -> ir.Value:
-        """A constant tensor with an array's elements and element type."""
+        """Creates a constant tensor with an array's shape, elements and element type."""
         with self.context:
             value = ir.DenseElementsAttr.get(elements)
         return self.op("constant", [], value.type, value=value)
 
     def table(self, numbers: Sequence[int]) -> ir.Value:
-        """A constant vector of i32."""
+        """Creates a constant vector of i32."""
         return self.constant(np.asarray(numbers, dtype=np.int32))
 
     def reshape(self, value: ir.Value, shape: Sequence[int]) -> ir.Value:
-        """The same elements in another shape."""
+        """Reshapes a value; its element type stays."""
         return self.op("reshape", [value], self.tensor(shape, element_of(value)))
 
     def broadcast(self, value: ir.Value, shape: Sequence[int], dims: Sequence[int]) -> ir.Value:
-        """The value with its dimensions at `dims` of the shape."""
+        """Broadcasts a value to a shape; dimension i of the value becomes dimension `dims[i]`."""
         return self.op(
             "broadcast_in_dim",
             [value],
@@ -113,26 +113,26 @@ class Builder:
         )
 
     def transpose(self, value: ir.Value, permutation: Sequence[int]) -> ir.Value:
-        """Dimension i of the result is dimension `permutation[i]` of the value."""
+        """Transposes a value: dimension i of the result is dimension `permutation[i]` before."""
         shape = shape_of(value)
         type_ = self.tensor([shape[dim] for dim in permutation], element_of(value))
         return self.op("transpose", [value], type_, permutation=self.integers(permutation))
 
     def convert(self, value: ir.Value, element: ir.Type) -> ir.Value:
-        """The value with another element type; itself where it has that already."""
+        """Converts a value to an element type; returns the value itself if it has that type."""
         if element_of(value) == element:
             return value
         return self.op("convert", [value], self.tensor(shape_of(value), element))
 
     def concatenate(self, values: Sequence[ir.Value], dim: int) -> ir.Value:
-        """The values side by side along a dimension."""
+        """Concatenates values along a dimension."""
         shape = shape_of(values[0])
         shape[dim] = sum(shape_of(value)[dim] for value in values)
         type_ = self.tensor(shape, element_of(values[0]))
         return self.op("concatenate", values, type_, dimension=self.integer(dim))
 
     def slice(self, value: ir.Value, starts: Sequence[int], limits: Sequence[int]) -> ir.Value:
-        """The elements from `starts` up to `limits`, each one."""
+        """Slices a value from `starts` to `limits` (exclusive), with stride 1."""
         sizes = [limit - start for start, limit in zip(starts, limits, strict=True)]
         return self.op(
             "slice",
@@ -151,8 +151,8 @@ class Builder:
         high: Sequence[int],
         interior: Sequence[int],
     ) -> ir.Value:
-        """The value with a scalar around it and between its elements, so many for each dimension;
-        itself where there are none."""
+        """Pads a value with a scalar; `low`, `high` and `interior` have a count for each dimension.
+        Returns the value itself if all counts are 0."""
         edges = (low, high, interior)
         if not any(map(any, edges)):
             return value
@@ -170,14 +170,14 @@ class Builder:
         )
 
     def slice_along(self, value: ir.Value, dim: int, start: int, limit: int) -> ir.Value:
-        """The elements from `start` up to `limit` of one dimension, all of the others."""
+        """Slices one dimension from `start` to `limit` (exclusive); the others stay whole."""
         limits = shape_of(value)
         starts = [0] * len(limits)
         starts[dim], limits[dim] = start, limit
         return self.slice(value, starts, limits)
 
     def compare(self, direction: str, one: ir.Value, other: ir.Value) -> ir.Value:
-        """Elementwise comparison of integers."""
+        """Compares two tensors elementwise; `direction` is `LT`, `EQ` and so on."""
         text = f"#stablehlo<comparison_direction {direction}>"
         return self.op(
             "compare",
@@ -189,7 +189,7 @@ class Builder:
     def dynamic_slice(
         self, value: ir.Value, starts: Sequence[ir.Value], sizes: Sequence[int]
     ) -> ir.Value:
-        """A slice of given sizes."""
+        """Slices a value from dynamic `starts`, with static sizes."""
         return self.op(
             "dynamic_slice",
             [value, *starts],
@@ -198,13 +198,13 @@ class Builder:
         )
 
     def update(self, value: ir.Value, part: ir.Value, starts: Sequence[ir.Value]) -> ir.Value:
-        """A tensor with a part of it overwritten from `starts` on."""
+        """Overwrites a part of a tensor, from `starts` on."""
         return self.op("dynamic_update_slice", [value, part, *starts], value.type)
 
     def reduce(
         self, value: ir.Value, initial: ir.Value, dims: Sequence[int], reducer: str
     ) -> ir.Value:
-        """The value with some dimensions combined by an op."""
+        """Reduces the dimensions `dims` of a value with a binary op, such as `add`."""
         shape = [size for dim, size in enumerate(shape_of(value)) if dim not in dims]
         types = [self.tensor(shape, element_of(value))]
         attributes = {"dimensions": self.integers(dims)}
@@ -219,7 +219,7 @@ class Builder:
         channel: int,
         channel_type: int = DEVICE_TO_DEVICE,
     ) -> ir.Value:
-        """The value of each pair's first device on its second; zeros on devices without one."""
+        """Permutes a value from each pair's first device to its second; other devices get zeros."""
         attributes = transfer_attributes(channel, pairs, self.context, channel_type)
         return self.op("collective_permute", [value], value.type, **attributes)
 
@@ -231,7 +231,7 @@ class Builder:
         reducer: str | None = "add",
         channel_type: int = DEVICE_TO_DEVICE,
     ) -> ir.Value:
-        """The values of each group's devices combined by an op; an empty region without one."""
+        """Reduces a value over each group of devices; without a `reducer` the region is empty."""
         attributes = {
             "replica_groups": device_table(groups, self.context),
             "channel_handle": bindings.ChannelHandle.get(channel, channel_type, self.context),
@@ -249,7 +249,7 @@ class Builder:
         shardings: tuple[Sequence[ir.Attribute], Sequence[ir.Attribute]],
         axes: Iterable[str],
     ) -> ir.Operation:
-        """A computation divided by hand over axes; its operands and results have the shardings."""
+        """Creates an empty manual computation over axes, with shardings of operands and results."""
         entering, leaving = (
             bindings.TensorShardingPerValueAttr.get(list(each), self.context) for each in shardings
         )
@@ -262,21 +262,21 @@ class Builder:
         return self.create(MANUAL_COMPUTATION, operands, types, attributes, regions=1)
 
     def end_region(self, values: Sequence[ir.Value]) -> None:
-        """The terminator of a region of a StableHLO op, which returns the values."""
+        """Creates the terminator of a region of a StableHLO op, which returns the values."""
         ir.Operation.create(
             "stablehlo.return", operands=list(values), loc=self.location, ip=self.point
         )
 
     def same(self, name: str, *operands: ir.Value, **attributes: ir.Attribute) -> ir.Value:
-        """An op whose result has the type of its last operand."""
+        """Creates an op whose result has the type of its last operand."""
         return self.op(name, operands, operands[-1].type, **attributes)
 
     def integers(self, numbers: Sequence[int]) -> ir.Attribute:
-        """An array of 64-bit integers, as dimension lists are written."""
+        """Returns an array attribute of 64-bit integers, the form of dimension lists."""
         return ir.DenseI64ArrayAttr.get(list(numbers), self.context)
 
     def integer(self, number: int) -> ir.Attribute:
-        """A 64-bit integer."""
+        """Returns a 64-bit integer attribute."""
         return ir.IntegerAttr.get(ir.IntegerType.get_signless(64, self.context), number)
 
 
@@ -286,7 +286,7 @@ def transfer_attributes(
     context: ir.Context,
     channel_type: int = DEVICE_TO_DEVICE,
 ) -> dict[str, ir.Attribute]:
-    """The channel of a permute, send or recv, and the pairs of devices that use it."""
+    """Returns the channel and the device pairs of a permute, send or recv, as attributes."""
     return {
         "channel_handle": bindings.ChannelHandle.get(channel, channel_type, context),
         "source_target_pairs": device_table(pairs, context),
@@ -294,7 +294,7 @@ def transfer_attributes(
 
 
 def device_table(rows: Iterable[Sequence[int]], context: ir.Context) -> ir.Attribute:
-    """Rows of device ids, as replica groups or pairs are written; -1 fills short rows."""
+    """Returns replica groups or device pairs as an integer matrix, short rows padded with -1."""
     rows = list(rows)
     width = max(map(len, rows), default=0)
     table = [[*row, *[-1] * (width - len(row))] for row in rows]
@@ -303,17 +303,17 @@ def device_table(rows: Iterable[Sequence[int]], context: ir.Context) -> ir.Attri
 
 
 def shape_of(value: ir.Value) -> list[int]:
-    """The dimensions of a tensor."""
+    """Returns the dimensions of a tensor."""
     return ir.RankedTensorType(value.type).shape
 
 
 def element_of(value: ir.Value) -> ir.Type:
-    """The element type of a tensor."""
+    """Returns the element type of a tensor."""
     return ir.RankedTensorType(value.type).element_type
 
 
 def write_reducer(op_name: str, element: ir.Type, region: ir.Region, location: ir.Location) -> None:
-    """A region that combines two elements by one op; `or` for a sum of booleans."""
+    """Writes a region that combines two scalars with one op; `add` of booleans becomes `or`."""
     if op_name == "add" and isinstance(element, ir.IntegerType) and element.width == 1:
         op_name = "or"
     scalar = ir.RankedTensorType.get([], element, loc=location)
@@ -332,6 +332,6 @@ def constrained(
     place: ir.Location | None = None,
     op_name: str = SHARDING_CONSTRAINT,
 ) -> ir.Value:
-    """A value with a sharding constraint on it, or resharded by another op."""
+    """Returns a value under a sharding constraint, or resharded by another op `op_name`."""
     build = Builder(point, place or value.location)
     return build.create(op_name, [value], [value.type], {"sharding": sharding}).results[0]

@@ -1,10 +1,10 @@
-"""Adding values to, and dropping them from, the ops that carry values across regions and calls.
+"""Appends values to the ops that carry values across regions and calls, and drops them.
 
 A carrier is a `while`, `if`, `case`, `manual_computation`, `named_computation`, `call`,
-`composite` or function. Values are added and dropped at the end only, so that the meaning of
-every earlier position stays; only `drop_entry_argument` moves those that follow. An op whose
-operands or results change in number is rebuilt: its regions move over, its attributes and location
-are kept, and the old op is erased.
+`composite` or function. Values are appended and dropped at the end only, so that earlier positions
+keep their meaning; only `drop_entry_argument` shifts the positions after it. MLIR cannot change
+the number of operands or results of an op, so the op is rebuilt: the new op gets its regions,
+attributes and location, and the old op is erased.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _PER_RESULT = ("out_shardings", "res_attrs", "sdy.sharding")
 def rebuild(
     op: ir.Operation, operands: Sequence[ir.Value], result_types: Sequence[ir.Type]
 ) -> ir.Operation:
-    """Replaces an op by itself with other operands and result types.
+    """Replaces an op by a copy with other operands and result types; returns the copy.
 
-    Results that stay keep their uses; results that fall away must have none. Handles to the old
-    op become invalid.
+    The uses of a result move to the result at the same position; results without one must be
+    unused. Handles to the old op become invalid.
     """
     new = reopened(op, operands, result_types)
     for source, target in zip(op.regions, new.regions, strict=True):
@@ -44,7 +44,7 @@ def rebuild(
 def reopened(
     op: ir.Operation, operands: Sequence[ir.Value], result_types: Sequence[ir.Type]
 ) -> ir.Operation:
-    """An op like another in front of it, with other operands and results and empty regions."""
+    """Creates a copy of an op before it, with other operands and results and empty regions."""
     attributes = dict(op.attributes.items())
     grown = [value.type for value in operands[len(op.operands) :]]
     _resize_lists(op, attributes, _PER_OPERAND, len(operands) - len(op.operands), grown)
@@ -57,31 +57,31 @@ def reopened(
 def append(
     op: ir.Operation, operands: Sequence[ir.Value], result_types: Sequence[ir.Type]
 ) -> ir.Operation:
-    """The op with operands and results added at the end."""
+    """Returns the op rebuilt with operands and results appended."""
     types = [result.type for result in op.results]
     return rebuild(op, [*op.operands, *operands], [*types, *result_types])
 
 
 def drop(op: ir.Operation, operands: int, results: int) -> ir.Operation:
-    """The op without its last operands and results, which must be unused."""
+    """Returns the op rebuilt without its last operands and results, which must be unused."""
     kept = list(op.operands)[: len(op.operands) - operands]
     types = [result.type for result in op.results][: len(op.results) - results]
     return rebuild(op, kept, types)
 
 
 def append_to_terminator(block: ir.Block, values: Sequence[ir.Value]) -> None:
-    """Makes a block return further values."""
+    """Appends values to the operands of a block's terminator."""
     end = terminator(block)
     rebuild(end, [*end.operands, *values], [])
 
 
 def drop_from_terminator(block: ir.Block, count: int) -> None:
-    """Makes a block return `count` values fewer."""
+    """Drops the last `count` operands of a block's terminator."""
     drop(terminator(block), count, 0)
 
 
 def append_arguments(block: ir.Block, types: Sequence[ir.Type]) -> list[ir.Value]:
-    """Adds block arguments; their location is that of the op around the block."""
+    """Appends block arguments, with the location of the op around the block; returns them."""
     location = block.owner.location
     return [block.add_argument(type_, location) for type_ in types]
 
@@ -93,9 +93,9 @@ def drop_arguments(block: ir.Block, count: int) -> None:
 
 
 def resize_function(function: ir.Operation, arguments: int, results: int) -> None:
-    """Fits a function's type and attribute lists to its body after arguments and results changed.
+    """Updates a function's type and attribute lists after its arguments and results changed.
 
-    `arguments` and `results` say by how many, negative for fewer.
+    `arguments` and `results` are the numbers added, negative if dropped.
     """
     block = Function(function).body
     for names, grown in ((("arg_attrs",), arguments), (("res_attrs",), results)):
@@ -110,7 +110,7 @@ def resize_function(function: ir.Operation, arguments: int, results: int) -> Non
 
 
 def drop_entry_argument(function: ir.Operation, position: int) -> None:
-    """Removes an unused argument of a function that nothing in the module refers to."""
+    """Erases an unused argument of a function without callers in the module."""
     block = Function(function).body
     block.erase_argument(position)
     if "arg_attrs" in function.attributes:
@@ -127,7 +127,7 @@ def _resize_lists(
     grown: int,
     types: Sequence[ir.Type] = (),
 ) -> None:
-    """Fits lists to `grown` values more, of these types, or to fewer if negative."""
+    """Appends `grown` entries to lists of attributes, for values of `types`; drops if negative."""
     if grown and "mhlo.sharding" in attributes:
         raise ToolError(
             f"{op.name} carries an mhlo.sharding of all its values, a GSPMD form that is not "
@@ -159,7 +159,7 @@ def _resized(
 def _open_sharding(
     op: ir.Operation, attributes: dict[str, ir.Attribute], type_: ir.Type
 ) -> ir.Attribute:
-    """A sharding that says nothing yet, on the mesh that the op's other shardings name."""
+    """Returns a fully open sharding, on the mesh that the op's other shardings name."""
     for name in (*_PER_OPERAND, *_PER_RESULT):
         listed = attributes.get(name)
         if listed is None or not bindings.TensorShardingPerValueAttr.isinstance(listed):
@@ -179,7 +179,10 @@ def _open_sharding(
 def add_carries(
     loop: ir.Operation, starts: Sequence[ir.Value], ends: Sequence[ir.Value]
 ) -> list[ir.Value]:
-    """Hands values of a `while`'s body on to its next iteration; what they are in it."""
+    """Appends carries to a `while`, with initial values `starts` and yielded values `ends`.
+
+    Returns their block arguments in the body.
+    """
     types = [value.type for value in starts]
     rebuilt = append(loop, starts, types)
     condition, block = (region.blocks[0] for region in rebuilt.regions)

@@ -1,10 +1,10 @@
-"""Rewrites that leave a program as it is, but plainer.
+"""Cleans up a module without changing the values it computes.
 
-Ops that are not needed go: computed twice, used by nothing, reshapes that undo each other, carries
-of a loop that it hands on as they came. And ops of MHLO that speak of memory, which XLA's
-converter from HLO writes, become StableHLO's, which speak of values: a copy is its operand; a
-bitcast reads the bytes of a tensor in one layout as those of another tensor in another layout, and
-is a transpose to the order in which the elements lie, a reshape, and a transpose back.
+Removes common subexpressions, unused ops, reshapes that undo each other, and dead and
+loop-invariant carries. Rewrites the MHLO ops on memory that XLA's converter from HLO writes to ops
+on values. A copy becomes its operand. A bitcast reads the bytes of a tensor in one layout as a
+tensor in another layout. It becomes a transpose to the order of the elements in memory, a reshape,
+and a transpose back.
 
     mhlo.bitcast %x {source_layout = [0, 1], result_layout = [1, 0]} : 2x3 -> 3x2
   ==>
@@ -38,7 +38,7 @@ from stablehlo_tools.ir.views import While
 from stablehlo_tools.ir.walk import ops_named, terminator, values_used, walk
 from stablehlo_tools.ir.while_loop import WhileLoop
 
-# Of these dialects an op has no effect but those below.
+# Ops of these dialects are pure, except those in _KEPT.
 _PLAIN = ("stablehlo.", "chlo.", "sdy.sharding_constraint", "sdy.constant")
 _KEPT = ops_with_any(
     Trait.TRANSFER | Trait.TOKEN | Trait.BRANCH | Trait.LOOP | Trait.RANDOM | Trait.OPAQUE
@@ -50,7 +50,7 @@ _KEEPING = frozenset({SHARDING_CONSTRAINT, RESHAPE})
 def share_common(module: ir.Module) -> None:
     """Runs MLIR's common subexpression elimination in each manual computation.
 
-    Handles of ops in them must not be used afterwards.
+    Do not use handles of ops in the manual computations afterwards.
     """
     computations: list[ir.Operation] = []
 
@@ -67,13 +67,15 @@ def share_common(module: ir.Module) -> None:
 
 
 def share_all(module: ir.Module) -> None:
-    """Runs MLIR's common subexpression elimination; handles of ops must not be used afterwards."""
+    """Runs MLIR's common subexpression elimination; do not use handles of ops afterwards."""
     bindings.parse_pass_pipeline("builtin.module(cse)", module.context).run(module.operation)
 
 
 def erase_unused(block: ir.Block) -> None:
-    """Erases the ops of a block, and of blocks in it, whose results nothing uses; those with
-    an effect, or that may have one in a region, stay."""
+    """Erases the ops of a block, and of nested blocks, with unused results, in place.
+
+    Ops that may have an effect, also in a region, stay.
+    """
     for view in reversed(list(block.operations)):
         op = view.operation
         if _only_computes(op) and not any(map(has_uses, op.results)):
@@ -85,11 +87,10 @@ def erase_unused(block: ir.Block) -> None:
 
 
 def drop_unused_carries(block: ir.Block) -> None:
-    """Takes from the loops of a block, and of blocks in it, what they carry for nothing: what is
-    read by nothing but its own next value, also where loops in them hand it on; and erases what is
-    unused then.
+    """Drops the dead carries of the loops of a block, and of nested blocks, in place.
 
-    Handles of these loops must not be used afterwards.
+    A carry is dead if only its own next value reads it, also through the carries of inner loops.
+    Erases the ops that are unused afterwards. Do not use handles of these loops afterwards.
     """
     for view in reversed(list(block.operations)):
         op = view.operation
@@ -112,10 +113,11 @@ def _may_lose_carries(op: ir.Operation) -> bool:
 
 
 def _live(loop: ir.Operation, wanted: set[int]) -> tuple[set[int], set[ir.Value]]:
-    """The carries that a loop needs for some of them, and for what it does; and the values that its
-    regions need for these."""
+    """Returns the live carries of a loop, given the `wanted` results, and the values that its
+    regions read to compute them."""
     body = WhileLoop(loop)
     live = wanted.union(filter(body.is_read_by_condition, range(len(loop.operands))))
+    # A live carry's yield may read further carries, so repeat until none is added.
     while True:
         needed = _needed(body.block, {body.ends[carry] for carry in live})
         more = {c for c, argument in enumerate(body.arguments) if argument in needed} - live
@@ -128,7 +130,7 @@ def _live(loop: ir.Operation, wanted: set[int]) -> tuple[set[int], set[ir.Value]
 
 
 def _needed(block: ir.Block, ends: set[ir.Value]) -> set[ir.Value]:
-    """What the ops of a block need for some of what it hands on, and for what it does."""
+    """Returns the values that a block needs for the given yielded values and for its effects."""
     needed = set(ends)
     for view in reversed(list(block.operations)[:-1]):
         op = view.operation
@@ -142,7 +144,7 @@ def _needed(block: ir.Block, ends: set[ir.Value]) -> set[ir.Value]:
 
 
 def _drop_carries(loop: ir.Operation) -> None:
-    """Drops what a loop carries for nothing, and what loops in it do."""
+    """Drops the dead carries of a loop and of the loops in it."""
     wanted = {carry for carry, result in enumerate(loop.results) if has_uses(result)}
     kept = sorted(_live(loop, wanted)[0])
     condition, body = (region.blocks[0] for region in loop.regions)
@@ -166,7 +168,7 @@ def _drop_carries(loop: ir.Operation) -> None:
 
 
 def trim_barriers(block: ir.Block) -> None:
-    """Takes from the barriers of a block what nothing uses behind them."""
+    """Drops the operands of a block's barriers whose results are unused."""
     for view in list(block.operations):
         op = view.operation
         if op.name != BARRIER:
@@ -180,8 +182,10 @@ def trim_barriers(block: ir.Block) -> None:
 def keep_results(
     op: ir.Operation, kept: Sequence[int], attributes: Mapping[str, ir.Attribute]
 ) -> None:
-    """Puts an op whose result i is what becomes of operand i, with some of these and with its
-    regions, in its place; nothing uses the other results."""
+    """Replaces an op by one with only the operands and results `kept`, and its regions.
+
+    Result i of the op must correspond to operand i, and the other results must be unused.
+    """
     operands = [op.operands[number] for number in kept]
     types = [op.results[number].type for number in kept]
     build = Builder(ir.InsertionPoint(op), op.location)
@@ -194,7 +198,7 @@ def keep_results(
 
 
 def fold_reshapes(module: ir.Module) -> None:
-    """Lets a value stand for what reshapes of it make, where that has its shape again."""
+    """Replaces a chain of reshapes by its operand, if the result has the operand's type."""
     for op in ops_named(module.operation, {RESHAPE}):
         result = op.results[0]
         source = producer(op.operands[0])
@@ -206,7 +210,7 @@ def fold_reshapes(module: ir.Module) -> None:
 
 
 def fold_broadcasts(module: ir.Module) -> None:
-    """Lets a broadcast of a broadcast be one of what that repeats."""
+    """Merges a broadcast of a broadcast into one broadcast."""
     for op in ops_named(module.operation, {BROADCAST}):
         inner = producer(op.operands[0])
         if inner is None or inner.name != BROADCAST:
@@ -218,10 +222,10 @@ def fold_broadcasts(module: ir.Module) -> None:
 
 
 def link_loops(module: ir.Module) -> None:
-    """Lets what a loop is given stand for a result that every iteration hands on as it came; and a
-    stack that one loop has written stand for reshapes of it that another loop is given.
+    """Replaces the results of loop-invariant carries by their initial values.
 
-    Sharding constraints on the way are dropped.
+    If a loop carries a reshape of a stack that another loop wrote, it carries the stack itself if
+    the types match. Drops the sharding constraints in between.
     """
 
     for op in ops_named(module.operation, {WHILE}):
@@ -234,7 +238,8 @@ def link_loops(module: ir.Module) -> None:
 
 
 def _stack(value: ir.Value) -> ir.Value | None:
-    """The result of a loop that a value is, if the loop wrote it row by row."""
+    """Returns the stack that a value reshapes or constrains, if a loop wrote it row by row and the
+    types match; otherwise None."""
     stack, maker = value, producer(value)
     while maker is not None and maker.name in _KEEPING:
         stack = maker.operands[0]
@@ -269,7 +274,8 @@ def _write_as_value(op: ir.Operation, build: Builder) -> ir.Value | None:
 
 
 def reread(op: ir.Operation) -> ir.Value:
-    """What a bitcast gives, from the most to the least major dimension and back."""
+    """Rewrites a bitcast: transposes the operand to major-first order, reshapes it, and transposes
+    the result back."""
     value, wanted = op.operands[0], shape_of(op.results[0])
     build = Builder(ir.InsertionPoint(op), op.location)
     lying = _transposed(build, value, major_first(op, "source_layout", len(shape_of(value))))
@@ -280,7 +286,7 @@ def reread(op: ir.Operation) -> ir.Value:
 
 
 def major_first(op: ir.Operation, name: str, rank: int) -> list[int]:
-    """The dimensions of a layout, which lists the most minor first; by default it is the last."""
+    """Returns the dimensions of a layout, most major first; row-major if the op has no layout."""
     layout = op.attributes.get(name)
     if layout is None:
         return list(range(rank))

@@ -1,11 +1,11 @@
-"""Copies: of whole modules, and of ops at other shapes.
+"""Copies whole modules, and ops at other shapes.
 
 %y = stablehlo.slice %x [0:8, 2:4] : (tensor<8x6xf32>) -> tensor<8x2xf32>
   ==>                                              // a half of dimension 0
     %y = stablehlo.slice %h [0:4, 2:4] : (tensor<4x6xf32>) -> tensor<4x2xf32>
 
-MLIR has no such clone: result types are set on the copy, and attributes that say how far an op
-reaches must follow. Which ops can be written so, and in which shapes, is the caller's to know (see
+MLIR has no such clone: the copy needs other result types, and its attributes that hold sizes must
+change with them. The caller has to know which ops can be cloned at which shapes (see
 `analysis/dimension_propagation`); a clone at wrong shapes does not verify.
 """
 
@@ -23,12 +23,12 @@ from stablehlo_tools.ir.values import CONSTANTS, copy_constant, is_splat, produc
 
 
 def copy_module(module: ir.Module) -> ir.Module:
-    """A module like another, in its context."""
+    """Returns a copy of a module, in the same context."""
     return bindings.parse_module(bindings.write_bytecode(module), module.context)
 
 
 def counterparts(block: ir.Block, copy: ir.Block) -> dict[ir.Value, ir.Value]:
-    """What stands for each value of a block, not of those in it, in a copy of it."""
+    """Maps each value of a block, except those of nested blocks, to its counterpart in a copy."""
     values: dict[ir.Value, ir.Value] = {}
     values.update(zip(block.arguments, copy.arguments, strict=True))
     for view, other in zip(block.operations, copy.operations, strict=True):
@@ -37,28 +37,30 @@ def counterparts(block: ir.Block, copy: ir.Block) -> dict[ir.Value, ir.Value]:
 
 
 def take_over(module: ir.Module, other: ir.Module) -> None:
-    """Gives a module the ops of another, which is empty afterwards."""
+    """Replaces the ops of a module by those of another, which is empty afterwards."""
     for view in list(module.body.operations):
         view.operation.erase()
     for view in list(other.body.operations):
         module.body.append(view.operation.detach_from_parent())
 
 
-# Shardings of each result in turn. With other results they would be about other values.
+# Shardings, one for each result. If the results change, these would describe other values.
 _PER_RESULT = frozenset({"sdy.sharding", "mhlo.sharding"})
 
 
 @dataclass(frozen=True, slots=True)
 class Resize:
-    """A dimension of an op's first operand, which becomes `after` long where it was `before`, or
-    any multiples of both."""
+    """A change of a dimension of an op's first operand from size `before` to `after`.
+
+    Sizes that are multiples of `before` scale by the same ratio.
+    """
 
     dim: int
     before: int
     after: int
 
     def size(self, size: int) -> int:
-        """The size in place of another one."""
+        """Returns a size after the change."""
         return size // self.before * self.after
 
 
@@ -70,10 +72,10 @@ def reshaped_clone(
     resize: Resize | None = None,
     captured: Mapping[ir.Value, ir.Value] | None = None,
 ) -> ir.Operation:
-    """A copy of an op with other operands and result types.
+    """Returns a copy of an op with other operands and result types.
 
-    With `resize`, what it says of that dimension of its first operand follows. `captured` stands
-    for what its regions use of the outside; without, they use the same values.
+    With `resize`, the attributes that hold sizes of that dimension of the first operand change too.
+    `captured` maps the values that the regions capture to others; by default they stay.
     """
     copy = copy_with(op, captured, point) if captured else op.clone(ip=point)
     for position, value in enumerate(operands):
@@ -96,8 +98,10 @@ def emptied_clone(
     *,
     keep_shardings: bool = False,
 ) -> ir.Operation:
-    """An op with regions as a copy with other operands and results, the regions still without
-    blocks. Shardings of its results are left out unless they are to stay."""
+    """Returns a copy of an op with other operands and results, and regions without blocks.
+
+    Drops the shardings of its results unless `keep_shardings` is set.
+    """
     attributes = {
         name: value
         for name, value in op.attributes.items()
@@ -110,8 +114,10 @@ def emptied_clone(
 def alike_clone(
     value: ir.Value, dim: int, type_: ir.Type, point: ir.InsertionPoint
 ) -> ir.Value | None:
-    """A value at another size of a dimension, where it is made alike all along that: a splat, an
-    iota or a broadcast along others. None where that is not seen."""
+    """Returns a copy of a value at another size of a dimension along which it is constant.
+
+    The value is a splat, an iota along another dimension, or a broadcast. Otherwise returns None.
+    """
     op = producer(value)
     if op is None:
         return None
@@ -127,6 +133,6 @@ def alike_clone(
 
 
 def _takes_dimension(broadcast: ir.Operation, dim: int) -> bool:
-    """Whether the result has more than one element of the operand along a dimension."""
+    """Returns True if the broadcast does not repeat the operand along a dimension."""
     dims = list(ir.DenseI64ArrayAttr(broadcast.attributes["broadcast_dimensions"]))
     return dim in dims and shape_of(broadcast.operands[0])[dims.index(dim)] != 1
