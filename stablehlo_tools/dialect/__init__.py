@@ -1,1 +1,1 @@
-"""What ops mean, written once: tables of names, and the questions that they answer."""
+"""Describes the semantics of ops once: tables of names, and functions that read them."""

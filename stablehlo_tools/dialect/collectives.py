@@ -1,7 +1,7 @@
-"""The kinds of communication, by the names that plans, costs and reports use. Pure Python.
+"""Names the kinds of communication for plans, costs and reports. Pure Python.
 
-A kind is an op's name without its dialect, and `ragged_all_to_all`, which jax writes as a custom
-call. StableHLO's `cross-replica-sum` is an all_reduce as it was written once; it keeps its hyphens.
+A kind is an op's name without its dialect, or `ragged_all_to_all`, which jax writes as a custom
+call. StableHLO's `cross-replica-sum` is an older form of all_reduce; it keeps its hyphens.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ CROSS_REPLICA_SUM = "cross-replica-sum"
 TRANSFERS = short_names(ops_with(Trait.TRANSFER))
 PAIRWISE = frozenset({"collective_permute", "send", "recv"})
 
-# `replica_groups` count ids by the channel: of reductions and all_gather with
-# `use_global_device_ids`, of the others without.
+# The channel decides what the ids in `replica_groups` number: together with
+# `use_global_device_ids` for reductions and all_gather, alone for the others.
 EXCHANGE_GROUPED = frozenset({"all_to_all", "collective_broadcast"})
 REDUCTION_GROUPED = short_names(ops_with(Trait.GROUPED)) - EXCHANGE_GROUPED - {CROSS_REPLICA_SUM}
 
-# All that devices meet in, as lists of them are shown.
+# All collectives and transfers, in the order in which lists show them.
 MEETINGS = (
     "all_gather",
     "all_reduce",
@@ -33,18 +33,18 @@ MEETINGS = (
     "recv",
 )
 
-# The attributes that say along which dimensions a collective divides or joins tensors.
+# The attributes with the dimensions along which a collective divides or joins tensors.
 DIMENSIONS = {
     "all_gather": ("all_gather_dim",),
     "reduce_scatter": ("scatter_dimension",),
     "all_to_all": ("split_dimension", "concat_dimension", "split_count"),
 }
 
-# The kinds that a compiler refuses of element types that begin so.
+# Pairs of a kind and a prefix of element types, and the compiler that rejects them.
 _REFUSED = {("reduce_scatter", "complex"): "XLA:TPU"}
 
 
 def refusal(kind: str, element: str) -> str | None:
-    """The reason not to write a collective, if a compiler refuses its kind of its elements."""
+    """Returns the reason not to write a collective of these elements, or None."""
     compiler = _REFUSED.get((kind, element.partition("<")[0]))
     return compiler and f"{compiler} has no {kind} of {element}"

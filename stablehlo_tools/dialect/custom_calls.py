@@ -1,13 +1,13 @@
-"""Says what is known of custom calls by their targets: which stay on their device, which
+"""Classifies custom calls by their targets: those that stay on their device, and those that
 communicate.
 
-jax 0.12 writes an explicit asynchronous collective as two of them, with the groups as JSON:
+jax 0.12 writes an explicit asynchronous collective as two custom calls, with the groups as JSON:
 
     %f = stablehlo.custom_call @"all-gather-start"(%x)
         {mhlo.frontend_attributes = {async_collective_config = "{"replica_groups": [[0, 1]], …}"}}
     %y = stablehlo.custom_call @"all-gather-done"(%f)
 
-What both hand on has the type of the result, so it goes wherever a tensor goes.
+The start's result and the done's have the same tensor type, so a start's can go anywhere.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ ASYNC_STARTS = {
 }
 _START_OF = {start.removesuffix("start") + "done": start for start in ASYNC_STARTS}
 
-# With a side-effect flag or without, these only annotate the program and never run on a device.
+# These only annotate the program and never run on a device, even with a side-effect flag.
 _ANNOTATIONS = re.compile(
     r"shape_assertion|Sharding|SPMDFullToShardShape|SPMDShardToFullShape|LayoutConstraint|"
     r"AssumeGatherIndicesInBound|annotate_device_placement|xla\.sdy\..*"
 )
 
-# These compute on their device, or talk to its own host: jax's stable targets, the libraries that
-# XLA calls, ops that are custom calls in older artifacts, and callbacks.
+# These compute on their device or call their own host: jax's stable targets, libraries that XLA
+# calls, ops that older artifacts write as custom calls, and callbacks.
 _STAYING = re.compile(
     r"(cu|hip)(solver|sparse|blas)_\w+|(cu|hip)_(lu_pivots_to_permutation|threefry2x32\w*)|"
     r"lapack_\w+|Eigh|LuDecomposition|Qr|QrDecompositionBlock|"
@@ -50,12 +50,12 @@ _STAYING = re.compile(
     r"tf\.call_tf_function|xla_(ffi_)?(partitioned_)?(buffer_)?python_\w+"
 )
 _TOP_K = re.compile(r"((mhlo|chlo)\.)?(topk|top_k|TopK)")
-# Factorizations and the like: the same function of each matrix of a batch.
+# Factorizations and similar, which handle each matrix of a batch independently.
 _OF_MATRICES = re.compile(
     r"(lapack|cusolver|hipsolver)_\w+|Eigh|LuDecomposition|Qr|QrDecompositionBlock|"
     r"ProductOfElementaryHouseholderReflectors|Cholesky"
 )
-# What is assumed of a custom call while programs are compared.
+# Attributes with an assumption about a custom call, while programs are compared.
 MAY_COMMUNICATE = "stablehlo_tools.may_communicate"
 STAYS = "stablehlo_tools.stays_on_device"
 
@@ -70,13 +70,12 @@ _GPU_PEERS = re.compile(
 
 
 def target_of(call: ir.Operation) -> str:
-    """The target of a custom call."""
+    """Returns the target of a custom call."""
     return ir.StringAttr(call.attributes["call_target_name"]).value
 
 
 def backend_config(op: ir.Operation) -> str:
-    """Returns what a custom call hands to the compiler beside its operands, as text; else
-    nothing."""
+    """Returns a custom call's configuration for the compiler, as text; `""` without one."""
     config = op.attributes.get("mhlo.backend_config", op.attributes.get("backend_config"))
     if config is None:
         return ""
@@ -86,7 +85,7 @@ def backend_config(op: ir.Operation) -> str:
 
 
 def kernel_name(op: ir.Operation) -> str:
-    """Returns what a kernel of Pallas is called; empty for others."""
+    """Returns the name of a Pallas kernel; `""` for other ops."""
     if op.name != CUSTOM_CALL:
         return ""
     named = op.attributes.get("kernel_name")
@@ -97,39 +96,38 @@ def kernel_name(op: ir.Operation) -> str:
 
 
 def label(op: ir.Operation) -> str:
-    """An op for a message: its name; of a custom call, also its target."""
+    """Returns an op's name for a message, with the target of a custom call."""
     return f'{op.name} @"{target_of(op)}"' if op.name == CUSTOM_CALL else op.name
 
 
 def is_annotation(op: ir.Operation) -> bool:
-    """Returns True if an op is a custom call that only says something of the value it hands on."""
+    """Returns True if an op is a custom call that only annotates its operand."""
     return op.name == CUSTOM_CALL and bool(_ANNOTATIONS.fullmatch(target_of(op)))
 
 
 def is_top_k(call: ir.Operation) -> bool:
-    """Returns True if a custom call gives the largest elements of the last dimension, and their
-    places."""
+    """Returns True if a custom call returns the largest elements of the last dimension and their
+    indices."""
     return _TOP_K.fullmatch(target_of(call)) is not None and len(call.operands) == 1
 
 
 def is_of_matrices(call: ir.Operation) -> bool:
-    """Returns True if a custom call computes something of each matrix of a batch by itself."""
+    """Returns True if a custom call handles each matrix of a batch independently."""
     return _OF_MATRICES.fullmatch(target_of(call)) is not None
 
 
 def is_async_done(op: ir.Operation) -> bool:
-    """Returns True if an op waits for an asynchronous collective and hands its result on as it
-    is."""
+    """Returns True if an op waits for an asynchronous collective and returns its result."""
     if op.name == CUSTOM_CALL:
         return target_of(op) in _START_OF
     return op.name == ASYNC_DONE
 
 
 def is_future(value: ir.Value) -> bool:
-    """Returns True if a tensor is what an explicit start hands to its done.
+    """Returns True if a tensor is the result of an explicit start, for its done.
 
-    Compilers end their process at a barrier on one. It is seen beside a start or a done; what a
-    loop hands from the one to the other stands beside one of them.
+    Compilers crash at a barrier on one. It is recognized by the start that makes it or a done that
+    reads it; a carry from one to the other has at least one of them.
     """
     maker = None if isinstance(value.owner, ir.Block) else value.owner.operation
     if maker is not None and maker.name == CUSTOM_CALL and target_of(maker) in ASYNC_STARTS:
@@ -139,7 +137,7 @@ def is_future(value: ir.Value) -> bool:
 
 
 def start_of_done(target: str) -> str | None:
-    """The target of the starts that a done of this target waits for; None for other targets."""
+    """Returns the target of the start of a done with this target; None for other targets."""
     return _START_OF.get(target)
 
 
@@ -159,8 +157,7 @@ def stays_on_device(call: ir.Operation) -> bool:
 
 
 def _tpu_kernel_communicates(config: ir.Attribute | None) -> bool:
-    """Returns what a Pallas kernel says of itself; one whose configuration cannot be read may do
-    it."""
+    """Returns True if a Pallas kernel's configuration states communication, or cannot be read."""
     if not isinstance(config, ir.StringAttr):
         return True
     try:

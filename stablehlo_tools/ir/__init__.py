@@ -1,1 +1,1 @@
-"""Walking and editing of MLIR: carries, signatures, clones. No policy lives here."""
+"""Walks and edits MLIR: carries, signatures, clones. No policy lives here."""

@@ -1,7 +1,7 @@
-"""Branches that all do the same are no choice.
+"""Inlines a `case` or `if` whose branches are all equal.
 
-An export for several platforms decides by the index of its platform wherever jax has a lowering for
-one of them, and mostly has the same ops in each branch, a collective among them:
+An export for several platforms has a `case` over the platform index at each primitive with a
+platform-specific lowering. Mostly its branches have the same ops, a collective among them:
 
     %g = "stablehlo.case"(%platform) ({
       %a = "stablehlo.all_gather"(%x)
@@ -23,16 +23,16 @@ from stablehlo_tools.ir.structural_key import block_key
 from stablehlo_tools.ir.views import Case
 from stablehlo_tools.ir.walk import ops_named
 
-_CHANNEL = "channel_handle"  # the platforms' own, for what is one collective of the program
+_CHANNEL = "channel_handle"  # differs between platforms for the same collective of the program
 
 
 def fold_equal_branches(module: ir.Module) -> bool:
-    """Lets one of a branch's regions stand for it where all are equal; whether there was any.
+    """Replaces each branch op by one of its regions, if all are equal; returns True if any was.
 
-    Handles of ops in folded regions stay valid, those of the branches do not.
+    Handles of ops in the folded regions stay valid, those of the branch ops do not.
     """
     folded = False
-    asked: set[ir.Value] = set()  # by branches that are folded
+    asked: set[ir.Value] = set()  # the predicates of folded branch ops
     for op in reversed(ops_named(module.operation, BRANCHES)):  # inner and later ones first
         if asked.intersection(op.results) and _only_chooses(op):
             asked.add(op.operands[0])
@@ -50,7 +50,7 @@ def fold_equal_branches(module: ir.Module) -> bool:
 
 
 def _only_chooses(op: ir.Operation) -> bool:
-    """Whether a branch decides among values that are there, and nothing asks for it any more."""
+    """Returns True if a branch op only selects among values and its results are unused."""
     if any(list(result.uses) for result in op.results):
         return False
     return all(len(list(region.blocks[0].operations)) == 1 for region in op.regions)

@@ -1,4 +1,4 @@
-"""GSPMD's shardings as Shardy's: one mesh, whose axes all the tilings of a program are made of.
+"""Converts GSPMD's shardings to Shardy's, on one mesh whose axes express all tilings of a program.
 
     mhlo.sharding of an argument, of a result, of an op    sdy.sharding
     custom_call @Sharding                                  sdy.sharding_constraint; dimensions that
@@ -6,7 +6,7 @@
     shard_as, shard_like                                   sdy.sharding_group
     @SPMDFullToShardShape … @SPMDShardToFullShape          sdy.manual_computation
 
-What says nothing stays open to the propagation, arguments too: so jax compiles what it exports.
+Values without a sharding stay open to propagation, arguments too, as when jax compiles an export.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ _SIDES = ("arg_attrs", "res_attrs")
 
 
 def import_gspmd(module: ir.Module) -> None:
-    """Puts Shardy's ops and attributes in the place of GSPMD's, in place.
+    """Replaces GSPMD's custom calls and attributes by Shardy's ops and attributes, in place.
 
-    Raises a located ToolError for what is no sharding, for tilings that no one mesh has, for values
-    on a single device, and for manual computations that cannot be told apart.
+    Raises a located ToolError for invalid shardings, for tilings that no single mesh expresses, for
+    values on a single device, and for manual computations that cannot be separated.
     """
     for op in ops_where(module.operation, is_gspmd_call):
         if len(op.operands) != 1 or len(op.results) != 1:
@@ -73,7 +73,7 @@ def import_gspmd(module: ir.Module) -> None:
     stated = _stated(module)
     if not stated:
         return
-    # The number of devices that all shardings are for.
+    # All shardings must be for the same number of devices.
     said = module.operation.attributes.get("mhlo.num_partitions")
     count = None if said is None else ir.IntegerAttr(said).value
     for sharding, location in stated.items():
@@ -93,7 +93,7 @@ def import_gspmd(module: ir.Module) -> None:
 
 
 def _spread(module: ir.Module) -> None:
-    """Gives the arguments and results of `main` what the module says of them."""
+    """Moves the module's shardings of parameters and outputs to the signature of `main`."""
     main, context = entry_function(module), module.context
     block, attributes = Function(main).body, module.operation.attributes
     listed: list[tuple[str, int, list[ir.Attribute]]] = []
@@ -124,7 +124,7 @@ def _spread(module: ir.Module) -> None:
 
 
 def _drop_repeated(module: ir.Module) -> None:
-    """Drops what stands beside a sharding of Shardy's, and repeats it."""
+    """Drops each GSPMD sharding that has Shardy's beside it, as it only repeats that."""
     for op in ops_where(module.operation, lambda op: op.name == FUNCTION or GSPMD in op.attributes):
         if GSPMD in op.attributes and _SHARDING in op.attributes:
             del op.attributes[GSPMD]
@@ -146,7 +146,10 @@ def _set_entries(
 
 
 def _stated(module: ir.Module) -> dict[HloSharding, ir.Location]:
-    """The shardings that a module names, and where first."""
+    """Returns the GSPMD shardings of a module, each with the location of its first use.
+
+    Raises a located ToolError for a sharding on a single device.
+    """
     stated: dict[HloSharding, ir.Location] = {}
     for op in ops_where(module.operation, lambda op: op.name == FUNCTION or GSPMD in op.attributes):
         listed = [op.attributes[GSPMD]] if GSPMD in op.attributes else []
@@ -166,7 +169,7 @@ def _stated(module: ir.Module) -> dict[HloSharding, ir.Location]:
 
 
 def _entries(function: ir.Operation, side: str) -> list[Mapping[str, ir.Attribute]]:
-    """The attributes of a function's arguments, or of its results; none where it lists none."""
+    """Returns the attributes of each argument or result of a function; empty if it lists none."""
     if side not in function.attributes:
         return []
     listed = [ir.DictAttr(entry) for entry in ir.ArrayAttr(function.attributes[side])]
@@ -183,7 +186,7 @@ def _read(attribute: ir.Attribute, op: ir.Operation) -> tuple[HloSharding, ...]:
 def _no_mesh(
     tiled: Sequence[HloSharding], stated: Mapping[HloSharding, ir.Location], devices: int
 ) -> ToolError:
-    """Names the first sharding that no mesh has together with those before it."""
+    """Returns the error for the first sharding that no mesh expresses with those before it."""
     counts = range(1, len(tiled) + 1)
     first = next(n for n in counts if mesh_of_tiles(tiled[:n], devices) is None)
     sharding = tiled[first - 1]
@@ -196,7 +199,7 @@ def _no_mesh(
 
 
 def _known_mesh(module: ir.Module, devices: int) -> tuple[str, tuple[Axis, ...]] | None:
-    """The first mesh of a module over all devices in their order: its name and its axes."""
+    """Returns the name and axes of the first mesh over all devices in default order, or None."""
     for view in module.body.operations:
         if view.operation.name != MESH:
             continue
@@ -209,7 +212,7 @@ def _known_mesh(module: ir.Module, devices: int) -> tuple[str, tuple[Axis, ...]]
 
 
 def _write_mesh(module: ir.Module, mesh: TileMesh) -> str:
-    """Adds the mesh to a module, and gives its name."""
+    """Adds the mesh to a module under an unused name, and returns the name."""
     ops = [view.operation for view in module.body.operations]
     taken = {symbol_name(op) for op in ops if "sym_name" in op.attributes}
     name = next(n for n in ("mesh", *(f"mesh_{i}" for i in range(len(taken)))) if n not in taken)
@@ -220,7 +223,7 @@ def _write_mesh(module: ir.Module, mesh: TileMesh) -> str:
 def write_mesh(
     module: ir.Module, name: str, axes: Sequence[Axis], device_ids: Sequence[int] = ()
 ) -> None:
-    """Adds a mesh of Shardy's to a module."""
+    """Adds an `sdy.mesh` to a module, at its beginning."""
     sizes = ", ".join(f'"{axis}"={size}' for axis, size in axes)
     ids = f", device_ids={list(device_ids)}" if device_ids else ""
     ir.Operation.create(
@@ -236,14 +239,14 @@ def write_mesh(
 
 @dataclass(frozen=True)
 class _Said:
-    """What is said of a value: a sharding, and the dimensions of which it says nothing."""
+    """The sharding of a value, and the dimensions that it leaves open."""
 
     sharding: HloSharding
     open_dims: Collection[int] = ()
 
 
 def _said(value: ir.Value) -> _Said | None:
-    """What the op that makes a value says of it, or the function whose argument it is."""
+    """Returns the sharding that a value's producer states, or its function; None without one."""
     op = producer(value)
     if op is not None:
         shardings = _of_results(op)
@@ -259,7 +262,10 @@ def _said(value: ir.Value) -> _Said | None:
 
 
 def _of_results(op: ir.Operation) -> tuple[HloSharding, ...]:
-    """The sharding of each result of an op; empty where it says none."""
+    """Returns the sharding of each result of an op; empty without an mhlo.sharding.
+
+    Raises a located ToolError if their number is not that of the results.
+    """
     if GSPMD not in op.attributes:
         return ()
     shardings = _read(op.attributes[GSPMD], op)
@@ -276,14 +282,14 @@ def _of_results(op: ir.Operation) -> tuple[HloSharding, ...]:
 
 @dataclass(frozen=True)
 class _Importer:
-    """Says by one mesh what GSPMD's shardings of a module's values say."""
+    """Rewrites the GSPMD shardings of a module as Shardy shardings on one mesh."""
 
     module: ir.Module
     mesh: TileMesh
     mesh_name: str
 
     def run(self) -> None:
-        """Rewrites the module: manual computations first, of whose borders the shardings tell."""
+        """Rewrites the module: manual computations first, as the shardings show their borders."""
         functions = [f for f in functions_by_name(self.module).values() if f.regions[0].blocks]
         entry = entry_function(self.module)
         for function in functions:
@@ -295,11 +301,11 @@ class _Importer:
                 self._restate_call(op, _of_results(op)[0])
             else:
                 self._restate_results(op, _of_results(op))
-        for op in ops_where(self.module.operation, is_sharding_call):  # those that say nothing
+        for op in ops_where(self.module.operation, is_sharding_call):  # those without a sharding
             replace(op, op.operands)
 
     def border(self, op: ir.Operation) -> ManualBorder:
-        """What one of the calls at the two ends of a manual computation says."""
+        """Returns the shardings at a custom call that begins or ends a manual computation."""
         enters = begins_shard_map(op)
         whole = op.operands[0] if enters else op.results[0]
         local = op.results[0] if enters else op.operands[0]
@@ -317,8 +323,11 @@ class _Importer:
         )
 
     def _restate_signature(self, function: ir.Operation, *, is_entry: bool) -> None:
-        """A function that others call has no signature once they are inlined: what it says of its
-        arguments and results becomes constraints."""
+        """Converts the shardings of a function's arguments and results.
+
+        Other functions than the entry lose their signature when they are inlined, so that theirs
+        become constraints.
+        """
         block = Function(function).body
         for side in _SIDES:
             entries = [dict(entry) for entry in _entries(function, side)]
@@ -343,7 +352,7 @@ class _Importer:
             _set_entries(function, side, entries)
 
     def _restate_call(self, op: ir.Operation, sharding: HloSharding) -> None:
-        """A constraint in the place of a @Sharding."""
+        """Replaces a @Sharding call by a constraint, and a sharding group if it names one."""
         said, value = _Said(sharding, unspecified_dims(op)), op.operands[0]
         attribute = self._attribute(said, value, op.location)
         if not self._says_nothing(said):
@@ -378,7 +387,7 @@ class _Importer:
                 stand_in(value, constrained(value, attribute, behind, op.location))
 
     def _says_nothing(self, said: _Said) -> bool:
-        """Whether all dimensions are open, or the value is divided by hand."""
+        """Returns True if all dimensions are open, or the value is manual."""
         sharding = said.sharding
         if sharding.kind in ("manual", "unknown"):
             return True
@@ -389,7 +398,7 @@ class _Importer:
         return not divided and set(range(rank)) <= set(said.open_dims)
 
     def _attribute(self, said: _Said, value: ir.Value, place: ir.Location) -> ir.Attribute:
-        """The sharding of a value in Shardy's words."""
+        """Returns the Shardy sharding of a value."""
         sharding = said.sharding
         is_open = sharding.kind in ("manual", "unknown")
         dims: list[str] = []
@@ -405,7 +414,10 @@ class _Importer:
     def _axes(
         self, sharding: HloSharding, value: ir.Value, place: ir.Location
     ) -> list[tuple[str, ...]]:
-        """The axes that divide each dimension of a value."""
+        """Returns the axes that divide each dimension of a value.
+
+        Raises a located ToolError if the sharding has another rank than the value.
+        """
         rank = value.type.rank if isinstance(value.type, ir.RankedTensorType) else 0
         if sharding.rank is None:
             return [()] * rank
@@ -416,14 +428,14 @@ class _Importer:
         return list(self.mesh.divided[sharding][:rank])
 
     def _manual(self, sharding: HloSharding) -> frozenset[str]:
-        """The axes over which a value is divided by hand."""
+        """Returns the axes over which a value is manual."""
         return self._along(sharding, MANUAL)
 
     def _unreduced(self, sharding: HloSharding) -> frozenset[str]:
         return self._along(sharding, UNREDUCED)
 
     def _along(self, sharding: HloSharding, name: str) -> frozenset[str]:
-        """The axes of a subgroup; all of them where it is all that is said."""
+        """Returns the axes of a subgroup; every axis if the whole sharding is of that kind."""
         if sharding.kind == name:
             return self._every()
         if sharding.rank is None:

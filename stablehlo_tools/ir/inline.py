@@ -1,7 +1,7 @@
-"""Bodies of ops and functions put elsewhere: where a call of them stands, or around one another.
+"""Inlines functions and manual computations, and moves bodies between them.
 
-A call becomes a copy of the function's body. A function's body becomes that of one manual
-computation, and the other way round; a computation of Shardy's is dissolved into its ops.
+A call becomes a copy of the function's body. A function's body moves into one manual computation,
+and back. A manual computation of Shardy is replaced by its ops.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from stablehlo_tools.ir.rewriter import inline_block
 from stablehlo_tools.ir.views import Function, ManualComputation
 from stablehlo_tools.ir.walk import callee_name, functions_by_name, terminator, walk
 
-# A module may become so many ops by inlining, or so many times as many as it has.
+# Inlining may leave this many ops in a module, or this multiple of its ops.
 MOST_UNFOLDED = 20_000
 MOST_GROWTH = 20
 
 
 def inline_call(call: ir.Operation, function: ir.Operation) -> list[ir.Operation]:
-    """Copies the body of `function` to where `call` stands and erases the call.
+    """Copies the body of `function` before `call` and erases the call.
 
-    Values that the body returns take the place of the call's results. Returns the top-level ops
-    that were copied, which keep their own locations.
+    The values that the body returns replace the call's results. Returns the top-level ops that were
+    copied, which keep their own locations.
     """
     body, point = Function(function).body, ir.InsertionPoint(call)
     copies, returned = copy_body(body, list(call.operands), point)
@@ -40,9 +40,9 @@ def inline_call(call: ir.Operation, function: ir.Operation) -> list[ir.Operation
 def copy_body(
     body: ir.Block, operands: Sequence[ir.Value], point: ir.InsertionPoint
 ) -> tuple[list[ir.Operation], list[ir.Value]]:
-    """Copies the ops of a block to a place, where the operands stand for its arguments.
+    """Copies the ops of a block, except its terminator, with `operands` in place of its arguments.
 
-    Returns the top-level ops that were copied, and what stands for the values it ends with.
+    Returns the top-level copies, and the values that correspond to the terminator's operands.
     """
     values: dict[ir.Value, ir.Value] = dict(zip(body.arguments, operands, strict=True))
     copies: list[ir.Operation] = []
@@ -57,10 +57,10 @@ def copy_body(
 
 
 def inline_all_calls(module: ir.Module) -> None:
-    """Inlines every call and composite of a function that has a body, and drops those functions.
+    """Inlines every call and composite with a body in the module, and drops these functions.
 
-    Raises a located ToolError for a recursive call, and for calls that would multiply the text:
-    a function that calls twice one that calls another twice, and so on.
+    Raises a located ToolError for a recursive call, and for calls that would multiply the ops: for
+    example f calls g twice, which calls h twice, and so on.
     """
     functions = functions_by_name(module)
     if len(functions) < 2:
@@ -78,21 +78,21 @@ def inline_all_calls(module: ir.Module) -> None:
 
 
 def check_unfolding(module: ir.Module) -> None:
-    """Raises what `inline_all_calls` would, for those who follow each call by itself."""
+    """Raises the same ToolErrors as `inline_all_calls`, for callers that follow calls."""
     functions = functions_by_name(module)
     bodies = {name: _Body.of(function, functions) for name, function in functions.items()}
     _check_growth(bodies, _callees_first(bodies), _dropped(bodies, functions))
 
 
 def _dropped(bodies: Mapping[str, _Body], functions: Mapping[str, ir.Operation]) -> set[str]:
-    """The functions that nobody needs once their calls are inlined."""
+    """Returns the private functions that are called, which are unused after inlining."""
     called = {callee_name(call) for body in bodies.values() for call in body.calls}
     return {name for name in called if "sym_visibility" in functions[name].attributes}
 
 
 @dataclass(frozen=True)
 class _Body:
-    """How many ops a function holds, and those of them that call a function with a body."""
+    """The number of ops in a function, and its calls of functions with a body."""
 
     ops: int
     calls: tuple[ir.Operation, ...]
@@ -115,7 +115,7 @@ class _Body:
 
 
 def _callees_first(bodies: Mapping[str, _Body]) -> list[str]:
-    """The functions, each after those that it calls. Raises a located ToolError for a cycle."""
+    """Returns the functions, callees first. Raises a located ToolError for recursion."""
     order: list[str] = []
     finished: set[str] = set()
     for start in bodies:
@@ -142,7 +142,7 @@ def _callees_first(bodies: Mapping[str, _Body]) -> list[str]:
 def _check_growth(
     bodies: Mapping[str, _Body], callees_first: Sequence[str], dropped: Set[str]
 ) -> None:
-    """Raises a ToolError, located at a call, for calls that would unfold to too many ops."""
+    """Raises a ToolError, located at a call, if inlining would give too many ops."""
     unfolded: dict[str, int] = {}
     for name in callees_first:
         inside = (unfolded[callee_name(call)] for call in bodies[name].calls)
@@ -168,14 +168,14 @@ def _has_body(functions: Mapping[str, ir.Operation], name: str) -> bool:
 def copy_with(
     op: ir.Operation, values: Mapping[ir.Value, ir.Value], point: ir.InsertionPoint
 ) -> ir.Operation:
-    """A copy of an op that reads, in its regions too, what stands for its operands."""
+    """Copies an op and replaces the values that it reads, in its regions too."""
     copy = op.clone(ip=point)
     rename(copy, values)
     return copy
 
 
 def rename(op: ir.Operation, values: Mapping[ir.Value, ir.Value]) -> None:
-    """Points the operands of an op, and of ops in its regions, at what stands for them."""
+    """Replaces operands of an op, and of the ops in its regions, by the values mapped to them."""
     for position, value in enumerate(op.operands):
         if value in values:
             op.operands[position] = values[value]
@@ -193,8 +193,8 @@ def wrap_body(
 ) -> None:
     """Moves a function's ops into a manual computation over the axes.
 
-    The values keep their types inside; `outside` are those of the function's arguments and
-    results.
+    The values keep their types inside. `outside` has the types of the function's arguments and of
+    its results.
     """
     block = Function(function).body
     end = terminator(block)
@@ -219,9 +219,9 @@ def wrap_body(
 
 
 def unwrap_body(function: ir.Operation, manual: ir.Operation) -> None:
-    """Makes the body of a manual computation that of the function of which it is all.
+    """Moves the body of a manual computation into the function that contains only it.
 
-    Arguments and results get the types that they have inside, and lose their attributes.
+    The function's arguments and results get the types inside, and lose their attributes.
     """
     block = Function(function).body
     inside = ManualComputation(manual).body
@@ -242,7 +242,7 @@ def unwrap_body(function: ir.Operation, manual: ir.Operation) -> None:
 
 
 def dissolve(computation: ir.Operation) -> list[ir.Operation]:
-    """Puts the ops of a computation of Shardy's in its place, and gives them."""
+    """Replaces a manual computation of Shardy by its ops; returns them."""
     inside = ManualComputation(computation).body
     for argument, operand in zip(inside.arguments, computation.operands, strict=True):
         argument.replace_all_uses_with(operand)

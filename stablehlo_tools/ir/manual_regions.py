@@ -1,4 +1,4 @@
-"""What stands between GSPMD's two custom calls, as manual computations of Shardy's.
+"""Converts the ops between GSPMD's two shard_map custom calls to manual computations of Shardy.
 
     %0 = custom_call @Sharding(%x)             {mhlo.sharding = "{devices=[4,1]<=[4]}"}
     %1 = custom_call @SPMDFullToShardShape(%0) {mhlo.sharding = "{manual}"}
@@ -10,9 +10,9 @@
       sdy.return %2
     }
 
-Nothing but the values says which calls belong together: a computation is what is made of what some
-calls divide, up to those that make it whole again. Constants and the like that it needs are copied
-into it.
+Only the data flow shows which calls belong together. A computation consists of the transitive uses
+of the entering values, up to the calls that make the results global again. Cheap ops that it also
+needs, such as constants, are copied into it.
 """
 
 from __future__ import annotations
@@ -41,9 +41,11 @@ type ReadBorder = Callable[[ir.Operation], ManualBorder]
 
 @dataclass(frozen=True)
 class ManualBorder:
-    """What is said where a value enters or leaves a manual computation: the axes that are manual
-    `around` it, those that are `manual` in it (None where it is not said) of `every` one, and how
-    the value is sharded outside. `divided` has, for each dimension, the axes with their sizes."""
+    """The shardings of a value that enters or leaves a manual computation.
+
+    `around` are the axes that are manual outside it; `manual` are those that are manual in it (None
+    if not stated), and `every` are all axes. `sharding` is the value's sharding outside, and
+    `divided` maps the axes of each dimension to their sizes."""
 
     around: frozenset[str]
     manual: frozenset[str] | None
@@ -53,9 +55,9 @@ class ManualBorder:
 
 
 def wrap_manual_regions(block: ir.Block, read: ReadBorder) -> None:
-    """Makes manual computations of a block's, and of those in its ops, outer ones first.
+    """Wraps the manual computations of a block, then of nested blocks, in place.
 
-    Raises a located ToolError where they cannot be told apart, or shapes do not fit.
+    Raises a located ToolError if they cannot be separated, or if shapes do not match shardings.
     """
     ops = [view.operation for view in block.operations]
     borders = {n: read(op) for n, op in enumerate(ops) if is_shard_map_border(op)}
@@ -78,21 +80,21 @@ def wrap_manual_regions(block: ir.Block, read: ReadBorder) -> None:
 
 
 def _is_copied(op: ir.Operation) -> bool:
-    """Whether several computations may each have an op of their own; else they are one."""
+    """Returns True if each computation may get a copy; other ops join the computations."""
     communicates = "replica_groups" in op.attributes or "source_target_pairs" in op.attributes
     return not op.regions and op.name not in CALLS and not communicates
 
 
 class _Regions:
-    """The manual computations of one block, by the numbers of its ops."""
+    """The manual computations of one block, whose ops are numbered in order."""
 
     def __init__(
         self, block: ir.Block, ops: Sequence[ir.Operation], borders: Mapping[int, ManualBorder]
     ) -> None:
         self.block, self.ops, self.borders = block, ops, borders
         self.numbers = {key_of(op): number for number, op in enumerate(ops)}
-        self.feeds: list[set[int]] = [set() for _ in ops]  # whose results each op takes
-        self.arguments: set[int] = set()  # the ops that take values from outside of the block
+        self.feeds: list[set[int]] = [set() for _ in ops]  # the ops whose results each op reads
+        self.arguments: set[int] = set()  # the ops that read values from outside the block
         for number, op in enumerate(ops):
             self._find_feeds(op, number)
         self.users: list[list[int]] = [[] for _ in ops]
@@ -104,7 +106,7 @@ class _Regions:
         self._add_needed()
 
     def in_order(self) -> list[_Region]:
-        """The computations, each with its ops side by side, in an order that their values allow."""
+        """Sorts the block so that each computation's ops are adjacent; returns the computations."""
         parts = self._joined()
         order = self._sorted(parts)
         end = terminator(self.block)
@@ -132,7 +134,7 @@ class _Regions:
                     pending.extend(view.operation for view in block.operations)
 
     def _source(self, value: ir.Value) -> int | None:
-        """The op of this block that a value is made by, or in; None where it comes from outside."""
+        """Returns the number of the op of this block that makes a value; None for outer values."""
         owner = value.owner
         op = owner.owner.operation if isinstance(owner, ir.Block) else owner.operation
         if isinstance(owner, ir.Block) and owner == self.block:
@@ -140,7 +142,7 @@ class _Regions:
         return self.number_of(op)
 
     def number_of(self, op: ir.Operation) -> int | None:
-        """The number of the op of this block that an op is, or stands in."""
+        """Returns the number of this block's op that is `op` or contains it; None without one."""
         above: ir.Operation | None = op
         while above is not None:
             number = self.numbers.get(key_of(above))
@@ -150,7 +152,10 @@ class _Regions:
         return None
 
     def _made_inside(self) -> set[int]:
-        """What is made of what devices see, up to what makes it whole; the borders among it."""
+        """Returns the borders and the transitive users of entering values, up to leaving calls.
+
+        Raises a located ToolError if one reaches the terminator or a nested entering call.
+        """
         inside = set(self.borders)
         pending = [number for number in self.borders if begins_shard_map(self.ops[number])]
         end = len(self.ops) - 1
@@ -174,7 +179,10 @@ class _Regions:
         return inside
 
     def _add_needed(self) -> None:
-        """Adds what the computations need beside what they are given."""
+        """Finds the other ops that computations read: those to copy, and those that join them.
+
+        Raises a located ToolError if such an op reads a value from outside, or is used outside.
+        """
         entering = {n for n in self.borders if begins_shard_map(self.ops[n])}
         pending = [(number, number) for number in sorted(self.inside - entering)]
         needed: set[int] = set()
@@ -190,7 +198,7 @@ class _Regions:
             added = sorted(feeds - self.inside - needed)
             needed.update(added)
             pending += [(feed, user) for feed in added]
-        for number in sorted(needed):  # what takes something that is not copied is not copied
+        for number in sorted(needed):  # an op that reads an op inside is not copied
             if _is_copied(self.ops[number]) and not self.feeds[number] & self.inside:
                 self.copied.add(number)
                 continue
@@ -202,7 +210,7 @@ class _Regions:
                 )
 
     def _joined(self) -> dict[int, int]:
-        """For each op of a computation the first one of it."""
+        """Maps each op of a computation to the first op of that computation (union-find)."""
         first = {number: number for number in self.inside}
 
         def root(number: int) -> int:
@@ -220,8 +228,10 @@ class _Regions:
         return {number: root(number) for number in sorted(self.inside)}
 
     def _sorted(self, parts: Mapping[int, int]) -> list[int]:
-        """All ops, those of one computation side by side, each behind what it takes; else in the
-        order in which they stand."""
+        """Returns a topological order of all ops in which each computation's ops are adjacent.
+
+        Otherwise keeps the order of the text. Raises a located ToolError for a cycle.
+        """
         members: dict[int, list[int]] = defaultdict(list)
         for number in range(len(self.ops)):
             members[parts.get(number, number)].append(number)
@@ -234,7 +244,7 @@ class _Regions:
             for each in nodes:
                 followers[each].append(node)
         left = {node: len(nodes) for node, nodes in waits.items()}
-        # A computation stands where the last value enters it, as near as can be.
+        # A computation goes as close as possible to its last op.
         ready = [(members[node][-1], node) for node, count in left.items() if count == 0]
         heapq.heapify(ready)
         order: list[int] = []
@@ -257,13 +267,13 @@ class _Regions:
 
 @dataclass(frozen=True)
 class _Region:
-    """The ops of one manual computation, which stand side by side."""
+    """The ops of one manual computation, which are adjacent."""
 
     regions: _Regions
     numbers: tuple[int, ...]
 
     def wrap(self) -> None:
-        """Moves the ops into a manual computation, and erases those at its borders."""
+        """Moves the ops into a manual computation, and erases the calls at its borders."""
         ops = [self.regions.ops[number] for number in self.numbers]
         borders = {n: self.regions.borders[n] for n in self.numbers if n in self.regions.borders}
         entering = [n for n in borders if begins_shard_map(self.regions.ops[n])]
@@ -319,7 +329,7 @@ class _Region:
         return axes
 
     def _copy_needed(self, manual: ir.Operation, block: ir.Block) -> None:
-        """Copies the ops that the computation needs beside its operands to its beginning."""
+        """Copies the other ops that the computation reads to its beginning."""
         needed: set[int] = set()
         pending = list(self.numbers)
         while pending:
@@ -338,7 +348,7 @@ class _Region:
 
 
 def _check_shapes(op: ir.Operation, border: ManualBorder, axes: frozenset[str]) -> None:
-    """Raises a ToolError where a device's part has not the shape that the axes give it."""
+    """Raises a ToolError if a device's part does not have the shape that the axes imply."""
     types = [op.operands[0].type, op.results[0].type]
     whole, local = types if begins_shard_map(op) else types[::-1]
     if not isinstance(whole, ir.RankedTensorType) or not isinstance(local, ir.RankedTensorType):
@@ -353,11 +363,11 @@ def _check_shapes(op: ir.Operation, border: ManualBorder, axes: frozenset[str]) 
 
 
 def _unmarked(value: ir.Value) -> ir.Value:
-    """A value before the mark that says how it enters a computation, which says that itself."""
+    """Returns the operand of a @Sharding call, as the computation states that sharding itself."""
     op = producer(value)
     return op.operands[0] if op is not None and _is_mark(op) else value
 
 
 def _is_mark(op: ir.Operation) -> bool:
-    # A group joins the value to others, too.
+    # A `shard_as` or `shard_like` also joins the value to a sharding group.
     return is_sharding_call(op) and "shard_" not in str(op.attributes[GSPMD])

@@ -1,15 +1,15 @@
-"""The index of the platform, by which an export for several platforms chooses what it does.
+"""Resolves the index of the platform, by which an export for several platforms chooses lowerings.
 
-The `main` of such an artifact takes the index first, in front of the arguments of the function that
-was exported, hands it on to functions and manual computations, and picks lowerings by it:
+The `main` of such an artifact takes the index as its first argument, before those of the exported
+function. It passes the index to functions and manual computations, and selects lowerings by it:
 
     func @main(%i: tensor<i32> {jax.global_constant = "_platform_index"}, %x) {
       %y = "stablehlo.case"(%i) ({ … all_gather … }, { … all_gather … })
     ==>
     func @main(%x) { %y = … all_gather … }
 
-Only what jax.export writes is resolved: indices passed on to functions and manual computations,
-cases over them, and cases over the constants that such cases return.
+Only the forms that jax.export writes are resolved: indices passed to functions and manual
+computations, cases over them, and cases over the constants that such cases return.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _PLATFORM_INDEX = "_platform_index"
 
 
 def is_platform_index(attributes: ir.DictAttr | None) -> bool:
-    """Whether an argument is the platform's index, by the attributes that its function gives it."""
+    """Returns True if an argument with these attributes is the platform index."""
     if attributes is None or _GLOBAL_CONSTANT not in attributes:
         return False
     return ir.StringAttr(attributes[_GLOBAL_CONSTANT]).value == _PLATFORM_INDEX
 
 
 def platform_arguments(function: ir.Operation) -> list[int]:
-    """The positions of the arguments that carry the platform's index."""
+    """Returns the positions of the arguments that are the platform index."""
     listed = function.attributes.get("arg_attrs")
     if listed is None:
         return []
@@ -43,7 +43,7 @@ def platform_arguments(function: ir.Operation) -> list[int]:
 
 
 def own_arguments(function: ir.Operation) -> list[ir.Value]:
-    """The arguments of what was exported: all but the platform's index. People count these."""
+    """Returns the arguments of the exported function, without the platform index."""
     added = platform_arguments(function)
     arguments = Function(function).body.arguments
     return [argument for position, argument in enumerate(arguments) if position not in added]
@@ -62,7 +62,7 @@ def own_argument(function: ir.Operation, number: int, asks: str, rule: str) -> i
 
 
 def argument_number(argument: ir.Value) -> int:
-    """Which of its block's arguments one is; of `main`'s, of those that its caller gives."""
+    """Returns the position of a block argument; for `main`, without counting the platform index."""
     taken = ir.BlockArgument(argument)
     number, owner = taken.arg_number, taken.owner.owner.operation
     if owner.name != FUNCTION:
@@ -71,9 +71,9 @@ def argument_number(argument: ir.Value) -> int:
 
 
 def fix_platform(module: ir.Module, index: int) -> None:
-    """Makes the platform's index a constant, and a case that it decides what it decides for.
+    """Replaces the platform index by a constant, and each case over it by the selected branch.
 
-    In place; no signature changes.
+    In place; signatures do not change.
     """
     for op in module.body.operations:
         if op.operation.name == FUNCTION:
@@ -81,7 +81,7 @@ def fix_platform(module: ir.Module, index: int) -> None:
 
 
 def drop_platform_argument(function: ir.Operation) -> None:
-    """Takes the argument for an index that is fixed out of a function that nothing calls."""
+    """Erases the platform index argument, which must be unused, of a function without callers."""
     if platform_arguments(function)[:1] != [0]:
         return
     block = Function(function).body
@@ -109,7 +109,7 @@ def _resolve_ops(ops: list[ir.Operation]) -> None:
         if op.name == CASE:
             chosen = _constant_value(op.operands[0])
             if chosen is not None:
-                # The last branch, for an index that is out of range.
+                # StableHLO runs the last branch if the index is out of range.
                 branches = Case(op).branches
                 taken = branches[chosen if 0 <= chosen < len(branches) else -1]
                 _resolve_ops(inline_block(taken, op))
@@ -126,7 +126,7 @@ def _resolve_ops(ops: list[ir.Operation]) -> None:
 
 
 def _constant_value(value: ir.Value) -> int | None:
-    """The value of a scalar integer constant."""
+    """Returns the value of a scalar integer constant; None for other values."""
     owner = value.owner
     if isinstance(owner, ir.Block) or owner.operation.name != CONSTANT:
         return None

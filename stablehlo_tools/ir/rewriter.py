@@ -10,9 +10,9 @@
     RULES.apply(module.operation)
 
 MLIR's walking driver applies them: each op once, in the order of the text, ops in regions before
-the op around them. Ops that a pattern writes are not visited, and nothing else is folded or erased,
-so a pattern alone decides the bytes. (MLIR's greedy driver folds constants and erases dead ops.)
-A pattern must not erase other ops.
+the op around them. Ops that a pattern writes are not visited. The driver itself folds and erases
+nothing, so that the output depends on the patterns only. (MLIR's greedy driver folds constants and
+erases dead ops.) A pattern must not erase other ops.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ Pattern = Callable[[ir.Operation, Builder], ir.Value | Sequence[ir.Value] | None
 
 
 def replace(op: ir.Operation, values: Iterable[ir.Value]) -> None:
-    """Replaces the results of an op by these values, one for each, and erases it."""
+    """Replaces each result of an op by the value at its position, and erases the op."""
     for result, value in zip(op.results, values, strict=True):
         result.replace_all_uses_with(value)
     op.erase()
 
 
 def inline_block(block: ir.Block, op: ir.Operation) -> list[ir.Operation]:
-    """Moves the ops of a block of `op` before it, and replaces `op` by what the block returns.
+    """Moves the ops of a block of `op` before it, and replaces `op` by the values it returns.
 
-    Returns the moved ops. Arguments of the block must have no uses left.
+    Returns the moved ops. Arguments of the block must be unused.
     """
     returned = list(terminator(block).operands)
     moved = [view.operation for view in block.operations][:-1]
@@ -49,13 +49,13 @@ def inline_block(block: ir.Block, op: ir.Operation) -> list[ir.Operation]:
 
 
 class Patterns:
-    """A set of patterns; of several for one op name, the first that replaces the op wins."""
+    """A set of patterns; if several match an op, the first added wins."""
 
     def __init__(self) -> None:
         self._patterns: list[tuple[str, Pattern]] = []
 
     def on(self, *names: str) -> Callable[[Pattern], Pattern]:
-        """Adds the decorated function as the pattern of ops of these names."""
+        """Adds the decorated function as a pattern for ops of these names."""
 
         def add(pattern: Pattern) -> Pattern:
             self._patterns += [(name, pattern) for name in names]
@@ -64,7 +64,7 @@ class Patterns:
         return add
 
     def apply(self, root: ir.Operation) -> None:
-        """Applies the patterns to all ops in `root`. An error of a pattern is raised here."""
+        """Applies the patterns to all ops in `root`. Propagates the exceptions of patterns."""
         with root.context:
             found = bindings.RewritePatternSet(root.context)
             for number, (name, pattern) in enumerate(self._patterns):

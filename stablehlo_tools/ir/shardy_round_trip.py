@@ -1,8 +1,8 @@
-"""Shardy's ops, which HLO does not have, out of the custom calls and attributes they travel in.
+"""Restores Shardy's ops from the custom calls and attributes that encode them in HLO.
 
-jax writes HLO, and until 0.5 wrote its exports, with `xla.sdy.*` frontend attributes and custom
-calls, which XLA turns back into Shardy's dialect before it partitions. This is that step (XLA's
-`sdy_round_trip_import`), for what jax's programs hold:
+jax writes HLO with `xla.sdy.*` frontend attributes and custom calls; until 0.5 it also wrote
+exports like that. XLA converts them back to Shardy's dialect before it partitions. This module is
+that step (XLA's `sdy_round_trip_import`), for the forms that occur in jax's programs:
 
     frontend attribute xla.sdy.meshes of the module            sdy.mesh
     frontend attribute xla.sdy.sharding of an argument, an op  sdy.sharding
@@ -40,16 +40,16 @@ _CARRIED_SHARDING = "xla.sdy.sharding"
 _CONSTRAINT, _RESULT = "Sharding", "xla.sdy.FuncResultSharding"
 _ENTER, _LEAVE = "xla.sdy.GlobalToLocalShape", "xla.sdy.LocalToGlobalShape"
 _GROUP, _BARRIER = "xla.sdy.ShardingGroup", "xla.sdy.PropagationBarrier"
-# What an op carries under other names.
+# The frontend attributes of ops, and the names of the restored attributes.
 _OF_OPS = {_CARRIED_SHARDING: _SHARDING, "xla.sdy.sharding_rule": "sdy.sharding_rule"}
-_REPEATED = "xla.sdy.has_unreduced_axes"  # the sharding beside it says along which
+_REPEATED = "xla.sdy.has_unreduced_axes"  # the sharding beside it names these axes
 _ESCAPED = re.compile(r"\\(.)")
 
 
 def restore_shardy(module: ir.Module) -> None:
-    """Puts Shardy's ops and attributes back, in place. Leaves a module of GSPMD's as it is.
+    """Restores Shardy's ops and attributes, in place. Leaves modules without them unchanged.
 
-    Raises a ToolError for a manual computation that is not written in the one form known.
+    Raises a ToolError for a manual computation in an unknown form.
     """
     carried = _frontend(module.operation)
     if _MESHES not in carried:
@@ -71,8 +71,9 @@ def restore_shardy(module: ir.Module) -> None:
 def set_entry(
     function: ir.Operation, side: str, number: int, name: str, attribute: ir.Attribute
 ) -> None:
-    """Gives an argument (`side` is `arg_attrs`) or a result (`res_attrs`) of a function an
-    attribute; what HLO says of its sharding goes, where Shardy says it."""
+    """Sets an attribute of an argument (`side` is `arg_attrs`) or a result (`res_attrs`).
+
+    A Shardy sharding replaces the `mhlo.sharding`."""
     block, context = Function(function).body, function.context
     listed = function.attributes.get(side, None)
     count = len(block.arguments if side == "arg_attrs" else terminator(block).operands)
@@ -86,7 +87,7 @@ def set_entry(
 
 
 def _frontend(op: ir.Operation) -> dict[str, str]:
-    """The frontend attributes of an op, all of which are strings."""
+    """Returns the frontend attributes of an op that are strings; empty without any."""
     if _FRONTEND not in op.attributes:
         return {}
     return _strings(op.attributes[_FRONTEND])
@@ -94,7 +95,7 @@ def _frontend(op: ir.Operation) -> dict[str, str]:
 
 def _strings(attribute: ir.Attribute) -> dict[str, str]:
     entries = {named.name: named.attr for named in ir.DictAttr(attribute)}
-    # jax's exports escape the quotes within; texts that were HLO are rid of that.
+    # jax's exports escape the inner quotes; modules converted from HLO do not.
     return {
         n: _ESCAPED.sub(r"\1", a.value) for n, a in entries.items() if isinstance(a, ir.StringAttr)
     }
@@ -138,7 +139,7 @@ def _restore_signature(function: ir.Operation, side: str) -> None:
 
 
 def _frontend_of(strings: dict[str, str], context: ir.Context) -> dict[str, ir.Attribute]:
-    """Frontend attributes as an op's; nothing where there are none."""
+    """Returns frontend attributes in the form of op attributes; empty if there are none."""
     named: dict[str, ir.Attribute] = {
         name: ir.StringAttr.get(text, context)
         for name, text in strings.items()
@@ -150,7 +151,7 @@ def _frontend_of(strings: dict[str, str], context: ir.Context) -> dict[str, ir.A
 
 
 def _keep_frontend(op: ir.Operation, strings: dict[str, str]) -> None:
-    """Leaves an op these frontend attributes, and no others."""
+    """Sets the frontend attributes of an op to exactly these."""
     del op.attributes[_FRONTEND]
     for name, attribute in _frontend_of(strings, op.context).items():
         op.attributes[name] = attribute
@@ -159,7 +160,9 @@ def _keep_frontend(op: ir.Operation, strings: dict[str, str]) -> None:
 def _restore_manual_computations(
     function: ir.Operation, functions: dict[str, ir.Operation]
 ) -> None:
-    """Those that a function calls the bodies of; in the bodies first, which are copied."""
+    """Restores the manual computations whose bodies a function calls.
+
+    Handles the bodies first, as their ops are copied."""
     calls = ops_where(function, lambda op: op.name == CALL and is_manual_body(callee_name(op)))
     for call in calls:
         body = functions.get(callee_name(call))
@@ -197,7 +200,7 @@ def _restore_manual_computation(call: ir.Operation, body: ir.Operation) -> None:
     _fill(manual, body)
     for value, new in zip(results, manual.results, strict=True):
         value.replace_all_uses_with(new)
-    # Erases the three ops that were a manual computation, and what took their tuples apart.
+    # Erases the three ops that encoded the computation, and the users that unpack their tuples.
     for op in (left, call, entered):
         if op is None:
             continue
@@ -208,7 +211,7 @@ def _restore_manual_computation(call: ir.Operation, body: ir.Operation) -> None:
 
 
 def _entered(call: ir.Operation) -> tuple[ir.Operation | None, list[ir.Value]]:
-    """What makes the operands of a body local, and the global operands."""
+    """Returns the op that makes a body's operands local, if any, and the global operands."""
     op = next(filter(None, (producer(value) for value in call.operands)), None)
     if op is not None and op.name == "stablehlo.get_tuple_element":
         op = producer(op.operands[0])
@@ -218,7 +221,7 @@ def _entered(call: ir.Operation) -> tuple[ir.Operation | None, list[ir.Value]]:
 
 
 def _left(call: ir.Operation) -> tuple[ir.Operation | None, list[ir.Value]]:
-    """What makes the results of a body global, and the global results."""
+    """Returns the op that makes a body's results global, if any, and the global results."""
     users = [use.owner.operation for value in call.results for use in value.uses]
     op = next((user for user in users if _target(user) == _LEAVE), None)
     if op is None:
@@ -255,7 +258,7 @@ def _fill(manual: ir.Operation, body: ir.Operation) -> None:
 
 def _restore_ops(module: ir.Module) -> None:
     for op in ops_where(module.operation, lambda _: True):
-        # What these carry, meshes and the shardings of arguments, is restored already.
+        # The attributes of the module and of functions are restored already.
         if op == module.operation or op.name == FUNCTION:
             continue
         target, carried = _target(op), _frontend(op)
@@ -280,13 +283,13 @@ def _restore_ops(module: ir.Module) -> None:
 
 
 def _number(op: ir.Operation) -> ir.Attribute:
-    """What the call of a group or a barrier carries, `2 : i64`."""
+    """Returns the number that the call of a group or a barrier carries, such as `2 : i64`."""
     texts = [text for name, text in _frontend(op).items() if name.startswith("xla.sdy.")]
     return _parse(texts[0] if texts else "", op)
 
 
 def _replace_call(op: ir.Operation, name: str, attributes: dict[str, ir.Attribute]) -> None:
-    """Puts an op of Shardy's in the place of a custom call."""
+    """Replaces a custom call by an op of Shardy. Raises a ToolError unless it has one operand."""
     if len(op.operands) != 1:
         raise ToolError(f"@{_target(op)} takes one value, and here {len(op.operands)}", op.location)
     is_value = name != "sdy.sharding_group"
@@ -304,7 +307,7 @@ def _replace_call(op: ir.Operation, name: str, attributes: dict[str, ir.Attribut
 
 
 def _restore_result(op: ir.Operation, carried: dict[str, str]) -> None:
-    """The sharding of a result of the function, from the custom call that hands it on."""
+    """Moves the sharding of a FuncResultSharding call to the function's result; erases the call."""
     if _CARRIED_SHARDING not in carried or len(op.operands) != 1:
         raise ToolError(f"@{_target(op)} does not say the sharding of one value", op.location)
     sharding = _first_sharding(carried[_CARRIED_SHARDING], op)
@@ -314,7 +317,7 @@ def _restore_result(op: ir.Operation, carried: dict[str, str]) -> None:
         if user.name == "func.return":
             set_entry(user.parent.operation, "res_attrs", number, _SHARDING, sharding)
         elif user.name == "stablehlo.reshape" and next(iter(user.results[0].uses), None) is None:
-            user.erase()  # it carried the same sharding in HLO's words
+            user.erase()  # it carried the same sharding in HLO's form
     op.erase()
 
 
@@ -323,13 +326,13 @@ def _restore_constraint(op: ir.Operation, carried: str) -> None:
 
 
 def _first_sharding(carried: str, op: ir.Operation) -> ir.Attribute:
-    """The one sharding of `#sdy.sharding_per_value<[<@mesh, ...>]>`."""
+    """Returns the only sharding of `#sdy.sharding_per_value<[<@mesh, ...>]>`."""
     inner = carried.removeprefix("#sdy.sharding_per_value<[").removesuffix("]>")
     return _parse(f"#sdy.sharding{inner}", op)
 
 
 def _parse(text: str, op: ir.Operation) -> ir.Attribute:
-    """An attribute that an op carries as text. Raises a located ToolError."""
+    """Parses an attribute that an op carries as text. Raises a located ToolError if invalid."""
     try:
         return ir.Attribute.parse(text, op.context)
     except ir.MLIRError:

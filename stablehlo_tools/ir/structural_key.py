@@ -1,4 +1,4 @@
-"""Keys that are equal for ops, and for blocks, that say the same."""
+"""Computes keys of ops and blocks that are equal for structurally equal ones."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ def op_key(
     spell: Spell = lambda entity: entity,
     is_said: Callable[[str], bool] = lambda name: True,
 ) -> Hashable:
-    """The name of an op, the attributes whose names count and the types of its results. `spell`
-    makes comparable what belongs to a context."""
+    """Returns a key of an op's name, its attributes and the types of its results.
+
+    `is_said` selects attributes by name. `spell` converts attributes and types to keys that are
+    comparable across contexts."""
     said: Hashable
     try:
         said = tuple((name, spell(value)) for name, value in op.attributes.items() if is_said(name))
-    except TypeError:  # a constant of complex numbers, of which the bindings have no attribute
+    except TypeError:  # a complex constant, for which the bindings have no attribute
         said = value_text(op)
     return op.name, said, tuple(spell(result.type) for result in op.results)
 
@@ -31,8 +33,9 @@ def block_key(
     spell: Spell = lambda entity: entity,
     is_said: Callable[[str], bool] = lambda name: True,
 ) -> Hashable:
-    """The arguments and ops of a block and of those in it. Operands are numbers, or what `outside`
-    returns for a value that no op here makes."""
+    """Returns a key of the arguments and ops of a block, and of nested blocks.
+
+    Operands become numbers; `outside` returns the key of a value defined outside the block."""
     numbers: dict[ir.Value, int] = {}
 
     def key(block: ir.Block) -> Hashable:

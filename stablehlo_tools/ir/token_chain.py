@@ -1,8 +1,8 @@
-"""The token chain in the IR: what `thread-tokens` writes and `strip-tokens` reads back.
+"""Builds and reads the token chain that `thread-tokens` writes and `strip-tokens` removes.
 
-Everything the chain adds is marked, so that stripping is exact and a user's own tokens and
-barriers are never taken for it. Marks are discardable attributes with built-in values: they
-survive text, bytecode and portable artifacts, and compilers ignore them.
+Each op of the chain is marked, so that stripping is exact and never removes a user's own tokens or
+barriers. Marks are discardable attributes with built-in values: they survive text, bytecode and
+portable artifacts, and compilers ignore them.
 """
 
 from __future__ import annotations
@@ -17,46 +17,47 @@ from stablehlo_tools.ir.builder import Builder, barrier
 from stablehlo_tools.ir.inline import inline_call
 from stablehlo_tools.ir.walk import FUNCTION, callee_name, symbol_name, walk
 
-LINK = "stablehlo_tools.token_link"  # unit: this op was added by the chain
-CARRIED = "stablehlo_tools.tokens_carried"  # integer: so many trailing values are chain tokens
+LINK = "stablehlo_tools.token_link"  # unit: the chain added this op
+CARRIED = "stablehlo_tools.tokens_carried"  # integer: number of trailing values that are tokens
 COMPOSITE_PREFIX = "stablehlo_tools."
 
 BARRIER = "stablehlo.optimization_barrier"
 AFTER_ALL = "stablehlo.after_all"
-_EDGE = "sdy.data_flow_edge"  # of the middle of Shardy's propagation; nothing else uses its input
+_EDGE = "sdy.data_flow_edge"  # exists within Shardy's propagation; must be its input's only user
 
 
 def token_type(context: ir.Context) -> ir.Type:
-    """`!stablehlo.token`."""
+    """Returns the type `!stablehlo.token`."""
     return bindings.TokenType.get(context)
 
 
 def is_link(op: ir.Operation) -> bool:
-    """Whether the chain added this op."""
+    """Returns True if the chain added this op."""
     return LINK in op.attributes
 
 
 def tokens_carried(op: ir.Operation) -> int:
-    """How many of the op's trailing operands, arguments and results are chain tokens."""
+    """Returns the number of an op's trailing operands, arguments and results that are tokens."""
     count = op.attributes.get(CARRIED)
     return count.value if isinstance(count, ir.IntegerAttr) else 0
 
 
 def is_refined_by_jax(module: ir.Module) -> bool:
-    """Whether jax refines the module's shapes at the call: symbolic dimensions, several platforms.
+    """Returns True if jax refines the module's shapes at the call.
 
-    Its refinement ends the process at a manual computation with a token operand, and fails at a
-    call with symbolic dimensions inside of one.
+    It does for symbolic dimensions and several platforms. Its refinement crashes the process at a
+    manual computation with a token operand. It fails at a call with symbolic dimensions inside of
+    one.
     """
     polymorphic = module.operation.attributes.get("jax.uses_shape_polymorphism")
     return polymorphic is not None and ir.BoolAttr(polymorphic).value
 
 
 def may_decide_platform(value: ir.Value) -> bool:
-    """Whether a value may be the platform index or a dimension's size: an integer of rank 0.
+    """Returns True if a value is an integer of rank 0: a platform index or the size of a dimension.
 
-    jax makes these constants at the call, and a barrier would keep the compiler from seeing it:
-    the code of the other platforms would stay, which this one cannot even compile.
+    jax makes these constants at the call. A barrier would hide the constant from the compiler, and
+    the code of other platforms would stay, which may not compile on this platform.
     """
     type_ = value.type
     return (
@@ -74,7 +75,7 @@ def mark_carrier(op: ir.Operation, count: int) -> None:
 def create_barrier(
     values: Sequence[ir.Value], token: ir.Value, ip: ir.InsertionPoint, location: ir.Location
 ) -> tuple[list[ir.Value], ir.Value]:
-    """A marked barrier over the values and the token: what comes out for each."""
+    """Creates a marked barrier over values and a token; returns the results of both."""
     operands = [*values, token]
     linked = barrier(operands, ip, location)
     linked.attributes[LINK] = ir.UnitAttr.get(location.context)
@@ -85,7 +86,7 @@ def create_barrier(
 def create_join(
     tokens: Sequence[ir.Value], ip: ir.InsertionPoint, location: ir.Location
 ) -> ir.Value:
-    """A marked token after all of `tokens`; of none, the root of a chain."""
+    """Creates a marked token that joins `tokens`; without any, the root of a chain."""
     types, link = [token_type(location.context)], {LINK: ir.UnitAttr.get(location.context)}
     return Builder(ip, location).create(AFTER_ALL, tokens, types, link).results[0]
 
@@ -93,9 +94,9 @@ def create_join(
 def tie_operands(
     op: ir.Operation, token: ir.Value, positions: Sequence[int] | None = None
 ) -> ir.Value:
-    """Lets an op read its operands, or those at `positions`, only after a token.
+    """Makes an op read its operands, or those at `positions`, only after a token.
 
-    Returns the token that comes out.
+    Returns the new token.
     """
     tied = range(len(op.operands)) if positions is None else positions
     operands = [op.operands[position] for position in tied]
@@ -106,14 +107,14 @@ def tie_operands(
 
 
 def tie_results(op: ir.Operation, token: ir.Value) -> ir.Value:
-    """A token that comes after an op's results, which the others read beside it."""
+    """Creates a token after an op's results; their other users then wait for it too."""
     return tie_values(list(op.results), token, ir.InsertionPoint.after(op), op.location)
 
 
 def tie_values(
     values: Sequence[ir.Value], token: ir.Value, ip: ir.InsertionPoint, location: ir.Location
 ) -> ir.Value:
-    """A token that comes after some values, which all others read beside it."""
+    """Creates a token after some values; their other users then wait for it too."""
     outputs, token = create_barrier(values, token, ip, location)
     linked = token.owner
     assert not isinstance(linked, ir.Block)
@@ -123,7 +124,7 @@ def tie_values(
 
 
 def restore_collective(composite: ir.Operation, decomposition: ir.Operation) -> ir.Operation:
-    """Puts the collective of a decomposition where a composite stands, on its operands."""
+    """Copies a decomposition's collective before a composite, with its operands and location."""
     body = decomposition.regions[0].blocks[0]
     inner = next(op.operation for op in body.operations if LINK not in op.attributes)
     collective = inner.clone(ip=ir.InsertionPoint(composite))
@@ -134,7 +135,7 @@ def restore_collective(composite: ir.Operation, decomposition: ir.Operation) -> 
 
 
 def inline_composites(module: ir.Module) -> None:
-    """Puts the decompositions of the chain where its composites stand, each with its location."""
+    """Inlines the chain's composites; the ops get the location of their composite."""
     composites: list[ir.Operation] = []
     functions: dict[str, ir.Operation] = {}
 
@@ -155,9 +156,9 @@ def inline_composites(module: ir.Module) -> None:
 
 
 def refuse_tokens(module: ir.Module, name: str, precondition: str) -> None:
-    """Raises a located ToolError where an op has a token: a pass that reorders comes before.
+    """Raises a located ToolError if an op has a token, as passes that reorder run before.
 
-    Or where one is an edge of Shardy's propagation, which a value that is used anew breaks.
+    Also raises for an edge of Shardy's propagation, which breaks if its input gets another use.
     """
 
     def visit(op: ir.Operation) -> ir.WalkResult:

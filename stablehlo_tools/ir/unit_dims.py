@@ -1,7 +1,7 @@
-"""Dimensions of one element, in forms that would hold of more elements, too.
+"""Rewrites ops on dimensions of size 1 to forms that stay valid at larger sizes.
 
-Exporters write what they see: a sum over a dimension of one element, an index along it that is no
-index. Where a device has one row of many, the program of all devices has no such sum.
+Exporters simplify dimensions of size 1: they write a sum over one, or drop the index along it. If
+each device has one row of many, the program for all devices has no such sum.
 
     %s = stablehlo.reduce %x applies add across dimensions = [1] : (4x1x8) -> 4x8
     %y = stablehlo.broadcast_in_dim %s, dims = [0, 2] : 4x8 -> 4x1x8
@@ -28,8 +28,9 @@ from stablehlo_tools.ir.walk import ops_where
 
 
 def reshape_units(root: ir.Operation) -> None:
-    """Writes as reshapes what reductions make of dimensions of one element, and broadcasts that
-    only add such; as one, where such a dimension is reduced and added again."""
+    """Replaces reductions of dimensions of size 1, and broadcasts that only add such, by reshapes.
+
+    A dimension that is reduced and added again gives a single reshape."""
     without: set[ir.Value] = set()
     for op in ops_where(root, lambda op: op.name in (REDUCE, BROADCAST, RESHAPE)):
         source, result = op.operands[0], op.results[0]
@@ -52,7 +53,9 @@ def reshape_units(root: ir.Operation) -> None:
 
 
 def _kept_of_units(op: ir.Operation) -> list[int] | None:
-    """The dimensions but those of one element that a reduction reduces; None where it has none."""
+    """Returns the dimensions except those of size 1 that a reduction reduces; None without any.
+
+    Also None if it reduces several operands, or if the initial value is not the identity."""
     shape, reducer = shape_of(op.operands[0]), reducer_kind(Combining(op).combiner)
     units = [dim for dim in integers(op, "dimensions") if shape[dim] == 1]
     if not units or len(op.operands) != 2 or reducer is None:
@@ -63,7 +66,7 @@ def _kept_of_units(op: ir.Operation) -> list[int] | None:
 
 
 def _adds_units(op: ir.Operation) -> bool:
-    """Whether a broadcast only adds dimensions of one element."""
+    """Returns True if a broadcast only adds dimensions of size 1."""
     dims = integers(op, "broadcast_dimensions")
     before, after = shape_of(op.operands[0]), shape_of(op.results[0])
     added = [size for dim, size in enumerate(after) if dim not in dims]
@@ -72,9 +75,11 @@ def _adds_units(op: ir.Operation) -> bool:
 
 
 class IndexedRows(NamedTuple):
-    """Which dimensions of slices are windows, which of the operand are left out of them, which of
-    operand and indices go together, what the components of an index are for, and along which
-    dimension they are: the numbers of a gather or a scatter, in the order of both."""
+    """The dimension numbers of a gather or a scatter, in the order of both attributes.
+
+    They are: window dimensions of the slices; operand dimensions collapsed or inserted; batching
+    dimensions of operand and indices; operand dimensions that the index components address; and
+    the index vector dimension."""
 
     windows: tuple[int, ...]
     left_out: tuple[int, ...]
@@ -85,16 +90,18 @@ class IndexedRows(NamedTuple):
 
 
 def batch_units(root: ir.Operation) -> None:
-    """Lets gathers and scatters of rows by rows, which take a dimension of one element whole, go
-    along it, too: as `jnp.take_along_axis` does along one of more elements."""
+    """Makes whole dimensions of size 1 of gathers and scatters batching dimensions, in place.
+
+    Only if the op has others, as `jnp.take_along_axis` writes at larger sizes."""
     rewrite_rows(root, _batched)
 
 
 def rewrite_rows(
     root: ir.Operation, change: Callable[[ir.Operation, IndexedRows], IndexedRows]
 ) -> None:
-    """Gives gathers, and scatters into one tensor, the numbers that `change` returns; it adapts the
-    indices, the second operand, itself."""
+    """Sets the dimension numbers of gathers and of scatters into one tensor.
+
+    `change` returns the numbers, and adapts the indices (operand 1) itself."""
     for op in ops_where(root, lambda op: op.name in (GATHER, SCATTER)):
         if op.name == GATHER:
             name, written = "dimension_numbers", bindings.GatherDimensionNumbers
@@ -118,8 +125,8 @@ def rewrite_rows(
 
 
 def _batched(op: ir.Operation, rows: IndexedRows) -> IndexedRows:
-    """The dimensions with those of one element among the ones that go together; the indices, the
-    second operand, are reshaped."""
+    """Returns the numbers with dimensions of size 1 as batching dimensions; reshapes the indices,
+    which are operand 1."""
     shape = shape_of(op.operands[0])
     if not rows.operand:
         return rows

@@ -1,7 +1,7 @@
-"""Values: which op makes them and who uses them, and of constants, what they are.
+"""Finds the producers and users of values, and the elements of constants.
 
-The bindings have no attribute for complex elements and fail to hand one out; constants of them are
-read and copied as text.
+The bindings have no attribute for complex elements and fail to return one, so that complex
+constants are read and copied as text.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ _VALUE = re.compile(r"value = (dense<.*>) : tensor<")
 
 
 def producer(value: ir.Value) -> ir.Operation | None:
-    """The op that a value is a result of; None for an argument of a block."""
+    """Returns the op that defines a value; None for a block argument."""
     owner = value.owner
     return None if isinstance(owner, ir.Block) else owner.operation
 
 
 def unconstrained(value: ir.Value) -> ir.Value:
-    """A value before sharding constraints were put on it, which leave it as it is."""
+    """Returns the value before its sharding constraints, which do not change it."""
     return _before(SHARDING_CONSTRAINT, value)
 
 
 def before_reshapes(value: ir.Value) -> ir.Value:
-    """The tensor that a value is after any number of reshapes in a row."""
+    """Returns the operand of the chain of reshapes that makes a value; else the value itself."""
     return _before(RESHAPE, value)
 
 
 def _before(name: str, value: ir.Value) -> ir.Value:
-    """What ops of one kind, in a row, have made a value of."""
+    """Returns the operand of the chain of ops of this name that makes a value."""
     op = producer(value)
     while op is not None and op.name == name:
         value = op.operands[0]
@@ -48,7 +48,7 @@ def _before(name: str, value: ir.Value) -> ir.Value:
 
 
 def maker_of(value: ir.Value) -> ir.Operation:
-    """The op that a value is a result of, where it is known to be one."""
+    """Returns the op that defines a value, which must not be a block argument."""
     op = producer(value)
     assert op is not None, "an argument of a block has no op that makes it"
     return op
@@ -58,7 +58,7 @@ _MADE_OF_CONSTANTS = frozenset({*_SPREADING, "stablehlo.iota"})
 
 
 def is_spread_constant(value: ir.Value) -> bool:
-    """Whether a value is a constant, or what broadcasts, reshapes and counts make of constants."""
+    """Returns True if a value is computed from constants and iotas by broadcasts and reshapes."""
     op = producer(value)
     if op is None:
         return False
@@ -68,36 +68,36 @@ def is_spread_constant(value: ir.Value) -> bool:
 
 
 def stand_in(value: ir.Value, replacement: ir.Value) -> None:
-    """Lets a value made from another one take its place everywhere else."""
+    """Replaces all uses of a value by one computed from it, except in that computation."""
     value.replace_all_uses_except(replacement, [maker_of(replacement)])
 
 
 def key_of(op: ir.Operation) -> ir.Value | ir.Operation:
-    """What stands for an op in a set: its own hash takes as long as it has operands."""
+    """Returns a set key for an op; hashing the op itself is linear in its operands."""
     return op.results[0] if len(op.results) else op
 
 
 def named(op: ir.Operation) -> str:
-    """An op and where it is from, for a message."""
+    """Returns an op's name and source line, for a message."""
     place = to_place(op.location)
     name = op.name.removeprefix("stablehlo.")
     return f"{name} of {place.file}:{place.line}" if place.file else name
 
 
 def is_float(type_: ir.Type) -> bool:
-    """Whether a type is that of a tensor of real or complex floats."""
+    """Returns True for a tensor type with real or complex floating-point elements."""
     if not isinstance(type_, ir.RankedTensorType):
         return False
     return isinstance(type_.element_type, ir.FloatType | ir.ComplexType)
 
 
 def has_uses(value: ir.Value) -> bool:
-    """Whether anything uses a value."""
+    """Returns True if a value has uses."""
     return next(iter(value.uses), None) is not None
 
 
 def in_block_order(ops: Sequence[ir.Operation]) -> list[ir.Operation]:
-    """Ops of one block, in the order of the block."""
+    """Returns ops of one block, sorted by their order in it."""
 
     def compare(one: ir.Operation, other: ir.Operation) -> int:
         return -1 if one.is_before_in_block(other) else int(one != other)
@@ -106,18 +106,18 @@ def in_block_order(ops: Sequence[ir.Operation]) -> list[ir.Operation]:
 
 
 def value_of(op: ir.Operation) -> ir.Attribute | None:
-    """A constant's value; None where it has complex elements."""
+    """Returns a constant's value; None if its elements are complex."""
     return op.attributes["value"] if _is_readable(op) else None
 
 
 def value_text(op: ir.Operation) -> str:
-    """A constant's value and type as they are printed."""
+    """Returns a constant's value and type as MLIR prints them."""
     value = value_of(op)
     return str(value) if value else f"{_complex_text(op)} : {op.results[0].type}"
 
 
 def splat_of(value: ir.Value) -> float | int | complex | None:
-    """The number that every element of a value is; None where they differ or are not constant."""
+    """Returns the number that all elements of a value equal; None if not a splat constant."""
     op = producer(value)
     while op is not None and op.name in _SPREADING:
         op = producer(op.operands[0])
@@ -132,7 +132,7 @@ def splat_of(value: ir.Value) -> float | int | complex | None:
 
 
 def splat_element(op: ir.Operation) -> ir.Attribute | None:
-    """The element that all of a constant's are; None where they differ or cannot be handed out."""
+    """Returns the element of a splat constant; None for other constants and complex ones."""
     attribute = value_of(op)
     if not isinstance(attribute, ir.DenseElementsAttr) or not attribute.is_splat:
         return None
@@ -140,14 +140,14 @@ def splat_element(op: ir.Operation) -> ir.Attribute | None:
 
 
 def is_splat(op: ir.Operation) -> bool:
-    """Whether all elements of a constant are the same."""
+    """Returns True if all elements of a constant are equal."""
     if _is_readable(op):
         return ir.DenseElementsAttr(op.attributes["value"]).is_splat
     return not _complex_text(op).startswith(("dense<[", 'dense<"'))
 
 
 def copy_constant(op: ir.Operation, type_: ir.Type, point: ir.InsertionPoint) -> ir.Value:
-    """A constant, Shardy's or StableHLO's, as one of StableHLO's; a splat may get another shape."""
+    """Copies a constant, `sdy` or `stablehlo`, as a `stablehlo` one; splats may change shape."""
     if _is_readable(op):
         value = ir.DenseElementsAttr(op.attributes["value"])
         if type_ != op.results[0].type:
@@ -177,10 +177,10 @@ def _complex_text(op: ir.Operation) -> str:
 
 
 def is_identity_of(reducer: str, value: ir.Value) -> bool:
-    """Whether a value is a constant, or one broadcast, that a reducer never shows in its result.
+    """Returns True if a value is a splat constant that is the identity of a reducer.
 
-    0.0 counts for a sum of floats: all that it can change is the sign of a zero, and a sum that
-    starts from it has changed that already.
+    0.0 counts for a sum of floats. It can only change the sign of a zero, and a sum that starts
+    from it has changed that already.
     """
     number = splat_of(value)
     if number is None:

@@ -1,4 +1,4 @@
-"""Typed views of ops with regions: `While(op).body`, never `op.regions[1].blocks[0]`.
+"""Provides typed views of ops with regions: `While(op).body`, not `op.regions[1].blocks[0]`.
 
     While(op).condition, .body, .carries, .yields     a loop
     If(op).then, .otherwise; Case(op).branches        a choice
@@ -6,7 +6,7 @@
     ManualComputation(op).body, .yields               the program of one device
     Combining(op).combiner                            a reduction, a scatter, a reducing collective
 
-A view holds the op alone and reads it anew each time, so a rewriting does not make it stale.
+A view stores only the op and reads it at each access, so that it stays valid after rewrites.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from stablehlo_tools.ir.walk import terminator
 
 
 class View:
-    """An op, seen as one of its kind. Nothing checks the kind."""
+    """An op, viewed as one of its kind. The kind is not checked."""
 
     __slots__ = ("op",)
 
@@ -31,12 +31,12 @@ class OneRegion(View):
 
     @property
     def body(self) -> ir.Block:
-        """The block."""
+        """The block of the region."""
         return self.op.regions[0].blocks[0]
 
     @property
     def yields(self) -> list[ir.Value]:
-        """The values that the block returns, one for each result."""
+        """The operands of the terminator, one for each result."""
         return list(terminator(self.body).operands)
 
 
@@ -53,13 +53,13 @@ class ManualComputation(OneRegion):
 
 
 class Combining(View):
-    """An op that combines two elements by a block: reduce, scatter, all_reduce and the like."""
+    """An op with a combiner block: reduce, scatter, all_reduce and so on."""
 
     __slots__ = ()
 
     @property
     def combiner(self) -> ir.Block:
-        """The block that combines two elements. `select_and_scatter` has two: this selects."""
+        """The combiner block; for `select_and_scatter`, which has two, the one that selects."""
         return self.op.regions[0].blocks[0]
 
 
@@ -70,12 +70,12 @@ class While(View):
 
     @property
     def condition(self) -> ir.Block:
-        """The block that says if another iteration runs."""
+        """The block that computes if another iteration runs."""
         return self.op.regions[0].blocks[0]
 
     @property
     def body(self) -> ir.Block:
-        """The block of an iteration."""
+        """The block that computes an iteration."""
         return self.op.regions[1].blocks[0]
 
     @property
@@ -106,11 +106,11 @@ class If(View):
 
 
 class Case(View):
-    """A `stablehlo.case`, or an `if`, whose branch 0 is `then`."""
+    """A `stablehlo.case` or an `if`; branch 0 of an `if` is `then`."""
 
     __slots__ = ()
 
     @property
     def branches(self) -> list[ir.Block]:
-        """The blocks, by the number of the branch."""
+        """The blocks, by branch number."""
         return [region.blocks[0] for region in self.op.regions]

@@ -1,6 +1,6 @@
-"""Finding ops: by walking a module, and by the symbols that name functions and meshes.
+"""Finds ops by walking a module, and functions and meshes by their symbols.
 
-A walk goes through regions and not through calls; who follows a call asks for the function by name.
+A walk visits nested regions and does not follow calls; look up the callee by its name for that.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.dialect.names import CALL
 
-ENTRY = "main"  # what jax calls the function that it exports
+ENTRY = "main"  # jax's name of the exported function
 FUNCTION = "func.func"
 MESH = "sdy.mesh"
 _QUOTED = r'"(?:[^"\\]|\\.)*"'
-_REFERENCE = re.compile(rf"@({_QUOTED}|[\w$.-]+)|{_QUOTED}")  # an @ within a string is no reference
+_REFERENCE = re.compile(rf"@({_QUOTED}|[\w$.-]+)|{_QUOTED}")  # skips an @ within a string
 _WITHOUT_SYMBOLS = (ir.DenseElementsAttr, ir.DenseIntElementsAttr, ir.StringAttr, ir.TypeAttr)
 
 
 def walk(root: ir.Operation, visit: Callable[[ir.Operation], ir.WalkResult]) -> None:
     """Calls `visit` on an op and all ops in it, pre-order.
 
-    MLIR turns whatever a callback raises into a RuntimeError that holds a text; here the exception
-    itself ends the walk, a KeyboardInterrupt too.
+    MLIR converts an exception of a callback to a RuntimeError with its text. This function ends the
+    walk and raises the exception itself, also a KeyboardInterrupt.
     """
     raised: list[BaseException] = []
 
@@ -37,7 +37,7 @@ def walk(root: ir.Operation, visit: Callable[[ir.Operation], ir.WalkResult]) -> 
 
     try:
         root.walk(guarded, ir.WalkOrder.PRE_ORDER)
-    except RuntimeError as error:  # a signal that came between MLIR and the guard
+    except RuntimeError as error:  # a signal outside of the guarded callback
         if "KeyboardInterrupt" in str(error):
             raise KeyboardInterrupt from None
         raise
@@ -46,7 +46,7 @@ def walk(root: ir.Operation, visit: Callable[[ir.Operation], ir.WalkResult]) -> 
 
 
 def ops_where(root: ir.Operation, wanted: Callable[[ir.Operation], bool]) -> list[ir.Operation]:
-    """The ops in an op, itself among them, of which a question is true, pre-order."""
+    """Returns the ops in an op, including itself, that satisfy `wanted`, pre-order."""
     ops: list[ir.Operation] = []
 
     def visit(op: ir.Operation) -> ir.WalkResult:
@@ -59,7 +59,7 @@ def ops_where(root: ir.Operation, wanted: Callable[[ir.Operation], bool]) -> lis
 
 
 def drop_attributes(root: ir.Operation, names: Collection[str]) -> None:
-    """Removes attributes of these names from the ops in an op, itself among them."""
+    """Removes the attributes of these names from an op and all ops in it."""
 
     def visit(op: ir.Operation) -> ir.WalkResult:
         for name in names:
@@ -71,10 +71,10 @@ def drop_attributes(root: ir.Operation, names: Collection[str]) -> None:
 
 
 def ops_named(root: ir.Operation, names: Collection[str]) -> list[ir.Operation]:
-    """The ops of these names in an op, itself among them, pre-order."""
+    """Returns the ops of these names in an op, including itself, pre-order."""
     ops: list[ir.Operation] = []
 
-    def visit(op: ir.Operation) -> ir.WalkResult:  # twice as fast as by `ops_where`
+    def visit(op: ir.Operation) -> ir.WalkResult:  # twice as fast as `ops_where`
         if op.name in names:
             ops.append(op)
         return ir.WalkResult.ADVANCE
@@ -84,7 +84,7 @@ def ops_named(root: ir.Operation, names: Collection[str]) -> list[ir.Operation]:
 
 
 def values_used(op: ir.Operation) -> list[ir.Value]:
-    """The operands of an op and of all ops in its regions, in order."""
+    """Returns the operands of an op and of all ops in its regions, in order."""
     if not len(op.regions):
         return list(op.operands)
     values: list[ir.Value] = []
@@ -98,7 +98,7 @@ def values_used(op: ir.Operation) -> list[ir.Value]:
 
 
 def values_used_outside(op: ir.Operation) -> list[ir.Value]:
-    """What an op and the ops in its regions read that is not made in them, in order."""
+    """Returns the values that an op and its regions read from outside, in order."""
     if not len(op.regions):
         return list(op.operands)
     used: list[ir.Value] = []
@@ -118,14 +118,14 @@ def values_used_outside(op: ir.Operation) -> list[ir.Value]:
 
 
 def terminator(block: ir.Block) -> ir.Operation:
-    """The last op of a block."""
+    """Returns the last op of a block."""
     last = ir.InsertionPoint.at_block_terminator(block).ref_operation
     assert last is not None, "a block of these dialects ends in a terminator"
     return last.operation
 
 
 def is_inside(op: ir.Operation, outer: ir.Operation) -> bool:
-    """Whether an op stands in a region of another."""
+    """Returns True if an op is in a region of `outer`, at any depth."""
     parent = op.parent
     while parent is not None:
         if parent.operation == outer:
@@ -135,7 +135,7 @@ def is_inside(op: ir.Operation, outer: ir.Operation) -> bool:
 
 
 def enclosing(op: ir.Operation, name: str) -> ir.Operation | None:
-    """The innermost op of a name that an op stands in, at whatever depth."""
+    """Returns the innermost op of a name that contains an op; None without one."""
     parent = op.parent
     while parent is not None and parent.operation.name != name:
         parent = parent.operation.parent
@@ -152,35 +152,35 @@ def ops_around(op: ir.Operation, name: str) -> list[ir.Operation]:
 
 
 def symbol_name(op: ir.Operation | ir.OpView) -> str:
-    """The name of an op that defines a symbol."""
+    """Returns the symbol name that an op defines."""
     return ir.StringAttr(op.attributes["sym_name"]).value
 
 
 def callee_name(call: ir.Operation) -> str:
-    """The symbol that a `func.call` or a `stablehlo.composite` refers to."""
+    """Returns the symbol that a `func.call` or a `stablehlo.composite` refers to."""
     attribute = call.attributes["callee" if call.name == CALL else "decomposition"]
     return ir.FlatSymbolRefAttr(attribute).value
 
 
 def functions_by_name(module: ir.Module) -> dict[str, ir.Operation]:
-    """The module's functions, in the order of its text."""
+    """Returns the module's functions, in the order of the text."""
     return _functions_in(module.body)
 
 
 def functions_around(op: ir.Operation) -> dict[str, ir.Operation]:
-    """The functions of the module that an op stands in, in the order of its text."""
+    """Returns the functions of the module that contains an op, in the order of the text."""
     while (parent := op.parent) is not None:
         op = parent.operation
     return _functions_in(op.regions[0].blocks[0])
 
 
 def main_function(module: ir.Module) -> ir.Operation | None:
-    """The entry function."""
+    """Returns the function `main`, or None."""
     return functions_by_name(module).get(ENTRY)
 
 
 def entry_function(module: ir.Module) -> ir.Operation:
-    """`main`, or else the only public function. Raises ToolError where there is neither."""
+    """Returns `main`, else the only public function. Raises ToolError if there is neither."""
     named = functions_by_name(module)
     functions = list(named.values())
     if "main" in named:
@@ -208,15 +208,15 @@ def _functions_in(body: ir.Block) -> dict[str, ir.Operation]:
 
 
 def referenced_symbols(op: ir.Operation) -> set[str]:
-    """The symbols that the attributes of an op and of all ops in it refer to, however deep."""
+    """Returns the symbols that the attributes of an op and of all ops in it refer to."""
     symbols: set[str] = set()
-    known: set[ir.Attribute] = set()  # equal attributes are read once
+    known: set[ir.Attribute] = set()  # equal attributes are printed and searched once
 
     def visit(inner: ir.Operation) -> ir.WalkResult:
         for name in inner.attributes:
             try:
                 attribute = inner.attributes[name]
-            except TypeError:  # complex elements, which Python has no class for: no symbols
+            except TypeError:  # complex elements, without a Python class: no symbols
                 continue
             if attribute not in known:
                 known.add(attribute)
@@ -228,8 +228,9 @@ def referenced_symbols(op: ir.Operation) -> set[str]:
 
 
 def copy_referenced_symbols(source: ir.Operation, target: ir.Module) -> None:
-    """Copies to the front of `target` the symbols of the module `source` that its ops refer to and
-    it lacks, and what those refer to in turn."""
+    """Copies the symbols that `target` refers to and lacks from the module `source`.
+
+    Follows their own references. The copies go to the beginning of `target`."""
     there = {symbol_name(op): op.operation for op in source.regions[0].blocks[0].operations}
     here = {symbol_name(op) for op in target.body.operations}
     wanted = referenced_symbols(target.operation)
@@ -241,7 +242,7 @@ def copy_referenced_symbols(source: ir.Operation, target: ir.Module) -> None:
 
 
 def erase_unused_meshes(module: ir.Module) -> None:
-    """Takes away the meshes that no attribute names."""
+    """Erases the meshes that no attribute refers to."""
     used = referenced_symbols(module.operation)
     for view in list(module.body.operations):
         if view.operation.name == MESH and symbol_name(view) not in used:
@@ -249,7 +250,7 @@ def erase_unused_meshes(module: ir.Module) -> None:
 
 
 def _references(attribute: ir.Attribute) -> Iterator[str]:
-    """Of an attribute of a dialect, whose parts Python cannot see, by its text."""
+    """Yields the symbols in an attribute's text, as Python cannot traverse dialect attributes."""
     if isinstance(attribute, _WITHOUT_SYMBOLS):
         return
     for reference in _REFERENCE.finditer(str(attribute)):

@@ -1,7 +1,7 @@
-"""Loops: a `while` taken apart, and loops that count, with the scalars they count with.
+"""Reads the structure of a `while`, and builds counted loops.
 
-A *carry* is a position of the loop's operands: what it is before the loop (`loop.operands`), at the
-beginning of an iteration (`arguments`), at its end (`ends`), and behind the loop (`loop.results`).
+A *carry* is a position of the loop's operands. Its values are: before the loop `loop.operands`, at
+the start of an iteration `arguments`, at its end `ends`, and after the loop `loop.results`.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from stablehlo_tools.ir.walk import terminator
 
 
 class WhileLoop:
-    """The structure of a `while`; not valid any more once the loop changes.
+    """The structure of a `while`; invalid once the loop changes.
 
-    `invariant` are the carries that every iteration hands on as they came.
+    `invariant` are the carries that every iteration yields unchanged.
     """
 
     def __init__(self, loop: ir.Operation) -> None:
@@ -31,15 +31,15 @@ class WhileLoop:
         self.invariant = {i for i, end in enumerate(self.ends) if end == self.arguments[i]}
 
     def argument_number(self, value: ir.Value) -> int | None:
-        """The carry that a value is; None for anything but an argument of the body."""
+        """Returns the carry whose body argument is `value`; None for other values."""
         return self._number_of.get(value)
 
     def carries_of(self, value: ir.Value) -> list[int]:
-        """The carries that a value is at the end of the iteration."""
+        """Returns the carries that yield a value."""
         return self._carried.get(value, [])
 
     def is_read_by_condition(self, carry: int) -> bool:
-        """Whether how often the loop runs depends on a carry."""
+        """Returns True if the loop's condition reads a carry."""
         return bool(list(self.condition.arguments[carry].uses))
 
     @cached_property
@@ -51,17 +51,18 @@ class WhileLoop:
 
 
 def is_invariant(loop: ir.Operation, carry: int) -> bool:
-    """Whether every iteration of a `while` hands a carry on as it came."""
+    """Returns True if every iteration of a `while` yields a carry unchanged."""
     body = While(loop).body
     return terminator(body).operands[carry] == body.arguments[carry]
 
 
-_LEAST_WIDTH = 32  # bits that count any number of iterations
+_LEAST_WIDTH = 32  # bits; enough for any number of iterations
 
 
 def iteration_of(build: Builder, counter: ir.Value, start: int, step: int) -> ir.Value:
-    """Which iteration it is, counted from 0, by a counter that begins at `start` and grows by
-    `step`; of at least 32 bits."""
+    """Computes the iteration number, from 0, of a counter from `start` in steps of `step`.
+
+    The result has at least 32 bits."""
     element = ir.IntegerType(element_of(counter))
     if element.width < _LEAST_WIDTH:
         element = ir.IntegerType.get_signless(_LEAST_WIDTH, build.context)
@@ -76,7 +77,7 @@ def iteration_of(build: Builder, counter: ir.Value, start: int, step: int) -> ir
 
 
 def room_for_rows(build: Builder, value: ir.Value, trips: int) -> ir.Value:
-    """A stack for what every iteration stores, of zeros."""
+    """Creates a stack of zeros of shape `[trips, *shape]`, for a row from each iteration."""
     element = element_of(value)
     if isinstance(element, ir.ComplexType):
         part = build.splat(0, [], element.element_type)
@@ -87,8 +88,9 @@ def room_for_rows(build: Builder, value: ir.Value, trips: int) -> ir.Value:
 
 
 class CountedLoop:
-    """A `while` from 0 up to a limit. It is there before its body is written, so that what all of
-    its iterations need can be written in front of it."""
+    """A `while` that counts from 0 to a limit.
+
+    It exists before its body is written, so that `before` can build loop-invariant values."""
 
     def __init__(self, build: Builder, limit: ir.Value, carried: Sequence[ir.Value]) -> None:
         zero, one = build.i32(0), build.i32(1)
@@ -108,11 +110,11 @@ class CountedLoop:
 
     @property
     def before(self) -> Builder:
-        """Builds in front of the loop."""
+        """A builder of ops before the loop."""
         return Builder(ir.InsertionPoint(self.op), self.inside.location)
 
     def close(self, values: Sequence[ir.Value]) -> list[ir.Value]:
-        """Ends the body; what the loop carries at its end."""
+        """Ends the body with the yielded values; returns the loop's results without the counter."""
         following = self.inside.same("add", self.counter, self._one)
         self.inside.end_region([following, *values])
         results: list[ir.Value] = list(self.op.results)
