@@ -1,10 +1,10 @@
-"""In which memory a value lies: jax's annotation of a value, and the memory kind of an argument.
+"""Reads and writes memory placement: jax's annotation of a value, an argument's memory kind.
 
     %h = stablehlo.custom_call @annotate_device_placement(%x) {has_side_effect = true,
              mhlo.frontend_attributes = {_xla_buffer_placement = "pinned_host"}}
 
-One of jax's stable custom calls (jax.export keeps it compatible). XLA:GPU and XLA:TPU copy what is
-placed in the host's memory, and back where a second one says "device"; neither changes a value.
+This is one of jax's stable custom calls (jax.export keeps it compatible). XLA:GPU and XLA:TPU copy
+the value to the host's memory, and back at a second annotation with "device". Values do not change.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _OF_HOST = frozenset({HOST, "unpinned_host"})
 
 
 def placement(op: ir.Operation) -> str | None:
-    """The memory that an annotation puts its operand in; None of another op."""
+    """Returns the memory that an annotation moves its operand to; None for other ops."""
     if op.name != CUSTOM_CALL or target_of(op) != _TARGET:
         return None
     attributes = op.attributes.get(FRONTEND_ATTRIBUTES)
@@ -35,12 +35,12 @@ def placement(op: ir.Operation) -> str | None:
 
 
 def puts_in_host(op: ir.Operation) -> bool:
-    """Whether an op is an annotation that puts a value in the host's memory."""
+    """Returns True if an op is an annotation that moves a value to the host's memory."""
     return placement(op) in _OF_HOST
 
 
 def lies_in_host(function: ir.Operation, list_name: str, number: int) -> bool:
-    """Whether a function's `arg_attrs` or `res_attrs` say that one lies in the host's memory."""
+    """Returns True if entry `number` of `arg_attrs` or `res_attrs` is in the host's memory."""
     if list_name not in function.attributes:
         return False
     entry = ir.DictAttr(ir.ArrayAttr(function.attributes[list_name])[number])
@@ -51,7 +51,7 @@ def lies_in_host(function: ir.Operation, list_name: str, number: int) -> bool:
 
 
 def placed(value: ir.Value, memory: str, place: ir.Location, point: ir.InsertionPoint) -> ir.Value:
-    """A value, in a memory from here on."""
+    """Annotates a value with a memory; returns the annotated value."""
     text = ir.StringAttr.get
     with place:
         call = ir.Operation.create(

@@ -1,7 +1,7 @@
-"""What the dimension numbers of dots, convolutions, gathers and scatters say, as plain integers.
+"""Returns the dimension numbers of dots, convolutions, gathers and scatters as plain integers.
 
-Whoever needs them asks here: the bindings' own classes hand out lists that are made anew for each
-question, and know nothing of the dimensions that the numbers leave out.
+Use these instead of the bindings' classes, which build a new list at each access and do not compute
+the remaining dimensions.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Dims = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class DotNumbers:
-    """Of a dot_general; `lhs_batching[i]` belongs to `rhs_batching[i]`, likewise the contracting.
+    """Numbers of a dot_general. `lhs_batching[i]` pairs with `rhs_batching[i]`; contracting too.
 
     The result has the batching dimensions, then the free ones of lhs, then those of rhs.
     """
@@ -27,18 +27,17 @@ class DotNumbers:
     rhs_contracting: Dims
 
     def lhs_free(self, rank: int) -> Dims:
-        """The dimensions of lhs that are neither batching nor contracting."""
+        """Returns the dimensions of lhs that are neither batching nor contracting."""
         return _others(rank, (*self.lhs_batching, *self.lhs_contracting))
 
     def rhs_free(self, rank: int) -> Dims:
-        """The dimensions of rhs that are neither batching nor contracting."""
+        """Returns the dimensions of rhs that are neither batching nor contracting."""
         return _others(rank, (*self.rhs_batching, *self.rhs_contracting))
 
 
 @dataclass(frozen=True, slots=True)
 class ConvNumbers:
-    """Of a convolution; spatial dimension i of the input, the kernel and the output belong
-    together."""
+    """Numbers of a convolution. Spatial dimensions i of input, kernel and output correspond."""
 
     input_batch: int
     input_feature: int
@@ -53,8 +52,10 @@ class ConvNumbers:
 
 @dataclass(frozen=True, slots=True)
 class GatherNumbers:
-    """Of a gather, or a dynamic_gather. `index_map[k]` is the operand's dimension that component k
-    of an index is for; `operand_batching[i]` belongs to `indices_batching[i]`."""
+    """Numbers of a gather or dynamic_gather.
+
+    Component k of an index addresses the operand's dimension `index_map[k]`. `operand_batching[i]`
+    pairs with `indices_batching[i]`."""
 
     offset_dims: Dims
     collapsed: Dims
@@ -64,24 +65,28 @@ class GatherNumbers:
     index_vector: int
 
     def window_dims(self, operand_rank: int) -> Dims:
-        """The operand's dimensions that slices have: `offset_dims[i]` of the result is
-        `window_dims[i]` of the operand."""
+        """Returns the operand's dimensions that are in slices.
+
+        `offset_dims[i]` of the result is `window_dims[i]` of the operand."""
         return _others(operand_rank, (*self.collapsed, *self.operand_batching))
 
     def batch_dims(self, result_rank: int) -> Dims:
-        """The result's dimensions that say which slice: `batch_dims[i]` of the result is
-        `index_dims[i]` of the indices."""
+        """Returns the result's dimensions that number the slices.
+
+        `batch_dims[i]` of the result is `index_dims[i]` of the indices."""
         return _others(result_rank, self.offset_dims)
 
     def index_dims(self, indices_rank: int) -> Dims:
-        """The dimensions of the indices but for that of their components."""
+        """Returns the dimensions of the indices without the index vector dimension."""
         return _others(indices_rank, (self.index_vector,))
 
 
 @dataclass(frozen=True, slots=True)
 class ScatterNumbers:
-    """Of a scatter. `index_map[k]` is the operand's dimension that component k of an index is for;
-    `operand_batching[i]` belongs to `indices_batching[i]`."""
+    """Numbers of a scatter.
+
+    Component k of an index addresses the operand's dimension `index_map[k]`. `operand_batching[i]`
+    pairs with `indices_batching[i]`."""
 
     update_window_dims: Dims
     inserted: Dims
@@ -91,22 +96,24 @@ class ScatterNumbers:
     index_vector: int
 
     def window_dims(self, operand_rank: int) -> Dims:
-        """The operand's dimensions that windows have: `update_window_dims[i]` of the updates is
-        `window_dims[i]` of the operand."""
+        """Returns the operand's dimensions that are in windows.
+
+        `update_window_dims[i]` of the updates is `window_dims[i]` of the operand."""
         return _others(operand_rank, (*self.inserted, *self.operand_batching))
 
     def batch_dims(self, update_rank: int) -> Dims:
-        """The updates' dimensions that say which window: `batch_dims[i]` of the updates is
-        `index_dims[i]` of the indices."""
+        """Returns the updates' dimensions that number the windows.
+
+        `batch_dims[i]` of the updates is `index_dims[i]` of the indices."""
         return _others(update_rank, self.update_window_dims)
 
     def index_dims(self, indices_rank: int) -> Dims:
-        """The dimensions of the indices but for that of their components."""
+        """Returns the dimensions of the indices without the index vector dimension."""
         return _others(indices_rank, (self.index_vector,))
 
 
 def dot_numbers(op: ir.Operation) -> DotNumbers:
-    """Of a `dot_general` of StableHLO or MHLO."""
+    """Returns the numbers of a `dot_general` of StableHLO or MHLO."""
     attribute = op.attributes["dot_dimension_numbers"]
     dims = bindings.dot_dimension_numbers(attribute)
     return DotNumbers(
@@ -118,7 +125,7 @@ def dot_numbers(op: ir.Operation) -> DotNumbers:
 
 
 def conv_numbers(op: ir.Operation) -> ConvNumbers:
-    """Of a `convolution` of StableHLO or MHLO."""
+    """Returns the numbers of a `convolution` of StableHLO or MHLO."""
     dims = bindings.conv_dimension_numbers(op.attributes["dimension_numbers"])
     return ConvNumbers(
         dims.input_batch_dimension,
@@ -134,7 +141,7 @@ def conv_numbers(op: ir.Operation) -> ConvNumbers:
 
 
 def gather_numbers(op: ir.Operation) -> GatherNumbers:
-    """Of a `gather` or a `dynamic_gather`."""
+    """Returns the numbers of a `gather` or a `dynamic_gather`."""
     dims = bindings.GatherDimensionNumbers(op.attributes["dimension_numbers"])
     return GatherNumbers(
         tuple(dims.offset_dims),
@@ -147,7 +154,7 @@ def gather_numbers(op: ir.Operation) -> GatherNumbers:
 
 
 def scatter_numbers(op: ir.Operation) -> ScatterNumbers:
-    """Of a `scatter`."""
+    """Returns the numbers of a `scatter`."""
     dims = bindings.ScatterDimensionNumbers(op.attributes["scatter_dimension_numbers"])
     return ScatterNumbers(
         tuple(dims.update_window_dims),

@@ -1,35 +1,35 @@
-"""The one relation of dimensions: for each op, which dimension goes with which, and how.
+"""Relates the dimensions of each op's operands and results: which correspond, and how.
 
     relation = dimensions_of(op)        # OpDimensions; None for ops that have none
 
-`factors.py` says what it consists of. Three ways to ask:
+`factors.py` defines the parts of the relation. It is used in three ways:
 
-1. Where does a dimension of an operand go (a batch, followed forwards)?
+1. Find where a dimension of an operand goes (for example to follow a batch forwards):
 
        for link in relation.of_operand(0, dim):
            if link.role is FactorRole.KEPT:
                follow(op.results[link.result.tensor], link.result.dim)
-               others = link.factor.operands          # operands that must be cut beside it
+               others = link.factor.operands          # operands that must be cut as well
 
-2. Which elements of an operand are those of a result (a demand, a window, a box, backwards)?
+2. Find the elements of an operand that a result needs (backwards: a demand, a window, a box):
 
        for link in relation.of_result(0, dim):
            if link.role in (FactorRole.KEPT, FactorRole.MOVED):
                taken = link.operand.positions(link.factor.size)    # a range, e.g. of a slice
-               put = link.result.positions(link.factor.size)       # the range that it becomes
+               put = link.result.positions(link.factor.size)       # its range in the result
 
-   A slice takes a range of the operand; a pad and a concatenate put one among others; a reverse
-   takes a descending one. A dynamic_slice takes one whose `start` is None.
+   A slice has a range of the operand; a pad and a concatenate have a range of the result. A
+   reverse has a descending one. A dynamic_slice has a `start` of None.
 
-3. What must be whole, or alike (a sharding, a rewrite at another size)?
+3. Find the dimensions that must be whole, or are equal along (for shardings, for other sizes):
 
        whole = [f for f in relation.factors if f.role not in PASSED_THROUGH]
        alike = all(f.role is FactorRole.REPEATED for f in relation.along_result(0, dim))
 
-There is no relation for control flow and calls, whose clients walk their regions; for custom calls,
-composites and random numbers; for constants, of which `ir.values.is_splat` says whether they are
-alike all over; for tensors with dimensions that are not static; and for ops that have another value
-than tensors. A client that treats fewer ops than these says which, and why.
+There is no relation for control flow and calls, whose clients visit their regions; for custom
+calls, composites and random numbers; for constants (`ir.values.is_splat` says if all elements are
+equal); for tensors with dynamic dimensions; and for ops with values other than tensors. A client
+that supports fewer ops lists them, with the reason.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ Rule = Callable[[ir.Operation, tuple[Shape, ...], tuple[Shape, ...]], OpDimensio
 
 
 def dimensions_of(op: ir.Operation) -> OpDimensions | None:
-    """The relation of an op's dimensions; None where there is none (see above)."""
+    """Returns the relation of an op's dimensions; None without one (see above)."""
     rule = _RULES.get(op.name)
     if rule is None:
         return None
@@ -71,7 +71,7 @@ def dimensions_of(op: ir.Operation) -> OpDimensions | None:
 
 
 def static_shapes(values: Iterable[ir.Value]) -> tuple[Shape, ...] | None:
-    """The shapes of tensors; None where one is no tensor, or has a dimension that is not static."""
+    """Returns the shapes of tensors; None if one is not a tensor or has a dynamic dimension."""
     shapes: list[Shape] = []
     for value in values:
         shape = static_shape(value.type)
@@ -82,18 +82,17 @@ def static_shapes(values: Iterable[ir.Value]) -> tuple[Shape, ...] | None:
 
 
 def static_shape(type_: ir.Type) -> Shape | None:
-    """The shape of a tensor type; None for a dynamic one, and for what is no tensor."""
+    """Returns the shape of a tensor type; None for dynamic shapes and other types."""
     if not isinstance(type_, ir.RankedTensorType) or not type_.has_static_shape:
         return None
     return tuple(type_.shape)
 
 
-# What the rules read of an op.
+# Attributes that the rules read.
 
 
 def integers(op: ir.Operation, name: str, default: Sequence[int] = ()) -> tuple[int, ...]:
-    """An attribute that is a list of integers, or a table of them row by row; the default where
-    the op has none."""
+    """Returns a list attribute of integers, or a matrix row by row; `default` without it."""
     if name not in op.attributes:
         return tuple(default)
     attribute = op.attributes[name]
@@ -103,13 +102,13 @@ def integers(op: ir.Operation, name: str, default: Sequence[int] = ()) -> tuple[
 
 
 def integer(op: ir.Operation, name: str, default: int = 0) -> int:
-    """An attribute that is an integer; the default where the op has none."""
+    """Returns an integer attribute; `default` without it."""
     if name not in op.attributes:
         return default
     return ir.IntegerAttr(op.attributes[name]).value
 
 
-# Elements one by one. The functions that take no op are pure, and shared by all ops of one shape.
+# Elementwise ops. Functions without an op parameter are pure and cached by shapes.
 
 
 def _kept(size: int, operands: Iterable[tuple[int, int]], *results: tuple[int, int]) -> Factor:
@@ -122,7 +121,7 @@ def _factor(
     operands: Iterable[tuple[int, int]],
     *results: tuple[int, int],
 ) -> Factor:
-    """A factor that is all of every dimension that it is along: pairs of tensor and dimension."""
+    """Returns a factor that fills each of its dimensions, given as pairs (tensor, dimension)."""
     return Factor(
         size,
         role,
@@ -139,7 +138,7 @@ def _elementwise(
 
 @lru_cache(maxsize=4096)
 def _same_places(operands: tuple[Shape, ...], results: tuple[Shape, ...]) -> OpDimensions | None:
-    """Operands of the result's shape, and scalars beside them."""
+    """Relates operands that have the result's shape or are scalars."""
     (shape,) = results
     if any(operand not in (shape, ()) for operand in operands):
         return None
@@ -156,7 +155,7 @@ def _each_by_itself(
 
 @lru_cache(maxsize=1024)
 def _pairs(operands: tuple[Shape, ...], results: tuple[Shape, ...]) -> OpDimensions | None:
-    """Result i is of operand i, and both have the same shape."""
+    """Relates operand i to result i, which must have the same shape."""
     if operands != results:
         return None
     factors = [
@@ -178,7 +177,7 @@ def _iota(
     return OpDimensions(operands, results, tuple(factors))
 
 
-# Dimensions in another order, in other sizes, or new ones.
+# Ops that reorder, resize or add dimensions.
 
 
 def _transpose(
@@ -212,7 +211,7 @@ def _broadcast(
 def _broadcast_to(
     dims: tuple[int, ...], operands: tuple[Shape, ...], results: tuple[Shape, ...]
 ) -> OpDimensions:
-    """A dimension of one element may become a longer one, all of that element."""
+    """Relates a broadcast; a dimension of size 1 may become a longer one, which repeats it."""
     source = {result: dim for dim, result in enumerate(dims)}
     factors: list[Factor] = []
     for result, size in enumerate(results[0]):
@@ -235,7 +234,7 @@ def _reshape(
 
 @lru_cache(maxsize=4096)
 def _reshaped(operands: tuple[Shape, ...], results: tuple[Shape, ...]) -> OpDimensions:
-    """Factors that one shape alone has must be whole; dimensions of one element have none."""
+    """Relates a reshape: factors of only one shape are WHOLE, dimensions of size 1 have none."""
     before, after = operands[0], results[0]
     if 0 in before:
         factors = [_factor(n, FactorRole.WHOLE, [(0, d)]) for d, n in enumerate(before)]
@@ -257,7 +256,7 @@ def _part(part: DimPart | None) -> tuple[Along, ...]:
 
 
 def _part_role(fills_operand: bool, fills_result: bool) -> FactorRole:
-    """Of a factor each position of which is by itself, but which shares dimensions with others."""
+    """Returns the role of an independent factor, which may share its dimensions with others."""
     if fills_operand:
         return FactorRole.KEPT if fills_result else FactorRole.MERGED
     return FactorRole.SPLIT if fills_result else FactorRole.REGROUPED
@@ -266,8 +265,7 @@ def _part_role(fills_operand: bool, fills_result: bool) -> FactorRole:
 def _bitcast_convert(
     op: ir.Operation, operands: tuple[Shape, ...], results: tuple[Shape, ...]
 ) -> OpDimensions:
-    """Bits as another type; where its elements have another width, one of the shapes has a last
-    dimension of the pieces."""
+    """Relates a bitcast. If the element width changes, one shape has a last dimension of pieces."""
     before, after = operands[0], results[0]
     shared = min(len(before), len(after))
     factors = [_kept(before[d], [(0, d)], (0, d)) for d in range(shared)]
@@ -276,7 +274,7 @@ def _bitcast_convert(
     return OpDimensions(operands, results, tuple(factors))
 
 
-# Elements that go to another place.
+# Ops that move elements to static positions.
 
 
 def _slice(
@@ -294,7 +292,7 @@ def _slice(
 
 
 def _pad(op: ir.Operation, operands: tuple[Shape, ...], results: tuple[Shape, ...]) -> OpDimensions:
-    """What negative padding cuts off is in no factor; nor is what is padded, in the result."""
+    """Relates a pad. Elements that negative padding cuts off, and padding, are in no factor."""
     names = ("edge_padding_low", "edge_padding_high", "interior_padding")
     edges = zip(*(integers(op, name) for name in names), strict=True)
     factors: list[Factor] = []
@@ -342,13 +340,13 @@ def _reverse(
     return OpDimensions(operands, results, tuple(factors))
 
 
-# Elements that go to a place known when the program runs.
+# Ops that move elements to positions known at run time.
 
 
 def _dynamic_slice(
     op: ir.Operation, operands: tuple[Shape, ...], results: tuple[Shape, ...]
 ) -> OpDimensions:
-    """The start along a dimension that is taken whole is clamped to 0."""
+    """Relates a dynamic_slice. The start of a dimension taken whole is clamped to 0, so KEPT."""
     factors = [
         _kept(after, [(0, d)], (0, d))
         if before == after
@@ -374,7 +372,7 @@ def _dynamic_update_slice(
 def _gather(
     op: ir.Operation, operands: tuple[Shape, ...], results: tuple[Shape, ...]
 ) -> OpDimensions:
-    """The slices' sizes are read off the result, so that a dynamic_gather has the same rule."""
+    """Relates a gather. Reads the slice sizes from the result, so that dynamic_gather works too."""
     numbers = gather_numbers(op)
     (operand, indices, *_), (result,) = operands, results
     factors: list[Factor] = []
@@ -408,8 +406,10 @@ def _gather(
 def _scatter(
     op: ir.Operation, operands: tuple[Shape, ...], results: tuple[Shape, ...]
 ) -> OpDimensions:
-    """Windows of updates that reach outside of an operand are left out whole, so that a window
-    dimension with an index is INDEXED even where it is as long as the operand's."""
+    """Relates a scatter.
+
+    Windows that are partly outside of an operand are dropped whole. A window dimension with an
+    index is thus INDEXED even if it is as long as the operand's."""
     numbers = scatter_numbers(op)
     count = len(results)
     operand, indices, update = operands[0], operands[count], operands[count + 1]
@@ -446,7 +446,7 @@ def _scatter(
     return OpDimensions(operands, results, tuple(factors))
 
 
-# Sums and other reductions.
+# Contractions and reductions.
 
 
 def _dot_general(
@@ -478,8 +478,9 @@ def _dot(op: ir.Operation, operands: tuple[Shape, ...], results: tuple[Shape, ..
 def _convolution(
     op: ir.Operation, operands: tuple[Shape, ...], results: tuple[Shape, ...]
 ) -> OpDimensions:
-    """With groups, features and batches have the number of the group as their outer factor. Spatial
-    dimensions are WINDOWED, also where the kernel has one element along them."""
+    """Relates a convolution. Groups are the outer factor of features and batches.
+
+    Spatial dimensions are WINDOWED, even if the kernel has size 1 along them."""
     numbers = conv_numbers(op)
     (image, kernel), (result,) = operands, results
     batch_groups = integer(op, "batch_group_count", 1)
@@ -533,7 +534,7 @@ def _reduce(
 def _reduced(
     dims: tuple[int, ...], operands: tuple[Shape, ...], results: tuple[Shape, ...]
 ) -> OpDimensions:
-    """Half of the operands are initial values, without dimensions."""
+    """Relates a reduce. The second half of the operands are initial values, of rank 0."""
     count = len(results)
     factors: list[Factor] = []
     left = 0
@@ -570,8 +571,8 @@ def _reduce_window(
 def _select_and_scatter(
     op: ir.Operation, operands: tuple[Shape, ...], results: tuple[Shape, ...]
 ) -> OpDimensions:
-    """Operand 1 has an element for each window of operand 0, which the result puts at one place of
-    the window."""
+    """Relates a select_and_scatter. Each element of operand 1 belongs to a window of operand 0, and
+    the result has it at one position of that window."""
     factors: list[Factor] = []
     for d, window in enumerate(_windows(op, len(operands[0]))):
         size, places = operands[0][d], operands[1][d]
@@ -586,13 +587,13 @@ def _select_and_scatter(
 
 
 class _Window:
-    """A window op along one dimension."""
+    """The window of an op along one dimension."""
 
     def __init__(self, size: int, stride: int, low: int, high: int, spread: int, apart: int):
         self.size = size
         self.stride = stride
         self.dilation = apart
-        self.start = -low if spread == 1 else None  # between elements that are spread lies nothing
+        self.start = -low if spread == 1 else None  # base dilation adds positions without elements
         self.origin = 0 if spread == 1 else None
         self.is_element = size == stride == spread == apart == 1 and not (low or high)
 
@@ -612,7 +613,7 @@ def _windows(op: ir.Operation, rank: int) -> list[_Window]:
     return [_Window(*row) for row in rows]
 
 
-# Ops of matrices and rows, which need them whole.
+# Ops on matrices and rows, which they need whole.
 
 
 def _sort(
@@ -624,7 +625,7 @@ def _sort(
 
 
 def _last(count: int) -> Rule:
-    """Each matrix (2) or row (1) of the last dimensions by itself."""
+    """Returns the rule of ops on each matrix (2) or row (1) of the last dimensions."""
 
     def rule(
         op: ir.Operation, operands: tuple[Shape, ...], results: tuple[Shape, ...]
@@ -644,8 +645,9 @@ def _fft(
 def _triangular_solve(
     op: ir.Operation, operands: tuple[Shape, ...], results: tuple[Shape, ...]
 ) -> OpDimensions:
-    """Rows and columns of both matrices are whole, though each column of a solution is by itself:
-    compilers have a routine for each matrix."""
+    """Relates a triangular_solve. Rows and columns of both matrices are WHOLE.
+
+    Each column of a solution is independent, but compilers call a routine for each matrix."""
     rank = len(operands[0])
     solved = rank - (2 if ir.BoolAttr(op.attributes["left_side"]).value else 1)
     rows = [(0, rank - 2), (0, rank - 1), (1, solved)]
@@ -660,7 +662,7 @@ def _triangular_solve(
 def _but(
     whole: frozenset[int], operands: tuple[Shape, ...], results: tuple[Shape, ...]
 ) -> OpDimensions:
-    """Each position by itself but along some dimensions, which may change their sizes."""
+    """Relates all dimensions as KEPT except `whole`, which may change their sizes."""
     ranked = range(len(operands))
     factors = [
         _factor(
@@ -677,8 +679,9 @@ def _but(
 def _batch_norm(
     op: ir.Operation, operands: tuple[Shape, ...], results: tuple[Shape, ...]
 ) -> OpDimensions:
-    """Statistics have one dimension, the features'. Inference computes each element by itself, the
-    others need the statistics of all."""
+    """Relates a batch norm. Statistics have one dimension, the features'.
+
+    Inference is elementwise; the others need statistics over all other dimensions."""
     features = integer(op, "feature_index")
     by_element = op.name.endswith("inference")
     rank = len(operands[0])
@@ -696,7 +699,7 @@ def _batch_norm(
     return OpDimensions(operands, results, tuple(factors))
 
 
-# Collectives: of each device's part.
+# Collectives, on the part of each device.
 
 
 def _all_gather(

@@ -1,8 +1,8 @@
-"""Attributes that say how far an op reaches along each dimension of its first operand.
+"""Lists the attributes that hold sizes along each dimension of an op's first operand.
 
-Where the operand becomes longer or shorter along a dimension, and the op is to treat it alike all
-along, these numbers grow or shrink with it. Strides and interior padding do not: they count between
-neighbouring elements.
+If that dimension becomes longer or shorter and the op still treats its positions the same, these
+numbers scale with it. Strides and interior padding do not, as they count between neighbouring
+elements.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ _EXTENTS = {
 
 
 def extents_along(op: ir.Operation, dim: int) -> tuple[str, ...]:
-    """The attributes of an op whose entry `dim` goes with the size of its first operand.
+    """Returns the attributes whose entry `dim` scales with that size of the first operand.
 
-    A gather takes one element at a time of a batching dimension, however long that is.
+    Empty for a batching dimension of a gather, which always takes one element at a time.
     """
     if op.name == "stablehlo.gather" and dim in gather_numbers(op).operand_batching:
         return ()

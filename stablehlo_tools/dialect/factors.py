@@ -1,9 +1,9 @@
-"""The dimensions of an op's tensors as factors: what stands where, and what the op does along it.
+"""Describes the dimensions of an op's tensors as factors, and the role of each factor.
 
-A factor is a range of positions, 0 to `size`, that an op runs over, as the letters of an einsum
-are. It stands along dimensions of operands and of results: at position p of the factor, the op
-takes element `start + step * p` along such a dimension of an operand, and gives that one of a
-result.
+A factor is a range of positions, 0 to `size`, that an op iterates over, like a letter of an einsum.
+It occurs in dimensions of operands and of results. At position p of the factor, the op reads
+element `start + step * p` of such a dimension of an operand, and writes that element of such a
+dimension of a result.
 
     %c = stablehlo.dot_general %a, %b, contracting_dims = [1] x [0]
            : (tensor<4x6xf32>, tensor<6x8xf32>) -> tensor<4x8xf32>
@@ -12,8 +12,8 @@ result.
     size 6  CONTRACTED  operand 0 dim 1, operand 1 dim 0
     size 8  KEPT        operand 1 dim 1                    result 0 dim 1
 
-The same table answers in both directions. Shardy's sharding rules have such factors, too, with
-fewer roles; how the two differ is written down in `python/tests/support/shardy_rules.py`.
+The same table works in both directions. Shardy's sharding rules have such factors too, with fewer
+roles; `python/tests/support/shardy_rules.py` describes the differences.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ Shape = tuple[int, ...]
 
 
 class FactorRole(Enum):
-    """What an op does along a factor.
+    """The role of a factor in an op.
 
-    KEPT        each position by itself, and the factor is all of every dimension that it is along:
-                the op on a part of the operands gives that part of the results
-    MERGED      as KEPT, but in a result it is one of several factors of a dimension (reshape)
-    SPLIT       as KEPT, but in an operand it is one of several factors of a dimension (reshape)
+    KEPT        positions are independent, and the factor fills each dimension that it is in:
+                the op on a part of the operands computes that part of the results
+    MERGED      as KEPT, but one of several factors of a dimension of a result (reshape)
+    SPLIT       as KEPT, but one of several factors of a dimension of an operand (reshape)
     REGROUPED   as KEPT, but one of several factors on both sides (reshape, grouped convolutions)
-    CONTRACTED  the results are sums along it, of products
-    REDUCED     the results are combined along it, by the op's region
-    MOVED       elements go to another place, which is known: slices, pads, concatenations, reverses
-    INDEXED     elements go to a place that operands of the op say when it runs (`start` is None),
-                or stay where they are unless such elements overwrite them
-    WINDOWED    places of a window, or positions within it: elements count for several places
-    REPEATED    the results are alike along it; an operand that has it has `step` 0
-    EXCHANGED   devices exchange pieces along it, `size` many; a shorter operand is gathered to the
-                result, a longer one scattered, one of the same size both (all_to_all)
+    CONTRACTED  the results are sums of products along it
+    REDUCED     the op's region combines elements along it
+    MOVED       elements move to a static position: slices, pads, concatenations, reverses
+    INDEXED     operands give the position of elements at run time (`start` is None), or the
+                elements stay unless such elements overwrite them
+    WINDOWED    positions of a window, or positions within it: windows may share elements
+    REPEATED    the results are equal along it; an operand that has it has `step` 0
+    EXCHANGED   devices exchange `size` pieces along it: they gather if the operand is shorter than
+                the result, scatter if it is longer, do both if the sizes are equal (all_to_all)
     WHOLE       each element of a result depends on all elements along it, or on their order; each
                 tensor has its own size
     """
@@ -59,7 +59,7 @@ class FactorRole(Enum):
     WHOLE = auto()
 
 
-# Roles of which each position is computed by itself.
+# Roles whose positions are computed independently.
 PASSED_THROUGH = frozenset(
     {FactorRole.KEPT, FactorRole.MERGED, FactorRole.SPLIT, FactorRole.REGROUPED}
 )
@@ -67,11 +67,11 @@ PASSED_THROUGH = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Along:
-    """Where a factor stands: dimension `dim` of operand or result number `tensor`.
+    """The occurrence of a factor in dimension `dim` of operand or result number `tensor`.
 
-    Position p of the factor is element `start + step * p` there, if nothing else stands along that
-    dimension; of several factors that share it the steps add up, as the digits of a number do. A
-    `start` of None is known only when the program runs.
+    Position p of the factor is element `start + step * p` of a dimension that has no other factor.
+    If several factors share the dimension, their steps add up, like digits of a number. A `start`
+    of None is known only at run time.
     """
 
     tensor: int
@@ -80,7 +80,7 @@ class Along:
     step: int = 1
 
     def positions(self, size: int) -> range | None:
-        """The elements that a factor of this size takes here; None where that is not known."""
+        """Returns the elements that a factor of this size covers here; None if not static."""
         if self.start is None or not self.step:
             return None
         return range(self.start, self.start + size * self.step, self.step)
@@ -88,7 +88,7 @@ class Along:
 
 @dataclass(frozen=True, slots=True)
 class Factor:
-    """Dimensions of operands and results that belong together."""
+    """A factor: corresponding dimensions of operands and results."""
 
     size: int
     role: FactorRole
@@ -96,17 +96,17 @@ class Factor:
     results: tuple[Along, ...]
 
     def in_operand(self, operand: int) -> Along | None:
-        """Where it stands in an operand; None where it does not."""
+        """Returns its occurrence in an operand, or None."""
         return next((along for along in self.operands if along.tensor == operand), None)
 
     def in_result(self, result: int = 0) -> Along | None:
-        """Where it stands in a result; None where it does not."""
+        """Returns its occurrence in a result, or None."""
         return next((along for along in self.results if along.tensor == result), None)
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """One dimension of an operand beside one of a result, by the factor that both have."""
+    """A dimension of an operand and one of a result with a common factor."""
 
     factor: Factor
     operand: Along
@@ -114,16 +114,16 @@ class Link:
 
     @property
     def role(self) -> FactorRole:
-        """What the op does along it."""
+        """The role of the common factor."""
         return self.factor.role
 
 
 @dataclass(frozen=True, slots=True)
 class OpDimensions:
-    """All factors of an op whose tensors have these shapes.
+    """All factors of an op with tensors of these shapes.
 
-    A dimension may have several factors: those that a reshape merges (major first), the operands
-    side by side of a concatenate, the places of windows and the positions within them.
+    A dimension may have several factors: those that a reshape merges (major first), the operands of
+    a concatenate, and the positions of windows and within them.
     """
 
     operands: tuple[Shape, ...]
@@ -131,7 +131,7 @@ class OpDimensions:
     factors: tuple[Factor, ...]
 
     def of_operand(self, operand: int, dim: int) -> tuple[Link, ...]:
-        """What becomes of an operand's dimension: a link for each dimension of a result."""
+        """Returns a link from an operand's dimension to each related dimension of a result."""
         return tuple(
             Link(factor, one, other)
             for factor in self.factors
@@ -141,7 +141,7 @@ class OpDimensions:
         )
 
     def of_result(self, result: int, dim: int) -> tuple[Link, ...]:
-        """What a result's dimension is made of: a link for each dimension of an operand."""
+        """Returns a link to a result's dimension from each related dimension of an operand."""
         return tuple(
             Link(factor, other, one)
             for factor in self.factors
@@ -151,7 +151,7 @@ class OpDimensions:
         )
 
     def along_operand(self, operand: int, dim: int) -> tuple[Factor, ...]:
-        """The factors along an operand's dimension."""
+        """Returns the factors of an operand's dimension."""
         return tuple(
             factor
             for factor in self.factors
@@ -159,7 +159,7 @@ class OpDimensions:
         )
 
     def along_result(self, result: int, dim: int) -> tuple[Factor, ...]:
-        """The factors along a result's dimension."""
+        """Returns the factors of a result's dimension."""
         return tuple(
             factor
             for factor in self.factors

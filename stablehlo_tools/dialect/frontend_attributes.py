@@ -1,8 +1,7 @@
-"""What XLA reads of an op beside its semantics: frontend attributes, and layouts of its results.
+"""Reads and writes the attributes of an op outside its semantics: frontend attributes and layouts.
 
-Some frontend attributes steer how a collective runs: which others it is combined or scheduled with,
-on which stream, whether it overlaps at all. The rest describes the op, and says nothing of what
-becomes of it.
+Some frontend attributes control how XLA runs a collective: with which others it is combined or
+scheduled, on which stream, and if it overlaps. The others only describe the op.
 """
 
 from __future__ import annotations
@@ -13,17 +12,17 @@ from math import isfinite
 from stablehlo_tools.bindings import ir
 
 FRONTEND_ATTRIBUTES = "mhlo.frontend_attributes"
-# XLA:GPU gives the collectives of this domain a slot of its scheduler and a stream for themselves.
+# XLA:GPU gives the collectives of this domain their own scheduler slot and stream.
 SCALE_UP_FABRIC = "scale_up_fabric"
 
-# Read by this package alone; XLA hands it on to the loops and choices of its schedule.
+# Only this package reads it; XLA copies it to the loops and conditionals of its schedule.
 MEAN_RUNS = "stablehlo_tools_mean_runs"
 
 _DOMAIN = "collective_communication_domain"
-# How XLA's converter from HLO writes down layouts; of another shape they would be wrong.
+# Layouts as XLA's converter from HLO writes them; they become wrong if the shape changes.
 LAYOUTS = frozenset({"operand_layout", "result_layout", "xla_shape"})
 
-_XLA_OWN = "_"  # what names begin with that XLA keeps for itself: _scheduling_group_id, _xla_…
+_XLA_OWN = "_"  # prefix of names that XLA reserves: _scheduling_group_id, _xla_…
 _STEERING = frozenset(
     {"async_collective_config", "collective_group_key", "combiner_key", "latency_metadata"}
     | {"sync_collective", _DOMAIN}
@@ -31,7 +30,7 @@ _STEERING = frozenset(
 
 
 def steering(op: ir.Operation) -> tuple[tuple[str, str], ...]:
-    """The frontend attributes of an op that steer how it runs."""
+    """Returns the frontend attributes that control how an op runs, as sorted pairs of text."""
     return tuple(
         (name, str(value))
         for name, value in sorted(_entries(op).items())
@@ -40,19 +39,20 @@ def steering(op: ir.Operation) -> tuple[tuple[str, str], ...]:
 
 
 def communication_domain(op: ir.Operation) -> str:
-    """The communication domain of a collective; "" where none is given."""
+    """Returns the communication domain of a collective; "" if it has none."""
     value = _entries(op).get(_DOMAIN)
     return value.value if isinstance(value, ir.StringAttr) else ""
 
 
 def set_communication_domain(op: ir.Operation, domain: str) -> None:
-    """Puts a collective into a communication domain."""
+    """Assigns a collective to a communication domain."""
     _add(op, _DOMAIN, domain)
 
 
 def mean_runs(op: ir.Operation) -> float | None:
-    """How often a loop's body runs in the mean, or the dearer branch of a choice, where the program
-    says so; None where it does not."""
+    """Returns the mean number of runs of a loop's body, or of a conditional's dearer branch.
+
+    None if the program does not state it."""
     value = _entries(op).get(MEAN_RUNS)
     if not isinstance(value, ir.StringAttr):
         return None
@@ -60,7 +60,7 @@ def mean_runs(op: ir.Operation) -> float | None:
 
 
 def parsed_mean_runs(text: str) -> float | None:
-    """The number in an attribute's text; None where that says none."""
+    """Returns the number in an attribute's text; None if it is not a finite number from 0 on."""
     try:
         number = float(text)
     except ValueError:
@@ -69,13 +69,14 @@ def parsed_mean_runs(text: str) -> float | None:
 
 
 def set_mean_runs(op: ir.Operation, runs: float) -> None:
-    """Says how often a loop's body or a branch runs in the mean, which the text does not: in a
-    pipeline each rank reads in a table of its own what it does."""
+    """Records the mean number of runs of a loop's body or a branch, if it is not static.
+
+    In pipeline parallelism each rank reads its steps from its own table."""
     _add(op, MEAN_RUNS, f"{runs:.6g}")
 
 
 def shared(ops: Sequence[ir.Operation]) -> dict[str, ir.Attribute]:
-    """The frontend attributes that all of some ops have alike, as an op's attributes."""
+    """Returns the frontend attributes that all ops share, as attributes of an op."""
     first, *others = [_entries(op) for op in ops]
     kept = {
         name: value

@@ -1,4 +1,4 @@
-"""How modules say by GSPMD's shardings, or in XLA's frontend attributes, what is divided how."""
+"""Recognizes GSPMD's shardings, and Shardy's in the frontend attributes of HLO."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from stablehlo_tools.bindings import ir, write_bytecode
 from stablehlo_tools.dialect.frontend_attributes import FRONTEND_ATTRIBUTES
 
 GSPMD = "mhlo.sharding"
-# On modules that were HLO, of the results together, and of each argument.
+# On modules converted from HLO: the sharding of all results, and of each parameter.
 OF_OUTPUT, OF_PARAMETERS = "mhlo.spmd_output_sharding", "mhlo.spmd_parameters_shardings"
 _SHARDING = "Sharding"
 _FULL_TO_SHARD, _SHARD_TO_FULL = "SPMDFullToShardShape", "SPMDShardToFullShape"
 _UNSPECIFIED = re.compile(r"unspecified_dims=\[([\d,\s]*)\]")
-# What Shardy's attributes and ops are called on their way through HLO.
+# Prefixes of Shardy's attributes and ops in HLO (the round trip of Shardy through HLO).
 _ROUND_TRIP = "xla.sdy."
 _MANUAL_BODIES = ("xla.sdy.manual_computation_body", "xla.sdy.inlinable_manual_computation_body")
 
 
-# What is in the bytecode of every module with shardings, by either or on their way between.
+# The bytecode of every module with shardings of any form contains one of these.
 _MARKS = (b"sdy", GSPMD.encode(), b"mhlo.spmd_", _SHARDING.encode(), b"SPMD")
 
 
 def may_be_sharded(module: ir.Module) -> bool:
-    """Whether a module may say anything of shardings, in whatever form: asked of its bytes."""
+    """Returns True if a module may contain shardings of any form. Searches its bytecode."""
     data = write_bytecode(module)
     return any(mark in data for mark in _MARKS)
 
 
 def is_gspmd(op: ir.Operation) -> bool:
-    """Whether an op, a function or a module says by GSPMD's shardings how values are divided."""
+    """Returns True if an op, a function or a module has GSPMD's shardings."""
     attributes = op.attributes
     if GSPMD in attributes or OF_OUTPUT in attributes or OF_PARAMETERS in attributes:
         return True
@@ -39,32 +39,32 @@ def is_gspmd(op: ir.Operation) -> bool:
 
 
 def is_gspmd_call(op: ir.Operation) -> bool:
-    """Whether an op is a custom call that marks a sharding, or the border of a shard_map."""
+    """Returns True if an op is a custom call for a sharding or for a border of a shard_map."""
     return is_sharding_call(op) or is_shard_map_border(op)
 
 
 def is_sharding_call(op: ir.Operation) -> bool:
-    """Whether an op is a custom call that says how its operand is to be divided."""
+    """Returns True if an op is a custom call that states the sharding of its operand."""
     return _target(op) == _SHARDING
 
 
 def is_shard_map_border(op: ir.Operation) -> bool:
-    """Whether an op stands where a shard_map begins or ends."""
+    """Returns True if an op begins or ends a shard_map."""
     return begins_shard_map(op) or ends_shard_map(op)
 
 
 def begins_shard_map(op: ir.Operation) -> bool:
-    """Whether the results of an op are what each device sees, in a program for all."""
+    """Returns True if an op begins a shard_map: it converts a global value to a device's part."""
     return _target(op) == _FULL_TO_SHARD
 
 
 def ends_shard_map(op: ir.Operation) -> bool:
-    """Whether the operand of an op is what each device sees, and its result a value for all."""
+    """Returns True if an op ends a shard_map: it converts a device's part to a global value."""
     return _target(op) == _SHARD_TO_FULL
 
 
 def unspecified_dims(op: ir.Operation) -> tuple[int, ...]:
-    """The dimensions of its result that one of GSPMD's custom calls says nothing of."""
+    """Returns the dimensions that one of GSPMD's custom calls leaves open."""
     if not is_gspmd_call(op):
         return ()
     match = _UNSPECIFIED.search(str(op.attributes.get("backend_config", "")))
@@ -72,7 +72,7 @@ def unspecified_dims(op: ir.Operation) -> tuple[int, ...]:
 
 
 def is_round_trip(op: ir.Operation) -> bool:
-    """Whether an op or a function has Shardy's shardings in the form that they have in HLO."""
+    """Returns True if an op or a function has Shardy's shardings in their HLO form."""
     if _target(op).startswith(_ROUND_TRIP):
         return True
     names = (FRONTEND_ATTRIBUTES, "arg_attrs", "res_attrs")
@@ -80,7 +80,7 @@ def is_round_trip(op: ir.Operation) -> bool:
 
 
 def is_manual_body(function: str) -> bool:
-    """Whether a function of this name is the body of a manual computation, on its way as above."""
+    """Returns True if a function of this name is the body of a manual computation in HLO form."""
     return function.startswith(_MANUAL_BODIES)
 
 

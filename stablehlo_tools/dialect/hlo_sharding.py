@@ -1,14 +1,14 @@
-"""GSPMD's shardings: what an `mhlo.sharding` says, and one mesh over which several can be said.
+"""Parses GSPMD's shardings (`mhlo.sharding`), and finds one mesh that expresses several of them.
 
 A tiled sharding gives each dimension of a value a number of tiles, and each tile a device:
 `{devices=[4,2]<=[8]}` in row-major order, `<=[2,4]T(1,0)` in that of a transposed array, `0,2,1,3`
-one by one. The last dimensions of tiles may be none of the value's: along them each device holds
-the same (`last_tile_dim_replicate`), runs a program of its own (`manual`) or holds a part of a sum
-(`unreduced`).
+as a list. The last tile dimensions may be subgroups instead of dimensions of the value. Along a
+subgroup, each device has a copy (`last_tile_dim_replicate`), a program of its own (`manual`) or a
+part of a sum (`unreduced`).
 
-Shardy names the axes of a mesh instead. Which part of a dimension a device holds is, of its
-position in the device order, a number of digits in a mixed radix; the axes of the mesh are those
-that all such digits are made of.
+Shardy names the axes of a mesh instead. The tile that a device holds is computed from its position
+in the device order by digits in a mixed radix. The axes of the mesh are the common factors of all
+these digits.
 
 Source: XLA, `hlo_sharding.h`, `tile_assignment.h` and the text form of `hlo_parser.cc`.
 """
@@ -29,7 +29,7 @@ from stablehlo_tools import bindings
 
 MANUAL, REPLICATED, UNREDUCED = "manual", "replicated", "unreduced"
 
-# `shard_as 3` (False) or `shard_like 3` (True): sharded like others of the group.
+# `shard_as 3` (False) or `shard_like 3` (True): same sharding as the others of the group.
 type Group = tuple[int, bool]
 
 _METADATA = re.compile(r"\s*metadata=\{(?:[^{}]|\{[^{}]*\})*\}|/\*.*?\*/")
@@ -45,8 +45,10 @@ _ONE = re.compile(
 
 @dataclass(frozen=True)
 class HloSharding:
-    """The sharding of one array. `tiles` count those along each of its dimensions, then along what
-    `subgroups` names; `devices` has one for each tile, row-major."""
+    """The sharding of one array.
+
+    `tiles` has the number of tiles along each dimension, then along each of `subgroups`. `devices`
+    has one device for each tile, row-major."""
 
     kind: str  # "tiled", "maximal", "replicated", "manual", "unreduced" or "unknown"
     tiles: tuple[int, ...] = ()
@@ -56,11 +58,11 @@ class HloSharding:
 
     @property
     def rank(self) -> int | None:
-        """Of how many dimensions the array is; None where any will do."""
+        """The rank of the array; None if the sharding fits any rank."""
         return len(self.tiles) - len(self.subgroups) if self.kind == "tiled" else None
 
     def coordinates(self, dim: int) -> np.ndarray:
-        """For each device, which tile along a dimension of tiles it holds."""
+        """Returns the index of each device's tile along dimension `dim` of `tiles`."""
         held = np.empty(len(self.devices), dtype=np.int64)
         held[list(self.devices)] = np.indices(self.tiles)[dim].ravel()
         return held
@@ -68,15 +70,15 @@ class HloSharding:
 
 @lru_cache(maxsize=4096)
 def parse_hlo_sharding(data: bytes) -> tuple[HloSharding, ...]:
-    """The shardings of an op's results: text, or a serialized OpSharding as older jax writes it.
+    """Parses the shardings of an op's results: text, or a serialized OpSharding from older jax.
 
-    Raises a ValueError that says what is not understood.
+    Raises ValueError for an invalid sharding.
     """
     return tuple(map(_parsed, split_hlo_shardings(data)))
 
 
 def split_hlo_shardings(data: bytes) -> list[str]:
-    """The texts of the shardings of which a tuple's is made, or the one. Raises a ValueError."""
+    """Returns the texts of a tuple's shardings, or the only one. Raises ValueError if invalid."""
     if not data.startswith(b"{"):
         data = bindings.hlo_sharding_text(data).encode()
     text = _METADATA.sub("", data.decode(errors="replace")).strip()
@@ -119,14 +121,14 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 
 type Digit = tuple[int, int, int]  # stride in positions, size, weight
-type Axis = tuple[str, int]  # its name and size
+type Axis = tuple[str, int]  # name and size
 
 
 @dataclass(frozen=True)
 class TileMesh:
-    """A mesh, its axes from major to minor, over devices: by their ids unless those are in order.
+    """A mesh with its axes, major first; `device_ids` is empty if they are in default order.
 
-    `divided` has, for each tiled sharding and each dimension of its tiles, the axes that divide it.
+    `divided` maps each tiled sharding to the axes that divide each of its tile dimensions.
     """
 
     axes: tuple[Axis, ...]
@@ -137,10 +139,10 @@ class TileMesh:
 def mesh_of_tiles(
     shardings: Sequence[HloSharding], devices: int, known: Sequence[Axis] = ()
 ) -> TileMesh | None:
-    """One mesh over so many devices by whose axes all tiled shardings divide; None if none does.
+    """Returns one mesh over `devices` whose axes express all tiled shardings; None without one.
 
-    It is the known one where its axes will do. Devices count up from 0, or stand in the order in
-    which one of the shardings lists them.
+    It is the known mesh if that expresses them. Its device order is 0, 1, 2, … or the order in
+    which one of the shardings lists the devices.
     """
     counted = tuple(range(devices))
     for order in dict.fromkeys([counted, *(each.devices for each in shardings)]):
@@ -161,8 +163,9 @@ def mesh_of_tiles(
 
 
 def _cuts(found: Iterable[Sequence[Sequence[Digit]]], devices: int) -> set[int] | None:
-    """The strides at which axes begin and end that all digits are made of; None if there are no
-    such axes, as for digits of 2 and of 3 at one place."""
+    """Returns the strides at which axes begin and end, so that every digit is a product of axes.
+
+    None without such axes, for example for digits of sizes 2 and 3 at the same stride."""
     cuts = {1, devices}
     for dims in found:
         for stride, size, _ in itertools.chain.from_iterable(dims):
@@ -182,7 +185,7 @@ def _named(cuts: Sequence[int]) -> list[Axis]:
 
 
 def _axes(digits: Sequence[Digit], axes: Sequence[Axis]) -> list[str]:
-    """The axes that some digits are made of, major first."""
+    """Returns the axes whose product is these digits, major first."""
     strides = [math.prod(size for _, size in axes[number + 1 :]) for number in range(len(axes))]
     return [
         name
@@ -193,13 +196,13 @@ def _axes(digits: Sequence[Digit], axes: Sequence[Axis]) -> list[str]:
 
 
 def _all_digits(sharding: HloSharding, order: Sequence[int]) -> list[list[Digit]] | None:
-    """For each dimension of tiles the digits that say which of them a device holds."""
+    """Returns the digits of each tile dimension; None if one is not expressible in digits."""
     all_digits: list[list[Digit]] = []
     own = len(sharding.tiles) - len(sharding.subgroups)
     for dim, (tiles, name) in enumerate(
         list(zip(sharding.tiles, [*[""] * own, *sharding.subgroups], strict=True))
     ):
-        # Who is who among devices that hold the same is nobody's concern.
+        # Devices with copies may be in any order, so that replicated subgroups need no digits.
         held = sharding.coordinates(dim)[list(order)]
         digits = [] if tiles == 1 or name == REPLICATED else _digits(held)
         if digits is None:
@@ -209,8 +212,9 @@ def _all_digits(sharding: HloSharding, order: Sequence[int]) -> list[list[Digit]
 
 
 def _digits(held: np.ndarray) -> list[Digit] | None:
-    """The digits of a position that `held[position]` is made of, minor first; None where it is not
-    `sum(position // stride % size * weight)`."""
+    """Returns the digits of `held`, minor first.
+
+    None unless `held[position]` is `sum(position // stride % size * weight)` over digits."""
     count, unit = len(held), 1
     digits: list[Digit] = []
     while unit < count:

@@ -1,11 +1,11 @@
-"""What elementwise ops compute of integers and booleans, exactly, on NumPy arrays of their type.
+"""Computes elementwise ops on integers and booleans exactly, on NumPy arrays of their type.
 
-Results wrap around as in StableHLO. It leaves to the implementation what a division by zero is, a
-division that overflows (the least integer by -1), and a shift by the width or more. What is asked
-for must hold for every compiler, so those are not computed, unless `Undefined.AS_XLA` is asked for:
-that is what XLA's compilers agree on for divisions, where a caller has always relied on it.
+Results wrap around as in StableHLO. StableHLO leaves these results to the implementation: a
+division by zero, a division that overflows (the least integer by -1), and a shift by the width or
+more. A result must hold for every compiler, so these are not computed. `Undefined.AS_XLA` computes
+the divisions as XLA's compilers agree on them, for callers that have always relied on it.
 
-Operands have the shape of the result or are scalars that broadcast to it; the caller sees to that.
+Operands must have the shape of the result or be scalars that broadcast to it; this is not checked.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ type Integers = NDArray[Any]
 
 
 class Undefined(Enum):
-    """What to answer where StableHLO leaves the result of a division to the implementation."""
+    """The policy for divisions whose result StableHLO leaves to the implementation."""
 
-    UNKNOWN = auto()  # nothing, for the whole array
+    UNKNOWN = auto()  # return None for the whole array
     AS_XLA = auto()  # x / 0 has all bits set, x % 0 is x, and an overflow wraps around
 
 
@@ -42,7 +42,7 @@ HOLD_OF_EQUALS = frozenset({"EQ", "GE", "LE"})
 
 @cache
 def integer_dtype(width: int, *, signed: bool) -> np.dtype[Any] | None:
-    """The NumPy type of a boolean (width 1) or of an integer of whole bytes; None for others."""
+    """Returns the NumPy type of a boolean (width 1) or an integer of whole bytes, else None."""
     if width == 1:
         return np.dtype(np.bool_)
     return np.dtype(f"{'' if signed else 'u'}int{width}") if width in (8, 16, 32, 64) else None
@@ -51,7 +51,7 @@ def integer_dtype(width: int, *, signed: bool) -> np.dtype[Any] | None:
 def computed(
     name: str, operands: Sequence[Integers], undefined: Undefined = Undefined.UNKNOWN
 ) -> Integers | None:
-    """The result of an op of COMPUTED; None where nothing defines it."""
+    """Returns the result of an op of COMPUTED; None if it is undefined."""
     compute = _DIVISIONS.get(name)
     if compute is None:
         return _COMPUTED[name](*operands)
@@ -65,17 +65,17 @@ def computed(
 
 
 def compared(direction: str, one: Integers, other: Integers) -> Integers:
-    """The booleans of a comparison."""
+    """Returns the booleans of a comparison."""
     return COMPARISONS[direction](one, other)
 
 
 def converted(values: Integers, dtype: np.dtype[Any]) -> Integers:
-    """Integers as another type: cut to its bits, and of booleans whether they are not zero."""
+    """Converts integers to another type: truncated to its bits, or to booleans `x != 0`."""
     return values.astype(dtype)
 
 
 def bitcast(values: Integers, dtype: np.dtype[Any]) -> Integers | None:
-    """The same bits as another type of the same width; None for booleans and other widths."""
+    """Returns the bits as another type of the same width; None for booleans and other widths."""
     if dtype.itemsize != values.dtype.itemsize or "b" in (dtype.kind, values.dtype.kind):
         return None
     return np.ascontiguousarray(values).view(dtype)
@@ -88,7 +88,7 @@ def _overflows(a: Integers, b: Integers) -> bool:
 
 
 def _quotient(a: Integers, b: Integers) -> Integers:
-    """Towards zero, where NumPy rounds down."""
+    """Returns the quotient rounded towards zero; NumPy rounds down."""
     floor = a // b
     inexact = (floor * b != a) & ((a < 0) != (b < 0))
     quotient = (floor + inexact).astype(a.dtype)

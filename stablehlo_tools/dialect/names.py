@@ -1,4 +1,4 @@
-"""The ops that several modules ask for by name; `traits` says what these and all others are."""
+"""Names the ops that several modules use; `traits` describes these and all others."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The ops that reducers are made of, and the elements that they leave alone or give way to.
+"""Describes the ops of reducers, and their identities and absorbing elements.
 
-A reducer is associative and commutative, so that a compiler may combine elements in any order. Its
-identity is where a reduction starts from; an absorbing element decides the result by itself.
+A reducer is associative and commutative, so that a compiler may combine elements in any order. A
+reduction starts from the identity. An absorbing element determines the result by itself.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from stablehlo_tools.dialect.traits import Trait, ops_with, short_names
 REDUCERS = short_names(ops_with(Trait.COMMUTATIVE | Trait.ASSOCIATIVE))
 IDEMPOTENT = short_names(ops_with(Trait.IDEMPOTENT))
 
-# Of a sum -0.0, which unlike 0.0 keeps -0.0.
+# The identity of a sum is -0.0: starting from 0.0 would change a result of -0.0.
 _OF_FLOATS = {
     "add": -0.0,
     "multiply": 1.0,
@@ -26,14 +26,15 @@ _OF_COMPLEX = {"add": 0j, "multiply": 1 + 0j}
 
 
 def combining_ops(block: ir.Block) -> list[ir.Operation]:
-    """The ops of a reducer but for sharding constraints, which jax puts on its scalars, too, where
-    some axes of a mesh are manual."""
+    """Returns the ops of a reducer without sharding constraints.
+
+    jax also constrains the scalars of reducers if some axes of a mesh are manual."""
     ops = [op.operation for op in block.operations]
     return [op for op in ops if op.name != SHARDING_CONSTRAINT]
 
 
 def _unconstrained(value: ir.Value) -> ir.Value:
-    """A value of a reducer as it is before sharding constraints."""
+    """Returns a value of a reducer before its sharding constraints."""
     owner = value.owner
     if isinstance(owner, ir.Block) or owner.name != SHARDING_CONSTRAINT:
         return value
@@ -41,13 +42,13 @@ def _unconstrained(value: ir.Value) -> ir.Value:
 
 
 def reducer_kind(block: ir.Block) -> str | None:
-    """The one op of REDUCERS that combines a block's two arguments; None for any other region."""
+    """Returns the op of REDUCERS that combines a block's two arguments; None for other regions."""
     kinds = reducer_kinds(block)
     return kinds[0] if kinds is not None and len(kinds) == 1 else None
 
 
 def reducer_kinds(block: ir.Block) -> list[str] | None:
-    """The op of REDUCERS that combines each argument of the first half with its counterpart.
+    """Returns the op of REDUCERS that combines each argument of the first half with its pair.
 
     Returns None for any other region.
     """
@@ -69,13 +70,13 @@ def reducer_kinds(block: ir.Block) -> list[str] | None:
 
 
 def identity_of(reducer: str, element_type: ir.Type) -> float | int | None:
-    """The element that leaves every other as it is under a reducer of REDUCERS.
+    """Returns the identity of a reducer of REDUCERS; None if the type cannot express it.
 
-    For a sum of floats -0.0, which unlike 0.0 keeps -0.0. None where there is none to write.
+    For a sum of floats it is -0.0: 0.0 would change -0.0 to 0.0.
     """
     if isinstance(element_type, ir.FloatType):
         identity = float_identity(reducer)
-        # FN: finite values and NaN only, as of f8E4M3FN.
+        # FN types such as f8E4M3FN have finite values and NaN only.
         return None if identity and isinf(identity) and "FN" in str(element_type) else identity
     if not isinstance(element_type, ir.IntegerType):
         return None
@@ -83,17 +84,17 @@ def identity_of(reducer: str, element_type: ir.Type) -> float | int | None:
 
 
 def float_identity(reducer: str) -> float | None:
-    """The float that leaves every other as it is; None for a reducer of bits."""
+    """Returns the identity of a reducer of floats; None for bitwise reducers."""
     return _OF_FLOATS.get(reducer)
 
 
 def complex_identity(reducer: str) -> complex | None:
-    """The complex number that leaves every other as it is, but for the signs of zeros."""
+    """Returns the identity of a reducer of complex numbers, except for the signs of zeros."""
     return _OF_COMPLEX.get(reducer)
 
 
 def integer_identity(reducer: str, width: int, *, signed: bool) -> int:
-    """The integer that leaves every other as it is; booleans are integers of width 1."""
+    """Returns the identity of a reducer of integers; booleans are integers of width 1."""
     low, high = integer_bounds(width, signed=signed)
     if reducer in ("maximum", "minimum"):
         return low if reducer == "maximum" else high
@@ -103,10 +104,10 @@ def integer_identity(reducer: str, width: int, *, signed: bool) -> int:
 
 
 def absorbing_integer(name: str, width: int, *, signed: bool) -> tuple[int, int] | None:
-    """The operand that decides an op by itself, and what the result then is.
+    """Returns the absorbing operand of an op, and the result with it; None without one.
 
-    `x * 0` is 0; of `power` and `remainder` only the operand on the right decides: `x ** 0` is 1,
-    and `x % 1` is 0. None for an op without one.
+    `x * 0` is 0. For `power` and `remainder` it is the right operand: `x ** 0` is 1, and `x % 1`
+    is 0.
     """
     low, high = integer_bounds(width, signed=signed)
     ones = all_ones(width, signed=signed)
@@ -120,12 +121,12 @@ def absorbing_integer(name: str, width: int, *, signed: bool) -> tuple[int, int]
 
 
 def integer_bounds(width: int, *, signed: bool) -> tuple[int, int]:
-    """The least and the greatest integer of a type; one bit is a boolean, 0 or 1."""
+    """Returns the least and the greatest integer of a type; a boolean (width 1) is 0 or 1."""
     if width == 1 or not signed:
         return 0, (1 << width) - 1
     return -(1 << width - 1), (1 << width - 1) - 1
 
 
 def all_ones(width: int, *, signed: bool) -> int:
-    """The integer of which all bits are set."""
+    """Returns the integer with all bits set."""
     return -1 if signed and width > 1 else (1 << width) - 1

@@ -1,10 +1,10 @@
-"""A reshape as merges and splits of dimensions: which parts of them hold the same elements.
+"""Factors a reshape into merges and splits of dimensions.
 
     tensor<4x6x5> -> tensor<2x12x5>      factors 2, 2, 6, 5
 
-Dimension 0 is split into 2 and 2; the second of them is merged with dimension 1. Where the two
-shapes divide their elements so that neither divides the other (2x3 -> 3x2), elements of one
-dimension are spread over all of another, and there is no common factor.
+Dimension 0 is split into 2 and 2; the second of these is merged with dimension 1. If the element
+counts before a dimension do not divide each other (2x3 -> 3x2), elements of one dimension are
+spread over several positions of another, and there is no common factor.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from stablehlo_tools.dialect.factors import Shape
 
 @dataclass(frozen=True, slots=True)
 class DimPart:
-    """A part of a dimension: positions that are `step` elements of it apart."""
+    """A part of a dimension: its neighbouring positions are `step` elements apart."""
 
     dim: int
     step: int
@@ -26,7 +26,7 @@ class DimPart:
 
 @dataclass(frozen=True, slots=True)
 class ReshapeFactor:
-    """`size` positions that a dimension of either shape, or both, has as a part."""
+    """`size` positions that are a part of a dimension of one shape, or of both."""
 
     size: int
     before: DimPart | None
@@ -34,23 +34,23 @@ class ReshapeFactor:
 
 
 class _Digits:
-    """Reads a shape's dimensions from the outermost on, in parts."""
+    """A reader of a shape's dimensions in parts, outermost first."""
 
     def __init__(self, shape: Shape) -> None:
         self._shape = shape
         self._dim = -1
-        self.left = 1  # elements along the dimension that are still to be read, as one part
-        self.read = 1  # product of the parts that were
+        self.left = 1  # size of the rest of this dimension
+        self.read = 1  # product of the parts read
 
     def next_dim(self) -> bool:
-        """Goes on where a dimension is used up; False at the end."""
+        """Moves to the next dimension if this one is used up; returns False at the end."""
         while self.left == 1 and self._dim < len(self._shape) - 1:
             self._dim += 1
             self.left = self._shape[self._dim]
         return self.left > 1
 
     def take(self, size: int) -> DimPart:
-        """A part of the dimension, the outermost that is left."""
+        """Returns the outermost unread part of the dimension, of this size."""
         self.left //= size
         self.read *= size
         return DimPart(self._dim, self.left)
@@ -58,9 +58,9 @@ class _Digits:
 
 @lru_cache(maxsize=4096)
 def reshape_factors(before: Shape, after: Shape) -> tuple[ReshapeFactor, ...]:
-    """The factors of a reshape, outermost first; none of dimensions of one element.
+    """Returns the factors of a reshape, outermost first; dimensions of size 1 have none.
 
-    Shapes have as many elements as each other, and some.
+    Both shapes must have the same number of elements, at least one.
     """
     one, other = _Digits(before), _Digits(after)
     factors: list[ReshapeFactor] = []
@@ -69,7 +69,7 @@ def reshape_factors(before: Shape, after: Shape) -> tuple[ReshapeFactor, ...]:
         if one.read == other.read and common > 1:
             factors.append(ReshapeFactor(common, one.take(common), other.take(common)))
             continue
-        # Neither shape's next part is one of the other's: read on until both have come as far.
+        # There is no common next factor: read on until both have read equally many elements.
         if one.read == other.read:
             factors.append(ReshapeFactor(one.left, one.take(one.left), None))
             factors.append(ReshapeFactor(other.left, None, other.take(other.left)))
@@ -83,8 +83,9 @@ def reshape_factors(before: Shape, after: Shape) -> tuple[ReshapeFactor, ...]:
 
 
 def _catching_up(behind: _Digits, ahead: _Digits, common: int) -> int:
-    """As small a part as comes as far as the other shape, or else leaves what both have; all that
-    is left where that would be nothing."""
+    """Returns the smallest part that ends at a boundary of the other shape, else without their gcd.
+
+    If that would be empty, returns the rest of the dimension."""
     missing, rest = divmod(ahead.read, behind.read)
     if not rest and behind.left % missing == 0:
         return missing
@@ -93,9 +94,9 @@ def _catching_up(behind: _Digits, ahead: _Digits, common: int) -> int:
 
 @lru_cache(maxsize=4096)
 def runs(before: Shape, after: Shape) -> tuple[tuple[range, range], ...]:
-    """The shortest runs of dimensions that hold equally many elements, in order.
+    """Returns the shortest runs of dimensions with equal numbers of elements, in order.
 
-    A dimension of one element that no run needs is with the run before it.
+    A dimension of size 1 belongs to the run before it, unless a run needs it.
     """
     pairs: list[tuple[range, range]] = []
     i = j = 0

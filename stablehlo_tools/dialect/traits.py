@@ -1,17 +1,17 @@
-"""What each op is, written once: a table of traits, and the sets of ops that follow from it.
+"""Describes all ops in one place: a table of traits, and sets of ops derived from it.
 
-A trait is a claim about an op whatever its operands are, and no trait is no claim (only `EFFECT`
-and `MAY_FAIL` are complete): who asks for a set treats every op outside of it as one of which
-nothing is known. So an op of which nobody has thought yet, such as `chlo.mulhi`, has an empty row.
+A trait is a claim about an op with any operands. Only `EFFECT` and `MAY_FAIL` are complete: for the
+others, a missing trait claims nothing. Treat every op outside of a set as unknown. An op that is
+not described yet, such as `chlo.mulhi`, has an empty row.
 
-A client that needs a set which differs from the traits (because a compiler does something of its
-own, or because a rule is not written for an op) says so where it uses it:
+A client may need a set that differs from the traits, because a compiler handles an op specially, or
+because a rule does not support one. It changes the set where it uses it:
 
-    _COPIED = ops_with(Trait.LAYOUT) - {BROADCAST} | {CONVERT}  # a broadcast makes more of it
+    _COPIED = ops_with(Trait.LAYOUT) - {BROADCAST} | {CONVERT}  # a broadcast adds elements
 
-The traits are of names alone and this module is pure Python, for the readers of HLO's text too.
-What depends on types or attributes (whether a `convert` rounds, whether a custom call has effects)
-is asked elsewhere.
+Traits depend on names only, and this module is pure Python, as readers of HLO text use it too.
+Other modules handle properties that depend on types or attributes, such as if a `convert` rounds,
+or if a custom call has effects.
 """
 
 from __future__ import annotations
@@ -22,77 +22,77 @@ from functools import cache
 
 
 class Trait(Flag):
-    """A claim about an op; the names of those that make it are in the table below."""
+    """A claim about an op; the table below lists the traits of each op."""
 
-    # How results are made of operands.
-    ELEMENTWISE = auto()  # each element from the operands' at its own place; scalars count for all
-    UNARY = auto()  # elementwise, of one operand
-    LAYOUT = auto()  # all elements of the one operand, elsewhere, perhaps several times
-    BIJECTIVE = auto()  # a layout that has each element once
-    PIECE = auto()  # some of the first operand's elements, the others say which
-    JOIN = auto()  # all elements of its operands side by side, or of one inside of another
-    INDEXED = auto()  # operands say from where, or to where
+    # How results depend on operands.
+    ELEMENTWISE = auto()  # each element from the operands' at the same position; scalars broadcast
+    UNARY = auto()  # elementwise, with one operand
+    LAYOUT = auto()  # moves all elements of its one operand, and may repeat them
+    BIJECTIVE = auto()  # a layout op that has each element once
+    PIECE = auto()  # selects elements of the first operand; the others say which
+    JOIN = auto()  # all elements of its operands, adjacent, or one inside of another
+    INDEXED = auto()  # operands give source or target positions
     CONTRACTION = auto()  # sums of products
     REDUCTION = auto()  # a region combines the elements along dimensions or in windows
-    RETYPE = auto()  # the same elements, or their bits, as another type
-    COMPLEX_PART = auto()  # makes complex numbers of their parts, or takes them apart
+    RETYPE = auto()  # converts the elements, or reinterprets their bits, as another type
+    COMPLEX_PART = auto()  # builds complex numbers from their parts, or returns a part
 
     # What is computed.
     COMMUTATIVE = auto()  # f(a, b) = f(b, a)
-    ASSOCIATIVE = auto()  # f(f(a, b), c) = f(a, f(b, c)), of floats but for the rounding
+    ASSOCIATIVE = auto()  # f(f(a, b), c) = f(a, f(b, c)), for floats except for rounding
     IDEMPOTENT = auto()  # f(a, a) = a
-    BITWISE = auto()  # of the bits of integers, or of booleans
+    BITWISE = auto()  # on the bits of integers, or on booleans
     SHIFT = auto()  # by more than the width is left to the implementation
-    PREDICATE = auto()  # the result is of booleans
+    PREDICATE = auto()  # the result is boolean
     INTEGRAL = auto()  # rounds to a whole number
-    LINEAR_IN_FIRST = auto()  # f(a + b) = f(a) + f(b); the other operands say where, not what
+    LINEAR_IN_FIRST = auto()  # f(a + b) = f(a) + f(b); the other operands are only positions
     LINEAR_IN_ALL = auto()  # f(a + c, b + d) = f(a, b) + f(c, d)
     LINEAR_IN_EACH = auto()  # f(a + b, c) = f(a, c) + f(b, c), likewise in the second, not in both
-    ZERO_OF_ZERO = auto()  # +0 where its one source of elements is +0
-    ZERO_OF_ZEROS = auto()  # +0 where all operands are
-    OF_POSITIVE = auto()  # not a number, or infinite, where its operand is below zero
-    OF_UNIT = auto()  # not a number where its operand is outside of -1 to 1
-    IRREVERSIBLE = auto()  # no rewrite of compilers makes its operand of its result
+    ZERO_OF_ZERO = auto()  # +0 if its one source of elements is +0
+    ZERO_OF_ZEROS = auto()  # +0 if all operands are
+    OF_POSITIVE = auto()  # NaN or infinite if its operand is below zero
+    OF_UNIT = auto()  # NaN if its operand is outside of -1 to 1
+    IRREVERSIBLE = auto()  # compilers never recompute its operand from its result
 
-    # With which bits.
-    EXACT = auto()  # nothing is rounded: equal bits, whoever compiles it
-    CORRECTLY_ROUNDED = auto()  # the float nearest to the true result, as IEEE 754 asks
-    TRANSCENDENTAL = auto()  # a root, too: by polynomials or Newton steps, as each compiler has it
+    # Rounding.
+    EXACT = auto()  # no rounding: equal bits with every compiler
+    CORRECTLY_ROUNDED = auto()  # the float nearest to the true result, as IEEE 754 requires
+    TRANSCENDENTAL = auto()  # also roots: by polynomials or Newton steps, which differ by compiler
 
-    # Where values come from.
+    # Sources of values.
     SOURCE = auto()  # has no operands
-    CONSTANT = auto()  # a source whose elements an attribute says
+    CONSTANT = auto()  # a source whose elements are in an attribute
     DEVICE_ID = auto()  # a source that differs by device
-    TOKEN = auto()  # only makes tokens
+    TOKEN = auto()  # returns only tokens
     RANDOM = auto()
 
-    # What happens besides.
-    EFFECT = auto()  # its order among others with effects must stay
-    OPAQUE = auto()  # what it computes, another says: a custom call
-    MAY_FAIL = auto()  # may stop the program, or never end: not to be run where it was not
-    COSTLY = auto()  # not to be run twice, however small its result
-    LIBRARY = auto()  # compilers call a routine for it, whose operations nobody counts
+    # Effects and costs.
+    EFFECT = auto()  # its order among other ops with effects must stay
+    OPAQUE = auto()  # its semantics are defined elsewhere: a custom call
+    MAY_FAIL = auto()  # may stop the program, or never end: must not run where it did not
+    COSTLY = auto()  # must not run twice, however small its result
+    LIBRARY = auto()  # compilers call a routine for it, whose operations are not counted
 
     # Communication.
-    COLLECTIVE = auto()  # devices of a group meet in it
-    GROUPED = auto()  # a collective of `replica_groups`, not of pairs
-    EXCHANGE = auto()  # a collective that moves elements and computes none
+    COLLECTIVE = auto()  # all devices of a group take part
+    GROUPED = auto()  # a collective with `replica_groups`, not with pairs
+    EXCHANGE = auto()  # a collective that only moves elements
     ACROSS_DEVICES = auto()  # a collective that combines the devices' elements by a reducer
-    SAME_ON_GROUP = auto()  # a collective that gives all of a group the same
+    SAME_ON_GROUP = auto()  # a collective with the same result on all devices of a group
     TRANSFER = auto()  # to or from one other device, or the host
 
     # Structure.
     REGIONS = auto()
     BRANCH = auto()  # runs one of its regions
     LOOP = auto()
-    COMPUTATION = auto()  # runs its one region once, for Shardy
+    COMPUTATION = auto()  # runs its one region once; an op of Shardy
     CALLS = auto()  # runs a function
     TERMINATOR = auto()
-    SHARDING_ONLY = auto()  # of its one operand, all that it says is where it lies
+    SHARDING_ONLY = auto()  # only states the sharding of its one operand
     RESHARDING = auto()  # Shardy's ops that move shards between devices
 
 
-# One op a line: its name, and what it is.
+# One op a line: its name and its traits.
 _TABLE = """
 stablehlo.abs                  elementwise unary exact zero_of_zero
 stablehlo.add                  elementwise commutative associative correctly_rounded linear_in_all zero_of_zeros
@@ -298,42 +298,42 @@ def _row(line: str) -> tuple[str, int]:
     return name, row
 
 
-# In plain integers: to combine members of a Flag takes microseconds each, at every start.
+# Plain integers: combining members of a Flag costs microseconds each, at every start.
 _VALUES = {trait.name.lower(): trait.value for trait in Trait if trait.name is not None}
 _ROWS = dict(_row(line) for line in _TABLE.splitlines() if line)
 KNOWN = frozenset(_ROWS)  # the ops that have a row
 
 
 def traits_of(name: str) -> Trait:
-    """All that is claimed of an op; of one without a row, nothing."""
+    """Returns the traits of an op; none if it has no row."""
     return Trait(_ROWS.get(name, 0))
 
 
 @cache
 def ops_with(traits: Trait) -> frozenset[str]:
-    """The ops that have every one of some traits, by their full names."""
+    """Returns the full names of the ops with all of these traits."""
     asked = traits.value
     return frozenset(name for name, row in _ROWS.items() if row & asked == asked)
 
 
 @cache
 def ops_with_any(traits: Trait) -> frozenset[str]:
-    """The ops that have at least one of some traits, by their full names."""
+    """Returns the full names of the ops with at least one of these traits."""
     asked = traits.value
     return frozenset(name for name, row in _ROWS.items() if row & asked)
 
 
 def short_names(names: Iterable[str]) -> frozenset[str]:
-    """`add` of `stablehlo.add`: names as the kinds of collectives and reducers are written."""
+    """Returns names without their dialect, such as `add` for `stablehlo.add`."""
     return frozenset(name.partition(".")[2] for name in names)
 
 
 def full_names(names: str) -> frozenset[str]:
-    """The ops of StableHLO in a text of short names, for a client's own exceptions."""
+    """Returns the full names of StableHLO ops from a text of short names, separated by spaces."""
     return frozenset(f"stablehlo.{name}" for name in names.split())
 
 
-# Sets that many ask for.
+# Sets that several modules use.
 STABLEHLO = frozenset(name for name in KNOWN if name.startswith("stablehlo."))
 ELEMENTWISE = ops_with(Trait.ELEMENTWISE)
 LAYOUT = ops_with(Trait.LAYOUT)
