@@ -1,8 +1,8 @@
 # pyright: basic
-"""The only module that imports jaxlib's MLIR bindings or the internals of jax.
+"""The only module that imports jaxlib's MLIR bindings or jax's internals.
 
-Everything else takes `ir` and these functions from here, so that a change in jaxlib is answered
-in one file. Importing it loads jaxlib's MLIR libraries (about a quarter of a second) and not jax.
+Other modules import `ir` and these functions from here, so that a change in jaxlib affects only
+this file. Importing it loads jaxlib's MLIR libraries (about a quarter of a second), but not jax.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir._mlir_libs import _jax_mlir_ext
 from jaxlib.mlir._mlir_libs._mlir import rewrite
 
-# Always through the dialects' own modules: an extension module (`_sdy`, …) that is imported first
+# Import dialects only through their own modules. If an extension module (`_sdy`, …) comes first, it
 # loads its dialect's module half-way, without its attributes, and breaks jax in this process.
 from jaxlib.mlir.dialects import chlo, mhlo, sdy, stablehlo
 from jaxlib.mlir.passmanager import PassManager
@@ -73,10 +73,10 @@ _PORTABLE_PRODUCER = re.compile(rb"StableHLO_v(\d+\.\d+\.\d+)\x00")
 
 
 def new_context() -> ir.Context:
-    """An MLIR context that knows the dialects of a jax.export artifact, and no others."""
+    """Returns an MLIR context with exactly the dialects of a jax.export artifact."""
     context = ir.Context()
     registry = ir.DialectRegistry()
-    _jax_mlir_ext.register_dialects(registry)  # func among them
+    _jax_mlir_ext.register_dialects(registry)  # includes func
     context.append_dialect_registry(registry)
     for register in (
         stablehlo.register_dialect,
@@ -90,17 +90,17 @@ def new_context() -> ir.Context:
 
 
 def load_quantized_types(context: ir.Context) -> None:
-    """Makes `!quant.…` types known to the context.
+    """Registers `!quant.…` types in the context.
 
-    No binding registers their dialect, and jaxlib's parser crashes on some of them without it; the
-    reader of portable artifacts loads it into any context that it is given.
+    No binding registers their dialect, and jaxlib's parser crashes on some of these types without
+    it. The reader of portable artifacts loads the dialect into its context, so this reads one.
     """
     empty = serialize_portable_artifact(parse_module("module {}", context))
     deserialize_portable_artifact(empty, context)
 
 
 def portable_version(data: bytes) -> str | None:
-    """The StableHLO version of a portable artifact, or None for any other bytes."""
+    """Returns the StableHLO version of a portable artifact; None for other bytes."""
     if not data.startswith(BYTECODE_MAGIC):
         return None
     # The producer string follows the magic and the bytecode version, a short varint.
@@ -109,65 +109,65 @@ def portable_version(data: bytes) -> str | None:
 
 
 def parse_module(data: str | bytes, context: ir.Context) -> ir.Module:
-    """Parses MLIR text or MLIR bytecode and verifies it. Raises `ir.MLIRError`."""
+    """Parses and verifies MLIR text or bytecode. Raises `ir.MLIRError` if it is invalid."""
     with context:
         return ir.Module.parse(data)
 
 
 def deserialize_portable_artifact(data: bytes, context: ir.Context) -> ir.Module:
-    """Reads a StableHLO portable artifact. Raises an exception of jaxlib's choosing."""
+    """Reads a StableHLO portable artifact. Raises an exception of jaxlib if it is invalid."""
     with context:
         return _jax.mlir.deserialize_portable_artifact(data)
 
 
 def serialize_portable_artifact(module: ir.Module, version: str | None = None) -> bytes:
-    """Writes a portable artifact, of modules that hold `sdy` ops too.
+    """Writes a portable artifact, also of modules with `sdy` ops.
 
-    Without a version it is the one that jax.export itself targets: readable by every StableHLO
-    of the last four weeks.
+    Without a version it targets the same one as jax.export: every StableHLO of the last four weeks
+    can read it.
     """
     return _jax.mlir.serialize_portable_artifact(module, version or export_version(), True)
 
 
 def dot_dimension_numbers(attribute: ir.Attribute) -> Any:
-    """The dimensions of a matrix product, of StableHLO's or MHLO's."""
+    """Returns the dimension numbers of a dot, of StableHLO or MHLO."""
     own = stablehlo.DotDimensionNumbers.isinstance(attribute)
     return (stablehlo if own else mhlo).DotDimensionNumbers(attribute)
 
 
 def conv_dimension_numbers(attribute: ir.Attribute) -> Any:
-    """The dimensions of a convolution, of StableHLO's or MHLO's."""
+    """Returns the dimension numbers of a convolution, of StableHLO or MHLO."""
     own = stablehlo.ConvDimensionNumbers.isinstance(attribute)
     return (stablehlo if own else mhlo).ConvDimensionNumbers(attribute)
 
 
 def export_version() -> str:
-    """The StableHLO version that jax.export targets."""
+    """Returns the StableHLO version that jax.export targets."""
     return stablehlo.get_version_from_compatibility_requirement(
         stablehlo.StablehloCompatibilityRequirement.WEEK_4
     )
 
 
 def current_version() -> str:
-    """The newest StableHLO version that this jaxlib can write."""
+    """Returns the newest StableHLO version that this jaxlib can write."""
     return stablehlo.get_current_version()
 
 
 def write_bytecode(module: ir.Module) -> bytes:
-    """The module as plain MLIR bytecode."""
+    """Returns the module as plain MLIR bytecode."""
     buffer = io.BytesIO()
     module.operation.write_bytecode(buffer)
     return buffer.getvalue()
 
 
 def parse_pass_pipeline(text: str, context: ir.Context) -> PassManager:
-    """A pass manager of registered C++ passes. Raises ValueError where MLIR knows none."""
+    """Returns a pass manager of registered C++ passes. Raises ValueError if MLIR lacks one."""
     with context:
         return PassManager.parse(text)
 
 
 def register_interpreter_dialect(context: ir.Context) -> None:
-    """Makes `interpreter.*` ops known to the context (needed by `eval_module`)."""
+    """Registers `interpreter.*` ops in the context (needed by `eval_module`)."""
     stablehlo.register_interpreter_dialect(context)
 
 
@@ -178,7 +178,7 @@ def eval_module(module: ir.Module, arguments: list[Any]) -> list[Any]:
 
 @dataclass(frozen=True)
 class ExportedEnvelope:
-    """What a jax.export file says of itself, whether this jax reads the rest of it or not."""
+    """The header of a jax.export file, readable even if this jax cannot read the rest."""
 
     serialization_version: int
     jax_version: str
@@ -187,34 +187,34 @@ class ExportedEnvelope:
 
 
 def exported_envelope(data: bytes) -> ExportedEnvelope:
-    """Reads no more than the envelope. Raises whatever damaged bytes lead flatbuffers to."""
+    """Reads only the envelope. Raises exceptions of flatbuffers if the bytes are damaged."""
     from jax._src.export import serialization_generated
 
     exported = serialization_generated.Exported.GetRootAsExported(bytearray(data))
     return ExportedEnvelope(
         exported.SerializationVersion(),
         (exported.JaxVersion() or b"").decode(),
-        # The number of devices has had 32 bits, in another field, since that release.
+        # Since that release, the number of devices is a 32-bit field; before, it was another one.
         exported.NrDevices() == 0 and exported.NrDevicesShort() > 0,
-        # An array, or the number 0 where there is none, as flatbuffers has it.
+        # NumPy array, or 0 from flatbuffers if there is none.
         bytes(exported.MlirModuleSerializedAsNumpy()),  # pyright: ignore[reportArgumentType]
     )
 
 
 def newest_serialization_version() -> int:
-    """The newest format of jax.export files that this jax reads."""
+    """Returns the newest format of jax.export files that this jax reads."""
     from jax._src.export import serialization
 
     return serialization._SERIALIZATION_VERSION
 
 
-# Passes of XLA:CPU that move an op into another kernel, or rewrite it into one that rounds
-# otherwise; to name in xla_disable_hlo_passes.
+# Passes of XLA:CPU that move an op into another kernel, or rewrite it with other rounding; for
+# xla_disable_hlo_passes.
 REROUNDING_PASSES = ("algsimp", "fusion", "small-while-loop-hoisting")
-# Those that may also take away what tells two programs apart. Without fusion, which only rounds,
-# compiling takes several times as long.
+# Those that may also remove the difference between two programs. Without fusion, which only
+# changes rounding, compiling takes several times as long.
 SIMPLIFYING_PASSES = ("algsimp", "small-while-loop-hoisting")
-# The first of them also makes programs out of what XLA:CPU has no kernel for.
+# algsimp also rewrites ops for which XLA:CPU has no kernel.
 INDISPENSABLE_PASSES = ("algsimp",)
 
 
@@ -227,22 +227,21 @@ def compile_for_devices(
     partitioned: bool,
     skipped_passes: Sequence[str] = (),
 ) -> Any:
-    """Compiles MLIR bytecode with the devices' own backend: replica r's partition p on the device
-    at `r * partitions + p` in the list.
+    """Compiles MLIR bytecode with the devices' own backend.
 
-    Where `partitioned`, XLA's partitioner divides the module by its shardings. Otherwise the
-    module is what each device runs already, and the partitioner is kept away from it: it refuses
-    `partition_id`. XLA runs none of `skipped_passes`. It is to be given arrays that lie on the
-    devices, also where the module wants some in the host's memory. Raises an exception of XLA's
-    choosing.
+    Partition p of replica r runs on the device at `r * partitions + p` in the list. If
+    `partitioned`, XLA's partitioner divides the module by its shardings. Otherwise the module is
+    the program of each device, and the partitioner is disabled: it refuses `partition_id`. XLA
+    skips `skipped_passes`. Arguments must be on the devices, even if the module places some in the
+    host's memory. Raises an exception of XLA if it refuses.
     """
     import numpy as np
     from jax._src.compiler import get_compile_options
     from jax._src.lax.linalg import initialize_lapack
 
-    if b"lapack_" in code:  # these kernels are null pointers until jax has lowered one itself
+    if b"lapack_" in code:  # jax sets these kernels only on lowering; before, they are null
         initialize_lapack()
-    # Ids need not be 0, 1, 2 …: not where the devices are spread over processes.
+    # Ids need not be 0, 1, 2 …, for example if the devices are spread over processes.
     assignment = np.array([device.id for device in devices]).reshape(replicas, partitions)
     options = get_compile_options(replicas, partitions, assignment)
     _let_gspmd_divide_its_own(options, code)
@@ -259,8 +258,9 @@ _MEMORY_KIND = "mhlo.memory_kind"
 
 
 def _on_devices(code: bytes) -> bytes:
-    """A module whose arguments and results lie where the devices are: XLA:CPU ends the process, or
-    waits for ever, when it is given others than it was compiled for."""
+    """Returns the module with arguments and results in device memory.
+
+    XLA:CPU crashes or hangs if it gets arrays in another memory than it was compiled for."""
     if _MEMORY_KIND.encode() not in code:
         return code
     module = parse_module(code, new_context())
@@ -282,10 +282,10 @@ def _on_devices(code: bytes) -> bytes:
 
 
 def compile_kept(code: bytes, devices: list[Any]) -> Any:
-    """What `compile_for_devices` makes of a program of one device for devices as partitions; kept
-    in, and taken from, jax's compilation cache where there is one (`jax_compilation_cache_dir`).
+    """Returns `compile_for_devices` for a program of one device, with devices as partitions.
 
-    By content, on every process: jax itself keeps what process 0 compiles.
+    Uses jax's compilation cache if there is one (`jax_compilation_cache_dir`). The key is a hash of
+    the content, and every process stores its program: jax itself stores only process 0's.
     """
     import hashlib
     import time
@@ -312,14 +312,14 @@ def compile_kept(code: bytes, devices: list[Any]) -> Any:
 
 
 def coordinator_address() -> str:
-    """Where the coordinator of `jax.distributed` listens; "" without one."""
+    """Returns the address of the coordinator of `jax.distributed`; "" without one."""
     from jax._src.distributed import global_state
 
     return global_state.coordinator_address or ""
 
 
 def coordination_client() -> Any:
-    """The client of `jax.distributed` in this process, which has a key-value store."""
+    """Returns the client of `jax.distributed` in this process, which has a key-value store."""
     from jax._src.distributed import global_state
 
     return global_state.client
@@ -329,15 +329,19 @@ _OF_SHARDY = (b"sdy.sharding", b"sharding_constraint", b"manual_computation")
 
 
 def _let_gspmd_divide_its_own(options: Any, code: bytes) -> None:
-    """Keeps Shardy away from a module with GSPMD's shardings alone: XLA turns them into Shardy's
-    for it and ends the process on some, `{devices=[4,1,2]<=[8]}` of an argument among them."""
+    """Disables Shardy for a module with only GSPMD's shardings.
+
+    XLA would convert them to Shardy's and crash on some, for example `{devices=[4,1,2]<=[8]}` of an
+    argument."""
     if b"mhlo.sharding" in code and not any(word in code for word in _OF_SHARDY):
         options.executable_build_options.use_shardy_partitioner = False
 
 
 def run_on_devices(executable: Any, arguments: list[list[Any]], devices: list[Any]) -> Any:
-    """Runs what `compile_for_devices` returned: `arguments[i][d]` is input i's NumPy array on
-    device d; returns NumPy arrays `[output][d]`. Inputs are copied, so donation cannot harm them.
+    """Runs an executable of `compile_for_devices`; returns NumPy arrays `[output][device]`.
+
+    `arguments[i][d]` is the NumPy array of input i on device d. Inputs are copied, so that donation
+    cannot harm them.
     """
     import jax
     import numpy as np
@@ -347,7 +351,7 @@ def run_on_devices(executable: Any, arguments: list[list[Any]], devices: list[An
     )
 
     def placed(parts: list[Any]) -> Any:
-        # "Replicated" with other contents on each device: the only form that holds any values.
+        # "Replicated", but with different contents: the only sharding that accepts any values.
         on_devices = [
             jax.device_put(np.array(part), device)
             for part, device in zip(parts, devices, strict=True)
@@ -359,14 +363,14 @@ def run_on_devices(executable: Any, arguments: list[list[Any]], devices: list[An
     return [[np.asarray(part) for part in parts] for parts in outputs]
 
 
-_HOST_CALLS: dict[str, Any] = {}  # what XLA calls must not be collected
+_HOST_CALLS: dict[str, Any] = {}  # keeps the callbacks of XLA alive
 
 
 def register_host_call(target: str, function: Callable[[int, Any], None]) -> None:
-    """Lets XLA:CPU call a Python function where a program has a custom call of this target, with
-    the addresses of the result (of a table of them, if there are several) and of the operands.
+    """Registers a Python function for custom calls of a target on XLA:CPU.
 
-    A function that raises ends the process: the program has no other way to fail.
+    It gets the addresses of the result (of a table of them, if there are several) and of the
+    operands. If it raises, the process ends: the program has no other way to fail.
     """
     import ctypes
     import traceback
@@ -394,26 +398,26 @@ def register_host_call(target: str, function: Callable[[int, Any], None]) -> Non
 
 
 def hlo_text_to_stablehlo(text: str) -> bytes:
-    """HLO text as a StableHLO module in MLIR bytecode. Raises an exception of XLA's choosing."""
+    """Converts HLO text to StableHLO in MLIR bytecode. Raises an exception of XLA if invalid."""
     return hlo_proto_to_stablehlo(hlo_text_to_proto(text))
 
 
 def hlo_text_to_proto(text: str) -> bytes:
-    """HLO text as a serialized HloModuleProto. Raises an exception of XLA's choosing."""
+    """Converts HLO text to a serialized HloModuleProto. Raises an exception of XLA if invalid."""
     from jaxlib import _hlo  # pyright: ignore[reportAttributeAccessIssue]
 
     return _hlo.hlo_module_from_text(text).as_serialized_hlo_module_proto()
 
 
 def hlo_proto_to_stablehlo(module: bytes) -> bytes:
-    """A serialized HloModuleProto as a StableHLO module in MLIR bytecode. Raises as above."""
+    """Converts a serialized HloModuleProto to StableHLO in MLIR bytecode. Raises as above."""
     from jax.extend.mlir import hlo_to_stablehlo
 
     return hlo_to_stablehlo(module)
 
 
 def hlo_sharding_text(data: bytes) -> str:
-    """A serialized OpSharding as text. Raises a ValueError for bytes that are none."""
+    """Returns a serialized OpSharding as text. Raises ValueError for other bytes."""
     import jaxlib._hlo as _hlo
 
     sharding = _hlo.OpSharding()
@@ -427,21 +431,21 @@ def hlo_sharding_text(data: bytes) -> str:
 
 
 def input_shardings(executable: Any) -> list[Any] | None:
-    """Each input's sharding for `shard_indices`; None where the executable has none."""
+    """Returns each input's sharding for `shard_indices`; None if the executable has none."""
     return executable.get_parameter_shardings()
 
 
 def output_shardings(executable: Any) -> list[Any] | None:
-    """Each output's sharding for `shard_indices`; None where the executable has none."""
+    """Returns each output's sharding for `shard_indices`; None if the executable has none."""
     return executable.get_output_shardings()
 
 
 def shard_indices(
     sharding: Any, shape: tuple[int, ...], partitions: int
 ) -> list[tuple[slice, ...]]:
-    """The part of a global array that each partition holds, as slices for NumPy.
+    """Returns the part of a global array that each partition holds, as slices for NumPy.
 
-    Raises AssertionError where the sharding does not divide the shape evenly.
+    Raises AssertionError if the sharding does not divide the shape evenly.
     """
     import jaxlib._hlo as _hlo
     from jax._src.op_shardings import op_sharding_to_indices
@@ -451,19 +455,19 @@ def shard_indices(
 
 
 def size_names(size: Any) -> set[str]:
-    """The names in the size of a dimension: none in a number."""
+    """Returns the names in the size of a dimension; empty for a number."""
     return set() if isinstance(size, int) else set(size._get_vars())
 
 
 def size_of(size: Any, sizes: Mapping[str, int]) -> int:
-    """The size of a dimension, where the names in it have these sizes."""
+    """Returns the size of a dimension for these values of its names."""
     return size if isinstance(size, int) else int(size._evaluate(sizes))
 
 
 def refine_shapes(code: bytes) -> bytes:
-    """A module whose `main` takes static shapes, with static shapes throughout.
+    """Refines a module whose `main` has static argument shapes to static shapes throughout.
 
-    Raises an exception of XLA's choosing, for shapes that the program does not allow, too.
+    Raises an exception of XLA if that fails, also for shapes that the program does not allow.
     """
     return _jax.mlir.refine_polymorphic_shapes(
         mlir_module=code,
@@ -474,7 +478,7 @@ def refine_shapes(code: bytes) -> bytes:
 
 
 def key_implementation(dtype: Any) -> tuple[str, tuple[int, ...]] | None:
-    """The name of a PRNG key dtype's implementation, and the shape of one key's 32-bit words.
+    """Returns the name of a PRNG key dtype's implementation, and the shape of a key's 32-bit words.
 
     None for any other dtype.
     """
@@ -486,26 +490,29 @@ def key_implementation(dtype: Any) -> tuple[str, tuple[int, ...]] | None:
 
 
 def lowered_devices(lowered: Any) -> tuple[Any, ...]:
-    """The devices, in their order, that a `jax.stages.Lowered` is meant for."""
+    """Returns the devices of a `jax.stages.Lowered`, in order."""
     return tuple(lowered._lowering._device_list)
 
 
 def static_arguments(jitted: Any) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """The static arguments of what `jax.jit` made, by position and by name, each inferred from the
-    other; a negative position counts from the last argument of a call."""
+    """Returns the static arguments of a `jax.jit` function, by position and by name.
+
+    jax infers each from the other. A negative position counts from a call's last argument."""
     return jitted._jit_info.static_argnums, jitted._jit_info.static_argnames
 
 
 def at_top_level() -> bool:
-    """Whether nothing is being traced, differentiated or mapped at the moment."""
+    """Returns True if no trace, differentiation or mapping is active."""
     from jax._src import core
 
     return core.trace_state_clean()
 
 
 def as_call(traced: Any) -> tuple[Any, list[Any]]:
-    """A jaxpr whose one equation calls what `jax.jit` traced, with its shardings and donations; and
-    the tracers from around the function, which it takes in front of its arguments."""
+    """Returns a jaxpr with one equation, the call of a traced `jax.jit` function.
+
+    The equation keeps shardings and donations. Also returns the tracers that the function closes
+    over, which it takes before its arguments."""
     import jax
     from jax._src.pjit import jit_p
 
@@ -514,9 +521,10 @@ def as_call(traced: Any) -> tuple[Any, list[Any]]:
 
 
 def as_jitted(call: Any) -> Any:
-    """The reverse of `as_call`, also of what jax has derived from one: a jitted function of flat
-    arguments that gives a tuple. It donates nothing: a derived program's arguments can be its
-    residuals."""
+    """Reverses `as_call`, also for programs that jax derived from one.
+
+    Returns a jitted function of flat arguments that returns a tuple. It donates nothing, as a
+    derived program's arguments can be its residuals."""
     import jax
     from jax._src.core import jaxpr_as_fun
     from jax._src.pjit import jit_p
@@ -540,8 +548,8 @@ def as_jitted(call: Any) -> Any:
 
 
 def python_callbacks(jaxpr: Any) -> list[tuple[str, str | None, int, str]]:
-    """The ops of a jaxpr that call Python when they run: what the user called, and the file, line
-    and function that it stands in."""
+    """Returns the ops of a jaxpr that call Python at run time: the user's function such as
+    `jax.debug.print`, and the file, line and function of that call."""
     from jax._src import core, source_info_util
 
     found: list[tuple[str, str | None, int, str]] = []
@@ -560,9 +568,9 @@ def python_callbacks(jaxpr: Any) -> list[tuple[str, str | None, int, str]]:
 
 
 def described_devices(platform: str, name: str, config: str = "") -> list[Any]:
-    """The devices of a machine that is described, not present: platform `cuda` or `tpu`.
+    """Returns the devices of a machine that is described, not present: platform `cuda` or `tpu`.
 
-    `config` is a GpuTargetConfigProto in text form. Raises an exception of jax's choosing.
+    `config` is a GpuTargetConfigProto in text form. Raises an exception of jax if it is invalid.
     """
     from jax.experimental import topologies
 
@@ -583,11 +591,10 @@ def compile_ahead_of_time(
     tuple_arguments: bool,
     options: Mapping[str, Any] = MappingProxyType({}),
 ) -> tuple[str, dict[str, int]]:
-    """Compiles for present or described devices: the scheduled HLO text and the bytes per device.
+    """Compiles for present or described devices; returns the scheduled HLO and bytes per device.
 
     `tuple_arguments` passes main's arguments as one tuple, as jax does for long lists on TPU.
-    `options` are XLA's, by name.
-    Raises an exception of XLA's choosing, or ends the process.
+    `options` are XLA's, by name. Raises an exception of XLA, or ends the process.
     """
     import numpy as np
     from jax._src.compiler import get_compile_options

@@ -1,8 +1,8 @@
 """Located errors, warnings and notes, and the one exception type that carries them.
 
 A location in an exported module is a name (`mlp/psum`) around a stack of Python call sites. People
-want the innermost line that is theirs, so `Place` keeps that line, the function it stands in and
-the name, and prints them as `model.py:11 in layer (mlp/psum)`.
+want the innermost line of their own code. `Place` has that line, its function and the name, and
+prints them as `model.py:11 in layer (mlp/psum)`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, cast
 if TYPE_CHECKING:
     from stablehlo_tools.bindings import ir
 
-# Controls but for tab and newline, and what turns the direction of the text around it.
+# Control characters except tab and newline, and characters that change the text direction.
 _STEERING = {
     code: f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
     for code in (
@@ -28,7 +28,7 @@ _STEERING = {
     )
 }
 _INSTEAD = "{1!r} instead of {0!r}"
-# What commands do, by functions of the package.
+# Commands, and the calls of this package that do the same.
 _IN_PYTHON = (
     (re.compile(r"^stablehlo-tools opt --help (\S+)"), r'print(stablehlo_tools.describe("\1"))'),
     (re.compile(r"^stablehlo-tools opt --list-passes"), "print(stablehlo_tools.describe())"),
@@ -38,17 +38,17 @@ _IN_PYTHON = (
     ),
     (re.compile(r"^the program in another form: -o (\S+)"), r'stablehlo_tools.save(program, "\1")'),
 )
-_UNNAMED = "<module>"  # stands in front of a line and column, where the input has no name
+_UNNAMED = "<module>"  # printed before a line and column if the input has no name
 _TEXT_BUFFER = "-"  # the file name MLIR gives to text parsed from memory
 
 
 def printable(text: str) -> str:
-    """The text with escapes in place of characters that steer a terminal, or hide what it says."""
+    """Returns the text with escapes for characters that control a terminal or hide text."""
     return text.translate(_STEERING)
 
 
 class Severity(enum.Enum):
-    """How much a diagnostic weighs; only an error ends a run."""
+    """The severity of a diagnostic; only an error ends a run."""
 
     ERROR = "error"
     WARNING = "warning"
@@ -57,7 +57,7 @@ class Severity(enum.Enum):
 
 @dataclass(frozen=True)
 class Place:
-    """Where something stands. `file` None means: in the input itself, at `line`:`column`."""
+    """A source position. If `file` is None, it is `line`:`column` of the input itself."""
 
     file: str | None = None
     line: int = 0
@@ -66,7 +66,7 @@ class Place:
     name: str = ""
 
     def render(self, input_name: str) -> str:
-        """`model.mlir:3:5`, `model.py:11 in layer (mlp/psum)`, or just the input's name."""
+        """Returns `model.mlir:3:5`, `model.py:11 in layer (mlp/psum)`, or only the input's name."""
         if self.file is None:
             if not self.line:
                 return input_name + (f" ({self.name})" if self.name else "")
@@ -86,17 +86,17 @@ class Diagnostic:
     message: str
     place: Place = Place()
     notes: tuple[Diagnostic, ...] = ()
-    settled_by: str = ""  # the pass that it asks for: no word of it where that runs later
-    in_vain_before: str = ""  # the pass that it has to stand behind: refused where that runs later
-    hint: str = ""  # what to try
-    # The word that was given and the one that was meant: the same command with that, to try first.
+    settled_by: str = ""  # the pass that it asks for: dropped if that pass runs later
+    in_vain_before: str = ""  # the pass that must run before: refused if that one runs later
+    hint: str = ""  # a command or a change to try
+    # The given word and the likely one: first try the same command with that.
     instead: tuple[str, str] | None = None
-    added: tuple[str, ...] = ()  # words that the same command wants behind it, to try
+    added: tuple[str, ...] = ()  # words to append to the same command, to try
 
     def render(self, input_name: str, unsaid: Severity | None = None) -> str:
-        """`PLACE: error: MESSAGE`, one line, a line for each note, and one with what to try. PLACE
-        is left out where nothing is known of it; a severity that is `unsaid`, whoever shows it says
-        itself."""
+        """Returns `PLACE: error: MESSAGE` in one line, a line for each note, and one for the hint.
+
+        Leaves out PLACE if unknown, and the severity `unsaid`, which the caller prints itself."""
         has_place = input_name != _UNNAMED or self.place != Place()
         place = f"{self.place.render(input_name)}: " if has_place else ""
         severity = "" if self.severity is unsaid else f"{self.severity.value}: "
@@ -109,17 +109,18 @@ class Diagnostic:
 def rendered(
     diagnostics: Iterable[Diagnostic], input_name: str, unsaid: Severity | None = None
 ) -> list[str]:
-    """What is printed of several, in their order: what reads alike, as of six ops on one line of
-    the model, once."""
+    """Returns the texts of diagnostics, in order and without duplicates.
+
+    Six ops on one line of the model may give equal texts."""
     return list(dict.fromkeys(each.render(input_name, unsaid) for each in diagnostics))
 
 
 class ToolError(Exception):
-    """What every refusal raises: says what, where, against which rule, and what to do.
+    """The only exception of refusals: says what, where, against which rule, and what to do.
 
-    `hint` is what to try, where that can be said: a command, or what to do in a few words.
-    `instead`: the word that was given, and the one that was probably meant. `added`: the words that
-    a command line lacks, an option and its value.
+    `hint` is a command to try, or advice in a few words, if there is any. `instead` is the given
+    word and the likely one. `added` are the words that a command line lacks, an option and its
+    value.
 
     `by_chance`: the machine was short of memory or time, and another try may succeed.
     """
@@ -146,7 +147,7 @@ class ToolError(Exception):
         self.by_chance = False
 
     def __str__(self) -> str:
-        """As Python prints it, where what to try is a line of Python."""
+        """Returns the text that Python prints, with a Python call in place of a command to try."""
         told = self.diagnostic
         hint = told.hint if told.instead is None else _INSTEAD.format(*told.instead)
         for command, call in _IN_PYTHON:
@@ -156,7 +157,7 @@ class ToolError(Exception):
 
 @dataclass
 class Diagnostics:
-    """Collects what passes have to say that does not stop them."""
+    """A collection of passes' diagnostics that do not end the run."""
 
     collected: list[Diagnostic] = field(default_factory=list[Diagnostic])
 
@@ -165,22 +166,22 @@ class Diagnostics:
         self.collected.append(Diagnostic(Severity.WARNING, message, to_place(location)))
 
     def settle(self, name: str) -> None:
-        """Takes back what asked for the pass that has just run."""
+        """Drops the diagnostics that asked for the pass that has just run."""
         self.collected[:] = [each for each in self.collected if each.settled_by != name]
 
 
 def note(message: str, location: ir.Location | Place | None = None) -> Diagnostic:
-    """A note, to hang under an error or a warning."""
+    """Creates a note, to attach to an error or a warning."""
     return Diagnostic(Severity.NOTE, message, to_place(location))
 
 
 def warning(message: str, location: ir.Location | Place | None = None) -> Diagnostic:
-    """A warning by itself."""
+    """Creates a warning without collecting it."""
     return Diagnostic(Severity.WARNING, message, to_place(location))
 
 
 def to_place(location: ir.Location | Place | None) -> Place:
-    """Decodes an MLIR location; JAX's nest as name(callsite(name(file) at …))."""
+    """Decodes an MLIR location; JAX's locations nest as name(callsite(name(file) at …))."""
     if location is None:
         return Place()
     if isinstance(location, Place):
@@ -203,7 +204,7 @@ def to_place(location: ir.Location | Place | None) -> Place:
 
 
 def frames_of(location: ir.Location) -> list[Place]:
-    """The stack of an MLIR location, innermost call first: the user's lines that led to an op."""
+    """Returns the call stack of an MLIR location, innermost first: the user's lines of an op."""
     from stablehlo_tools.bindings import ir
 
     if isinstance(location, ir.CallSiteLoc):
@@ -218,14 +219,14 @@ def frames_of(location: ir.Location) -> list[Place]:
 
 
 def _named(name: str, inner: Place) -> Place:
-    """The innermost name around a file is the function; the next one out is the op's name."""
+    """Adds a name to a place: the innermost name is the function, the next one the op's name."""
     if inner.file is not None and not inner.function:
         return replace(inner, function=name)
     return replace(inner, name=name)
 
 
 def from_mlir_error(error: ir.MLIRError, prefix: str = "") -> ToolError:
-    """The first diagnostic of an MLIR failure as a ToolError, its notes kept."""
+    """Converts the first diagnostic of an MLIR failure to a ToolError, with its notes."""
     found = error.error_diagnostics
     if not found:
         return ToolError(prefix + first_line(str(error)))
@@ -239,15 +240,15 @@ def from_mlir_error(error: ir.MLIRError, prefix: str = "") -> ToolError:
 
 
 def first_line(text: str) -> str:
-    """The first line of a message that has one, for one-line diagnostics."""
+    """Returns the first nonblank line of a message."""
     return next((line.strip() for line in text.splitlines() if line.strip()), "unknown error")
 
 
 def nearest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
-    """The known word that was probably meant; "" where none is much like this one: the `cutoff`
-    is difflib's, up to 1 for the word itself.
+    """Returns the known word that was probably meant; "" if none is similar enough.
 
-    Of four letters two that change places (1b1f) are half the word to difflib, and a slip to us.
+    `cutoff` is difflib's, at most 1. Also finds words with the same letters in another order:
+    difflib gives a swap in four letters (1b1f) only about one half.
     """
     import difflib  # only for an error
 
@@ -258,20 +259,20 @@ def nearest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
 
 
 def put_right(text: str, wrong: str, meant: str) -> str:
-    """The text with the word that was meant for the wrong one, which may stand among others."""
+    """Replaces a word by the one that was meant, where it is a whole word of the text."""
     found = re.compile(rf"(\A|[^\w-]){re.escape(wrong)}(?![\w-])")
     return found.sub(lambda each: each[1] + meant, text)
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """`did you mean 'h100'?`; "" where no known word is much like this one."""
+    """Returns `did you mean 'h100'?`; "" if no known word is similar."""
     close = nearest(word, known)
     return f"did you mean {close!r}?" if close else ""
 
 
 @contextmanager
 def naming(input_name: str) -> Generator[None]:
-    """Gives a ToolError that passes the name of the input it is about, if it has none."""
+    """Sets the input's name on a ToolError raised in the context, if it has none."""
     try:
         yield
     except ToolError as error:
@@ -281,7 +282,7 @@ def naming(input_name: str) -> Generator[None]:
 
 @contextmanager
 def captured(context: ir.Context) -> Generator[list[Diagnostic]]:
-    """Collects what C++ reports into the context, instead of letting it reach stderr."""
+    """Collects the diagnostics of C++ code in the context, instead of printing them to stderr."""
     collected: list[Diagnostic] = []
 
     def handle(diagnostic: ir.Diagnostic) -> bool:
@@ -304,28 +305,28 @@ def captured(context: ir.Context) -> Generator[list[Diagnostic]]:
 
 
 def installing(extra: str) -> str:
-    """The command that installs an extra: the package is on no index, so it runs in a clone."""
+    """Returns the command that installs an extra, in a clone: no index has the package."""
     return f"pip install '.[{extra}]'  # in a clone of stablehlo-tools"
 
 
 GIB = 2.0**30
-# Figures as people read them, three digits.
+# Units of printed figures, which have three digits.
 _TIMES = ((1e9, "s"), (1e6, "ms"), (1e3, "us"), (1.0, "ns"))
 _SIZES = ((2.0**40, "TiB"), (GIB, "GiB"), (2.0**20, "MiB"), (2.0**10, "KiB"), (1.0, "B"))
 
 
 def duration(ns: float) -> str:
-    """`12.4 ms` of nanoseconds."""
+    """Formats nanoseconds: `12.4 ms`."""
     return _scaled(ns, _TIMES)
 
 
 def size(count: float) -> str:
-    """`1.53 GiB` of bytes."""
+    """Formats bytes: `1.53 GiB`."""
     return _scaled(count, _SIZES)
 
 
 def share(part: float, whole: float) -> str:
-    """`31 %`; a dash where there is no whole."""
+    """Formats a share: `31 %`; `-` if the whole is zero."""
     return f"{100 * part / whole:.0f} %" if whole else "-"
 
 

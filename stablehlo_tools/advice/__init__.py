@@ -1,5 +1,5 @@
-"""What to do about a program's time and memory: causes, each with a figure and its remedy.
+"""Finds causes of a program's cost in time and memory, each with a figure and a remedy.
 
-`program` is what every detector asks: the program's tasks in the order a compiler would give them,
-and what it would cost otherwise. The detectors are by cause; `advise` has the table of them.
+`program` answers the detectors' questions: the program's tasks in the order of a compiler, and the
+cost after a change. Detectors are grouped by cause; `advise` has the table of them.
 """

@@ -1,4 +1,4 @@
-"""The table of detectors, and what they say of one program, ranked."""
+"""Runs all detectors on a program, and ranks their items."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ type Detector = Callable[[Program], Iterator[Advice]]
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A detector; `hides` where what it gains is time that collectives are exposed for."""
+    """A detector. `hides` is True if it gains only exposed time of collectives."""
 
     detect: Detector
     hides: bool = False
@@ -69,11 +69,11 @@ def advise(
     *,
     least: float = LEAST_SHARE,
 ) -> Advised:
-    """What to do about a program, each item by itself: gains of several do not add up.
+    """Returns the ranked advice for a program. Each gain is for one item; gains do not add up.
 
-    `explicit` is the program with its collectives in it. With `compiled`, the schedule that a
-    compiler made, shares are of its total, and what hides communication gains no more than is
-    exposed there. Raises ToolError for a program that cannot be timed.
+    `explicit` is the program with explicit collectives. `compiled` is a compiler's schedule. With
+    it, shares are of its total, and items that hide communication gain at most its exposed time.
+    Raises ToolError if the program cannot be timed.
     """
     program = Program(given, explicit, clock, least)
     total = program.total_ns if compiled is None else compiled.total_ns
@@ -88,7 +88,7 @@ def advise(
 
 
 def _search(given: Artifact, clock: Clock) -> str:
-    """The command that compiles candidates."""
+    """Returns the command that compiles candidates; "" if no compiler targets the hardware."""
     target = target_of(clock.hardware)
     if target is None:
         return ""
@@ -102,7 +102,7 @@ def _is_taken(item: Advice, program: Program) -> bool:
 
 
 def _detected(entry: Entry, program: Program) -> list[Advice]:
-    """What a detector says; nothing where it has no figure, for an analysis refuses the program."""
+    """Returns the items of a detector; none if an analysis refuses the program."""
     try:
         return list(entry.detect(program))
     except ToolError:

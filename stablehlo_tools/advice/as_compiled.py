@@ -1,12 +1,12 @@
-"""What compilers make of a task graph by themselves, which no advice may claim.
+"""Models the optimizations that compilers apply themselves, so that advice does not claim them.
 
-They move the ops of a block: each is given the overlap scheduler's order, with one collective in
-flight at a time, as XLA:GPU has, and those that are alike joined where that pays, as XLA's
-combiners do. On a torus, a TPU's, all_reduce, reduce_scatter and all_to_all hold up compute, as
-XLA:TPU's do. What a loop only adds up, they reduce behind it; what is narrower before or after a
-collective that moves it, they send so (`BY_ITSELF`; read back from the schedules that XLA:GPU and
-XLA:TPU of jax 0.12 made of small programs of each kind). They move nothing else from one iteration
-of a loop to another.
+Compilers reorder the ops of a block. Here each block gets the overlap scheduler's order, with one
+collective in flight at a time, as on XLA:GPU. Collectives that can be combined are combined if that
+is faster, as by XLA's combiners. On a torus (TPU), all_reduce, reduce_scatter and all_to_all block
+compute, as on XLA:TPU. Compilers also sink reductions that a loop only accumulates. They narrow
+collectives that only move values with a narrower type before or after (`ByItself`; read from the
+schedules of XLA:GPU and XLA:TPU of jax 0.12 for small programs of each kind). They move nothing
+else between the iterations of a loop.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from stablehlo_tools.overlap.scheduling.scheduler import Limits, schedule
 from stablehlo_tools.overlap.simulator import Run, Simulation, simulate
 from stablehlo_tools.overlap.task_graph import Loop, Task, TaskGraph, TaskKind
 
-type Path = tuple[int, ...]  # the loops around a task, outermost first
-type Place = tuple[Path, int]  # and the task
+type Path = tuple[int, ...]  # the tasks of the loops around a task, outermost first
+type Place = tuple[Path, int]  # and the task itself
 
 
 @dataclass(frozen=True, slots=True)
 class ByItself:
-    """The kinds of collectives of which a compiler does something by itself.
+    """The kinds of collectives that a compiler optimizes without advice.
 
-    `sunk` are those that it runs once behind a loop that adds them up, `narrowed_before` and
-    `narrowed_after` those that it converts to the narrower type that values have before, or after.
+    It runs `sunk` once after a loop that accumulates them. It converts `narrowed_before` and
+    `narrowed_after` to the narrower type of the values before or after the collective.
     """
 
     sunk: frozenset[str]
@@ -49,12 +49,12 @@ _TPU = ByItself(
 
 
 def by_itself(*, is_torus: bool) -> ByItself:
-    """What the compiler for a device does."""
+    """Returns the optimizations of XLA:TPU if the device is on a torus, else those of XLA:GPU."""
     return _TPU if is_torus else _GPU
 
 
 def simulate_as_compiled(graph: TaskGraph, in_flight: int, *, is_torus: bool) -> Simulation:
-    """A run of a graph in the order that a compiler would give it."""
+    """Simulates a graph in the order that a compiler would choose."""
     graph, order, buckets = _as_compiled(_synchronous(graph) if is_torus else graph, in_flight)
     return simulate(graph, order, buckets)
 
@@ -62,7 +62,7 @@ def simulate_as_compiled(graph: TaskGraph, in_flight: int, *, is_torus: bool) ->
 def _as_compiled(
     graph: TaskGraph, in_flight: int, *, in_loop: bool = False
 ) -> tuple[TaskGraph, tuple[int, ...] | None, tuple[tuple[int, ...], ...]]:
-    """The graph with the bodies of its loops scheduled; and its own order and buckets."""
+    """Returns the graph with scheduled loop bodies, its own order (or None) and its buckets."""
     tasks = [
         task if task.loop is None else replace(task, loop=_loop_as_compiled(task.loop, in_flight))
         for task in graph.tasks
@@ -80,7 +80,7 @@ def _loop_as_compiled(loop: Loop, in_flight: int) -> Loop:
 
 
 def exposed_of(run: Run) -> dict[Place, float]:
-    """How long the compute stream waits for each collective that ran beside it, in ns."""
+    """Returns the time that the compute stream waits for each asynchronous collective, in ns."""
     sums: dict[Place, float] = {}
     _add_exposed(run, 1, (), sums)
     return sums
@@ -97,7 +97,7 @@ def _add_exposed(run: Run, times: int, path: Path, sums: dict[Place, float]) -> 
 
 
 def _synchronous(graph: TaskGraph) -> TaskGraph:
-    """The graph with what XLA:TPU does not overlap as compute."""
+    """Returns the graph with the collectives that XLA:TPU does not overlap as compute tasks."""
     held = {
         t.id for t in graph.tasks if t.communication and t.communication.kind in ON_COMPUTE_STREAM
     }
@@ -115,7 +115,7 @@ def _synchronous(graph: TaskGraph) -> TaskGraph:
 
 
 def retimed(graph: TaskGraph, ns: Mapping[Place, float], path: Path = ()) -> TaskGraph:
-    """The graph with other times for some tasks."""
+    """Returns the graph with other times (ns) for the tasks at some places."""
     return _changed(
         graph,
         lambda task: _taking(task, ns[path, task.id]) if (path, task.id) in ns else task,
@@ -128,7 +128,7 @@ def _changed(
     change: Callable[[Task], Task],
     change_body: Callable[[int, TaskGraph], TaskGraph],
 ) -> TaskGraph:
-    """The graph with other tasks, and other bodies of its loops."""
+    """Returns the graph with changed tasks and changed loop bodies."""
     tasks = [
         change(task)
         if task.loop is None

@@ -1,4 +1,4 @@
-"""Where values of collectives go and come from: sums of loops, converts, arguments."""
+"""Follows the values of collectives: to sums of loops and converts, and back to arguments."""
 
 from __future__ import annotations
 
@@ -37,22 +37,22 @@ _SAME_VALUES = ops_with_any(Trait.LAYOUT | Trait.PIECE | Trait.RETYPE) | {
     SHARDING_CONSTRAINT,
     "stablehlo.all_gather",
 }
-_MOST_FOLLOWED = 12  # ops between a collective and the sum or the convert that it goes into
-_EXACT = frozenset({"maximum", "minimum"})  # in any order and in parts
-_SMALL = 64  # times as many elements go into a reduction whose result is cheap to combine
+_MOST_FOLLOWED = 12  # ops between a collective and the sum or the convert that reads it
+_EXACT = frozenset({"maximum", "minimum"})  # reducers with equal results in any order
+_SMALL = 64  # least ratio of operand to result elements for a result that is cheap to combine
 
 type Number = ir.FloatType | ir.IntegerType
 
 
 class AddedUp(enum.Enum):
-    """How the sum that a loop makes of a reduction's results is made."""
+    """The way in which a loop accumulates the results of a reduction."""
 
-    DIRECTLY = "directly"  # in the loop that the reduction is in, converted at most
-    FURTHER_OFF = "further off"  # scaled before, or stacked by an inner loop
+    DIRECTLY = "directly"  # in the loop of the reduction, at most after a convert
+    FURTHER_OFF = "further off"  # after scaling, or stacked by an inner loop
 
 
 def added_up(op: ir.Operation) -> AddedUp | None:
-    """How a loop adds up what a reduction gives; None where it does not, or reads it otherwise."""
+    """Returns how a loop accumulates a reduction's result; None if it has other uses or no sum."""
     if op.name not in _REDUCING:
         return None
     value, how = op.results[0], AddedUp.DIRECTLY
@@ -75,7 +75,7 @@ def added_up(op: ir.Operation) -> AddedUp | None:
 
 
 def _ends_of(value: ir.Value) -> list[ir.Value]:
-    """What a value that is an argument of a loop's body is at the end of the iteration."""
+    """Returns the value that a loop yields for a body argument, as a list; empty for others."""
     owner = value.owner
     if not isinstance(owner, ir.Block) or owner.owner.name != WHILE:
         return []
@@ -83,19 +83,19 @@ def _ends_of(value: ir.Value) -> list[ir.Value]:
 
 
 def narrower_before(op: ir.Operation) -> ir.FloatType | None:
-    """The narrower float type that all that a collective sends had right before."""
+    """Returns the narrower float type that all operands were converted from, or None."""
     return _narrower([_converted_from(value) for value in op.operands], op)
 
 
 def narrower_after(op: ir.Operation) -> ir.FloatType | None:
-    """The narrower float type that all that a collective gives is converted to."""
+    """Returns the narrower float type that all uses of the results convert to, or None."""
     return _narrower([t for value in op.results for t in _converted_to(value, 0)], op)
 
 
 def narrower_after_ops(op: ir.Operation) -> Number | None:
-    """The narrower type that all that a collective moves is converted to after ops on each element.
+    """Returns the narrower type that all results are converted to after elementwise ops, or None.
 
-    Maxima and minima of the moved values do not count: devices can combine those of their parts.
+    Max and min reductions of the results do not count, as devices can combine partial ones.
     """
     if op.name in _REDUCING:
         return None
@@ -103,20 +103,20 @@ def narrower_after_ops(op: ir.Operation) -> Number | None:
 
 
 def float_of(value: ir.Value) -> ir.FloatType | None:
-    """The element type of a tensor of real floats."""
+    """Returns the element type of a tensor of real floats; None for other values."""
     element = element_of(value) if isinstance(value.type, ir.RankedTensorType) else None
     return element if isinstance(element, ir.FloatType) else None
 
 
 def _narrower[T: Number](types: list[T | None], op: ir.Operation) -> T | None:
-    """The one type, if it is narrower than the collective's."""
+    """Returns the common type of `types`, if it is narrower than the collective's; else None."""
     wide = float_of(op.operands[0]) if len(op.operands) else None
     narrow = types[0] if len(set(types)) == 1 else None
     return narrow if narrow and wide and narrow.width < wide.width else None
 
 
 def _converted_from(value: ir.Value) -> ir.FloatType | None:
-    """The float type before the convert that makes a value, moves looked through."""
+    """Returns the float type before the convert that makes a value, looking through moves."""
     for _ in range(_MOST_FOLLOWED):
         op = producer(value)
         if op is None:
@@ -130,7 +130,7 @@ def _converted_from(value: ir.Value) -> ir.FloatType | None:
 
 
 def _converted_to(value: ir.Value, depth: int) -> Iterator[ir.FloatType | None]:
-    """The types that a value is converted to by those who read it, None for any other use."""
+    """Yields the types that the uses of a value convert it to; None for any other use."""
     for use in value.uses:
         user = use.owner.operation
         if user.name == CONVERT:
@@ -144,7 +144,7 @@ def _converted_to(value: ir.Value, depth: int) -> Iterator[ir.FloatType | None]:
 def _converted_later(
     value: ir.Value, collective: ir.Operation, depth: int
 ) -> Iterator[Number | None]:
-    """The narrower types that a moved value is converted to after ops on each element."""
+    """Yields the narrower types that a value is converted to after elementwise ops, or None."""
     wide = float_of(collective.operands[0])
     for use in value.uses:
         user = use.owner.operation
@@ -181,8 +181,9 @@ def _is_spread_scalar(value: ir.Value) -> bool:
 
 
 def argument_behind(value: ir.Value) -> ir.Value | None:
-    """The argument of `main` that a value is a piece of, or gathered from; loops and manual
-    computations entered."""
+    """Returns the argument of `main` that a value is a piece or a gather of; None without one.
+
+    Looks through invariant loop carries and manual computations."""
     while True:
         op = producer(value)
         if op is not None:

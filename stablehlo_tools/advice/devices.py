@@ -1,4 +1,4 @@
-"""Devices that do what others do, or too little: compute that an axis repeats, small kernels."""
+"""Detects devices that compute too little: repeated compute along an axis, and small kernels."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from stablehlo_tools.overlap.bounds import iterations
 from stablehlo_tools.report.document import Advice
 
 _CONTRACTIONS = ops_with(Trait.CONTRACTION)
-_MOST_FOLLOWED = 64  # ops between a product and the constraint on what it reads
-_FEW = 256  # rows of a product: so few leave a matrix unit idle, or wait for the weights
+_MOST_FOLLOWED = 64  # ops between a product and the constraint on its operands
+_FEW = 256  # rows of a product: with these or fewer, a matrix unit idles or waits for weights
 
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """A kernel with a matrix product in it, and what all its runs take, in ns."""
+    """A kernel with a matrix product: its place, its number of runs, and the ns of one."""
 
     place: Place
     op: ir.Operation
@@ -41,12 +41,12 @@ class Product:
 
     @property
     def ns(self) -> float:
-        """What all runs take."""
+        """The time of all runs."""
         return self.times * self.each_ns
 
 
 def products_of(traced: TracedGraph, path: Path = (), times: int = 1) -> Iterator[Product]:
-    """The matrix products of a program."""
+    """Yields the kernels with matrix products of a program, those of loops first."""
     for task in traced.graph.tasks:
         if task.loop is not None:
             runs = times * iterations(task.loop)
@@ -58,8 +58,9 @@ def products_of(traced: TracedGraph, path: Path = (), times: int = 1) -> Iterato
 
 
 def repeated_compute(program: Program) -> Iterator[Advice]:
-    """Products that all devices of an axis compute alike: a batch that is too small for the mesh, a
-    dimension that does not divide, or values that nothing divides."""
+    """Detects products that all devices of an axis compute identically.
+
+    The batch is too small for the mesh, a dimension does not divide, or values are replicated."""
     products = list(products_of(program.traced))
     mesh = next((m for m in program.facts.meshes.values() if m.size == program.clock.devices), None)
     if mesh is None or not program.is_worth(sum(each.ns for each in products)):
@@ -115,13 +116,14 @@ def _repeated(
 
 
 def _constraint_without(program: Program, op: ir.Operation, axis: str) -> ir.Operation | None:
-    """The nearest constraint, in the program as it came, on what an op reads, if it leaves out an
-    axis."""
+    """Returns the nearest constraint on the op's operands in the given program.
+
+    None if it names the axis, or if there is no constraint."""
     location = str(op.location)
     named = ops_named(program.given.module.operation, frozenset({op.name}))
     ops = [each for each in named if str(each.location) == location]
     seen = set(ops)
-    for user in ops:  # which grows
+    for user in ops:  # grows during the loop
         for maker in filter(None, map(producer, user.operands)):
             if maker.name == SHARDING_CONSTRAINT:
                 axes = sharding_axes(maker.attributes["sharding"])[1]
@@ -133,7 +135,7 @@ def _constraint_without(program: Program, op: ir.Operation, axis: str) -> ir.Ope
 
 
 def small_kernels(program: Program) -> Iterator[Advice]:
-    """Products of weights with so few rows that twice as many would take little longer."""
+    """Detects products of weights with so few rows that twice as many would take little longer."""
     few = [(each, ns) for each in products_of(program.traced) if (ns := _doubled_ns(program, each))]
     spared = {each.place: min(each.each_ns, ns / 2) for each, ns in few}
     if not program.is_worth(sum(each.ns - each.times * spared[each.place] for each, _ in few)):
@@ -154,7 +156,7 @@ def small_kernels(program: Program) -> Iterator[Advice]:
 
 
 def _doubled_ns(program: Program, product: Product) -> float | None:
-    """What a run of a product of few rows would take with twice as many."""
+    """Returns the ns of a run with twice the rows; None unless it has weights and few rows."""
     work = op_work(product.op, short_name(product.op))
     matmul = work.matmul
     if matmul is None or matmul.batch > 1:

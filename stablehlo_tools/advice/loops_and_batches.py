@@ -1,7 +1,7 @@
-"""What a pass would gain, by running it: collectives of loops, and the batch in parts.
+"""Detects what a pass would gain by running it: collectives of loops, and the batch in parts.
 
-Each is run on a copy of the program with explicit collectives, where what it is for is there and
-costs enough; both programs are then timed as a compiler would order them.
+A pass runs on a copy of the program with explicit collectives, if what it improves is there and
+costs enough. Both programs are then timed in a compiler's order.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from stablehlo_tools.overlap.bounds import could_go_ahead, independence
 from stablehlo_tools.overlap.collective_times import graphs_of, loop_compute
 from stablehlo_tools.report.document import Advice
 
-_HIDEABLE = 0.9  # of a collective's time: then the compiler hides it
+_HIDEABLE = 0.9  # least share of a collective's time that compute can hide
 
 
 def reductions_in_every_iteration(program: Program) -> Iterator[Advice]:
-    """Sums of sums in a loop: gradients reduced for each microbatch, then accumulated."""
+    """Detects reductions in a loop that sums them: gradients reduced for each microbatch."""
     reduced = [
         each for each in _in_loops(program) if added_up(each.op) and not program.is_sunk(each)
     ]
@@ -42,7 +42,7 @@ def reductions_in_every_iteration(program: Program) -> Iterator[Advice]:
 
 
 def repeated_for_microbatches(program: Program) -> Iterator[Advice]:
-    """What a loop over layers sends anew for each microbatch: weights above all."""
+    """Detects collectives of a layer loop that each microbatch repeats: mainly of weights."""
     repeated = [each for each in _in_loops(program) if len(each.path) > 1]
     steps = "pipeline-collectives{direction=once}"
     after = _after(program, repeated, steps)
@@ -66,7 +66,7 @@ def repeated_for_microbatches(program: Program) -> Iterator[Advice]:
 
 
 def gathers_to_prefetch(program: Program) -> Iterator[Advice]:
-    """Gathers that each iteration of a loop waits for, and could have issued in the one before."""
+    """Detects gathers that each iteration waits for, but the one before could issue."""
     ahead = {
         ((*path, task.id), start)
         for path, graph in graphs_of(program.graph)
@@ -94,7 +94,7 @@ def gathers_to_prefetch(program: Program) -> Iterator[Advice]:
 
 
 def batch_to_split(program: Program) -> Iterator[Advice]:
-    """Collectives that nothing of the same batch can hide, those of tensor parallelism."""
+    """Detects collectives that no compute of the same batch can hide: of tensor parallelism."""
     free = {
         path: independence(graph, loop_compute(graph)) for path, graph in graphs_of(program.graph)
     }
@@ -121,7 +121,7 @@ def batch_to_split(program: Program) -> Iterator[Advice]:
 
 
 def streams_in_flight(program: Program) -> Iterator[Advice]:
-    """Collectives over different networks that XLA:GPU runs one after the other."""
+    """Detects collectives over different networks that XLA:GPU runs one after the other."""
     streams = {each.sent.stream for each in program.collectives}
     if program.clock.hardware.is_torus or len(streams) < 2:
         return
@@ -140,7 +140,7 @@ def streams_in_flight(program: Program) -> Iterator[Advice]:
 
 
 def _after(program: Program, exposed: Sequence[Collective], steps: str) -> Program | None:
-    """The program after a pass that could hide or spare collectives, if they cost enough."""
+    """Returns the program after a pass, if the collectives that it could hide cost enough."""
     is_worth = program.is_worth(sum(each.exposed_ns for each in exposed))
     return program.after(steps) if is_worth else None
 
@@ -156,10 +156,10 @@ def _gained(
     *,
     spares: bool = False,
 ) -> Iterator[Advice]:
-    """The item, if the pass gains enough and the program still fits, or fits no less.
+    """Yields the item, if the pass gains enough and the program fits, or needs no more than before.
 
-    It gains no more than is exposed less, or of what `spares` communication, than is sent less:
-    the rest is not its doing.
+    The gain is at most the decrease of exposed time or, if the pass `spares` communication, the
+    decrease of the collectives' time. The rest is not due to this cause.
     """
     if spares:
         most = sum(each.ns for each in program.collectives) - sum(c.ns for c in after.collectives)

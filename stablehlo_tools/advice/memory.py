@@ -1,5 +1,4 @@
-"""Memory: a program that does not fit, and what would make it; what is kept for the backward, and
-what is computed or gathered again."""
+"""Detects programs that do not fit, residuals to keep or recompute, and weights gathered twice."""
 
 from __future__ import annotations
 
@@ -20,8 +19,9 @@ _MICROBATCHES = (2, 4, 8)
 
 
 def does_not_fit(program: Program) -> Iterator[Advice]:
-    """More memory than the device has: what of the forward is not kept, or else the number of
-    microbatches with which it fits."""
+    """Detects a program that needs more memory than the device has.
+
+    The remedy recomputes some residuals, or runs the fewest microbatches that fit."""
     over = program.peak_bytes - program.capacity
     if over <= 0:
         return
@@ -63,8 +63,9 @@ def does_not_fit(program: Program) -> Iterator[Advice]:
 
 @dataclass(frozen=True)
 class _Way:
-    """What makes a program need less memory: in words, as passes, and what comes of it. `divides`:
-    it takes fewer samples at a time, in front of a partitioner."""
+    """A way to need less memory: in words, as passes, and the program after them.
+
+    `divides`: it divides the batch, so that its passes must run before a partitioner."""
 
     does: str
     steps: str
@@ -72,7 +73,7 @@ class _Way:
     divides: bool = False
 
     def fits(self, program: Program) -> bool:
-        """Whether it needs no more than the device has."""
+        """Returns True if it needs no more memory than the device has."""
         return self.after.peak_bytes <= program.capacity
 
 
@@ -82,8 +83,9 @@ def _longer(after: Program, before: Program) -> str:
 
 
 def _with_fewer_samples(program: Program) -> _Way | None:
-    """The fewest microbatches with which it fits, or those that need least; None where the samples
-    cannot be divided so that less is needed."""
+    """Returns the fewest microbatches that fit, or those that need least memory.
+
+    None if the batch cannot be divided, or if dividing it needs no less memory."""
     best: _Way | None = None
     for count in _MICROBATCHES:
         steps = f"accumulate-gradients{{microbatches={count}}}"
@@ -98,8 +100,7 @@ def _with_fewer_samples(program: Program) -> _Way | None:
 
 
 def _recomputed(program: Program) -> _Way | None:
-    """The program with what is worth less than its memory computed again; None where that is not
-    found to fit."""
+    """Returns the program that recomputes the cheapest residuals; None if it does not fit."""
     steps = _rematerialize(program)
     after = program.after(steps)
     if after is None or after.peak_bytes > program.capacity:
@@ -112,11 +113,13 @@ def _rematerialize(program: Program) -> str:
 
 
 def kept_for_the_backward(program: Program) -> Iterator[Advice]:
-    """Loops over layers of a program that fits: what jax.checkpoint computes again though it could
-    be kept, and what is kept though it is quicker to compute."""
+    """Detects loops over layers in a program that fits whose residuals are not the fastest choice.
+
+    jax.checkpoint recomputes values that could be kept, or keeps values that are quicker to
+    recompute."""
     loops = [task for task in program.graph.tasks if task.loop is not None]
     if len(loops) < 2 or program.peak_bytes > program.capacity:
-        return  # there is no backward in a loop, or it is does_not_fit's
+        return  # no backward in a loop, or does_not_fit's case
     steps = _rematerialize(program)
     after = program.after(steps)
     if after is None or after.peak_bytes > program.capacity:
@@ -150,7 +153,7 @@ def _accumulated(program: Program, steps: str) -> Program | None:
 
 
 def weights_gathered_again(program: Program) -> Iterator[Advice]:
-    """Weights gathered for the forward and again for the backward, where keeping them fits."""
+    """Detects weights gathered for the forward and again for the backward, if keeping them fits."""
     by_argument: dict[tuple[ir.Value, object], list[Collective]] = defaultdict(list)
     for each in program.collectives:
         if each.sent.kind == "all_gather" and len(each.op.operands) == 1:

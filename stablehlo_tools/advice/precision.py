@@ -1,7 +1,7 @@
-"""Reductions that send more bits than their values have: in f32 what was, or becomes, bf16.
+"""Detects reductions in f32 of values that are bf16 before or after.
 
-Of collectives that only move values XLA does this by itself (`as_compiled.ByItself`), but for some
-on TPU.
+XLA itself narrows collectives that only move values (`as_compiled.ByItself`), except for some on
+TPU.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _REDUCING = frozenset({"all_reduce", "reduce_scatter"})
 
 
 def wide_collectives(program: Program) -> Iterator[Advice]:
-    """One item for collectives that only move values, one for those that reduce them."""
+    """Yields one item for collectives that only move values, and one for reductions."""
     wide = [
         (each, share)
         for each in program.collectives
@@ -41,7 +41,7 @@ def wide_collectives(program: Program) -> Iterator[Advice]:
 
 
 def narrow_share(collective: Collective) -> float:
-    """The share of its bytes that a collective needs to send, 1 where that is all."""
+    """Returns the share of its bytes that a collective needs to send; 1 if it needs all."""
     op = collective.op
     wide = float_of(op.operands[0]) if len(op.operands) else None
     narrow = _narrow_type(op)

@@ -1,4 +1,4 @@
-"""A program to advise on: what it costs as compiled, and what it would cost otherwise."""
+"""Times a program to advise on, as compiled and after changes."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ from stablehlo_tools.passes.pipeline import Pipeline, run_pipeline
 from stablehlo_tools.report.document import Advice
 from stablehlo_tools.report.exposure import explicit_collectives
 
-LEAST_SHARE = 0.01  # of the total, or of the device's memory
+LEAST_SHARE = 0.01  # of the total time, or of the device's memory
 
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """A collective of the program, and how it fares over all its runs, in ns."""
+    """A collective of the program: number of runs, ns of one, and exposed ns of all."""
 
     path: Path
     task: int
@@ -57,12 +57,12 @@ class Collective:
 
     @property
     def ns(self) -> float:
-        """What all runs take."""
+        """The time of all runs."""
         return self.times * self.each_ns
 
 
 class Program:
-    """`given` is the program as it came, `explicit` with its collectives in it."""
+    """A program to advise on: `given` as exported, `explicit` with explicit collectives."""
 
     def __init__(
         self, given: Artifact, explicit: Artifact, clock: Clock, least: float = LEAST_SHARE
@@ -80,12 +80,12 @@ class Program:
 
     @cached_property
     def simulation(self) -> Simulation:
-        """A run of the program as compiled."""
+        """The simulated run of the program as compiled."""
         return self._simulated(self.graph)
 
     @property
     def total_ns(self) -> float:
-        """What that run takes."""
+        """The time of that run."""
         return self.simulation.total_ns
 
     @cached_property
@@ -99,11 +99,11 @@ class Program:
         return self.clock.hardware.memory_bytes
 
     def is_worth(self, ns: float) -> bool:
-        """Whether so much is above the threshold."""
+        """Returns True if a time is at least the share `least` of the total."""
         return ns > 0 and ns >= self.least * self.total_ns
 
     def retimed_ns(self, ns: Mapping[Place, float], *, in_flight: int = 1) -> float:
-        """The total if these tasks took so long, with so many collectives in flight at a time."""
+        """Returns the total with other times of some tasks and `in_flight` collectives at once."""
         return self._simulated(retimed(self.graph, ns), in_flight).total_ns
 
     def _simulated(self, graph: TaskGraph, in_flight: int = 1) -> Simulation:
@@ -111,33 +111,33 @@ class Program:
         return simulate_as_compiled(graph, in_flight, is_torus=is_torus)
 
     def transfer_ns(self, collective: Collective, share: float) -> float:
-        """What a run of a collective would take with this share of its bytes."""
+        """Returns the time of one run of a collective with this share of its bytes."""
         sent = collective.sent
         transfer = Transfer(sent.kind, sent.bytes * share, sent.groups)
         return self.clock.collective(transfer, ()).ns
 
     @cached_property
     def collectives(self) -> list[Collective]:
-        """Every collective of the program, in its order."""
+        """Every collective of the program, in the order of the graph."""
         exposed = exposed_of(self.simulation.run)
         return list(_collectives(self.traced, self.graph, (), 1, exposed))
 
     def place(self, op: ir.Operation) -> str:
-        """Where an op is from."""
+        """Returns the source line of an op, as text."""
         return to_place(op.location).render(self.given.name)
 
     @cached_property
     def _partitioning(self) -> str:
-        """What makes the collectives explicit; empty where they are."""
+        """The passes that make the collectives explicit; "" if they are."""
         return "" if left_to_the_partitioner(self.given.module) is None else EXPLICIT
 
     def pipeline(self, steps: str, *, before_partition: bool = False) -> str:
-        """The pipeline for the artifact as it came that ends, or begins, with these steps."""
+        """Returns a pass pipeline for the given artifact that ends or begins with these steps."""
         ordered = (steps, self._partitioning) if before_partition else (self._partitioning, steps)
         return ",".join(filter(None, ordered))
 
     def after(self, steps: str) -> Program | None:
-        """The program with its explicit collectives after these passes; None where refused."""
+        """Returns the explicit program after these passes; None if they refuse it."""
         copy = self.explicit.copy()
         try:
             run_pipeline(copy, Pipeline.parse(steps))
@@ -146,10 +146,10 @@ class Program:
             return None
 
     def takes(self, pipeline: str) -> bool:
-        """Whether the artifact as it came takes an advised pipeline.
+        """Returns True if an advised pipeline accepts the given artifact.
 
-        What is advised is found on a program as a compiler divides it; `partition` may divide it
-        otherwise, and a pass behind it then refuse it.
+        Advice is for the program as a compiler partitions it. `partition` may divide it
+        differently, and a pass after it may then refuse it.
         """
         steps = pipeline.removeprefix(f"{self._partitioning},")
         if not self._partitioning or steps == pipeline:
@@ -167,7 +167,7 @@ class Program:
         return copy
 
     def donating(self, arguments: Sequence[int]) -> Program:
-        """The program with these arguments donated."""
+        """Returns the program with these arguments donated."""
         copy = self.explicit.copy()
         main = entry_function(copy.module)
         context = copy.module.context
@@ -185,8 +185,9 @@ class Program:
         return Program(self.given, copy, self.clock, self.least)
 
     def partitioned_after(self, edit: Callable[[ir.Module], object]) -> Program | None:
-        """The program that is edited as it came, for all devices, and then partitioned; None where
-        the edit or the partitioner refuses."""
+        """Returns the program that is edited before it is partitioned.
+
+        None if the edit or the partitioner refuses it."""
         copy = self.given.copy()
         try:
             edit(copy.module)
@@ -208,20 +209,20 @@ class Program:
         pipeline: str | None = None,
         gain_bytes: float = 0.0,
     ) -> Advice:
-        """An item, with its share of the total or of the device's memory, the larger."""
+        """Creates an item; its share is of the total time or of the device's memory, the larger."""
         of_time = gain_ns / self.total_ns if self.total_ns else 0.0
         share = max(of_time, gain_bytes / self.capacity, 0.0)
         return Advice(cause_id, gain_ns, gain_bytes, share, cause, place, remedy, pipeline)
 
     def is_sunk(self, collective: Collective) -> bool:
-        """Whether the compiler runs a reduction once, behind the loop that adds it up."""
+        """Returns True if the compiler sinks a reduction out of the loop that accumulates it."""
         kind = collective.sent.kind
         if kind == "reduce_scatter" and self._partitioning:
-            return False  # the compiler's partitioner makes it later than that
+            return False  # the compiler's partitioner creates it after the pass that would sink it
         return kind in self._compiler.sunk and added_up(collective.op) is AddedUp.DIRECTLY
 
     def is_narrowed(self, collective: Collective) -> bool:
-        """Whether the compiler sends a narrower type that values have before or after."""
+        """Returns True if the compiler sends the narrower type that values have before or after."""
         kind, op = collective.sent.kind, collective.op
         before, after = self._compiler.narrowed_before, self._compiler.narrowed_after
         return (kind in before and narrower_before(op) is not None) or (
@@ -233,7 +234,7 @@ class Program:
         return by_itself(is_torus=self.clock.hardware.is_torus)
 
     def _spared(self, collective: Collective) -> float | None:
-        """What a run of a collective takes where a compiler spares some of it by itself."""
+        """Returns the mean time of a run if the compiler narrows or sinks it; else None."""
         if self.is_narrowed(collective):
             return self.transfer_ns(collective, 0.5)
         trips = self._trips(collective.path)
@@ -251,7 +252,7 @@ class Program:
 def _collectives(
     traced: TracedGraph, graph: TaskGraph, path: Path, times: int, exposed: Mapping[Place, float]
 ) -> Iterator[Collective]:
-    """Those of a graph, as traced; what is not in `exposed` ran as compute, all of it exposed."""
+    """Yields a graph's collectives. Those not in `exposed` are synchronous, so fully exposed."""
     for task in graph.tasks:
         if task.loop is not None:
             runs, inside = times * iterations(task.loop), (*path, task.id)

@@ -1,8 +1,8 @@
-"""Values that a partitioner divides as nobody meant, and the constraint that says what is meant.
+"""Detects values that a partitioner divides in an unintended way, and the constraint they lack.
 
-Where weights and activations are divided along one axis (FSDP), propagation has to choose in each
-layer which of them to gather, and nothing in a loop says that the batch is to stay divided. The
-constraint is tried: it is put into the program as it came, which is partitioned again and timed.
+If weights and activations are divided along one axis (FSDP), propagation must choose in each layer
+which of them to gather. Nothing in a loop keeps the batch divided. To time a constraint, it is
+added to the given program, which is partitioned again.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from stablehlo_tools.transforms.constrain_batch import (
 )
 
 _ASKING = frozenset({SHARDING_CONSTRAINT, RESHARD})
-_MOST_TRIED = 2  # each means to partition the program again
+_MOST_TRIED = 2  # each trial partitions the program again
 
 
 def batch_gathered_in_loops(program: Program) -> Iterator[Advice]:
-    """A constraint on what a loop over layers carries: the batch stays divided."""
+    """Detects carries of a layer loop that need a constraint to keep the batch divided."""
     left = left_to_the_partitioner(program.given.module)
     in_loops = [each for each in program.collectives if each.path]
     if left is None:
@@ -82,7 +82,7 @@ def batch_gathered_in_loops(program: Program) -> Iterator[Advice]:
 
 @dataclass(frozen=True)
 class _Constrained:
-    """What is said of a carry once its module is gone; `axes` as jax writes them in a spec."""
+    """The properties of a carry that outlive its module; `axes` in the form of a PartitionSpec."""
 
     shape: tuple[int, ...]
     dim: int
@@ -92,7 +92,7 @@ class _Constrained:
 
     @property
     def remedy(self) -> str:
-        """The constraint as the user writes it."""
+        """The constraint, as the user writes it."""
         spec = ["None"] * len(self.shape)
         spec[self.dim] = self.axes
         call = "x = jax.lax.with_sharding_constraint(x, P({}))".format
@@ -117,8 +117,9 @@ def _described(carry: Carry, batch: Batch) -> _Constrained:
 
 
 def reshards_not_asked_for(program: Program) -> Iterator[Advice]:
-    """Activations that a partitioner moves because two ops want them divided otherwise: the batch
-    is constrained where the dearest of them stand."""
+    """Detects activations that are moved because two ops want different shardings.
+
+    The remedy constrains the batch at the most expensive of them."""
     left = left_to_the_partitioner(program.given.module)
     if left is None:
         return
@@ -150,9 +151,9 @@ def reshards_not_asked_for(program: Program) -> Iterator[Advice]:
 
 
 def _pin(module: ir.Module, location: str, specs: list[str]) -> None:
-    """Keeps the batch divided in the results of the ops of a location; `specs` gets theirs.
+    """Constrains the batch in the results of the ops of a location; appends their specs to `specs`.
 
-    Raises ToolError where none of them carries it.
+    Raises ToolError if no result contains the batch.
     """
     import_shardings(module)
     inline_all_calls(module)
@@ -174,7 +175,7 @@ def _pin(module: ir.Module, location: str, specs: list[str]) -> None:
 
 
 def _line_in_body(carry: Carry) -> Place:
-    """The user's line, in the function that is the loop's body, that first reads a carry."""
+    """Returns the user's line that first reads a carry, in the function that is the loop's body."""
     loop = frames_of(carry.loop.location)
     if not loop:
         return Place()
@@ -189,7 +190,7 @@ def _line_in_body(carry: Carry) -> Place:
 
 
 def _named(axes: Axes) -> str:
-    """Axes as jax writes them in a spec."""
+    """Returns axes in the form of a PartitionSpec."""
     names = [f'"{axis.name}"' for axis in axes]
     return names[0] if len(names) == 1 else f"({', '.join(names)})"
 

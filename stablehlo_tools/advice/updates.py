@@ -1,8 +1,8 @@
-"""Arguments that a program gives back changed: weights and the state of an optimizer, a cache.
+"""Detects arguments that a program returns updated: weights, optimizer state, a cache.
 
-An update is a result and the argument of its type that it is made of by ops that keep the shape.
-What each device of an axis computes alike, ZeRO-1 divides (Rajbhandari et al., arXiv 1910.02054);
-what is not donated is there twice.
+An update is a result computed from an argument of its type by ops that keep the shape. ZeRO-1
+divides updates that are identical on all devices of an axis (Rajbhandari et al., arXiv 1910.02054).
+An argument that is not donated needs memory for its old and its new value.
 """
 
 from __future__ import annotations
@@ -51,16 +51,16 @@ from stablehlo_tools.report.document import Advice
 
 _KEEPING = ELEMENTWISE | {CONVERT, RESHAPE, TRANSPOSE, SHARDING_CONSTRAINT}
 _INTO_FIRST = frozenset({DYNAMIC_UPDATE_SLICE, SCATTER})
-_BY_NUMBER = frozenset({BARRIER, WHILE})  # result i is what operand i becomes
+_BY_NUMBER = frozenset({BARRIER, WHILE})  # result i corresponds to operand i
 
 type _Ops = dict[ir.Value | ir.Operation, ir.Operation]
 
 
 @dataclass
 class Update:
-    """A result of `main`, the argument that it is of, and the ops between.
+    """A result of `main`, the argument that it updates, and the ops between.
 
-    `made_of` are all arguments of its type that it depends on so, `leaves` other values.
+    `made_of` are all arguments that it depends on through such ops, `leaves` the other values.
     """
 
     result: int
@@ -73,7 +73,7 @@ class Update:
 
 
 def updates_of(program: Program) -> list[Update]:
-    """The results that are updates, each with an argument of its own."""
+    """Returns the results that are updates, each of a different argument."""
     main = entry_function(program.explicit.module)
     block = Function(main).body
     found = [
@@ -83,7 +83,7 @@ def updates_of(program: Program) -> list[Update]:
     ]
     taken: set[int] = set()
     updates: list[Update] = []
-    # A new weight is made of the old one and of the state, new state of the old one alone.
+    # A new weight depends on the old one and on the state, new state on the old state only.
     for update in sorted(found, key=lambda each: len(each.made_of)):
         of_type = [
             n
@@ -98,7 +98,7 @@ def updates_of(program: Program) -> list[Update]:
 
 
 def _followed(result: int, value: ir.Value) -> Update:
-    """A result with what it is made of."""
+    """Returns a result with the arguments, ops and leaves that it is computed from."""
     update = Update(result, value)
     pending, seen = [(value, False)], set[ir.Value]()
     while pending:
@@ -156,7 +156,7 @@ def _elements(value: ir.Value) -> int:
 
 
 def missing_donations(program: Program) -> Iterator[Advice]:
-    """Arguments that the program gives back changed, and keeps as they were."""
+    """Detects arguments that the program returns updated and that are not donated."""
     main = entry_function(program.explicit.module)
     listed = attributes_of_arguments(main)
     aliased = set(aliased_results(main).values())
@@ -193,7 +193,7 @@ def missing_donations(program: Program) -> Iterator[Advice]:
 
 
 def _peak_aliased(program: Program, kept: Sequence[Update]) -> float:
-    """The memory peak if each new value lay in the storage of the old one."""
+    """Returns the memory peak if each new value reuses the storage of the old one."""
     sizes = list(program.graph.storages)
     made = {key_of(op): t.id for t in program.graph.tasks for op in program.traced.ops[t.id]}
     for update in kept:
@@ -208,13 +208,13 @@ def _peak_aliased(program: Program, kept: Sequence[Update]) -> float:
 
 
 def _made_by(update: Update) -> ir.Operation:
-    """The last op of an update that is from a line of the user's."""
+    """Returns the last op of an update with a line of the user's, else the last one."""
     ops = list(update.ops.values())
     return next((op for op in ops if to_place(op.location) != SourcePlace()), ops[0])
 
 
 def replicated_optimizer(program: Program) -> Iterator[Advice]:
-    """Updates that every device of an axis computes alike, of gradients reduced over it."""
+    """Detects updates, from gradients reduced over an axis, that its devices repeat."""
     reduced = {
         each.op.results[0]: each for each in program.collectives if len(each.op.results) == 1
     }
@@ -233,14 +233,14 @@ def replicated_optimizer(program: Program) -> Iterator[Advice]:
 def _zero(
     program: Program, axes: tuple[str, ...], alike: Sequence[tuple[Update, Collective]]
 ) -> Iterator[Advice]:
-    """What dividing these updates along axes gains: their time, less what gathers the weights."""
+    """Yields the gain of dividing updates along axes: their time, less the gather of weights."""
     devices = len(alike[0][1].sent.groups[0])
     ops = set[ir.Value | ir.Operation]().union(*(update.ops for update, _ in alike))
     times = dict(_update_tasks(program.traced, ops))
     state = [u for u, _ in alike if _is_state(u, ops)]
     saved = sum(_local_bytes(update) for update in state) * (1 - 1 / devices)
     if not times or saved < program.least * program.capacity:
-        return  # what is worth it is the memory: weights have to be gathered for the time
+        return  # memory decides: the gather of the weights usually costs the time
     gradients = {(each.path, each.task): each for _, each in alike}
     retimed: dict[Place, float] = {((), task): ns / devices for task, ns in times.items()}
     for place, each in gradients.items():
@@ -274,7 +274,7 @@ def _zero(
 def _update_tasks(
     traced: TracedGraph, ops: set[ir.Value | ir.Operation]
 ) -> Iterator[tuple[int, float]]:
-    """The kernels of the program, loops left out, that do nothing but these ops; with their ns."""
+    """Yields the kernels outside of loops whose last op is one of these, with their ns."""
     for task in traced.graph.tasks:
         mine = traced.ops[task.id]
         if task.kind is TaskKind.COMPUTE and mine and key_of(mine[-1]) in ops:
@@ -282,14 +282,14 @@ def _update_tasks(
 
 
 def _is_state(update: Update, ops: set[ir.Value | ir.Operation]) -> bool:
-    """Whether nothing but updates reads the argument that an update is of."""
+    """Returns True if only updates read the argument of an update."""
     readers = [use.owner.operation for use in _argument_of(update).uses]
     return bool(readers) and all(key_of(op) in ops for op in readers)
 
 
 def _argument_of(update: Update) -> ir.Value:
-    """The argument as the ops of the update read it: in the manual computation, where there is
-    one."""
+    """Returns the argument that the ops of the update read: that of the manual computation, if
+    any."""
     main = terminator_block(update.value)
     outside = main.arguments[update.argument]
     for use in outside.uses:
@@ -300,7 +300,7 @@ def _argument_of(update: Update) -> ir.Value:
 
 
 def terminator_block(value: ir.Value) -> ir.Block:
-    """The block of `main` that a value stands in."""
+    """Returns the block that contains a value; for an update, that of `main`."""
     owner = value.owner
     return owner if isinstance(owner, ir.Block) else owner.operation.block
 
@@ -310,8 +310,9 @@ def _local_bytes(update: Update) -> float:
 
 
 def copied_for_loops(program: Program) -> Iterator[Advice]:
-    """Arguments that a loop begins with and writes into: it begins with copies of them, for they
-    are not its own."""
+    """Detects arguments that a loop starts from and overwrites.
+
+    If they are not donated, the loop has to start from copies."""
     main = entry_function(program.explicit.module)
     listed = attributes_of_arguments(main)
     returned = {update.argument for update in updates_of(program)}
@@ -343,7 +344,7 @@ def copied_for_loops(program: Program) -> Iterator[Advice]:
 
 
 def _argument_behind(value: ir.Value) -> int | None:
-    """The number of the argument of `main` that a value is, on one device or on all."""
+    """Returns the number of the argument of `main` that a value is; None for other values."""
     while isinstance(value.owner, ir.Block):
         owner, number = value.owner.owner.operation, ir.BlockArgument(value).arg_number
         if owner.name != MANUAL_COMPUTATION:

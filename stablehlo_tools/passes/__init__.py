@@ -1,1 +1,1 @@
-"""What a pass is, its options, the text of a pipeline, and the passes by name."""
+"""Defines passes, their options, the text form of pipelines, and the table of passes by name."""

@@ -18,7 +18,7 @@ class Pass(ABC):
     """One rewrite of a module. Subclasses are frozen dataclasses; their fields are the options."""
 
     name: ClassVar[str]
-    milestone: ClassVar[Milestone | None] = None  # where `optimize` tries it
+    milestone: ClassVar[Milestone | None] = None  # its stage in the search of `optimize`
 
     @abstractmethod
     def run(self, module: ir.Module, diagnostics: Diagnostics) -> None:
@@ -26,13 +26,14 @@ class Pass(ABC):
 
     @classmethod
     def done_elsewhere(cls, options: Mapping[str, str], option: str) -> tuple[str, str] | None:
-        """For a value that an option does not accept but another command does: the message, and
-        the command to try with the other `options`."""
+        """Returns the message and the command for an option's value that another command handles.
+
+        `options` are the other options. Returns None if no command handles it."""
         del options, option
         return None
 
     def __str__(self) -> str:
-        """The pass as pipeline text, with the options that differ from their defaults."""
+        """Returns the pass as pipeline text, with the options that differ from their defaults."""
         texts = [
             _option_text(option.name, getattr(self, option.name))
             for option in dataclasses.fields(self)

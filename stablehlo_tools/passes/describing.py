@@ -1,4 +1,4 @@
-"""What a pass does and takes, read off its module, its class and its fields."""
+"""Describes a pass and its options, from its module, its class and its fields."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ _TYPES = {bool: "a flag", int: "a whole number", float: "a number", str: "text"}
 
 @dataclass(frozen=True)
 class Option:
-    """An option of a pass: what it takes, a kind of value or one of several words, and its
-    default."""
+    """An option of a pass: the type of its value or its choices, and its default."""
 
     name: str
     takes: tuple[str, ...]
@@ -30,13 +29,13 @@ class Option:
     is_needed: bool
 
     def takes_text(self, mark: str = "") -> str:
-        """`gpu or tpu`, `a number`; words of the command line between marks."""
+        """Returns the accepted values as text: `gpu or tpu`, `a number`; choices between marks."""
         words = (f"{mark}{word}{mark}" if self.is_choice else word for word in self.takes)
         text = " or ".join(words)
         return f"a list, by commas, of: {text}" if self.is_list else text
 
     def default_text(self, mark: str = "") -> str:
-        """`0.1`, `on`, `none`, `needed`; words of the command line between marks."""
+        """Returns the default as text: `0.1`, `on`, `none`, `needed`; values between marks."""
         if self.is_needed:
             return "needed"
         if isinstance(self.default, bool):
@@ -47,7 +46,7 @@ class Option:
 
 
 def options_of(kind: type[Pass]) -> Iterator[Option]:
-    """The options of a pass, in order."""
+    """Yields the options of a pass, in the order of its fields."""
     hints = typing.get_type_hints(kind)
     for each in dataclasses.fields(kind):
         hint = hints[each.name]
@@ -59,8 +58,7 @@ def options_of(kind: type[Pass]) -> Iterator[Option]:
 
 
 def _taken(hint: Any) -> tuple[tuple[str, ...], bool]:
-    """The words that an option is one of, or what its value is called; and whether it is one of
-    several words."""
+    """Returns the choices of an option, or the name of its type; and True if they are choices."""
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if origin in (types.UnionType, typing.Union):
         return _taken(next(part for part in inner if part is not types.NoneType))
@@ -72,8 +70,9 @@ def _taken(hint: Any) -> tuple[tuple[str, ...], bool]:
 
 
 def describe(name: str = "") -> str:
-    """A pass as text: what it does, its preconditions, and its options; without a name, a line for
-    each pass and each named pipeline. Raises ToolError for an unknown name."""
+    """Returns a pass as text, as `described`; without a name, a line for each pass and pipeline.
+
+    Raises ToolError for an unknown name."""
     if name:
         return described(name)
     return "\n".join(
@@ -85,7 +84,7 @@ def describe(name: str = "") -> str:
 
 
 def described(name: str) -> str:
-    """A pass as text: what it does, its preconditions, and its options with type and default.
+    """Returns a pass as text: semantics, preconditions, and options with type and default.
 
     Raises ToolError for an unknown name.
     """
@@ -107,6 +106,6 @@ def described(name: str) -> str:
 
 
 def _line(option: Option) -> str:
-    """`gpu or tpu, default none`."""
+    """Returns type and default as text: `gpu or tpu, default none`."""
     default = "" if option.is_needed else "default "
     return f"{option.takes_text()}, {default}{option.default_text()}"

@@ -1,4 +1,4 @@
-"""C++ passes in a process of their own: they end it on what they do not know.
+"""Runs C++ passes in a child process, as some end their process on input they do not support.
 
     with NativePasses(context) as native:
         module = native.run(module, "sdy-propagation-pipeline")
@@ -38,9 +38,9 @@ class NativePasses:
         self._errors.close()
 
     def run(self, module: ir.Module, *passes: str) -> ir.Module:
-        """The module after passes, in the same context.
+        """Returns the module after C++ passes, in the same context.
 
-        Raises a ToolError where a pass fails, located, or ends its process.
+        Raises ToolError if a pass fails (located), or ends its process.
         """
         process = self._process = self._process or Conversation(
             _MODULE, stderr=self._errors.fileno(), own_session=False
@@ -61,14 +61,14 @@ class NativePasses:
 
 
 def main() -> None:
-    """Runs passes on modules until the other side closes."""
+    """Runs passes on modules until the parent closes the connection."""
     from stablehlo_tools.diagnostics import Diagnostics
     from stablehlo_tools.passes.pipeline import RegisteredPass
 
     context = bindings.new_context()
 
     def answer(passes: list[str], data: bytes) -> tuple[Any, bytes]:
-        """The module after the passes, each `name{options}`; what they warn of is dropped."""
+        """Returns the module after the passes, each `name{options}`; drops their warnings."""
         module = bindings.parse_module(data, context)
         try:
             for text in passes:

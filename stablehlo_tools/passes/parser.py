@@ -1,4 +1,4 @@
-"""Splits pipeline text into passes and options; knows nothing of what they mean.
+"""Splits pipeline text into passes and options, without interpreting them.
 
 text    = pass ("," pass)*
 pass    = name [ "{" option* "}" ]
@@ -19,19 +19,19 @@ _OPENING = {"{": "}", "(": ")", "[": "]"}
 
 @dataclass(frozen=True)
 class PassText:
-    """A pass as written: its name, and its options in order; a flag has the value None."""
+    """A pass as written: its name, and its options in order; the value of a flag is None."""
 
     name: str
     options: tuple[tuple[str, str | None], ...] = ()
 
     @property
     def options_text(self) -> str:
-        """The options, normalised to single spaces."""
+        """The options, separated by single spaces."""
         return " ".join(n if v is None else f"{n}={v}" for n, v in self.options)
 
 
 def parse_pipeline_text(text: str) -> list[PassText]:
-    """The passes of a pipeline. Raises ToolError that quotes what it could not read."""
+    """Splits a pipeline into passes. Raises ToolError that quotes the invalid part."""
     parts = _split(text, ",")
     if not text.strip():
         raise ToolError("the pipeline is empty", hint=_PASSES)
@@ -71,7 +71,7 @@ def _parse_options(text: str, name_of_pass: str, pipeline: str) -> list[tuple[st
 
 
 def _split(text: str, separator: str) -> list[str]:
-    """Splits at separators that stand outside of brackets and quotes."""
+    """Splits at separators outside of brackets and quotes. Raises ToolError if unbalanced."""
     parts, start, closing, quote = list[str](), 0, list[str](), ""
     for position, character in enumerate(text):
         if quote:

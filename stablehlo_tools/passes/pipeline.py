@@ -1,7 +1,7 @@
-"""Pipelines: passes in order, from text, and what runs them.
+"""Parses pass pipelines from text, and runs them.
 
-A pipeline is text, `pass,pass{option=value other=value}`, that parses, prints and round-trips; a
-name that no Python pass answers to is looked up among MLIR's registered C++ passes.
+The text `pass,pass{option=value other=value}` parses, prints and round-trips. If no Python pass has
+a name, it is looked up among MLIR's registered C++ passes.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class RegisteredPass(Pass):
         return self.pass_name + ("{" + self.options + "}" if self.options else "")
 
     def run(self, module: ir.Module, diagnostics: Diagnostics) -> None:
-        """Runs the pass, on the module or on each function as it was made for."""
+        """Runs the pass on the module, or on each function, depending on its anchor op."""
         manager = self._manager(module.context)
         with captured(module.context) as reported:
             try:
@@ -61,14 +61,14 @@ class RegisteredPass(Pass):
         diagnostics.collected.extend(reported)
 
     def check(self, context: ir.Context) -> None:
-        """Raises ToolError when MLIR has no such pass or the pass no such option."""
+        """Raises ToolError if MLIR has no such pass or the pass no such option."""
         self._manager(context)
 
     def _manager(self, context: ir.Context) -> bindings.PassManager:
         failures: list[str] = []
-        # A C++ pass is made for one kind of op: some run on the module, some on each function.
+        # A C++ pass is registered for one kind of op: some run on modules, some on functions.
         for anchor in ("builtin.module({})", "builtin.module(func.func({}))"):
-            with native_stderr() as said:  # MLIR's parser of options writes there
+            with native_stderr() as said:  # MLIR's option parser writes its errors there
                 try:
                     return bindings.parse_pass_pipeline(anchor.format(self), context)
                 except ValueError as error:
@@ -85,14 +85,14 @@ class RegisteredPass(Pass):
 
 @dataclass(frozen=True)
 class Pipeline:
-    """Passes in order; `text` is what they were read from."""
+    """Passes in order; `text` is the text that they were parsed from."""
 
     passes: tuple[Pass, ...]
     text: str = field(default="", compare=False, repr=False)
 
     @staticmethod
     def parse(text: str) -> Pipeline:
-        """Reads pipeline text, named pipelines expanded. Raises ToolError on the first mistake."""
+        """Parses pipeline text, expands named pipelines. Raises ToolError on the first mistake."""
         return Pipeline(tuple(_build(part) for part in _expanded(parse_pipeline_text(text))), text)
 
     def __str__(self) -> str:
@@ -101,9 +101,9 @@ class Pipeline:
     def run(
         self, module: ir.Module, diagnostics: Diagnostics, instrumentation: Instrumentation | None
     ) -> None:
-        """Runs the passes, verifying the module before the first and after each.
+        """Runs the passes, and verifies the module before the first and after each.
 
-        Raises ToolError, located, at the first pass that refuses or breaks the module.
+        Raises a located ToolError if a pass refuses the module or breaks it.
         """
         observer = instrumentation or Instrumentation()
         _verify(module, "the input does not verify: ")
@@ -123,7 +123,7 @@ class Pipeline:
 
     @contextmanager
     def _saying_what_to_try(self, place: int) -> Generator[None]:
-        """Adds to a refusal without a hint the passes in another order, or the help of the pass."""
+        """Completes a refusal that has no hint: with the right order, or the help of the pass."""
         try:
             yield
         except ToolError as error:
@@ -137,8 +137,9 @@ class Pipeline:
             raise
 
     def _too_late(self, place: int, refusal: ToolError) -> ToolError | None:
-        """What is said of a pass that was refused as it takes the whole program, and stands behind
-        the one that writes the program of one device; None for any other."""
+        """Returns the error for a refused pass on whole programs that runs after partitioning.
+
+        It suggests the right order. None for other refusals."""
         step, told = self.passes[place], refusal.diagnostic
         behind = [
             number
@@ -160,8 +161,9 @@ class Pipeline:
         )
 
     def _refuse_in_vain(self, place: int, told: Diagnostic) -> None:
-        """Raises ToolError where a pass found nothing, as what would make it runs behind it, and it
-        does not run again after that."""
+        """Raises ToolError if a pass found nothing because the pass that it depends on runs later.
+
+        Does not raise if it runs again after that pass."""
         step, later = self.passes[place], [each.name for each in self.passes[place + 1 :]]
         if not told.in_vain_before or told.in_vain_before not in later:
             return
@@ -178,18 +180,18 @@ class Pipeline:
 
 @dataclass
 class Instrumentation:
-    """What to print while a pipeline runs; times are kept in seconds."""
+    """Options for printing while a pipeline runs, and the seconds of each pass."""
 
     print_ir_after_all: bool = False
     stream: TextIO = field(default_factory=lambda: sys.stderr)
     seconds: list[tuple[str, float]] = field(default_factory=list[tuple[str, float]])
 
     def around(self, step: Pass, module: ir.Module) -> _Timed:
-        """A context that times a pass and prints the module after it."""
+        """Returns a context that times a pass and prints the module after it."""
         return _Timed(self, step, module)
 
     def time_report(self) -> str:
-        """A table of the passes and the share of time each took."""
+        """Returns a table of the passes with time and share of time."""
         total = sum(seconds for _, seconds in self.seconds) or 1e-9
         rows = [f"{s:10.4f} s {100 * s / total:5.1f}%  {name}" for name, s in self.seconds]
         return "\n".join(["time by pass:", *rows, f"{total:10.4f} s        total"])
@@ -201,9 +203,9 @@ def run_pipeline(
     diagnostics: Diagnostics | None = None,
     instrumentation: Instrumentation | None = None,
 ) -> Diagnostics:
-    """Runs a pipeline on an artifact's module, in place; returns what the passes reported.
+    """Runs a pipeline on an artifact's module, in place; returns the passes' diagnostics.
 
-    Raises ToolError, naming the artifact, when a pass refuses. The module is then not to be used.
+    Raises ToolError, with the artifact's name, if a pass refuses. Do not use the module afterwards.
     """
     collected = diagnostics or Diagnostics()
     try:
@@ -311,7 +313,7 @@ def _parsed_options(pass_class: type[Pass], part: PassText) -> dict[str, Any]:
 def _wrong_value(
     pass_class: type[Pass], part: PassText, option: str, said: str, hint: Any
 ) -> ToolError:
-    """The error for a value that an option does not accept, with what was probably meant."""
+    """Returns the error for a value that an option does not accept, with a likely correction."""
     options = {name: text or "" for name, text in part.options}
     text = options[option]
     elsewhere = pass_class.done_elsewhere(options, option)
@@ -370,7 +372,7 @@ def _parse_value(text: str | None, hint: Any) -> Any:
 
 
 def _choices(hint: Any) -> list[str]:
-    """What a Literal allows; nothing of other types."""
+    """Returns the choices of a Literal as text; none for other types."""
     literal = typing.get_origin(hint) is Literal
     return [str(choice) for choice in typing.get_args(hint)] if literal else []
 

@@ -1,7 +1,7 @@
-"""The passes by name, imported only when one is asked for, and the named pipelines.
+"""Lists the passes by name, which are imported only when used, and the named pipelines.
 
-Reading these tables costs nothing, so that `--help` can list the passes without loading MLIR. A
-named pipeline is a flat list of passes, with the reason for every step's place.
+Reading these tables is cheap, so that `--help` lists the passes without loading MLIR. A named
+pipeline is a flat list of passes, with the reason for the position of each step.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Entry:
-    """Where a pass lives, and what it does in one line."""
+    """The module and the class of a pass, and a summary in one line."""
 
     module: str
     class_name: str
@@ -186,9 +186,9 @@ NAMED: dict[str, tuple[NamedStep, ...]] = {
     # over two stages 348 ms of 398, 406 with schedule=1f1b and 338 with gpipe. A mixture of experts
     # on 64: 74 ms of 83.
     "fsdp": (_PARTITION, _SMALLER, _ORDER),
-    # Nothing is ordered: next to a sum of activations stands little that does not wait for it, and
-    # XLA:GPU's own order is as good (Tunix's Qwen3: 90.5 ms either way) or better (flax's scan: 277
-    # and 283 ms, of 287 as exported).
+    # Without an order: almost all compute next to a sum of activations waits for it. XLA:GPU's
+    # order is as good (Tunix's Qwen3: 90.5 ms either way) or better (flax's scan: 277 and 283
+    # ms, of 287 as exported).
     "tensor-parallel": (_PARTITION, _SMALLER),
     "moe": (_PARTITION, _SMALLER, _ORDER),
     "pipeline": (
@@ -206,7 +206,7 @@ KNOWN_NAMES = (*PASSES, *NAMED, "cse", "canonicalize", "symbol-dce")  # the last
 
 
 def find_pass(name: str) -> type[Pass] | None:
-    """The class of a Python pass, or None where no pass here has the name."""
+    """Returns the class of a Python pass, or None if no Python pass has the name."""
     entry = PASSES.get(name)
     if entry is None:
         return None
@@ -214,7 +214,7 @@ def find_pass(name: str) -> type[Pass] | None:
 
 
 def unknown_pass(name: str) -> ToolError:
-    """What to say of a name that neither this registry nor MLIR knows."""
+    """Returns the error for a name that neither this registry nor MLIR has."""
     near = nearest(name, KNOWN_NAMES)
     hint = f"did you mean {near!r}?" if near else f"passes here: {', '.join(PASSES)}"
     return ToolError(

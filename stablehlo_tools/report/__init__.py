@@ -1,4 +1,4 @@
-"""What people look at: text table, JSON, HTML page, Perfetto trace.
+"""Renders results: text table, JSON, HTML page, Perfetto trace.
 
-`exposure.py` and `pipeline_rows.py` make the data from programs; all views of it import no MLIR.
+`exposure.py` and `pipeline_rows.py` compute the data from programs; the renderers import no MLIR.
 """

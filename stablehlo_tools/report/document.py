@@ -1,8 +1,8 @@
-"""The document that every view is made from: one or more timed programs, as plain data.
+"""Defines the document that every view renders: one or more timed programs, as plain data.
 
-`to_json` is what `inspect --json` prints, without events and memory curve, and what the page of
-`report` is drawn from, with them. Times are nanoseconds from the program's start, sizes bytes.
-docs/inspect.md describes each field; `SCHEMA` grows when a field changes its meaning.
+`inspect --json` prints `to_json` without events and memory curve; the page of `report` embeds it
+with them. Times are nanoseconds from the program's start, sizes bytes. docs/inspect.md describes
+each field. `SCHEMA` changes when a field changes its meaning.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SCHEMA = "stablehlo-tools/cost/1"
 
 @dataclass(frozen=True, slots=True)
 class LoopRow:
-    """One loop; `trips` is None where the count is not known and one iteration was timed."""
+    """One loop; `trips` is None if unknown, and then one iteration was timed."""
 
     name: str
     trips: int | None
@@ -31,7 +31,7 @@ class LoopRow:
 
 @dataclass(frozen=True, slots=True)
 class KernelRow:
-    """Kernels of one name and place: how often they run, and how long all together."""
+    """The kernels of one name and place: number of runs, and time of all runs."""
 
     name: str
     times: int
@@ -50,10 +50,10 @@ class Alive:
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """Something to do, and what it gains by itself: ns of the total, bytes of the memory peak.
+    """A change, and its gain by itself: ns of the total, bytes of the memory peak.
 
-    `share` is that of the total or of the device's memory, whichever is larger. `pipeline` is what
-    `opt -p` takes to do it; None where only the user's code can.
+    `share` is of the total or of the device's memory, the larger. `pipeline` is the pass pipeline
+    for `opt -p`; None if the user has to change the code.
     """
 
     id: str  # of the cause
@@ -68,11 +68,11 @@ class Advice:
 
 @dataclass(frozen=True, slots=True)
 class Advised:
-    """What to do about a program, what gains most first: all that is `least` of it or more.
+    """The advice for a program: items with a share of at least `least`, largest gain first.
 
-    `total_ns` is what the gains are of: the program as a compiler would order it. `modelled_ns` is
-    what the model that gains are counted in has for that. `search` is the command that compiles
-    several changes together; "" of a device that no compiler is for.
+    Gains are of `total_ns`, the time of the program in a compiler's order. `modelled_ns` is that
+    time by the model that computes the gains. `search` is the command that compiles combinations
+    of changes; "" if no compiler targets the device.
     """
 
     total_ns: float
@@ -86,9 +86,8 @@ class Advised:
 class Event:
     """A task on its stream. `collective` is a row's number, -1 for compute.
 
-    `label` names what is drawn; `place` is the source line. `folded` > 0 marks a block that stands
-    for so many further iterations of a loop that are not drawn one by one. `critical` marks the
-    tasks of the critical path.
+    `label` is the text to draw; `place` is the source line. With `folded` > 0 it is a block for
+    that many further iterations of a loop. `critical` marks the tasks of the critical path.
     """
 
     stream: int
@@ -97,15 +96,16 @@ class Event:
     label: str
     op: str
     place: str
-    kind: str  # compute, collective, wait (the compute stream stands still), loop (folded)
+    kind: str  # compute, collective, wait (the compute stream waits), loop (folded)
     collective: int = -1
     folded: int = 0
     critical: bool = False
 
 
 class Drawing(NamedTuple):
-    """What a timeline is drawn of: the names of the streams that events are on by number, and
-    (ns, bytes alive from then on)."""
+    """The data of a timeline: names of the streams by number, events, and memory steps.
+
+    A memory step is (ns, bytes alive from then on)."""
 
     streams: tuple[str, ...]
     events: Sequence[Event]
@@ -114,7 +114,7 @@ class Drawing(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ProgramReport:
-    """One program, timed. `target` says whose schedule it is: "as written", "XLA:GPU", …"""
+    """One timed program. `target` names the schedule: "as written", "XLA:GPU", …"""
 
     name: str
     target: str
@@ -124,10 +124,10 @@ class ProgramReport:
     compute_ns: float
     communication_ns: float
     exposed_ns: float
-    contended_ns: float  # in all, with what collectives take of compute beside them
+    contended_ns: float  # total, with the compute slowed down by collectives that run beside it
     floor_ns: float
     floor_is: str  # "compute stream", "stream NVLink dp", "critical path"
-    slot_floor_ns: float | None  # with one collective of a domain in flight, as XLA:GPU has them
+    slot_floor_ns: float | None  # with one collective per domain in flight, as on XLA:GPU
     critical_path_ns: float
     peak_bytes: float
     capacity_bytes: float
@@ -135,17 +135,17 @@ class ProgramReport:
     streams: tuple[str, ...]
     collectives: tuple[CollectiveRow, ...]
     loops: tuple[LoopRow, ...]
-    kernels: tuple[KernelRow, ...] = ()  # those that take longest
+    kernels: tuple[KernelRow, ...] = ()  # those with the longest time
     notes: tuple[str, ...] = ()
     pipelines: tuple[PipelineReport, ...] = ()
-    advised: Advised | None = None  # None where nothing was asked
+    advised: Advised | None = None  # None if not requested
     events: Sequence[Event] = field(default=())
     memory: Sequence[tuple[float, float]] = field(default=())  # (ns, bytes alive from then on)
-    # What makes the timeline where it was left out; None where it is there, or cannot be had.
+    # Computes the timeline if it was left out; None if it is here, or not available.
     draw: Callable[[], Drawing] | None = field(default=None, compare=False, repr=False)
 
     def with_timeline(self) -> ProgramReport:
-        """The report with its events and memory curve, where they were left out."""
+        """Returns the report with its events and memory curve, computing them if left out."""
         if self.draw is None:
             return self
         drawn = self.draw()
@@ -155,14 +155,14 @@ class ProgramReport:
 
     @property
     def other_waits_ns(self) -> float:
-        """Of what is exposed, what is waited for that is no collective: copies, and kernels, of
-        streams beside the compute stream."""
+        """The exposed time that is not for collectives: copies and kernels of other streams."""
         return max(0.0, self.exposed_ns - sum(row.exposed_ns for row in self.collectives))
 
     @property
     def bounded_figures(self) -> dict[str, float]:
-        """What `inspect --at-most` bounds, by name: `bytes` are those that all collectives move
-        over all their runs."""
+        """The figures that `inspect --at-most` bounds, by name.
+
+        `bytes` are those that all collectives move in all runs."""
         return {
             "exposed_ns": self.exposed_ns,
             "bytes": sum(row.times * row.bytes for row in self.collectives),
@@ -172,7 +172,7 @@ class ProgramReport:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A table of the page, before the programs; `headings` are empty where there are none."""
+    """A table of the page, before the programs; `headings` may be empty."""
 
     title: str
     hint: str
@@ -182,7 +182,7 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """What a command found out, programs side by side: before and after, or several targets."""
+    """The results of a command, with programs to compare: before and after, or several targets."""
 
     title: str
     version: str
@@ -190,7 +190,7 @@ class Document:
     sections: tuple[Section, ...] = ()
 
     def to_json(self, *, timeline: bool) -> dict[str, Any]:
-        """Plain data, with the events and memory curves or without."""
+        """Returns plain data, with or without the events and memory curves."""
         programs = [_plain(program) for program in self.programs]
         if not timeline:
             for program in programs:
@@ -200,7 +200,7 @@ class Document:
 
 
 def _plain(program: ProgramReport) -> dict[str, Any]:
-    """The fields; those of pipelines where there are any, and of advice where it was sought."""
+    """Returns the fields as plain data; without pipelines and advice if there are none."""
     fields = asdict(replace(program, pipelines=(), advised=None, draw=None))
     del fields["pipelines"], fields["advised"], fields["draw"]
     if program.advised is not None:

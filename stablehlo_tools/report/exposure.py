@@ -1,8 +1,7 @@
-"""What an artifact's communication costs, as the `ProgramReport` that every view is made from.
+"""Computes the cost of an artifact's communication as a `ProgramReport`.
 
-An artifact's program is timed as written and as compilers schedule it. The tables of loops and of
-kernels are over all their runs; what is drawn are tasks on streams, with loops unrolled as far as
-they fit.
+Programs are timed as written and as compilers schedule them. The tables of loops and kernels cover
+all runs. The timeline has tasks on streams, with loops unrolled as far as the events fit.
 """
 
 from __future__ import annotations
@@ -44,9 +43,9 @@ from stablehlo_tools.targets.xla_partitioner import partition_with_xla
 
 _MOST_ALIVE = 25
 AS_WRITTEN = "as-written"
-# What is nearest to a compiler's own partitioner, which does not choose by cost.
+# The pipeline closest to a compiler's own partitioner, which does not choose by cost.
 AS_A_COMPILER = "partition{choices=shardy},create-reduce-scatter"
-_MOST_EVENTS = 20_000  # beyond so many, further iterations of a loop are drawn as one block
+_MOST_EVENTS = 20_000  # beyond that, further iterations of a loop become one block
 _MOST_KERNELS = 25
 
 
@@ -61,7 +60,7 @@ def program_report(
     pipelines: tuple[PipelineReport, ...] = (),
     with_timeline: bool = True,
 ) -> ProgramReport:
-    """The figures of a program whose tasks are timed for this hardware."""
+    """Computes the figures of a program whose tasks are timed for this hardware."""
     simulation = simulate(graph)
     memory = memory_profile(graph)
     bound = floor(graph)
@@ -95,7 +94,7 @@ def program_report(
         collectives=collective_rows(graph, simulation),
         loops=loop_rows(graph, simulation),
         kernels=kernel_rows(graph),
-        # Two loops on one line of the model, or copies of one, are told of once.
+        # Two loops on one source line, or copies of one, get a single note.
         notes=tuple(dict.fromkeys((*notes, *_notes(graph, simulation)))),
         pipelines=pipelines,
         draw=draw,
@@ -128,7 +127,7 @@ def _task_at(graph: TaskGraph, place: TaskPlace) -> Task:
 
 
 def _curve(simulation: Simulation, memory: MemoryProfile) -> Iterator[tuple[float, float]]:
-    """What is alive from each moment on, where that changes."""
+    """Yields (ns, bytes alive from then on) at each change."""
     run = simulation.run
     last = -1.0
     moment = 0.0
@@ -154,17 +153,17 @@ def _notes(graph: TaskGraph, simulation: Simulation) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Question:
-    """How to time a program: on which device, whose schedules, and what is known of it.
+    """How to time a program: device, targets, measured times and compiler options.
 
-    A schedule is made for the device that it is timed on, or for what stands in for that. Where
-    nobody named the device (`by_default`), a target that does not compile for it takes its own.
+    Schedules are compiled for the device that times them, or for a stand-in. If the user named no
+    device (`by_default`), a target that does not compile for it uses its own default.
     """
 
     hardware: Hardware
     targets: tuple[str, ...] = (AS_WRITTEN,)
     measured: MeasuredProfile | None = None
     timeout: float = 600.0  # seconds for each compiler
-    options: CompilerOptions = NO_OPTIONS  # of each compiler
+    options: CompilerOptions = NO_OPTIONS  # for each compiler
     with_timeline: bool = True
     by_default: bool = False
 
@@ -178,18 +177,19 @@ class Question:
                 )
 
     def of_target(self, target: str) -> Question:
-        """The same question of one compiler's schedule."""
+        """Returns the question for one compiler's schedule."""
         usual = load_hardware(DEFAULT_HARDWARE[target])
         strange = self.by_default and target_of(self.hardware) is not target_of(usual)
         return replace(self, hardware=usual) if strange else self
 
 
-_GPUS = frozenset({"cuda", "rocm", "gpu"})  # as jax.export calls platforms
+_GPUS = frozenset({"cuda", "rocm", "gpu"})  # jax.export's names of platforms
 
 
 def hardware_for(artifact: Artifact, name: str | None, targets: Sequence[str] = ()) -> Hardware:
-    """The named hardware; else that of the one compiler among the targets; else what the program
-    was exported for: a TPU v5e where that is TPUs and no GPU, and else an H100."""
+    """Returns the named hardware, else that of the only compiler among the targets.
+
+    Otherwise it depends on the export's platforms: TPU v5e for TPUs without GPUs, else H100."""
     if name is not None:
         return load_hardware(name)
     compilers = [target for target in targets if target in DEFAULT_HARDWARE]
@@ -202,19 +202,19 @@ def hardware_for(artifact: Artifact, name: str | None, targets: Sequence[str] = 
     return load_hardware(DEFAULT_HARDWARE["tpu" if of_tpu else "gpu"])
 
 
-# Says what to do about a program: as it came, with its collectives in it, and what a compiler made
-# of it, if one did.
+# Returns the advice for the given artifact, the one with explicit collectives, a clock, and a
+# compiler's schedule, if any.
 Advisor = Callable[[Artifact, Artifact, Clock, ProgramReport | None], Advised]
 
 
 def exposure(
     artifacts: Sequence[Artifact], question: Question, advisor: Advisor | None = None
 ) -> list[ProgramReport]:
-    """A report for each artifact and each target, in the order asked for.
+    """Returns a report for each artifact and target, in the given order.
 
-    A program that leaves its collectives to the compiler is partitioned first, to be timed as
-    written; a note says so, or why they are not seen. Raises ToolError where a compiler refuses,
-    and where a measured profile names nothing of the programs.
+    If a program leaves its collectives to the compiler, it is partitioned before it is timed as
+    written. A note says so, or why partitioning failed. Raises ToolError if a compiler refuses it,
+    or if a measured profile matches no op of the programs.
     """
     reports: list[ProgramReport] = []
     for artifact in artifacts:
@@ -232,10 +232,10 @@ def exposure(
 
 
 def explicit_collectives(artifact: Artifact) -> tuple[Artifact, tuple[str, ...]]:
-    """The artifact with its collectives in it, and what was done to get there.
+    """Returns the artifact with explicit collectives, and notes on how it was partitioned.
 
-    By `partition`, or by XLA's own partitioner for what `partition` refuses. Where neither can, the
-    artifact as it is, and the reason.
+    Uses `partition`, or XLA's own partitioner if `partition` refuses. If both refuse, returns the
+    artifact unchanged, with the reason.
     """
     left = left_to_the_partitioner(artifact.module)
     if left is None:
@@ -260,9 +260,9 @@ def explicit_collectives(artifact: Artifact) -> tuple[Artifact, tuple[str, ...]]
 
 
 def partitioned(artifact: Artifact) -> tuple[Artifact, tuple[str, ...]]:
-    """The artifact as what is nearest to a compiler's partitioner makes it, and what was done.
+    """Partitions the artifact like a compiler; returns it with notes on that.
 
-    Raises ToolError where `partition` refuses it.
+    Raises ToolError if `partition` refuses it.
     """
     from stablehlo_tools.passes.pipeline import Pipeline, run_pipeline
 
@@ -292,7 +292,7 @@ def _as_written(artifact: Artifact, question: Question, advisor: Advisor | None)
     clock = Clock(question.hardware, devices, question.measured)
     left_out: list[str] = []
     traced = traced_task_graph(explicit.module, clock, artifact.name, left_out)
-    # The pipelines of a program whose collectives are explicit, with their times.
+    # Pipelines are found in the program with explicit collectives.
     pipelines = tuple(
         pipeline_report(each, explicit.name, pipeline_times(each, traced))
         for each in find_pipelines(explicit.module)
@@ -377,14 +377,14 @@ def _report(
 
 @dataclass(frozen=True)
 class Timeline:
-    """Events in the order of their begin, and the names of the streams they are on."""
+    """Events in the order of their begin, and the names of their streams."""
 
     streams: tuple[str, ...]
     events: tuple[Event, ...]
 
 
 def timeline(graph: TaskGraph, simulation: Simulation, most: int = _MOST_EVENTS) -> Timeline:
-    """What is drawn of a program."""
+    """Returns the events to draw for a program."""
     drawing = _Drawing(graph, most)
     drawing.draw(simulation.run, (), 0.0)
     drawing.tail(simulation.total_ns - simulation.tail_ns)
@@ -393,7 +393,7 @@ def timeline(graph: TaskGraph, simulation: Simulation, most: int = _MOST_EVENTS)
 
 
 def critical_tasks(graph: TaskGraph) -> set[tuple[LoopPath, int]]:
-    """The tasks of the longest chain of dependences, loops entered that stand in it."""
+    """Returns the tasks of the longest dependence chain, with those in the bodies of its loops."""
     critical: set[tuple[LoopPath, int]] = set()
     for path, inner in graphs_of(graph):
         if path and (path[:-1], path[-1]) not in critical:
@@ -403,7 +403,7 @@ def critical_tasks(graph: TaskGraph) -> set[tuple[LoopPath, int]]:
 
 
 class _Drawing:
-    """Collects the events of runs, shifted to where they are drawn."""
+    """A collector of the events of runs, shifted to their time in the program."""
 
     def __init__(self, graph: TaskGraph, most: int) -> None:
         self.events: list[Event] = []
@@ -414,7 +414,7 @@ class _Drawing:
         self._counted: dict[int, int] = {}
 
     def draw(self, run: Run, path: LoopPath, shift: float) -> None:
-        """Draws one passage through a graph."""
+        """Adds the events of one run of a graph."""
         for task in run.graph.tasks:
             if task.kind is TaskKind.LOOP:
                 self._loop(run.loops[task.id], task, path, shift)
@@ -430,7 +430,7 @@ class _Drawing:
             self._add(flight.stream, flight.begin, flight.end, shift, task, kind, path)
 
     def tail(self, clock: float) -> None:
-        """Draws what the device waits for when all compute is over, as in the exposed time."""
+        """Adds waits of the compute stream after all compute has ended, as in the exposed time."""
         late = [event for event in self.events if event.end > clock and event.stream > 0]
         for event in sorted(late, key=lambda event: event.end):
             if event.end > clock:
@@ -453,7 +453,7 @@ class _Drawing:
                 self.draw(iteration, inside, shift + offset)
 
     def _iterations(self, loop: LoopRun) -> Iterator[tuple[Run, float | None]]:
-        """The iterations to draw with their offsets; None where a block stands for the rest."""
+        """Yields the iterations to draw, with offsets; None marks a block for all the others."""
         representative = max(0, len(loop.iterations) - 2)
         for number, iteration in enumerate(loop.iterations):
             yield iteration, 0.0
@@ -503,7 +503,7 @@ class _Drawing:
 
 
 def loop_rows(graph: TaskGraph, simulation: Simulation) -> tuple[LoopRow, ...]:
-    """One row for each loop, outer ones first, with the time of all its runs."""
+    """Returns one row for each loop, outer loops first, with the time of all its runs."""
     rows: list[LoopRow] = []
 
     def visit(inner: TaskGraph, runs: list[tuple[Run, int]], depth: int) -> None:
@@ -530,7 +530,7 @@ def loop_rows(graph: TaskGraph, simulation: Simulation) -> tuple[LoopRow, ...]:
 
 
 def kernel_rows(graph: TaskGraph) -> tuple[KernelRow, ...]:
-    """The kernels that take longest, those of one name and place together."""
+    """Returns the kernels with the longest total time, grouped by name and place."""
     kernels: dict[tuple[str, str], tuple[int, float]] = {}
 
     def add(inner: TaskGraph, runs: int) -> None:
@@ -547,7 +547,7 @@ def kernel_rows(graph: TaskGraph) -> tuple[KernelRow, ...]:
 
 
 def unsteady_loops(run: Run) -> Iterator[tuple[Task, int]]:
-    """The loops that were extrapolated, with how many iterations were left out."""
+    """Yields the extrapolated loops that are not steady, with the number of left-out iterations."""
     for number, loop in run.loops.items():
         if loop.folded and not loop.steady:
             yield run.graph.tasks[number], loop.folded

@@ -1,12 +1,12 @@
-"""The page of `report`: one HTML file that needs no network and draws itself from embedded data.
+"""Renders the page of `report`: one HTML file without network access, drawn from embedded data.
 
-The parts lie in `page/`. Events take most of the room, so they travel as numbers: an event is the
-gap to the one before it on its stream, its length, and the number of its description, which the
-iterations of a loop have in common. `page/document.js` reads them.
+The assets are in `page/`. Events are most of the data, so they are encoded as numbers. An event is
+the gap since the one before it on its stream, its length, and the number of its description, which
+iterations of a loop share. `page/document.js` decodes them.
 
-Pipelines, figures and rank by tick, are drawn here and not by the page's scripts; a page without
-pipelines is as if there were none. The chart is that of `schedule` (schedule_html.py), without its
-zoom.
+Pipeline figures and charts (rank by tick) are rendered here, not by the page's scripts. A page
+without pipelines has none of their elements. The chart is that of `schedule` (schedule_html.py),
+without its zoom.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from stablehlo_tools.report.pipeline_report import (
 from stablehlo_tools.report.schedule_html import asset, axis_marks, legend_items, rank_row
 from stablehlo_tools.report.text import advice_gain, advice_limits, advice_of
 
-# In this order: a script uses when it starts only what those before it define.
+# The order matters: at load time, a script uses only definitions of earlier ones.
 SCRIPTS = (
     "format.js",
     "document.js",
@@ -44,12 +44,12 @@ SCRIPTS = (
 )
 _FINE_BELOW_NS = 1e6  # shorter programs keep thousandths of a nanosecond
 _STYLES = ("schedule.css", "pipeline.css")
-_TICK = 26  # pixels that a tick takes at least
-_LABEL = 64  # and the name of a rank
+_TICK = 26  # least width of a tick, in pixels
+_LABEL = 64  # width of a rank's name
 
 
 def render_page(document: Document) -> str:
-    """The whole page, to be written as UTF-8."""
+    """Returns the whole page, to be written as UTF-8."""
     parts = {
         "title": html.escape(document.title.encode("utf-8", "replace").decode()),
         "style": asset("page.css") + pipeline_style(document),
@@ -60,12 +60,12 @@ def render_page(document: Document) -> str:
         "data": _embedded(_encoded(document)),
         "scripts": "\n".join(f"<script>\n{asset(name)}</script>" for name in SCRIPTS),
     }
-    # In one sweep: a name in the program may look like a mark of the page.
+    # In one pass, as a name in the program may look like a placeholder.
     return re.sub(r"\{\{(\w+)\}\}", lambda mark: parts[mark[1]], asset("page.html"))
 
 
 def _embedded(data: dict[str, Any]) -> str:
-    """JSON for a script element, which nothing in it can end: it holds no `<`."""
+    """Returns JSON for a script element; it has no `<`, so that it cannot close the element."""
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c")
 
@@ -82,7 +82,7 @@ def _encoded(document: Document) -> dict[str, Any]:
 
 
 class _Numbered:
-    """Values in the order of their first use; `of` gives the number of one."""
+    """A table of distinct values by first use; `of` returns the number of one."""
 
     def __init__(self) -> None:
         self.values: list[Any] = []
@@ -157,7 +157,7 @@ def _description(event: Event, strings: _Numbered) -> tuple[int, ...]:
 
 
 def _memory(curve: Sequence[tuple[float, float]], tick: float) -> list[int | None]:
-    """Steps as time since the step before, bytes, …"""
+    """Returns the curve as alternating time since the last step, and bytes."""
     encoded: list[int | None] = []
     before = 0
     for ns, size in curve:
@@ -175,14 +175,14 @@ def _plain(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _number(value: float) -> float | int | None:
-    """The shortest JSON for a figure; None for one that JSON cannot say."""
+    """Returns the shortest JSON number for a figure; None if it is not finite."""
     if not math.isfinite(value):
         return None
     return int(value) if value.is_integer() else round(value, 3)
 
 
 def advice_section(document: Document) -> str:
-    """What to do, program by program; "" where nobody asked."""
+    """Returns the section with the advice of each program; "" without any."""
     blocks = [
         block
         for program in document.programs
@@ -216,7 +216,7 @@ def _advice_block(program: ProgramReport, advised: Advised) -> Iterator[str]:
 
 
 def _section(section: Section) -> str:
-    """A table that is drawn here and not by the page's scripts."""
+    """Returns a table, rendered here and not by the page's scripts."""
 
     def row(cells: Sequence[str], tag: str) -> str:
         inside = "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in cells)
@@ -233,7 +233,7 @@ def _section(section: Section) -> str:
 
 
 def pipeline_section(document: Document) -> str:
-    """The section, "" where no program has a pipeline."""
+    """Returns the section on pipelines; "" if no program has one."""
     blocks = [
         block
         for program in document.programs
@@ -248,7 +248,7 @@ def pipeline_section(document: Document) -> str:
 
 
 def pipeline_style(document: Document) -> str:
-    """The style of charts, "" where there are none."""
+    """Returns the style of charts; "" if there are none."""
     if not any(program.pipelines for program in document.programs):
         return ""
     return "".join(map(asset, _STYLES))

@@ -1,9 +1,9 @@
-"""A set of rank programs as people see it: proof, messages, memory and schedule.
+"""Renders the report of a set of rank programs: proof, messages, memory and schedule.
 
-In a terminal and as JSON; as a page, that of its schedule with more sections; and as a trace that
-ui.perfetto.dev opens, a thread for each rank: slices are the phases of the schedule, arrows the
-messages between them, counters what each rank holds of microbatches. Times of a trace are
-microseconds, of the costs that the set was made with.
+The forms are text, JSON, an HTML page (that of the schedule with more sections), and a trace for
+ui.perfetto.dev. The trace has a thread for each rank. Slices are the phases of the schedule, arrows
+the messages, and counters the bytes of microbatches that each rank holds. Times of a trace are
+microseconds, from the costs that the set was built with.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from stablehlo_tools.schedules.validator import other_end
 
 _MEMORY = ("rank", "stages", "held", "bound", "peak", "limit", "weights", "arguments", "peak at")
 _LINKS = ("from", "to", "messages", "bytes", "finish", "bytes")
-_NS = 1e3  # of a microsecond
+_NS = 1e3  # in a microsecond
 _MS_OF_S = 1e3
 _END = "</main>"
-_WIDTH, _HEIGHT = 1000, 60  # of a curve, in units of its own
+_WIDTH, _HEIGHT = 1000, 60  # of a curve, in SVG units
 _MEMORY_HEADS = (
     "Rank",
     "Stages",
@@ -52,7 +52,7 @@ _PROCESS = 1
 
 
 def to_page(report: SetReport, width: int) -> str:
-    """The whole report: the chart, in lines of at most `width` characters, and the tables."""
+    """Returns the report as text: the chart, at most `width` characters wide, and the tables."""
     parts = [to_text(report.timeline, width, units=OF_A_PROGRAM), verdict(report)]
     if report.is_proven:
         parts += ["\n".join(messages_table(report)), "\n".join(memory_table(report))]
@@ -60,7 +60,7 @@ def to_page(report: SetReport, width: int) -> str:
 
 
 def verdict(report: SetReport) -> str:
-    """`proven` with what is known of the set, or what is wrong with it."""
+    """Returns `proven` with figures of the set, or `not proven` with the findings."""
     if report.is_proven:
         return "\n".join([f"proven: {described(report.timeline.table)}", *_summary(report)])
     left_out = report.finding_count - len(report.findings)
@@ -91,17 +91,17 @@ def _summary(report: SetReport) -> Iterator[str]:
 
 
 def messages_table(report: SetReport) -> Iterator[str]:
-    """How much goes from which rank to which."""
+    """Yields the table of messages between pairs of ranks."""
     yield from table_lines([_LINKS, *message_rows(report)])
 
 
 def memory_table(report: SetReport) -> Iterator[str]:
-    """What each rank holds, against the bound of the schedule."""
+    """Yields the table of each rank's memory, with the bound of the schedule."""
     yield from table_lines([_MEMORY, *(memory_cells(row) for row in report.ranks)])
 
 
 def message_rows(report: SetReport) -> list[tuple[str, ...]]:
-    """How much goes from which rank to which, as cells."""
+    """Returns the cells of the table of messages, a row for each pair of ranks."""
     return [
         (
             str(link.source),
@@ -116,14 +116,14 @@ def message_rows(report: SetReport) -> list[tuple[str, ...]]:
 
 
 def memory_cells(row: RankRow) -> tuple[str, ...]:
-    """The cells of a rank in the table of memory."""
+    """Returns the cells of a rank in the memory table."""
     amounts = (row.held, row.bound, row.peak, row.limit, row.weights, row.arguments)
     stages = ",".join(map(str, row.stages))
     return (str(row.rank), stages, *map(size, amounts), row.peak_at)
 
 
 def to_json(report: SetReport) -> dict[str, Any]:
-    """The proof as data; bytes, and seconds."""
+    """Returns the proof as plain data, in bytes and seconds."""
     table, timeline = report.timeline.table, report.timeline
     fields: dict[str, Any] = {
         "proven": report.is_proven,
@@ -172,8 +172,9 @@ def to_json(report: SetReport) -> dict[str, Any]:
 
 
 def summary(manifest: Manifest, alone: float) -> dict[str, Any]:
-    """Plain data: counts, predicted times in seconds, bytes for each rank. `alone`: the seconds of
-    the step on one rank as it is."""
+    """Returns counts, predicted times in seconds and bytes per rank, as plain data.
+
+    `alone` is the time of the step on one rank, in seconds."""
     timeline = simulate(manifest.table, manifest.costs)
     return {
         "schedule": manifest.table.name,
@@ -200,7 +201,7 @@ def summary(manifest: Manifest, alone: float) -> dict[str, Any]:
 
 
 def summary_text(facts: dict[str, Any]) -> str:
-    """The summary as lines to read."""
+    """Returns the summary as text."""
     many = f" of {facts['devices']} devices" if facts["devices"] > 1 else ""
     lines = [
         f"{facts['schedule']}: {len(facts['ranks'])} ranks{many}, {facts['microbatches']} "
@@ -218,7 +219,7 @@ def summary_text(facts: dict[str, Any]) -> str:
 
 
 def render_set(report: SetReport) -> str:
-    """The whole page, to be written as UTF-8. Raises ToolError for more steps than it can show."""
+    """Returns the whole page, to be written as UTF-8. Raises ToolError if it has too many steps."""
     ranks, devices = len(report.ranks), report.devices
     beside = f"{counted(ranks, 'rank')} of {counted(devices, 'device')} each"
     terms = {"Runs on": Term(report.hardware, beside)}
@@ -248,7 +249,7 @@ def _messages_section(report: SetReport) -> Iterator[str]:
 
 
 def _memory_section(report: SetReport) -> Iterator[str]:
-    """The table, and a curve for each rank: what it holds of microbatches, and the bound."""
+    """Yields the table, and for each rank the curve of held microbatch bytes with its bound."""
     if not report.is_proven:
         return
     yield from _headed("memory", "Memory")
@@ -277,7 +278,7 @@ def _memory_section(report: SetReport) -> Iterator[str]:
 
 
 def _steps(levels: Sequence[Level], values: Sequence[float], most: float) -> str:
-    """A line in steps, one for each level."""
+    """Returns SVG path commands of a step line, one step for each level."""
     share = _WIDTH / max(len(levels), 1)
     return "".join(
         f"V{_HEIGHT * (1 - value / most):.2f}H{share * (at + 1):.2f}"
@@ -303,7 +304,7 @@ def _html_table(name: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) 
 
 
 def set_trace(report: SetReport) -> dict[str, Any]:
-    """The trace as plain data for `json.dump`."""
+    """Returns the trace as plain data for `json.dump`."""
     events = [
         {**_of(_PROCESS), "ph": "M", "name": "process_name", "args": {"name": report.name}},
         *(event for row in report.ranks for event in _thread(report, row)),
@@ -325,7 +326,7 @@ def _tid(rank: int) -> int:
 
 
 def _thread(report: SetReport, row: RankRow) -> Iterator[dict[str, Any]]:
-    """The name of a rank, its phases, and its memory."""
+    """Yields the events of a rank: its name, its phases and its memory."""
     rank, timeline = row.rank, report.timeline
     of = _of(_tid(rank))
     yield {**of, "ph": "M", "name": "thread_name", "args": {"name": f"rank {rank}"}}
@@ -346,7 +347,7 @@ def _thread(report: SetReport, row: RankRow) -> Iterator[dict[str, Any]]:
 
 
 def _arrows(report: SetReport) -> Iterator[dict[str, Any]]:
-    """From the phase before each send to the phase behind its receive."""
+    """Yields flow events from the phase before each send to the phase after its receive."""
     made: dict[Action, tuple[int, float]] = {}
     read: dict[Action, tuple[int, float]] = {}
     timeline = report.timeline

@@ -1,8 +1,8 @@
-"""The timelines as a trace in the JSON trace event format, which ui.perfetto.dev opens.
+"""Renders timelines as a trace in the JSON trace event format, for ui.perfetto.dev.
 
-A program is a process, a stream a thread, the memory curve a counter. An arrow leads from each
-collective to the wait for it. The format: "Trace Event Format", Google, 2016; what is said below
-about the reader is what Perfetto's trace processor does (importers/json).
+A program is a process, a stream a thread, the memory curve a counter. An arrow points from each
+collective to the wait for it. Source of the format: "Trace Event Format", Google, 2016. Comments
+about the reader describe Perfetto's trace processor (importers/json).
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from typing import Any
 from stablehlo_tools.overlap.collective_times import CollectiveRow
 from stablehlo_tools.report.document import SCHEMA, Document, Event, ProgramReport
 
-# The reader keeps one table of thread ids for all processes, so that ids must differ in all of
-# them; it knows the thread whose id is the process's as the main thread.
+# The reader has one table of thread ids for all processes, so that ids must be unique across them.
+# It treats the thread with the process's id as the main thread.
 _IDS_OF_A_PROCESS = 1_000
 
 
 def perfetto_trace(document: Document) -> dict[str, Any]:
-    """The trace as plain data for `json.dump`.
+    """Returns the trace as plain data for `json.dump`.
 
-    Times are microseconds, whole nanoseconds as the reader keeps them. `displayTimeUnit` stands
+    Times are microseconds, rounded to whole nanoseconds as in the reader. `displayTimeUnit` comes
     before the events because the reader streams.
     """
     events: list[dict[str, Any]] = []
@@ -58,7 +58,7 @@ class _Process:
         self._threads, self._tids = _threads(self._events, len(program.streams), pid)
 
     def names(self, index: int) -> Iterator[dict[str, Any]]:
-        """What the process and its threads are called, and their order on the screen."""
+        """Yields the names of the process and its threads, and their order on the screen."""
         program = self._program
         of_process = {"ph": "M", "pid": self._pid, "tid": self._pid}
         named = f"{program.name} ({program.target}, {program.hardware})"
@@ -71,7 +71,7 @@ class _Process:
             yield {**of_thread, "name": "thread_sort_index", "args": {"sort_index": place}}
 
     def slices(self) -> Iterator[dict[str, Any]]:
-        """One complete event a task."""
+        """Yields one complete event for each task."""
         for event in self._events:
             begin = _whole_ns(event.begin)
             yield {
@@ -88,7 +88,7 @@ class _Process:
             }
 
     def arrows(self, first: int) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-        """From the begin of a collective to the wait for it, where the wait stands still."""
+        """Yields flow events from a collective's begin to each wait for it of nonzero length."""
         sends = _by_collective(self._events, "collective")
         for number, waits in _by_collective(self._events, "wait").items():
             for wait in waits:
@@ -102,7 +102,7 @@ class _Process:
                     "id": (first := first + 1),
                 }
                 begin = _whole_ns(send.begin)
-                # An arrow may not lead back, and has to end inside the wait.
+                # An arrow must not point back in time, and must end inside the wait.
                 end = max(begin, _whole_ns(wait.begin))
                 yield (
                     {**common, "ph": "s", "tid": self._tids[id(send)], "ts": begin / 1e3},
@@ -116,7 +116,7 @@ class _Process:
                 )
 
     def memory(self) -> Iterator[dict[str, Any]]:
-        """The memory curve as a counter of the process."""
+        """Yields the memory curve as a counter of the process."""
         for ns, size in self._program.memory:
             yield {
                 "ph": "C",
@@ -131,10 +131,11 @@ class _Process:
 def _threads(
     events: Sequence[Event], streams: int, pid: int
 ) -> tuple[list[tuple[int, int]], dict[int, int]]:
-    """The threads as (id, stream), and the thread of each event by the event's `id`.
+    """Returns the threads as (id, stream), and the thread of each event by the event's `id`.
 
-    A stream is one thread. Where a task begins before the one before it has ended it gets another:
-    the reader asks that the slices of a thread nest or lie apart. `events` by begin.
+    A stream is one thread. If a task begins before the end of another one, it gets a second thread,
+    because the reader requires slices of a thread to nest or be disjoint. `events` are sorted by
+    begin.
     """
     free: list[list[int]] = [[0] for _ in range(streams)]  # when the threads of a stream are free
     places: list[tuple[Event, int]] = []
@@ -154,12 +155,12 @@ def _threads(
 
 
 def _whole_ns(ns: float) -> int:
-    """Both ends of a task are rounded, not its length, so that neighbours stay apart."""
+    """Rounds both ends of a task instead of its length, so that neighbours do not overlap."""
     return round(ns)
 
 
 def _by_collective(events: Sequence[Event], kind: str) -> dict[int, list[Event]]:
-    """The events of a kind by the collective they belong to, those without a length left out."""
+    """Returns the events of a kind by collective, without those of zero length."""
     events_of: dict[int, list[Event]] = {}
     for event in events:
         shown = _whole_ns(event.end) > _whole_ns(event.begin)
@@ -169,9 +170,10 @@ def _by_collective(events: Sequence[Event], kind: str) -> dict[int, list[Event]]
 
 
 def _waited_for(wait: Event, sends: Sequence[Event]) -> Event | None:
-    """The run of the collective whose end is nearest to the wait's, begun before that.
+    """Returns the run of the collective with the end nearest to the wait's, or None.
 
-    `sends` in order of their begin. In a loop, later runs may have been started already.
+    The run must begin before the wait ends: in a loop, later runs may have started. `sends` are
+    sorted by begin.
     """
     begun = sends[: bisect_right(sends, _whole_ns(wait.end) - 1, key=lambda e: _whole_ns(e.begin))]
     return min(reversed(begun), key=lambda send: abs(send.end - wait.end), default=None)

@@ -1,4 +1,4 @@
-"""A pipeline as plain data, what `inspect` prints of it and `report` draws; and in a terminal.
+"""Describes a pipeline as plain data for `inspect` and `report`, and renders it as text.
 
 Sizes are bytes on a rank, times nanoseconds. docs/inspect.md describes the fields.
 """
@@ -17,10 +17,10 @@ from stablehlo_tools.schedules.setting import costs
 from stablehlo_tools.schedules.simulator import Timeline
 from stablehlo_tools.schedules.table import Action, backward, forward, loop, table_of
 
-Span = tuple[float, float]  # when a step starts and ends
-SpanOf = Callable[[int, int, bool, bool], Span]  # of rank, tick, backward, beside the other
-MOST_CELLS = 50_000  # that JSON and pages hold one by one
-_COLUMNS = 96  # of a chart
+Span = tuple[float, float]  # start and end of a step
+SpanOf = Callable[[int, int, bool, bool], Span]  # rank, tick, backward, other step in the tick
+MOST_CELLS = 50_000  # most that JSON and pages list one by one
+_COLUMNS = 96  # width of a chart
 _MOST_RANKS = 64
 _WIDEST_TICK = 4  # columns
 
@@ -29,12 +29,12 @@ _WIDEST_TICK = 4  # columns
 class PipelineReport:
     """One pipeline of a program.
 
-    `devices` hold what is said of a rank: several where other mesh axes are left to a partitioner.
-    `layers` are those of each virtual stage, chunk * ranks + rank. `cells` are a rank's ticks, or
-    its half ticks where a tick has a forward and a backward; `run` those with work. `permuted_read`
-    is the share of what is sent over the ring that anyone reads. `kept_bytes` are what a rank's
-    `kept_slots` hold between a forward and its backward; `reduced_bytes` are summed over the axis
-    at the end, by so many `reductions`.
+    A rank consists of `devices`: more than one if other mesh axes are left to a partitioner.
+    `layers` has the number of layers of each virtual stage, chunk * ranks + rank. `cells` are the
+    ranks' ticks, or half ticks if a tick has a forward and a backward; `run` are those with work.
+    `permuted_read` is the share of the bytes sent over the ring that a rank reads. `kept_bytes` is
+    the size of a rank's `kept_slots`, between a forward and its backward. `reductions` sum
+    `reduced_bytes` over the axis at the end.
     """
 
     place: str
@@ -59,22 +59,23 @@ class PipelineReport:
 
     @property
     def bubble(self) -> float:
-        """The share of the cells that have no work."""
+        """The share of the cells without work."""
         return 1 - self.run / self.cells
 
     @property
     def permuted_bytes(self) -> int:
-        """What a rank sends in all ticks."""
+        """The bytes that a rank sends in all ticks."""
         return self.schedule.ticks * sum(each.sent_bytes for each in self.directions)
 
     @property
     def is_drawn(self) -> bool:
-        """Whether there are few enough cells to show each of them."""
+        """True if there are few enough cells to list each of them."""
         return self.cells <= MOST_CELLS
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data; `timeline` is a row for each rank, of what it runs in each tick: `0F3`
-        for the forward of virtual stage 0 on microbatch 3."""
+        """Returns plain data; `timeline` has a row for each rank, with its steps in each tick.
+
+        For example `0F3` is the forward of virtual stage 0 on microbatch 3."""
         schedule = self.schedule
         return {
             "kind": self.kind,
@@ -118,12 +119,12 @@ class PipelineReport:
 
 @dataclass(frozen=True)
 class PipelineTimes:
-    """What a pipeline takes on a device, with each rank waiting for its neighbours alone.
+    """The times of a pipeline on a device, if each rank waits only for its neighbours.
 
-    `layer_ns` are of one layer of each direction, the mean where stacks differ, and `permute_ns` of
-    what it sends; `head_ns` is what a rank does where a backward begins, `rest_ns` all else of a
-    tick. `bubble` is the share of the ranks' time in which they run no layers that count, and no
-    head.
+    `layer_ns` is of one layer of each direction, the mean if stacks differ, and `permute_ns` of
+    the permutes of each direction. `head_ns` is the work where a backward begins, `rest_ns` all
+    other work of a tick. `bubble` is the share of the ranks' time in which they run neither useful
+    layers nor the head.
     """
 
     total_ns: float
@@ -138,9 +139,9 @@ class PipelineTimes:
 class DirectionRow:
     """The forward or the backward of a pipeline.
 
-    `sent_bytes` are what a rank sends in a tick, `received_bytes` what its `receive_slots` take.
-    `read_bytes` are of the rows for each microbatch that another loop left, `written_bytes` of what
-    the layers leave or, in a backward, of the gradients that they add up.
+    A rank sends `sent_bytes` in a tick; its `receive_slots` hold `received_bytes`. `read_bytes` are
+    the rows for each microbatch from another loop. `written_bytes` are the layers' residuals or, in
+    a backward, the accumulated gradients.
     """
 
     direction: str  # forward or backward
@@ -153,12 +154,12 @@ class DirectionRow:
 
 
 def tick_timeline(name: str, schedule: Lockstep) -> Timeline:
-    """A step takes a tick, and half of one where a rank runs a forward and a backward in it."""
+    """Returns the timeline in ticks; a forward and a backward in the same tick get half each."""
     return timeline_of(name, schedule, _in_ticks)
 
 
 def timeline_of(name: str, schedule: Lockstep, span_of: SpanOf) -> Timeline:
-    """The steps of each rank, one for each cell with work, at the times given."""
+    """Returns the timeline with a step for each cell with work, at the times of `span_of`."""
     rows: list[list[Action]] = []
     starts: list[list[float]] = []
     ends: list[list[float]] = []
@@ -175,7 +176,7 @@ def timeline_of(name: str, schedule: Lockstep, span_of: SpanOf) -> Timeline:
 
 
 def _steps(schedule: Lockstep, rank: int) -> Iterator[tuple[int, bool, bool, Action]]:
-    """The cells of a rank that have work: tick, backward, beside another one, and what it is."""
+    """Yields the cells of a rank with work: tick, backward, other work in the tick, action."""
     for tick in range(schedule.ticks):
         cells = [
             (direction is schedule.backward, direction.cells[tick][rank])
@@ -195,7 +196,7 @@ def _in_ticks(_: int, tick: int, back: bool, both: bool) -> Span:
 
 
 def pipeline_lines(pipeline: PipelineReport) -> Iterator[str]:
-    """The block of one pipeline."""
+    """Yields the text lines of one pipeline."""
     schedule = pipeline.schedule
     yield (
         f'pipeline over "{pipeline.axis}": {pipeline.kind}, {schedule.ranks} ranks of '
@@ -209,7 +210,7 @@ def pipeline_lines(pipeline: PipelineReport) -> Iterator[str]:
 
 
 def pipeline_figures(pipeline: PipelineReport) -> Iterator[tuple[str, str]]:
-    """What is said of a pipeline beside its name, in words."""
+    """Yields the figures of a pipeline, as pairs of a name and text."""
     schedule = pipeline.schedule
     yield (
         "bubble",
@@ -247,7 +248,7 @@ def pipeline_figures(pipeline: PipelineReport) -> Iterator[tuple[str, str]]:
 
 
 def layers_of(sizes: Sequence[int]) -> str:
-    """`2 layers`, `1 to 2 layers`."""
+    """Returns the number of layers as text: `2 layers`, `1 to 2 layers`."""
     least, most = min(sizes), max(sizes)
     return counted(most, "layer") if least == most else f"{least} to {most} layers"
 
@@ -284,7 +285,7 @@ def _left(pipeline: PipelineReport) -> Iterator[tuple[str, str]]:
 def _each(
     pipeline: PipelineReport, figures: Sequence[float], unit: Callable[[float], str] = size
 ) -> str:
-    """A figure for each direction."""
+    """Returns the figure of each direction as text."""
     rows = zip(pipeline.directions, figures, strict=True)
     return ", ".join(f"{row.direction} {unit(figure)}" for row, figure in rows)
 

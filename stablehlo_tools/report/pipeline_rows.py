@@ -1,9 +1,9 @@
-"""From a pipeline that was read out of a module to what is shown of it, its times included.
+"""Computes the report of a pipeline found in a module, with its times.
 
-A loop over ticks is one program for all ranks, and a rank's row of the table says how many layers
-it runs in a tick; what ticks hold is timed by the cost model, rank by rank. Ranks wait for each
-other only where they exchange: a rank begins a tick when it has ended the one before and its
-neighbours' sends of that have arrived.
+A loop over ticks is one program for all ranks; a rank's row of the table gives the number of layers
+that it runs in a tick. The cost model times each tick of each rank. Ranks synchronize only by
+exchanging values. A rank begins a tick when it has ended the one before and has received what its
+neighbours sent in that tick.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Times = NDArray[np.float64]  # [ranks, ticks], ns
 
 
 def pipeline_times(pipeline: Pipeline, program: TracedGraph) -> PipelineTimes | None:
-    """The times of a pipeline of a program; None where the program does not run it."""
+    """Returns the times of a pipeline of a program; None if the program does not run it."""
     tick = _body_of(pipeline.loop, program)
     if tick is None:
         return None
@@ -43,7 +43,7 @@ def pipeline_times(pipeline: Pipeline, program: TracedGraph) -> PipelineTimes | 
             return None
     sends = [sum(_ns(op, tick) for op in phase.permutes) for phase in pipeline.phases]
     head, rest = _around(pipeline, tick)
-    # The time of all ranks in which they run layers that count, and heads.
+    # The time in which ranks run useful layers and heads, summed over ranks.
     work = head * float(_begins(pipeline).sum())
     for phase, direction, each in zip(
         pipeline.phases, pipeline.schedule.directions, layers, strict=True
@@ -62,13 +62,13 @@ def pipeline_times(pipeline: Pipeline, program: TracedGraph) -> PipelineTimes | 
 
 
 def _mean(phase: Phase, layers: Sequence[float]) -> float:
-    """The time of a layer: the mean over stacks, by how often their layers run."""
+    """Returns the mean time of a layer over stacks, weighted by how often their layers run."""
     runs = [float(each.sum()) for each in phase.iterations]
     return sum(count * ns for count, ns in zip(runs, layers, strict=True)) / sum(runs)
 
 
 def _body_of(loop: ir.Operation, program: TracedGraph) -> TracedGraph | None:
-    """The body of a loop, wherever it stands in a program."""
+    """Returns the body of a loop, at any depth of a program; None if it is not there."""
     for task, body in program.bodies.items():
         if loop in program.ops[task]:
             return body
@@ -83,8 +83,9 @@ def _ns(op: ir.Operation, tick: TracedGraph) -> float:
 
 
 def _around(pipeline: Pipeline, tick: TracedGraph) -> tuple[float, float]:
-    """What a tick takes beside layers and permutes: in branches, which stand for the head that
-    ranks without it leave out, and outside of them."""
+    """Returns the ns of a tick besides layers and permutes: in branches, and outside of them.
+
+    Branches contain the head, which only some ranks run."""
     permutes = [op for phase in pipeline.phases for op in phase.permutes]
     head = rest = 0.0
     for task, ops in zip(tick.graph.tasks, tick.ops, strict=True):
@@ -102,7 +103,7 @@ def _around(pipeline: Pipeline, tick: TracedGraph) -> tuple[float, float]:
 
 
 def simulate_task(program: TracedGraph, task: int) -> float:
-    """A loop that is no layer loop: its iterations one after the other."""
+    """Returns the time of a loop other than a layer loop: iterations in sequence."""
     loop = program.graph.tasks[task].loop
     assert loop is not None, "only loops have bodies"
     return (loop.trips or 1) * simulate(loop.body).total_ns
@@ -113,7 +114,7 @@ def _is_layers(op: ir.Operation, pipeline: Pipeline) -> bool:
 
 
 def _share_in_branch(op: ir.Operation, loop: ir.Operation) -> float | None:
-    """In how many ticks an op in a branch is timed to run; None for an op in none."""
+    """Returns the mean runs of the branch that an op is in; None if it is in no branch."""
     parent = op.parent
     while parent is not None and parent.operation != loop:
         choice = parent.operation
@@ -124,7 +125,7 @@ def _share_in_branch(op: ir.Operation, loop: ir.Operation) -> float | None:
 
 
 def _begins(pipeline: Pipeline) -> Times:
-    """1 where a rank begins a microbatch's backward, which is where the head stands."""
+    """Returns 1 for each rank and tick that begins a backward, and so runs the head."""
     schedule = pipeline.schedule
     begins = np.zeros((schedule.ranks, schedule.ticks))
     if len(pipeline.phases) < 2 or schedule.backward is None:
@@ -136,7 +137,7 @@ def _begins(pipeline: Pipeline) -> Times:
 
 
 def _makespan(run: Times, pipeline: Pipeline, sends: Sequence[float]) -> float:
-    """When the last rank ends its last tick, and what it sends then has arrived."""
+    """Returns the time when the last rank has ended its last tick and its sends have arrived."""
     ends = run[:, 0].copy()
     for tick in range(1, run.shape[1]):
         ends = _arrived(ends, pipeline, sends) + run[:, tick]
@@ -144,7 +145,7 @@ def _makespan(run: Times, pipeline: Pipeline, sends: Sequence[float]) -> float:
 
 
 def _arrived(ends: Times, pipeline: Pipeline, sends: Sequence[float]) -> Times:
-    """When each rank has ended a tick and received what its neighbours sent in it."""
+    """Returns the time when each rank has ended a tick and received its neighbours' sends."""
     ready = ends
     for phase, ns in zip(pipeline.phases, sends, strict=True):
         ready = np.maximum(ready, np.roll(ends, -1 if phase.back else 1) + ns)
@@ -154,7 +155,7 @@ def _arrived(ends: Times, pipeline: Pipeline, sends: Sequence[float]) -> Times:
 def pipeline_report(
     pipeline: Pipeline, input_name: str, times: PipelineTimes | None = None
 ) -> PipelineReport:
-    """The figures of one pipeline; `input_name` is named where an op has no source line."""
+    """Returns the figures of one pipeline; `input_name` is for ops without a source line."""
     schedule = pipeline.schedule
     bubble = bubble_of(schedule, skips=pipeline.skips)
     directions = tuple(_directions(pipeline))
@@ -195,7 +196,7 @@ def _directions(pipeline: Pipeline) -> Iterator[DirectionRow]:
 
 
 def _read(pipeline: Pipeline, rows: Sequence[DirectionRow]) -> float:
-    """The share of the bytes sent over the ring that a cell reads: each arrival serves one."""
+    """Returns the share of the sent bytes that a cell reads: one cell for each arrival."""
     schedule = pipeline.schedule
     read = sum(
         row.sent_bytes

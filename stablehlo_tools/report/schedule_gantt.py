@@ -1,12 +1,12 @@
-"""A timed schedule as rows of characters, ranks down, time across; and the colours it shares.
+"""Renders a timed schedule as text, ranks down and time across, and defines the colours.
 
-Where nearly all steps are a column long or more, every step is drawn: its letter, the microbatch
-where there is room, and a filling of its phase. Otherwise each column stands for a block of time
-and shows what its work is.
+If nearly all steps are at least a column long, every step is drawn: its letter, the microbatch if
+there is room, and a filling for its phase. Otherwise each column is a block of time and shows the
+phase of its work.
 
-In a terminal each phase has a hue and each chunk a shade: from the 256 colours that terminals
-share, hues that stay apart for the colour-blind. Letters say the same, so nothing is lost without
-them.
+In a terminal each phase has a hue and each chunk a shade. The hues are from the 256 colours common
+to terminals and are distinct for the colour-blind. Letters carry the same information without
+colours.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ _ROUNDING = 1e-6
 IDLE = "."
 FILLINGS = {"F": "-", "B": "=", "I": "+", "W": "~", "P": "#", ">": ">", "<": "<", "^": "^"}
 _PHASES = frozenset("FBIWP")
-_WIDEST_UNIT = 6  # columns for the shortest step, however much room there is
-_DIVISORS = range(1, 13)  # of the shortest step, tried as the unit that all times are multiples of
+_WIDEST_UNIT = 6  # most columns for the shortest step
+_DIVISORS = range(1, 13)  # of the shortest step, to find a unit that divides all times
 _CLOSE = 1e-6
-_BETWEEN_MARKS = 8  # of the axis, columns at least
-_HIDDEN = 0.02  # of all steps: so many may go without a column
-_MOSTLY = 0.9  # of a block's busy time: then it shows that phase
+_BETWEEN_MARKS = 8  # least columns between marks of the axis
+_HIDDEN = 0.02  # most of all steps that may have no column
+_MOSTLY = 0.9  # least share of a block's busy time for a single phase to be shown
 
 
 class Style(NamedTuple):
-    """What a column shows: the letter of a phase, or nothing, and the chunk on its rank."""
+    """The look of a column: the letter of a phase (or ""), and the number of the chunk."""
 
     letter: str = ""
     chunk: int = 0
@@ -59,7 +59,7 @@ class _Shade(NamedTuple):
     text: int
 
 
-_SHADES = {  # from chunk 0 on
+_SHADES = {  # one for each chunk, from chunk 0
     "F": (_Shade(25, _WHITE), _Shade(74, _BLACK), _Shade(117, _BLACK), _Shade(153, _BLACK)),
     "B": (_Shade(166, _BLACK), _Shade(214, _BLACK), _Shade(222, _BLACK), _Shade(230, _BLACK)),
     "I": (_Shade(125, _WHITE), _Shade(169, _BLACK), _Shade(211, _BLACK), _Shade(225, _BLACK)),
@@ -73,7 +73,7 @@ _SHADES = {  # from chunk 0 on
 
 
 def painted(text: str, style: Style) -> str:
-    """The text in its colours; dim where the style names no phase."""
+    """Returns the text with terminal colours; dim if the style has no phase."""
     shades = _SHADES.get(style.letter)
     if shades is None:
         return f"{_DIM}{text}{_RESET}"
@@ -82,7 +82,7 @@ def painted(text: str, style: Style) -> str:
 
 
 def letter_of(step: Step) -> str:
-    """What a step is drawn with."""
+    """Returns the letter of a step: a key of NAMES."""
     if isinstance(step, Pair):
         return "P"
     if step.kind.is_compute:
@@ -93,21 +93,21 @@ def letter_of(step: Step) -> str:
 
 
 def chunk_of(timeline: Timeline, rank: int, step: Step) -> int:
-    """Which of its rank's stages a step is of, a pair by its forward."""
+    """Returns the chunk of a step: its stage's index on the rank; for a pair, the forward's."""
     stage = step.stage if isinstance(step, Action) else step.forward.stage
     held = timeline.table.placement.held[rank]
     return held.index(stage) if stage in held else 0
 
 
 def microbatch_of(step: Step) -> str:
-    """The number in a step, the two numbers in a pair."""
+    """Returns the microbatch of a step, or the two of a pair, as text."""
     if isinstance(step, Action):
         return str(step.microbatch)
     return f"{step.forward.microbatch}/{step.backward.microbatch}"
 
 
 def axis_step(least: float) -> float:
-    """The distance of the marks of an axis: 1, 2 or 5 times a power of ten, from `least` up."""
+    """Returns the distance of axis marks: 1, 2 or 5 times a power of ten, at least `least`."""
     power = 10.0 ** (len(str(int(least))) - 1) if least >= 1 else 1.0
     while power > least:
         power /= 10
@@ -131,14 +131,14 @@ _IDLE_CELL = Cell(IDLE, Style())
 
 @dataclass(frozen=True)
 class Gantt:
-    """The chart of a timeline in at most so many columns."""
+    """A chart of a timeline, at most `columns` wide."""
 
     timeline: Timeline
     columns: int
 
     @cached_property
     def scale(self) -> float:
-        """Columns that a unit of time takes: a whole number of them a step, if they go in."""
+        """Columns per unit of time; if it fits, so that each step has whole columns."""
         makespan = self.timeline.makespan
         if not makespan:
             return 0.0
@@ -147,26 +147,26 @@ class Gantt:
 
     @cached_property
     def in_blocks(self) -> bool:
-        """Whether steps are too short to draw each of them."""
+        """True if too many steps are too short to be drawn."""
         most = _HIDDEN * len(self._lengths)
-        # A column shows one step at most: in long schedules that alone decides, and at once.
+        # A column shows one step at most. In long schedules this bound decides, without a search.
         without = sum(max(0, steps - self.width) for steps in self._steps_of_ranks)
         return without > most or self.hidden > most
 
     @cached_property
     def width(self) -> int:
-        """Columns that are used."""
+        """The number of columns in use."""
         return round(self.timeline.makespan * self.scale)
 
     @cached_property
     def hidden(self) -> int:
-        """Steps too short to be given a column."""
+        """The number of steps that are too short for a column."""
         steps = (step for rank in range(self.timeline.table.ranks) for step in self._steps(rank))
         return sum(self._column(start) == self._column(end) for _, start, end in steps)
 
     @cached_property
     def letters(self) -> str:
-        """The letters of the phases that take time, in the order of the legend."""
+        """The letters of the phases with nonzero time, in the order of the legend."""
         letters = {
             letter_of(step)
             for rank in range(self.timeline.table.ranks)
@@ -175,11 +175,11 @@ class Gantt:
         return "".join(letter for letter in NAMES if letter in letters)
 
     def row(self, rank: int) -> list[Cell]:
-        """The columns of a rank."""
+        """Returns the columns of a rank."""
         return self._blocks(rank) if self.in_blocks else self._drawn(rank)
 
     def axis(self, begin: int, end: int) -> str:
-        """Times over the columns of a part of the chart, where they are."""
+        """Returns the axis over the columns `begin` to `end`: times at their columns."""
         if not self.width:
             return "0"
         step = axis_step(_BETWEEN_MARKS / self.scale)
@@ -202,12 +202,12 @@ class Gantt:
 
     @cached_property
     def _times(self) -> set[float]:
-        """When anything starts or ends."""
+        """The times at which steps start or end."""
         ranks = range(self.timeline.table.ranks)
         return {time for rank in ranks for _, *times in self._steps(rank) for time in times}
 
     def _columns_of_unit(self) -> float:
-        """Columns a unit of time so that every step begins and ends with a column; 0 if none."""
+        """Returns columns per unit of time so that steps fill whole columns; 0 if none does."""
         shortest, makespan = min(self._lengths), self.timeline.makespan
         for divisor in _DIVISORS:
             unit = shortest / divisor
@@ -219,7 +219,7 @@ class Gantt:
         return 0.0
 
     def _steps(self, rank: int) -> Iterator[tuple[Step, float, float]]:
-        """The steps of a rank that take time."""
+        """Yields the steps of a rank with nonzero time."""
         timeline = self.timeline
         rows = timeline.table.rows[rank], timeline.starts[rank], timeline.ends[rank]
         for step, start, end in zip(*rows, strict=True):
@@ -251,7 +251,7 @@ class Gantt:
 
 
 def shown(cells: Sequence[Cell], colour: bool) -> str:
-    """The row as text, each run of one style painted at once."""
+    """Returns the row as text, with one colour sequence for each run of a style."""
     if not colour:
         return "".join(cell.character for cell in cells)
     return "".join(
@@ -261,7 +261,7 @@ def shown(cells: Sequence[Cell], colour: bool) -> str:
 
 
 def _label(step: Step, style: Style, width: int) -> str:
-    """Letter, number where it goes in, filling; lower case in every other chunk."""
+    """Returns letter, number if it fits, and filling; lower case for odd chunks."""
     letter = style.letter.lower() if style.chunk % 2 else style.letter
     text = letter + microbatch_of(step)
     return (text if len(text) <= width else letter).ljust(width, FILLINGS[style.letter])[:width]

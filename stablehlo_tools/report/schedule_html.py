@@ -1,8 +1,8 @@
-"""The page of a schedule: one HTML file that needs no network, with the chart and its figures.
+"""Renders the page of a schedule: one HTML file without network access, with chart and figures.
 
-Each step is an element that is placed in shares of the makespan, so that zooming is making the
-chart wider; what a step is stands in its title, which shows where the pointer rests. The page has
-the looks of the page of `report` (page/), and a style and a script of its own.
+Each step is an element positioned in shares of the makespan, so that zooming only widens the chart.
+Its title, shown on hover, describes the step. The page has the style of the page of `report`
+(page/), and a style and a script of its own.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ if TYPE_CHECKING:
     from stablehlo_tools.schedules.forms import Search
 
 MOST_STEPS = 50_000
-_NARROW = "\u202f"  # between a figure and its unit, where no line is to end
-_SHADES = 4  # then the shades of chunks begin again
-_CLASSES = {">": "send", "<": "receive", "^": "copy"}  # of the letters that make no class name
+_NARROW = "\u202f"  # a no-break space between a figure and its unit
+_SHADES = 4  # number of shades; further chunks repeat them
+_CLASSES = {">": "send", "<": "receive", "^": "copy"}  # for letters that are invalid class names
 
 
 class Term(NamedTuple):
-    """A figure of the card, and what is said beside it."""
+    """A figure of the card, and the text beside it."""
 
     value: str
     beside: str = ""
@@ -51,10 +51,9 @@ def render_page(
     units: Units = OF_A_MODEL,
     terms: Mapping[str, Term] = MappingProxyType({}),
 ) -> str:
-    """The whole page, to be written as UTF-8; `terms` are further ones of its card, or go before
-    those of the same name.
+    """Returns the whole page, to be written as UTF-8; `terms` add to its card or replace terms.
 
-    Raises ToolError for more steps than it can show.
+    Raises ToolError if it has more steps than a page can show.
     """
     steps = sum(map(len, timeline.table.rows))
     if steps > MOST_STEPS:
@@ -77,12 +76,12 @@ def render_page(
         "per_rank": "\n".join(_per_rank(timeline, units)),
         "costs": "\n".join(_costs(timeline.costs, units)),
     }
-    # In one sweep: the name of a schedule may look like a mark of the page.
+    # In one pass, as the name of a schedule may look like a placeholder.
     return re.sub(r"\{\{(\w+)\}\}", lambda mark: parts[mark[1]], asset("schedule.html"))
 
 
 def asset(name: str) -> str:
-    """The text of a part of the pages, in `page/`."""
+    """Returns the text of a file in `page/`."""
     return (resources.files("stablehlo_tools.report") / "page" / name).read_text("utf-8")
 
 
@@ -101,7 +100,7 @@ def _lead(timeline: Timeline, units: Units) -> str:
 
 
 def _card(timeline: Timeline, units: Units, more: Mapping[str, Term]) -> str:
-    """What the page of `report` has of a program: the whole, what it is made of, and the peak."""
+    """Returns the card, as in the page of `report`: the total, its parts, and the memory peak."""
     bubble = timeline.bubble
     parts = (("compute", 1 - bubble), ("idle", bubble))
     lengths = "".join(
@@ -134,7 +133,7 @@ def _bytes(timeline: Timeline, units: Units) -> str:
 
 
 def legend_items(timeline: Timeline) -> Iterator[str]:
-    """What the colours of a chart mean."""
+    """Yields the legend of a chart's colours."""
     ranks = zip(timeline.table.rows, timeline.starts, timeline.ends, strict=True)
     present = {
         letter_of(step)
@@ -153,7 +152,7 @@ def legend_items(timeline: Timeline) -> Iterator[str]:
 
 
 def _usual(timeline: Timeline) -> float:
-    """The median step, as a share of the makespan."""
+    """Returns the median length of a step, as a share of the makespan."""
     lengths = [
         end - start
         for starts, ends in zip(timeline.starts, timeline.ends, strict=True)
@@ -164,7 +163,7 @@ def _usual(timeline: Timeline) -> float:
 
 
 def axis_marks(timeline: Timeline, least: float = 0.0, units: Units = OF_A_MODEL) -> Iterator[str]:
-    """The times above a chart, placed in shares of the makespan, `least` apart or more."""
+    """Yields the axis above a chart: times at least `least` apart, in shares of the makespan."""
     makespan = timeline.makespan
     if not makespan:
         return
@@ -175,7 +174,7 @@ def axis_marks(timeline: Timeline, least: float = 0.0, units: Units = OF_A_MODEL
 
 
 def rank_row(timeline: Timeline, rank: int, units: Units = OF_A_MODEL) -> str:
-    """The steps of a rank."""
+    """Returns the element of a rank with its steps."""
     rows = timeline.table.rows[rank], timeline.starts[rank], timeline.ends[rank]
     steps = "".join(
         _step(timeline, rank, step, start, end, units)
@@ -205,7 +204,7 @@ def _share(time: float, makespan: float) -> str:
 
 
 def _figures(timeline: Timeline, units: Units) -> Iterator[str]:
-    """The rows of the table of metrics."""
+    """Yields the rows of the table of metrics."""
     alive = f"Peak activations, stages × {numbered(timeline.table)}"
     said = (
         ("Makespan", units.time(timeline.makespan)),

@@ -1,4 +1,4 @@
-"""A timed schedule in a terminal: figures, chart and legend; and schedules side by side."""
+"""Renders a timed schedule as text: figures, chart and legend; and compares schedules."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from stablehlo_tools.schedules.forms import Search
 from stablehlo_tools.schedules.simulator import Timeline
 from stablehlo_tools.schedules.table import Table
 
-_PROVEN = 1e-9  # above the bound, as a share of it
+_PROVEN = 1e-9  # largest gap to the bound, as a share of it, of an optimal schedule
 _LEAST_COLUMNS = 20
 _MOST_PARTS, _MOST_LINES = 4, 64  # of a chart
 _HEADINGS = ("idle", "alive", "held")
-_LONGEST_AMOUNT = 7  # characters; larger amounts are given to four digits
+_LONGEST_AMOUNT = 7  # characters; longer amounts get four digits
 _COMPARISON_HEADINGS = (
     "schedule", "chunks", "makespan", "by END", "by SPAN", "alive", "memory", "messages", "fits",
 )  # fmt: skip
@@ -39,13 +39,13 @@ def to_text(
     search: Search | None = None,
     units: Units = OF_A_MODEL,
 ) -> str:
-    """The whole page, the chart in lines of at most `width` characters if these are enough."""
+    """Returns the whole text, with the chart in lines of `width` characters if that is enough."""
     figures = [*_figures(timeline, units), *_of_search(search)]
     return "\n".join([*figures, "", *_chart(timeline, width, colour, units)]) + "\n"
 
 
 def described(table: Table) -> str:
-    """`1f1b: 8 ranks, 8 stages (loop), 16 microbatches`."""
+    """Describes a schedule: `1f1b: 8 ranks, 8 stages (loop), 16 microbatches`."""
     use = "" if table.training else ", forward only"
     slices = f" of {table.sequence_slices} slices" if table.sequence_slices > 1 else ""
     return (
@@ -55,12 +55,12 @@ def described(table: Table) -> str:
 
 
 def numbered(table: Table) -> str:
-    """What the rows number: microbatches, or slices of them."""
+    """Returns the noun for the numbers in rows: `microbatches`, or `slices` of them."""
     return "microbatches" if table.sequence_slices == 1 else "slices"
 
 
 def percent(share: float) -> str:
-    """`30.4 %`."""
+    """Formats a share: `30.4 %`."""
     return f"{100 * share:.1f} %"
 
 
@@ -89,7 +89,7 @@ def _of_search(search: Search | None) -> Iterator[str]:
 
 
 def _chart(timeline: Timeline, width: int, colour: bool, units: Units) -> Iterator[str]:
-    """The chart, in parts below each other where that gives every step its room."""
+    """Yields the chart, in several parts if each step then has enough columns."""
     # Right of the chart: the headings, then each rank's figures.
     makespan = timeline.makespan
     rows = [
@@ -102,7 +102,7 @@ def _chart(timeline: Timeline, width: int, colour: bool, units: Units) -> Iterat
     ranks = timeline.table.ranks
     label = len(f"r{ranks - 1} ")
     columns = max(_LEAST_COLUMNS, width - label - len(sides[0]) - 2)
-    # As few parts as show every step; if a few are not enough, one part in blocks of time.
+    # The fewest parts that show every step; if that takes too many, one part in blocks of time.
     most = max(1, min(_MOST_PARTS, _MOST_LINES // timeline.table.ranks))
     charts = (Gantt(timeline, columns * parts) for parts in range(1, most + 1))
     drawn = next((chart for chart in charts if not chart.in_blocks), None)
@@ -160,17 +160,17 @@ def _legend(gantt: Gantt, colour: bool, units: Units) -> Iterator[str]:
 
 
 def counted(count: int, noun: str, ending: str = "s") -> str:
-    """`1 rank`, `4 ranks`."""
+    """Returns a count with its noun: `1 rank`, `4 ranks`."""
     return f"{count} {noun}" + ("" if count == 1 else ending)
 
 
 def comparison_text(comparison: Comparison, units: Units = OF_A_MODEL) -> str:
-    """Best first; under the table what there is not and why, and which to use."""
+    """Returns a table, best first, with the refused schedules and their reasons, and the advice."""
     return "\n".join(_comparison_lines(comparison, units)) + "\n"
 
 
 def comparison_json(comparison: Comparison) -> str:
-    """One object: the setting's counts, a list of rows, the bound, the refusals, the advice."""
+    """Returns JSON: the setting's counts, a list of rows, the bound, the refusals, the advice."""
     setting = comparison.setting
     content = {
         "ranks": setting.ranks,
@@ -185,7 +185,7 @@ def comparison_json(comparison: Comparison) -> str:
 
 
 def comparison_csv(comparison: Comparison) -> str:
-    """A line of names, then a line for each schedule; true and false as in JSON."""
+    """Returns CSV: a line of names, then a line for each schedule; booleans as in JSON."""
     lines = [",".join(_FIELDS)]
     for candidate in comparison.candidates:
         values = candidate._asdict()

@@ -1,4 +1,4 @@
-"""A timed program as text: totals, collectives, loops, what is alive at the memory peak."""
+"""Renders a timed program as text: totals, collectives, loops, allocations at the memory peak."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from stablehlo_tools.report.pipeline_report import pipeline_lines
 
 _MOST_ALIVE = 8
 _MOST_KERNELS = 8
-_CONTENDED = 1.001  # times the total: less is not worth a line
+_CONTENDED = 1.001  # least ratio to the total for a line of its own
 _HEADINGS = (
     "#", "kind", "groups", "axes", "type", "bytes", "times", "time", "exposed", "hidden by",
     "hideable", "place",
 )  # fmt: skip
 _PLACE = re.compile(r"(?:.*?/)?([^/\s]+:\d+(?::\d+)?(?: in \S+)?)(?: \(.*\))?$")
 _LEFT = frozenset({"kind", "groups", "axes", "type", "hidden by", "place", "loop", "kernel"})
-_TOLD = 0.05  # of the total
+_TOLD = 0.05  # least share of the total
 _OTHERS = "copies and kernels of other streams than the collectives'"
 
 
 def to_text(document: Document) -> str:
-    """The whole document, program after program."""
+    """Returns the whole document as text, program after program."""
     return "\n\n".join("\n".join(_program(program)) for program in document.programs)
 
 
@@ -93,7 +93,7 @@ def _what_to_do(program: ProgramReport) -> Iterator[str]:
 
 
 def advice_of(advised: Advised, target: str) -> str:
-    """What the gains are of."""
+    """Returns text that says of which total the gains are."""
     total = duration(advised.total_ns)
     if target == "as written":
         return f"each by itself, of the {total} that are left where a compiler orders the ops"
@@ -101,7 +101,7 @@ def advice_of(advised: Advised, target: str) -> str:
 
 
 def advice_limits(advised: Advised) -> Iterator[str]:
-    """What the items are not all of: changes by themselves, by a model; and what goes beyond."""
+    """Yields lines on the limits of the items, and the command that searches beyond them."""
     off = advised.total_ns - advised.modelled_ns
     is_off = off >= advised.least * advised.total_ns
     if not advised.items:
@@ -116,7 +116,7 @@ def advice_limits(advised: Advised) -> Iterator[str]:
 
 
 def advice_gain(item: Advice) -> str:
-    """`12.4 ms, 8.1 %, and 1.20 GiB`: what an item gains, of the total and of the memory peak."""
+    """Returns an item's gain as text: `12.4 ms and 1.20 GiB, 8.1 %`."""
     parts = [duration(item.gain_ns)] if item.gain_ns > 0 else []
     parts += [size(item.gain_bytes)] if item.gain_bytes > 0 else []
     return f"{' and '.join(parts)}, {100 * item.share:.1f} %"
@@ -212,7 +212,7 @@ def _alive(program: ProgramReport) -> Iterator[str]:
 
 
 def short_place(place: str) -> str:
-    """`layers.py:17 in rms_norm`: without the folders and without the path of the op's name."""
+    """Returns a place without folders and without the op's name: `layers.py:17 in rms_norm`."""
     match = _PLACE.match(place)
     return match.group(1) if match else place
 
@@ -222,7 +222,7 @@ def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[s
 
 
 def _numbers(numbers: Sequence[int]) -> str:
-    """`#0, #3 to #7`."""
+    """Returns numbers as ranges: `#0, #3 to #7`."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and number == runs[-1][-1] + 1:

@@ -1,7 +1,7 @@
-"""What the numbers of a schedule are: of a model, or microseconds and bytes of a program.
+"""Formats the numbers of a schedule: in a model's units, or microseconds and bytes of a program.
 
-`schedule` is asked in times and amounts of anybody's choosing; a set of rank programs, and whatever
-was timed for a device, are in units that are known, and are shown in the words of `report`.
+The times and amounts of `schedule` may be in any unit. Sets of rank programs, and schedules timed
+for a device, have known units and use the formats of `report`.
 """
 
 from __future__ import annotations
@@ -15,31 +15,32 @@ _NS = 1e3  # in a microsecond
 
 
 def figure(value: float) -> str:
-    """A time or an amount with five digits, or all before the point."""
+    """Formats a time or an amount with five digits, or all digits before the point."""
     if abs(value) >= 10_000 or value == int(value):
         return f"{value:,.0f}"
     return f"{value:,.5g}"
 
 
 def microseconds(value: float) -> str:
-    """`6.53 ms` of microseconds."""
+    """Formats microseconds: `6.53 ms`."""
     return duration(value * _NS)
 
 
 def _of_seconds(value: float) -> str:
-    """`6.53 ms` of seconds."""
+    """Formats seconds: `6.53 ms`."""
     return duration(value * 1e9)
 
 
 def _moment(value: float) -> str:
-    """`20 us`, `1.5 ms` of microseconds, in all its digits."""
+    """Formats microseconds with all digits: `20 us`, `1.5 ms`."""
     return f"{value:.10g} us" if value < _NS else f"{value / _NS:.10g} ms"
 
 
 @dataclass(frozen=True)
 class Units:
-    """How times and amounts of memory are written: in tables, in a sentence, and on an axis, which
-    has so many marks at most."""
+    """Formatters of times and memory: in tables, in a sentence (`said`) and on an axis (`mark`).
+
+    An axis has at most `marks` marks."""
 
     time: Callable[[float], str]
     amount: Callable[[float], str]
