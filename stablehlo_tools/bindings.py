@@ -260,7 +260,8 @@ _MEMORY_KIND = "mhlo.memory_kind"
 def _on_devices(code: bytes) -> bytes:
     """Returns the module with arguments and results in device memory.
 
-    XLA:CPU crashes or hangs if it gets arrays in another memory than it was compiled for."""
+    XLA:CPU crashes or hangs if it gets arrays in another memory than it was compiled for.
+    """
     if _MEMORY_KIND.encode() not in code:
         return code
     module = parse_module(code, new_context())
@@ -282,7 +283,7 @@ def _on_devices(code: bytes) -> bytes:
 
 
 def compile_kept(code: bytes, devices: list[Any]) -> Any:
-    """Returns `compile_for_devices` for a program of one device, with devices as partitions.
+    """Compiles the program of one device as `compile_for_devices` does, devices as partitions.
 
     Uses jax's compilation cache if there is one (`jax_compilation_cache_dir`). The key is a hash of
     the content, and every process stores its program: jax itself stores only process 0's.
@@ -332,7 +333,8 @@ def _let_gspmd_divide_its_own(options: Any, code: bytes) -> None:
     """Disables Shardy for a module with only GSPMD's shardings.
 
     XLA would convert them to Shardy's and crash on some, for example `{devices=[4,1,2]<=[8]}` of an
-    argument."""
+    argument.
+    """
     if b"mhlo.sharding" in code and not any(word in code for word in _OF_SHARDY):
         options.executable_build_options.use_shardy_partitioner = False
 
@@ -497,7 +499,8 @@ def lowered_devices(lowered: Any) -> tuple[Any, ...]:
 def static_arguments(jitted: Any) -> tuple[tuple[int, ...], tuple[str, ...]]:
     """Returns the static arguments of a `jax.jit` function, by position and by name.
 
-    jax infers each from the other. A negative position counts from a call's last argument."""
+    jax infers each from the other. A negative position counts from a call's last argument.
+    """
     return jitted._jit_info.static_argnums, jitted._jit_info.static_argnames
 
 
@@ -512,7 +515,8 @@ def as_call(traced: Any) -> tuple[Any, list[Any]]:
     """Returns a jaxpr with one equation, the call of a traced `jax.jit` function.
 
     The equation keeps shardings and donations. Also returns the tracers that the function closes
-    over, which it takes before its arguments."""
+    over, which it takes before its arguments.
+    """
     import jax
     from jax._src.pjit import jit_p
 
@@ -524,7 +528,8 @@ def as_jitted(call: Any) -> Any:
     """Reverses `as_call`, also for programs that jax derived from one.
 
     Returns a jitted function of flat arguments that returns a tuple. It donates nothing, as a
-    derived program's arguments can be its residuals."""
+    derived program's arguments can be its residuals.
+    """
     import jax
     from jax._src.core import jaxpr_as_fun
     from jax._src.pjit import jit_p

@@ -96,7 +96,8 @@ class Diagnostic:
     def render(self, input_name: str, unsaid: Severity | None = None) -> str:
         """Returns `PLACE: error: MESSAGE` in one line, a line for each note, and one for the hint.
 
-        Leaves out PLACE if unknown, and the severity `unsaid`, which the caller prints itself."""
+        Leaves out PLACE if unknown, and the severity `unsaid`, which the caller prints itself.
+        """
         has_place = input_name != _UNNAMED or self.place != Place()
         place = f"{self.place.render(input_name)}: " if has_place else ""
         severity = "" if self.severity is unsaid else f"{self.severity.value}: "
@@ -111,12 +112,13 @@ def rendered(
 ) -> list[str]:
     """Returns the texts of diagnostics, in order and without duplicates.
 
-    Six ops on one line of the model may give equal texts."""
+    Six ops on one line of the model may give equal texts.
+    """
     return list(dict.fromkeys(each.render(input_name, unsaid) for each in diagnostics))
 
 
 class ToolError(Exception):
-    """The only exception of refusals: says what, where, against which rule, and what to do.
+    """The exception of every refusal: its message, place and broken rule, and what to try.
 
     `hint` is a command to try, or advice in a few words, if there is any. `instead` is the given
     word and the likely one. `added` are the words that a command line lacks, an option and its
@@ -259,7 +261,7 @@ def nearest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
 
 
 def put_right(text: str, wrong: str, meant: str) -> str:
-    """Replaces a word by the one that was meant, where it is a whole word of the text."""
+    """Replaces the wrong word in a text by the one that was meant; matches whole words only."""
     found = re.compile(rf"(\A|[^\w-]){re.escape(wrong)}(?![\w-])")
     return found.sub(lambda each: each[1] + meant, text)
 

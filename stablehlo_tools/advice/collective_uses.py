@@ -144,7 +144,7 @@ def _converted_to(value: ir.Value, depth: int) -> Iterator[ir.FloatType | None]:
 def _converted_later(
     value: ir.Value, collective: ir.Operation, depth: int
 ) -> Iterator[Number | None]:
-    """Yields the narrower types that a value is converted to after elementwise ops, or None."""
+    """Yields the narrower type of each convert after elementwise ops; None for other uses."""
     wide = float_of(collective.operands[0])
     for use in value.uses:
         user = use.owner.operation
@@ -183,7 +183,8 @@ def _is_spread_scalar(value: ir.Value) -> bool:
 def argument_behind(value: ir.Value) -> ir.Value | None:
     """Returns the argument of `main` that a value is a piece or a gather of; None without one.
 
-    Looks through invariant loop carries and manual computations."""
+    Looks through invariant loop carries and manual computations.
+    """
     while True:
         op = producer(value)
         if op is not None:

@@ -46,7 +46,7 @@ class Product:
 
 
 def products_of(traced: TracedGraph, path: Path = (), times: int = 1) -> Iterator[Product]:
-    """Yields the kernels with matrix products of a program, those of loops first."""
+    """Yields the kernels with matrix products of a program, also those in loops."""
     for task in traced.graph.tasks:
         if task.loop is not None:
             runs = times * iterations(task.loop)
@@ -60,7 +60,8 @@ def products_of(traced: TracedGraph, path: Path = (), times: int = 1) -> Iterato
 def repeated_compute(program: Program) -> Iterator[Advice]:
     """Detects products that all devices of an axis compute identically.
 
-    The batch is too small for the mesh, a dimension does not divide, or values are replicated."""
+    The batch is too small for the mesh, a dimension does not divide, or values are replicated.
+    """
     products = list(products_of(program.traced))
     mesh = next((m for m in program.facts.meshes.values() if m.size == program.clock.devices), None)
     if mesh is None or not program.is_worth(sum(each.ns for each in products)):
@@ -118,7 +119,8 @@ def _repeated(
 def _constraint_without(program: Program, op: ir.Operation, axis: str) -> ir.Operation | None:
     """Returns the nearest constraint on the op's operands in the given program.
 
-    None if it names the axis, or if there is no constraint."""
+    None if it names the axis, or without a constraint.
+    """
     location = str(op.location)
     named = ops_named(program.given.module.operation, frozenset({op.name}))
     ops = [each for each in named if str(each.location) == location]

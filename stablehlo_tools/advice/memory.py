@@ -21,7 +21,8 @@ _MICROBATCHES = (2, 4, 8)
 def does_not_fit(program: Program) -> Iterator[Advice]:
     """Detects a program that needs more memory than the device has.
 
-    The remedy recomputes some residuals, or runs the fewest microbatches that fit."""
+    The remedy recomputes some residuals, or runs the fewest microbatches that fit.
+    """
     over = program.peak_bytes - program.capacity
     if over <= 0:
         return
@@ -65,7 +66,8 @@ def does_not_fit(program: Program) -> Iterator[Advice]:
 class _Way:
     """A way to need less memory: in words, as passes, and the program after them.
 
-    `divides`: it divides the batch, so that its passes must run before a partitioner."""
+    `divides`: it divides the batch, so that its passes must run before a partitioner.
+    """
 
     does: str
     steps: str
@@ -85,7 +87,8 @@ def _longer(after: Program, before: Program) -> str:
 def _with_fewer_samples(program: Program) -> _Way | None:
     """Returns the fewest microbatches that fit, or those that need least memory.
 
-    None if the batch cannot be divided, or if dividing it needs no less memory."""
+    None if the batch cannot be divided, or if dividing it needs no less memory.
+    """
     best: _Way | None = None
     for count in _MICROBATCHES:
         steps = f"accumulate-gradients{{microbatches={count}}}"
@@ -100,7 +103,7 @@ def _with_fewer_samples(program: Program) -> _Way | None:
 
 
 def _recomputed(program: Program) -> _Way | None:
-    """Returns the program that recomputes the cheapest residuals; None if it does not fit."""
+    """Returns the program that recomputes residuals not worth their memory; None if too large."""
     steps = _rematerialize(program)
     after = program.after(steps)
     if after is None or after.peak_bytes > program.capacity:
@@ -113,10 +116,11 @@ def _rematerialize(program: Program) -> str:
 
 
 def kept_for_the_backward(program: Program) -> Iterator[Advice]:
-    """Detects loops over layers in a program that fits whose residuals are not the fastest choice.
+    """Detects a choice of residuals that is not the fastest, in a program that fits.
 
     jax.checkpoint recomputes values that could be kept, or keeps values that are quicker to
-    recompute."""
+    recompute.
+    """
     loops = [task for task in program.graph.tasks if task.loop is not None]
     if len(loops) < 2 or program.peak_bytes > program.capacity:
         return  # no backward in a loop, or does_not_fit's case

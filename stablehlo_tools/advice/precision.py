@@ -1,4 +1,4 @@
-"""Detects reductions in f32 of values that are bf16 before or after.
+"""Detects collectives of wider types than needed: f32 for values that are bf16 before or after.
 
 XLA itself narrows collectives that only move values (`as_compiled.ByItself`), except for some on
 TPU.

@@ -187,7 +187,8 @@ class Program:
     def partitioned_after(self, edit: Callable[[ir.Module], object]) -> Program | None:
         """Returns the program that is edited before it is partitioned.
 
-        None if the edit or the partitioner refuses it."""
+        None if the edit or the partitioner refuses it.
+        """
         copy = self.given.copy()
         try:
             edit(copy.module)

@@ -119,7 +119,8 @@ def _described(carry: Carry, batch: Batch) -> _Constrained:
 def reshards_not_asked_for(program: Program) -> Iterator[Advice]:
     """Detects activations that are moved because two ops want different shardings.
 
-    The remedy constrains the batch at the most expensive of them."""
+    The remedy constrains the batch at the most expensive of them.
+    """
     left = left_to_the_partitioner(program.given.module)
     if left is None:
         return

@@ -312,7 +312,8 @@ def _local_bytes(update: Update) -> float:
 def copied_for_loops(program: Program) -> Iterator[Advice]:
     """Detects arguments that a loop starts from and overwrites.
 
-    If they are not donated, the loop has to start from copies."""
+    If they are not donated, the loop has to start from copies.
+    """
     main = entry_function(program.explicit.module)
     listed = attributes_of_arguments(main)
     returned = {update.argument for update in updates_of(program)}

@@ -7,7 +7,7 @@ jax 0.12 writes an explicit asynchronous collective as two custom calls, with th
         {mhlo.frontend_attributes = {async_collective_config = "{"replica_groups": [[0, 1]], …}"}}
     %y = stablehlo.custom_call @"all-gather-done"(%f)
 
-The start's result and the done's have the same tensor type, so a start's can go anywhere.
+A start returns a tensor of the done's result type, so that it can be passed like any tensor.
 """
 
 from __future__ import annotations

@@ -55,7 +55,8 @@ class GatherNumbers:
     """Numbers of a gather or dynamic_gather.
 
     Component k of an index addresses the operand's dimension `index_map[k]`. `operand_batching[i]`
-    pairs with `indices_batching[i]`."""
+    pairs with `indices_batching[i]`.
+    """
 
     offset_dims: Dims
     collapsed: Dims
@@ -67,13 +68,15 @@ class GatherNumbers:
     def window_dims(self, operand_rank: int) -> Dims:
         """Returns the operand's dimensions that are in slices.
 
-        `offset_dims[i]` of the result is `window_dims[i]` of the operand."""
+        `offset_dims[i]` of the result is `window_dims[i]` of the operand.
+        """
         return _others(operand_rank, (*self.collapsed, *self.operand_batching))
 
     def batch_dims(self, result_rank: int) -> Dims:
         """Returns the result's dimensions that number the slices.
 
-        `batch_dims[i]` of the result is `index_dims[i]` of the indices."""
+        `batch_dims[i]` of the result is `index_dims[i]` of the indices.
+        """
         return _others(result_rank, self.offset_dims)
 
     def index_dims(self, indices_rank: int) -> Dims:
@@ -86,7 +89,8 @@ class ScatterNumbers:
     """Numbers of a scatter.
 
     Component k of an index addresses the operand's dimension `index_map[k]`. `operand_batching[i]`
-    pairs with `indices_batching[i]`."""
+    pairs with `indices_batching[i]`.
+    """
 
     update_window_dims: Dims
     inserted: Dims
@@ -98,13 +102,15 @@ class ScatterNumbers:
     def window_dims(self, operand_rank: int) -> Dims:
         """Returns the operand's dimensions that are in windows.
 
-        `update_window_dims[i]` of the updates is `window_dims[i]` of the operand."""
+        `update_window_dims[i]` of the updates is `window_dims[i]` of the operand.
+        """
         return _others(operand_rank, (*self.inserted, *self.operand_batching))
 
     def batch_dims(self, update_rank: int) -> Dims:
         """Returns the updates' dimensions that number the windows.
 
-        `batch_dims[i]` of the updates is `index_dims[i]` of the indices."""
+        `batch_dims[i]` of the updates is `index_dims[i]` of the indices.
+        """
         return _others(update_rank, self.update_window_dims)
 
     def index_dims(self, indices_rank: int) -> Dims:

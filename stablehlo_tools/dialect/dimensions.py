@@ -26,7 +26,7 @@
        whole = [f for f in relation.factors if f.role not in PASSED_THROUGH]
        alike = all(f.role is FactorRole.REPEATED for f in relation.along_result(0, dim))
 
-There is no relation for control flow and calls, whose clients visit their regions; for custom
+No relation exists for control flow and calls, whose clients visit their regions; for custom
 calls, composites and random numbers; for constants (`ir.values.is_splat` says if all elements are
 equal); for tensors with dynamic dimensions; and for ops with values other than tensors. A client
 that supports fewer ops lists them, with the reason.
@@ -409,7 +409,8 @@ def _scatter(
     """Relates a scatter.
 
     Windows that are partly outside of an operand are dropped whole. A window dimension with an
-    index is thus INDEXED even if it is as long as the operand's."""
+    index is thus INDEXED even if it is as long as the operand's.
+    """
     numbers = scatter_numbers(op)
     count = len(results)
     operand, indices, update = operands[0], operands[count], operands[count + 1]
@@ -480,7 +481,8 @@ def _convolution(
 ) -> OpDimensions:
     """Relates a convolution. Groups are the outer factor of features and batches.
 
-    Spatial dimensions are WINDOWED, even if the kernel has size 1 along them."""
+    Spatial dimensions are WINDOWED, even if the kernel has size 1 along them.
+    """
     numbers = conv_numbers(op)
     (image, kernel), (result,) = operands, results
     batch_groups = integer(op, "batch_group_count", 1)
@@ -647,7 +649,8 @@ def _triangular_solve(
 ) -> OpDimensions:
     """Relates a triangular_solve. Rows and columns of both matrices are WHOLE.
 
-    Each column of a solution is independent, but compilers call a routine for each matrix."""
+    Each column of a solution is independent, but compilers call a routine for each matrix.
+    """
     rank = len(operands[0])
     solved = rank - (2 if ir.BoolAttr(op.attributes["left_side"]).value else 1)
     rows = [(0, rank - 2), (0, rank - 1), (1, solved)]
@@ -681,7 +684,8 @@ def _batch_norm(
 ) -> OpDimensions:
     """Relates a batch norm. Statistics have one dimension, the features'.
 
-    Inference is elementwise; the others need statistics over all other dimensions."""
+    Inference is elementwise; the others need statistics over all other dimensions.
+    """
     features = integer(op, "feature_index")
     by_element = op.name.endswith("inference")
     rank = len(operands[0])

@@ -2,8 +2,7 @@
 
 A factor is a range of positions, 0 to `size`, that an op iterates over, like a letter of an einsum.
 It occurs in dimensions of operands and of results. At position p of the factor, the op reads
-element `start + step * p` of such a dimension of an operand, and writes that element of such a
-dimension of a result.
+element `start + step * p` of an operand's dimension. It writes that element of a result's.
 
     %c = stablehlo.dot_general %a, %b, contracting_dims = [1] x [0]
            : (tensor<4x6xf32>, tensor<6x8xf32>) -> tensor<4x8xf32>
@@ -70,8 +69,8 @@ class Along:
     """The occurrence of a factor in dimension `dim` of operand or result number `tensor`.
 
     Position p of the factor is element `start + step * p` of a dimension that has no other factor.
-    If several factors share the dimension, their steps add up, like digits of a number. A `start`
-    of None is known only at run time.
+    If several factors share the dimension, their offsets add up, like digits of a number. A
+    `start` of None is known only at run time.
     """
 
     tensor: int

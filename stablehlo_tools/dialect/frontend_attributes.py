@@ -52,7 +52,8 @@ def set_communication_domain(op: ir.Operation, domain: str) -> None:
 def mean_runs(op: ir.Operation) -> float | None:
     """Returns the mean number of runs of a loop's body, or of a conditional's dearer branch.
 
-    None if the program does not state it."""
+    None if the program does not state it.
+    """
     value = _entries(op).get(MEAN_RUNS)
     if not isinstance(value, ir.StringAttr):
         return None
@@ -71,7 +72,8 @@ def parsed_mean_runs(text: str) -> float | None:
 def set_mean_runs(op: ir.Operation, runs: float) -> None:
     """Records the mean number of runs of a loop's body or a branch, if it is not static.
 
-    In pipeline parallelism each rank reads its steps from its own table."""
+    In pipeline parallelism each rank reads its steps from its own table.
+    """
     _add(op, MEAN_RUNS, f"{runs:.6g}")
 
 

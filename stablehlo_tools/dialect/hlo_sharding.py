@@ -48,7 +48,8 @@ class HloSharding:
     """The sharding of one array.
 
     `tiles` has the number of tiles along each dimension, then along each of `subgroups`. `devices`
-    has one device for each tile, row-major."""
+    has one device for each tile, row-major.
+    """
 
     kind: str  # "tiled", "maximal", "replicated", "manual", "unreduced" or "unknown"
     tiles: tuple[int, ...] = ()
@@ -165,7 +166,8 @@ def mesh_of_tiles(
 def _cuts(found: Iterable[Sequence[Sequence[Digit]]], devices: int) -> set[int] | None:
     """Returns the strides at which axes begin and end, so that every digit is a product of axes.
 
-    None without such axes, for example for digits of sizes 2 and 3 at the same stride."""
+    None without such axes, for example for digits of sizes 2 and 3 at the same stride.
+    """
     cuts = {1, devices}
     for dims in found:
         for stride, size, _ in itertools.chain.from_iterable(dims):
@@ -214,7 +216,8 @@ def _all_digits(sharding: HloSharding, order: Sequence[int]) -> list[list[Digit]
 def _digits(held: np.ndarray) -> list[Digit] | None:
     """Returns the digits of `held`, minor first.
 
-    None unless `held[position]` is `sum(position // stride % size * weight)` over digits."""
+    None unless `held[position]` is `sum(position // stride % size * weight)` over digits.
+    """
     count, unit = len(held), 1
     digits: list[Digit] = []
     while unit < count:

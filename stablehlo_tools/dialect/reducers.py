@@ -28,7 +28,8 @@ _OF_COMPLEX = {"add": 0j, "multiply": 1 + 0j}
 def combining_ops(block: ir.Block) -> list[ir.Operation]:
     """Returns the ops of a reducer without sharding constraints.
 
-    jax also constrains the scalars of reducers if some axes of a mesh are manual."""
+    jax also constrains the scalars of reducers if some axes of a mesh are manual.
+    """
     ops = [op.operation for op in block.operations]
     return [op for op in ops if op.name != SHARDING_CONSTRAINT]
 

@@ -2,9 +2,9 @@
 
     tensor<4x6x5> -> tensor<2x12x5>      factors 2, 2, 6, 5
 
-Dimension 0 is split into 2 and 2; the second of these is merged with dimension 1. If the element
-counts before a dimension do not divide each other (2x3 -> 3x2), elements of one dimension are
-spread over several positions of another, and there is no common factor.
+Dimension 0 is split into 2 and 2; the second of these is merged with dimension 1. If neither
+shape divides the other's elements (2x3 -> 3x2), elements of one dimension are spread over all of
+another. These dimensions have no common factor.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def reshape_factors(before: Shape, after: Shape) -> tuple[ReshapeFactor, ...]:
         if one.read == other.read and common > 1:
             factors.append(ReshapeFactor(common, one.take(common), other.take(common)))
             continue
-        # There is no common next factor: read on until both have read equally many elements.
+        # Without a common next factor, read on until both have read equally many elements.
         if one.read == other.read:
             factors.append(ReshapeFactor(one.left, one.take(one.left), None))
             factors.append(ReshapeFactor(other.left, None, other.take(other.left)))
@@ -83,9 +83,10 @@ def reshape_factors(before: Shape, after: Shape) -> tuple[ReshapeFactor, ...]:
 
 
 def _catching_up(behind: _Digits, ahead: _Digits, common: int) -> int:
-    """Returns the smallest part that ends at a boundary of the other shape, else without their gcd.
+    """Returns the smallest factor of `behind` that catches up with `ahead`.
 
-    If that would be empty, returns the rest of the dimension."""
+    Without one, returns the rest of the dimension divided by `common`, or all of it if equal.
+    """
     missing, rest = divmod(ahead.read, behind.read)
     if not rest and behind.left % missing == 0:
         return missing

@@ -10,8 +10,8 @@ because a rule does not support one. It changes the set where it uses it:
     _COPIED = ops_with(Trait.LAYOUT) - {BROADCAST} | {CONVERT}  # a broadcast adds elements
 
 Traits depend on names only, and this module is pure Python, as readers of HLO text use it too.
-Other modules handle properties that depend on types or attributes, such as if a `convert` rounds,
-or if a custom call has effects.
+Other modules handle properties that depend on types or attributes, for example if a `convert`
+rounds, or if a custom call has effects.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Trait(Flag):
     RETYPE = auto()  # converts the elements, or reinterprets their bits, as another type
     COMPLEX_PART = auto()  # builds complex numbers from their parts, or returns a part
 
-    # What is computed.
+    # Algebra.
     COMMUTATIVE = auto()  # f(a, b) = f(b, a)
     ASSOCIATIVE = auto()  # f(f(a, b), c) = f(a, f(b, c)), for floats except for rounding
     IDEMPOTENT = auto()  # f(a, a) = a

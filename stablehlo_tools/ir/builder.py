@@ -1,4 +1,4 @@
-"""Builds small ops before another one."""
+"""Builds small ops at an insertion point, mostly before another op."""
 
 from __future__ import annotations
 

@@ -2,9 +2,9 @@
 
 A carrier is a `while`, `if`, `case`, `manual_computation`, `named_computation`, `call`,
 `composite` or function. Values are appended and dropped at the end only, so that earlier positions
-keep their meaning; only `drop_entry_argument` shifts the positions after it. MLIR cannot change
-the number of operands or results of an op, so the op is rebuilt: the new op gets its regions,
-attributes and location, and the old op is erased.
+keep their meaning; only `drop_entry_argument` shifts the positions after it. The bindings cannot
+change the number of operands or results of an op, so the op is rebuilt: the new op gets its
+regions, attributes and location, and the old op is erased.
 """
 
 from __future__ import annotations

@@ -198,7 +198,7 @@ def keep_results(
 
 
 def fold_reshapes(module: ir.Module) -> None:
-    """Replaces a chain of reshapes by its operand, if the result has the operand's type."""
+    """Replaces a reshape by an earlier value of its chain of reshapes, if that has its type."""
     for op in ops_named(module.operation, {RESHAPE}):
         result = op.results[0]
         source = producer(op.operands[0])
@@ -224,8 +224,8 @@ def fold_broadcasts(module: ir.Module) -> None:
 def link_loops(module: ir.Module) -> None:
     """Replaces the results of loop-invariant carries by their initial values.
 
-    If a loop carries a reshape of a stack that another loop wrote, it carries the stack itself if
-    the types match. Drops the sharding constraints in between.
+    If the initial value of a carry reshapes or constrains a stack that another loop wrote, and has
+    the same type, the stack replaces it.
     """
 
     for op in ops_named(module.operation, {WHILE}):

@@ -60,8 +60,8 @@ _SIDES = ("arg_attrs", "res_attrs")
 def import_gspmd(module: ir.Module) -> None:
     """Replaces GSPMD's custom calls and attributes by Shardy's ops and attributes, in place.
 
-    Raises a located ToolError for invalid shardings, for tilings that no single mesh expresses, for
-    values on a single device, and for manual computations that cannot be separated.
+    Raises a located ToolError for invalid shardings, tilings that no single mesh expresses, values
+    on a single device, and manual computations that cannot be separated.
     """
     for op in ops_where(module.operation, is_gspmd_call):
         if len(op.operands) != 1 or len(op.results) != 1:
@@ -325,8 +325,8 @@ class _Importer:
     def _restate_signature(self, function: ir.Operation, *, is_entry: bool) -> None:
         """Converts the shardings of a function's arguments and results.
 
-        Other functions than the entry lose their signature when they are inlined, so that theirs
-        become constraints.
+        Functions other than the entry lose their signature when they are inlined, so their
+        shardings become constraints.
         """
         block = Function(function).body
         for side in _SIDES:

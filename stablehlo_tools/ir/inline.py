@@ -57,7 +57,7 @@ def copy_body(
 
 
 def inline_all_calls(module: ir.Module) -> None:
-    """Inlines every call and composite with a body in the module, and drops these functions.
+    """Inlines every call and composite of functions with bodies; erases the private ones.
 
     Raises a located ToolError for a recursive call, and for calls that would multiply the ops: for
     example f calls g twice, which calls h twice, and so on.

@@ -43,9 +43,10 @@ type ReadBorder = Callable[[ir.Operation], ManualBorder]
 class ManualBorder:
     """The shardings of a value that enters or leaves a manual computation.
 
-    `around` are the axes that are manual outside it; `manual` are those that are manual in it (None
+    `around` are the axes that are manual outside it, `manual` the axes that are manual in it (None
     if not stated), and `every` are all axes. `sharding` is the value's sharding outside, and
-    `divided` maps the axes of each dimension to their sizes."""
+    `divided` maps the axes of each dimension to their sizes.
+    """
 
     around: frozenset[str]
     manual: frozenset[str] | None
@@ -244,7 +245,7 @@ class _Regions:
             for each in nodes:
                 followers[each].append(node)
         left = {node: len(nodes) for node, nodes in waits.items()}
-        # A computation goes as close as possible to its last op.
+        # Sorts a computation by its last op, so that it stays as close to that as possible.
         ready = [(members[node][-1], node) for node, count in left.items() if count == 0]
         heapq.heapify(ready)
         order: list[int] = []

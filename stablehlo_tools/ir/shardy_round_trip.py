@@ -73,7 +73,8 @@ def set_entry(
 ) -> None:
     """Sets an attribute of an argument (`side` is `arg_attrs`) or a result (`res_attrs`).
 
-    A Shardy sharding replaces the `mhlo.sharding`."""
+    A Shardy sharding replaces the `mhlo.sharding`.
+    """
     block, context = Function(function).body, function.context
     listed = function.attributes.get(side, None)
     count = len(block.arguments if side == "arg_attrs" else terminator(block).operands)
@@ -162,7 +163,8 @@ def _restore_manual_computations(
 ) -> None:
     """Restores the manual computations whose bodies a function calls.
 
-    Handles the bodies first, as their ops are copied."""
+    Handles the bodies first, as their ops are copied.
+    """
     calls = ops_where(function, lambda op: op.name == CALL and is_manual_body(callee_name(op)))
     for call in calls:
         body = functions.get(callee_name(call))

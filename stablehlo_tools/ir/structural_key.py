@@ -18,7 +18,8 @@ def op_key(
     """Returns a key of an op's name, its attributes and the types of its results.
 
     `is_said` selects attributes by name. `spell` converts attributes and types to keys that are
-    comparable across contexts."""
+    comparable across contexts.
+    """
     said: Hashable
     try:
         said = tuple((name, spell(value)) for name, value in op.attributes.items() if is_said(name))
@@ -35,7 +36,8 @@ def block_key(
 ) -> Hashable:
     """Returns a key of the arguments and ops of a block, and of nested blocks.
 
-    Operands become numbers; `outside` returns the key of a value defined outside the block."""
+    Operands become numbers; `outside` returns the key of a value defined outside the block.
+    """
     numbers: dict[ir.Value, int] = {}
 
     def key(block: ir.Block) -> Hashable:

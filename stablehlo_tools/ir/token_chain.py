@@ -54,7 +54,7 @@ def is_refined_by_jax(module: ir.Module) -> bool:
 
 
 def may_decide_platform(value: ir.Value) -> bool:
-    """Returns True if a value is an integer of rank 0: a platform index or the size of a dimension.
+    """Returns True for integers of rank 0: possibly the platform index or a dimension's size.
 
     jax makes these constants at the call. A barrier would hide the constant from the compiler, and
     the code of other platforms would stay, which may not compile on this platform.

@@ -30,7 +30,8 @@ from stablehlo_tools.ir.walk import ops_where
 def reshape_units(root: ir.Operation) -> None:
     """Replaces reductions of dimensions of size 1, and broadcasts that only add such, by reshapes.
 
-    A dimension that is reduced and added again gives a single reshape."""
+    A dimension that is reduced and added again gives a single reshape.
+    """
     without: set[ir.Value] = set()
     for op in ops_where(root, lambda op: op.name in (REDUCE, BROADCAST, RESHAPE)):
         source, result = op.operands[0], op.results[0]
@@ -55,7 +56,8 @@ def reshape_units(root: ir.Operation) -> None:
 def _kept_of_units(op: ir.Operation) -> list[int] | None:
     """Returns the dimensions except those of size 1 that a reduction reduces; None without any.
 
-    Also None if it reduces several operands, or if the initial value is not the identity."""
+    Also None if it reduces several operands, or if the initial value is not the identity.
+    """
     shape, reducer = shape_of(op.operands[0]), reducer_kind(Combining(op).combiner)
     units = [dim for dim in integers(op, "dimensions") if shape[dim] == 1]
     if not units or len(op.operands) != 2 or reducer is None:
@@ -79,7 +81,8 @@ class IndexedRows(NamedTuple):
 
     They are: window dimensions of the slices; operand dimensions collapsed or inserted; batching
     dimensions of operand and indices; operand dimensions that the index components address; and
-    the index vector dimension."""
+    the index vector dimension.
+    """
 
     windows: tuple[int, ...]
     left_out: tuple[int, ...]
@@ -92,7 +95,8 @@ class IndexedRows(NamedTuple):
 def batch_units(root: ir.Operation) -> None:
     """Makes whole dimensions of size 1 of gathers and scatters batching dimensions, in place.
 
-    Only if the op has others, as `jnp.take_along_axis` writes at larger sizes."""
+    Only if the op has others, as `jnp.take_along_axis` writes at larger sizes.
+    """
     rewrite_rows(root, _batched)
 
 
@@ -101,7 +105,8 @@ def rewrite_rows(
 ) -> None:
     """Sets the dimension numbers of gathers and of scatters into one tensor.
 
-    `change` returns the numbers, and adapts the indices (operand 1) itself."""
+    `change` returns the numbers, and adapts the indices (operand 1) itself.
+    """
     for op in ops_where(root, lambda op: op.name in (GATHER, SCATTER)):
         if op.name == GATHER:
             name, written = "dimension_numbers", bindings.GatherDimensionNumbers

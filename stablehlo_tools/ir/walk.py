@@ -230,7 +230,8 @@ def referenced_symbols(op: ir.Operation) -> set[str]:
 def copy_referenced_symbols(source: ir.Operation, target: ir.Module) -> None:
     """Copies the symbols that `target` refers to and lacks from the module `source`.
 
-    Follows their own references. The copies go to the beginning of `target`."""
+    Follows their own references. The copies go to the beginning of `target`.
+    """
     there = {symbol_name(op): op.operation for op in source.regions[0].blocks[0].operations}
     here = {symbol_name(op) for op in target.body.operations}
     wanted = referenced_symbols(target.operation)

@@ -62,7 +62,8 @@ _LEAST_WIDTH = 32  # bits; enough for any number of iterations
 def iteration_of(build: Builder, counter: ir.Value, start: int, step: int) -> ir.Value:
     """Computes the iteration number, from 0, of a counter from `start` in steps of `step`.
 
-    The result has at least 32 bits."""
+    The result has at least 32 bits.
+    """
     element = ir.IntegerType(element_of(counter))
     if element.width < _LEAST_WIDTH:
         element = ir.IntegerType.get_signless(_LEAST_WIDTH, build.context)
@@ -90,7 +91,8 @@ def room_for_rows(build: Builder, value: ir.Value, trips: int) -> ir.Value:
 class CountedLoop:
     """A `while` that counts from 0 to a limit.
 
-    It exists before its body is written, so that `before` can build loop-invariant values."""
+    It exists before its body is written, so that `before` can build loop-invariant values.
+    """
 
     def __init__(self, build: Builder, limit: ir.Value, carried: Sequence[ir.Value]) -> None:
         zero, one = build.i32(0), build.i32(1)

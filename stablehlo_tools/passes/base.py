@@ -1,4 +1,4 @@
-"""A pass: a frozen dataclass whose fields are its options."""
+"""Defines the base class of passes: frozen dataclasses whose fields are the options."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ class Pass(ABC):
     def done_elsewhere(cls, options: Mapping[str, str], option: str) -> tuple[str, str] | None:
         """Returns the message and the command for an option's value that another command handles.
 
-        `options` are the other options. Returns None if no command handles it."""
+        `options` are the other options. Returns None if no command handles it.
+        """
         del options, option
         return None
 

@@ -72,7 +72,8 @@ def _taken(hint: Any) -> tuple[tuple[str, ...], bool]:
 def describe(name: str = "") -> str:
     """Returns a pass as text, as `described`; without a name, a line for each pass and pipeline.
 
-    Raises ToolError for an unknown name."""
+    Raises ToolError for an unknown name.
+    """
     if name:
         return described(name)
     return "\n".join(

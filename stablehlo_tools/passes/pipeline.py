@@ -139,7 +139,8 @@ class Pipeline:
     def _too_late(self, place: int, refusal: ToolError) -> ToolError | None:
         """Returns the error for a refused pass on whole programs that runs after partitioning.
 
-        It suggests the right order. None for other refusals."""
+        It suggests the right order. None for other refusals.
+        """
         step, told = self.passes[place], refusal.diagnostic
         behind = [
             number
@@ -163,7 +164,8 @@ class Pipeline:
     def _refuse_in_vain(self, place: int, told: Diagnostic) -> None:
         """Raises ToolError if a pass found nothing because the pass that it depends on runs later.
 
-        Does not raise if it runs again after that pass."""
+        Does not raise if it runs again after that pass.
+        """
         step, later = self.passes[place], [each.name for each in self.passes[place + 1 :]]
         if not told.in_vain_before or told.in_vain_before not in later:
             return

@@ -161,8 +161,10 @@ PASSES: dict[str, Entry] = {
 
 @dataclass(frozen=True)
 class NamedStep:
-    """One step of a named pipeline, why it stands there, and which options of the pipeline go to
-    it, in the place of its own."""
+    """One step of a named pipeline, and the reason for its position.
+
+    `takes` are the options of the pipeline that replace the options of this step.
+    """
 
     text: str
     reason: str
@@ -182,9 +184,9 @@ NAMED: dict[str, tuple[NamedStep, ...]] = {
         NamedStep("symbol-dce", "functions nobody calls would be threaded for nothing"),
         NamedStep("thread-tokens", "last: token barriers stop every later merge and move"),
     ),
-    # As XLA:GPU schedules them on 8 H100: MaxText's 7B step takes 293.3 ms of 300.6; a step of flax
-    # over two stages 348 ms of 398, 406 with schedule=1f1b and 338 with gpipe. A mixture of experts
-    # on 64: 74 ms of 83.
+    # Times after and before, as XLA:GPU schedules them on 8 H100: MaxText's 7B step 293.3 of 300.6
+    # ms; a step of flax over two stages 348 of 398 ms, 406 with schedule=1f1b and 338 with gpipe.
+    # A mixture of experts on 64: 74 of 83 ms.
     "fsdp": (_PARTITION, _SMALLER, _ORDER),
     # Without an order: almost all compute next to a sum of activations waits for it. XLA:GPU's
     # order is as good (Tunix's Qwen3: 90.5 ms either way) or better (flax's scan: 277 and 283

@@ -105,7 +105,8 @@ class Event:
 class Drawing(NamedTuple):
     """The data of a timeline: names of the streams by number, events, and memory steps.
 
-    A memory step is (ns, bytes alive from then on)."""
+    A memory step is (ns, bytes alive from then on).
+    """
 
     streams: tuple[str, ...]
     events: Sequence[Event]
@@ -162,7 +163,8 @@ class ProgramReport:
     def bounded_figures(self) -> dict[str, float]:
         """The figures that `inspect --at-most` bounds, by name.
 
-        `bytes` are those that all collectives move in all runs."""
+        `bytes` are those that all collectives move in all runs.
+        """
         return {
             "exposed_ns": self.exposed_ns,
             "bytes": sum(row.times * row.bytes for row in self.collectives),

@@ -189,7 +189,8 @@ _GPUS = frozenset({"cuda", "rocm", "gpu"})  # jax.export's names of platforms
 def hardware_for(artifact: Artifact, name: str | None, targets: Sequence[str] = ()) -> Hardware:
     """Returns the named hardware, else that of the only compiler among the targets.
 
-    Otherwise it depends on the export's platforms: TPU v5e for TPUs without GPUs, else H100."""
+    Otherwise it depends on the export's platforms: TPU v5e for TPUs without GPUs, else H100.
+    """
     if name is not None:
         return load_hardware(name)
     compilers = [target for target in targets if target in DEFAULT_HARDWARE]

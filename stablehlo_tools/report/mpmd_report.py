@@ -174,7 +174,8 @@ def to_json(report: SetReport) -> dict[str, Any]:
 def summary(manifest: Manifest, alone: float) -> dict[str, Any]:
     """Returns counts, predicted times in seconds and bytes per rank, as plain data.
 
-    `alone` is the time of the step on one rank, in seconds."""
+    `alone` is the time of the step on one rank, in seconds.
+    """
     timeline = simulate(manifest.table, manifest.costs)
     return {
         "schedule": manifest.table.name,

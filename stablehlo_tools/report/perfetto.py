@@ -133,9 +133,8 @@ def _threads(
 ) -> tuple[list[tuple[int, int]], dict[int, int]]:
     """Returns the threads as (id, stream), and the thread of each event by the event's `id`.
 
-    A stream is one thread. If a task begins before the end of another one, it gets a second thread,
-    because the reader requires slices of a thread to nest or be disjoint. `events` are sorted by
-    begin.
+    A stream is one thread. If a task begins before the end of another one, it gets a second thread.
+    The reader requires slices of a thread to nest or be disjoint. `events` are sorted by begin.
     """
     free: list[list[int]] = [[0] for _ in range(streams)]  # when the threads of a stream are free
     places: list[tuple[Event, int]] = []

@@ -75,7 +75,8 @@ class PipelineReport:
     def to_json(self) -> dict[str, Any]:
         """Returns plain data; `timeline` has a row for each rank, with its steps in each tick.
 
-        For example `0F3` is the forward of virtual stage 0 on microbatch 3."""
+        For example `0F3` is the forward of virtual stage 0 on microbatch 3.
+        """
         schedule = self.schedule
         return {
             "kind": self.kind,
@@ -140,8 +141,8 @@ class DirectionRow:
     """The forward or the backward of a pipeline.
 
     A rank sends `sent_bytes` in a tick; its `receive_slots` hold `received_bytes`. `read_bytes` are
-    the rows for each microbatch from another loop. `written_bytes` are the layers' residuals or, in
-    a backward, the accumulated gradients.
+    the rows for each microbatch from another loop. `written_bytes` are what the layers store for
+    each microbatch or, in a backward, the accumulated gradients.
     """
 
     direction: str  # forward or backward

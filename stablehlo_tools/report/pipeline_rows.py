@@ -2,8 +2,8 @@
 
 A loop over ticks is one program for all ranks; a rank's row of the table gives the number of layers
 that it runs in a tick. The cost model times each tick of each rank. Ranks synchronize only by
-exchanging values. A rank begins a tick when it has ended the one before and has received what its
-neighbours sent in that tick.
+exchanging values. A rank begins a tick after it has ended the previous one and has received its
+neighbours' sends of the previous one.
 """
 
 from __future__ import annotations
@@ -85,7 +85,8 @@ def _ns(op: ir.Operation, tick: TracedGraph) -> float:
 def _around(pipeline: Pipeline, tick: TracedGraph) -> tuple[float, float]:
     """Returns the ns of a tick besides layers and permutes: in branches, and outside of them.
 
-    Branches contain the head, which only some ranks run."""
+    Branches contain the head, which only some ranks run.
+    """
     permutes = [op for phase in pipeline.phases for op in phase.permutes]
     head = rest = 0.0
     for task, ops in zip(tick.graph.tasks, tick.ops, strict=True):

@@ -93,7 +93,7 @@ def _what_to_do(program: ProgramReport) -> Iterator[str]:
 
 
 def advice_of(advised: Advised, target: str) -> str:
-    """Returns text that says of which total the gains are."""
+    """Returns the total that the gains refer to, as text."""
     total = duration(advised.total_ns)
     if target == "as written":
         return f"each by itself, of the {total} that are left where a compiler orders the ops"

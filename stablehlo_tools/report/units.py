@@ -40,7 +40,8 @@ def _moment(value: float) -> str:
 class Units:
     """Formatters of times and memory: in tables, in a sentence (`said`) and on an axis (`mark`).
 
-    An axis has at most `marks` marks."""
+    An axis has at most `marks` marks.
+    """
 
     time: Callable[[float], str]
     amount: Callable[[float], str]
