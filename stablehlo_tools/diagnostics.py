@@ -87,7 +87,7 @@ class Diagnostic:
     place: Place = Place()
     notes: tuple[Diagnostic, ...] = ()
     settled_by: str = ""  # the pass that it asks for: dropped if that pass runs later
-    in_vain_before: str = ""  # the pass that must run before: refused if that one runs later
+    in_vain_before: str = ""  # the pass after which this must run: refused if that runs later
     hint: str = ""  # a command or a change to try
     # The given word and the likely one: first try the same command with that.
     instead: tuple[str, str] | None = None
