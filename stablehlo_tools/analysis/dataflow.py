@@ -1,12 +1,13 @@
-"""A block and the blocks in it, read once: values as numbers, ops as nodes, blocks as bodies.
+"""Reads a block and its nested blocks once: values as numbers, ops as nodes, blocks as bodies.
 
-Analyses go over a block many times, from different arguments; asking the bindings each time takes
-ten times as long. What control flow hands on stands here alone: `carries` and `handed_on`, for the
-values that are the same elsewhere, and `sources_of` for all that a value may depend on.
+Analyses visit a block many times, from different arguments. Asking the bindings each time is ten
+times as slow. Only this module knows how values pass through control flow: `carries` and
+`handed_on` give the values that are the same elsewhere, `sources_of` all that a value may depend
+on.
 
-`solve` takes facts of values along, forwards or backwards, until none changes: MLIR's sparse
-dataflow solver (`mlir/Analysis/DataFlow/SparseAnalysis.h`) without lattices of its own. An analysis
-is what a node makes of the facts that it takes, and how two facts are joined.
+`solve` propagates facts about values, forwards or backwards, until none changes. It is MLIR's
+sparse dataflow solver (`mlir/Analysis/DataFlow/SparseAnalysis.h`) without lattices of its own. An
+analysis defines how a node transforms facts, and how two facts are joined.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ CONTROL_FLOW = BRANCHES | {WHILE}
 
 @dataclass(eq=False, slots=True)
 class Body:
-    """A block: its arguments, its ops without the terminator, and what the terminator returns."""
+    """A block: its arguments, its ops without the terminator, and the terminator's operands."""
 
     block: ir.Block
     arguments: tuple[int, ...]
@@ -34,16 +35,16 @@ class Body:
     returned: tuple[int, ...]
 
     def nested(self) -> Iterator[Node]:
-        """Every op, each before those in it."""
+        """Yields every op, each before those in its regions."""
         return nested(self.nodes)
 
 
 @dataclass(eq=False, slots=True)
 class Node:
-    """An op. `captures` are values from outside that its regions use; ops that are opened, control
-    flow, have their regions in `bodies`, and no captures of their own.
+    """An op. `captures` are the values from outside that its regions use.
 
-    `index` is its place among all nodes of the graph; `inputs` are operands and captures, each
+    An op that is opened, as control flow is, has its regions in `bodies`, and no captures of its
+    own. `index` is its place among all nodes of the graph. `inputs` are operands and captures, each
     once.
     """
 
@@ -61,8 +62,10 @@ class Node:
 
 
 class Dataflow:
-    """All of a block. `values[n]` is value number n, `nodes[i]` the op of index i; those in an op
-    stand before it."""
+    """The graph of a block. `values[n]` is value number n, `nodes[i]` the op of index i.
+
+    Ops in the regions of an op come before it.
+    """
 
     root: Body
 
@@ -74,20 +77,22 @@ class Dataflow:
 
     @classmethod
     def of(cls, block: ir.Block, *, opened: Collection[str] = CONTROL_FLOW) -> Self:
-        """The graph of a block, and of those in ops of the names `opened`: in control flow, unless
-        a client takes a loop as one op."""
+        """Returns the graph of a block and of the blocks in ops with the names `opened`.
+
+        By default all control flow is opened. A client that treats a loop as one op leaves it out.
+        """
         graph = cls(opened)
         graph.root = graph._body(block)
         return graph
 
     @cached_property
     def maker(self) -> dict[int, Node]:
-        """The op that a value is a result of."""
+        """The op that each value is a result of."""
         return {number: node for node in self.nodes for number in node.results}
 
     @cached_property
     def users(self) -> dict[int, list[Node]]:
-        """The ops that take a value: as an input, or from one of their bodies."""
+        """The ops that read each value, as an input or in the terminator of one of their bodies."""
         users: dict[int, list[Node]] = {}
         for node in self.nodes:
             returned = (number for body in node.bodies for number in body.returned)
@@ -97,11 +102,11 @@ class Dataflow:
 
     @cached_property
     def owner(self) -> dict[int, Node]:
-        """The op that a value is an argument of a body of."""
+        """The op that has each value as an argument of one of its bodies."""
         return {n: node for node in self.nodes for body in node.bodies for n in body.arguments}
 
     def number(self, value: ir.Value) -> int:
-        """The number of a value, a new one where it has none yet: one from outside of the block."""
+        """Returns the number of a value; a value from outside of the block gets a new number."""
         number = self.numbers.get(value)
         if number is None:
             number = self.numbers[value] = len(self.values)
@@ -109,7 +114,7 @@ class Dataflow:
         return number
 
     def ancestors(self, numbers: Iterable[int]) -> set[int]:
-        """The indices of the ops that values are computed by."""
+        """Returns the indices of the ops that compute these values."""
         above = solve(self, dict.fromkeys(numbers, True), dependences, backward=True)
         return {self.maker[number].index for number in above if number in self.maker}
 
@@ -119,14 +124,14 @@ class Dataflow:
         return Body(block, arguments, tuple(nodes), returned)
 
     def _read(self, block: ir.Block, nodes: list[Node]) -> tuple[int, ...]:
-        """Adds the nodes of a block's ops; what its terminator returns."""
+        """Adds the nodes of a block's ops, and returns the operands of its terminator."""
         *ops, end = [view.operation for view in block.operations]
         for op in ops:
             self._op(op, nodes)
         return self._numbers(end.operands)
 
     def _op(self, op: ir.Operation, nodes: list[Node]) -> None:
-        """Adds the node of an op; a subclass may read it as several, or as none."""
+        """Adds the node of an op. A subclass may add several nodes, or none."""
         operands, name = self._numbers(op.operands), op.name
         bodies: tuple[Body, ...] = ()
         captures: tuple[int, ...] = ()
@@ -155,7 +160,7 @@ class Dataflow:
 
 
 def captured(op: ir.Operation) -> list[ir.Value]:
-    """The values from outside that the regions of an op use, in the order of the text."""
+    """Returns the values from outside that the regions of an op use, in the order of the text."""
     inside: set[ir.Value] = set()
     used: dict[ir.Value, None] = {}
 
@@ -175,8 +180,11 @@ def captured(op: ir.Operation) -> list[ir.Value]:
 
 
 class Carry(NamedTuple):
-    """One value that a loop hands on. Of each iteration it is an argument of both regions: the
-    operand at first, then what the body has returned, and at the end the result."""
+    """One carry of a loop, as its values' numbers.
+
+    It enters as `operand`. Both regions have it as an argument, the body returns its next value,
+    and after the last iteration it is the `result`.
+    """
 
     operand: int
     condition: int
@@ -186,18 +194,18 @@ class Carry(NamedTuple):
 
 
 def carries(loop: Node) -> list[Carry]:
-    """What a `while` hands on, in the order of its operands."""
+    """Returns the carries of a `while`, in the order of its operands."""
     condition, body = loop.bodies
     columns = (loop.operands, condition.arguments, body.arguments, body.returned, loop.results)
     return [Carry(*row) for row in zip(*columns, strict=True)]
 
 
 def handed_on(node: Node) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """The values that control flow hands on unchanged, each with those that it may be: arguments of
-    a loop's body, and results. None of any other op, nor of one that was not opened.
+    """Yields values that control flow passes on unchanged, each with the values that it may be.
 
-    The arguments of a loop's condition are left out: who asks where a tiling comes from has never
-    looked behind what a condition computes.
+    These are arguments of a loop's body, and results. Other ops, and ops that were not opened, have
+    none. The arguments of a loop's condition are left out, because the clients, which look for the
+    source of a tiling, never follow a value that a condition computes.
     """
     if not node.bodies:
         return
@@ -211,8 +219,10 @@ def handed_on(node: Node) -> Iterator[tuple[int, tuple[int, ...]]]:
 
 
 def sources_of(node: Node) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """The values that an op makes or hands on, each with all that it is computed from. How often a
-    loop runs is not counted among those, which branch runs is."""
+    """Yields the values that an op defines, each with all that it is computed from.
+
+    A branch's index counts among them, a loop's trip count does not.
+    """
     if node.name == WHILE and node.bodies:
         yield from handed_on(node)
         return
@@ -222,7 +232,7 @@ def sources_of(node: Node) -> Iterator[tuple[int, tuple[int, ...]]]:
 
 
 def nested(nodes: Iterable[Node]) -> Iterator[Node]:
-    """Ops, each before those in it."""
+    """Yields ops, each before those in its regions."""
     for node in nodes:
         yield node
         for body in node.bodies:
@@ -230,7 +240,7 @@ def nested(nodes: Iterable[Node]) -> Iterator[Node]:
 
 
 def inputs_of(node: Node) -> set[int]:
-    """The values that an op and the ops in it use, its own blocks' among them."""
+    """Returns the values that an op and the ops in it use, including those of its own blocks."""
     used = set(node.inputs)
     for body in node.bodies:
         used.update(body.returned)
@@ -240,7 +250,7 @@ def inputs_of(node: Node) -> set[int]:
 
 
 def numbers_in(body: Body) -> set[int]:
-    """The values of a block and of the blocks in it."""
+    """Returns the values of a block and of the blocks in it."""
     numbers = set(body.arguments)
     for node in body.nodes:
         numbers.update(node.results)
@@ -252,8 +262,10 @@ def numbers_in(body: Body) -> set[int]:
 def needed(
     nodes: Sequence[Node], ends: Iterable[int], given: Set[int] = frozenset()
 ) -> tuple[Node, ...]:
-    """Those of the ops of a block that values depend on, the makers of `given` ones left out. A
-    loop is taken whole: it needs all that goes in."""
+    """Returns the ops of a block that `ends` depend on, except the makers of `given` values.
+
+    A loop is kept whole: all of its inputs are needed.
+    """
     wanted = set(ends)
     makers: list[Node] = []
     for node in reversed(nodes):
@@ -264,7 +276,7 @@ def needed(
     return tuple(reversed(makers))
 
 
-# What a node says of values, given the facts of those that it takes (backwards: of those it makes).
+# Yields facts of values, given the facts of a node's inputs (backwards: of its results).
 type Transfer[T] = Callable[[Node, Mapping[int, T]], Iterable[tuple[int, T]]]
 
 
@@ -281,13 +293,13 @@ def solve[T](
     backward: bool = False,
     everywhere: bool = False,
 ) -> dict[int, T]:
-    """The facts of values, from those known at the `start` on: the least that `transfer` of every
-    node adds nothing to. Values without a fact are not in it.
+    """Returns the facts of values: the least fixed point of `transfer` that contains `start`.
 
-    A node is visited where a fact that it takes is new or has changed; with `everywhere` each at
-    least once, for facts that come of nothing. First come inner and earlier nodes (backwards outer
-    and later ones): the outcome is the same in any order, as long as `join` and `transfer` only
-    ever add to what is said, and it is found soonest in this.
+    Values without a fact are left out. A node is visited if a fact of its inputs is new or has
+    changed; with `everywhere`, each node at least once, for facts that need no inputs. Inner and
+    earlier nodes are visited first (backwards outer and later ones). The order does not change the
+    result, provided that `join` and `transfer` only ever add to a fact. This order needs the fewest
+    visits.
     """
     facts, way = dict(start), -1 if backward else 1
 
@@ -319,8 +331,8 @@ def solve[T](
 
 
 def dependences(node: Node, wanted: Mapping[int, bool]) -> list[tuple[int, bool]]:
-    """Backwards: what the values that are wanted are computed from."""
-    if not node.bodies:  # a result is wanted, so that all of these are
+    """Transfers backwards: returns the values that the wanted ones are computed from."""
+    if not node.bodies:  # one of the results is wanted, so all inputs are
         return [(number, True) for number in node.inputs]
     return [
         (source, True)
@@ -331,8 +343,10 @@ def dependences(node: Node, wanted: Mapping[int, bool]) -> list[tuple[int, bool]
 
 
 def dependents(node: Node, reached: Mapping[int, bool]) -> Iterator[tuple[int, bool]]:
-    """Forwards: what is computed from values that are reached; of a loop that runs as often as one
-    of them says, all that it hands on."""
+    """Transfers forwards: yields the values that are computed from reached ones.
+
+    If the condition of a loop is reached, so are all of its carries: the trip count decides them.
+    """
     if node.name != WHILE or not node.bodies:
         for number, sources in sources_of(node):
             if any(source in reached for source in sources):

@@ -1,16 +1,17 @@
-"""Which collectives must be over before a value can exist, whatever a compiler simplifies.
+"""Finds the collectives that must finish before a value can exist, whatever XLA simplifies.
 
-For each value sets of collectives are kept, as bits: those that *each* element depends on, those
-that the elements of a *part* do, and those that the *whole* does (one element of it at least). One
-more bit, `VARIES`, says that the value surely depends on what is known only at run time, so that no
-compiler makes it a constant.
+For each value, three sets of collectives are kept as bits: those that *each* element depends on,
+those that the elements of a *part* depend on, and those that the *whole* does (at least one
+element). One more bit, `VARIES`, says that the value depends on data that is known only at run
+time, so that no compiler folds it to a constant.
 
-Ops that move elements hand on what the elements depend on that are left (`elements.moves`): what is
-overwritten, sliced off or not selected is gone. Other ops hand dependences on where they are listed
-here, and where no identity may take the dependence away: `x * 0`, `x - x` and `(x + y) - x` of
-integers, `pow(x, 0)`, `max(min(x, y), y)`, a select by its predicate alone, an index, an element of
-a barrier that nobody uses. Float `x * 0` and `x - x` stay: XLA keeps NaN. Sound against XLA's
-simplifier, not complete: what is left out can only lead to a false alarm.
+Ops that move elements pass on the dependences of the elements that remain (`elements.moves`).
+Elements that are overwritten, sliced off or not selected lose theirs. Other ops pass dependences on
+only if they are listed here and no identity can remove the dependence. Such identities are `x * 0`,
+`x - x` and `(x + y) - x` of integers, `pow(x, 0)`, `max(min(x, y), y)`, a select by its predicate
+alone, an index, and an unused element of a barrier. Float `x * 0` and `x - x` keep theirs, because
+XLA preserves NaN. Sound against XLA's simplifier, not complete: a missing rule can only lead to a
+false alarm.
 """
 
 from __future__ import annotations
@@ -61,17 +62,17 @@ from stablehlo_tools.dialect.traits import LAYOUT, Trait, full_names, ops_with, 
 from stablehlo_tools.ir.values import is_float, producer, splat_of, value_of
 from stablehlo_tools.ir.views import Combining
 
-VARIES = 1  # the lowest bit: no collective's
-_MOST_PARTS = 8  # told apart of one value; the largest are kept
+VARIES = 1  # the lowest bit, which belongs to no collective
+_MOST_PARTS = 8  # of one value; the largest are kept
 
 Parts = tuple[tuple[Box, int], ...]
 
 
 class Dependence(NamedTuple):
-    """Sets of collectives as bits, and `VARIES`: the value depends on what the run alone knows.
+    """Sets of collectives as bits, and `VARIES` if the value depends on run-time data.
 
-    `each` holds of every element, the bits of a part of every element in its box, and `whole` of
-    some element, wherever it is; it includes the others.
+    `each` holds of every element, the bits of a part of every element in its box, and `whole` of at
+    least one element, anywhere. `whole` includes the other two.
     """
 
     each: int = 0
@@ -79,8 +80,9 @@ class Dependence(NamedTuple):
     parts: Parts = ()
 
     def common(self, other: Dependence) -> Dependence:
-        """What holds of a value that is the one or the other. Of parts, only this one's are kept,
-        so that this ends where it is repeated.
+        """Returns the dependences of a value that is either this one or the other.
+
+        Only this value's parts are kept, so that a fixed-point iteration ends.
         """
         parts = () if not self.parts else [(box, bits & other.at(box)) for box, bits in self.parts]
         return Dependence(
@@ -88,26 +90,26 @@ class Dependence(NamedTuple):
         )
 
     def both(self, other: Dependence) -> Dependence:
-        """What holds of a value each element of which is computed from those of the two."""
+        """Returns the dependences of a value whose elements are each computed from both values."""
         each = self.each | other.each
         return Dependence(each, self.whole | other.whole, joined(self.parts + other.parts, each))
 
     def mapped(self, change: Callable[[int], int]) -> Dependence:
-        """With other bits in place of each set."""
+        """Returns the dependences with `change` applied to each set of bits."""
         each = change(self.each)
         parts = joined([(box, change(bits | self.each)) for box, bits in self.parts], each)
         return Dependence(each, change(self.whole), parts)
 
     def only(self, bits: int) -> Dependence:
-        """Some, and no others."""
+        """Returns the dependences restricted to these bits."""
         return self.mapped(lambda held: held & bits)
 
     def with_all(self, bits: int) -> Dependence:
-        """With collectives that every element depends on besides."""
+        """Returns the dependences, with these bits added to every element."""
         return self.mapped(lambda held: held | bits)
 
     def at(self, box: Box) -> int:
-        """What every element of a box depends on."""
+        """Returns the bits that every element of a box depends on."""
         bits = self.each
         for outer, inner in self.parts:
             if contains(outer, box):
@@ -116,11 +118,11 @@ class Dependence(NamedTuple):
 
 
 NOTHING = Dependence()
-GIVEN = Dependence(VARIES, VARIES)  # a value that comes from outside of the program
+GIVEN = Dependence(VARIES, VARIES)  # a value from outside of the program
 
 
 def joined(parts: Iterable[tuple[Box, int]], each: int) -> Parts:
-    """Parts in the one order in which equal ones are equal, without what holds of each element."""
+    """Returns parts in canonical order, merged by box, without the bits of `each`."""
     if not parts:
         return ()
     by_box: dict[Box, int] = {}
@@ -140,7 +142,7 @@ Known = Mapping[ir.Value, Dependence]
 
 
 _BOUNDING = full_names("clamp maximum minimum")
-# By which rule the result depends on its operands. What is not listed hands nothing on.
+# The rule by which the result depends on its operands. Ops that are not listed pass nothing on.
 _RULES = {
     **dict.fromkeys(
         ops_with(Trait.UNARY) - ops_with_any(Trait.PREDICATE | Trait.COMPLEX_PART) - UNFOLLOWED
@@ -174,7 +176,7 @@ _RULES = {
 _HANDS_ON = LAYOUT | {CONVERT, "stablehlo.negate"}
 _CONSTANT = frozenset({CONSTANT, IOTA})
 _DEEPEST_CONSTANT = 8
-# Comparisons with a constant on the right that hold, or fail, for no range that XLA knows.
+# Comparisons with a constant on the right that no range known to XLA decides.
 _OPEN = frozenset({"EQ", "NE", "GT", "LE"})
 _LAYOUT = LAYOUT | {CONVERT}
 _MIXING = ops_with(Trait.JOIN) | {GATHER, SCATTER, SELECT}
@@ -187,25 +189,25 @@ _COMPUTED = (
     - ops_with(Trait.CONTRACTION)
     - {AFTER_ALL, ASYNC_DONE}
 )
-_SUMS = full_names("add multiply")  # which keep all of what floats depend on
-_SMALL = 100  # a whole number that every type but those of single bits has
+_SUMS = full_names("add multiply")  # floats keep all dependences through these
+_SMALL = 100  # the largest whole number that is used as a value of every type except single bits
 _MOST_LOOKED_AT = 64  # ops before a reduction
 
 
 def rule_of(name: str) -> str | None:
-    """By which rule an op of this name hands dependences on; None: it hands on none."""
+    """Returns the rule by which an op of this name passes dependences on; None if it does not."""
     return _RULES.get(name)
 
 
 class Transfer:
-    """Hands dependences on through ops that neither communicate nor control."""
+    """Passes dependences through ops that neither communicate nor control."""
 
     def __init__(self, find_live: Callable[[], set[ir.Value]]) -> None:
         self.find_live = find_live
         self.empty: dict[ir.Type, bool] = {}
 
     def results(self, op: ir.Operation, name: str, known: Known) -> list[Dependence] | None:
-        """The dependences of the results of an op of this name; None where no operand has any."""
+        """Returns the dependences of an op's results; None if no operand has any."""
         of_operands = [known.get(value) for value in op.operands]
         if not any(of_operands):
             return None
@@ -219,7 +221,7 @@ class Transfer:
         return self.of_elements(op, [result] * len(op.results))
 
     def of_elements(self, op: ir.Operation, dependences: Sequence[Dependence]) -> list[Dependence]:
-        """Dependences of the results; of a tensor without elements nothing is ever computed."""
+        """Returns the dependences of an op's results; empty tensors are never computed."""
         for value in op.results:
             if value.type not in self.empty:
                 self.empty[value.type] = has_no_elements(value.type)
@@ -229,7 +231,7 @@ class Transfer:
         ]
 
     def _barrier(self, op: ir.Operation, operands: list[Dependence]) -> list[Dependence]:
-        """Every element waits for all that the compiler keeps; tokens it always keeps."""
+        """Makes every element wait for tokens and live values: the compiler keeps those."""
         if len(operands) == 1:
             return operands
         kept = 0
@@ -247,7 +249,7 @@ class Transfer:
 
 
 def _ordinary(op: ir.Operation, rule: str, operands: Sequence[Dependence]) -> Dependence:
-    """What the result of an op depends on, by its rule."""
+    """Returns the dependences of an op's result, by its rule."""
     first = operands[0]
     if rule == "order":
         return _moved(op, operands) if first.parts else first
@@ -288,8 +290,11 @@ def _ordinary(op: ir.Operation, rule: str, operands: Sequence[Dependence]) -> De
 
 
 def _surviving(op: ir.Operation, rule: str, operands: Sequence[Dependence]) -> int:
-    """The bits, of all that the operands depend on, that no identity takes away: of `x - x` and
-    comparisons nothing that two have in common; of `max(min(x, y), y)` y, whatever x is."""
+    """Returns the bits, of all that the operands depend on, that no identity can remove.
+
+    `x - x` and comparisons lose the bits that two operands share. `max(min(x, y), y)` keeps only
+    those of y, because it equals y for any x.
+    """
     if rule == "compare":
         if _is_decided(op, operands):
             return 0
@@ -298,7 +303,7 @@ def _surviving(op: ir.Operation, rule: str, operands: Sequence[Dependence]) -> i
             return 0
     else:
         if rule == "limiting" and not all(part.whole & VARIES for part in operands):
-            return 0  # an exponent or a distance may be one that leaves nothing open
+            return 0  # an exponent of 0 or a shift by the full width makes the result constant
         if is_float(op.operands[-1].type):
             return -1
         if "dot" in op.name and any(_is_mixed(value, op.name) for value in op.operands):
@@ -316,7 +321,7 @@ def _surviving(op: ir.Operation, rule: str, operands: Sequence[Dependence]) -> i
 
 
 def _computed(op: ir.Operation, operands: Sequence[Dependence], surviving: int) -> Dependence:
-    """What survives of all operands, element by element where they lie side by side."""
+    """Returns the surviving bits of all operands; also of parts, if the op is elementwise."""
     if len(operands) == 1 and not operands[0].parts and surviving == -1:
         first = operands[0]
         is_part = op.name == "stablehlo.convert" and isinstance(
@@ -333,7 +338,7 @@ def _computed(op: ir.Operation, operands: Sequence[Dependence], surviving: int) 
 
 
 def _moved(op: ir.Operation, operands: Sequence[Dependence]) -> Dependence:
-    """What the elements that are left depend on, wherever they are."""
+    """Returns the dependences of the elements that a move keeps, wherever they are."""
     moves = moves_of(op)
     if moves is None:
         # The shapes are unknown.
@@ -354,7 +359,7 @@ def _moved(op: ir.Operation, operands: Sequence[Dependence]) -> Dependence:
 def _pushed(
     op: ir.Operation, links: Sequence[tuple[int, Link]], operands: Sequence[Dependence]
 ) -> Dependence:
-    """What elements of the result depend on by links."""
+    """Returns the dependences of the result's elements that links carry over from the operands."""
     shape = shape_of(op.results[0].type)
     assert shape is not None, "of every op that has links"
     parts: list[tuple[Box, int]] = []
@@ -372,7 +377,7 @@ def _pushed(
 
 
 def _scattered(op: ir.Operation, operands: Sequence[Dependence]) -> Dependence:
-    """What is overwritten is gone; a sum of floats is of both."""
+    """Returns the dependences of a scatter; only float sums keep those of both sides."""
     if moves_of(op) is not None:
         return _moved(op, operands)
     shapes = [shape_of(value.type) for value in op.operands]
@@ -387,7 +392,7 @@ def _scattered(op: ir.Operation, operands: Sequence[Dependence]) -> Dependence:
 
 
 def _convolved(op: ir.Operation, operands: Sequence[Dependence]) -> Dependence:
-    """Both operands, where every window holds an element: padding alone is zero."""
+    """Returns the dependences of a convolution, none if a window may hold only padding."""
     shapes = [shape_of(value.type) for value in op.operands]
     if None in shapes or not is_float(op.results[0].type):
         return NOTHING
@@ -402,7 +407,7 @@ def _convolved(op: ir.Operation, operands: Sequence[Dependence]) -> Dependence:
 
 
 def _reduced(op: ir.Operation, operands: Sequence[Dependence]) -> Dependence:
-    """What is reduced, where the region loses none of it."""
+    """Returns the dependences on the reduced operand, if the region keeps them."""
     first, shape = operands[0], shape_of(op.operands[0].type)
     reducer = _reducer(op) if len(op.results) == 1 else None
     if reducer is None or shape is None:
@@ -420,13 +425,13 @@ def _reduced(op: ir.Operation, operands: Sequence[Dependence]) -> Dependence:
 
 
 def _reducer(op: ir.Operation) -> str | None:
-    """The op by which the region combines its two arguments, if it loses neither."""
+    """Returns the op by which the region combines its two arguments; None if it may lose one."""
     kind = reducer_kind(Combining(op).combiner)
     return None if kind in (None, "xor") else f"stablehlo.{kind}"
 
 
 def _may_end(reducer: str, initial: ir.Value) -> bool:
-    """Whether a reduction may begin with what decides how it ends."""
+    """Returns True if the initial value of a reduction may decide its result."""
     if reducer == "stablehlo.add":
         return False
     number = _number(initial)
@@ -444,9 +449,10 @@ def _may_end(reducer: str, initial: ir.Value) -> bool:
 
 
 def _is_mixed(value: ir.Value, reducer: str) -> bool:
-    """Whether elements that are reduced may have to do with one another, or decide all.
+    """Returns True if the reduced elements may depend on one another, or if one may decide the
+    result.
 
-    Of floats, of which only the least or greatest is asked: whether some may be infinite.
+    For floats, the reducer is a minimum or maximum, and only infinite elements matter.
     """
     of_floats = is_float(value.type)
     pending, seen, is_mixture = [value], {value}, False
@@ -479,14 +485,14 @@ def _is_mixed(value: ir.Value, reducer: str) -> bool:
 
 
 def _is_final(constant: np.ndarray, harmless: float) -> bool:
-    """Whether a constant has an element that is the least or greatest for ever."""
+    """Returns True if a constant may have an element that decides any minimum or maximum."""
     if constant.dtype.kind not in "fiub":
         return True
     return bool((~np.isfinite(constant) & (constant != harmless)).any())
 
 
 def _may_bound(op: ir.Operation, operands: Sequence[Dependence]) -> bool:
-    """Whether a minimum or maximum may be one of its bounds, whatever the other operand is."""
+    """Returns True if a minimum or maximum may be a bound, whatever the other operand is."""
     values = list(op.operands)
     for value in values:
         inner = _made_of(value)
@@ -503,7 +509,7 @@ def _may_bound(op: ir.Operation, operands: Sequence[Dependence]) -> bool:
 
 
 def _interval(op: ir.Operation) -> tuple[float, float] | None:
-    """Between which constants a value is held, those it was held between before included."""
+    """Returns the constant bounds of a value and of earlier clamps; None if unknown."""
     low, high = _limits(op.results[0].type)
     below = {"stablehlo.maximum": (0, 1), "stablehlo.clamp": (0,)}.get(op.name, ())
     above = {"stablehlo.minimum": (0, 1), "stablehlo.clamp": (2,)}.get(op.name, ())
@@ -526,8 +532,9 @@ def _interval(op: ir.Operation) -> tuple[float, float] | None:
 
 
 def _number(value: ir.Value) -> float | int | None:
-    """The number that all elements of a constant are; where types differ on the way, a small one
-    that all of them hold.
+    """Returns the number that all elements of a constant are; None if they differ or are unknown.
+
+    If the type changes on the way, only small integers count, which all of the types can represent.
     """
     op = producer(value)
     is_converted = False
@@ -542,7 +549,7 @@ def _number(value: ir.Value) -> float | int | None:
 
 
 def _limits(type_: ir.Type) -> tuple[float, float]:
-    """The least and the greatest number of a tensor's element type."""
+    """Returns the smallest and the largest number of a tensor's element type."""
     element = ir.ShapedType(type_).element_type
     if not isinstance(element, ir.IntegerType):
         return -math.inf, math.inf
@@ -550,7 +557,7 @@ def _limits(type_: ir.Type) -> tuple[float, float]:
 
 
 def _may_absorb(op: ir.Operation, value: ir.Value) -> bool:
-    """Whether an integer that is no run-time value may take the other's influence away."""
+    """Returns True if an integer known at compile time may remove the other operand's influence."""
     name = op.name
     if name in ("stablehlo.add", "stablehlo.subtract", "stablehlo.xor"):
         return False
@@ -565,7 +572,7 @@ def _may_absorb(op: ir.Operation, value: ir.Value) -> bool:
         return bool((constant % 2 == 0).any())
     if value == op.operands[0]:
         return True
-    if name == "stablehlo.divide":  # by two again and again nothing is left
+    if name == "stablehlo.divide":  # repeated division by two leaves zero
         return bool((abs(constant) != 1).any())
     if name == "stablehlo.remainder":
         return bool((abs(constant) < 2).any())
@@ -573,7 +580,7 @@ def _may_absorb(op: ir.Operation, value: ir.Value) -> bool:
 
 
 def _is_decided(compare: ir.Operation, operands: Sequence[Dependence]) -> bool:
-    """Whether the range of one side may decide a comparison with what is no run-time value."""
+    """Returns True if the range of one side may decide a comparison with a compile-time value."""
     left, right = compare.operands
     varies = [bool(part.whole & VARIES) for part in operands]
     if all(varies):
@@ -594,7 +601,7 @@ def _is_decided(compare: ir.Operation, operands: Sequence[Dependence]) -> bool:
 
 
 def _made_of(value: ir.Value) -> ir.Operation | None:
-    """The op that a value is the result of, but for its layout and type."""
+    """Returns the op that makes a value, before changes of its layout and type."""
     op = producer(value)
     while op is not None and op.name in _LAYOUT:
         op = producer(op.operands[0])
@@ -607,7 +614,7 @@ def _is_made_by(value: ir.Value, names: frozenset[str]) -> bool:
 
 
 def constant_elements(value: ir.Value) -> np.ndarray | None:
-    """The elements, or some of the same values, of a value made of constants alone."""
+    """Returns the elements, or some of them, of a value made only of constants; None for others."""
     op = constant_before(value)
     if op is None:
         return None
@@ -615,8 +622,10 @@ def constant_elements(value: ir.Value) -> np.ndarray | None:
 
 
 def constant_before(value: ir.Value) -> ir.Operation | None:
-    """The constant or the iota that a value is, but for its layout, type and sign: that of which
-    `constant_elements` knows the elements."""
+    """Returns the constant or iota that a value is, up to layout, type and sign; None for others.
+
+    `constant_elements` reads the elements of this op.
+    """
     op = producer(value)
     for _ in range(_DEEPEST_CONSTANT):
         if op is None or op.name not in _HANDS_ON:
@@ -626,7 +635,7 @@ def constant_before(value: ir.Value) -> ir.Operation | None:
 
 
 def _elements(attribute: ir.Attribute | None) -> np.ndarray:
-    """The elements of a constant; of a splat, one of them; infinity where they cannot be read."""
+    """Returns the elements of a constant: one of a splat's, infinity if they cannot be read."""
     if attribute is None:
         return np.array(math.inf)
     try:
@@ -637,10 +646,10 @@ def _elements(attribute: ir.Attribute | None) -> np.ndarray:
         elements = np.array(ir.DenseElementsAttr(attribute))
     except (ValueError, TypeError, BufferError):
         return np.array(math.inf)
-    # An element type without a NumPy counterpart comes as an object.
+    # NumPy has no counterpart of some element types: their elements are objects.
     return np.array(math.inf) if elements.dtype == object else elements
 
 
 def has_no_elements(type_: ir.Type) -> bool:
-    """Whether a type is that of a tensor with a dimension of size 0."""
+    """Returns True if a type is a tensor type with a dimension of size 0."""
     return 0 in (static_shape(type_) or ())

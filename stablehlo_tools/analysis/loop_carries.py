@@ -1,22 +1,21 @@
-"""What becomes of each carry of a loop, and loops over layers, which are known by that.
+"""Classifies the carries of a loop, and finds loops over layers by the kinds of their carries.
 
     counter       each iteration adds a constant to it                      `body.steps`
-    invariant     every iteration hands it on as it came                    `body.invariant`
-    read rows     an invariant stack: each iteration takes its own rows     `rows_read`
-    written rows  a stack that each iteration writes its own rows of        `rows_written`
+    invariant     every iteration yields it unchanged                       `body.invariant`
+    read rows     an invariant stack: each iteration slices its own rows    `rows_read`
+    written rows  a stack: each iteration updates its own rows              `rows_written`
     accumulated   each iteration adds a term to it, or writes rows that no
                   other does: iterations can run in any order, in parts     `accumulator`
-    handed on     anything else: an iteration needs the one before it
+    flow          anything else: an iteration needs the one before it
 
-A scan of layers has stacked weights to read rows of, stacked outputs to write and activations to
-hand on; a loop over microbatches accumulates losses and gradients. That a carry is of one kind does
-not keep it from being of another: rows written in order are accumulated, too. Which of them an
-analysis or a pass accepts is its own question.
+A scan of layers reads rows of stacked weights, writes rows of stacked outputs and carries the
+activations as flows. A loop over microbatches accumulates losses and gradients. A carry can be of
+several kinds: rows that are written in order are also accumulated. Each analysis and pass decides
+which kinds it accepts.
 
-A `while` that counts is a loop over layers if it takes slices of stacked weights, one row, or a
-fixed number of rows, an iteration, in order or in reverse. Every other carry is a counter, a
-constant, a stacked result that each iteration writes its rows of, or a flow: what iterations hand
-on.
+A `while` that counts is a loop over layers if it slices stacked weights. Each iteration slices one
+row, or a fixed number of rows, in order or in reverse. Every other carry is a counter, a constant,
+a stacked result with rows that each iteration writes, or a flow.
 """
 
 from __future__ import annotations
@@ -47,14 +46,14 @@ from stablehlo_tools.ir.values import is_float, key_of, named, producer, unconst
 from stablehlo_tools.ir.views import Combining, While
 from stablehlo_tools.ir.walk import is_inside
 
-ROWS = "rows"  # how rows that are written are combined
+ROWS = "rows"  # the reducer of rows that are written
 _THROUGH = frozenset({SHARDING_CONSTRAINT, CONVERT})
 _ONLY_LEFT = frozenset({SUBTRACT, DYNAMIC_UPDATE_SLICE, SCATTER})
 
 
 @dataclass(frozen=True)
 class Access:
-    """A slice or an update of `count` rows: from row `offset` of those of the iteration."""
+    """A slice or an update of `count` rows, starting at row `offset` of the iteration's rows."""
 
     op: ir.Operation
     offset: int
@@ -63,10 +62,10 @@ class Access:
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows `first` to `first + span * trips` of an array, `span` of them an iteration.
+    """Rows `first` to `first + span * trips` of an array, `span` of them for each iteration.
 
-    `carry` is the position of the loop's operands that the array is; `is_reverse`: the last rows
-    come first.
+    `carry` is the array's position among the loop's operands. If `is_reverse`, the first iteration
+    has the last rows.
     """
 
     carry: int
@@ -77,7 +76,7 @@ class Rows:
 
 
 class WrittenStack(NamedTuple):
-    """The rows that each iteration writes of a carry, and those that it read there before."""
+    """The rows of a carry that each iteration writes, and the rows that it reads before that."""
 
     written: Rows
     read: Rows | None
@@ -85,7 +84,7 @@ class WrittenStack(NamedTuple):
 
 @dataclass(frozen=True)
 class Link:
-    """An op that takes an accumulator, as operand `place`, and gives it on."""
+    """An op that reads an accumulator as its operand `place` and returns the next one."""
 
     op: ir.Operation
     place: int
@@ -93,10 +92,10 @@ class Link:
 
 @dataclass(frozen=True)
 class Accumulator:
-    """A carry that every iteration adds to: the ops that do so, in order, and how partial outcomes
-    are combined, by `add`, `maximum`, …; ROWS that are written are added to zeros.
+    """A carry that every iteration adds to, with the ops that do so, in order.
 
-    `replaced` says that nothing of what the carry starts from is left: all rows are written.
+    `reducer` combines partial results: `add`, `maximum`, …; for ROWS, the parts are added to zeros.
+    `replaced` is True if all rows are written, so that the carry's initial value does not matter.
     """
 
     carry: int
@@ -114,13 +113,16 @@ class LoopCarries:
         self.indices = LoopIndices(body, trips, known_integer)
 
     def rows_read(self, carry: int) -> Rows | None:
-        """The rows that slices take of a carry which nothing else uses."""
+        """Returns the rows that slices read of a carry; None if another op reads it."""
         return self._read(carry, _users(self.body.arguments[carry]))
 
     def rows_written(self, carry: int) -> WrittenStack | None:
-        """The rows that updates write of a carry, if that is every row once, and after it was read
-        if it is."""
-        # The updates that lead from a carry to its next value, each read by the next alone.
+        """Returns the rows that updates write of a carry; None unless they write each row once.
+
+        If the iteration also reads the carry, it must read the same rows, and before it writes
+        them.
+        """
+        # The updates from a carry to its next value. Each result is read only by the next update.
         value = self.body.ends[carry]
         updates: list[ir.Operation] = []
         op = producer(value)
@@ -147,10 +149,10 @@ class LoopCarries:
         return WrittenStack(written, read)
 
     def accumulator(self, carry: int) -> Accumulator | None:
-        """How a carry is accumulated; None where iterations cannot run in any order, in parts."""
+        """Returns how a carry is accumulated; None if its iterations depend on their order."""
         links = _links(self.body.ends[carry], self.body.arguments[carry]) or []
         reducers = {reducer for link in links if (reducer := _reducer(link.op)) is not None}
-        # A sum of parts that were cut off to integers is another one.
+        # Truncation to integers does not commute with a sum: partial sums would be truncated, too.
         converts = [link.op for link in links if link.op.name == CONVERT]
         cuts_off = any(
             is_float(c.operands[0].type) != is_float(c.results[0].type) for c in converts
@@ -165,7 +167,8 @@ class LoopCarries:
         return None if is_whole is None else Accumulator(carry, ROWS, tuple(links), is_whole)
 
     def _read(self, carry: int, users: list[tuple[ir.Operation, ir.Value]]) -> Rows | None:
-        """The rows that slices take of a carry, if these users are slices or hand it on."""
+        """Returns the rows that slices read of a carry; None if another op than a return reads
+        it."""
         end = self.body.ends[carry]
         slices: list[ir.Operation] = []
         for op, value in users:
@@ -177,8 +180,10 @@ class LoopCarries:
         return self._rows(carry, slices)
 
     def _rows(self, carry: int, ops: Sequence[ir.Operation]) -> Rows | None:
-        """What rows slices or updates go over, if they move by one constant step and all that they
-        touch is of their own iteration."""
+        """Returns the rows that slices or updates of a carry cover.
+
+        None unless they move by one constant step and each iteration touches only its own rows.
+        """
         firsts = [row for op in ops if (row := self._first_rows(op)) is not None]
         if not firsts or len(firsts) < len(ops):
             return None
@@ -192,7 +197,7 @@ class LoopCarries:
             return None
         size = shape_of(ops[0].operands[0])[0]
         if first < 0 or first + span * self.trips > size:
-            first = size - span * self.trips  # a window that the last offsets do not fill
+            first = size - span * self.trips  # the last offsets leave the end of the window unused
             if first < 0 or any(not 0 <= low - first < span for low in lows):
                 return None
         accesses = tuple(
@@ -203,8 +208,10 @@ class LoopCarries:
         return Rows(carry, first, span, accesses, slope < 0)
 
     def _first_rows(self, op: ir.Operation) -> list[int] | None:
-        """The row that a slice or an update of whole rows begins at in each iteration, if it moves
-        by a constant step."""
+        """Returns the first row of a slice or an update of whole rows, for each iteration.
+
+        None if it does not move by a constant step.
+        """
         whole, part = shape_of(op.operands[0]), _part(op)
         if self.trips < 2 or not whole or part[1:] != whole[1:]:
             return None
@@ -216,9 +223,9 @@ class LoopCarries:
 
 
 def accumulates_by(op: ir.Operation) -> str | None:
-    """The reducer by which an op of two operands accumulates: to subtract is to add, too.
+    """Returns the reducer by which an op of two operands accumulates; None for any other op.
 
-    None for any other op.
+    A subtraction accumulates by `add`.
     """
     name = ADD if op.name == SUBTRACT else op.name
     short = name.removeprefix("stablehlo.")
@@ -226,28 +233,28 @@ def accumulates_by(op: ir.Operation) -> str | None:
 
 
 def tree_reducer(op: ir.Operation) -> str | None:
-    """The reducer by which an op is a node of a tree; None for one that is not.
+    """Returns the reducer of an op that can be a node of an accumulation tree; None for others.
 
-    A product is none: whatever scales a term is linear, and stands below the tree. Of `xor` no use
-    was seen, and nothing is written for it.
+    A product is not a node: a scaled term is linear, so the scaling stays below the tree. `xor` is
+    not supported, because no program was seen to accumulate by it.
     """
     reducer = accumulates_by(op)
     return None if reducer in ("multiply", "xor") else reducer
 
 
 def is_accumulated(end: ir.Value, argument: ir.Value) -> bool:
-    """Whether iterations do nothing with a carry but add to it."""
+    """Returns True if iterations use a carry only to add to it."""
     return _links(end, argument) is not None
 
 
 def is_sum(end: ir.Value, argument: ir.Value) -> bool:
-    """Whether iterations do nothing with a carry but add to it, in its own type."""
+    """Returns True if iterations use a carry only to add to it, in its own type."""
     links = _links(end, argument)
     return links is not None and all(_reducer(link.op) == "add" for link in links)
 
 
 def _users(value: ir.Value) -> list[tuple[ir.Operation, ir.Value]]:
-    """The ops that read a value, or what a constraint makes of it; and what they read."""
+    """Returns the ops that read a value or a constraint of it, each with what it reads."""
     users: list[tuple[ir.Operation, ir.Value]] = []
     for use in value.uses:
         op = use.owner.operation
@@ -259,12 +266,12 @@ def _users(value: ir.Value) -> list[tuple[ir.Operation, ir.Value]]:
 
 
 def _part(op: ir.Operation) -> list[int]:
-    """The shape of what a slice takes or an update writes."""
+    """Returns the shape of a slice's result or of an update."""
     return shape_of(op.results[0] if op.name == DYNAMIC_SLICE else op.operands[1])
 
 
 def _links(end: ir.Value, argument: ir.Value) -> list[Link] | None:
-    """The ops that lead from a value to another, each read by the next alone, as the last is."""
+    """Returns the ops from `argument` to `end`; None unless only the next op reads each result."""
     if len(list(argument.uses)) != 1:
         return None
     links: list[Link] = []
@@ -284,21 +291,21 @@ def _links(end: ir.Value, argument: ir.Value) -> list[Link] | None:
 
 
 def _reducer(op: ir.Operation) -> str | None:
-    """How an op adds to what it takes; a scatter, by what it does with each element."""
+    """Returns the reducer of an op on an accumulator; for a scatter, that of its region."""
     if op.name == DYNAMIC_UPDATE_SLICE:
         return ROWS
     if op.name == SCATTER:
         kind = reducer_kind(Combining(op).combiner)
         return None if kind == "xor" else kind
     reducer = accumulates_by(op)
-    return None if reducer == "xor" else reducer  # nothing is written that combines parts by xor
+    return None if reducer == "xor" else reducer  # no pass can combine parts by xor
 
 
 def _writes_whole(updates: Sequence[ir.Operation], indices: LoopIndices, trips: int) -> bool | None:
-    """Whether updates, each of what the one before it gives, write all of an array, each row once,
-    whatever the order; None where that is not known, or a row is written twice.
+    """Returns True if a chain of updates writes every row of an array once, in any order.
 
-    Rows may be of any dimension. A start beyond the last that fits is moved back to that.
+    False if some rows are not written; None if this is not known or a row is written twice. Rows
+    may be of any dimension. As in StableHLO, a start is clamped to the last position that fits.
     """
     if len(updates) == 1 and trips == 1 and shape_of(updates[0].operands[0]):
         return shape_of(updates[0].operands[0]) == shape_of(updates[0].operands[1])
@@ -322,12 +329,12 @@ def _writes_whole(updates: Sequence[ir.Operation], indices: LoopIndices, trips: 
     return is_broad and count == shape_of(updates[0].operands[0])[dims.pop()]
 
 
-# Trees of ops of one kind by which a carry is accumulated: `%next = %sum + (%a + %b) - %c`.
+# Accumulation by a tree of ops of one kind: `%next = %sum + (%a + %b) - %c`.
 
 
 @dataclass(frozen=True)
 class Leaf:
-    """A value that a tree combines; `negative` where it is subtracted."""
+    """A value that a tree combines; `negative` if it is subtracted."""
 
     value: ir.Value
     negative: bool
@@ -335,7 +342,7 @@ class Leaf:
 
 @dataclass(frozen=True)
 class Tree:
-    """How a carry is accumulated: `leaves` without the carry itself, which stands in it once."""
+    """The tree by which a carry is accumulated. `leaves` are all leaves except the carry itself."""
 
     carry: int
     reducer: str
@@ -344,14 +351,14 @@ class Tree:
 
 
 class Trees:
-    """The trees of a body, each looked at once."""
+    """The trees of a body, each computed once."""
 
     def __init__(self, body: LoopBody) -> None:
         self._body = body
         self._over: dict[Key, Tree | str] = {}
 
     def over(self, op: ir.Operation) -> Tree | str:
-        """The whole tree that an op with a `tree_reducer` is a node of; why it is of no carry."""
+        """Returns the tree of an op with a `tree_reducer`, or why it accumulates no carry."""
         path: list[ir.Operation] = []
         while key_of(op) not in self._over:
             path.append(op)
@@ -365,7 +372,7 @@ class Trees:
         return tree
 
     def _above(self, op: ir.Operation) -> ir.Operation | Tree | str:
-        """The node above one, or the tree that it is the root of."""
+        """Returns the node above an op, the tree if the op is its root, or why there is neither."""
         body, value = self._body, op.results[0]
         carries, users = body.carries_of(value), body.users.get(value, [])
         if carries:
@@ -386,7 +393,7 @@ class Trees:
 
 
 def only_user(body: LoopBody, value: ir.Value) -> ir.Operation | str:
-    """The only op that reads a value, or who else does."""
+    """Returns the only op that reads a value, or says what else reads it."""
     users, carries = body.users.get(value, []), body.carries_of(value)
     if len(users) == 1 and not carries:
         return users[0]
@@ -400,7 +407,7 @@ def only_user(body: LoopBody, value: ir.Value) -> ir.Operation | str:
 def _below(
     body: LoopBody, root: ir.Operation, reducer: str
 ) -> tuple[list[ir.Operation], list[Leaf]]:
-    """The nodes of a tree, from the root down, and what it combines, from left to right."""
+    """Returns the nodes of a tree, from the root down, and its leaves, from left to right."""
     nodes, leaves = [root], list[Leaf]()
     pending = _operands(root, negative=False)
     while pending:
@@ -419,14 +426,14 @@ def _below(
 
 
 def _operands(node: ir.Operation, *, negative: bool) -> list[Leaf]:
-    """What a node combines, the right operand first."""
+    """Returns the operands of a node as leaves, the right one first."""
     left, right = node.operands
     flips = node.name == SUBTRACT
     return [Leaf(right, negative != flips), Leaf(left, negative)]
 
 
 def _why_not_private(body: LoopBody, carry: int, nodes: Sequence[ir.Operation]) -> str | None:
-    """Whether anything but its own tree could tell how far an accumulator has come."""
+    """Says which op or carry outside its own tree reads the accumulator; None if there is none."""
     accumulator = body.arguments[carry]
     own = {key_of(node) for node in nodes}
     other = next((u for u in body.users.get(accumulator, []) if key_of(u) not in own), None)
@@ -439,7 +446,7 @@ def _why_not_private(body: LoopBody, carry: int, nodes: Sequence[ir.Operation]) 
     return None
 
 
-_ROW_RANK = 1  # a stack of rank 1 has scalars for rows: no weights, but a rate a layer
+_ROW_RANK = 1  # rows of a stack of rank 1 are scalars: a rate for each layer, not weights
 
 
 @dataclass(frozen=True)
@@ -447,7 +454,7 @@ class LayerLoop:
     """A `while` that runs `trips` times, through its stacks in order, or in reverse.
 
     `counters` gives what each iteration adds to a carry. `reads` and `writes` are stacks, at most
-    one of each kind for a carry; a carry with both is read, a row at a time, before it is written.
+    one of each kind for a carry. If a carry has both, each row is read before it is written.
     """
 
     op: ir.Operation
@@ -461,8 +468,10 @@ class LayerLoop:
 
     @property
     def weights(self) -> tuple[int, ...]:
-        """The stacks that it reads whose rows may be weights: vectors of floats or matrices of
-        anything, for weights may be quantised."""
+        """The stacks that the loop reads and that may be weights.
+
+        Their rows are vectors of floats, or matrices of any type, because weights may be quantised.
+        """
         types = {carry: self.op.operands[carry].type for carry in self.reads}
         return tuple(
             carry
@@ -477,17 +486,17 @@ class LayerLoop:
 
 
 def layer_loops(block: ir.Block, effects: Effects) -> list[LayerLoop]:
-    """The layer loops of a block and of loops in it, in the order of the text: an outer one before
-    those in it.
+    """Returns the layer loops of a block and of loops in it, in the order of the text.
 
-    A loop around a layer loop whose weights stay the same for it is none: it goes over batches.
+    A loop around a layer loop is left out if the inner loop's weights do not change in it: it is a
+    loop over batches.
     """
     loops = list(_candidates(block, effects))
     return [outer for outer in loops if not any(_keeps_weights(outer, loop) for loop in loops)]
 
 
 def _keeps_weights(outer: LayerLoop, inner: LayerLoop) -> bool:
-    """Whether all weights of a loop come from outside of another one that it stands in."""
+    """Returns True if all weights of the inner loop come from outside of the outer one."""
     if inner is outer or not is_inside(inner.op, outer.op):
         return False
     for carry in inner.weights:
@@ -515,8 +524,11 @@ def _candidates(block: ir.Block, effects: Effects) -> Iterator[LayerLoop]:
 def read_layer_loop(
     loop: ir.Operation, effects: Effects, *, weights: bool = True
 ) -> LayerLoop | None:
-    """The loop as a loop over layers; None where it takes no slices of stacked weights, or, if
-    layers may share their `weights`, neither reads nor writes rows."""
+    """Returns the loop as a loop over layers; None if it reads no slices of stacked weights.
+
+    Without `weights`, for layers that share theirs, a loop that reads or writes any rows is
+    accepted.
+    """
     count = counted(loop, known_integer)
     if isinstance(count, str) or len(set(count.trips)) != 1 or count.trips[0] < 2:
         return None
@@ -551,8 +563,11 @@ def read_layer_loop(
 
 
 def _direction(reads: dict[int, Rows], writes: dict[int, Rows]) -> bool | None:
-    """Whether the stacks are gone through from the end; those that are read the other way are
-    left out of `reads`. None where two are written in opposite directions, or there is none."""
+    """Returns True if the loop goes through its stacks in reverse; None if it has no direction.
+
+    It has none without stacks, or if two are written in opposite directions. Stacks that are read
+    in the opposite direction are removed from `reads`.
+    """
     written = {rows.is_reverse for rows in writes.values()}
     if len(written) > 1 or not (reads or written):
         return None
@@ -565,7 +580,7 @@ def _direction(reads: dict[int, Rows], writes: dict[int, Rows]) -> bool | None:
     return reverse
 
 
-# Carries whose iterations add to one row each, and to nothing else:
+# Carries to which each iteration adds one row, and does nothing else:
 #
 #     %old = stablehlo.dynamic_slice %sums, %row
 #     %new = stablehlo.add %old, %term
@@ -575,10 +590,10 @@ def _direction(reads: dict[int, Rows], writes: dict[int, Rows]) -> bool | None:
 
 @dataclass(frozen=True, eq=False)
 class AddedRow:
-    """What an iteration adds to a row of a carry.
+    """A row of a carry that an iteration adds to.
 
-    `dims` are the dimensions that the row is one of, `starts` where it begins in them; `valid`
-    says whether anything is added. `ops` are those that do it.
+    The carry has one row along each of `dims`, at the indices `starts`. `valid` is a boolean scalar
+    that says if anything is added; None if it always is. `ops` are the ops of the addition.
     """
 
     carry: int
@@ -589,7 +604,7 @@ class AddedRow:
 
 
 def added_row(body: LoopBody, new: ir.Operation, term: ir.Value) -> AddedRow | str:
-    """The row that a sum of a term and what was there is stored in, or why there is none."""
+    """Returns the row that stores the sum of its old value and `term`, or why there is none."""
     old = next((producer(value) for value in new.operands if value != term), None)
     if new.name != ADD or old is None or old.name != DYNAMIC_SLICE:
         return f"the {named(new)} does not add it to a row of a carry"
@@ -619,8 +634,10 @@ def added_row(body: LoopBody, new: ir.Operation, term: ir.Value) -> AddedRow | s
 
 
 def only_adds(body: LoopBody, carry: int) -> bool:
-    """Whether iterations do nothing with a carry but add to it, or to a row of it: a loop that
-    starts with zeros gives what one that starts with another sum adds to that."""
+    """Returns True if iterations use a carry only to add to it, or to a row of it.
+
+    Such a loop can start from zeros: its result is then added to the initial value.
+    """
     end = body.ends[carry]
     if is_sum(end, body.arguments[carry]):
         return True
@@ -634,7 +651,7 @@ def only_adds(body: LoopBody, carry: int) -> bool:
 
 
 def _read_otherwise(body: LoopBody, carry: int, ops: Sequence[ir.Operation]) -> str:
-    """Who else reads the sums, before or after the addition; empty for nobody."""
+    """Says what else reads the sums, before or after the addition; empty if nothing does."""
     own = {key_of(op) for op in ops}
     buffer, old, store = body.arguments[carry], ops[0].results[0], ops[-1].results[0]
     for value in (buffer, old, store):
@@ -649,8 +666,10 @@ def _read_otherwise(body: LoopBody, carry: int, ops: Sequence[ir.Operation]) -> 
 
 
 def row_dims(whole: Sequence[int], part: Sequence[int]) -> list[int] | None:
-    """The dimensions that a part is one row of, all others being whole; those before the last of
-    them are of size 1."""
+    """Returns the dimensions along which a part is one row; in all others it is whole.
+
+    None unless the dimensions before the last of them are of size 1.
+    """
     pairs = list(enumerate(zip(whole, part, strict=True)))
     dims = [dim for dim, (size, taken) in pairs if taken != size]
     before = range(dims[-1] if dims else 0)
