@@ -1,10 +1,10 @@
-"""Whether ops of one block surely follow one another: the usual case, and quick to see.
+"""Proves quickly, in the usual cases, that ops of one block must follow one another.
 
-That a value is computed from another in the text proves little: `x * 0` of integers, a slice of
-a concatenation, a select on a constant all lose their operand in the algebraic simplifier of XLA.
-Here a path counts only through ops that keep the dependence of every element, and through barriers;
-it is searched backwards, and not far. Sound, not complete: where it is not found,
-`forced_dependence` looks at every op.
+A use in the text proves little. XLA's algebraic simplifier drops the operand of `x * 0` of
+integers, of a slice of a concatenation, and of a select on a constant. A path counts here only if
+it leads through barriers and through ops that keep the dependence of every element. The search goes
+backwards, and not far. Sound, not complete: if it finds no path, `forced_dependence` looks at every
+op.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ from stablehlo_tools.dialect.traits import (
     ops_with,
 )
 
-# Ops of floats whose every result element depends on the operand elements it is made of, for any
-# values of them: no identity turns `0 * x`, `x - x` or `x / x` of floats into a constant, because
-# of NaN. Minimum, maximum, clamp, select and the slicing ops are left out: those can fold. Fewer
-# than `forced_dependence` follows; they decide where thread-tokens needs no link, too.
+# Float ops whose result elements each depend on the operand elements that they are computed from,
+# for any values. No identity folds `0 * x`, `x - x` or `x / x` of floats, because of NaN. Minimum,
+# maximum, clamp, select and the slicing ops can fold, so they are left out. `forced_dependence`
+# follows more ops than these. This set also decides which links thread-tokens leaves out.
 _KEEPS_DEPENDENCE = (
     LAYOUT
     | (STABLEHLO & ops_with(Trait.UNARY | Trait.TRANSCENDENTAL))
     | (COLLECTIVES & ops_with(Trait.GROUPED))
     | {ADD, DOT_GENERAL, MULTIPLY, "stablehlo.negate"}
 ) - full_names("collective_broadcast tan")
-_SEARCH_LIMIT = 64  # ops looked at before giving up; giving up costs one link, never the order
+_SEARCH_LIMIT = 64  # ops visited before giving up, which costs one link, never the order
 
 
 def depends_on(later: ir.Operation, earlier: ir.Operation) -> bool:
-    """Whether an operand of `later` surely depends on a result of `earlier`, in one block.
+    """Returns True if an operand of `later` surely depends on a result of `earlier`.
 
-    Sound, not complete: False also means "not shown".
+    Both are in one block. Sound, not complete: False also means "not shown".
     """
     block = later.block
     pending = list(later.operands)
@@ -66,8 +66,11 @@ def depends_on(later: ir.Operation, earlier: ir.Operation) -> bool:
 
 
 def _keeps_dependence(op: ir.Operation) -> bool:
-    """Returns True if every result element surely depends on the operand elements it is made of:
-    floats of at least one element. Integer and boolean identities fold, empty tensors vanish."""
+    """Returns True if every result element surely depends on the operand elements it is made of.
+
+    This holds for non-empty float tensors. Integer and boolean identities fold, and empty tensors
+    vanish.
+    """
     return op.name in _KEEPS_DEPENDENCE and all(
         isinstance(type_ := value.type, ir.RankedTensorType)
         and isinstance(type_.element_type, ir.FloatType)
@@ -78,13 +81,13 @@ def _keeps_dependence(op: ir.Operation) -> bool:
 
 
 _LONGEST_SEARCH = 64  # values, for one collective
-_LONGEST_LINK = 8  # barriers and joins, from one collective to the next
+_LONGEST_LINK = 8  # barriers and joins, between two collectives
 
 
 def is_chain(collectives: Sequence[Collective], live: set[ir.Value]) -> bool:
-    """Whether each must come after the one before it.
+    """Returns True if each collective must come after the one before it.
 
-    None of them is dead, or in control flow; `live` are values on paths that show it, as
+    None of them may be dead, or in control flow. `live` are values on paths to an output, as
     `live_paths` finds them.
     """
     if any(has_no_elements(value.type) for c in collectives for value in c.op.results):
@@ -98,7 +101,7 @@ def _follows(later: Collective, earlier: Collective, live: set[ir.Value]) -> boo
     goal = earlier.op.results[0]
     if _is_linked(later, goal, live):
         return True
-    pending = deque(later.op.operands)  # nearest first: the one before is not far
+    pending = deque(later.op.operands)  # breadth first, because the collective before is near
     doubted: deque[tuple[ir.Value, ir.Value]] = deque()  # operand and result of a barrier
     seen: set[ir.Value] = set()
     while (pending or doubted) and len(seen) < _LONGEST_SEARCH:
@@ -121,7 +124,7 @@ def _follows(later: Collective, earlier: Collective, live: set[ir.Value]) -> boo
             for operand, result in zip(op.operands, op.results, strict=True):
                 if result == value or not isinstance(operand.type, ir.RankedTensorType):
                     pending.append(operand)  # a result waits for its own operand and for tokens
-                else:  # and for all that is used
+                else:  # and for all operands whose results are used
                     doubted.append((operand, result))
         elif op.name == AFTER_ALL or _keeps_dependence(op):
             pending += op.operands
@@ -129,7 +132,7 @@ def _follows(later: Collective, earlier: Collective, live: set[ir.Value]) -> boo
 
 
 def _is_linked(later: Collective, goal: ir.Value, live: set[ir.Value]) -> bool:
-    """Whether a token leads from a barrier on the goal to one on the first operand."""
+    """Returns True if tokens lead from a barrier on `goal` to one on the first operand."""
     value = next(iter(later.op.operands), None)
     for _ in range(_LONGEST_LINK):
         if value is None or isinstance(value.owner, ir.Block):

@@ -1,27 +1,27 @@
-"""What stands beside a collective and may make a compiler issue another in its place, or none.
+"""Finds ops around a collective that may make a compiler replace or delete it.
 
-Seen of XLA's compilers for CPU, GPU and TPU, on one or more of them:
+Seen in XLA's compilers for CPU, GPU and TPU, in one or more of them:
 
 - an all_reduce, all_gather, reduce_scatter or all_to_all of a constant is deleted;
-- an all_reduce over replicas is deleted where all of them have the same value already;
-- an all_gather of which each device takes its own part is deleted, and an all_reduce becomes a
+- an all_reduce over replicas is deleted if all of them already have the same value;
+- an all_gather is deleted if each device slices its own part of it, and an all_reduce becomes a
   reduce_scatter;
-- a collective whose results are used only by what folds (`x * 0` of integers) is deleted;
-- a conversion changes sides, and elements of another type are exchanged;
+- a collective whose results are used only by ops that fold (`x * 0` of integers) is deleted;
+- a conversion moves to the other side, and elements of another type are exchanged;
 - an all_reduce of an all_reduce becomes one of larger groups.
 
-Where one program has it and another has not, the two do not meet. Barriers keep all of that away,
-and so do token chains, but for the second.
+If only one of two programs has such ops, their collectives do not match. Barriers prevent all of
+these, and token chains all but the second.
 
-XLA's simplifier has hundreds of patterns more. A collective surely stays as it is, fenced, if
-optimization barriers make its operands and take its results, as `thread-tokens` writes them, and if
-an output surely needs one of these results:
+XLA's simplifier has hundreds of other patterns. A collective surely stays as it is if it is fenced:
+optimization barriers produce its operands and consume its results, as `thread-tokens` writes them,
+and an output surely needs one of these results:
 
     (x', t') = barrier(x, t);  y = collective(x');  (y', t'') = barrier(y, t');  return tanh(y')
 
 An output surely needs a value if it follows from it by the ops of `_KEEPING`, which no compiler
-removes. Barriers alone do not keep element types: XLA:TPU may exchange another one for floats of 16
-bits or fewer, and bf16 for wider floats that only conversions and products use.
+removes. Barriers alone do not keep element types. XLA:TPU may exchange floats of at most 16 bits as
+another type, and wider floats that only conversions and products use as bf16.
 """
 
 from __future__ import annotations
@@ -60,27 +60,30 @@ from stablehlo_tools.ir.values import producer
 from stablehlo_tools.ir.views import Combining, Function, OneRegion, While
 from stablehlo_tools.ir.walk import terminator
 
-_ALIKE = frozenset({ALL_REDUCE, "stablehlo.all_gather"})  # within each group
+_ALIKE = frozenset({ALL_REDUCE, "stablehlo.all_gather"})  # the same on all devices of a group
 _UNLIKE = (
     ops_with_any(
         Trait.COLLECTIVE | Trait.BRANCH | Trait.LOOP | Trait.RANDOM | Trait.DEVICE_ID | Trait.OPAQUE
     )
     | full_names("async_done infeed recv")
 ) - {ALL_GATHER, ALL_REDUCE, *full_names("cross-replica-sum")}
-# Deleted where they are of a constant; no compiler was seen to do so with a collective_broadcast.
+# Deleted if they are of a constant; no compiler was seen to delete a collective_broadcast so.
 _COMPUTED = short_names(COLLECTIVES & ops_with(Trait.GROUPED)) - {"collective_broadcast"}
 _PARTED = frozenset({"all_gather", "all_reduce"})
 
 
 class Surroundings:
-    """Tells what stands beside the collectives of one module."""
+    """Describes the hazards around the collectives of one module."""
 
     def __init__(self, folded: Sequence[Collective]) -> None:
         self.folded = {collective.op.results[0] for collective in folded}
         self.alike: dict[ir.Attribute | None, dict[ir.Value, bool]] = {}
 
     def of(self, collective: Collective) -> str:
-        """What may be rewritten with the collective: nothing where empty, alike where equal."""
+        """Returns the hazards of a collective; empty if there are none.
+
+        Collectives of two programs that have equal hazards are rewritten in the same way.
+        """
         op = collective.op
         tensors = [v for v in op.operands if isinstance(v.type, ir.RankedTensorType)]
         hazards = [self._before(collective, value) for value in tensors]
@@ -90,7 +93,7 @@ class Surroundings:
         return ", ".join(dict.fromkeys(part for part in hazards if part))
 
     def is_of_what_all_have(self, collective: Collective) -> bool:
-        """Whether each participant has what the others send: a constant, or what is made of one."""
+        """Returns True if all participants send the same value, computed from constants alone."""
         sent = collective.op.operands
         tensors = [v for v in sent if isinstance(v.type, ir.RankedTensorType)]
         return all(self._is_alike(value, None) for value in tensors)
@@ -112,7 +115,7 @@ class Surroundings:
         return "of an all_reduce" if is_alone else ""
 
     def _is_alike(self, value: ir.Value, groups: ir.Attribute | None) -> bool:
-        """Whether all of a group have the same value; without groups, whether it is a constant."""
+        """Returns True if a group shares the value; without groups, if it is constant."""
         known = self.alike.setdefault(groups, {})
         pending = [value]
         while pending:
@@ -128,7 +131,7 @@ class Surroundings:
 
 
 def _computed_from(value: ir.Value, groups: ir.Attribute | None) -> list[ir.Value] | None:
-    """What all of a group must have alike for the value to be; None where that is not enough."""
+    """Returns the values that must be the same in a group for this one to be; None if unknown."""
     maker = producer(value)
     if maker is None or maker.name in _UNLIKE:
         return None
@@ -153,24 +156,24 @@ def _after(kind: str, value: ir.Value) -> str:
 
 
 def _user(value: ir.Value) -> ir.Operation | None:
-    """The only use; None where there is none, or another."""
+    """Returns the only user of a value; None if there is none, or more than one."""
     uses = [use.owner.operation for use in value.uses]
     return uses[0] if len(uses) == 1 else None
 
 
-# Of float tensors with elements: no identity takes any of their operands away, and none is read in
-# another type.
+# On non-empty float tensors, no identity removes any of their operands, and no compiler reads an
+# operand as another type.
 _KEEPING = (
     ops_with(Trait.UNARY | Trait.TRANSCENDENTAL)
     | full_names("add subtract multiply divide negate reduce_scatter all_to_all")
     | LAYOUT
     | {ALL_GATHER, ALL_REDUCE, REDUCE}
 )
-# Of what differs between replicas they make what differs.
+# Their results differ between replicas if their operands do.
 _MIXING = _KEEPING - {ALL_GATHER, ALL_REDUCE} | full_names("convert dot_general")
-_SAME = "mhlo.is_same_data_across_replicas"  # of an argument
+_SAME = "mhlo.is_same_data_across_replicas"  # attribute of an argument
 _WIDE = frozenset({"f32", "f64"})
-_MOST_TRIPS = 64  # of a loop whose carries go round
+_MOST_TRIPS = 64  # of a loop whose carries swap places
 
 
 class Fences:
@@ -181,7 +184,7 @@ class Fences:
         self._floats: dict[ir.Type, tuple[str, bool]] = {}
 
     def doubt(self, collective: Collective) -> str:
-        """Why a compiler may issue another collective, or none; empty if it cannot."""
+        """Says why a compiler may replace or delete a collective; empty if it cannot."""
         if has_effect(collective):
             return ""
         op = collective.op
@@ -212,8 +215,10 @@ class Fences:
         return needed
 
     def _differs(self, value: ir.Value) -> bool:
-        """Whether a value follows from an argument so that no compiler takes it to be the same on
-        all replicas. Nothing is said of what loops carry."""
+        """Returns True if no compiler can prove that a value is the same on all replicas.
+
+        It must follow from an argument. False for values that loops carry, which are not analysed.
+        """
         arguments = set(Function(self.main).body.arguments)
         pending, seen = [value], set[ir.Value]()
         while pending:
@@ -249,8 +254,11 @@ class Fences:
                     needed.update(op.operands)
 
     def _mark_loop(self, op: ir.Operation, number: int, needed: set[ir.Value]) -> None:
-        """Marks a loop that surely runs: of its body the values that each iteration needs, because
-        a compiler may unroll it."""
+        """Marks the values that result `number` of a loop needs, if the loop surely runs.
+
+        Only values of the body that every iteration needs are marked, because a compiler may unroll
+        the loop.
+        """
         trips = constant_trips(op)
         if not trips:
             return
@@ -279,8 +287,10 @@ class Fences:
         return all(self._float(value)[1] for value in (*operands, *op.results))
 
     def _float(self, value: ir.Value) -> tuple[str, bool]:
-        """The element type of a tensor of real floats, empty for other values, and whether it
-        surely has elements."""
+        """Returns the element type of a float tensor, and True if it surely has elements.
+
+        The type is empty for other values.
+        """
         type_ = value.type
         if type_ not in self._floats:
             is_tensor = isinstance(type_, ir.RankedTensorType)

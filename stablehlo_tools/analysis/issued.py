@@ -1,7 +1,7 @@
-"""Reads what a module issues: its collectives with their participants, loops, branches and order.
+"""Reads the issue order of a module: its collectives with participants, loops and branches.
 
-Calls are inlined first, in place, as compilers do: order and use are then those of each call by
-itself. Collectives that compilers delete, because nobody uses their results, are kept apart.
+Calls are inlined first, in place, as compilers do. So the order and the uses are those of each call
+separately. Collectives that compilers delete, because their results are unused, are kept separate.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ _PAIRS = "source_target_pairs"
 
 @dataclass(frozen=True)
 class Issued:
-    """A program, the processes that it runs as, and the ops behind it.
+    """A program, its process grid, and the ops that it was read from.
 
-    `ops` are its collectives by the ids of its issues; `sites` the ops of the nodes of each block,
-    the blocks as `blocks_of` lists them.
+    `ops` are its collectives by the ids of its issues. `sites` are the ops of the nodes of each
+    block, the blocks as `blocks_of` lists them.
     """
 
     program: Program
@@ -67,9 +67,10 @@ class Inlined:
 
 
 def inline_module(module: ir.Module) -> Inlined:
-    """Inlines every call of the module, in place. Raises a located ToolError for one without main.
+    """Inlines every call of the module, in place.
 
-    Also for communication whose order is not understood.
+    Raises a located ToolError if the module has no function @main, or if the order of its
+    communication is not understood.
     """
     inline_all_calls(module)
     main = main_function(module)
@@ -93,14 +94,14 @@ def read_issued(
     judges_rewriting: bool = False,
     equal: Mapping[int, str] | None = None,
 ) -> Issued:
-    """What `main` issues when it runs on the devices, some or all of the grid that `facts` states.
+    """Reads the issues of `main` on the devices, some or all of the grid in `facts`.
 
     `platform` is the index of the platform, in an artifact for several. `by_channel` pairs sends
-    and recvs by their channels alone, whatever pairs of devices they name. What `is_scheduled`
-    issues all it says, in the order in which it stands. `judges_rewriting`: each issue says why a
-    compiler may rewrite it. `equal` are arguments that have one value on all devices of the job, by
-    number, with symbols that programs share. Raises a located ToolError for groups that name
-    devices the grid does not have.
+    and recvs only by their channels, and ignores their pairs of devices. If `is_scheduled`, the
+    module issues everything in its text order. `judges_rewriting`: each issue says why a compiler
+    may rewrite it. `equal` maps the numbers of arguments that have one value on all devices of the
+    job to symbols that programs share. Raises a located ToolError if a group names a device outside
+    the grid.
     """
     module, main, sites = inlined.module, inlined.main, inlined.sites
     fences = Fences(main) if judges_rewriting else None
@@ -142,9 +143,9 @@ def read_issued(
 
 
 def _without_ends_of_others(program: Program, ops: Sequence[Collective]) -> Program:
-    """Transfers whose pairs name none of our devices, which nobody meets in, are none here.
+    """Clears the kind of transfers whose pairs name none of our devices.
 
-    Those of a program that no pairs are given for keep their kind: their channels pair them.
+    They have no participants here. Transfers without pairs keep their kind: channels pair them.
     """
 
     def marked(issue: Issue) -> Issue:

@@ -167,8 +167,7 @@ class LoopCarries:
         return None if is_whole is None else Accumulator(carry, ROWS, tuple(links), is_whole)
 
     def _read(self, carry: int, users: list[tuple[ir.Operation, ir.Value]]) -> Rows | None:
-        """Returns the rows that slices read of a carry; None if another op than a return reads
-        it."""
+        """Returns the rows that slices read of a carry; None if other ops read it."""
         end = self.body.ends[carry]
         slices: list[ir.Operation] = []
         for op, value in users:

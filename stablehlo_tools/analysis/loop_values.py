@@ -1,14 +1,14 @@
-"""The integers of loops, in each iteration: what they index with, and what is decided in them.
+"""Evaluates the integers of loops in each iteration: indices, and what branches and loops decide.
 
-`LoopIndices` has the indices of one counted loop, for which a carry is where it starts and its step
-times the iteration. `IterationValues` runs the loops around a branch or an inner loop: a pipeline's
-loop decides by the row of a table that a rank holds, cut out at the loop's counter. Such a decision
-has no one value, but a series: its value in each iteration of the loops around it. It follows from
-constants, device ids and counters alone, so that devices with equal series decide alike whoever
-compiled their programs. Loops are followed that run equally often on all devices. `ControlValues`
-has all that steers one loop, on every device in every iteration. `AlikeInGroups` tells values of
-loops that are the same on all devices of a collective's groups, whatever they are: those run a loop
-together, and what follows from counters and what they know of themselves is the same where that is.
+`LoopIndices` has the indices of one counted loop. There, a carry is its initial value plus its step
+times the iteration. `IterationValues` runs the loops around a branch or an inner loop. The loop of
+a pipeline-parallel program, for example, decides by a row of a table that a rank holds, sliced at
+the loop's counter. Such a decision has a series of values: one for each iteration of the loops
+around it. It follows only from constants, device ids and counters, so devices with equal series
+make the same decisions, even in separately compiled programs. Only loops that run equally often on
+all devices are followed. `ControlValues` has all integers that steer one loop, on every device in
+every iteration. `AlikeInGroups` finds values of loops that are the same on all devices of a
+collective's groups, even if the values are unknown.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ from stablehlo_tools.ir.values import key_of, producer
 from stablehlo_tools.ir.views import While
 from stablehlo_tools.ir.walk import terminator
 
-# What is decided, for each device, in each iteration.
+# The decisions of each device, in each iteration.
 Series = tuple[tuple[int, ...], ...]
 
-_MOST_TRIPS = 1 << 16  # of a loop whose indices are gone through
+_MOST_TRIPS = 1 << 16  # of a loop whose iterations are evaluated
 _LARGEST = 1 << 14  # elements of a tensor that is computed
-_LARGEST_TABLE = 1 << 16  # elements of a tensor that comes into a loop that is controlled
-_LARGEST_CONTROL = 1 << 12  # elements of what each of its iterations computes anew
+_LARGEST_TABLE = 1 << 16  # elements of an operand of a loop that is controlled
+_LARGEST_CONTROL = 1 << 12  # elements of a tensor that each of its iterations recomputes
 _MOST_WORK = 200_000  # ops evaluated, for one outermost loop
 _DEEPEST = 200  # ops in a row, so that Python's stack suffices
 
@@ -64,7 +64,7 @@ type _Series = dict[ir.Value | ir.Operation, list[tuple[int, ...]] | None]
 class LoopIndices:
     """Evaluates the indexed integer scalars of a body for each of its `trips` iterations.
 
-    `known` tells the integers that a scalar from outside of the loop is, one for each device.
+    `known` returns the integers of a scalar from outside of the loop, one for each device.
     """
 
     def __init__(self, body: LoopBody, trips: int, known: Known) -> None:
@@ -74,7 +74,7 @@ class LoopIndices:
         self._rows: dict[ir.Value, Values | None] = {}
 
     def of(self, value: ir.Value) -> list[int] | None:
-        """A value in each iteration; None where that is not known or differs by device."""
+        """Returns a value in each iteration; None if it is unknown or differs by device."""
         if self._trips > _MOST_TRIPS or not is_integer_scalar(value.type):
             return None
         for op in self._leading_to(value):
@@ -83,7 +83,7 @@ class LoopIndices:
         return None if row is None else [int(number) for number in row]
 
     def _leading_to(self, value: ir.Value) -> list[ir.Operation]:
-        """The ops of the body that an indexed value is computed by, in order."""
+        """Returns the ops of the body that compute an indexed value, in order."""
         body = self._body
         needed: dict[int, ir.Operation] = {}
         pending = [value]
@@ -103,7 +103,7 @@ class LoopIndices:
         return self._rows[value]
 
     def _given(self, value: ir.Value) -> Values | None:
-        """A carry, or a value from outside of the loop."""
+        """Returns a carry, or a value from outside of the loop, in each iteration."""
         number = self._body.argument_number(value)
         outside = value if number is None else self._body.loop.operands[number]
         if number is not None and not self._body.is_indexed(value):
@@ -131,9 +131,10 @@ class LoopIndices:
 
 
 def written_positions(op: ir.Operation, indices: LoopIndices) -> tuple[int, list[int]] | None:
-    """The dimension along which a dynamic_update_slice moves, and where it starts each time.
+    """Returns the dimension along which a dynamic_update_slice moves, and its starts.
 
-    None where more than one dimension moves, or none, or it is not known how.
+    `indices` evaluates the starts, one for each iteration. None unless exactly one dimension moves
+    and all starts are known.
     """
     assert op.name == DYNAMIC_UPDATE_SLICE
     moving: list[tuple[int, list[int]]] = []
@@ -147,7 +148,7 @@ def written_positions(op: ir.Operation, indices: LoopIndices) -> tuple[int, list
 
 
 def is_monotonic(row: list[int]) -> bool:
-    """Whether each number is above, or each below, the one before."""
+    """Returns True if the numbers strictly increase or strictly decrease."""
     pairs = list(pairwise(row))
     return all(a < b for a, b in pairs) or all(a > b for a, b in pairs)
 
@@ -159,8 +160,8 @@ class _TooMuchWorkError(Exception):
 class IterationValues:
     """The series of the branches and loops of a program that its devices run.
 
-    `outside` tells a small integer tensor that is made outside of all loops, with a row for each
-    device or one for all; None where it is not known.
+    `outside` returns a small integer tensor that is computed outside of all loops, with a row for
+    each device or one for all; None if it is unknown.
     """
 
     def __init__(self, devices: int, outside: Callable[[ir.Value], Values | None]) -> None:
@@ -169,7 +170,10 @@ class IterationValues:
         self._series: dict[ir.Value | ir.Operation, _Series] = {}
 
     def series(self, op: ir.Operation) -> Series | None:
-        """What decides a branch (the region taken) or a loop (its trips) that stands in a loop."""
+        """Returns the decisions of a branch (the region) or an inner loop (its trips).
+
+        None if they are unknown, or if the op is in no loop.
+        """
         outermost = _outermost_loop(op)
         if outermost is None:
             return None
@@ -188,7 +192,7 @@ class IterationValues:
 
 
 class _Followed:
-    """Runs one outermost loop, of all that it computes only the small integers that are asked."""
+    """Runs one outermost loop, and computes only the small integers that decisions need."""
 
     def __init__(self, devices: int, outside: Callable[[ir.Value], Values | None]) -> None:
         self.series: _Series = {}
@@ -197,7 +201,7 @@ class _Followed:
         self._work = 0
 
     def loop(self, loop: ir.Operation, around: _Known) -> None:
-        """Follows a loop, given what is known around it."""
+        """Follows a loop, given the known values around it."""
         trips = self._trips(loop, around)
         body = While(loop).body
         inner = list(_decided(body))
@@ -217,7 +221,7 @@ class _Followed:
             carries = [self._of(value, known) for value in terminator(body).operands]
 
     def _note(self, op: ir.Operation, known: _Known) -> None:
-        """Notes what is decided in this iteration, and follows an inner loop."""
+        """Notes the decision of this iteration, and follows an inner loop."""
         self._spend()
         if op.name == WHILE:
             row = self._trips(op, known)
@@ -281,7 +285,7 @@ class _Followed:
 
 
 def _outermost_loop(op: ir.Operation) -> ir.Operation | None:
-    """The outermost loop whose body an op stands in; None for one that stands in none."""
+    """Returns the outermost loop whose body contains an op; None if there is none."""
     outermost: ir.Operation | None = None
     parent = op.parent
     while parent is not None:
@@ -292,7 +296,7 @@ def _outermost_loop(op: ir.Operation) -> ir.Operation | None:
 
 
 def _decided(block: ir.Block) -> Iterator[ir.Operation]:
-    """The branches and loops of a block, those in branches and computations too, in order."""
+    """Yields the branches and loops of a block, including those in branches and computations."""
     for view in block.operations:
         op = view.operation
         if op.name == WHILE:
@@ -307,9 +311,9 @@ def _decided(block: ir.Block) -> Iterator[ir.Operation]:
 class ControlValues:
     """The integers that steer a counted loop, on every device in every iteration.
 
-    Tick counters, indices of stages, entries of tables and comparisons of them follow from
-    constants and from `partition_id`: they are computed here, iteration by iteration and for all
-    devices at once. What depends on an argument of the program is no control.
+    Tick counters, stage indices, table entries and comparisons of them follow from constants and
+    from `partition_id`. They are computed here, iteration by iteration and for all devices at once.
+    A value that depends on an argument of the program is not a control value.
     """
 
     def __init__(
@@ -341,13 +345,13 @@ class ControlValues:
             entering = {i: self._at(self._ends[i], row) for i in carried}
 
     def of(self, value: ir.Value, tick: int) -> Values | None:
-        """A value in an iteration; None where it is no control."""
+        """Returns a value in an iteration; None if it is not a control value."""
         if value not in self._inside or tick < 0:
             return self._from_outside(value)
         return self._rows[tick].get(value)
 
     def constant(self, value: ir.Value) -> Values | None:
-        """A value that is the same in every iteration; None for any other."""
+        """Returns a value that is the same in every iteration; None for any other."""
         first = self.of(value, 0)
         if first is None or value not in self._inside:
             return first
@@ -364,8 +368,11 @@ class ControlValues:
     def _steering(
         self, ops: Sequence[ir.Operation], carried: set[int]
     ) -> tuple[list[ir.Operation], set[int]]:
-        """The ops and the carries, some of those given, that are control: the most that can be so
-        together."""
+        """Returns the ops and the carries that are control values.
+
+        They are the greatest fixed point: a carry is dropped if its next value needs one that is
+        not known.
+        """
         while True:
             known: set[ir.Value] = {self._arguments[i] for i in carried}
             for op in ops:
@@ -393,7 +400,7 @@ class ControlValues:
 
 
 def _nested(block: ir.Block) -> Iterator[ir.Operation]:
-    """The ops of a block and of the branches in it, in order; not those of loops."""
+    """Yields the ops of a block and of the branches in it, in order; not those of loops."""
     for view in block.operations:
         op = view.operation
         if op.name in BRANCHES:
@@ -403,7 +410,7 @@ def _nested(block: ir.Block) -> Iterator[ir.Operation]:
 
 
 class AlikeInGroups:
-    """Whether values of loops are the same on all devices of each group of some collectives."""
+    """Tells if values of loops are the same on all devices of each group of some collectives."""
 
     def __init__(self, values: DeviceValues) -> None:
         self._values = values
@@ -411,8 +418,11 @@ class AlikeInGroups:
     def __call__(
         self, loop: ir.Operation, ops: Sequence[ir.Operation], values: Sequence[ir.Value]
     ) -> bool:
-        """Whether values in a loop are so in each iteration, for the collectives among its ops; and
-        the devices run it equally often, so that an iteration is the same one for all of them."""
+        """Returns True if values in a loop are the same in each group, in each iteration.
+
+        The groups are those of the collectives among `ops`. The devices of a group must also run
+        the loop equally often, so that they are in the same iteration.
+        """
         counter = counter_of(loop)
         if isinstance(counter, str):
             return False
@@ -423,8 +433,7 @@ class AlikeInGroups:
         return None not in found and self._are_alike([*steering, *values], groups)
 
     def picks_one(self, collective: Collective, value: ir.Value, *, by: bool) -> bool:
-        """Returns True if all of a boolean is `by` on one device of each group of a collective, and
-        nothing of it is on the others."""
+        """Returns True if one device of each group has only `by`, and the others never."""
         groups, known = self._values.facts.groups(collective), self._values.of(value)
         if groups is None or known is None or len(known) == 1:
             return False
@@ -445,7 +454,7 @@ class AlikeInGroups:
                 if len(rows) > 1 and any((rows[g] != rows[g[0]]).any() for g in groups):
                     return False
                 continue
-            # What makes a value the same wherever that is the same.
+            # A value is the same on devices on which its operands are.
             maker = producer(value)
             if maker is not None:
                 if maker.name not in COMPUTED:

@@ -1,10 +1,10 @@
-"""What a loop's body knows of its other iterations: how often it runs, what stays, what counts.
+"""Analyses the body of a loop: its trip count, invariants, counters and indexed values.
 
-A carry (see `ir.while_loop`) is invariant if every iteration hands it on as it came, an induction
+A carry (see `ir.while_loop`) is invariant if every iteration yields it unchanged, and an induction
 variable if each adds a constant to it. A value is *indexed* if it follows from these two by ops
-that cost little: then it can be computed for any iteration at any time, a slice of stacked weights
-at the counter for one. All other ops have a place in their iteration. What becomes of the other
-carries, `loop_carries` says.
+that cost little, for example a slice of stacked weights at the counter. It can be computed for any
+iteration at any time. All other ops are placed in their iteration. `loop_carries` classifies the
+other carries.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ Known = Callable[[ir.Value], Sequence[int] | None]
 
 @dataclass(frozen=True)
 class Counter:
-    """Carry `position` grows by `step` in each iteration; the loop runs while it is below, above,
-    … the bound.
+    """A loop's counter: carry `position` grows by `step` in each iteration.
 
-    `direction` and `bound` are those of the comparison in the condition, the counter on its left.
+    The loop runs while the counter is below, above, … the bound. `direction` and `bound` are those
+    of the comparison in the condition, with the counter on its left.
     """
 
     position: int
@@ -59,8 +59,10 @@ class Counter:
 
 @dataclass(frozen=True)
 class Counted:
-    """A loop that runs a known number of times: where its counter starts, and how often it runs,
-    on each device, or once where that is the same on all.
+    """A loop that runs a known number of times.
+
+    `starts` are the counter's initial values and `trips` the trip counts, one for each device, or
+    one if it is the same on all.
     """
 
     counter: Counter
@@ -71,7 +73,7 @@ class Counted:
 def trip_count(
     loop: ir.Operation, initial: Sequence[tuple[int, ...] | None]
 ) -> tuple[int, ...] | None:
-    """How often the body runs, on each device; None where that is not understood.
+    """Returns the number of iterations on each device; None if it is not understood.
 
     `initial[i]` are the values of carry i before the loop, one for each device, if known. Counters
     that would wrap around are not understood.
@@ -82,9 +84,9 @@ def trip_count(
 
 
 def counted(loop: ir.Operation, known: Known) -> Counted | str:
-    """How often a loop runs, or why that is not understood.
+    """Returns the trip count of a loop, or why it is not understood.
 
-    `known` tells the integers that a scalar from outside of the loop is, one for each device.
+    `known` returns the integers of a scalar from outside of the loop, one for each device.
     """
     counter = counter_of(loop)
     if isinstance(counter, str):
@@ -111,7 +113,7 @@ def counted(loop: ir.Operation, known: Known) -> Counted | str:
 
 
 def counter_of(loop: ir.Operation) -> Counter | str:
-    """What a loop's condition counts, or why that is not understood."""
+    """Returns the counter in a loop's condition, or why it is not understood."""
     condition, body = (region.blocks[0] for region in loop.regions)
     compare = producer(unconstrained(terminator(condition).operands[0]))
     if compare is None or compare.name != COMPARE:
@@ -130,7 +132,7 @@ def counter_of(loop: ir.Operation) -> Counter | str:
 
 
 def constant_integer(value: ir.Value) -> int | None:
-    """The integer that a constant of one element holds."""
+    """Returns the integer of a constant integer scalar; None for any other value."""
     maker = producer(unconstrained(value))
     if maker is None or maker.name not in CONSTANTS or not is_integer_scalar(value.type):
         return None
@@ -138,25 +140,27 @@ def constant_integer(value: ir.Value) -> int | None:
 
 
 def known_integer(value: ir.Value) -> tuple[int, ...] | None:
-    """A constant integer scalar as what `counted` asks for: once, for it is the same on all
-    devices."""
+    """Returns a constant integer scalar in the form that `counted` needs.
+
+    It has one entry, because it is the same on all devices.
+    """
     number = constant_integer(value)
     return None if number is None else (number,)
 
 
 def constant_trips(loop: ir.Operation) -> int | None:
-    """How often a loop runs that counts from a constant to a constant; None for any other."""
+    """Returns the trip count of a loop from a constant to a constant; None for any other."""
     result = counted(loop, known_integer)
     return None if isinstance(result, str) else result.trips[0]
 
 
 def comparison_direction(compare: ir.Operation) -> str:
-    """`LT`, `LE`, `GT`, `GE`, `EQ` or `NE`."""
+    """Returns `LT`, `LE`, `GT`, `GE`, `EQ` or `NE`."""
     return bindings.ComparisonDirectionAttr(compare.attributes["comparison_direction"]).value
 
 
 def is_integer_scalar(type_: ir.Type) -> bool:
-    """Whether a type is a rank-0 tensor of integers or booleans."""
+    """Returns True if a type is a rank-0 tensor of integers or booleans."""
     return (
         isinstance(type_, ir.RankedTensorType)
         and type_.rank == 0
@@ -165,20 +169,20 @@ def is_integer_scalar(type_: ir.Type) -> bool:
 
 
 def can_count(type_: ir.Type) -> bool:
-    """Whether a type is that of an integer scalar which adding one makes larger: no boolean."""
+    """Returns True if a type is an integer scalar of more than one bit, so that it can count."""
     if not is_integer_scalar(type_):
         return False
     return ir.IntegerType(ir.RankedTensorType(type_).element_type).width > 1
 
 
 def wrap(value: int, type_: ir.Type) -> int:
-    """An integer as a scalar of the type holds it."""
+    """Returns an integer modulo 2^bits, as a scalar of the type holds it."""
     low, high = integer_range(type_)
     return (value - low) % (high - low + 1) + low
 
 
 def integer_range(type_: ir.Type) -> tuple[int, int]:
-    """The least and the greatest value of an integer scalar's type."""
+    """Returns the smallest and the largest value of an integer scalar's type."""
     element = ir.IntegerType(ir.RankedTensorType(type_).element_type)
     return integer_bounds(element.width, signed=not element.is_unsigned)
 
@@ -206,7 +210,7 @@ def _iterations(direction: str, start: int, bound: int, step: int, type_: ir.Typ
 
 
 def _counting_carry(value: ir.Value, condition: ir.Block, body: ir.Block) -> tuple[int, int] | None:
-    """The carry that a value of the condition is, and what each iteration adds to it."""
+    """Returns the carry that a value of the condition is, and its step in each iteration."""
     position = _position(value, condition)
     if position is None:
         return None
@@ -215,7 +219,7 @@ def _counting_carry(value: ir.Value, condition: ir.Block, body: ir.Block) -> tup
 
 
 def constant_step(end: ir.Value, argument: ir.Value) -> int | None:
-    """The constant k with `end == argument + k`."""
+    """Returns the constant k with `end == argument + k`; None if there is none."""
     total = 0
     while (end := unconstrained(end)) != argument:
         op = producer(end)
@@ -234,7 +238,7 @@ def constant_step(end: ir.Value, argument: ir.Value) -> int | None:
 
 
 def _bounds(value: ir.Value, loop: ir.Operation, known: Known) -> Sequence[int] | None:
-    """What a counter is compared with: one integer, or one for each device."""
+    """Returns the bound of a counter: one integer, or one for each device; None if unknown."""
     constant = constant_integer(value)
     if constant is not None:
         return (constant,)
@@ -256,23 +260,24 @@ def _position(value: ir.Value, block: ir.Block) -> int | None:
 
 Key = ir.Value | ir.Operation
 
-# What costs next to nothing: elements elsewhere, or as another type. Not a gather, whose positions
-# are arbitrary, nor an update, which writes into the buffer of one iteration.
+# Ops that cost next to nothing: they move elements or change their type. A gather is left out,
+# because its positions are arbitrary, and an update, because it writes into the buffer of one
+# iteration.
 FORMATTING = ops_with_any(Trait.LAYOUT | Trait.PIECE | Trait.JOIN | Trait.RETYPE) - {
     DYNAMIC_UPDATE_SLICE,
     GATHER,
 } | {SHARDING_CONSTRAINT}
 COSTLY = ops_with(Trait.COSTLY)
-_FEW = 1024  # elements: arithmetic on so many costs next to nothing
+_FEW = 1024  # elements: arithmetic on so few costs next to nothing
 _COPIED_AT_WILL = ("stablehlo.", "chlo.", SHARDING_CONSTRAINT)
 
 
 class LoopBody(WhileLoop):
     """The body of a `while`, as the analyses and rewrites of loops see it.
 
-    `position_of` numbers the ops by `key_of`, in order, the terminator left out. `behind_barrier`
-    gives the indexed value that a result of an optimization_barrier with placed operands is:
-    jax.checkpoint writes such barriers, over the weights of a layer and its gradient.
+    `position_of` numbers the ops by `key_of`, in order, without the terminator. A barrier can have
+    both indexed and placed operands: jax.checkpoint writes such barriers, over the weights of a
+    layer and its gradient. `behind_barrier` maps its results to the indexed values that they equal.
     """
 
     def __init__(self, loop: ir.Operation, effects: Effects) -> None:
@@ -285,7 +290,7 @@ class LoopBody(WhileLoop):
             [value for value in dict.fromkeys(values_used(op)) if self.is_inside(value)]
             for op in self.ops
         ]
-        # What each iteration adds to a carry, by its number.
+        # The constant that each iteration adds to a carry, by the carry's number.
         steps: dict[int, int] = {}
         for number, (argument, end) in enumerate(zip(self.arguments, self.ends, strict=True)):
             if number in self.invariant or not can_count(argument.type):
@@ -302,12 +307,12 @@ class LoopBody(WhileLoop):
 
     @cached_property
     def collectives(self) -> list[Collective]:
-        """The collectives of the body itself, not of ops in it, in order."""
+        """The collectives of the body itself, not those in regions of its ops, in order."""
         return [each for op in self.ops if (each := self._classify(op)) is not None]
 
     @cached_property
     def users(self) -> dict[ir.Value, list[ir.Operation]]:
-        """The ops of the body that read a value, in their regions too, in order."""
+        """The ops of the body that read each value, also in their regions, in order."""
         users: dict[ir.Value, list[ir.Operation]] = {}
         for op, reads in zip(self.ops, self._reads, strict=True):
             for value in reads:
@@ -315,16 +320,16 @@ class LoopBody(WhileLoop):
         return users
 
     def reads(self, op: ir.Operation) -> Sequence[ir.Value]:
-        """The values of the body that an op reads, in its regions too, each once."""
+        """Returns the values of the body that an op reads, also in its regions, each once."""
         return self._reads[self.position_of[key_of(op)]]
 
     def is_inside(self, value: ir.Value) -> bool:
-        """Whether a value is an argument of the body or made by one of its ops."""
+        """Returns True if a value is an argument of the body or a result of one of its ops."""
         maker = producer(value)
         return value in self._number_of if maker is None else key_of(maker) in self.position_of
 
     def is_indexed(self, value: ir.Value) -> bool:
-        """Whether a value can be computed for any iteration at any time, at little cost."""
+        """Returns True if a value can be computed for any iteration at any time, at little cost."""
         if not self.is_inside(value):
             return True
         number = self.argument_number(value)
@@ -334,19 +339,19 @@ class LoopBody(WhileLoop):
         return maker is not None and key_of(maker) in self._indexed
 
     def is_moving(self, value: ir.Value) -> bool:
-        """Whether an indexed value differs from iteration to iteration."""
+        """Returns True if an indexed value differs between iterations."""
         return value in self._moving
 
     def is_placed(self, op: ir.Operation) -> bool:
-        """Whether an op has a place in its iteration, because it is not indexed."""
+        """Returns True if an op is placed in its iteration, because it is not indexed."""
         return key_of(op) not in self._indexed
 
     def is_costly(self, op: ir.Operation) -> bool:
-        """Whether an op takes time that other ops could hide behind, or has an effect."""
+        """Returns True if an op takes time that could overlap other ops, or has an effect."""
         return op.name in COSTLY or self.effects.has_effect(op)
 
     def communicates(self, op: ir.Operation) -> bool:
-        """Whether an op, or one in its regions, is a collective or a transfer."""
+        """Returns True if an op, or one in its regions, is a collective or a transfer."""
         if not len(op.regions):
             return self._classify(op) is not None
         communicates = False
@@ -360,9 +365,10 @@ class LoopBody(WhileLoop):
         return communicates
 
     def needed_by(self, ops: Iterable[ir.Operation]) -> list[ir.Operation]:
-        """These ops and all placed ones that they depend on, in earlier iterations too, in order.
+        """Returns these ops and all placed ones that they depend on, in order.
 
-        A barrier between them and an indexed value is none of them.
+        They include ops that are needed from earlier iterations. A barrier that passes on an
+        indexed value is left out.
         """
         pending = [value for op in ops for value in self.reads(op)]
         reached = {key_of(op) for op in ops}
@@ -383,7 +389,7 @@ class LoopBody(WhileLoop):
         return self._in_order(reached)
 
     def depending_on(self, ops: Iterable[ir.Operation], *, later: bool) -> list[ir.Operation]:
-        """These ops and all that depend on them, in order; `later`: in later iterations too."""
+        """Returns these ops and all that depend on them; `later`: across iterations, too."""
         pending: list[ir.Value] = [value for op in ops for value in op.results]
         reached = {key_of(op) for op in ops}
         seen: set[ir.Value] = set()
