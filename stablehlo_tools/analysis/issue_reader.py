@@ -1,11 +1,13 @@
-"""Walks a function and makes nodes of what it issues: collectives, loops and branches, and order.
+"""Walks a function and makes nodes of its collectives, loops and branches, with their order.
 
-A manual computation is part of the block around it. A loop's order is judged by its collectives,
-not as a whole, because compilers unroll loops of a known trip count. `Level` is a block under
-construction; what is read inside of a loop or branch is then seen from outside of it
-(`from_outside`, `either`). Whether a loop stays one, and which of its carries change, matters where
-its body would otherwise be taken to depend on nothing: a carry that is handed on as `x * 1` or
-`min(max(x, a), x)` changes in the text alone, and compilers move what is computed of it out.
+A manual computation is part of the block around it. The order of a loop is judged by its
+collectives, not as a whole, because compilers unroll loops of a known trip count. `Level` is a
+block under construction. `from_outside` and `either` translate the dependences inside a loop or
+branch to its outside.
+
+Two facts matter if a body seems to depend on nothing: that the loop remains a loop, and that a
+carry really changes. A carry that is yielded as `x * 1` or `min(max(x, a), x)` changes only in the
+text, and compilers move ops that depend on it out of the loop.
 """
 
 from __future__ import annotations
@@ -62,7 +64,7 @@ from stablehlo_tools.order.program import (
 
 @dataclass
 class Level:
-    """A block under construction: its nodes, the bit of each, and what each must come after."""
+    """A block under construction: its nodes, their bits, and the bits they must come after."""
 
     nodes: list[Node] = field(default_factory=list[Node])
     bits: list[int] = field(default_factory=list[int])
@@ -72,72 +74,77 @@ class Level:
     forms: Counter[Signature] = field(default_factory=Counter[Signature])
 
     def nested(self, region: int) -> Level:
-        """A level for a region of the next loop or branch."""
+        """Returns a level for a region of the next loop or branch."""
         count = sum(1 for node in self.nodes if not isinstance(node, Issue))
         return Level(name=f"{self.name}/{count}.{region}")
 
     def block(self) -> Block:
-        """The finished block."""
+        """Returns the finished block."""
         if self.is_chain:
             return Block(tuple(self.nodes), TextOrder(len(self.nodes)))
         return Block(tuple(self.nodes), tuple(self._positions(after) for after in self.after))
 
     def all_bits(self) -> int:
-        """The bits of all nodes."""
+        """Returns the bits of all nodes."""
         return reduce(or_, self.bits, 0)
 
     def _positions(self, after: int) -> int:
         if not self.bits:
             return 0
         first = self.bits[0].bit_length() - 1
-        if self.bits[-1].bit_length() - first == len(self.bits):  # bits in a row: the usual case
+        if self.bits[-1].bit_length() - first == len(self.bits):  # contiguous bits: the usual case
             return after >> first & (1 << len(self.bits)) - 1
         return sum(1 << i for i, bit in enumerate(self.bits) if after & bit)
 
 
 @dataclass(frozen=True)
 class Iteration:
-    """One reading of a loop's regions, and what the body's returned values depend on."""
+    """One reading of a loop's regions, with the dependences of the body's yielded values."""
 
     levels: tuple[Level, Level]  # of the condition and the body
     ends: list[Dependence]
 
     def all_bits(self) -> int:
-        """The bits of all nodes of an iteration."""
+        """Returns the bits of all nodes of an iteration."""
         return self.levels[0].all_bits() | self.levels[1].all_bits()
 
 
 def _afters(levels: Iterable[Level]) -> list[int]:
-    """The bits that each node of the levels must come after."""
+    """Returns the bits that each node of the levels must come after."""
     return [after for level in levels for after in level.after]
 
 
 def below(bit: int) -> int:
-    """All bits below one, given by its position."""
+    """Returns all bits below one, given by its position."""
     return (1 << bit) - 1
 
 
 def from_outside(part: Dependence, inner: int, bit: int, first: int) -> Dependence:
-    """A dependence as the outside sees it: `bit` in place of all the `inner` bits."""
+    """Returns a dependence as seen from outside: `bit` replaces all `inner` bits together."""
     outside = below(first)
     return part.mapped(lambda bits: bits & outside | (bit if inner & ~bits == 0 else 0))
 
 
 def either(parts: Sequence[Dependence]) -> Dependence:
-    """A result of a branch. Not of its predicate: where both sides are alike, that is dropped."""
+    """Returns the dependences of a branch's result.
+
+    The predicate is left out, because compilers drop it if both sides are the same.
+    """
     return reduce(Dependence.common, parts)
 
 
-MOVING = ops_with(Trait.IRREVERSIBLE)  # what is computed by one is not what it was before
+MOVING = ops_with(Trait.IRREVERSIBLE)  # no compiler undoes these
 _STEPS = full_names("add subtract")
-_FACTORS = full_names("multiply")  # of floats: integers run into zero and stay there
+_FACTORS = full_names("multiply")  # of floats: integers overflow to zero and stay there
 _CONNECTIVES = full_names("and or not")
 _MOST_LOOKED_AT = 64  # ops of a condition
 
 
 def is_counter(end: ir.Value, argument: ir.Value) -> bool:
-    """Whether a carry grows or shrinks by a constant: one added that is not zero, or a factor that
-    is neither zero nor one."""
+    """Returns True if a carry grows or shrinks by a constant.
+
+    The constant is added and not zero, or a factor that is neither zero nor one.
+    """
     op = producer(end)
     if op is None or op.name not in _STEPS | _FACTORS or argument not in list(op.operands):
         return False
@@ -149,10 +156,11 @@ def is_counter(end: ir.Value, argument: ir.Value) -> bool:
 
 
 def stays_a_loop(loop: ir.Operation, known: Callable[[ir.Value], int], changing: set[int]) -> bool:
-    """Whether no compiler knows how often the loop runs: all that its condition compares is open,
-    or counted, and something is open.
+    """Returns True if no compiler can find the trip count of a loop.
 
-    `known` tells what values of the condition depend on, `changing` which carries change.
+    Every value that its condition compares must be open or counted, and one must be open. `known`
+    returns the bits that a value of the condition depends on: an open value has some. `changing`
+    are the carries that change, which are the counted ones.
     """
     condition = While(loop).condition
     counted = {condition.arguments[position] for position in changing}
@@ -177,10 +185,10 @@ def stays_a_loop(loop: ir.Operation, known: Callable[[ir.Value], int], changing:
 
 
 class IssueReader:
-    """Walks a function in text order, making nodes of its sites.
+    """Walks a function in text order, and makes nodes of its sites.
 
-    Each node has a bit. The nodes inside of a loop or a branch have theirs only while it is read;
-    then one bit stands for all of them, on those results that come after all of them.
+    Each node has a bit. The nodes in a loop or branch keep theirs only while it is read. Then one
+    bit replaces all of them, on the results that come after all of them.
     """
 
     def __init__(
@@ -206,7 +214,7 @@ class IssueReader:
         self.ops: list[Collective] = []
         self.site_of: dict[Node, ir.Operation] = {}
         self.next_bit = VARIES.bit_length()
-        self.moved = 0  # the bit of what is computed by ops that nothing undoes, while it is asked
+        self.moved = 0  # the bit of results of irreversible ops, while `_chained` needs it
         self.rereading = uniformity is not None  # loops are read several times
         self.common = CommonValues(rendezvous.facts.grid.size) if uniformity is not None else None
 
@@ -216,14 +224,16 @@ class IssueReader:
         self.block(block, sites, level)
 
     def assume_equal(self, argument: ir.Value, symbol: str) -> None:
-        """Takes an argument of the program to be the same on all devices of the job; programs name
-        such arguments by the same symbols."""
+        """Assumes that an argument of the program is the same on all devices of the job.
+
+        Programs name such arguments by the same symbols.
+        """
         if self.uniformity is not None and self.common is not None:
             self.uniformity.bind([argument], [self.uniformity.everywhere])
             self.common.symbols[argument] = symbol
 
     def block(self, block: ir.Block, sites: Sequence[Site], level: Level) -> None:
-        """Reads a block into a level; the arguments' dependences are known."""
+        """Reads a block into a level; the arguments' dependences must be known."""
         waiting = iter(sites)
         site = next(waiting, None)
         for view in block.operations:
@@ -242,13 +252,13 @@ class IssueReader:
                 self._silent(op, level)
 
     def chain(self, collectives: Sequence[Collective], level: Level) -> None:
-        """Reads collectives of which each comes after the one before it."""
+        """Reads collectives that each come after the one before."""
         for collective in collectives:
             self._place_collective(collective, 0, level)
         level.is_chain = True
 
     def issue(self, collective: Collective) -> Issue:
-        """The collective as an issue of its own id."""
+        """Returns the collective as an issue with its own id."""
         issue = Issue(
             len(self.ops),
             self.rendezvous.signature(collective),
@@ -263,7 +273,7 @@ class IssueReader:
         return issue
 
     def _silent(self, op: ir.Operation, level: Level) -> None:
-        """An op that does not communicate."""
+        """Reads an op that does not communicate."""
         name = op.name
         if name in COMPUTATIONS:
             self._computation(op, [], level)
@@ -283,7 +293,7 @@ class IssueReader:
             count = counts.num_replicas if name == REPLICA_ID else counts.num_partitions
             self._bind(op.results, [GIVEN if count > 1 else NOTHING])
         else:
-            # Dependences through an op that neither communicates nor controls.
+            # The op neither communicates nor controls.
             dependences = self.transfer.results(op, name, self.known)
             if self.moved and name in MOVING:
                 dependences = [
@@ -322,11 +332,11 @@ class IssueReader:
                 self.common.met(collective, issue, level.name, level.forms[issue.signature])
                 level.forms[issue.signature] += 1
             return self._place(issue, collective.op, after, level)
-        self.ops.pop()  # stays on the device, or no device of ours takes part
+        self.ops.pop()  # it stays on the device, or none of our devices takes part
         return 0
 
     def _place(self, node: Node, op: ir.Operation, after: int, level: Level) -> int:
-        """Adds a node to a level; returns its bit."""
+        """Adds a node to a level, and returns its bit."""
         self.site_of[node] = op
         bit = 1 << self.next_bit
         self.next_bit += 1
@@ -339,7 +349,7 @@ class IssueReader:
         body = OneRegion(op).body
         if self.uniformity is not None and self.common is not None:
             self.uniformity.enter(op)
-            # Arguments that are whole have the symbols of the values outside.
+            # Arguments that are not divided have the symbols of the values outside.
             for value, argument in zip(op.operands, body.arguments, strict=True):
                 symbol = self.common.symbols.get(value)
                 is_whole = self.uniformity.of(argument) == self.uniformity.everywhere
@@ -351,7 +361,7 @@ class IssueReader:
             self.uniformity.leave(op)
 
     def _region(self, body: ir.Block, sites: Sequence[Site], level: Level) -> list[Dependence]:
-        """Reads a block into a level; what the values it ends with depend on."""
+        """Reads a block into a level, and returns the dependences of its terminator's operands."""
         self.block(body, sites, level)
         return [self._of(value) for value in terminator(body).operands]
 
@@ -388,7 +398,7 @@ class IssueReader:
         )
 
     def _taken(self, branch: ir.Operation) -> int | None:
-        """The region that all devices enter, where that is known of a branch that was evaluated."""
+        """Returns the region that all devices enter; None if it is unknown."""
         if self.uniformity is None:
             return None
         taken = set(self.uniformity.choice(branch).values or ())
@@ -430,9 +440,11 @@ class IssueReader:
     def _steady(
         self, op: ir.Operation, sites: Sequence[Sequence[Site]], around: Level
     ) -> tuple[list[Dependence], Iteration, Iteration]:
-        """What the carries depend on before every iteration and after the last, of what is outside.
+        """Returns the outside dependences of the carries, true before every iteration and after the
+        last.
 
-        Also the first pass, whose carries are the initial ones, and the last, with the steady ones.
+        Also returns the first reading, with the initial carries, and the last, with the steady
+        ones.
         """
         first, mark = self.next_bit, len(self.ops)
         known = [self._of(value) for value in op.operands]
@@ -476,12 +488,12 @@ class IssueReader:
         *,
         is_known: bool,
     ) -> tuple[bool, set[int]]:
-        """Whether every collective of an iteration comes after all of the iteration before.
+        """Returns True if every collective of an iteration comes after all of the iteration before.
 
-        Of a loop of unknown length, which is not unrolled: whether each depends on a carry that
-        changes, and is needed by the next iteration, or to know whether there is one. What is
-        invariant, or only added up, compilers move out of the loop. Also those carries: each is
-        only known once the loop has ended.
+        A loop of unknown length is not unrolled. There, each collective must depend on a carry that
+        changes, and the next iteration or the condition must need it. Compilers move invariant
+        values, and values that are only accumulated, out of the loop. Also returns the carries that
+        change: they are known only once the loop has ended.
         """
         predicate = terminator(While(op).condition).operands[0]
         tested = self._of(predicate).whole
@@ -505,7 +517,7 @@ class IssueReader:
             inside = needed | following.all_bits() | changed | moved
             body = While(op).body
             handed = zip(body.arguments, terminator(body).operands, following.ends, strict=True)
-            more = {  # what surely changes: by what moves it, or by a constant
+            more = {  # carries that surely change: by an irreversible op, or by a constant
                 position
                 for position, (argument, end, part) in enumerate(handed)
                 if end != argument and (part.whole & inside or is_counter(end, argument))

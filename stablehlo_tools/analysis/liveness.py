@@ -1,14 +1,14 @@
-"""Which collectives compilers delete: those of which nothing that is used depends.
+"""Finds the collectives that compilers delete, because no output or effect depends on them.
 
-Judged backwards, by the elements that are surely needed: of what is put together and taken apart
-again only the part that is taken counts, and of other ops the operands that the rules of
-`forced_dependence` keep, each operand but constants taken to vary. Where those rules leave out a
-predicate, an index or the key of a reduction, it counts as used here: that the order through it is
-not sure does not mean that compilers see through it.
+The analysis goes backwards, by the elements that are surely needed. Of values that are joined and
+then sliced, only the part that is sliced is needed. Of other ops, the operands are needed that the
+rules of `forced_dependence` keep, if every operand but constants varies. Those rules leave out
+predicates, indices and the key of a reduction. Here these are used: an order through them is not
+certain, but that does not mean that compilers can ignore them.
 
-Compilers drop an op whose results reach no output, a collective too. A value is live when a
-result of a public function, an op with a side effect, or a condition depends on it; each carry of
-a loop, each result of a branch and each element of a barrier is judged by itself.
+Compilers drop an op whose results reach no output, also a collective. A value is live if a result
+of a public function, an op with a side effect, or a condition depends on it. Each carry of a loop,
+each result of a branch and each element of a barrier is judged separately.
 """
 
 from __future__ import annotations
@@ -45,23 +45,23 @@ from stablehlo_tools.ir.views import Combining, Function, While
 from stablehlo_tools.ir.walk import FUNCTION, callee_name, symbol_name, terminator, walk
 from stablehlo_tools.ir.while_loop import is_invariant
 
-OPAQUE = "stablehlo_tools.keeps_alive"  # unit: made so that no compiler sees through the op
+OPAQUE = "stablehlo_tools.keeps_alive"  # unit attribute: no compiler sees through the op
 ALL: None = None
 Demand = tuple[Box, ...] | None  # boxes of elements that are surely needed; None: all are
 _MOST_BOXES = 4
-_TRANSFER = Transfer(set)  # asked of no barrier, for which alone it needs live values
+_TRANSFER = Transfer(set)  # never used on barriers, the only ops that need live values
 _MOVING = frozenset({"assembly", "order", "scatter", "select", "slice"})
 _NEVER_FOLDING = frozenset({"all", "bitcast", "convolution", "first", "mixing"})
 
 
 def needed_operands(result: ir.Value, demand: Demand) -> list[tuple[ir.Value, Demand]]:
-    """What elements of an op's operands are surely needed, where some of its result's are."""
+    """Returns the operands, and their elements, that are needed for elements of an op's result."""
     op = maker_of(result)
     if demand is None and _is_reordered(op):
         return [(op.operands[0], ALL)]
     moves = _moves(op)
     if moves is not None:
-        if moves.steering:  # nobody knows what is taken, or where it is put
+        if moves.steering:  # unknown indices: any element may be read or written
             used = [*sorted(moves.sources), *moves.steering]
             return [(op.operands[position], ALL) for position in used]
         return _pulled(op, moves.links, demand)
@@ -84,19 +84,19 @@ def needed_operands(result: ir.Value, demand: Demand) -> list[tuple[ir.Value, De
 
 
 def _is_reordered(op: ir.Operation) -> bool:
-    """Whether an op's result has all elements of its first operand, and no others."""
+    """Returns True if an op's result has all elements of its first operand, and no others."""
     return rule_of(op.name) == "order" and not has_no_elements(op.results[0].type)
 
 
 def _moves(op: ir.Operation) -> Moved | None:
-    """Where the elements of an op's result come from, if nothing is computed."""
+    """Returns where the elements of an op's result come from; None if the op computes."""
     if rule_of(op.name) not in _MOVING or OPAQUE in op.attributes:
         return None
     return moves_of(op)
 
 
 def _written(op: ir.Operation) -> Links | None:
-    """The updates that a scatter which computes combines with what is there; None if not known."""
+    """Returns the updates that a scatter combines with its operand; None if they are unknown."""
     if rule_of(op.name) != "scatter":
         return None
     shapes = [shape_of(value.type) for value in op.operands]
@@ -120,7 +120,7 @@ def _pulled(
 
 
 def grown(known: Demand, more: Demand, type_: ir.Type) -> Demand:
-    """Elements of a value of a type that are needed for one use or another."""
+    """Returns the union of two demands on a value of a type."""
     if known is None or more is None:
         return ALL
     boxes = list(known)
@@ -133,8 +133,10 @@ def grown(known: Demand, more: Demand, type_: ir.Type) -> Demand:
 
 
 def _computed_survivors(result: ir.Value) -> Sequence[ir.Value]:
-    """The operands that a result still depends on once compilers have simplified the op: of one
-    that computes, or of which it is not known what it moves."""
+    """Returns the operands that a result still depends on after simplification.
+
+    Only for ops that compute, or whose moves are unknown.
+    """
     op = maker_of(result)
     if rule_of(op.name) == "own":
         position = ir.OpResult(result).result_number
@@ -158,7 +160,7 @@ def _computed_survivors(result: ir.Value) -> Sequence[ir.Value]:
         return operands
     left = dependences[ir.OpResult(result).result_number].whole
     survivors = [value for i, value in enumerate(computed) if left >> (i + 1) & 1]
-    # And predicates and indices, which decide what is taken.
+    # Predicates and indices also survive: they decide which elements are read.
     rule = rule_of(op.name)
     if rule == "select" and operands[1] != operands[2] and not _is_constant(operands[0]):
         survivors += operands[:1]
@@ -168,7 +170,7 @@ def _computed_survivors(result: ir.Value) -> Sequence[ir.Value]:
 
 
 def _may_vanish(op: ir.Operation) -> bool:
-    """Whether some computed operand's use may be folded away."""
+    """Returns True if the use of some computed operand may be folded away."""
     if not _may_fold(op) or _is_reordered(op):
         return False
     computed = {value for value in op.operands if not _is_constant(value)}
@@ -182,7 +184,7 @@ def _may_fold(op: ir.Operation) -> bool:
     rule = rule_of(op.name)
     if rule is None or rule in _NEVER_FOLDING or OPAQUE in op.attributes:
         return False
-    if rule == "scatter":  # of which _may_vanish alone asks, where something is known of it
+    if rule == "scatter":  # only _may_vanish asks this, if the moves or updates are known
         return moves_of(op) is not None or _written(op) is not None
     if rule == "reduction":
         return len(op.results) == 1
@@ -193,13 +195,13 @@ def _is_constant(value: ir.Value) -> bool:
     return constant_before(value) is not None or folded(value) is not None
 
 
-# Ops that run whatever becomes of their results; other custom calls are taken to be pure.
+# Ops that always run, even if their results are unused. Other custom calls are assumed to be pure.
 _EFFECTS = TRANSFERS | {"custom_call"}
 _LONGEST_SEARCH = 500  # values, for one collective
 
 
 def dead_collectives(module: ir.Module) -> list[Collective]:
-    """The collectives whose results nobody uses, in program order."""
+    """Returns the collectives whose results are unused, in program order."""
     collectives = find_collectives(module)
     if live_paths(collectives) is not None:
         return []
@@ -209,8 +211,10 @@ def dead_collectives(module: ir.Module) -> list[Collective]:
 
 @dataclass(frozen=True)
 class Deletable:
-    """Collectives whose results nobody uses, those used only by what compilers fold away, and
-    every value of the module that is used otherwise.
+    """Collectives that a compiler may delete.
+
+    The results of `dead` ones are unused, those of `folded` ones are used only by ops that
+    compilers fold away. `live` are all values of the module with other uses.
     """
 
     dead: tuple[Collective, ...]
@@ -219,7 +223,7 @@ class Deletable:
 
 
 def deletable_collectives(module: ir.Module, collectives: Sequence[Collective]) -> Deletable:
-    """Which of the module's collectives a compiler may delete."""
+    """Returns the module's collectives that a compiler may delete."""
     liveness, surviving = _Liveness(module), _Surviving(module)
     dead = [c for c in collectives if not liveness.is_live(c)]
     folded = [c for c in collectives if liveness.is_live(c) and not surviving.is_live(c)]
@@ -227,32 +231,32 @@ def deletable_collectives(module: ir.Module, collectives: Sequence[Collective]) 
 
 
 def surviving_values(module: ir.Module) -> set[ir.Value]:
-    """Every value that an output or an effect depends on by more than what compilers fold away."""
+    """Returns the values that outputs or effects depend on by more than foldable ops."""
     return _Surviving(module).live
 
 
 def has_effect(collective: Collective) -> bool:
-    """Whether the op runs whatever becomes of its results: a transfer, a custom call."""
+    """Returns True if the op runs even if its results are unused: a transfer, a custom call."""
     return collective.kind in _EFFECTS
 
 
 def live_values(
     module: ir.Module, operands_of: Callable[[ir.Value], Sequence[ir.Value]] | None = None
 ) -> set[ir.Value]:
-    """Every value that an output or an effect of the module depends on.
+    """Returns every value that an output or an effect of the module depends on.
 
-    `operands_of`, of a live result of an op that carries nothing, answers what it is computed from:
-    all operands of the op, unless a rewrite is tried out that has not been made.
+    `operands_of` returns the values that a live result of an ordinary op is computed from. The
+    default is the op's operands; a client can answer for a rewrite that it only considers.
     """
     return _Liveness(module, operands_of).live
 
 
 def live_paths(collectives: Sequence[Collective]) -> set[ir.Value] | None:
-    """Values on short paths from every collective to an output, all of them surely used.
+    """Returns values on short paths from every collective to an output, all of them surely used.
 
-    None where some collective has no such path: it may be used all the same. The usual case, and
-    far cheaper than marking every live value: taken from the last to the first, each collective
-    soon meets a value that a later one has shown to be live.
+    None if some collective has no such path, though it may still be used. This is the usual case,
+    and far cheaper than marking every live value. Collectives are visited last first, so each soon
+    meets a value that a later one has shown to be live.
     """
     live: set[ir.Value] = set()
     for collective in reversed(collectives):
@@ -267,12 +271,10 @@ def reaches_an_output(
 ) -> bool:
     """Follows uses, depth first, to a live value or an output; adds the path found to `live`.
 
-    Sound, not complete.
-
-    With `whole`, a value that we begin with is live as a whole once a part of it is used.
-
-    Of what lies before a part that is taken, only that is used: it is not added to `live`. And what
-    was put together on the way may lose again what we begin with, if a part is taken of it.
+    Sound, not complete. With `whole`, a start value is live as a whole as soon as a part of it is
+    used. If a path slices a value, only that part of the earlier values is used, so they are not
+    added to `live`. A path that joins values and then slices them is not followed: the slice may
+    drop the start.
     """
     came_from: dict[ir.Value, ir.Value | None] = dict.fromkeys(values)
     pending: list[ir.Value] = list(came_from)
@@ -284,7 +286,7 @@ def reaches_an_output(
             user, position = use.owner.operation, use.operand_number
             following = _following(user, position)
             moves = _moves(user) if following and rule_of(user.name) != "order" else None
-            # Whether the user may leave out elements of the value.
+            # The user may leave out elements of the value.
             is_part = bool(following) and (
                 position == 2 and rule_of(user.name) == "scatter"
                 if moves is None
@@ -295,7 +297,7 @@ def reaches_an_output(
             if following is None or not live.isdisjoint(following):
                 live.update(_path(value, came_from, parts, is_part=is_part, whole=whole))
                 return True
-            # Whether elements of the user's results come from several operands, whole.
+            # Elements of the user's results come from several whole operands.
             is_joined = bool(following) and (
                 value in joined
                 or (moves is not None and rule_of(user.name) != "slice" and len(moves.sources) > 1)
@@ -319,7 +321,7 @@ def _path(
     is_part: bool,
     whole: bool,
 ) -> list[ir.Value]:
-    """The values that led to one, and it, as far as all of each is used."""
+    """Returns the values on the path to one, and it, if all of each is used."""
     path: list[ir.Value] = []
     step: ir.Value | None = value
     while step is not None:
@@ -332,7 +334,7 @@ def _path(
 
 
 def _following(user: ir.Operation, position: int) -> Sequence[ir.Value] | None:
-    """Values whose liveness makes the used one live; None for an output of the program."""
+    """Returns the values whose liveness makes the used one live; None for a program output."""
     name = user.name
     if name == BARRIER:
         return [user.results[position]]
@@ -354,7 +356,7 @@ def _following(user: ir.Operation, position: int) -> Sequence[ir.Value] | None:
 
 
 class _Liveness:
-    """Marks live values backwards from what has an effect."""
+    """Marks live values backwards from outputs and effects."""
 
     def __init__(
         self,
@@ -366,7 +368,7 @@ class _Liveness:
         self.calls: defaultdict[str, list[ir.Operation]] = defaultdict(list)
         self.wanted: dict[ir.Value, Demand] = {}
         self.kept: set[ir.Value | ir.Operation] = set()  # see `key_of`: ops that run
-        self.entered: set[ir.Block] = set()  # blocks of such ops: the ops around them run too
+        self.entered: set[ir.Block] = set()  # blocks of such ops: the ops around them run, too
         self.pending: list[ir.Value] = []
         self._collect(module)
         while self.pending:
@@ -374,7 +376,7 @@ class _Liveness:
         self.live = set(self.wanted)
 
     def is_live(self, collective: Collective) -> bool:
-        """Whether the op runs for an effect, or one of its results is used."""
+        """Returns True if the op runs for an effect, or one of its results is used."""
         return key_of(collective.op) in self.kept or any(
             r in self.wanted for r in collective.op.results
         )
@@ -418,7 +420,7 @@ class _Liveness:
             self.pending.append(value)
 
     def _keep(self, op: ir.Operation) -> None:
-        """Records that an op runs, with what decides whether it does."""
+        """Records that an op runs, and marks the values that decide if it does."""
         key = key_of(op)
         if key in self.kept:
             return
@@ -430,7 +432,7 @@ class _Liveness:
         self._enter(op)
 
     def _enter(self, op: ir.Operation) -> None:
-        """An op that runs makes the ops around it run."""
+        """Records that the ops around an op run, because it does."""
         parent = op.parent
         if parent is None or op.block in self.entered:
             return
@@ -461,13 +463,13 @@ class _Liveness:
                     self._mark(inner.operation.operands)
 
     def _visit_ordinary(self, value: ir.Value, demand: Demand) -> None:
-        """All operands of an op are needed, of every element."""
+        """Marks all elements of all operands of an op."""
         del demand
         self._mark(self.operands_of(value))
 
     def _visit_carrier(self, op: ir.Operation, position: int, demand: Demand) -> None:
         if op.name == WHILE and is_invariant(op, position):
-            self._mark([op.operands[position]], demand)  # whether the loop runs or not
+            self._mark([op.operands[position]], demand)  # the same, however often the loop runs
             return
         self._keep(op)
         if op.name == WHILE:
@@ -475,7 +477,7 @@ class _Liveness:
             self._mark([terminator(While(op).body).operands[position]], demand)
         elif op.name in CALLS:
             callee = self.functions.get(callee_name(op))
-            if callee is None or not len(callee.regions[0].blocks):  # declared only: uses anything
+            if callee is None or not len(callee.regions[0].blocks):  # may use anything
                 self._mark(op.operands)
             else:
                 self._mark([terminator(Function(callee).body).operands[position]], demand)
@@ -497,7 +499,7 @@ class _Liveness:
 
 
 class _Surviving(_Liveness):
-    """Marks values of which some element is surely needed, whatever compilers fold away."""
+    """Marks values with elements that are surely needed after all folding."""
 
     def _visit_ordinary(self, value: ir.Value, demand: Demand) -> None:
         for operand, needed in needed_operands(value, demand):
@@ -508,13 +510,13 @@ class _Surviving(_Liveness):
             taken = _taken(op)
             regions = list(op.regions) if taken is None else [op.regions[taken]]
             ends = [terminator(region.blocks[0]).operands[position] for region in regions]
-            if len(set(ends)) == 1:  # whatever decides
+            if len(set(ends)) == 1:  # the branch index does not matter
                 self._mark(ends[:1], demand)
                 return
         runs = constant_trips(op) if op.name == WHILE and not is_invariant(op, position) else None
         if runs is None:
             super()._visit_carrier(op, position, demand)
-        elif runs:  # what a loop surely overwrites is needed only if the loop reads it
+        elif runs:  # a carry that a loop overwrites is needed only if the loop reads it
             self._keep(op)
             self._mark([terminator(While(op).body).operands[position]], demand)
         else:
@@ -529,12 +531,12 @@ class _Surviving(_Liveness):
         end = terminator(While(op).body).operands[position]
         if trips > 1:
             self._mark([end], demand)
-        # A carry that is another one in the next iteration may not be asked of the first.
+        # A carry that becomes another one in the next iteration may not need its initial value.
         if trips == 1 or not isinstance(end.owner, ir.Block):
             self._mark([op.operands[position]], demand)
 
 
 def _taken(branch: ir.Operation) -> int | None:
-    """The number of the region that a branch surely enters."""
+    """Returns the number of the region that a branch surely enters; None if unknown."""
     index = folded(branch.operands[0])
     return None if index is None else int(chosen_regions(branch, index))

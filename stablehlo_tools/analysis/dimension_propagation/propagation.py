@@ -1,13 +1,13 @@
-"""Which values of a block carry the batch, from the arguments that are said to carry it.
+"""Finds the values of a block that carry the batch, from the arguments that carry it.
 
 Ops are followed in the order of the text, loops until nothing changes. A value is tiled
-(`DimTiling`), is combined from what the parts give (`OpTiling.combine`), or is whole: it does not
-depend on the batch, or an op needed the whole batch to make it. What depends on several samples at
-once is remembered as mixed, together with the op that mixed them: where it meets tiled values
-again, the batch is not independent. Counts, which depend on integers alone (how many tokens are no
-padding), are not mixed: they are known before the work starts.
+(`DimTiling`), combined from the parts' results (`OpTiling.combine`), or whole. A whole value does
+not depend on the batch, or an op needed the whole batch to compute it. A value that depends on
+several samples is marked as mixed, with the op that mixed them. If it meets tiled values again, the
+batch is not independent. Counts that depend only on integers, such as the number of tokens that are
+not padding, are not mixed: they are known before the work starts.
 
-`Origins` goes the other way, from values that are to be tiled to those that they are made of.
+`Origins` goes backwards, from values that are to be tiled to those that they are computed from.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ from stablehlo_tools.ir.values import is_float
 
 
 class Graph(Dataflow):
-    """A block whose values have dimensions, and whose ops relate them."""
+    """A block with values that have dimensions, and ops that relate them."""
 
     @cached_property
     def data(self) -> set[int]:
-        """The values that depend on an argument of floats."""
+        """The values that depend on a float argument."""
         floats = [n for n in self.root.arguments if is_float(self.values[n].type)]
         return set(solve(self, dict.fromkeys(floats, True), dependents))
 
@@ -58,11 +58,11 @@ class Graph(Dataflow):
         return {}
 
     def shape(self, number: int) -> tuple[int, ...] | None:
-        """The shape of a value; None where it is no static tensor."""
+        """Returns the shape of a value; None if it is not a static tensor."""
         return plain_shape(self.values[number])
 
     def relation(self, node: Node) -> OpDimensions | None:
-        """Which dimensions of an op go together; None where the batch is not followed through."""
+        """Returns the relation of an op's dimensions; None if the batch is not followed there."""
         if node not in self._relations:
             self._relations[node] = relation_of(node.op)
         return self._relations[node]
@@ -70,7 +70,7 @@ class Graph(Dataflow):
     def tiling(
         self, node: Node, tilings: Tilings, parts: int, *, regroups: bool = False
     ) -> OpTiling | None:
-        """How an op runs on operands of which some are tiled; see `tiling_of`."""
+        """Returns how an op runs on operands, some of them tiled; see `tiling_of`."""
         asked = node, tilings, parts, regroups
         if asked not in self._tilings:
             self._tilings[asked] = tiling_of(
@@ -81,8 +81,10 @@ class Graph(Dataflow):
 
 @dataclass(frozen=True)
 class Meeting:
-    """Where the batch is not independent: `mixed` mixes samples, and `used` takes the outcome
-    together with samples."""
+    """A place where the batch is not independent.
+
+    `mixed` mixes samples, and `used` reads its result together with samples.
+    """
 
     mixed: Node
     used: Node
@@ -90,11 +92,11 @@ class Meeting:
 
 @dataclass(frozen=True)
 class BatchDims:
-    """The outcome. Values and nodes that are not listed are whole.
+    """The result of a propagation. Values and nodes that are not listed are whole.
 
-    `tilings` are those of tiled values, by number. `op_tilings` says how nodes run on parts; those
-    of control flow have none, but results and arguments of their blocks have tilings. `meetings`
-    are in the order of the text; without one the batch is independent.
+    `tilings` are those of tiled values, by number. `op_tilings` says how nodes run on parts.
+    Control flow has none, but its results and its blocks' arguments have tilings. `meetings` are in
+    the order of the text; without one, the batch is independent.
     """
 
     graph: Graph
@@ -104,7 +106,7 @@ class BatchDims:
     meetings: tuple[Meeting, ...]
 
     def tiling_of(self, value: ir.Value) -> DimTiling | None:
-        """The tiling of a value; None where it is whole."""
+        """Returns the tiling of a value; None if it is whole."""
         return self.tilings.get(self.graph.numbers[value])
 
 
@@ -116,13 +118,16 @@ def propagate(
     to_the_end: bool = True,
     regroups: bool = False,
 ) -> BatchDims:
-    """Follows the batch from values that are tiled, arguments of the block; if asked, only to
-    the first meeting, and through what joins and parts batches (`regroups`)."""
+    """Follows the batch from tiled values, which are arguments of the block.
+
+    Stops at the first meeting unless `to_the_end`. With `regroups`, the batch is also followed
+    through slices, pads and concatenations along it.
+    """
     return Propagation(graph, parts, regroups=regroups).run(seeds, to_the_end=to_the_end)
 
 
 class Propagation:
-    """One walk through a graph; what a loop does to tilings can be told by a subclass."""
+    """One walk through a graph."""
 
     def __init__(self, graph: Graph, parts: int, *, regroups: bool = False) -> None:
         self.graph = graph
@@ -147,7 +152,7 @@ class Propagation:
         return BatchDims(self.graph, self.parts, self.tilings, self.op_tilings, meetings)
 
     def visit(self, node: Node) -> None:
-        """Follows them through one op."""
+        """Follows tiled values through one op."""
         self.meetings.pop(node, None)
         self.op_tilings.pop(node, None)
         if node.name == WHILE:
@@ -208,7 +213,7 @@ class Propagation:
             pairs = list(zip(carried, after, strict=True))
             for place, (before, now) in enumerate(pairs):
                 if before is not None and now is not None and before != now:
-                    kept_whole.add(place)  # it comes back in another tiling
+                    kept_whole.add(place)  # the next iteration has another tiling
             agreed = [
                 None if place in kept_whole else before or now
                 for place, (before, now) in enumerate(pairs)
@@ -220,7 +225,7 @@ class Propagation:
             ]
             if agreed == carried and spread == mixed:
                 break
-            mixed = spread if agreed == carried else first  # which tilings may have mended
+            mixed = spread if agreed == carried else first  # other tilings may avoid the mix
             carried = agreed
         for place, result in enumerate(node.results):
             self._put(result, carried[place], mixed[place])
@@ -242,13 +247,13 @@ class Propagation:
         self._check(node, results)
 
     def _check(self, node: Node, carried: Iterable[tuple[DimTiling | None, Node | None]]) -> None:
-        """A mixed value that control flow carries in parts has met them."""
+        """Notes a meeting if control flow carries a mixed value in parts."""
         met = next((mixer for tiling, mixer in carried if tiling and mixer), None)
         if met is not None:
             self.meetings[node] = met
 
     def _mixing(self, node: Node) -> Node | None:
-        """Who mixed the whole result of an op on parts: an earlier op, or this one."""
+        """Returns the op that mixed the whole result of an op on parts, or an operand of it."""
         earlier = self._mixer(node.inputs)
         data = any(n in self.graph.data for n in node.inputs if n in self.tilings)
         return earlier or (node if data else None)
@@ -280,7 +285,7 @@ TiledValue = tuple[int, DimTiling]
 
 
 class Origins:
-    """Where values that are tiled come from, op by op backwards."""
+    """Finds the values that tiled values are computed from, op by op backwards."""
 
     def __init__(self, graph: Graph, parts: int, *, regroups: bool = False) -> None:
         self._graph = graph
@@ -295,8 +300,10 @@ class Origins:
         }
 
     def of(self, wanted: Iterable[TiledValue]) -> dict[int, DimTiling]:
-        """The first values, with their tilings, that those asked for are made of: arguments, or
-        what ops make that take nothing tiled."""
+        """Returns the first values, with their tilings, that the wanted ones are computed from.
+
+        These are arguments, or results of ops without tiled operands.
+        """
         origins: dict[int, DimTiling] = {}
         pending, seen = list(wanted), set[int]()
         while pending:
@@ -313,7 +320,7 @@ class Origins:
         return origins
 
     def _before(self, number: int, tiling: DimTiling) -> list[TiledValue] | None:
-        """What a value is made of, in which tilings; None where it comes from nothing else."""
+        """Returns the tiled values that a value is computed from; None if it is an origin."""
         if number in self._carriers:
             return self._around(*self._carriers[number], tiling)
         node = self._graph.maker.get(number)
@@ -335,13 +342,13 @@ class Origins:
         return None
 
     def _around(self, node: Node, place: int, tiling: DimTiling) -> list[TiledValue]:
-        """What a carry of a loop comes from."""
+        """Returns the values that a carry of a loop comes from."""
         return [(node.operands[place], tiling), (node.bodies[1].returned[place], tiling)]
 
     def _candidates(
         self, node: Node, position: int, place: int, tiling: DimTiling
     ) -> list[DimTiling]:
-        """The tilings of an operand that may give a result such a tiling."""
+        """Returns the tilings of an operand that may give a result this tiling."""
         relation = self._graph.relation(node)
         if relation is None:
             return []

@@ -1,12 +1,12 @@
-"""Finding the arguments that carry the batch, where nobody says which do.
+"""Finds the arguments that carry the batch, if the user does not name them.
 
-Every dimension of an argument that can be cut is tried: integers first, since tokens and labels are
-samples and weights are not. The one wins that tiles the most work. Arguments that the parts then
-need pieces of are samples too: they are added where that tiles more work.
+Every dimension of an argument that can be divided is tried, integers first, because tokens and
+labels are samples and weights are not. The dimension that tiles the most work is chosen. Arguments
+that the parts then need pieces of are also samples: they are added if that tiles more work.
 
-The batch is found by how a program works on it when it is cut, so with a number of parts that does
-not divide it something else is taken for the batch: a weight, whose refusal says nothing of use. A
-smaller number of parts finds the batch itself: `undivided` says so, in the numbers of all devices.
+The batch is found by how a program works on its parts. If the number of parts does not divide it,
+something else is taken for the batch, such as a weight, and the refusal is misleading. A smaller
+number of parts finds the batch itself: `undivided` reports that, in the sizes of all devices.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from stablehlo_tools.ir.values import is_float
 Seeds = dict[int, DimTiling]
 _MOST_TRIALS = 256
 _MOST_EXTENDED = 8
-_MOST_FOLLOWED = 32  # arguments whose outermost dimension is followed past what mixes it
+_MOST_FOLLOWED = 32  # arguments whose outermost dimension is followed past the op that mixes it
 
 
 @dataclass(frozen=True)
 class Trial:
-    """The batch followed from some seeds, and how much work then is tiled."""
+    """The batch followed from some seeds, and the work that is tiled then."""
 
     seeds: Seeds
     dims: BatchDims
@@ -50,15 +50,18 @@ class Trial:
 
     @property
     def independent(self) -> bool:
-        """Whether no value in parts depends on several samples."""
+        """True if no value in parts depends on several samples."""
         return not self.dims.meetings
 
 
 def try_seeds(
     graph: Graph, seeds: Seeds, parts: int, *, to_the_end: bool = True, regroups: bool = False
 ) -> Trial:
-    """Follows the batch from seeds; if asked, only as far as it is independent, and through what
-    joins and parts batches."""
+    """Follows the batch from seeds.
+
+    Stops at the first meeting unless `to_the_end`. With `regroups`, the batch is also followed
+    through slices, pads and concatenations along it.
+    """
     dims = propagate(graph, seeds, parts, to_the_end=to_the_end, regroups=regroups)
     collectives = sum(node.name in COLLECTIVES for node in dims.op_tilings)
     return Trial(seeds, dims, collectives, work_of(graph, dims.op_tilings), to_the_end)
@@ -74,12 +77,14 @@ def seeds_text(trial: Trial) -> str:
 
 
 def work_of(graph: Graph, nodes: Iterable[Node]) -> int:
-    """How much work ops are, to compare it with that of others: elements that they give, of dots
-    and convolutions multiplications."""
+    """Returns the work of ops, comparable only with that of other ops.
+
+    The unit is a result element, for dots and convolutions a multiplication.
+    """
     work = 0
     for node in nodes:
         elements = sum(_elements(graph, number) for number in node.results)
-        if node.name in CONTRACTIONS:  # about the geometric mean of what it reads and writes, cubed
+        if node.name in CONTRACTIONS:  # sqrt(operands * result) is the number of multiplications
             read = prod(max(_elements(graph, number), 1) for number in node.operands)
             elements = int((read * max(elements, 1)) ** 0.5)
         work += elements
@@ -87,10 +92,11 @@ def work_of(graph: Graph, nodes: Iterable[Node]) -> int:
 
 
 def find_seeds(graph: Graph, parts: int) -> Trial | None:
-    """The independent trial with most work, or nearly, that puts a collective in parts.
+    """Returns the independent trial with nearly the most work that tiles a collective.
 
-    Where another has at least twice its work, that one: the batch is then not independent, or no
-    collective carries it. None where no argument has a dimension that can be cut.
+    If another trial has at least twice its work, that one is returned: then the batch is not
+    independent, or no collective carries it. None if no argument has a dimension that can be
+    divided.
     """
     seen: list[Trial] = []
     for tried in map(list, search(graph, parts)):
@@ -105,14 +111,14 @@ def find_seeds(graph: Graph, parts: int) -> Trial | None:
 
 
 def outermost(trials: Sequence[Trial]) -> Trial | None:
-    """The most work; but of trials that have at least half of that, one of an outer dimension."""
+    """Returns, of the trials with at least half of the most work, one of an outermost dimension."""
     most = max((trial.work for trial in trials), default=0)
     near = [trial for trial in trials if 2 * trial.work >= most]
     return min(near, key=lambda t: (min(s.dim for s in t.seeds.values()), -t.work), default=None)
 
 
 def _together(best: Trial, others: Sequence[Trial]) -> Trial:
-    """The best trial, and about as much work that can lie in parts beside it: another tower."""
+    """Returns the best trial, joined with others of similar work that fit: another tower."""
     for other in others:
         if best.seeds.keys() & other.seeds.keys() or 2 * other.work < best.work:
             continue
@@ -132,10 +138,11 @@ def search(
     to_the_end: bool = False,
     regroups: bool = False,
 ) -> Iterator[Iterator[Trial]]:
-    """Tries every dimension that can be cut: of integers, which may be tokens, then of floats.
+    """Tries every dimension that can be divided: of integers, which may be tokens, then of floats.
 
-    `ways` are those to cut a dimension. Unless all are followed to the end, those are of which it
-    is likely: the outermost of the last arguments, as the batch comes behind the weights.
+    `ways` returns the ways to divide a dimension. Unless `to_the_end`, only likely ones are
+    followed to the end: the outermost of the last arguments, because the batch comes after the
+    weights.
     """
 
     def tries(arguments: Sequence[int]) -> Iterator[Trial]:
@@ -152,7 +159,7 @@ def search(
 
 
 def candidates(graph: Graph, arguments: Iterable[int], parts: int) -> list[Seeds]:
-    """The dimensions that can be cut, outer ones first."""
+    """Returns the dimensions that can be divided, outer ones first."""
     divisible = [
         (dim, number)
         for number in arguments
@@ -166,8 +173,10 @@ def candidates(graph: Graph, arguments: Iterable[int], parts: int) -> list[Seeds
 
 
 def strided(graph: Graph, seeds: Seeds, parts: int) -> Seeds:
-    """The same dimensions, sample k of every `parts` in microbatch k: however a batch is divided
-    over devices, each has its share of every microbatch."""
+    """Returns the same dimensions, with sample k of every `parts` in microbatch k.
+
+    However a batch is divided over devices, each device then has a share of every microbatch.
+    """
     shapes = {number: graph.shape(number) or () for number in seeds}
     return {
         number: DimTiling(layout.dim, shapes[number][layout.dim] // parts)
@@ -176,7 +185,7 @@ def strided(graph: Graph, seeds: Seeds, parts: int) -> Seeds:
 
 
 def extended(trial: Trial) -> Trial:
-    """The trial with further arguments that carry the batch, as many samples as those it has."""
+    """Returns the trial with further arguments that carry as many samples as its own."""
     graph, parts = trial.dims.graph, trial.dims.parts
     samples = {(graph.shape(n) or ())[tiling.dim] for n, tiling in trial.seeds.items()}
     pending = needed_arguments(trial)
@@ -200,15 +209,17 @@ def extended(trial: Trial) -> Trial:
 
 
 def needed_arguments(trial: Trial) -> list[int]:
-    """The arguments from which whole values are computed that the parts take pieces of."""
+    """Returns the arguments that whole values depend on, if parts need pieces of those values."""
     graph, whole = trial.dims.graph, [number for number, _ in missing_pieces(trial.dims)]
     sources = solve(graph, dict.fromkeys(whole, True), dependences, backward=True)
     return [number for number in graph.root.arguments if number in sources]
 
 
 def with_needed(trial: Trial) -> Trial:
-    """The trial with all arguments in parts of which whole values are made that the parts take
-    pieces of, such as labels beside tokens; as it was where the batch is not independent then."""
+    """Returns the trial with all arguments tiled that its parts need pieces of, such as labels.
+
+    Returns the given trial if the batch is not independent then.
+    """
     graph, parts = trial.dims.graph, trial.dims.parts
     arguments, longer = set(graph.root.arguments), trial
     while True:
@@ -225,7 +236,7 @@ def with_needed(trial: Trial) -> Trial:
 
 
 def missing_pieces(dims: BatchDims) -> list[TiledValue]:
-    """The whole values that ops take pieces of, and which pieces."""
+    """Returns the whole values that ops need pieces of, with the tilings of the pieces."""
     return [
         (operand, tiling)
         for node, op_tiling in dims.op_tilings.items()
@@ -238,7 +249,7 @@ def _elements(graph: Graph, number: int) -> int:
     return prod(graph.shape(number) or ())
 
 
-# Over how many devices an argument of the block, by its place, is divided along a dimension.
+# The number of devices that an argument of the block, by its place, is divided over in a dimension.
 Spread = Callable[[int, int], int]
 _TRIED = (2, 3, 5, 7)  # parts; a batch of a larger prime is rare
 _MOST_NAMED = 3
@@ -246,7 +257,7 @@ _MOST_NUMBERS = 6
 
 
 def fewer_parts(graph: Graph, parts: int) -> Iterator[int]:
-    """Numbers of parts that divide the outermost dimension of arguments that `parts` does not."""
+    """Yields numbers of parts that divide outermost dimensions that `parts` does not."""
     shapes = [graph.shape(number) or () for number in graph.root.arguments]
     sizes = {shape[0] for shape in shapes if shape and shape[0] % parts}
     for fewer in _TRIED:
@@ -255,13 +266,13 @@ def fewer_parts(graph: Graph, parts: int) -> Iterator[int]:
 
 
 def has_integers(graph: Graph, seeds: Seeds) -> bool:
-    """Whether one of them is of integers: tokens and labels are samples, and weights are not."""
+    """Returns True if one of them is of integers, as samples are: tokens and labels."""
     return any(not is_float(graph.values[number].type) for number in seeds)
 
 
 @dataclass(frozen=True)
 class Undivided:
-    """Why so many parts cannot be made of a batch; the option that says so, and one that can."""
+    """Why a batch cannot be divided into parts; the option as given, and one that would work."""
 
     why: str
     instead: tuple[str, str] | None
@@ -269,7 +280,7 @@ class Undivided:
     def refusal(
         self, name: str, rule: str, location: ir.Location, notes: tuple[Diagnostic, ...] = ()
     ) -> ToolError:
-        """The error of a pass."""
+        """Returns the error of a pass."""
         said = f"{name}: {self.why} ({rule})"
         return ToolError(said, location, notes, instead=self.instead)
 
@@ -277,10 +288,12 @@ class Undivided:
 def undivided(
     graph: Graph, seeds: Seeds, parts: int, what: str, spread: Spread | None = None
 ) -> Undivided | None:
-    """Why so many parts (`what`: `microbatches`) cannot be made of the batch that `seeds` are, and
-    what could: in the numbers of all devices. None where they divide it; with `spread`, what each
-    device has of it."""
-    sizes: dict[int, int] = {}  # on each device, where devices divide it
+    """Says why `parts` do not divide the batch of `seeds`, and what would; None if they do.
+
+    `what` names the parts, for example `microbatches`. With `spread`, the share of each device must
+    be divisible. Sizes are given for all devices.
+    """
+    sizes: dict[int, int] = {}  # on each device, if devices divide it
     for number, tiling in seeds.items():
         whole = (graph.shape(number) or ())[tiling.dim]
         devices = 1 if spread is None else spread(graph.root.arguments.index(number), tiling.dim)
@@ -310,7 +323,7 @@ def undivided(
 
 
 def no_dimension(graph: Graph, number: int, dimension: int) -> str:
-    """That an argument has no such dimension; empty where it has it, of a static size."""
+    """Says that an argument has no such dimension; empty if it has it, of a static size."""
     shape = graph.shape(number)
     if shape is not None and 0 <= dimension < len(shape):
         return ""
@@ -322,8 +335,10 @@ def no_dimension(graph: Graph, number: int, dimension: int) -> str:
 
 
 def sizes_undivided(graph: Graph, parts: int) -> list[str]:
-    """The arguments that could be the batch but for their outermost sizes, the last ones first:
-    integers, then floats of at least two dimensions."""
+    """Describes the arguments that could be the batch if `parts` divided their outermost sizes.
+
+    The last arguments come first: integers, then floats of at least two dimensions.
+    """
     integers, floats = list[str](), list[str]()
     for number in reversed(graph.root.arguments):
         shape = graph.shape(number) or ()

@@ -1,9 +1,9 @@
-"""How a tensor is tiled, and how an op runs on tiles of its operands.
+"""Describes how a tensor is tiled, and how an op runs on tiles of its operands.
 
-An op has a tiling where, for operands that are tiled, the op on part k gives part k of the result,
-or where the results of the parts combine to the result. The relation of its dimensions says so.
-Everything else has none: custom calls, random numbers, ops with side effects, and every op whose
-dimensions have no relation.
+An op has a tiling if it can run once for each part: the op on part k of its tiled operands gives
+part k of the result, or the results of all parts combine to the result. The relation of its
+dimensions decides. All other ops have none: custom calls, random numbers, ops with side effects,
+and every op whose dimensions have no relation.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from stablehlo_tools.dialect.traits import COLLECTIVES, Trait, ops_with
 from stablehlo_tools.ir.values import is_identity_of
 from stablehlo_tools.ir.views import Combining
 
-# What counts as multiplications. No exporter writes a `dot` any more, and it is not followed.
+# Ops whose work counts as multiplications. Exporters no longer write `dot`, so it is left out.
 CONTRACTIONS = ops_with(Trait.CONTRACTION) - {"stablehlo.dot"}
-# Ops with a relation that the batch is not followed through: exporters write other ops for most of
-# them, a map's region may be anything, and batch norms of training take statistics of all samples.
+# Ops with a relation that the batch is not followed through. Exporters write other ops for most of
+# them. The region of a map may be anything, and training batch norms use statistics of all samples.
 _NOT_FOLLOWED = frozenset(
     f"stablehlo.{name}"
     for name in (
@@ -43,22 +43,22 @@ _PLAIN = (ir.FloatType, ir.IntegerType, ir.ComplexType)
 
 @dataclass(frozen=True, slots=True)
 class DimTiling:
-    """Which elements of a tensor belong to which part of the batch.
+    """Says which elements of a tensor belong to which part of the batch.
 
     Dimension `dim` is read as `[outer, parts, inner]`; part k holds `[:, k, :]` of it. With `outer`
-    1 the parts are consecutive pieces of the dimension. A larger one comes of merging the batch
-    behind another dimension: a reshape, or an all_gather of every device's share of the batch.
+    1, the parts are consecutive pieces of the dimension. It is larger if the batch was merged as
+    the minor one with another dimension, by a reshape, or by an all_gather of every device's share.
     """
 
     dim: int
     outer: int = 1
 
     def at(self, dim: int) -> DimTiling:
-        """The same along another dimension of the same size."""
+        """Returns the same tiling along another dimension of the same size."""
         return DimTiling(dim, self.outer)
 
     def fits(self, shape: Shape, parts: int) -> bool:
-        """Whether a tensor of this shape can be tiled so."""
+        """Returns True if a tensor of this shape can be tiled so."""
         if self.dim >= len(shape):
             return False
         size = shape[self.dim]
@@ -67,12 +67,12 @@ class DimTiling:
 
 @dataclass(frozen=True, slots=True)
 class OpTiling:
-    """How an op runs once for each part.
+    """Says how an op runs once for each part.
 
-    `operands[i]` is the tiling that an operand is taken in, None for all of it; likewise the
-    results. `combine` is the op (`add`, `maximum`, …) that makes the whole result of what the parts
-    give; with `chained`, each part's op starts from the result of the part before it, in the place
-    of operand 0.
+    `operands[i]` is the tiling in which the op reads an operand, None if it reads all of it; the
+    same for the results. `combine` is the op (`add`, `maximum`, …) that combines the parts'
+    results. If `chained`, each part's op starts from the result of the part before, in place of
+    operand 0.
     """
 
     operands: tuple[DimTiling | None, ...]
@@ -85,16 +85,15 @@ Tilings = tuple[DimTiling | None, ...]
 
 
 def reshaped(tiling: DimTiling, before: Shape, after: Shape, parts: int) -> DimTiling | None:
-    """The tiling behind a reshape, the likeliest; None where the parts are no such pieces of one
-    dimension."""
+    """Returns the most likely tiling after a reshape; None if no single dimension has the parts."""
     return next(iter(reshapings(tiling, before, after, parts)), None)
 
 
 def reshapings(tiling: DimTiling, before: Shape, after: Shape, parts: int) -> list[DimTiling]:
-    """The tilings that a reshape may give: one, if any, of several parts.
+    """Returns the tilings that a reshape may give, most likely first: at most one of several parts.
 
-    A single part is pieces of several dimensions. It is likeliest of one of as many elements as
-    before, which has the same dimensions in front of it, or behind it.
+    A single part fits several dimensions. The most likely one has as many elements as before, and
+    the same dimensions before it, or after it.
     """
     inner = before[tiling.dim] // (tiling.outer * parts)
     ahead = prod(before[: tiling.dim]) * tiling.outer
@@ -120,7 +119,7 @@ def reshapings(tiling: DimTiling, before: Shape, after: Shape, parts: int) -> li
 
 
 def part_shape(shape: Shape, tiling: DimTiling | None, parts: int, count: int = 1) -> Shape:
-    """The shape of one part, or of `count` consecutive ones together."""
+    """Returns the shape of one part, or of `count` consecutive parts together."""
     if tiling is None:
         return shape
     size = shape[tiling.dim] // parts * count
@@ -128,14 +127,14 @@ def part_shape(shape: Shape, tiling: DimTiling | None, parts: int, count: int = 
 
 
 def relation_of(op: ir.Operation) -> OpDimensions | None:
-    """The dimensions of an op that the batch may be followed through."""
+    """Returns the relation of an op that the batch may be followed through; None for others."""
     if op.name in _NOT_FOLLOWED or not all(map(_is_plain, (*op.operands, *op.results))):
         return None
     return dimensions_of(op)
 
 
 def plain_shape(value: ir.Value) -> Shape | None:
-    """The shape of a tensor of plain elements; None where it is something else, or not static."""
+    """Returns the static shape of a tensor of numbers without encoding; None for other values."""
     return static_shape(value.type) if _is_plain(value) else None
 
 
@@ -154,10 +153,10 @@ def tiling_of(
     *,
     regroups: bool = False,
 ) -> OpTiling | None:
-    """How an op runs on operands of which some are tiled; None where it needs them whole.
+    """Returns how an op runs on operands, some of them tiled; None if it needs one of them whole.
 
-    With `regroups`, slices, padding and concatenation along the batch are followed, where each part
-    has as much of the outcome.
+    With `regroups`, slices, pads and concatenations along the batch are followed, if each part
+    contributes the same share of the result.
     """
     if relation is None:
         return None
@@ -176,7 +175,7 @@ def _fit(tilings: Tilings, shapes: Sequence[Shape], parts: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """How does an op run, whose operands come in these tilings?"""
+    """The question how an op runs on operands with these tilings."""
 
     op: ir.Operation
     relation: OpDimensions
@@ -185,7 +184,7 @@ class Query:
     regroups: bool
 
     def answer(self) -> OpTiling | None:
-        """How the op runs on them."""
+        """Returns how the op runs; None if it needs whole operands."""
         name = self.op.name
         if not _fit(self.tilings, self.relation.operands, self.parts):
             return None
@@ -212,21 +211,21 @@ class Query:
         return self._along(factor, tiling)
 
     def _is_excluded(self, factor: Factor) -> bool:
-        """Where the relation holds, and the batch is not followed."""
+        """Returns True for factors that hold, but that the batch is not followed along."""
         name = self.op.name
-        if name == "stablehlo.batch_norm_inference":  # features are no samples
+        if name == "stablehlo.batch_norm_inference":  # features are not samples
             return len(factor.operands) > 1
-        if name == SCATTER:  # nobody has asked for one into several tensors
+        if name == SCATTER:  # scatters into several tensors are not supported
             return len(self.relation.results) > 1
         if name != CONVOLUTION or factor.role is not FactorRole.CONTRACTED:
             return False
-        # A sum over features in groups; in groups of batches only where both operands come tiled.
+        # A sum over groups of features; over groups of the batch only if both operands are tiled.
         roles = {each.role for each in self.relation.factors}
         by_batch = FactorRole.SPLIT in roles and None not in self.tilings
         return FactorRole.REGROUPED in roles and not by_batch
 
     def _along(self, factor: Factor, tiling: DimTiling) -> OpTiling | None:
-        """All operands that have a factor are tiled along it, and no others may be."""
+        """Tiles all operands that have a factor along it; None if other operands are tiled."""
         operands: list[DimTiling | None] = [None for _ in self.tilings]
         results: list[DimTiling | None] = [None for _ in self.relation.results]
         for along in factor.operands:
@@ -248,13 +247,13 @@ class Query:
             case FactorRole.REDUCED if len(self.relation.results) == 1:
                 reducer = reducer_kind(Combining(self.op).combiner)
                 if reducer is None or not is_identity_of(reducer, self.op.operands[1]):
-                    return None  # the initial value would count for each part
+                    return None  # the initial value would count once for each part
                 return OpTiling(taken, (None,), reducer)
             case _:
                 return None
 
     def _each_by_itself(self) -> OpTiling | None:
-        """Collectives, of whose operands none may be whole, and barriers."""
+        """Tiles collectives, which need all operands tiled, and barriers, operand by operand."""
         if self.op.name != BARRIER and None in self.tilings:
             return None
         results: list[DimTiling | None] = []
@@ -265,8 +264,8 @@ class Query:
             (link,) = self.relation.of_operand(i, tiling.dim)
             outer = tiling.outer
             if link.role is FactorRole.EXCHANGED:
-                # The device's share holds all parts several times, as it does of what it gathers
-                # from several devices; of what it hands out in pieces, each has to hold all parts.
+                # A gathered share holds all parts once for each device. A share that is scattered
+                # must hold all parts in each of its pieces.
                 pieces = link.factor.size
                 before = self.relation.operands[link.operand.tensor][tiling.dim]
                 after = self.relation.results[link.result.tensor][tiling.dim]
@@ -280,7 +279,7 @@ class Query:
         return OpTiling(self.tilings, tuple(results))
 
     def _regrouped(self, factor: Factor, tiling: DimTiling) -> OpTiling | None:
-        """Slices, pads and concatenates along the batch, which take or add as much of each part."""
+        """Tiles slices, pads and concatenations along the batch, with equal shares of parts."""
         match self.op.name:
             case "stablehlo.slice":
                 taken = factor.operands[0]
@@ -311,8 +310,10 @@ class Query:
                 return None
 
     def _outers(self, tiling: DimTiling, operand: int, sizes: Sequence[int]) -> list[int] | None:
-        """How many times each of some sizes holds all parts once, as they alternate in a dimension;
-        None where one does not hold them whole, and where this is not asked for."""
+        """Returns how many times each of some sizes of a dimension holds a group of all parts.
+
+        None if a size is not a multiple of the group, or if the query does not regroup.
+        """
         group = self.relation.operands[operand][tiling.dim] // tiling.outer
         if any(size % group for size in sizes) or not (self.regroups or not any(sizes)):
             return None

@@ -1,11 +1,11 @@
-"""Finds the pipelines of a module, whoever wrote them, and reads what they do from their tables.
+"""Finds pipeline-parallel loops in a module, and reads their schedules from their tables.
 
-A pipeline is a loop over ticks that takes a row of a table of integers a tick, one table or two,
-and two for each stack of layers, of which each rank of a mesh axis has its own; by it, it chooses
-between what it received and what comes from outside, runs the layers of a chunk, and sends what
-they leave along the ring of the axis. What is read is claimed only where playing the tables shows
-that every value reaches the cell that reads it. `bubble_of` and `schedule_name` say how much of a
-schedule is idle, and what it is called.
+A pipeline is a loop over ticks that reads a row of a table of integers in each tick. There are one
+or two tables, or two for each stack of layers, and each rank of a mesh axis has its own part. By
+the row, a rank chooses between what it received and a value from outside. It runs the layers of a
+chunk, and sends their result along the ring of the axis. A loop is reported only if playing the
+tables shows that every value reaches the cell that reads it. `bubble_of` counts the idle cells of a
+schedule, and `schedule_name` names it.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ from stablehlo_tools.dialect.names import MANUAL_COMPUTATION, WHILE
 from stablehlo_tools.ir.walk import ops_named
 from stablehlo_tools.schedules.lockstep import Cell, Lockstep
 
-Iterations = NDArray[np.int32]  # [ranks, ticks]: layers that a rank runs in a tick
+Iterations = NDArray[np.int32]  # [ranks, ticks]: the number of layers that a rank runs in a tick
 CUSTOM = "custom"
 LEAST_OF_ONE = "(S - 1) / (MV + S - 1)"
 LEAST_OF_BOTH = "(VS + S - 2) / (MV + VS + S - 2)"
@@ -65,9 +65,9 @@ LEAST_OF_BOTH = "(VS + S - 2) / (MV + VS + S - 2)"
 class Phase:
     """One direction of a pipeline in the program.
 
-    `layers` are the loops over a chunk's layers, one for each stack of layers, the first in front;
-    `iterations` how many of them a rank runs in each tick, those on garbage among them. Bytes are
-    of a rank: of `sent` a tick, of `received` slots.
+    `layers` are the loops over a chunk's layers, one for each stack of layers, in forward order.
+    `iterations` are the numbers of layers that a rank runs in each tick, also on garbage. Bytes are
+    per rank: `sent` in a tick, `received` of all slots.
     """
 
     back: bool
@@ -81,11 +81,12 @@ class Phase:
 
 @dataclass(frozen=True)
 class Pipeline:
-    """A pipeline as it stands in a module.
+    """A pipeline that a module contains.
 
-    `schedule` is what its tables say. `devices` hold what is said of one rank: several where other
-    axes of the mesh are left to a partitioner. `sizes` are the layers of each virtual stage; `kept`
-    the bytes that forwards keep for backwards; `finals` the reductions over the ranks at the end.
+    `schedule` is read from its tables. `devices` is the number of devices that share a rank:
+    several if a partitioner divides other axes of the mesh. `sizes` are the layers of each virtual
+    stage. `kept` is the bytes that forwards keep for backwards. `finals` are the reductions over
+    the ranks at the end.
     """
 
     loop: ir.Operation
@@ -99,7 +100,7 @@ class Pipeline:
 
     @property
     def weights(self) -> int:
-        """Bytes of the weights that a rank holds."""
+        """The bytes of the weights that a rank holds."""
         stacks: dict[ir.Value, int] = {}
         for phase in self.phases:
             stacks.update(phase.held.weights)
@@ -107,7 +108,7 @@ class Pipeline:
 
     @property
     def skips(self) -> bool:
-        """Whether a rank without work runs no layers."""
+        """True if a rank without work runs no layers."""
         directions = zip(self.phases, self.schedule.directions, strict=True)
         return all(
             not any(each[rank, tick] for each in phase.iterations)
@@ -119,11 +120,11 @@ class Pipeline:
 
 
 class Bubble(NamedTuple):
-    """The cells of a schedule, those that run, and the least share of idle ones.
+    """The cells of a schedule, the cells that run, and the smallest possible share of idle ones.
 
-    A cell is a rank's tick, and half a one where a tick has a forward and a backward; a half that
-    all ranks leave out is none. `formula` is in S ranks, V chunks a rank and M microbatches;
-    `closed_form` is what it comes to.
+    A cell is a rank's tick, or half of it if a tick has a forward and a backward. A half that all
+    ranks leave out does not count. `formula` is in S ranks, V chunks per rank and M microbatches;
+    `closed_form` is its value.
     """
 
     cells: int
@@ -138,15 +139,15 @@ class Bubble(NamedTuple):
 
 
 def bubble_of(schedule: Lockstep, *, skips: bool) -> Bubble:
-    """Counts the idle cells of a schedule; with `skips`, what no rank runs in a tick is no cell.
+    """Counts the idle cells of a schedule; with `skips`, without the half ticks that no rank runs.
 
-    The closed form is that of GPipe for one direction, (S - 1) / (M + S - 1) with V = 1
-    (arXiv 1811.06965, section 2.3); chunks divide the bubble by V (arXiv 2104.04473, section 2.2),
-    and a 1F1B that runs a forward or a backward in a tick has the same: 2MV of 2(MV + S - 1) ticks.
-    Where M < S, chunks cannot be interleaved so closely, and where S does not divide M, 1F1B cannot
-    always. With a forward and a backward in one tick, the first backward follows VS - 1 ticks of
-    forwards, and the backwards take MV + S - 1 ticks; where ticks of one kind alone are half as
-    long, there are 2(MV + S - 1) halves.
+    The closed form for one direction is that of GPipe, (S - 1) / (M + S - 1) with V = 1 (arXiv
+    1811.06965, section 2.3). Chunks divide the bubble by V (arXiv 2104.04473, section 2.2). A 1F1B
+    that runs a forward or a backward in a tick has the same: 2MV of 2(MV + S - 1) ticks. If M < S,
+    chunks cannot be interleaved so closely; if S does not divide M, 1F1B cannot always. With a
+    forward and a backward in one tick, the first backward follows VS - 1 ticks of forwards, and the
+    backwards need MV + S - 1 ticks. If ticks of one kind alone are half as long, there are 2(MV + S
+    - 1) halves.
     """
     run = sum(cell is not None for column in _columns(schedule) for cell in column)
     ranks, chunks, microbatches = schedule.ranks, schedule.chunks, schedule.microbatches
@@ -163,13 +164,13 @@ def bubble_of(schedule: Lockstep, *, skips: bool) -> Bubble:
 
 
 def _columns(schedule: Lockstep) -> Iterator[Sequence[Cell | None]]:
-    """The cells of each tick, of each direction."""
+    """Yields the cells of each tick, of each direction."""
     for direction in schedule.directions:
         yield from direction.cells
 
 
 def is_together(schedule: Lockstep) -> bool:
-    """Whether any rank runs a forward and a backward in one tick."""
+    """Returns True if any rank runs a forward and a backward in one tick."""
     if schedule.forward is None or schedule.backward is None:
         return False
     columns = zip(schedule.forward.cells, schedule.backward.cells, strict=True)
@@ -181,17 +182,18 @@ def is_together(schedule: Lockstep) -> bool:
 
 
 def schedule_name(schedule: Lockstep) -> str:
-    """`gpipe`, `circular`, `1f1b`, `eager-1f1b`, `interleaved-` of both, or `custom`.
+    """Returns `gpipe`, `circular`, `1f1b`, `eager-1f1b`, `interleaved-` of the last two, or
+    `custom`.
 
-    One direction is GPipe with one chunk a rank, circular with several. Both in one loop are 1F1B
-    where the last rank runs the first backward as soon as it can, and then one forward, one
-    backward; eager where ranks do so in one tick.
+    One direction is GPipe with one chunk per rank, circular with several. Both in one loop are 1F1B
+    if the last rank runs the first backward as soon as it can, and then alternates a forward and a
+    backward. It is eager if ranks run both in one tick.
     """
     interleaved = schedule.chunks > 1
     if schedule.forward is None or schedule.backward is None:
         return "circular" if interleaved else "gpipe"
-    # Whether the last rank goes on to backwards after its first microbatch, and from then on runs
-    # no two forwards in a row.
+    # 1F1B: the last rank runs the backward of its first microbatch at once, and never two forwards
+    # in a row after that.
     last = schedule.ranks - 1
     steps: list[tuple[bool, Cell]] = []
     for ahead, back in zip(schedule.forward.cells, schedule.backward.cells, strict=True):
@@ -209,7 +211,7 @@ def schedule_name(schedule: Lockstep) -> str:
 
 
 def find_pipelines(module: ir.Module) -> list[Pipeline]:
-    """The pipelines of a module, in program order."""
+    """Returns the pipelines of a module, in program order."""
     loops = ops_named(module.operation, {WHILE})
     reader = _Reader(module) if loops else None
     found = [reader.pipeline(op) for op in loops] if reader is not None else []
@@ -223,11 +225,11 @@ class _Reader:
         self._classify: Classify = classify_communication(module.context)
 
     def pipeline(self, op: ir.Operation) -> Pipeline | None:
-        """A `while` as a pipeline; None for any other."""
+        """Returns a `while` as a pipeline; None for any other."""
         loop = tick_loop(op, self._facts, self._known)
         if loop is None:
             return None
-        training = len(loop.tables) > 1  # one table: forwards alone; more: and backwards
+        training = len(loop.tables) > 1  # one table: only forwards; more: also backwards
         ways = joined([table.entries for table in loop.tables])
         read = [read_direction(way.entries, training=training) for way in ways or ()]
         directions = [direction for direction in read if direction is not None]
@@ -297,7 +299,7 @@ class _Reader:
     def _flows(
         self, loop: TickLoop, tables: Sequence[int], entries: Entries, step: int
     ) -> tuple[list[ir.Operation], list[Flow]]:
-        """The loops over layers of a direction, one for each table, and what they hand on."""
+        """Returns the loops over layers of a direction, one for each table, and their flows."""
         if len(tables) == 1:
             flows = flows_of(loop, tables[0], entries, self._facts, self._classify, step)
             return list({flow.layers.results[0]: flow.layers for flow in flows}.values()), flows
@@ -305,7 +307,7 @@ class _Reader:
         return loops, flows_behind(loop, loops, self._facts, self._classify, step)
 
     def _devices_of_rank(self, loop: TickLoop) -> int:
-        """How many devices share what the types say of one rank."""
+        """Returns the number of devices that share the values of one rank."""
         manual = 1
         axes = dict(self._facts.meshes[loop.axis.mesh].axes)
         op = loop.op.parent
@@ -320,7 +322,10 @@ class _Reader:
 def _iterations(
     layers: ir.Operation, loop: TickLoop, table: int, entries: Entries
 ) -> Iterations | None:
-    """How many layers each rank runs in each tick: a constant, or what its table says."""
+    """Returns the number of layers that each rank runs in each tick.
+
+    It is a constant, or an entry of its table; None for any other count.
+    """
     counter = counter_of(layers)
     if isinstance(counter, str) or counter.step != 1 or counter.direction != "LT":
         return None

@@ -1,8 +1,8 @@
-"""The table of a pipeline: its columns, the rows of it that each rank has, and what they say.
+"""Reads the table of a pipeline: its columns, the rows that each rank has, and the schedule.
 
-In a program for all devices such a table is a constant that a manual computation takes in divided
-along the axis; in the program of one device, a constant sliced at the device's place on the axis.
-Its integers are a schedule in lock step where they can be played as one.
+In a program for all devices, the table is a constant that a manual computation receives divided
+along the axis. In the program of one device, it is a constant sliced at the device's place on the
+axis. Its integers are a schedule in lock step if they can be played as one.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from stablehlo_tools.schedules.lockstep import Cell, Direction, Lockstep
 
 
 class Column(enum.IntEnum):
-    """Where each integer stands in a row.
+    """The position of each integer in a row.
 
     `RUNS`, `ENDS` and `RECEIVED` are flags: the rank has work; it is the last chunk of the
-    direction; the input is taken from a receive slot. `CHUNK`, `MICROBATCH`, `SOURCE` and `KEPT`
-    are those of a `schedules.lockstep.Cell`, never below 0. `DELIVERY` is the slot for what arrives
-    at the end of the tick. `FIRST` is the first layer of the chunk, `LAYERS` how many it has.
+    direction; the input comes from a receive slot. `CHUNK`, `MICROBATCH`, `SOURCE` and `KEPT` are
+    those of a `schedules.lockstep.Cell`, never below 0. `DELIVERY` is the slot for the value that
+    arrives at the end of the tick. `FIRST` is the first layer of the chunk, `LAYERS` their number.
     """
 
     RUNS = 0
@@ -50,7 +50,7 @@ class Column(enum.IntEnum):
 
 @dataclass(frozen=True)
 class MeshAxis:
-    """An axis and its lines: the devices that differ along it alone, in order."""
+    """A mesh axis. `groups` are its lines: devices that differ only along it, in order."""
 
     mesh: str
     name: str
@@ -63,7 +63,7 @@ class MeshAxis:
         return len(self.groups[0])
 
     def ring(self, step: int) -> frozenset[tuple[int, int]]:
-        """From each device to the one `step` further along the axis, the last to the first."""
+        """Returns pairs from each device to the one `step` further along the axis, cyclically."""
         return frozenset(
             (group[rank], group[(rank + step) % self.size])
             for group in self.groups
@@ -73,17 +73,17 @@ class MeshAxis:
 
 @dataclass(frozen=True)
 class RankTable:
-    """The table of all ranks, [ranks, ticks, columns], and the axis that they lie on."""
+    """The table of all ranks, [ranks, ticks, columns], and their axis."""
 
     entries: NDArray[np.int32]
     axis: MeshAxis
 
 
 def rank_table(value: ir.Value, facts: ModuleFacts, known: DeviceValues) -> RankTable | None:
-    """The whole table that a rank's [1, ticks, columns] is the part of; None where it is none."""
+    """Returns the table of all ranks, given a rank's part, [1, ticks, columns]; None for others."""
     owner = producer(value)
     if owner is None:
-        # A table that a manual computation takes in divided along the axis.
+        # The manual computation receives the table divided along the axis.
         argument = ir.BlockArgument(value)
         op = argument.owner.owner.operation
         if op.name != MANUAL_COMPUTATION:
@@ -97,7 +97,7 @@ def rank_table(value: ir.Value, facts: ModuleFacts, known: DeviceValues) -> Rank
         if dict(mesh.axes).get(axes[0]) != len(entries) or len(entries) < 2:
             return None
         return RankTable(entries, _axis(mesh_name, mesh, axes[0]))
-    # A table sliced at the device's place on an axis.
+    # The table is sliced at the device's place on an axis.
     entries = _constant(owner.operands[0]) if owner.name == DYNAMIC_SLICE else None
     starts = list(owner.operands)[1:]
     if entries is None or any(constant_integer(start) != 0 for start in starts[1:]):
@@ -110,7 +110,7 @@ def rank_table(value: ir.Value, facts: ModuleFacts, known: DeviceValues) -> Rank
 
 
 def _along(facts: ModuleFacts, ranks: int, places: Sequence[int]) -> MeshAxis | None:
-    """The axis on which each device has the place given for it."""
+    """Returns the axis on which each device has the given place; None if there is none."""
     for mesh_name, mesh in facts.meshes.items():
         for name, size in mesh.axes:
             if size != ranks or size < 2 or mesh.size != len(places):
@@ -142,7 +142,7 @@ _Slots = list[list[_Work | None]]  # by rank
 
 
 class ReadDirection(NamedTuple):
-    """A direction as a table says it; `sizes` are the layers of each chunk, by virtual stage."""
+    """A direction that was read from a table; `sizes` are the layers of each virtual stage."""
 
     back: bool
     direction: Direction
@@ -152,17 +152,18 @@ class ReadDirection(NamedTuple):
 
 
 class Joined(NamedTuple):
-    """The tables of one direction, the first stack's in front, and what they are together."""
+    """The tables of one direction, in forward order of their stacks, and their union."""
 
     tables: tuple[int, ...]
     entries: Entries
 
 
 def joined(tables: Sequence[Entries]) -> list[Joined] | None:
-    """The tables of a loop by their directions; None where some say no direction.
+    """Returns the tables of a loop, joined by direction; None if one has no direction.
 
-    Where several stacks of layers take turns, each has a table a direction, and chunks and kept
-    slots of its own, counted from 0: together, those of a stack follow those in front of it.
+    If several stacks of layers take turns, each has a table for each direction. Each counts its
+    chunks and kept slots from 0. In the union they are renumbered: those of a stack follow those of
+    the stacks before it.
     """
     if len(tables) <= 2:
         return [Joined((i,), table) for i, table in enumerate(tables)]
@@ -187,7 +188,10 @@ def joined(tables: Sequence[Entries]) -> list[Joined] | None:
 
 
 def _ends_at_the_first(table: Entries) -> bool | None:
-    """Whether microbatches leave the last chunk on the first rank: the direction is a backward."""
+    """Returns True for a backward table, in which microbatches leave on the first rank.
+
+    False for a forward one; None for any other.
+    """
     ends = set(np.nonzero(table[:, :, Column.ENDS])[0].tolist())
     if ends == {0}:
         return True
@@ -199,7 +203,7 @@ def _count(tables: Sequence[Entries], column: Column) -> int:
 
 
 def _together(tables: Sequence[Entries], kept: Sequence[int]) -> Entries | None:
-    """One table for stacks that take turns, the first in front; None where two run at once."""
+    """Returns one table for stacks that take turns, in order; None if two run at once."""
     whole = np.zeros_like(tables[0])
     whole[..., Column.DELIVERY] = tables[0][..., Column.DELIVERY]
     chunks, layers = _count(tables, Column.CHUNK), 0
@@ -212,7 +216,7 @@ def _together(tables: Sequence[Entries], kept: Sequence[int]) -> Entries | None:
         last = stack == (0 if back else len(tables) - 1)
         rows[:, Column.ENDS] *= last
         if not back and stack:
-            rows[:, Column.RECEIVED] = 1  # of a link, which takes what the stack in front gave
+            rows[:, Column.RECEIVED] = 1  # of a link, which reads the result of the stack before
         rows[:, Column.CHUNK] += stack * chunks
         rows[:, Column.KEPT] += sum(kept[:stack])
         rows[:, Column.FIRST] += layers
@@ -222,11 +226,11 @@ def _together(tables: Sequence[Entries], kept: Sequence[int]) -> Entries | None:
 
 
 def read_direction(entries: Entries, *, training: bool) -> ReadDirection | None:
-    """The direction that a table says; None where its integers say none.
+    """Returns the direction that a table holds; None if its integers are not valid.
 
-    Every rank has to run each of its chunks once on each microbatch, only the first virtual stage
-    of a direction may take its input from outside, and chunks must be of consecutive layers.
-    Without `training` nothing is kept, whatever the column holds.
+    Every rank must run each of its chunks once on each microbatch. Only the first virtual stage of
+    a direction may read its input from outside. Chunks must be of consecutive layers. Without
+    `training`, nothing is kept, and the column is ignored.
     """
     runs = entries[:, :, Column.RUNS]
     flags = entries[:, :, : Column.RECEIVED + 1]
@@ -252,7 +256,7 @@ def read_direction(entries: Entries, *, training: bool) -> ReadDirection | None:
 
 
 def _is_backward(rows: Entries, stage: NDArray[np.int64], last: int) -> bool | None:
-    """Which way the microbatches go, where the flags of all rows agree on one."""
+    """Returns True if all rows are of a backward, False if of a forward, None if they disagree."""
     begins, ends = rows[:, Column.RECEIVED] == 0, rows[:, Column.ENDS] == 1
     for back, (first, final) in ((False, (0, last)), (True, (last, 0))):
         if np.array_equal(begins, stage == first) and np.array_equal(ends, stage == final):
@@ -261,7 +265,7 @@ def _is_backward(rows: Entries, stage: NDArray[np.int64], last: int) -> bool | N
 
 
 def _sizes(rows: Entries, stage: NDArray[np.int64], stages: int) -> tuple[int, ...] | None:
-    """The layers of each virtual stage, where all rows agree and no layer is left out."""
+    """Returns the layers of each virtual stage; None if rows disagree or layers are missing."""
     sizes, firsts = np.zeros(stages, np.int64), np.zeros(stages, np.int64)
     sizes[stage], firsts[stage] = rows[:, Column.LAYERS], rows[:, Column.FIRST]
     same = (sizes[stage] == rows[:, Column.LAYERS]) & (firsts[stage] == rows[:, Column.FIRST])
@@ -288,11 +292,11 @@ def _direction(entries: Entries, *, training: bool) -> Direction:
 
 
 def is_consistent(schedule: Lockstep) -> bool:
-    """Whether each cell finds its input in the slot that it reads.
+    """Returns True if each cell finds its input in the slot that it reads.
 
-    By the rules of `schedules.lockstep`: a forward runs before the backward of the same tick, what
-    is sent at the end of a tick can be read from the next on, and arrivals overwrite what lies in
-    their slot.
+    By the rules of `schedules.lockstep`, a forward runs before the backward of the same tick. A
+    value sent at the end of a tick can be read from the next tick on. Arrivals overwrite their
+    slot.
     """
     players = [_Player(schedule, each, each is schedule.backward) for each in schedule.directions]
     kept: _Slots = [[None] * schedule.kept_slots for _ in range(schedule.ranks)]
@@ -313,7 +317,7 @@ class _Player:
         self._slots: _Slots = [[None] * direction.slots for _ in range(schedule.ranks)]
 
     def play(self, tick: int, kept: _Slots | None) -> bool:
-        """Runs a column and delivers what it sends; whether all inputs were there."""
+        """Runs a column and delivers the sent values; returns True if all inputs were there."""
         sent: list[_Work | None] = [None] * self._ranks
         step = -1 if self._back else 1
         for rank, cell in enumerate(self._direction.cells[tick]):
@@ -327,7 +331,7 @@ class _Player:
                 has_input = self._slots[rank][cell.source] == (stage - step, cell.microbatch)
             if not has_input:
                 return False
-            if kept is not None:  # a forward leaves what its backward finds
+            if kept is not None:  # a forward keeps the residual that its backward reads
                 if not self._back:
                     kept[rank][cell.kept] = work
                 elif kept[rank][cell.kept] != work:
@@ -339,9 +343,9 @@ class _Player:
 
 
 def schedule_of(directions: Sequence[ReadDirection], ranks: int) -> Lockstep | None:
-    """The schedule of one direction, or of a forward and a backward of the same chunks.
+    """Returns the schedule of one direction, or of a forward and a backward of the same chunks.
 
-    None where they are of different pipelines, or values do not reach the cells that read them.
+    None if they belong to different pipelines, or if values do not reach the cells that read them.
     """
     first = directions[0]
     if len({(each.chunks, each.microbatches, each.sizes) for each in directions}) != 1:

@@ -1,4 +1,4 @@
-"""Loops over ticks, and what their tables choose: entries, flows between ranks, sums, stacks."""
+"""Reads loops over ticks, and the flows, sums and stacks that their tables control."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _FORMS = LAYOUT - {"stablehlo.reverse"} | {CONVERT, SELECT, SLICE}
 
 @dataclass(frozen=True)
 class TickLoop:
-    """A loop that reads row `tick` of each of its tables; `rows` are the ops that do."""
+    """A loop that reads row `tick` of each of its tables; `rows` are the ops that read."""
 
     op: ir.Operation
     ticks: int
@@ -50,18 +50,20 @@ class TickLoop:
 
     @property
     def body(self) -> ir.Block:
-        """What runs in a tick."""
+        """The block of a tick."""
         return While(self.op).body
 
     @property
     def axis(self) -> MeshAxis:
-        """The axis that all tables lie on."""
+        """The mesh axis that all tables are divided along."""
         return self.tables[0].axis
 
 
 def tick_loop(op: ir.Operation, facts: ModuleFacts, known: DeviceValues) -> TickLoop | None:
-    """A `while` as a loop over the ticks of one table, or of as many forward as backward; None for
-    any other loop."""
+    """Returns a `while` as a loop over the ticks of its tables; None for any other loop.
+
+    It has one table, or as many forward as backward ones.
+    """
     count = counted(op, known_integer)
     if isinstance(count, str) or len(set(count.trips)) != 1 or count.starts[0] != 0:
         return None
@@ -69,7 +71,7 @@ def tick_loop(op: ir.Operation, facts: ModuleFacts, known: DeviceValues) -> Tick
     rows: list[ir.Operation] = []
     tables: list[RankTable] = []
     for view in While(op).body.operations:
-        # The table of which an op takes the row of the tick.
+        # Reads of the row of this tick, from a table that each rank has its own part of.
         row = view.operation
         if row.name != DYNAMIC_SLICE or len(row.operands) != 4 or count.counter.step != 1:
             continue
@@ -93,7 +95,10 @@ def tick_loop(op: ir.Operation, facts: ModuleFacts, known: DeviceValues) -> Tick
 
 
 def outside_of(value: ir.Value, loop: ir.Operation) -> ir.Value | None:
-    """A value as it is in front of a loop: captured, or handed on as it came; None for others."""
+    """Returns a value as it is before a loop; None for values that the loop computes.
+
+    It is captured from outside, or an invariant carry.
+    """
     if value.owner == While(loop).body:
         number = ir.BlockArgument(value).arg_number
         return loop.operands[number] if is_invariant(loop, number) else None
@@ -102,14 +107,17 @@ def outside_of(value: ir.Value, loop: ir.Operation) -> ir.Value | None:
 
 
 class Entries:
-    """The entries behind the scalars of one loop."""
+    """The table entries that the scalars of one loop are computed from."""
 
     def __init__(self, loop: TickLoop) -> None:
         self._rows = {row.results[0]: table for table, row in enumerate(loop.rows)}
         self._known: dict[ir.Value, frozenset[Entry]] = {}
 
     def of(self, value: ir.Value) -> frozenset[Entry]:
-        """The entries behind a value; loops, branches and memory are not looked through."""
+        """Returns the entries that a value is computed from.
+
+        The search stops at loops, branches and dynamic slices.
+        """
         if value not in self._known:
             self._known[value] = frozenset()
             self._known[value] = self._behind(value)
@@ -120,7 +128,7 @@ class Entries:
         if op is None or len(op.regions) or op.name == DYNAMIC_SLICE:
             return frozenset()
         if not isinstance(element_of(value), ir.IntegerType) or prod(shape_of(value)) > len(Column):
-            return frozenset()  # no part of a row
+            return frozenset()  # not part of a row
         if op.name == "stablehlo.slice":
             table = self._rows.get(before_reshapes(op.operands[0]))
             start = list(ir.DenseI64ArrayAttr(op.attributes["start_indices"]))[-1]
@@ -131,20 +139,26 @@ class Entries:
 
 @dataclass(frozen=True)
 class Flow:
-    """What a direction hands from rank to rank: the permute, the loop over a chunk's layers that
-    leaves what is sent, and the carry that holds what was received."""
+    """A value that a direction sends from rank to rank.
+
+    `layers` is the loop over a chunk's layers that returns the sent value, `permute` sends it, and
+    the carry `received` of the tick loop holds what was received.
+    """
 
     permute: ir.Operation
     layers: ir.Operation
-    result: int  # of the layer loop
+    result: int  # number of the layer loop's result
     received: int  # carry of the tick loop
 
 
 def flows_of(
     loop: TickLoop, table: int, entries: Entries, facts: ModuleFacts, classify: Classify, step: int
 ) -> list[Flow]:
-    """What the direction of a table hands on: it is chosen by the table between what was received
-    and what comes from outside, goes through the layers, and is sent along the ring."""
+    """Returns the flows of the direction of a table.
+
+    Such a flow starts at a select, by the table, between what was received and a value from
+    outside. It goes through the layers, and is sent along the ring.
+    """
     flows: dict[ir.Value, Flow] = {}
     chosen = frozenset({(table, Column.RECEIVED)})
     for view in loop.body.operations:
@@ -174,8 +188,10 @@ def flows_behind(
     classify: Classify,
     step: int,
 ) -> list[Flow]:
-    """What is sent along the ring of the results of layer loops that take turns: selects say whose
-    result it is."""
+    """Returns the flows from layer loops that take turns.
+
+    Selects choose the loop whose result is sent along the ring.
+    """
     found: list[Flow] = []
     for carry, end in enumerate(terminator(loop.body).operands):
         permute = _behind(end, loop.body, COLLECTIVE_PERMUTE)
@@ -197,7 +213,7 @@ def flows_behind(
 
 
 def layers_of(loop: TickLoop, table: int, entries: Entries) -> ir.Operation | None:
-    """The loop over layers that runs as often as a table says."""
+    """Returns the loop over layers with the trip count of a table; None if there is none."""
     limit = frozenset({(table, Column.LAYERS)})
     for view in loop.body.operations:
         op = view.operation
@@ -216,7 +232,7 @@ def _is_ring(
 
 
 def _behind(value: ir.Value, body: ir.Block, name: str) -> ir.Operation | None:
-    """The op of a name that a value was made by, up to changes of its form."""
+    """Returns the op of a name that makes a value, up to changes of its form; None for others."""
     for source in _sources(value, body):
         op = producer(source)
         if op is not None and op.name == name:
@@ -225,8 +241,10 @@ def _behind(value: ir.Value, body: ir.Block, name: str) -> ir.Operation | None:
 
 
 def _sources(value: ir.Value, body: ir.Block) -> Iterator[ir.Value]:
-    """A value and those that it is another form of, back to a loop, a permute or the block's
-    arguments."""
+    """Yields a value and the values that it is a form of.
+
+    It goes back to a loop, a permute or the block's arguments.
+    """
     while True:
         yield value
         op = producer(value)
@@ -236,14 +254,14 @@ def _sources(value: ir.Value, body: ir.Block) -> Iterator[ir.Value]:
 
 
 def _passed(op: ir.Operation) -> ir.Value:
-    """The operand that a result is a form of."""
+    """Returns the operand that a result is a form of."""
     return op.operands[1 if op.name == DYNAMIC_UPDATE_SLICE else 0]
 
 
 def final_reductions(
     loop: ir.Operation, axis: MeshAxis, facts: ModuleFacts, classify: Classify
 ) -> Iterator[Collective]:
-    """The reductions over the axis of what a loop over ticks leaves, or of a form of that."""
+    """Yields the reductions over the axis of a tick loop's results, or of forms of them."""
     waiting = list(loop.results)
     seen: set[ir.Value | ir.Operation] = set()
     while waiting:
@@ -262,17 +280,17 @@ def final_reductions(
             if groups is None:
                 continue
             number = {device: n for n, group in enumerate(groups) for device in group}
-            # Over the whole axis, and maybe over others too.
+            # Over the whole axis, and perhaps over others.
             if all(len({number.get(device) for device in line}) == 1 for line in axis.groups):
                 yield collective
 
 
 class Holdings(NamedTuple):
-    """What one direction holds on a rank, in bytes.
+    """The bytes that one direction holds on a rank.
 
-    `weights` are the stacks that it takes rows of by chunk, as they are in front of the loop;
-    `read` is of those that have rows for each microbatch, which another loop left. `written` is
-    what its layers write for the program: rows that they leave, or gradients added up.
+    `weights` are the stacks that it slices by chunk, as they are before the loop. `read` counts the
+    stacks with rows for each microbatch, which another loop wrote. `written` counts the carries
+    that its layers write for the program: stacked rows, or accumulated gradients.
     """
 
     weights: Mapping[ir.Value, int]
@@ -283,7 +301,7 @@ class Holdings(NamedTuple):
 def holdings(
     loop: TickLoop, layers: ir.Operation, flows: Iterable[Flow], entries: Entries
 ) -> Holdings:
-    """What the layers of a direction hold, each stack once."""
+    """Returns the bytes that the layers of a direction hold, each stack counted once."""
     weights: dict[ir.Value, int] = {}
     read: dict[ir.Value, int] = {}
     for op in ops_named(layers, {DYNAMIC_SLICE}):
@@ -294,7 +312,7 @@ def holdings(
         stacks = read if Column.MICROBATCH in behind else weights
         stacks[stack] = value_bytes(stack)
     handed = {flow.result for flow in flows}
-    written = [  # the carries that the layers go on with
+    written = [  # the carries that the layers update
         value_bytes(value)
         for position, value in enumerate(layers.operands)
         if value.owner == loop.body and position not in handed
@@ -303,7 +321,7 @@ def holdings(
 
 
 def kept_bytes(ahead: ir.Operation, back: ir.Operation) -> int:
-    """Bytes of the stacks that one layer loop leaves and another takes rows of in the same tick."""
+    """Returns the bytes of stacks that one layer loop returns and another one slices."""
     left = set(ahead.results)
     kept: dict[ir.Value, int] = {}
     for op in ops_named(back, {DYNAMIC_SLICE}):
@@ -314,7 +332,7 @@ def kept_bytes(ahead: ir.Operation, back: ir.Operation) -> int:
 
 
 def _held_outside(value: ir.Value, loop: ir.Operation) -> ir.Value | None:
-    """A stack as it is in front of the loop over ticks; None for what that makes."""
+    """Returns a stack as it is before the tick loop; None if the loop computes it."""
     value = before_reshapes(value)
     op = producer(value)
     if op is not None:
@@ -327,5 +345,5 @@ def _held_outside(value: ir.Value, loop: ir.Operation) -> ir.Value | None:
 
 
 def value_bytes(value: ir.Value) -> int:
-    """The bytes of a tensor; 0 if they are not known."""
+    """Returns the bytes of a tensor; 0 if they are unknown."""
     return tensor_bytes(ir.ShapedType(value.type)) or 0

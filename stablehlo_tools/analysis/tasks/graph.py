@@ -1,8 +1,8 @@
-"""From a module to its task graph, in the order in which the program is written.
+"""Builds the task graph of a module, in program order.
 
-A collective starts where it stands and is waited for before the first kernel, or the first
-collective, that needs its result: views, barriers among them, need nothing. An async pair is waited
-for where its `async_done` stands.
+A collective starts at its place in the program. The wait comes before the first kernel or
+collective that needs its result. Views, including barriers, need no wait. An async pair waits at
+its `async_done`.
 """
 
 from __future__ import annotations
@@ -54,16 +54,16 @@ _WRITERS = frozenset({Role.UPDATE, Role.LOOP, Role.KERNEL})
 
 
 def settle_overwriting(nodes: Mapping[int, Node], users: Sequence[Sequence[int]]) -> None:
-    """Gives updates and changed carries storages of their own where the old value is still needed.
+    """Gives updates and changed carries their own storages if the old value is still needed.
 
-    That is where it is an argument that was not donated, where the program returns it, or where an
-    op that comes later reads it. An update that cannot be in place reads and writes all of it.
+    It is needed if it is an argument that was not donated, if the program returns it, or if a later
+    op reads it. An update that cannot be in place reads and writes the whole array.
     """
     for node in nodes.values():
         if node.role not in _WRITERS or not node.passes:
             continue
-        # Of several results that would write into one value, as carries that start from the same
-        # zeros, the first lies in it.
+        # Several results may write into one value, for example carries that start from the same
+        # zeros. Only the first of them gets its storage.
         kept: list[Ref | None] = []
         written: set[Ref] = set()
         for number, ref in enumerate(node.passes):
@@ -93,7 +93,7 @@ def settle_overwriting(nodes: Mapping[int, Node], users: Sequence[Sequence[int]]
 def _is_last(
     node: Node, ref: Ref, nodes: Mapping[int, Node], users: Sequence[Sequence[int]]
 ) -> bool:
-    """Whether nobody reads a value, or what it is a view of, once a node has written into it."""
+    """Returns True if no later node reads a value, or a value that it is a view of."""
     step: Ref | None = ref
     while step is not None:
         source = nodes[step[0]]
@@ -111,15 +111,18 @@ _TOGETHER = 2  # results of a barrier that share a view
 
 
 def module_task_graph(module: ir.Module, clock: Clock, input_name: str) -> TaskGraph:
-    """What one device runs of a module whose collectives are explicit. Raises ToolError."""
+    """Returns the tasks that one device runs, for a module with explicit collectives.
+
+    Raises a ToolError if the module cannot be read.
+    """
     return traced_task_graph(module, clock, input_name).graph
 
 
 @dataclass(frozen=True, slots=True)
 class TracedGraph:
-    """A task graph and the ops that each task stands for, in program order.
+    """A task graph and the ops of each task, in program order.
 
-    A wait stands for none. `bodies` are those of its loops, by task.
+    A wait has no ops. `bodies` are the graphs of its loops, by task.
     """
 
     graph: TaskGraph
@@ -130,8 +133,10 @@ class TracedGraph:
 def traced_task_graph(
     module: ir.Module, clock: Clock, input_name: str, notes: list[str] | None = None
 ) -> TracedGraph:
-    """The graph of `module_task_graph`, with the ops of the module that it came from; `notes` gets
-    what was left out."""
+    """Returns the graph of `module_task_graph`, with the ops of the module that it came from.
+
+    Adds a line to `notes` for everything that was left out.
+    """
     facts = ModuleFacts.of(module, find_collectives(module))
     body = read_program(module, input_name, tiled=clock.hardware.is_torus)
     if notes is not None:
@@ -140,7 +145,7 @@ def traced_task_graph(
 
 
 class _Builder:
-    """Makes the graphs of a program's bodies, with one cost model."""
+    """Builds the graphs of a program's bodies, with one cost model."""
 
     def __init__(self, facts: ModuleFacts, clock: Clock, input_name: str) -> None:
         self.facts = facts
@@ -150,13 +155,13 @@ class _Builder:
         self._axes: dict[ProcessGroups, tuple[str, ...]] = {}
 
     def axes(self, groups: ProcessGroups) -> tuple[str, ...]:
-        """The mesh axes that groups run along."""
+        """Returns the mesh axes that groups run along."""
         if groups not in self._axes:
             self._axes[groups] = axes_of(groups, self.facts.meshes)
         return self._axes[groups]
 
     def place(self, node: Node) -> Place:
-        """Where a node comes from."""
+        """Returns the source location of a node."""
         location = node.location
         if location is None:
             return Place()
@@ -180,18 +185,18 @@ class _BodyTasks:
         self._tasks: list[Task] = []
         self._sizes: list[float] = []
         self._anew: frozenset[int] = frozenset()
-        self._decision: int | None = None  # the task that a loop's condition is known by
+        self._decision: int | None = None  # the task that computes a loop's condition
         self._task_of: dict[int, int] = {}  # by node
         self._view_of: dict[Ref, int] = {}  # of results that have a task of their own
         self._storages: dict[Ref, tuple[int, ...]] = {}
-        self._pending: dict[int, frozenset[int]] = {}  # starts that a start or view hangs on
+        self._pending: dict[int, frozenset[int]] = {}  # starts that a start or view depends on
         self._waits: dict[int, int] = {}  # by start
         self._over: dict[int, tuple[int, ...]] = {}  # storages that a storage may be written over
         self._ops: dict[int, list[ir.Operation]] = {}
         self._loops: dict[int, TracedGraph] = {}
 
     def traced(self, *, in_loop: bool) -> TracedGraph:
-        """The graph; results of a loop's body lie in storages of the loop."""
+        """Returns the graph; results of a loop's body use storages of the loop."""
         settle_overwriting(self._by_index, self._users)
         fusing = XLA_TPU if self._clock.hardware.is_torus else XLA_GPU
         fusion = fuse(self._by_index, self._users, fusing)
@@ -200,7 +205,7 @@ class _BodyTasks:
             self._emit(kernel)
         if in_loop:
             self._copy_what_comes_early()
-            carried = {  # the storages of carries' next values, and of those of the iteration
+            carried = {  # from carries' storages in the next iteration to those in this one
                 after: before
                 for argument, result in self._body.carries
                 for before in self._storages.get((argument, 0), ())
@@ -236,7 +241,7 @@ class _BodyTasks:
             waits = self._ready([self._task_at(root.start)])
             self._task_of[root.index] = waits[-1]
         elif root.role is Role.CHEAP:
-            return  # emitted where it is first read from memory, if it is
+            return  # emitted when first read from memory, if at all
         else:
             members = members_of(kernel, self._by_index, self._anew)
             if self._is_view(members):
@@ -271,7 +276,7 @@ class _BodyTasks:
             self._split(root, [self._task_at(source) for source in root.sources])
 
     def _split(self, root: Node, sources: Sequence[int]) -> None:
-        """Gives each result a view of its own, so that none keeps the others' storages alive."""
+        """Gives each result its own view, so that none keeps the others' storages alive."""
         whole = self._task_of[root.index]
         for number in range(len(root.result_bytes)):
             deps = self._ready([whole, *sources[number : number + 1]], waits=False)
@@ -282,7 +287,7 @@ class _BodyTasks:
 
     def _compute(self, kernel: Sequence[Node], members: Sequence[Node]) -> None:
         inside = {node.index for node in kernel}
-        written = [  # what another kernel reads from memory
+        written = [  # nodes that another kernel reads from memory
             node
             for node in kernel
             if node is kernel[-1]
@@ -333,7 +338,7 @@ class _BodyTasks:
         self._pending[task] = frozenset({task})
 
     def _host_copy(self, root: Node) -> None:
-        """A copy between memories; to what lies in the host's, no storage has bytes."""
+        """Emits a copy between device and host; storages in host memory have no bytes."""
         link = self._clock.hardware.host
         if link is None:
             name = self._clock.hardware.name
@@ -353,7 +358,7 @@ class _BodyTasks:
         body = root.body
         assert body is not None, "a loop has a body"
         deps = self._ready(self._deps([root]))
-        if root.copied:  # what it writes into and others still read
+        if root.copied:  # values that it writes into and that others still read
             deps = [*deps, self._copy(root, root.copied, deps, "copy for while")]
         users = (self._nodes[user] for user in self._users[root.index])
         used = {n for user in users for index, n in user.sources if index == root.index}
@@ -361,14 +366,14 @@ class _BodyTasks:
         inner = _BodyTasks(self._builder, body)
         traced = inner.traced(in_loop=True)
         self._own_storages(root)
-        # The tasks of each carried value: the input, and what makes the next one.
+        # The tasks of each carry: its input, and the one that makes the next value.
         carries = [(inner._task_of[n], inner._task_at(result)) for n, result in body.carries]
         loop = Loop.of(traced.graph, body.trips, body.mean_runs, carries=tuple(carries))
         self._loops[self._add(TaskKind.LOOP, [root], deps, loop=loop)] = traced
         self._split(root, ())
 
     def _copy(self, root: Node, size: float, deps: Sequence[int], label: str) -> int:
-        """Copies so many bytes to where no storage is counted."""
+        """Emits a copy of so many bytes, into memory that no storage counts."""
         work = Work(WorkKind.COPY, bytes=2 * size)
         return self._add(
             TaskKind.COMPUTE,
@@ -382,12 +387,14 @@ class _BodyTasks:
         )
 
     def _copy_what_comes_early(self) -> None:
-        """Copies what a collective hands to the next iteration while this one reads what came from
-        the last: both are alive, and the carry has room for one."""
+        """Copies results of collectives that become carries while the old values are still read.
+
+        Both are alive, and the carry has room for one.
+        """
         for argument, ref in self._body.carries:
             index, result = ref
             source = self._nodes[index]
-            while source.role in (Role.VIEW, Role.RESHAPE):  # it is a view of what they read
+            while source.role in (Role.VIEW, Role.RESHAPE):  # find the value behind a view
                 passed = source.passes[result] if result < len(source.passes) else None
                 index, result = passed or source.sources[0]
                 source = self._nodes[index]
@@ -397,7 +404,7 @@ class _BodyTasks:
                 self._copy(source, size, deps, "copy for the next iteration")
 
     def _own_storages(self, node: Node) -> None:
-        """A storage for each result, but for those that lie in an operand's."""
+        """Gives each result a storage, unless it shares that of an operand."""
         for number, size in enumerate(node.result_bytes):
             source = node.passes[number] if number < len(node.passes) else None
             if node.role is not Role.RESHAPE and source is not None and source in self._storages:
@@ -407,19 +414,19 @@ class _BodyTasks:
                 self._sizes.append(size)
 
     def _may_overwrite(self, result: Ref, operands: Sequence[Ref]) -> None:
-        """Notes what a result may be written over, if that ends there."""
+        """Notes the operands whose storages a result may be written over, if they end there."""
         for storage in self._storages.get(result, ()):
             held = (self._storages.get(operand, ()) for operand in operands)
             self._over[storage] = tuple(of[0] for of in held if len(of) == 1)
 
     def _task_at(self, ref: Ref) -> int:
-        """The task that a result is read from."""
+        """Returns the task that a result is read from."""
         return self._view_of.get(ref, self._task_of[ref[0]])
 
     def _deps(self, members: Sequence[Node]) -> list[int]:
-        """The tasks that the members of a kernel read from, each once, in order."""
+        """Returns the tasks that the members of a kernel read from, each once, in order."""
         inside = {node.index for node in members}
-        read = dict.fromkeys(  # in the order of the operands: what is emitted here, is so
+        read = dict.fromkeys(  # in operand order, because this emits constants
             ref
             for node in members
             for source in node.sources
@@ -428,13 +435,15 @@ class _BodyTasks:
         for ref in read:
             node = self._nodes[ref[0]]
             if node.role is Role.CHEAP and not (node.made_of and node.index in self._task_of):
-                # A constant for each reader: it may be written into.
+                # Each reader has its own constant, because it may be overwritten.
                 self._compute([node], members_of([node], self._by_index, self._anew))
         return list(dict.fromkeys(self._task_at(ref) for ref in read if ref[0] not in inside))
 
     def _ready(self, deps: Sequence[int], *, waits: bool = True) -> list[int]:
-        """These tasks, with waits for all the collectives that they hang on; unless it `waits`,
-        for those alone that have been waited for."""
+        """Returns these tasks, with waits for all collectives that they depend on.
+
+        Unless it `waits`, only with those that exist.
+        """
         ready: dict[int, None] = {}
         for dep in deps:
             starts = [s for s in sorted(self._pending.get(dep, ())) if waits or s in self._waits]
@@ -445,7 +454,7 @@ class _BodyTasks:
         return list(ready)
 
     def _wait(self, start: int) -> int:
-        """The wait for a start, here if there is none yet."""
+        """Returns the wait for a start, and emits it here if there is none."""
         if start not in self._waits:
             task = self._tasks[start]
             self._waits[start] = len(self._tasks)
@@ -480,8 +489,8 @@ class _BodyTasks:
     ) -> int:
         number = len(self._tasks)
         if self._decision is not None and kind is not TaskKind.INPUT:
-            deps = sorted({*deps, self._decision})  # nothing begins before it is known
-        if storages is None:  # those that the results of the kernel lie in
+            deps = sorted({*deps, self._decision})  # nothing starts before it is known
+        if storages is None:  # the storages of the kernel's results
             storages = sorted(
                 {
                     storage
@@ -525,7 +534,7 @@ class _BodyTasks:
         return number
 
     def _names(self, kernel: Sequence[Node]) -> list[str]:
-        """What a measured profile may know a kernel by: its path in the program, its line."""
+        """Returns the keys of a kernel in a measured profile: its path in the program, its line."""
         place = self._builder.place(kernel[-1])
         if not place.file:
             return [place.name] if place.name else []
@@ -534,7 +543,7 @@ class _BodyTasks:
 
 
 def _by_bytes(node: Node) -> str:
-    """What is timed by its bytes alone; empty of what is not."""
+    """Returns the name of a kernel that is timed only by its bytes; empty for others."""
     if node.role is not Role.KERNEL or node.kind is not WorkKind.OTHER or node.op is None:
         return ""
     if node.op.name != CUSTOM_CALL:
@@ -544,7 +553,10 @@ def _by_bytes(node: Node) -> str:
 
 
 def _label(kernel: Sequence[Node], place: Place) -> str:
-    """What a task is called: the op, or for a fusion its last op and how many, and the function."""
+    """Returns the label of a task: its op, or for a fusion the last op and the number of ops.
+
+    The function is appended.
+    """
     if kernel[-1].role is Role.INPUT and place.name:
         return place.name
     counted = [node for node in kernel if node.role is not Role.RESHAPE] or kernel
