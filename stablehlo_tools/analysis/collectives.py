@@ -1,12 +1,12 @@
-"""One view of every communicating op of a module: what it is, who takes part, how many bytes.
+"""Describes every communicating op of a module: its kind, its participants and its bytes.
 
-A communicating op is a collective (`all_gather` … `collective_broadcast`), a point-to-point or
-host transfer (`send`, `recv`, `infeed`, `outfeed`), or a `custom_call` with a side effect or a
-token. An `async_start` stands for the collective in its region, one of jax's explicit starts
-(`custom_call @"all-gather-start"`) for the collective that its configuration describes.
+A communicating op is a collective (`all_gather` … `collective_broadcast`), a point-to-point or host
+transfer (`send`, `recv`, `infeed`, `outfeed`), or a `custom_call` with a side effect or a token. An
+`async_start` represents the collective in its region. One of jax's explicit starts (`custom_call
+@"all-gather-start"`) represents the collective that its configuration describes.
 
-Channels: above 0, one makes the ids of groups and pairs count partitions or processes; 0, like no
-handle at all, lets them count replicas (`replica_groups`). So 0 stays 0.
+Channels: with a channel above 0, the ids of groups and pairs count partitions or processes. With 0,
+as without a handle, they count replicas (`replica_groups`). So 0 must stay 0.
 """
 
 from __future__ import annotations
@@ -62,10 +62,10 @@ GRID = ("mhlo.num_replicas", "mhlo.num_partitions")  # attributes of a module
 _KINDS = {name: name.partition(".")[2] for name in ops_with_any(Trait.COLLECTIVE | Trait.TRANSFER)}
 _OF_PAIRS = TRANSFERS | {"collective_permute"}
 
-# What may stand between a start and its done: it hands values on as they are.
+# Ops between a start and its done that may pass values on unchanged.
 _MAY_HAND_ON = CARRIERS | {BARRIER}
 
-# Communication of dialects this toolkit does not rewrite; nothing may pass it by silently.
+# Communication of dialects that this toolkit does not rewrite, and must refuse.
 _FOREIGN_COMMUNICATION = re.compile(
     r"mhlo\.(all_gather|all_reduce|reduce_scatter|all_to_all|collective_\w+|cross-replica-sum|"
     r"send|recv|infeed|outfeed|async_start)"
@@ -80,25 +80,25 @@ _KNOWN_DIALECTS = frozenset({"builtin", "func", "stablehlo", "chlo", "sdy", "mhl
 
 @dataclass(frozen=True)
 class Collective:
-    """A communicating op. `op` stands in the program; `inner` holds the attributes.
+    """A communicating op. `op` is the op in the program; `inner` holds the attributes.
 
-    The two differ for an async pair only, where `op` is the start. `inner` is then the collective
-    in its region; of an explicit start of jax's one that stands nowhere and is to be read only.
+    They differ only for an async pair: `op` is the start, and `inner` the collective in its region.
+    For an explicit start of jax's, `inner` is a detached op that is only read.
     """
 
     op: ir.Operation
     inner: ir.Operation
     kind: str
-    holder: ir.Module | None = field(default=None, repr=False, compare=False)  # of such an inner
+    holder: ir.Module | None = field(default=None, repr=False, compare=False)  # of a detached op
 
     @property
     def is_async(self) -> bool:
-        """Whether this is the start of an async pair."""
+        """True if this is the start of an async pair."""
         return self.op.name == ASYNC_START or self.is_async_call
 
     @property
     def is_async_call(self) -> bool:
-        """Whether this is one of jax's explicit starts, a custom call."""
+        """True if this is one of jax's explicit starts, a custom call."""
         return self.op.name == CUSTOM_CALL and self.kind in ASYNC_STARTS.values()
 
     @property
@@ -108,13 +108,13 @@ class Collective:
 
     @cached_property
     def channel_id(self) -> int:
-        """The channel handle's id, 0 where there is none. Never an identity: handles repeat."""
+        """The channel handle's id, 0 without a handle. Never an identity: handles repeat."""
         if self.kind == RAGGED_ALL_TO_ALL:
             return _integer(self.group_attribute("channel_id"), 0)
         return channel_number(self.inner)
 
     def group_attribute(self, name: str) -> ir.Attribute | None:
-        """An attribute that says who takes part; a ragged_all_to_all has them in a dictionary."""
+        """Returns an attribute of the participants; in a ragged_all_to_all, of a dictionary."""
         if self.kind != RAGGED_ALL_TO_ALL:
             return self.inner.attributes.get(name)
         config = self.inner.attributes.get("backend_config")
@@ -122,7 +122,7 @@ class Collective:
 
     @cached_property
     def group_mode(self) -> GroupMode | None:
-        """What the ids of the groups count; None for transfers and custom calls."""
+        """The unit that the ids of the groups count; None for transfers and custom calls."""
         if self.kind in REDUCTION_GROUPED:
             try:
                 return reduction_group_mode(
@@ -136,23 +136,23 @@ class Collective:
 
     @property
     def element_types(self) -> tuple[str, ...]:
-        """The element types that go in, or for a receiving op come out, without repeats."""
+        """The element types of the operands, or of a receiving op's results, without repeats."""
         tensors = _tensors(self.inner.operands) or _tensors(self.inner.results)
         return tuple(dict.fromkeys(str(tensor.element_type) for tensor in tensors))
 
     @property
     def bytes_in(self) -> int | None:
-        """Bytes of the tensor operands on one participant; None when a dimension is symbolic."""
+        """Bytes of the tensor operands on one participant; None if a dimension is symbolic."""
         return _total_bytes(_tensors(self.inner.operands))
 
     @property
     def bytes_out(self) -> int | None:
-        """Bytes of the tensor results on one participant; None when a dimension is symbolic."""
+        """Bytes of the tensor results on one participant; None if a dimension is symbolic."""
         return _total_bytes(_tensors(self.inner.results))
 
     @property
     def reduction(self) -> str | None:
-        """`add`, `max` …, `custom` for a larger region, None where nothing is reduced."""
+        """`add`, `max` …, `custom` for a larger region, None if nothing is reduced."""
         if self.kind == "cross-replica-sum":
             return "add"
         if not len(self.inner.regions) or not len(self.inner.regions[0].blocks):
@@ -163,7 +163,7 @@ class Collective:
 
 @dataclass(frozen=True)
 class ModuleFacts:
-    """What the groups of a module's collectives refer to: its process grid and its meshes."""
+    """The process grid and the meshes that the groups of a module's collectives refer to."""
 
     grid: ProcessGrid
     meshes: dict[str, DeviceMesh]
@@ -175,7 +175,7 @@ class ModuleFacts:
     def of(module: ir.Module, collectives: Sequence[Collective] | None = None) -> ModuleFacts:
         """Reads `mhlo.num_replicas`, `mhlo.num_partitions` and the `sdy.mesh` symbols.
 
-        A module that states neither number (torch-xla's do not) is taken to run on just the
+        A module that states neither number (torch-xla's do not) is assumed to run only on the
         processes that its collectives name. `collectives` are all of the module's, if known.
         """
         meshes = meshes_of(module)
@@ -186,7 +186,8 @@ class ModuleFacts:
         return ModuleFacts(grid, meshes)
 
     def groups(self, collective: Collective) -> ProcessGroups | None:
-        """The process groups, in flattened ids; None for transfers with no pairs and custom calls.
+        """Returns the process groups, in flattened ids; None for custom calls and unpaired
+        transfers.
 
         Raises a located ToolError for ids outside the grid, groups that overlap, or a mesh or an
         axis that the module does not have.
@@ -216,20 +217,22 @@ class ModuleFacts:
             return process_groups(_rows(groups), mode, self.grid)
         by_axes = bindings.ReplicaGroupMeshAxesAttr(groups)
         axes = [_axis_ref(axis) for axis in ir.ArrayAttr(by_axes.axes)]
-        # Positions in the mesh are device ids, in the mode's numbering like dense groups.
+        # Positions in the mesh are device ids, in the mode's numbering as for dense groups.
         mesh = _resolved_mesh(by_axes.mesh, self.meshes)
         return process_groups(mesh_axes_groups(mesh, axes), mode, self.grid)
 
     def has_groups_of_one(self, collective: Collective) -> bool:
-        """Returns True if each device is in a group of its own, or a permute has no pairs: jax
-        writes these in the global view if the manual axes of a shard_map have one device."""
+        """Returns True if each device is in a group of its own, or a permute has no pairs.
+
+        jax writes these in the global view if the manual axes of a shard_map have one device.
+        """
         groups = None if collective.kind in TRANSFERS else self.groups(collective)
         alone = groups is not None and all(len(set(group)) == 1 for group in groups)
         return alone and len(groups or ()) in (0, self.grid.size)
 
 
 def meshes_of(module: ir.Module) -> dict[str, DeviceMesh]:
-    """The meshes of a module by their symbols, in the order of its text."""
+    """Returns the meshes of a module by their symbols, in the order of its text."""
     meshes: dict[str, DeviceMesh] = {}
     for op in module.body.operations:
         if op.operation.name == MESH:
@@ -241,7 +244,7 @@ def meshes_of(module: ir.Module) -> dict[str, DeviceMesh]:
 
 
 def find_collectives(module: ir.Module) -> list[Collective]:
-    """Every communicating op of the module, pre-order, function after function.
+    """Returns every communicating op of the module, pre-order, function after function.
 
     Raises a located ToolError for an op of a dialect that is not understood.
     """
@@ -249,7 +252,7 @@ def find_collectives(module: ir.Module) -> list[Collective]:
 
 
 def collectives_in(root: ir.Operation) -> list[Collective]:
-    """The same of an op."""
+    """Returns every communicating op in an op, as `find_collectives` does."""
     collectives: list[Collective] = []
     classify = classify_communication(root.context)
 
@@ -265,13 +268,13 @@ def collectives_in(root: ir.Operation) -> list[Collective]:
 
 
 def classify_communication(context: ir.Context) -> Callable[[ir.Operation], Collective | None]:
-    """A function for a walk's callback: the collective that an op is, or None.
+    """Returns a function for walk callbacks that returns the collective of an op, or None.
 
     It raises a located ToolError at the first op of a dialect that is not understood.
     """
     token = bindings.TokenType.get(context)
     understood: set[str] = set()
-    functions: dict[str, ir.Operation] = {}  # asked for once, and only if any call starts
+    functions: dict[str, ir.Operation] = {}  # read once, and only for explicit starts
 
     def classify(op: ir.Operation) -> Collective | None:
         name = op.name
@@ -329,7 +332,7 @@ def _inferred_grid(collectives: Sequence[Collective], meshes: dict[str, DeviceMe
         groups = collective.group_attribute("replica_groups")
         named = (groups, collective.inner.attributes.get("source_target_pairs"))
         if named not in counts:
-            # How many processes there must be for the groups or pairs to name them.
+            # The number of processes that the groups or pairs must at least have.
             tables = [table for table in named if isinstance(table, ir.DenseIntElementsAttr)]
             counts[named] = 1 + max((int(i) for t in tables for i in np.ravel(t)), default=0)
             if groups is not None and bindings.ReplicaGroupMeshAxesAttr.isinstance(groups):
@@ -350,8 +353,11 @@ def _inferred_grid(collectives: Sequence[Collective], meshes: dict[str, DeviceMe
 
 
 def unnumbered_replicas(collectives: Sequence[Collective]) -> int:
-    """Replicas of collectives whose groups are empty, which are among all, however many: as many as
-    a gather's sizes show, or 2, the fewest that exchange anything; 1 where there are none."""
+    """Returns the number of replicas, for collectives with empty groups, which mean all replicas.
+
+    It follows from the sizes of gathers. Otherwise it is 2, the fewest that exchange anything, or 1
+    without such collectives.
+    """
     replicas = 1
     for collective in collectives:
         groups = collective.inner.attributes.get("replica_groups")
@@ -369,7 +375,10 @@ def unnumbered_replicas(collectives: Sequence[Collective]) -> int:
 
 
 def _check_done(done: ir.Operation, start: str) -> None:
-    """Refuses a done of what surely is no start; loops, branches, calls may hand one on."""
+    """Refuses a done of an op that is surely not a start.
+
+    Loops, branches and calls may pass on a start, so they are accepted.
+    """
     operand = done.operands[0] if len(done.operands) == 1 else None
     maker = None if operand is None else producer(operand)
     if operand is None or len(done.results) != 1 or operand.type != done.results[0].type:
@@ -414,14 +423,14 @@ def _total_bytes(tensors: list[ir.ShapedType]) -> int | None:
 
 
 def tensor_bytes(tensor: ir.ShapedType) -> int | None:
-    """Bytes of a dense tensor, sub-byte elements packed; None when a dimension is symbolic."""
+    """Returns the bytes of a dense tensor, sub-byte elements packed; None if one is symbolic."""
     if not tensor.has_static_shape:
         return None
     return (math.prod(tensor.shape) * element_bits(tensor.element_type) + 7) // 8
 
 
 def element_bits(element: ir.Type) -> int:
-    """The width of an element type in memory, in bits; a boolean takes a whole byte."""
+    """Returns the width of an element type in memory, in bits; a boolean has 8."""
     if isinstance(element, ir.IntegerType) and element.width == 1:
         return 8
     if isinstance(element, ir.ComplexType):
@@ -442,7 +451,7 @@ def _rows(attribute: ir.Attribute) -> list[list[int]]:
 
 
 def stated_grid(module: ir.Module) -> ProcessGrid | None:
-    """The replicas and partitions that a module states; None if it states neither number."""
+    """Returns the replicas and partitions that a module states; None if it states neither."""
     attributes = module.operation.attributes
     if not any(name in attributes for name in GRID):
         return None
@@ -464,22 +473,22 @@ def _axis_ref(attribute: ir.Attribute) -> AxisRef:
 
 
 _HANDLE = "channel_handle"
-_PAIRED = frozenset({"stablehlo.send", "stablehlo.recv"})  # a channel is what makes them meet
+_PAIRED = frozenset({"stablehlo.send", "stablehlo.recv"})  # ops that are matched by their channels
 
 
 def next_channel(module: ir.Module) -> int:
-    """A number above all that the module uses."""
+    """Returns a number above all channels that the module uses."""
     return max((collective.channel_id for collective in find_collectives(module)), default=0) + 1
 
 
 def channel_number(op: ir.Operation) -> int:
-    """The number of an op's channel, 0 where it has none."""
+    """Returns the number of an op's channel, 0 if it has none."""
     handle = op.attributes.get(_HANDLE)
     return 0 if handle is None else bindings.ChannelHandle(handle).handle
 
 
 def set_groups(collective: Collective, groups: Iterable[Sequence[int]], channel: int) -> None:
-    """Gives a collective or permute other groups, of flattened ids, on a channel of its own."""
+    """Gives a collective or permute other groups, of flattened ids, on the channel `channel`."""
     name = "source_target_pairs" if collective.kind in _OF_PAIRS else "replica_groups"
     attributes, context = collective.inner.attributes, collective.inner.context
     attributes[name] = device_table(groups, context)
@@ -489,13 +498,13 @@ def set_groups(collective: Collective, groups: Iterable[Sequence[int]], channel:
 
 
 class Channels:
-    """Hands out channels that no op of the module has."""
+    """Allocates channels that no op of the module has."""
 
     def __init__(self, module: ir.Module) -> None:
         self._next = next_channel(module)
 
     def renew(self, copy: ir.Operation) -> None:
-        """Gives a copy of an op a channel of its own where it has one; ids count what they did."""
+        """Gives a copied op its own channel if it has one; the ids keep their meaning."""
         if channel_number(copy) <= 0 or copy.name in _PAIRED:
             return
         channel_type = bindings.ChannelHandle(copy.attributes[_HANDLE]).channel_type

@@ -1,15 +1,15 @@
-"""Small integers by device: what tables, device ids and counters come to on each of them.
+"""Evaluates small integer tensors before the run: tables, device ids and counters, by device.
 
-An array has a leading dimension of rows, of size 1 where they all hold the same; the other
-dimensions are the tensor's. A row is a device's value, or that of one iteration of a loop: all that
-evaluates integers before the run (`device_values`, `loop_values`, `uniformity`, `demand`) asks here
-what one op makes of them. Arithmetic is the dialect's (`integer_arithmetic`); what is added here is
-how ops move elements about.
+An array has a leading dimension of rows, of size 1 if all rows are the same. The other dimensions
+are the tensor's. A row is the value on one device, or in one iteration of a loop. All analyses that
+evaluate integers before the run (`device_values`, `loop_values`, `uniformity`, `demand`) apply ops
+by the functions of this module. Arithmetic is the dialect's (`integer_arithmetic`); this module
+adds the ops that move elements.
 
-Known is what follows from constants and from `partition_id` and `replica_id`: through arithmetic
-and lookups in tables, calls, arguments that all callers agree on, carries that a loop hands on as
-they came, and the edges of manual computations. Everything is computed for all devices at once.
-`folded` asks less: what a compiler knows of constants, and of what identities make one.
+Values are known if they follow from constants, `partition_id` and `replica_id`. They are followed
+through arithmetic, table lookups, calls, arguments that are the same in all calls, invariant
+carries and the edges of manual computations. Everything is computed for all devices at once.
+`folded` knows less: only what a compiler finds from constants and identities.
 """
 
 from __future__ import annotations
@@ -84,11 +84,11 @@ from stablehlo_tools.ir.while_loop import is_invariant
 
 Values = NDArray[Any]
 
-_MOST_SLICES = 256  # of a gather, all rows together
+_MOST_SLICES = 256  # of a gather, in all rows
 
 
 def element_dtype(type_: ir.Type) -> np.dtype[Any] | None:
-    """The NumPy type of a tensor's elements: booleans and whole-byte integers only."""
+    """Returns the NumPy type of a tensor of booleans or whole-byte integers; None for others."""
     if not isinstance(type_, ir.RankedTensorType) or not type_.has_static_shape:
         return None
     element = type_.element_type
@@ -103,7 +103,7 @@ def has_few_integers(type_: ir.Type, most: int) -> bool:
 
 
 def clamped_starts(starts: Values, size: int, extent: int) -> Values:
-    """Where slices of `size` out of a dimension of `extent` begin, as StableHLO clamps it."""
+    """Returns starts of slices of `size` in a dimension of `extent`, clamped as in StableHLO."""
     last = extent - size
     if starts.dtype.kind == "u":
         return np.minimum(starts.astype(np.uint64), np.uint64(last)).astype(np.int64)
@@ -113,10 +113,10 @@ def clamped_starts(starts: Values, size: int, extent: int) -> Values:
 def apply(
     op: ir.Operation, operands: Sequence[Values], undefined: Undefined = Undefined.UNKNOWN
 ) -> Values | None:
-    """The result of an op with one result; None for ops and cases that are not understood."""
+    """Returns the result of an op with one result; None for ops that are not understood."""
     name = op.name
     if name in integer_arithmetic.COMPUTED:
-        rank = max(operand.ndim for operand in operands)  # scalars may stand beside tensors
+        rank = max(operand.ndim for operand in operands)  # scalars may be mixed with tensors
         sides = [
             x.reshape(x.shape[0], *[1] * (rank - 1)) if x.ndim == 1 < rank else x for x in operands
         ]
@@ -126,9 +126,9 @@ def apply(
 
 
 def evaluated(op: ir.Operation, operands: Iterable[Values | None]) -> Values | None:
-    """The result of an op of COMPUTED, in its NumPy type; None where an operand is not known.
+    """Returns the result of an op of COMPUTED, in its NumPy type; None if an operand is unknown.
 
-    The operands are asked for in order, and no more of them than are known.
+    The operands are read in order, up to the first unknown one.
     """
     known: list[Values] = []
     for operand in operands:
@@ -140,8 +140,10 @@ def evaluated(op: ir.Operation, operands: Iterable[Values | None]) -> Values | N
 
 
 def chosen_regions(branch: ir.Operation, index: Values) -> Values:
-    """The region of an `if` or `case` that each integer of its operand selects; the last one of a
-    `case` for numbers of no region."""
+    """Returns the region of an `if` or `case` that each integer selects.
+
+    For a `case`, that is the last region if the integer is out of range.
+    """
     if branch.name == IF:
         return np.where(index, 0, 1)
     last = len(branch.regions) - 1
@@ -149,14 +151,14 @@ def chosen_regions(branch: ir.Operation, index: Values) -> Values:
 
 
 def scalar_rows(numbers: Sequence[int], type_: ir.Type) -> Values:
-    """An integer scalar of any width in each row, as `scalar_result` takes it."""
+    """Returns rows of an integer scalar of any width, in the form that `scalar_result` reads."""
     return np.array(numbers, element_dtype(type_) or np.int64)
 
 
 def scalar_result(op: ir.Operation, rows: Sequence[Values]) -> Values | None:
-    """What an op of SCALAR_OPS makes of integer scalars of any width; None for another op.
+    """Returns the result of an op of SCALAR_OPS on integer scalars of any width; None for others.
 
-    Divisions are taken to be XLA's.
+    Undefined divisions give XLA's results.
     """
     type_ = op.results[0].type
     if op.name not in SCALAR_OPS or not is_integer_scalar(type_):
@@ -167,7 +169,7 @@ def scalar_result(op: ir.Operation, rows: Sequence[Values]) -> Values | None:
     dtype = element_dtype(type_)
     if dtype is not None:
         return result.astype(dtype, copy=False)
-    low, high = integer_range(type_)  # of 2 or 4 bits, which NumPy has no type for
+    low, high = integer_range(type_)  # 2 or 4 bits, which NumPy has no type for
     return (result.astype(np.int64) - low) % (high - low + 1) + low
 
 
@@ -244,7 +246,7 @@ def _dynamic_slice(op: ir.Operation, x: Values, *starts: Values) -> Values:
 
 
 def _gather(op: ir.Operation, table: Values, indices: Values) -> Values | None:
-    """None for many slices, and for batching dimensions."""
+    """Returns None for many slices, and for batching dimensions."""
     numbers = bindings.GatherDimensionNumbers(op.attributes["dimension_numbers"])
     if len(numbers.operand_batching_dims):
         return None
@@ -301,8 +303,8 @@ _MOVES: dict[str, Callable[..., Values | None]] = {
 
 COMPUTED = integer_arithmetic.COMPUTED | frozenset(_MOVES)
 
-# Of the scalars that loops count and index with. These alone have ever been followed there: with
-# more of them more loops would be understood, and programs come out otherwise.
+# The ops on scalars that loops count and index with. The set is kept small on purpose: with more
+# ops, more loops would be understood, and the output of the passes would change.
 _HANDING_ON = frozenset({BROADCAST, CONVERT, RESHAPE, SHARDING_CONSTRAINT})
 SCALAR_OPS = (
     (integer_arithmetic.COMPUTED | _HANDING_ON | {COMPARE})
@@ -311,14 +313,14 @@ SCALAR_OPS = (
 )
 
 
-_LARGEST = 1 << 16  # elements of a tensor that is looked at
+_LARGEST = 1 << 16  # elements of a tensor that is evaluated
 _LARGEST_ON_ALL = 1 << 20  # the same, all devices together
-_MOST_NESTED = 8  # calls, each evaluated by itself
+_MOST_NESTED = 8  # calls, each evaluated separately
 _DEEPEST = 100  # ops in a row, so that Python's stack suffices
 
 
 class _Call:
-    """A call whose callee is evaluated with the arguments of just this call."""
+    """A call whose callee is evaluated with the arguments of only this call."""
 
     def __init__(self, op: ir.Operation | None, around: _Call | None) -> None:
         self.op = op
@@ -331,9 +333,9 @@ class _Call:
 class DeviceValues:
     """Evaluates integer tensors for all devices of a module; valid until the module changes.
 
-    Arrays have a leading dimension for the devices, in flattened ids (`replica_id *
-    num_partitions + partition_id`), or of size 1 for values that are the same on all. `given` are
-    values that are known otherwise, as in one iteration of a loop.
+    Arrays have a leading dimension for the devices, in flattened ids (`replica_id * num_partitions
+    + partition_id`), or of size 1 for values that are the same on all. `given` are values that the
+    caller knows, for example in one iteration of a loop.
     """
 
     def __init__(
@@ -349,11 +351,11 @@ class DeviceValues:
         self.functions = functions_by_name(module)
 
     def of(self, value: ir.Value) -> Values | None:
-        """The tensor on every device: an array of shape (devices or 1, ...); None if unknown."""
+        """Returns the tensor on every device, of shape (devices or 1, ...); None if unknown."""
         return self._of(value, self.root, _DEEPEST)
 
     def scalar(self, value: ir.Value) -> Values | None:
-        """The integer on every device: an array of shape (devices,); None if unknown."""
+        """Returns the integer on every device: an array of shape (devices,); None if unknown."""
         known = self.of(value)
         if known is None or known.ndim != 1:
             return None
@@ -362,7 +364,7 @@ class DeviceValues:
     def _of(self, value: ir.Value, call: _Call, depth: int) -> Values | None:
         if value in call.known:
             return call.known[value]
-        call.known[value] = None  # a recursive function asks for it again
+        call.known[value] = None  # ends the evaluation of recursive functions
         is_read = depth and has_few_integers(value.type, _LARGEST)
         known = self._computed(value, call, depth - 1) if is_read else None
         if known is not None and known.size > _LARGEST_ON_ALL:
@@ -411,13 +413,13 @@ class DeviceValues:
         return self._agreed(op, position, depth)
 
     def _carry(self, loop: ir.Operation, position: int, call: _Call, depth: int) -> Values | None:
-        """What a loop carries, if its body hands it on as it came."""
+        """Returns a loop's carry; None unless it is invariant."""
         if not is_invariant(loop, position):
             return None
         return self._of(loop.operands[position], call, depth)
 
     def _agreed(self, function: ir.Operation, position: int, depth: int) -> Values | None:
-        """An argument of a private function, where all calls of it pass the same."""
+        """Returns an argument of a private function; None unless all calls pass the same value."""
         callers = self._callers.get(symbol_name(function), [])
         if is_public(function) or not callers:
             return None
@@ -429,7 +431,7 @@ class DeviceValues:
 
     @cached_property
     def _callers(self) -> dict[str, list[ir.Operation]]:
-        """The calls of each function; none for one that is referred to in another way too."""
+        """The calls of each function; a function with other references has none."""
         calls: dict[str, list[ir.Operation]] = {}
         otherwise: set[str] = set()
 
@@ -447,7 +449,7 @@ class DeviceValues:
         return {name: ops for name, ops in calls.items() if name not in otherwise}
 
     def _entering(self, op: ir.Operation, position: int, call: _Call, depth: int) -> Values | None:
-        """A device's shard of an operand of a manual computation."""
+        """Returns a device's shard of an operand of a manual computation."""
         whole = self._of(op.operands[position], call, depth)
         sharding = sharding_per_value(op.attributes["in_shardings"])[position]
         dimensions = [refs for refs, _ in dimension_axes(sharding)]
@@ -467,7 +469,7 @@ class DeviceValues:
         return shard
 
     def _leaving(self, op: ir.Operation, position: int, call: _Call, depth: int) -> Values | None:
-        """A result that every device of a manual computation holds whole, and all alike."""
+        """Returns a result of a manual computation that is whole and the same on all devices."""
         sharding = sharding_per_value(op.attributes["out_shardings"])[position]
         manual = manual_axes(op)
         mesh = self._mesh(sharding)
@@ -487,7 +489,7 @@ class DeviceValues:
 
 
 def _sharded(whole: Values, dimension: int, groups: Sequence[Sequence[int]]) -> Values | None:
-    """Cuts a dimension into equal parts, the n-th for the n-th member of each group."""
+    """Divides a dimension into equal parts, the n-th for the n-th member of each group."""
     parts, devices = len(groups[0]), sum(len(group) for group in groups)
     if whole.shape[dimension] % parts:
         return None
@@ -502,12 +504,12 @@ def _sharded(whole: Values, dimension: int, groups: Sequence[Sequence[int]]) -> 
 
 
 _DEEPEST_FOLDED = 16  # ops from a value to its constants
-_MOST_FOLDED = 64  # ops looked at, for one value
-_RIGHT = frozenset({"power", "remainder"})  # only the operand on the right decides
+_MOST_FOLDED = 64  # ops visited, for one value
+_RIGHT = frozenset({"power", "remainder"})  # only the right operand decides
 
 
 def folded(value: ir.Value) -> Values | None:
-    """The integers or booleans that a value surely is, in its shape; None where that is unknown."""
+    """Returns the integers or booleans that a value surely is, in its shape; None if unknown."""
     known = _Folding().of(value, 0)
     return None if known is None else known[0]
 
@@ -533,7 +535,7 @@ class _Folding:
         return evaluated(op, (self.of(operand, depth + 1) for operand in op.operands))
 
     def _decided(self, op: ir.Operation, dtype: np.dtype[Any], depth: int) -> int | None:
-        """The number that every element is, whatever some of the operands are."""
+        """Returns the number that all elements are, whatever some operands are; None if unknown."""
         name = op.name.removeprefix("stablehlo.")
         if name == "compare":
             one, other = op.operands

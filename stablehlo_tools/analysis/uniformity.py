@@ -1,12 +1,12 @@
-"""Which devices surely hold the same value, and the scalars that are known before the run.
+"""Finds the devices that surely hold the same value, and the scalars known before the run.
 
-A program without calls is evaluated once for all its devices. Of each value it keeps a class for
-each device: two devices of one class hold equal values. Constants, replicated arguments and global
-values (those outside of manual computations) are equal everywhere; `partition_id`, sharded
-arguments and what is computed from them differ as far as they are known to; the result of an
+A program without calls is evaluated once for all its devices. For each value, every device has a
+class: two devices of one class hold equal values. Constants, replicated arguments and global values
+(those outside of manual computations) are equal everywhere. `partition_id`, sharded arguments and
+values computed from them are assumed to differ, unless they are known to be equal. The result of an
 all_reduce or all_gather is equal within each replica group, and across groups whose inputs are
-equal. Small integer tensors that follow from constants and device ids are computed for each
-device: so devices that cut the same rows out of a table hold equal ones.
+equal. Small integer tensors that follow from constants and device ids are computed for each device,
+so devices that slice the same rows of a table hold equal ones.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ _LARGEST_ON_ALL = 1 << 18  # the same, all devices together
 
 @dataclass(frozen=True)
 class Variation:
-    """How a value differs over the devices: a class for each, and the values where known.
+    """The classes of a value on the devices, and its values if they are known.
 
-    `tensor` is that of a value of some dimensions, with a row for each device or one for all; a
-    scalar may have it, too.
+    `tensor` is the known value of a tensor, with a row for each device or one for all. A scalar may
+    have it, too.
     """
 
     classes: tuple[int, ...]
@@ -70,13 +70,13 @@ class Variation:
 
 
 def join(parts: Sequence[Variation]) -> tuple[int, ...]:
-    """The classes of something computed from all parts: equal where every part is equal."""
+    """Returns the classes of a value computed from all parts: equal if every part is equal."""
     distinct = list(dict.fromkeys(part.classes for part in parts))
     return distinct[0] if len(distinct) == 1 else number_classes(list(zip(*distinct, strict=True)))
 
 
 def number_classes(keys: Sequence[object]) -> tuple[int, ...]:
-    """Numbers equal keys alike, in order of first appearance."""
+    """Returns the same number for equal keys, in order of first appearance."""
     numbers: dict[object, int] = {}
     return tuple(numbers.setdefault(key, len(numbers)) for key in keys)
 
@@ -93,23 +93,24 @@ class Uniformity:
         self.anywhere = Variation(tuple(range(len(self.devices))))
         self.env: dict[ir.Value, Variation] = {}
         self.carries: dict[ir.Block, list[Variation]] = {}  # of a loop, by its body
-        # What decides branches and loops inside of loops, on each device in each iteration.
+        # The decisions of branches and loops inside loops, on each device in each iteration.
         self.iterations = IterationValues(
             len(self.devices), lambda value: _array(value.type, self.of(value))
         )
 
     def of(self, value: ir.Value) -> Variation:
-        """What is known of a value; of one never met, nothing."""
+        """Returns the variation of a value; an unseen one may differ everywhere."""
         return self.env.get(value, self.anywhere)
 
     def bind(self, values: Sequence[ir.Value], known: Sequence[Variation]) -> None:
-        """Sets what is known of some values."""
+        """Sets the variations of some values."""
         self.env.update(zip(values, known, strict=True))
 
     def bind_arguments(self, main: ir.Operation, is_per_device: bool, platform: int | None) -> None:
-        """Sets what is known of the program's arguments.
+        """Sets the variations of the program's arguments.
 
-        `is_per_device`: main is what one device runs. `platform`: the value of the platform index.
+        `is_per_device`: main is the program of one device. `platform`: the value of the platform
+        index.
         """
         listed = attributes_of_arguments(main)
         for position, argument in enumerate(Function(main).body.arguments):
@@ -120,7 +121,7 @@ class Uniformity:
                 self.env[argument] = Variation(self.everywhere.classes, values)
 
     def run(self, op: ir.Operation) -> None:
-        """Evaluates one op, its regions and callees included."""
+        """Evaluates one op, with its regions and callees."""
         name = op.name
         if name == WHILE:
             self._loop(op)
@@ -139,7 +140,7 @@ class Uniformity:
             self.bind(list(op.results), self._results(op))
 
     def block(self, block: ir.Block) -> list[Variation]:
-        """Evaluates a block; returns what is known of the values it ends with."""
+        """Evaluates a block, and returns the variations of its terminator's operands."""
         for op in block.operations:
             self.run(op.operation)
         return [self.of(value) for value in terminator(block).operands]
@@ -161,7 +162,8 @@ class Uniformity:
     def leave(self, computation: ir.Operation) -> None:
         """Binds the results of a computation: global values again after a manual one.
 
-        What is said to be replicated along an axis may differ all the same: nobody checks that.
+        A result may differ along an axis that its sharding declares replicated, because XLA does
+        not check.
         """
         ends = terminator(OneRegion(computation).body).operands
         inside = [self.of(value) for value in ends]
@@ -175,13 +177,13 @@ class Uniformity:
         self.bind(list(computation.results), inside)
 
     def choice(self, branch: ir.Operation) -> Variation:
-        """Which region of an `if` or `case` runs: its index where that is known."""
+        """Returns the variation of the region of an `if` or `case`, with its index if known."""
         known = self.of(branch.operands[0])
         indices = branch_indices(branch, known)
         return known if indices is None else Variation(number_classes(indices), indices)
 
     def trips(self, loop: ir.Operation) -> Variation:
-        """How often a loop that was evaluated runs: the values where the count is static."""
+        """Returns the variation of the trip count of an evaluated loop, with values if static."""
         counts = trip_count(loop, [self.of(value).values for value in loop.operands])
         if counts is not None:
             return Variation(number_classes(counts), counts)
@@ -195,9 +197,10 @@ class Uniformity:
             self.bind(list(region.blocks[0].arguments), known)
 
     def _argument(self, attributes: ir.DictAttr | None, is_per_device: bool) -> Variation:
-        """An argument of main: of a program for all devices, one global value for each replica.
+        """Returns the variation of an argument of main.
 
-        Of a program for one device, each device has its own, unless an attribute says replicated.
+        In a program for all devices, it is one global value for each replica. In a program for one
+        device, each device has its own value, unless an attribute says that it is replicated.
         """
         partitions = self.facts.grid.num_partitions
         same_replicas = attributes is not None and (
@@ -217,11 +220,11 @@ class Uniformity:
         return Variation(number_classes(keys))
 
     def _shard(self, known: Variation, mesh: str, axes: frozenset[str]) -> Variation:
-        """The shard of a value: equal where the coordinates on the axes are."""
+        """Returns the shard of a value: equal if the coordinates on the axes are."""
         if not axes:
             return known
         table = self.facts.meshes.get(mesh)
-        if table is None:  # written in line
+        if table is None:  # an inline mesh
             return self.anywhere
         others = [AxisRef(name) for name, _ in table.axes if name not in axes]
         groups = mesh_axes_groups(table, others) if others else tuple((d,) for d in self.devices)
@@ -253,7 +256,7 @@ class Uniformity:
         if name == "stablehlo.optimization_barrier":
             return [self.of(value) for value in op.operands]
         operands = [self.of(value) for value in op.operands]
-        operands += [  # and what the regions of a reduction or a sort read from outside
+        operands += [  # values that regions of a reduction or a sort read from outside
             self.of(value)
             for region in op.regions
             for block in region.blocks
@@ -269,7 +272,7 @@ class Uniformity:
         return [Variation(join(operands)) if tensor is None else self._of_tensor(tensor)] * count
 
     def _scalar(self, op: ir.Operation, operands: Sequence[Variation]) -> Values | None:
-        """The values of an integer scalar on each device, if they can be computed."""
+        """Returns the values of an integer scalar on each device; None if not computable."""
         if op.name not in SCALAR_OPS or any(part.values is None for part in operands):
             return None
         rows = [
@@ -279,7 +282,7 @@ class Uniformity:
         return scalar_result(op, rows)
 
     def _tensor(self, op: ir.Operation, operands: Sequence[Variation]) -> Values | None:
-        """A small integer tensor on each device, if it can be computed."""
+        """Returns a small integer tensor on each device; None if it cannot be computed."""
         if not has_few_integers(op.results[0].type, _LARGEST):
             return None
         pairs = zip(op.operands, operands, strict=True)
@@ -287,7 +290,7 @@ class Uniformity:
         return None if tensor is None or tensor.size > _LARGEST_ON_ALL else tensor
 
     def _of_tensor(self, tensor: Values) -> Variation:
-        """A computed tensor: equal on devices whose rows are; a scalar's values beside it."""
+        """Returns the variation of a computed tensor: equal on devices with equal rows."""
         rows = np.broadcast_to(tensor, (len(self.devices), *tensor.shape[1:]))
         if tensor.ndim == 1:
             values = tuple(map(int, rows.tolist()))
@@ -302,7 +305,7 @@ class Uniformity:
         if groups is None or not tensors:
             return self.anywhere
         inputs = join(tensors)
-        keys: list[object] = list(self.devices)  # a device outside of every group: its own
+        keys: list[object] = list(self.devices)  # a device outside of every group has its own key
         if collective.kind == "collective_permute":
             source = {target: origin for origin, target in groups}
             for place, device in enumerate(self.devices):
@@ -337,7 +340,7 @@ class Uniformity:
         return Variation(number_classes(keys))
 
     def _loop(self, op: ir.Operation) -> None:
-        """Joins what enters an iteration with what leaves it until nothing changes."""
+        """Joins the values that enter and leave an iteration, to a fixed point."""
         condition, body = (region.blocks[0] for region in op.regions)
         ends = terminator(body).operands
         initial = [self.of(value) for value in op.operands]
@@ -365,7 +368,7 @@ class Uniformity:
 
 
 def _array(type_: ir.Type, known: Variation) -> Values | None:
-    """What is known of an operand as an array with a row for each device, or one for all."""
+    """Returns an operand as an array with a row for each device or one for all, if known."""
     if known.values is None:
         return known.tensor
     dtype = element_dtype(type_)
@@ -375,7 +378,7 @@ def _array(type_: ir.Type, known: Variation) -> Values | None:
 
 
 def branch_indices(op: ir.Operation, choice: Variation) -> tuple[int, ...] | None:
-    """Which region each device runs, where that is known."""
+    """Returns the region that each device runs; None if it is unknown."""
     if choice.values is None:
         return None
     return tuple(map(int, chosen_regions(op, np.array(choice.values))))

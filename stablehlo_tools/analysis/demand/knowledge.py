@@ -1,12 +1,12 @@
-"""What is known before the run of each value, on every device, iteration by iteration.
+"""Evaluates each value before the run, on every device, iteration by iteration.
 
-Known are integers that follow from constants, device ids and counters, and values that are zeros, a
-device or a place at a time. Both are evaluated forwards. Which values can be known at all is found
-first, once, so that an iteration costs only those: a loop's carry can be known if it can be before
-the loop and, that given, after each iteration.
+Two kinds of facts are evaluated, both forwards: integers that follow from constants, device ids and
+counters, and zeros, for each device or each place. The values that can be known at all are found
+first, once, so that an iteration evaluates only those. A loop's carry can be known if its initial
+value can, and if its next value can under that assumption.
 
-A permute of zeros moves nothing that its result would not be without it. What zeros are multiplied
-with may be NaN, so a product is zeros only if both factors are.
+A permute of zeros has no effect: devices that receive nothing have zeros, too. A product is zeros
+only if both factors are, because zero times NaN is NaN.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _MOVED = LAYOUT | ops_with(Trait.PIECE) - {GATHER}
 
 
 def is_splat(values: Values) -> bool:
-    """Whether a tensor is, on each device, one number all over, as can be told without looking."""
+    """Returns True if a tensor is one number on each device; it checks only shape and strides."""
     if values.size == len(values):
         return True
     parts = zip(values.strides[1:], values.shape[1:], strict=True)
@@ -64,17 +64,17 @@ def is_splat(values: Values) -> bool:
 
 
 def lone(values: Values) -> Values:
-    """The number that a splat is, for each device."""
+    """Returns the number of a splat, for each device."""
     return values[(slice(None), *[0] * (values.ndim - 1))]
 
 
 def spread(numbers: Values, shape: tuple[int, ...]) -> Values:
-    """A splat of one number for each device."""
+    """Returns a splat of one number for each device."""
     return np.broadcast_to(numbers.reshape(-1, *[1] * len(shape)), (len(numbers), *shape))
 
 
 def computed_splat(node: Node, operands: list[Values], shape: tuple[int, ...]) -> Values | None:
-    """What an op makes of splats, where that is a splat."""
+    """Returns the result of an op on splats; None if it is not a splat or unknown."""
     if node.name in _MOVED:
         return spread(lone(operands[0]), shape)
     if node.name not in ELEMENTWISE:
@@ -84,7 +84,7 @@ def computed_splat(node: Node, operands: list[Values], shape: tuple[int, ...]) -
 
 
 def converted(values: Values, dtype: np.dtype[Any] | None) -> Values:
-    """The values as another NumPy type; a view stays one."""
+    """Returns the values as another NumPy type; a view stays one."""
     if values.dtype == dtype or dtype is None:
         return values
     if not is_splat(values) or values.ndim == 1:
@@ -93,7 +93,7 @@ def converted(values: Values, dtype: np.dtype[Any] | None) -> Values:
 
 
 def updated(whole: Values, part: Values, starts: list[Values]) -> Values:
-    """What dynamic_update_slice makes of known tensors."""
+    """Returns the result of dynamic_update_slice on known tensors."""
     devices = max(len(array) for array in (whole, part, *starts))
     result = np.array(np.broadcast_to(whole, (devices, *whole.shape[1:])))
     begins = [
@@ -110,7 +110,10 @@ def updated(whole: Values, part: Values, starts: list[Values]) -> Values:
 
 
 def merged(chosen: Values | None, parts: list[Values | None], most: int) -> Values | None:
-    """The rows of the region that each device runs; None above `most` numbers a device."""
+    """Returns the rows of the region that each device runs.
+
+    None if a part is unknown, or if the parts have more than `most` numbers for each device.
+    """
     known = [part for part in parts if part is not None]
     if chosen is None or len(known) != len(parts):
         return None
@@ -119,14 +122,14 @@ def merged(chosen: Values | None, parts: list[Values | None], most: int) -> Valu
     return np.stack(known)[chosen, np.arange(len(chosen))]
 
 
-# Zeros of one operand are zeros of the result.
+# Zeros of one operand become zeros of the result.
 KEEPING = ops_with(Trait.ZERO_OF_ZERO) | {SHARDING_CONSTRAINT}
-# Zeros of all operands are zeros of the result.
+# Zeros of all operands become zeros of the result.
 JOINING = ops_with(Trait.ZERO_OF_ZEROS)
 
 
 def moved(zeros: Need, places: int, dim_map: DimMap | None) -> Need:
-    """Where a result is zeros that holds an operand's elements and no others."""
+    """Returns the places where a result is zeros that holds only the elements of one operand."""
     if dim_map is None:
         return np.broadcast_to(zeros.all(axis=1, keepdims=True), (len(zeros), places))
     if dim_map.is_whole:
@@ -137,7 +140,10 @@ def moved(zeros: Need, places: int, dim_map: DimMap | None) -> Need:
 
 
 def selected(predicate: Values | None, one: Need, other: Need, dimension: int | None) -> Need:
-    """Where the result of a select is zeros. Of a predicate that is unknown either side may be."""
+    """Returns the places where the result of a select is zeros.
+
+    If the predicate is unknown, both sides must be zeros.
+    """
     if predicate is None:
         return one & other
     if is_splat(predicate):
@@ -147,7 +153,7 @@ def selected(predicate: Values | None, one: Need, other: Need, dimension: int | 
 
 
 def taken(predicate: Values, wanted: bool, dimension: int | None) -> Need:
-    """By device and place: whether a known predicate has a wanted value at any element."""
+    """Returns, by device and place, if a known predicate has a wanted value at any element."""
     if is_splat(predicate):
         return (lone(predicate) == wanted)[:, None]
     mask = predicate == wanted
@@ -158,7 +164,7 @@ def taken(predicate: Values, wanted: bool, dimension: int | None) -> Need:
 
 
 def window(access: Access, index: Values, extent: int) -> Need:
-    """The places that an access touches on each device; `index` has one number for each."""
+    """Returns the places that an access touches on each device; `index` has one number for each."""
     places = np.arange(extent)
     starts = index.reshape(len(index))
     if access.clamps:
@@ -171,9 +177,9 @@ Rule = Callable[[], Need | None]
 
 
 class ZeroTracking:
-    """`now[n]` says where value n is zeros; None where that is known nowhere.
+    """Tracks zeros: `now[n]` says where value n is zeros; None if no place is known to be.
 
-    `known` gives the known integers of a value, with a row for each device.
+    `known` returns the known integers of a value, with a row for each device.
     """
 
     def __init__(self, program: Program, known: Callable[[int], Values | None]) -> None:
@@ -186,7 +192,7 @@ class ZeroTracking:
         self._rules: dict[Node, Rule] = {}
 
     def start(self, node: Node) -> bool:
-        """Notes a constant of zeros, none of them negative; whether it is one."""
+        """Notes a constant of positive zeros, and returns True if it is one."""
         number = splat_of(node.op.results[0])
         if number is None:
             return False
@@ -198,12 +204,12 @@ class ZeroTracking:
         return True
 
     def may_be(self, node: Node, unknown: Set[int]) -> bool:
-        """Whether a result may be known to be zeros, given the values that may not."""
+        """Returns True if a result may be known to be zeros, given the values that may not."""
         if self._outside and self._program.computation(node) is None:
             return False
         known = [operand not in unknown for operand in node.operands]
         if node.name == COLLECTIVE_PERMUTE:
-            return True  # on devices that are no target
+            return True  # on devices that are not a target
         if node.name in (SELECT, DYNAMIC_UPDATE_SLICE):
             return any(known)
         if node.name in KEEPING or node.name == DYNAMIC_SLICE:
@@ -211,14 +217,14 @@ class ZeroTracking:
         return (node.name in JOINING or node.name == PAD) and all(known)
 
     def evaluate(self, node: Node) -> None:
-        """Brings the result of an op up to date."""
+        """Updates the result of an op."""
         if node not in self._rules:
             self._rules[node] = self._rule(node)
         zeros = self._rules[node]()
         self.now[node.results[0]] = zeros if zeros is not None and zeros.any() else None
 
     def merge(self, node: Node, chosen: Values | None) -> None:
-        """Brings the results of an `if` or `case` up to date."""
+        """Updates the results of an `if` or `case`."""
         for result, returned in handed_on(node):
             parts = [self.handed(end, result) for end in returned]
             if chosen is None:
@@ -228,7 +234,7 @@ class ZeroTracking:
             self.now[result] = zeros if zeros.any() else None
 
     def handed(self, value: int, to: int) -> Need:
-        """Where a value is zeros, by the places of one that takes it over."""
+        """Returns the places where a value is zeros, as places of the value that receives it."""
         zero = self._of(value)
         if self._tracked.alike(value, to):
             return zero
@@ -278,7 +284,7 @@ class ZeroTracking:
         )
 
     def _permute(self, node: Node) -> Rule:
-        """Zeros where no device sends, or one that holds zeros."""
+        """Returns zeros on targets of a device with zeros, and on devices that are not a target."""
         collective = self._program.communication(node)
         groups = self._program.facts.groups(collective) if collective is not None else None
         if groups is None:
@@ -319,11 +325,11 @@ class ZeroTracking:
 
 
 class Marking:
-    """Which values can be known: all but those that an op makes of what cannot.
+    """The values that can be known: all except those that depend on unknown ones.
 
-    `given` are known from the start. `plain` says, of the result of an op with one, whether it can
-    be known, given the values that cannot; `partly`, whether a branch's result may be known when
-    not all regions' are. Of a loop that is not walked only what it leaves alone can be.
+    `given` are known from the start. `plain` returns True if the result of an op with one result
+    can be known, given the unknown values. `partly` is True if a branch's result can be known when
+    only some regions' are. Only the invariant carries of a loop that is not walked can be known.
     """
 
     def __init__(
@@ -342,8 +348,10 @@ class Marking:
         self._unknown: Set[int] = frozenset()
 
     def mark(self) -> None:
-        """Finds the most values that can be known together: what cannot spreads, loops included,
-        until nothing more is lost."""
+        """Finds the largest set of values that can be known.
+
+        It spreads from the unknown values, also through loops, to a fixed point.
+        """
         start = dict.fromkeys(self._program.root.arguments, True)
 
         def lose(node: Node, unknown: Mapping[int, bool]) -> Iterator[tuple[int, bool]]:
@@ -353,18 +361,18 @@ class Marking:
         self._unknown = solve(self._program, start, lose, everywhere=True).keys()
 
     def can(self, number: int) -> bool:
-        """Whether a value can be known."""
+        """Returns True if a value can be known."""
         return number not in self._unknown
 
     def lists(self, node: Node) -> bool:
-        """Whether an op is to be evaluated in each iteration."""
+        """Returns True if an op must be evaluated in each iteration."""
         return any(map(self.can, node.results)) or any(
             any(map(self.can, body.returned)) or any(map(self.lists, body.nodes))
             for body in node.bodies
         )
 
     def _lost_of(self, node: Node, unknown: Set[int]) -> Iterable[int]:
-        """The values of an op that cannot be known, given those that cannot."""
+        """Yields the values of an op that cannot be known, given those that cannot."""
         if node.name == WHILE:
             is_walked = node in self._walked
             for carry in carries(node):
@@ -391,24 +399,24 @@ _LARGEST = 1 << 12  # elements of a tensor that is computed in full
 
 
 class TooMuchWorkError(Exception):
-    """The analysis would take longer than it may."""
+    """The analysis would exceed its budget."""
 
 
 class Budget:
-    """How many steps may still be taken, and how many iterations of all loops together."""
+    """The steps that remain, and the iterations that remain of all loops together."""
 
     def __init__(self, steps: int, iterations: int) -> None:
         self.left = steps
         self.iterations = iterations
 
     def spend(self, steps: int) -> None:
-        """Raises TooMuchWorkError where that is more than there is left."""
+        """Spends steps. Raises TooMuchWorkError if that is more than remains."""
         self.left -= steps
         if self.left < 0:
             raise TooMuchWorkError
 
     def iterate(self, steps: int) -> None:
-        """Spends the steps of one iteration, and the iteration."""
+        """Spends an iteration and its steps. Raises TooMuchWorkError if too few remain."""
         self.iterations -= 1
         if self.iterations < 0:
             raise TooMuchWorkError
@@ -416,11 +424,10 @@ class Budget:
 
 
 class Knowledge:
-    """What is known of each value now; `forward` brings the values of a block up to date.
+    """The current knowledge of each value; `forward` updates the values of a block.
 
-    `walked` are the numbers of the loops that are followed, `histories` what each of them carried
-    into its iterations when it last ran; None where nobody knows how often it does. `endless` are
-    those that never end.
+    `walked` are the loops that are followed. `histories` has the carries before each iteration of
+    their last run; None if the trip count is unknown. `endless` are the loops that never end.
     """
 
     def __init__(self, program: Program, walked: Set[Node], budget: Budget) -> None:
@@ -475,21 +482,23 @@ class Knowledge:
                     self.zeros.evaluate(node)
 
     def enter(self, body: Body, carries: Carries) -> None:
-        """Brings a loop's body up to date in one iteration."""
+        """Updates a loop's body in one iteration."""
         self._budget.spend(len(self._listed(body)))
         self._bind(body.arguments, carries)
         self.forward(body)
 
     def of_devices(self, value: int) -> Values | None:
-        """What is known now of an integer tensor, a row for each device by its flattened id; None
-        where nothing is. (`now` holds a single row where all devices have the same.)"""
+        """Returns the known value of an integer tensor, a row for each device by its flattened id.
+
+        None if it is unknown. (`now` holds a single row if all devices have the same value.)
+        """
         known = self.now[value]
         if known is None or len(known) == self._devices:
             return known
         return np.broadcast_to(known, (self._devices, *known.shape[1:]))
 
     def regions_run(self, branch: Node) -> Values | None:
-        """The region of an `if` or `case` that each device runs; None where that is not known."""
+        """Returns the region of an `if` or `case` that each device runs; None if it is unknown."""
         index = self.of_devices(branch.operands[0])
         return None if index is None or index.ndim != 1 else chosen_regions(branch.op, index)
 
@@ -500,7 +509,7 @@ class Knowledge:
         return is_computed and unknown.isdisjoint(node.operands)
 
     def _listed(self, code: Body) -> list[tuple[Node, bool, bool]]:
-        """The steps of a block to evaluate: whether for integers, whether for zeros."""
+        """Returns the ops of a block to evaluate, each with flags for integers and for zeros."""
         if code not in self._lists:
             evaluated = [n for n in code.nodes if n.name not in _CONSTANTS | DEVICE_IDS | {LEAVE}]
             marks = [(n, self._integers.lists(n), self._zero.lists(n)) for n in evaluated]
@@ -516,14 +525,14 @@ class Knowledge:
             self.zeros.now[number] = zero
 
     def _handed(self, numbers: Sequence[int], to: Sequence[int]) -> Carries:
-        """What is known of values, by the places of those that take them over."""
+        """Returns the knowledge of values, in the places of the values that receive them."""
         return [
             (self.now[n], None if self.zeros.now[n] is None else self.zeros.handed(n, taker))
             for n, taker in zip(numbers, to, strict=True)
         ]
 
     def _simulated(self, loop: Node) -> list[Carries] | None:
-        """What a loop carries into each iteration; None if nobody knows how often it runs.
+        """Returns the carries before each iteration of a loop; None if its trip count is unknown.
 
         The operands must be up to date.
         """
@@ -546,7 +555,7 @@ class Knowledge:
                 or (one is not None and other is not None and np.array_equal(one, other))
                 for (one, _), (other, _) in zip(history[-1], carries, strict=True)
             ):
-                self.endless.add(loop)  # what goes on once goes on for ever
+                self.endless.add(loop)  # equal carries: it never ends
                 return None
             history.append(carries)
             self._budget.iterate(steps)
@@ -575,7 +584,7 @@ class Knowledge:
         return None if result is None else converted(result, dtype)
 
     def _start(self, node: Node, outside: DeviceValues) -> None:
-        """What is known all along: constants, ids, and what crosses a manual computation."""
+        """Notes values known from the start: constants, ids, and edges of manual computations."""
         if node.name == CONSTANT and self.zeros.start(node):
             self._zero.given.add(node.results[0])
         if node.name in _CONSTANTS:

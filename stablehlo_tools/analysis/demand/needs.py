@@ -1,15 +1,14 @@
-"""What is needed of each value on each device, from the outputs of a program backwards.
+"""Finds the needs of each value on each device, from the outputs of a program backwards.
 
-`Rules` says what an op needs of its operands for what is needed of its results: a rule is made once
-for each node and used in every iteration. Where an op is not understood, all operands are needed on
-every device that needs any of its results, and on all devices if the op may communicate. Numbers
-that are known before the run need nothing.
+`Rules` makes the rule that maps the needs of an op's results to the needs of its operands. A rule
+is made once for each node and used in every iteration. If an op is not understood, all operands are
+needed on every device that needs any of its results, or on all devices if the op may communicate.
+Numbers that are known before the run need nothing.
 
-`Walk` goes backwards by these rules, loops iteration by iteration. What a loop's carry is needed
-for in one iteration is what the body's result is needed for in the iteration before: so a permute
-of garbage that only becomes other garbage is found not to be needed; to join all iterations, as a
-fixpoint would, finds every one needed. Every device's share of every output of the program counts
-as needed.
+`Walk` goes backwards by these rules, loops iteration by iteration. The need of a loop's carry in
+one iteration is the need of the body's result in the iteration before. So a permute of garbage that
+only becomes other garbage is found to be unneeded. A fixpoint would join all iterations, and find
+every permute needed. Every device's share of every output of the program counts as needed.
 """
 
 from __future__ import annotations
@@ -45,17 +44,17 @@ Rule = Callable[[Sequence[Need | None]], Needs]
 
 _GROUPED = short_names(ops_with(Trait.GROUPED))
 _LOCAL_DIALECTS = ("stablehlo.", "chlo.")
-_FREE_SIZE = 100_000  # devices times places that cost no more than few
+_FREE_SIZE = 100_000  # devices times places up to which the cost does not grow
 CHANGING = "its loop runs a different number of times for each iteration of a loop around it"
 UNKNOWN = "how often its loop runs is not known before the run, or differs by device"
 ENDLESS = "its loop never ends: what decides whether it goes on does not change"
 
 
 def exchange_rule(collective: Collective, facts: ModuleFacts) -> Callable[[Need], Need] | None:
-    """What the devices need of the operands; None for what is not understood.
+    """Returns the rule from the needs of results to those of operands; None if not understood.
 
-    A permute needs just the sources of the targets that need something; of the other collectives,
-    a group with one member that needs something needs all.
+    A permute needs only the sources of the targets that need something. For the other collectives,
+    all members of a group are needed if one of them needs something.
     """
     if collective.is_async:
         return None
@@ -85,7 +84,7 @@ def exchange_rule(collective: Collective, facts: ModuleFacts) -> Callable[[Need]
 
 
 class Rules:
-    """Makes the rules of a program's steps."""
+    """Makes the rules of a program's nodes."""
 
     def __init__(self, program: Program, knowledge: Knowledge) -> None:
         self._program = program
@@ -95,19 +94,19 @@ class Rules:
         self._devices = program.devices
 
     def places(self, value: int) -> int:
-        """How many columns a value's needs have."""
+        """Returns the number of columns of a value's needs."""
         return self._tracked.counts[value]
 
     def full(self, value: int) -> Need:
-        """A need of all of a value on all devices."""
+        """Returns the need of all of a value on all devices."""
         return np.broadcast_to(np.True_, (self._devices, self.places(value)))
 
     def has_effect(self, node: Node) -> bool:
-        """Whether an op runs whatever becomes of its results."""
+        """Returns True if an op runs even if its results are unused."""
         return node.name not in EDGES and self._effects.has_effect(node.op)
 
     def of(self, node: Node) -> Rule:
-        """The rule of a node that is no control flow."""
+        """Returns the rule of a node that is not control flow."""
         operands = node.inputs
         if self.has_effect(node):
             always = [(operand, self.full(operand)) for operand in operands]
@@ -139,13 +138,13 @@ class Rules:
         return self._on_devices(operands, together=not local)
 
     def handed(self, need: Need, source: int, target: int) -> Need:
-        """The need of a value that another one is in the next iteration, or outside of a region."""
+        """Returns the need of `target` if it becomes `source` in the next iteration or outside."""
         if self._tracked.alike(source, target):
             return need
         return self.carried(need, target, None)
 
     def carried(self, need: Need, target: int, dim_map: DimMap | None) -> Need:
-        """The need of operand `target` for that of the result."""
+        """Returns the need of operand `target`, given that of the result."""
         if dim_map is None:
             places = self.places(target)
             spread = need if need.shape[1] == 1 else need.any(axis=1, keepdims=True)
@@ -160,7 +159,7 @@ class Rules:
         return self._knowledge.now[value] is not None
 
     def _crossing(self, node: Node) -> Rule:
-        """Shards and global values: all places, unless two computations pass on what they hold."""
+        """Returns the rule of an edge: all places, unless two computations share the shard."""
         outer = self._program.around.get(node)
         above = self._program.levels.groups(outer) if node.name == ENTER else None
         types = self._program.types
@@ -183,7 +182,10 @@ class Rules:
         return rule
 
     def _on_devices(self, operands: Sequence[int], *, together: bool) -> Rule:
-        """All operands, where any result is needed: on that device, or on all `together`."""
+        """Returns a rule that needs all operands if any result is needed.
+
+        They are needed on the same device, or on all devices if `together`.
+        """
 
         def rule(needs: Sequence[Need | None]) -> Needs:
             rows = [need.any(axis=1, keepdims=True) for need in needs if need is not None]
@@ -230,7 +232,7 @@ class Rules:
         return rule
 
     def _select(self, node: Node) -> Rule:
-        """Only the side that is taken, where the predicate is known."""
+        """Returns a rule that needs only the chosen side, if the predicate is known."""
         predicate, one, other = node.operands
         whole = self._local(node)
         sides = [(one, self._tracked.dim_map(node, 1)), (other, self._tracked.dim_map(node, 2))]
@@ -252,7 +254,7 @@ class Rules:
         return rule
 
     def _access(self, node: Node, at: Access) -> Rule:
-        """A read or a write at a place: just that place, where it is known."""
+        """Returns the rule of a read or write: it needs only the accessed place, if known."""
         whole = self._local(node)
         extent = self.places(node.operands[0])
         reads = node.name in ("stablehlo.dynamic_slice", "stablehlo.gather")
@@ -284,7 +286,7 @@ class Rules:
 
 
 def _is_local(node: Node) -> bool:
-    """Whether an op computes on each device by itself, and does nothing else."""
+    """Returns True if an op computes on each device separately, and has no effect."""
     if node.name == "stablehlo.custom_call":
         return is_annotation(node.op)
     if node.name in CALLS:
@@ -294,8 +296,10 @@ def _is_local(node: Node) -> bool:
 
 @dataclass(eq=False)
 class Record:
-    """What is found out about one permute: by iteration and pair of devices, whether the target
-    needs what it receives, and by iteration, whether the permute runs.
+    """The findings about one permute.
+
+    `needed` says by iteration and pair of devices if the target needs what it receives. `executed`
+    says by iteration if the permute runs.
     """
 
     node: Node
@@ -307,10 +311,10 @@ class Record:
 
 
 class Walk:
-    """Fills in the records of permutes, by the number of their node.
+    """Fills in the records of permutes, by their nodes.
 
-    `countings` has the integers that a loop carries, the same on all devices: by position, one an
-    iteration.
+    `countings` has the carried integers of a loop that are the same on all devices: by position,
+    one for each iteration.
     """
 
     def __init__(
@@ -340,7 +344,7 @@ class Walk:
         self._iterations: list[int] = []
 
     def run(self) -> None:
-        """Raises TooMuchWorkError where the budget does not suffice."""
+        """Walks the program. Raises TooMuchWorkError if the budget does not suffice."""
         main = self._program.root
         self._knowledge.forward(main)
         for end in main.returned:
@@ -379,7 +383,7 @@ class Walk:
         self._need[value] = need if before is None else before | need
 
     def _take(self, value: int) -> Need | None:
-        """The need of a value, and no longer; what is zeros in any case needs nothing."""
+        """Returns the need of a value and clears it; places with zeros need nothing."""
         need, self._need[value] = self._need[value], None
         zeros = self._knowledge.zeros.now[value]
         return need if need is None or zeros is None else need & ~zeros
@@ -409,9 +413,9 @@ class Walk:
                 self._add(operand, shared(self._rules.handed(need, source, operand), groups))
 
     def _whole(self, loop: Node, needs: Sequence[Need | None]) -> None:
-        """A loop that is not walked: everything that goes in, where anything is needed.
+        """Adds the needs of a loop that is not walked: all inputs, if any result is needed.
 
-        How often it runs may depend on what nobody needs; it must end all the same.
+        Also if none is, when the trip count is unknown: the loop must end even then.
         """
         talks = self._communicates(loop)
         inside = [node for body in loop.bodies for node in body.nested()]
@@ -469,7 +473,7 @@ class Walk:
         )
 
     def _size(self, loop: Node, trips: int) -> None:
-        """Makes room for the permutes of a loop."""
+        """Allocates the records of a loop's permutes."""
         for record in self._records.values():
             if record.loop is not loop:
                 continue
@@ -480,7 +484,7 @@ class Walk:
                 record.reason = CHANGING
 
     def _count(self, loop: Node, history: Sequence[Carries]) -> None:
-        """Notes the carried integers that are the same on all devices, whenever the loop runs."""
+        """Notes the carried integers that are the same on all devices in every run of the loop."""
         counting: dict[int, list[int]] = {}
         for position in range(len(loop.operands)):
             series = [carries[position][0] for carries in history]

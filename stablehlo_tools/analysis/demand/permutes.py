@@ -1,9 +1,9 @@
-"""Which iterations of its loop each edge of a collective_permute is needed in.
+"""Finds the iterations of a loop in which each edge of a collective_permute is needed.
 
-An edge is needed in an iteration if an output of the program on some device may depend on what its
-target then receives. Multiplying by zero is no proof that it does not: zero times NaN is NaN. What
-`select`, `if`, `case`, reads and writes at known places leave out is; their predicates and places
-must follow from constants, device ids and counters.
+An edge is needed in an iteration if an output of the program on some device may depend on the value
+that its target then receives. Multiplication by zero proves nothing, because zero times NaN is NaN.
+Values that `select`, `if`, `case`, and reads and writes at known places leave out are not needed.
+Their predicates and places must follow from constants, device ids and counters.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from stablehlo_tools.dialect.names import WHILE
 from stablehlo_tools.dialect.traits import BRANCHES
 from stablehlo_tools.ir.walk import entry_function
 
-Ranges = tuple[tuple[int, int], ...]  # of iterations, first and last, sorted and apart
+Ranges = tuple[tuple[int, int], ...]  # of iterations, first and last, sorted and disjoint
 
 MOST_STEPS = 250_000  # ops evaluated, loops iteration by iteration
 MOST_ITERATIONS = 10_000  # of all loops together
@@ -45,7 +45,7 @@ _PERMUTE = "stablehlo.collective_permute"
 
 @dataclass(frozen=True)
 class Counter:
-    """Carry `position` of a loop is `start + step * n` in iteration n, on all devices."""
+    """A counter: carry `position` is `start + step * n` in iteration n, on all devices."""
 
     position: int
     start: int
@@ -54,11 +54,11 @@ class Counter:
 
 @dataclass(frozen=True)
 class PermuteDemand:
-    """What is known of one collective_permute in a loop.
+    """The demand on one collective_permute in a loop.
 
-    `pairs` are as the op has them; `needed[e]` are the iterations, counted from 0, that pair e is
-    needed in, and `executed` those that the op runs in. `reason` says why nothing is known where
-    that is so; then `needed` is empty.
+    `pairs` are the op's. `needed[e]` are the iterations, counted from 0, in which pair e is needed,
+    and `executed` those in which the op runs. If the demand is unknown, `reason` says why, and
+    `needed` is empty.
     """
 
     op: ir.Operation
@@ -72,10 +72,10 @@ class PermuteDemand:
 
 
 def permute_demand(module: ir.Module, facts: ModuleFacts) -> list[PermuteDemand]:
-    """The demand on every collective_permute in a loop of the entry function, in program order.
+    """Returns the demand on every collective_permute in a loop of the entry function.
 
-    An op in a function that is called several times is there once for each call; those in async
-    pairs are left out.
+    They are in program order. An op in a function that is called several times is listed once for
+    each call. Permutes in async pairs are left out.
     """
     program = Program(module, entry_function(module), facts)
     records = {
@@ -111,7 +111,7 @@ def permute_demand(module: ir.Module, facts: ModuleFacts) -> list[PermuteDemand]
 
 
 def ranges(iterations: Iterable[int]) -> Ranges:
-    """Sorted iterations as ranges."""
+    """Returns sorted iterations as ranges."""
     spans: list[tuple[int, int]] = []
     for n in iterations:
         if spans and spans[-1][1] == n - 1:
@@ -122,7 +122,7 @@ def ranges(iterations: Iterable[int]) -> Ranges:
 
 
 def _permutes(code: Body, loop: Node | None) -> list[tuple[Node, Node | None]]:
-    """The permutes, with the innermost loop around each."""
+    """Returns the permutes, with the innermost loop around each."""
     permutes: list[tuple[Node, Node | None]] = []
     for node in code.nodes:
         if node.name == _PERMUTE:
@@ -139,7 +139,7 @@ def _demand(record: Record, counting: Mapping[int, list[int]] | None) -> Permute
     if record.reason:
         return PermuteDemand(op, loop, pairs, reason=record.reason)
     if record.needed is None or counting is None:
-        # Nobody needs what a branch around the loop does not run.
+        # A branch around the loop is not taken, so no device needs the permute.
         return PermuteDemand(op, loop, pairs, needed=((),) * len(pairs))
     trips = len(record.needed)
     copies = len(record.targets) // max(len(pairs), 1)  # of each pair, in other replicas
@@ -151,7 +151,7 @@ def _demand(record: Record, counting: Mapping[int, list[int]] | None) -> Permute
         steps = {after - before for before, after in pairwise(series)}
         if len(steps) == 1 and steps != {0}:
             counters.append(Counter(position, series[0], steps.pop()))
-    # The first carry that counts the iterations, steps of one before others.
+    # The first carry that counts iterations; a step of one is preferred.
     counter = min(counters, key=lambda counter: abs(counter.step) != 1, default=None)
     reason = COUNTERLESS if counter is None and trips > 1 else ""
     return PermuteDemand(op, loop, pairs, trips, needed, executed, counter, reason)

@@ -1,17 +1,17 @@
-"""The program as the demand analysis reads it: one graph, calls written out; which devices share a
-value, and along which dimension its places are told apart.
+"""Builds the program that the demand analysis reads: one graph with all calls inlined.
 
-A function that is called twice is read twice, so that each call has its own values. Arguments of
-callees are the operands themselves.
+It also finds the devices that share a value, and the dimension along which its places are tracked
+separately. A function that is called twice is read twice, so that each call has its own values.
+Arguments of callees are the operands themselves.
 
-Where some axes of the mesh are left to the partitioner, it moves data along them as it likes: what
-one device needs, all that differ from it along free axes only must have. Outside of every manual
-computation that holds for all devices.
+If some axes of the mesh are left to the partitioner, it moves data along them at will. What one
+device needs, all devices that differ from it only along these free axes must have. Outside of every
+manual computation, all devices must.
 
-Buffers are read and written place by place; from each such op the choice spreads to whatever holds
-the same places: carries, results of branches, shards, copies in other shapes. A value has at most
-one such dimension, the first that reaches it; of all others every part is taken to be needed when
-one is.
+Buffers are read and written place by place. From each such op, its dimension spreads to all values
+that hold the same places: carries, results of branches, shards, copies in other shapes. A value has
+at most one such dimension, the first that reaches it. In all other values, every part is assumed to
+be needed if one is.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ from stablehlo_tools.dialect.traits import BRANCHES, CALLS, COMPUTATIONS, ELEMEN
 from stablehlo_tools.ir.views import Combining, Function, ManualComputation, OneRegion
 from stablehlo_tools.ir.walk import callee_name, functions_by_name, terminator
 
-ENTER = "enter"  # a manual computation: global values become shards
+ENTER = "enter"  # the edge where global values become the shards of a manual computation
 LEAVE = "leave"
 EDGES = frozenset({ENTER, LEAVE})
-_DEEPEST = 60  # calls and regions in each other
-# What the buffers of pipelines go through. Of other results every place is taken to need all.
+_DEEPEST = 60  # nested calls and regions
+# Ops that buffers of pipelines pass through. All places of other results are assumed to need all.
 _FOLLOWED = (
     ELEMENTWISE
     | LAYOUT
@@ -76,17 +76,19 @@ _FOLLOWED = (
     }
 )
 _WHOLE = slice(None)
-LARGEST = 4096  # places along a dimension that is told apart
+LARGEST = 4096  # places along a tracked dimension
 
 
 class Program(Dataflow):
-    """An entry function and all that it calls. The edges of a manual computation are nodes of their
-    own; a call that cannot be followed (recursive, declared only) stays one op.
+    """An entry function and all that it calls.
 
-    `types[n]` is the type of value n: that of a shard for values that leave the outermost manual
-    computation. `around` has the manual computation that an op stands in, where it stands in one.
-    `crossings` has the shards that a computation takes as another left them, with the global value
-    in between; `kept` has them with the shard that the other computation gave.
+    The edges of a manual computation are separate nodes. A call that cannot be followed (recursive,
+    only declared) remains one op.
+
+    `types[n]` is the type of value n: the shard's type for results of the outermost manual
+    computation. `around` is the manual computation that contains an op. `crossings` maps the shards
+    that one computation receives unchanged from another to the global values in between, `kept`
+    maps them to the shards that the other computation returned.
     """
 
     def __init__(self, module: ir.Module, entry: ir.Operation, facts: ModuleFacts) -> None:
@@ -99,7 +101,7 @@ class Program(Dataflow):
         self.functions = functions_by_name(module)
         self._computation: ir.Operation | None = None
         self._depth = -1
-        self._left: dict[int, int] = {}  # what leaves a computation: its number outside, and inside
+        self._left: dict[int, int] = {}  # results of computations: outside number to inside
         self.root = self._body(Function(entry).body)
         self.types = [value.type for value in self.values]
         for outside, inside in self._left.items():
@@ -110,12 +112,12 @@ class Program(Dataflow):
 
     @property
     def is_global(self) -> bool:
-        """Whether what stands outside of manual computations is about all devices at once."""
+        """True if values outside of manual computations are global, of all devices together."""
         return any(node.name == ENTER for node in self.nodes)
 
     @cached_property
     def users(self) -> dict[int, list[Node]]:
-        """The ops that take a value; a shard that is kept, the computation that takes it again."""
+        """The ops that read each value; for a shard that is kept, also the next computation."""
         users = super().users
         for inside, end in self.kept.items():
             users.setdefault(end, []).append(self.maker[inside])
@@ -142,7 +144,7 @@ class Program(Dataflow):
     def _written_out(
         self, op: ir.Operation, block: ir.Block, scope: dict[ir.Value, int], nodes: list[Node]
     ) -> None:
-        """Reads a block in the place of an op; `scope` has the values in sight of the block."""
+        """Reads a block in place of an op; `scope` has the values that the block can see."""
         outside, operands = self.numbers, self._numbers(op.operands)
         scope.update(zip(block.arguments, operands, strict=True))
         self.numbers = scope
@@ -153,7 +155,7 @@ class Program(Dataflow):
         outside.update(zip(op.results, returned, strict=True))
 
     def _manual(self, op: ir.Operation, nodes: list[Node]) -> None:
-        """Writes a manual computation out, with nodes at its edges."""
+        """Inlines a manual computation, with nodes at its edges."""
         block, outer = ManualComputation(op).body, self._computation
         operands = self._numbers(op.operands)
         nodes.append(self._add(op, ENTER, operands, self._numbers(block.arguments)))
@@ -181,16 +183,16 @@ class Program(Dataflow):
         return node
 
     def computation(self, node: Node) -> ir.Operation | None:
-        """The manual computation that an op belongs to; an edge belongs to its own."""
+        """Returns the manual computation that contains an op; an edge belongs to its own."""
         return node.op if node.name in EDGES else self.around.get(node)
 
     def communication(self, node: Node) -> Collective | None:
-        """The collective that a node is."""
+        """Returns the collective of a node; None if it does not communicate."""
         return None if node.name in EDGES else self._classify(node.op)
 
     @cached_property
     def tracked(self) -> TrackedDims:
-        """The dimensions along which places are told apart."""
+        """The dimensions along which places are tracked separately."""
         return TrackedDims(self)
 
     @cached_property
@@ -199,14 +201,14 @@ class Program(Dataflow):
         return Levels(self)
 
     def groups(self, node: Node) -> Groups | None:
-        """Rows of devices that share what one of them needs around a node; None where each is on
-        its own."""
+        """Returns rows of devices that share needs around a node; None if each is independent."""
         return self.levels.groups(self.computation(node))
 
 
 def walked_loops(program: Program, code: Body, *, inside: bool = False) -> set[Node]:
-    """The loops of a block that are worth following iteration by iteration: the outermost, and
-    those in them that communicate.
+    """Returns the loops of a block that are worth following iteration by iteration.
+
+    These are the outermost, and inner ones that communicate.
     """
     loops: set[Node] = set()
     for node in code.nodes:
@@ -221,7 +223,7 @@ def walked_loops(program: Program, code: Body, *, inside: bool = False) -> set[N
 
 
 Groups = NDArray[Any]
-Need = NDArray[np.bool_]  # by device and place; one column where places are not told apart
+Need = NDArray[np.bool_]  # by device and place; one column if places are not tracked
 
 
 class Levels:
@@ -234,7 +236,7 @@ class Levels:
         self._known: dict[ir.Operation, Groups | None] = {}
 
     def groups(self, computation: ir.Operation | None) -> Groups | None:
-        """Rows of devices that share what one of them needs; None where each is on its own."""
+        """Returns rows of devices that share needs; None if each is independent."""
         if computation is None:
             return self._outside
         if computation not in self._known:
@@ -257,7 +259,7 @@ class Levels:
 
 
 def shared(need: Need, groups: Groups | None) -> Need:
-    """What each device needs, once all of a group need what one of it does."""
+    """Returns the need of each device after sharing: all of a group need what one of it needs."""
     if groups is None:
         return need
     spread = need.copy()
@@ -266,10 +268,10 @@ def shared(need: Need, groups: Groups | None) -> Need:
 
 
 def _crossings(program: Program, facts: ModuleFacts) -> dict[int, int]:
-    """The shards that one manual computation takes as another left them: inside to outside.
+    """Returns the shards that one manual computation receives unchanged from another.
 
-    A training step has one computation for each direction, and what the first saves for the second
-    goes through global values that nothing else is done with.
+    Maps the value inside to the global value outside. A training step has one computation for each
+    direction. The first passes residuals to the second through global values without other uses.
     """
     made: dict[int, tuple[Node, int]] = {}
     same: dict[int, int] = {}
@@ -291,7 +293,7 @@ def _crossings(program: Program, facts: ModuleFacts) -> dict[int, int]:
 
 
 def _form(node: Node, name: str, position: int, facts: ModuleFacts) -> tuple[object, ...]:
-    """How a value is divided among the devices."""
+    """Returns a key for how a value is divided among the devices."""
     sharding = sharding_per_value(node.op.attributes[name])[position]
     mesh = sharding_axes(sharding)[0]
     dimensions = tuple(str(d) for d in bindings.TensorShardingAttr(sharding).dimension_shardings)
@@ -307,9 +309,9 @@ _Links = dict[int, list[tuple[int, list[tuple[int, int]] | None]]]
 
 @dataclass(frozen=True)
 class DimMap:
-    """A dimension of an operand beside the dimension of the result that it becomes.
+    """A dimension of an operand, and the dimension of the result that it becomes.
 
-    The positions `results` of the one depend on just the positions `operands` of the other, one to
+    The positions `results` of the one depend only on the positions `operands` of the other, one to
     one.
     """
 
@@ -320,17 +322,16 @@ class DimMap:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all positions are kept, in order."""
+        """True if all positions are kept, in order."""
         return self.operands == _WHOLE and self.results == _WHOLE
 
 
 @dataclass(frozen=True)
 class Access:
-    """`size` places along `dimension` of operand 0, from an index that is operand `index` on.
+    """An access of `size` places along `dimension` of operand 0, from the index in operand `index`.
 
-    `clamps`: an index too large or small is moved inside; otherwise nothing happens there.
-    `overwrites`: a write that leaves nothing of what was there. `indices` are the operands that say
-    where.
+    `clamps`: an index out of bounds is clamped; otherwise the access does nothing there.
+    `overwrites`: a write that keeps nothing of the old values. `indices` are all index operands.
     """
 
     dimension: int
@@ -342,7 +343,7 @@ class Access:
 
 
 class TrackedDims:
-    """The dimension of each value along which its places are told apart, and how many there are."""
+    """The dimension of each value along which its places are tracked, and their number."""
 
     def __init__(self, program: Program) -> None:
         self.dimensions = _tracked_dims(program)
@@ -352,7 +353,7 @@ class TrackedDims:
         ]
 
     def dim_map(self, node: Node, position: int) -> DimMap | None:
-        """How the places of an operand become those of the result, where they are told apart."""
+        """Returns how places of an operand become those of the result; None if not one to one."""
         own = self.dimensions[node.operands[position]]
         others = self.dimensions[node.results[0]]
         for dim_map in dim_maps(node.op, position):
@@ -361,13 +362,13 @@ class TrackedDims:
         return None
 
     def access(self, node: Node) -> Access | None:
-        """The read or write of a node along the dimension of its buffer."""
+        """Returns the read or write of a node along the dimension of its buffer."""
         own = self.dimensions[node.operands[0]] if node.operands else None
         candidates = accesses(node.op) if own is not None else []
         return next((access for access in candidates if access.dimension == own), None)
 
     def alike(self, one: int, other: int) -> bool:
-        """Whether two values have the same places."""
+        """Returns True if two values have the same places."""
         return (self.dimensions[one], self.counts[one]) == (
             self.dimensions[other],
             self.counts[other],
@@ -375,13 +376,13 @@ class TrackedDims:
 
 
 def _tracked_dims(program: Program) -> list[int | None]:
-    """The dimension for each value, by number."""
+    """Returns the dimension for each value, by number."""
     links: _Links = defaultdict(list)
     seeds: list[tuple[int, int]] = []
     outermost = program.is_global
-    for node in program.root.nested():  # a loop before what stands in it
+    for node in program.root.nested():  # a loop before the ops in it
         if outermost and program.computation(node) is None:
-            continue  # a global value has no places that devices could hold
+            continue  # no device holds a place of a global value
         _link(node, links)
         if node.name not in EDGES:
             seeds += [(node.operands[0], access.dimension) for access in accesses(node.op)]
@@ -405,7 +406,7 @@ def _tracked_dims(program: Program) -> list[int | None]:
 
 
 def _tie(links: _Links, one: int, other: int) -> None:
-    """Two values of one shape."""
+    """Links two values of one shape."""
     links[one].append((other, None))
     links[other].append((one, None))
 
@@ -434,10 +435,10 @@ def _link(node: Node, links: _Links) -> None:
 
 
 def dim_maps(op: ir.Operation, position: int) -> list[DimMap]:
-    """The maps between an operand of an op and its only result; none where nothing is known."""
+    """Returns the maps between an operand of an op and its only result; none if unknown."""
     if len(op.results) != 1 or op.name not in _FOLLOWED:
         return []
-    if op.name == SCATTER and position:  # of a scatter, indices and updates go to any place
+    if op.name == SCATTER and position:  # indices and updates may affect any place
         return []
     relation = dimensions_of(op)
     if relation is None:
@@ -473,10 +474,10 @@ def _dim_map(op: ir.Operation, link: Link, shape: Sequence[int]) -> DimMap | Non
 
 
 def accesses(op: ir.Operation) -> list[Access]:
-    """Along each dimension of which the op touches a part; none where it is not understood.
+    """Returns an access along each dimension that the op touches a part of; none if unknown.
 
-    Of gathers and scatters only those at a single place are understood, as `x[i]` and
-    `x.at[i].set(y)` become; the others may touch anything.
+    Gathers and scatters are understood only at a single place, as jax exports `x[i]` and
+    `x.at[i].set(y)`. Others may touch anything.
     """
     rule = {
         DYNAMIC_SLICE: _slice,
@@ -526,11 +527,11 @@ def _scatter(op: ir.Operation, whole: Sequence[int]) -> list[Access]:
 
 
 def _windowed(window: Sequence[int], whole: Sequence[int]) -> list[int]:
-    """The dimensions of which a slice or an update takes less than all."""
+    """Returns the dimensions along which a slice or an update does not cover all."""
     return [d for d, (part, size) in enumerate(zip(window, whole, strict=True)) if part != size]
 
 
 def _is_single(indices: ir.Value, mapped: Sequence[int]) -> bool:
-    """Whether the indices are one number, for one dimension."""
+    """Returns True if the indices are one number, for one dimension."""
     shape = static_shape(indices.type)
     return len(mapped) == 1 and shape is not None and all(size == 1 for size in shape)

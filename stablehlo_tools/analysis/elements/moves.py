@@ -1,7 +1,8 @@
-"""Ops that move elements and compute nothing: where each element of the result comes from.
+"""Finds where each element of a result comes from, for ops that only move elements.
 
-Indices and masks count where they are known before the run. What is not known leaves links out, so
-that links are never wrong, and operands in: `sources` are all that an element may come from.
+Indices and masks count if they are known before the run. If they are unknown, `links` leaves out
+some moves, so that links are never wrong. `sources` always has all operands that an element may
+come from.
 """
 
 from __future__ import annotations
@@ -45,17 +46,17 @@ from stablehlo_tools.dialect.names import (
 from stablehlo_tools.ir.views import Combining
 from stablehlo_tools.ir.walk import terminator
 
-_MOST_WINDOWS = 16  # of a gather or a scatter, that are told apart
+_MOST_WINDOWS = 16  # of a gather or a scatter, that are followed
 Links = list[tuple[int, Link]]
 
 
 @dataclass(frozen=True)
 class Moved:
-    """What becomes of the operands' elements.
+    """Says where the operands' elements go.
 
-    `links`: by the number of the operand. `sources`: operands that elements of the result may come
-    from. `kept`: those of which no element is lost. `left`: those of which some element is left,
-    nobody knows which. `steering`: indices that are not known.
+    `links`: moves by the number of the operand. `sources`: operands that elements of the result may
+    come from. `kept`: operands that lose no element. `left`: operands that keep some element,
+    unknown which. `steering`: indices that are not known.
     """
 
     links: tuple[tuple[int, Link], ...]
@@ -66,9 +67,7 @@ class Moved:
 
 
 def moves_of(op: ir.Operation) -> Moved | None:
-    """What an op does to the elements of its operands; None for one that computes, or of a shape
-    that is not known.
-    """
+    """Returns the moves of an op; None for ops that compute, and for unknown shapes."""
     rule = _RULES.get(op.name)
     if rule is None:
         return None
@@ -80,7 +79,7 @@ def moves_of(op: ir.Operation) -> Moved | None:
 
 
 def _moved(links: Links, kept: Iterable[int] = ()) -> Moved:
-    """By links that have, of each operand that elements may come from, at least one."""
+    """Returns moves by links, which must include one for each possible source."""
     return Moved(tuple(links), frozenset(i for i, _ in links), frozenset(kept))
 
 
@@ -93,7 +92,7 @@ def _reshape(_: ir.Operation, shapes: Sequence[Shape], result: Shape) -> Moved:
 
 
 def _related(op: ir.Operation, shapes: Sequence[Shape], result: Shape) -> Moved:
-    """All operands, each as the relation of the op's dimensions has it."""
+    """Returns the moves of all operands by the relation of the op's dimensions."""
     links: Links = []
     kept: list[int] = []
     for i, shape in enumerate(shapes):
@@ -106,7 +105,7 @@ def _related(op: ir.Operation, shapes: Sequence[Shape], result: Shape) -> Moved:
 
 
 def _pad(op: ir.Operation, shapes: Sequence[Shape], result: Shape) -> Moved:
-    """What no element of the operand becomes is filled."""
+    """Returns the moves of a pad: places without an element of the operand are filled."""
     operand, filling = shapes
     piece, links = related(op, 0, operand, result), Links()
     if piece is not None:
@@ -127,7 +126,7 @@ def _complex(_: ir.Operation, shapes: Sequence[Shape], result: Shape) -> Moved:
 
 
 def _part(position: int) -> _Rule:
-    """The real or the imaginary part; of a real number, itself or zero."""
+    """Returns the rule of the real or the imaginary part; of a real number, itself or zero."""
 
     def rule(_: ir.Operation, shapes: Sequence[Shape], result: Shape) -> Moved:
         if shapes[0] == result:
@@ -170,7 +169,7 @@ def _dynamic_slice(op: ir.Operation, shapes: Sequence[Shape], result: Shape) -> 
 
 
 def _starts(indices: Sequence[ir.Value], sizes: Sequence[int], whole: Shape) -> list[int | None]:
-    """Where a window begins along each dimension, clamped; None where that is not known."""
+    """Returns the clamped start of a window along each dimension; None if it is unknown."""
     starts: list[int | None] = []
     for index, size, extent in zip(indices, sizes, whole, strict=False):
         known = np.array(0) if size == extent else folded(index)
@@ -198,7 +197,7 @@ def _update(op: ir.Operation, shapes: Sequence[Shape], result: Shape) -> Moved:
 
 
 def _overwritten(links: Links, boxes: Sequence[Box], result: Shape, update: int) -> Moved:
-    """The operand, but for what lies in some boxes, which do not meet, beside an update."""
+    """Returns the moves of an update into some disjoint boxes; the operand has the rest."""
     rest = boxes_outside(result, boxes)
     written = sum(size_of(link.target) for _, link in links if isinstance(link, Piece))
     links = [*links, *((0, Piece(box, box, _same(len(result)))) for box in rest)]
@@ -232,7 +231,7 @@ def _gather(op: ir.Operation, shapes: Sequence[Shape], result: Shape) -> Moved |
 def _windows(
     indices: ir.Value, vector: int, dimensions: Sequence[int], rank: int
 ) -> list[tuple[tuple[int, ...], list[int]]] | None:
-    """The first windows, by their place in the batch: where each begins, as it is written."""
+    """Returns the first windows: their places in the batch, and their starts before clamping."""
     table = folded(indices)
     if table is None:
         return None
@@ -249,7 +248,7 @@ def _windows(
 
 
 def _scatter(op: ir.Operation, shapes: Sequence[Shape], result: Shape) -> Moved | None:
-    """One that overwrites; its indices may lie outside, where nothing is written."""
+    """Returns the moves of a scatter that overwrites; updates out of bounds are not written."""
     body = Combining(op).combiner
     returned = terminator(body).operands[0]
     if len(shapes) != 3 or returned not in list(body.arguments):
@@ -266,9 +265,10 @@ def _scatter(op: ir.Operation, shapes: Sequence[Shape], result: Shape) -> Moved 
 
 
 def scattered(op: ir.Operation, shapes: Sequence[Shape]) -> tuple[Links, list[Box]] | None:
-    """Where a scatter writes: a link for each of its updates, none of which meet, and the places.
+    """Returns a link for each update of a scatter, and the boxes that they write, which are
+    disjoint.
 
-    None where that is not known.
+    None if they are unknown, or not disjoint.
     """
     numbers = scatter_numbers(op)
     operand, _, updates = shapes
