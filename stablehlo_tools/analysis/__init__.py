@@ -1,1 +1,1 @@
-"""Read-only facts about a module; nothing here mutates it."""
+"""Read-only analyses of a module; they never change it."""

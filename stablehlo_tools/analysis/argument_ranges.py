@@ -1,7 +1,7 @@
-"""Finds which integer arguments are indices, and how large they may be; which decide what runs.
+"""Finds integer arguments that are indices, with their limits, and those that decide control flow.
 
 A label is compared with the positions of a dimension and must be below its size. Limits are found
-backwards from such ops, through what moves elements:
+backwards from such ops, through ops that move elements:
 
     %s = dynamic_slice %x, (convert %i), sizes = [4] : tensor<16xf32>    ==>  %i is below 16
 
@@ -52,7 +52,7 @@ from stablehlo_tools.ir.walk import (
     terminator,
 )
 
-# Which operands the elements of a result are; of all others in a table, those in all places.
+# The operands that a result's elements come from. For other ops in a table, all operands.
 _MOVED_FIRST = ops_with_any(Trait.LAYOUT | Trait.PIECE | Trait.EXCHANGE) | {
     CONVERT,
     CUSTOM_CALL,
@@ -71,8 +71,10 @@ _ANNOTATIONS = ("Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape")
 
 
 def index_limits(module: ir.Module) -> list[int]:
-    """For each argument of the entry function, the limit that its integers are below as indices; 0
-    if it is no index."""
+    """Returns the limit of each argument of the entry function; 0 if it is not an index.
+
+    As indices, its integers are below the limit.
+    """
     origins = Origins(_inlined(module))
     limits: dict[int, int] = {}
     pending = [wanted for op in origins.ops for wanted in _indices_of(op)]
@@ -92,21 +94,21 @@ def index_limits(module: ir.Module) -> list[int]:
 
 
 def _inlined(module: ir.Module) -> ir.Module:
-    """A copy without calls: a function that several call says nothing of any one's argument."""
+    """Returns a copy without calls, so that each call of a function has its own arguments."""
     copy = copy_module(module)
     inline_all_calls(copy)
     return copy
 
 
 def _indices_of(op: ir.Operation) -> Iterator[tuple[ir.Value, int]]:
-    """The operands of an op that are indices, each with its limit."""
+    """Yields the operands of an op that are indices, each with its limit."""
     if op.name in (DYNAMIC_SLICE, DYNAMIC_UPDATE_SLICE):
         starts = list(op.operands)[1 if op.name == DYNAMIC_SLICE else 2 :]
         for start, size in zip(starts, shape_of(op.operands[0]), strict=True):
             if size > 0:
                 yield start, size
     elif op.name in (GATHER, SCATTER):
-        # The indices of a gather or scatter: below the smallest dimension that they index.
+        # The indices are below the smallest dimension that they index.
         gathers = op.name == GATHER
         numbers = gather_numbers(op) if gathers else scatter_numbers(op)
         sizes = [shape_of(op.operands[0])[dim] for dim in numbers.index_map]
@@ -127,7 +129,7 @@ def _indices_of(op: ir.Operation) -> Iterator[tuple[ir.Value, int]]:
 
 
 def _sources(value: ir.Value) -> list[ir.Value]:
-    """The operands whose elements a computed value has."""
+    """Returns the operands that the elements of a computed value come from."""
     op = maker_of(value)
     name, operands = op.name, list(op.operands)
     if name in _MOVED_FIRST or (name == CUSTOM_CALL and target_of(op) in _ANNOTATIONS):
@@ -143,8 +145,10 @@ def _sources(value: ir.Value) -> list[ir.Value]:
 
 
 def steering_arguments(module: ir.Module, *, of_loops: bool = False) -> list[int]:
-    """The arguments, integer scalars, that decide how often a loop runs or, unless `of_loops`,
-    which branch does."""
+    """Returns the integer scalar arguments that decide loops or branches.
+
+    With `of_loops`, only those that decide a trip count.
+    """
     origins = Origins(_inlined(module))
     pending: list[ir.Value] = []
     for op in origins.ops:
@@ -170,11 +174,11 @@ def steering_arguments(module: ir.Module, *, of_loops: bool = False) -> list[int
 class Origins:
     """Follows the values of one module backwards, across calls, loops, branches and computations.
 
-    What control flow hands on is the same value elsewhere; what an op computes is another one.
+    Control flow passes on the same value; other ops compute a new one.
     """
 
     def __init__(self, module: ir.Module) -> None:
-        self._module = module  # which ends its ops when nobody holds it
+        self._module = module  # its ops are valid only while it lives
         self._entry = entry_function(module)
         self._functions = functions_by_name(module)
         self._calls: dict[str, list[ir.Operation]] = {}
@@ -185,21 +189,21 @@ class Origins:
 
     @property
     def arguments(self) -> int:
-        """Returns how many arguments the program has."""
+        """The number of the program's arguments."""
         return len(Function(self._entry).body.arguments)
 
     def argument(self, value: ir.Value) -> int | None:
-        """Returns which argument of the program a value is; None for all others."""
+        """Returns the number of the program's argument that a value is; None for other values."""
         if producer(value) is not None:
             return None
         argument = ir.BlockArgument(value)
         return argument.arg_number if argument.owner.owner.operation == self._entry else None
 
     def handed(self, value: ir.Value) -> Sequence[ir.Value] | None:
-        """The values that this one may be elsewhere; None for what an op computes."""
+        """Returns the values that this one may be equal to; None if an op computes it."""
         op = producer(value)
         if op is None:
-            # What an argument of a region is given; nothing for those of a reduction.
+            # The operands for an argument of a region; none for a reduction's.
             argument = ir.BlockArgument(value)
             op, number = argument.owner.owner.operation, argument.arg_number
             if op.name == FUNCTION:

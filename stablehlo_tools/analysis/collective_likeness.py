@@ -1,24 +1,24 @@
-"""What collectives must have in common to be merged into one.
+"""Compares collectives: what they must have in common to be merged into one.
 
-Constraints, each named in the reason that is given where it fails:
+Constraints, each named in the reason that is given if it fails:
   C1   They are of one kind: all_gather, reduce_scatter, all_reduce, all_to_all or
        collective_permute.
-  C2   They stand in one block, none of them in an async_start.
-  C3   Their operands have static shapes, of integers, floats or complex numbers; those that run
-       along a dimension, which must not be empty, have elements. An all_to_all has one operand,
-       since XLA takes several for the parts of one.
-  C4   They have the same process groups, equally large (the same pairs) and as large as the shapes
-       say, with ids that count the same, whatever attribute says so. The order of members counts,
-       but for an all_reduce.
-  C5   They reduce alike, elements of one type.
-  C6   Their other attributes are equal, and the frontend attributes that steer how XLA runs them;
-       how their results are sharded, in Shardy's words, or laid out in memory may differ.
-  C7   What they exchange unreduced is of one type, or of types that fill whole bytes, which a
-       bitcast brings to one; no bitcast takes booleans, complex numbers or less than a byte.
+  C2   They are in one block, none of them in an async_start.
+  C3   Their operands have static shapes, of integers, floats or complex numbers. Those that run
+       along a dimension have elements. An all_to_all has one operand, because XLA reads several as
+       the parts of one.
+  C4   They have the same process groups (the same pairs), whatever attribute gives them, and their
+       ids count the same. All groups have one size, which fits the shapes. The order of members
+       counts, except for an all_reduce.
+  C5   They have the same reduction, of elements of one type.
+  C6   Their other attributes are equal, with the frontend attributes that steer how XLA runs them.
+       Shardy's shardings of their results, and their memory layouts, may differ.
+  C7   Elements that they exchange unreduced are of one type, or of types of whole bytes, which a
+       bitcast makes equal. No bitcast accepts booleans, complex numbers or less than a byte.
   C8   None of them is in a token chain already: tokens go in last.
-  C9   None leads to another, nor would ops have to move past effects (see `placement`).
-  C10  No mesh axis is left free around them by a manual computation: what is joined there would
-       have to be gathered along such an axis first.
+  C9   None depends on another, and no op has to move past effects (see `placement`).
+  C10  A manual computation around them leaves no mesh axis free: the joined operand would have to
+       be gathered along such an axis first.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ EXCHANGING = frozenset({"all_gather", "all_to_all", "collective_permute"})
 _ALONG = frozenset({"all_gather", "reduce_scatter", "all_to_all"})
 _XLA_SHARDING = "mhlo.sharding"
 
-# What the constraints judge in a way of their own, or what merging changes.
+# Attributes that the constraints judge separately, or that merging changes.
 _JUDGED = frozenset(
     {"replica_groups", "source_target_pairs", "channel_handle", "use_global_device_ids", SHARDING}
     | {FRONTEND_ATTRIBUTES, *LAYOUTS}
@@ -51,7 +51,7 @@ _JUDGED = frozenset(
 
 @dataclass(frozen=True)
 class Traits:
-    """What must be equal. `elements` is a type, or says that whole bytes are exchanged."""
+    """The traits that must be equal. `elements` is a type, or "whole bytes" if any will do."""
 
     kind: str
     mode: GroupMode | None
@@ -62,19 +62,19 @@ class Traits:
 
     @property
     def members(self) -> int:
-        """How many devices a group has."""
+        """The number of devices in a group."""
         return len(next(iter(self.groups), ()))
 
 
 class Groups:
-    """The process groups of a module's collectives; those of equal attributes are read once."""
+    """The process groups of a module's collectives; equal attributes are read once."""
 
     def __init__(self, facts: ModuleFacts) -> None:
         self._facts = facts
         self._known: dict[object, frozenset[tuple[int, ...]] | None] = {}
 
     def of(self, collective: Collective) -> frozenset[tuple[int, ...]] | None:
-        """The groups, or the pairs, in no order; None where they are not known.
+        """Returns the groups, or the pairs, without order; None if they are unknown.
 
         Raises a located ToolError for groups that the module does not have.
         """
@@ -93,7 +93,7 @@ class Groups:
 
 
 def traits_of(collective: Collective, known: Groups) -> Traits | str:
-    """What a collective must share with those that it is merged with, or why it never is.
+    """Returns the traits that a merged collective must share, or why it is never merged.
 
     Raises a located ToolError for groups that the module does not have.
     """
@@ -125,8 +125,8 @@ def traits_of(collective: Collective, known: Groups) -> Traits | str:
 
 
 def why_unfit(collective: Collective, traits: Traits) -> str | None:
-    """Why a collective's shapes are not those that its groups make; None where they are."""
-    op, parts = collective.op, None  # where they do not depend on it
+    """Says why a collective's shapes do not fit the size of its groups; None if they do."""
+    op, parts = collective.op, None  # None if they do not depend on it
     if collective.kind == "all_to_all":
         parts = ir.IntegerAttr(op.attributes["split_count"]).value
     elif collective.kind in _ALONG:
@@ -141,7 +141,7 @@ def why_unfit(collective: Collective, traits: Traits) -> str | None:
 
 
 def why_not_alike(one: Traits, other: Traits) -> str | None:
-    """The first constraint that keeps two collectives apart; None where there is none."""
+    """Returns the first constraint that two collectives violate; None if there is none."""
     if one.kind != other.kind:
         return f"{one.kind} and {other.kind} are not of one kind (C1)"
     if one.mode != other.mode:
@@ -195,9 +195,9 @@ def _mode(traits: Traits) -> str:
 
 
 def _reduction(op: ir.Operation) -> object:
-    """What a collective's region computes, such that equal answers mean the same; None: no region.
+    """Returns a key of what a collective's region computes; None without a region.
 
-    Result types stand with it: some reductions promote their operands.
+    It includes the result types, because some reductions promote their operands.
     """
     if not len(op.regions):
         return None

@@ -1,9 +1,9 @@
-"""Values that programs compiled apart surely share, told by equal symbols.
+"""Gives equal symbols to values that separately compiled programs surely share.
 
-A value is shared if it follows, by ops that are exact whatever the compiler makes of them, from
-constants and from results of collectives that give every device of the job the same. Two programs
-that decide a loop or branch by the same symbol decide alike. Floating-point arithmetic is left
-out: compiled apart, it may round otherwise.
+A value is shared if it follows by exact ops from constants and from results of collectives that are
+the same on all devices of the job. Exact ops give the same bits with any compiler. Two programs
+that decide a loop or branch by the same symbol make the same decision. Floating-point arithmetic is
+left out, because separately compiled programs may round differently.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from stablehlo_tools.ir.walk import terminator
 from stablehlo_tools.order.program import Issue
 
 _SAME_EVERYWHERE = short_names(ops_with(Trait.SAME_ON_GROUP))
-# Those of them that decide loops and branches; the rest nobody has asked for.
+# The exact ops that decide loops and branches; the others have not been needed.
 _EXACT = (
     ops_with(Trait.ELEMENTWISE | Trait.EXACT)
     - ops_with_any(Trait.SHIFT | Trait.COMPLEX_PART)
@@ -37,12 +37,12 @@ _EXACT = (
 _EXACT_ON_INTEGERS = ops_with(Trait.ELEMENTWISE | Trait.CORRECTLY_ROUNDED) - ops_with(Trait.UNARY)
 
 
-_LONGEST = 2000  # characters of a symbol that is spelled out
+_LONGEST = 2000  # characters of a symbol that is not hashed
 _CARRY = re.compile(r"carry\((\d+)\)")
 
 
 class CommonValues:
-    """The symbols of one program's values; collectives are told to it as they are read."""
+    """The symbols of one program's values; the reader adds collectives as it reads them."""
 
     def __init__(self, job_size: int) -> None:
         self.job_size = job_size
@@ -58,13 +58,13 @@ class CommonValues:
             self.symbols[result] = None if symbol is None else f"met({symbol})#{position}"
 
     def of_branch(self, branch: ir.Operation) -> str | None:
-        """The symbol of what chooses a branch."""
+        """Returns the symbol of the value that chooses a branch."""
         return shortened(self._of(branch.operands[0]))
 
     def of_loop(self, loop: ir.Operation) -> str | None:
-        """The symbol of how often a loop runs, whose regions were read."""
+        """Returns the symbol of a loop's trip count; its regions must have been read."""
         condition, body = (region.blocks[0] for region in loop.regions)
-        numbers: dict[int, int] = {}  # of the carries that matter, as they are met
+        numbers: dict[int, int] = {}  # of carries that matter, in order of discovery
         asked: list[int] = []
 
         for argument in (*condition.arguments, *body.arguments):
@@ -86,7 +86,7 @@ class CommonValues:
             carry = asked.pop(0)
             before = self._of(loop.operands[carry])
             if before is not None and _carries(before):
-                before = None  # of a loop around this one
+                before = None  # a carry of a loop around this one
             parts += [before, self._of(ends[carry])]
         return None
 
@@ -107,7 +107,7 @@ class CommonValues:
         if op.name == "stablehlo.optimization_barrier":
             return self._of(op.operands[ir.OpResult(value).result_number])
         is_exact = op.name in _EXACT or (op.name in _EXACT_ON_INTEGERS and _is_integral(value))
-        if op.name == CONVERT:  # between floats a compiler may leave the rounding out
+        if op.name == CONVERT:  # between floats, a compiler may leave out the rounding
             is_exact = _is_integral(value) or _is_integral(op.operands[0])
         operands = [self._of(operand) for operand in op.operands] if is_exact else [None]
         if None in operands:
@@ -123,12 +123,12 @@ class CommonValues:
 
 
 def shortened(symbol: str | None) -> str | None:
-    """A symbol of few characters that stands for one of many."""
+    """Returns a short symbol, a hash, for a long one."""
     return None if symbol is None else hashlib.sha256(symbol.encode()).hexdigest()
 
 
 def _carries(symbol: str) -> list[int]:
-    """The numbers of the carries named in a symbol, in order of appearance."""
+    """Returns the numbers of the carries named in a symbol, in order of appearance."""
     return list(dict.fromkeys(map(int, _CARRY.findall(symbol))))
 
 

@@ -1,8 +1,7 @@
-"""Where a module communicates: a tree of sites in program order, function by function.
+"""Finds where a module communicates: a tree of sites in program order, function by function.
 
-A site is a communicating op, a call of a function that communicates, or a control-flow op with
-such a site in one of its regions. What is not a site can be ignored by whoever orders
-communication.
+A site is a communicating op, a call of a function that communicates, or a control-flow op with such
+a site in one of its regions. Passes that order communication can ignore all other ops.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ class Site:
     """One place where a block communicates.
 
     Exactly one holds: `collective` is set; `callee` is set; `regions` lists the sites of each
-    region of a control-flow op (an empty list for a region that is silent).
+    region of a control-flow op (an empty list for a region that does not communicate).
     """
 
     op: ir.Operation
@@ -49,19 +48,19 @@ class CommunicatingFunction:
 def communicating_functions(
     module: ir.Module, counts: Callable[[Collective], bool] | None = None
 ) -> list[CommunicatingFunction]:
-    """The functions that communicate, callees before callers.
+    """Returns the functions that communicate, callees before callers.
 
-    Where `counts` is given, only the collectives that it accepts are communication.
+    With `counts`, only the collectives that it accepts are communication.
 
-    Raises a located ToolError where the program order of the communication is not understood: a
-    recursive call, a communicating op in a region that is no control flow, a function of several
+    Raises a located ToolError if the program order of the communication is not understood: a
+    recursive call, a communicating op in a region that is not control flow, a function of several
     blocks, a public function that is also called from inside the module.
     """
     return _Builder(module, counts).build()
 
 
 def iterate_collectives(sites: list[Site]) -> Iterator[Collective]:
-    """The collectives of a list of sites, nested ones included, calls left aside."""
+    """Yields the collectives of a list of sites, also nested ones, but not those of calls."""
     for site in sites:
         if site.collective is not None:
             yield site.collective
@@ -70,7 +69,7 @@ def iterate_collectives(sites: list[Site]) -> Iterator[Collective]:
 
 
 class _Builder:
-    """Walks the module once, then keeps what lies on a path to a communicating op."""
+    """Walks the module once, then keeps the ops on a path to a communicating op."""
 
     def __init__(
         self, module: ir.Module, counts: Callable[[Collective], bool] | None = None
@@ -98,7 +97,7 @@ class _Builder:
                     function.location,
                 )
             built[name] = CommunicatingFunction(function, name, is_public(function))
-        lists: dict[ir.Block, list[Site]] = {}  # by block: an op's hash takes in all its operands
+        lists: dict[ir.Block, list[Site]] = {}  # by block: an op's hash reads all its operands
         for entry in self.entries:
             if isinstance(entry, Collective):
                 self._place(Site(entry.op, collective=entry), lists, built)
@@ -127,13 +126,13 @@ class _Builder:
             if collective is None or not (self.counts is None or self.counts(collective)):
                 return ir.WalkResult.ADVANCE
             self.entries.append(collective)
-            # What a reduction calls or does is found too, and then has no place in any order.
+            # Collectives and calls in a reduction are found, too, and refused later.
             return ir.WalkResult.SKIP if collective.is_async else ir.WalkResult.ADVANCE
 
         walk(self.module.operation, visit)
 
     def _enclosing(self, op: ir.Operation) -> str:
-        """The name of the top-level function around an op."""
+        """Returns the name of the top-level function around an op."""
         top = op
         while (parent := top.parent) is not None and parent != self.module.operation:
             top = parent
@@ -142,7 +141,7 @@ class _Builder:
         return symbol_name(top)
 
     def _communicating(self) -> list[str]:
-        """Functions that communicate themselves or through calls, callees before callers.
+        """Returns functions that communicate themselves or through calls, callees before callers.
 
         Raises a located ToolError for a cycle of calls among them.
         """
@@ -181,7 +180,7 @@ class _Builder:
         return order
 
     def _check_references(self, name: str) -> None:
-        """Refuses a function whose signature cannot change with its callers'."""
+        """Refuses a function whose signature cannot change together with its callers'."""
         function = self.functions[name]
         if name in self.references:
             raise ToolError(
@@ -205,7 +204,7 @@ class _Builder:
         lists: dict[ir.Block, list[Site]],
         functions: dict[str, CommunicatingFunction],
     ) -> None:
-        """Puts a site into the list of its block, making the sites around it that are missing."""
+        """Adds a site to the list of its block, and creates missing sites around it."""
         while site.op.block not in lists:
             parent = site.op.parent
             assert parent is not None
@@ -231,6 +230,6 @@ class _Builder:
 
 
 def is_public(function: ir.Operation) -> bool:
-    """Whether a function can be called from outside the module."""
+    """Returns True if a function can be called from outside the module."""
     visibility = function.attributes.get("sym_visibility")
     return visibility is None or ir.StringAttr(visibility).value == "public"

@@ -1,8 +1,8 @@
-"""Which ops do more than compute, and of which calls nobody knows whether they communicate.
+"""Finds ops that do more than compute, and calls that may communicate.
 
-A custom call without a side effect computes on its device as far as most passes are concerned. Of
-one whose target is not known that is a guess: a library of the user's may well call NCCL in it. So
-where an order is to be proved it counts as a collective of all devices.
+For most passes, a custom call without a side effect computes on its device. If its target is
+unknown, this is a guess: a library of the user's may call NCCL in it. So in proofs of an order it
+counts as a collective of all devices.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _KNOWN_DIALECTS = frozenset({"stablehlo", "chlo", "sdy", "func"})
 
 
 class Effects:
-    """Which ops of a module do more than compute; each block and function is looked at once."""
+    """The ops of a module that do more than compute; each block and function is visited once."""
 
     def __init__(self, functions: Mapping[str, ir.Operation]) -> None:
         self._functions = functions
@@ -37,14 +37,14 @@ class Effects:
         self._in_block: dict[ir.Block, list[ir.Operation]] = {}
 
     def in_block(self, block: ir.Block) -> list[ir.Operation]:
-        """The ops of a block, effects in their regions included, in order."""
+        """Returns the ops of a block with effects, also in their regions, in order."""
         if block not in self._in_block:
             ops = [view.operation for view in block.operations]
             self._in_block[block] = [op for op in ops if self.has_effect(op)]
         return self._in_block[block]
 
     def has_effect(self, op: ir.Operation) -> bool:
-        """Whether the order of the op among others with effects must stay."""
+        """Returns True if the op must keep its order among others with effects."""
         if not len(op.regions):
             return self._is_effect(op)
         has_effect = False
@@ -78,9 +78,9 @@ class Effects:
 
 @contextmanager
 def unknown_calls_counted(module: ir.Module, local: Collection[str]) -> Generator[None]:
-    """Counts what is not known to stay on its device as communication, for as long as it lasts.
+    """Counts custom calls that may leave their device as communication while the context lasts.
 
-    The targets that are `local` are taken to stay on their device, whatever they say themselves.
+    Targets in `local` are assumed to stay on their device, whatever their attributes say.
     """
     marked = ops_named(module.operation, {CUSTOM_CALL})
     for op in marked:
@@ -91,14 +91,14 @@ def unknown_calls_counted(module: ir.Module, local: Collection[str]) -> Generato
     try:
         yield
     finally:
-        for op in ops_named(module.operation, {CUSTOM_CALL}) if marked else ():  # or their copies
+        for op in ops_named(module.operation, {CUSTOM_CALL}) if marked else ():  # also their copies
             for mark in (STAYS, MAY_COMMUNICATE):
                 if mark in op.attributes:
                     del op.attributes[mark]
 
 
 def is_unknown(op: ir.Operation) -> bool:
-    """Whether nothing is known of a custom call; one without results is deleted by compilers."""
+    """Returns True if a custom call is unknown; compilers delete one without results."""
     target = target_of(op)
     is_collective = target in ASYNC_STARTS or target == RAGGED_ALL_TO_ALL
     return bool(len(op.results)) and not is_collective and not stays_on_device(op)

@@ -1,4 +1,4 @@
-"""The entry function: what a program takes and gives, and the names that jax gave them."""
+"""Reads the entry function: its arguments and results, and the names that jax gave them."""
 
 from __future__ import annotations
 
@@ -22,16 +22,18 @@ from stablehlo_tools.ir.walk import ENTRY, callee_name, enclosing, functions_by_
 from stablehlo_tools.order.program import UNKNOWN_CALL
 
 _COLLECTIVES = ops_with(Trait.COLLECTIVE)
-# Of a program for all devices.
+# Kinds that a program for all devices may have outside of manual computations.
 _LEGAL_OUTSIDE = frozenset({"custom_call", UNKNOWN_CALL, "infeed", "outfeed"})
 
 
 def is_per_device(module: ir.Module, listed: Sequence[Collective] | None = None) -> bool:
-    """Whether `main` is what one device runs: it communicates outside manual computations.
+    """Returns True if `main` is the program of one device: it communicates outside manual
+    computations.
 
-    Between GSPMD's custom calls, which do not nest, nothing is told apart: with them it is not.
-    Collectives of groups of one send nothing: a program for all devices may have them, too.
-    `listed` are all collectives of the module, if known.
+    GSPMD's custom calls at borders of manual regions do not nest, so the ops between them are
+    unknown: False for modules with them. Collectives of groups of one send nothing, and a program
+    for all devices may have them, so they do not count. `listed` are all collectives of the module,
+    if known.
     """
     listed = find_collectives(module) if listed is None else listed
     collectives = [c for c in listed if c.kind not in _LEGAL_OUTSIDE]
@@ -44,7 +46,7 @@ def is_per_device(module: ir.Module, listed: Sequence[Collective] | None = None)
 
 
 def _ops_outside_manual(module: ir.Module) -> list[ir.Operation]:
-    """The ops of `main`, and of all that it calls, that are outside of manual computations."""
+    """Returns the ops of `main` and its callees that are outside of manual computations."""
     functions = functions_by_name(module)
     pending = [ENTRY] if ENTRY in functions else list(functions)
     seen = set(pending)
@@ -68,8 +70,10 @@ def _ops_outside_manual(module: ir.Module) -> list[ir.Operation]:
 
 
 def erase_groups_of_one(module: ir.Module) -> int:
-    """Erases collectives of groups of one of a program for all devices, in place, and counts them.
-    The result is the operand, or zero for a permute without pairs. XLA's partitioner refuses most.
+    """Erases collectives of groups of one in place, and returns their number.
+
+    Only in a program for all devices: XLA's partitioner refuses most of them. The result is
+    replaced by the operand, or by zero for a permute without pairs.
     """
     listed = find_collectives(module)
     facts = ModuleFacts.of(module, listed)
@@ -96,19 +100,23 @@ def erase_groups_of_one(module: ir.Module) -> int:
     return len(chosen)
 
 
-_NAME = re.compile(r'"([^"]*)"(?!:\d)')  # of a place in a file a number follows
+_NAME = re.compile(r'"([^"]*)"(?!:\d)')  # a position in a file has a number after its name
 
 
 def path_of(argument: ir.Value) -> str:
-    """The path in the pytree that jax exported an argument of `main` with, `batch['x']`, or what
-    else its location names it; empty where it names nothing."""
+    """Returns the pytree path with which jax exported an argument of `main`, `batch['x']`.
+
+    Otherwise the name in its location; empty if there is none.
+    """
     name = _NAME.search(str(argument.location))
     return name[1] if name else ""
 
 
 def argument_name(argument: ir.Value) -> str:
-    """`batch['x'] (argument 7)`, or `argument 7`: an argument of `main`, or the operand of a manual
-    computation that an argument in there is."""
+    """Returns `batch['x'] (argument 7)`, or `argument 7` without a path.
+
+    The argument is one of `main`, or one of a manual computation, which is named by its operand.
+    """
     outside = outside_of(argument)
     if not isinstance(outside.owner, ir.Block):
         return counted_name(argument)
@@ -117,31 +125,33 @@ def argument_name(argument: ir.Value) -> str:
 
 
 def counted_name(argument: ir.Value) -> str:
-    """`argument 7`, as the caller of `main` counts: the index of a platform is none of them."""
+    """Returns `argument 7`, as the caller of `main` counts: without the platform index."""
     outside = outside_of(argument)
     if not isinstance(outside.owner, ir.Block):
         return f"operand {ir.BlockArgument(argument).arg_number} of the manual computation"
     return f"argument {argument_number(outside)}"
 
 
-_ALIASED = "tf.aliasing_output"  # which result lies in an argument's memory
+_ALIASED = "tf.aliasing_output"  # the result that uses an argument's memory
 _DONATED = (_ALIASED, "jax.buffer_donor")
 
 
 def attributes_of_arguments(function: ir.Operation) -> list[ir.DictAttr]:
-    """What a function says of each of its arguments; empty where it says nothing of any."""
+    """Returns the attributes of each argument of a function; empty if it has none."""
     listed = function.attributes.get("arg_attrs")
     return [] if listed is None else [ir.DictAttr(each) for each in ir.ArrayAttr(listed)]
 
 
 def is_donated(listed: Sequence[ir.DictAttr], number: int) -> bool:
-    """Whether a function of these `attributes_of_arguments` may write results into the memory of an
-    argument."""
+    """Returns True if results may be written into the memory of an argument.
+
+    `listed` are the `attributes_of_arguments` of the function.
+    """
     return number < len(listed) and any(name in listed[number] for name in _DONATED)
 
 
 def aliased_results(function: ir.Operation) -> dict[int, int]:
-    """By argument, the result that lies in its memory, where a function says so."""
+    """Returns, by argument, the result that is declared to use its memory."""
     return {
         number: ir.IntegerAttr(each[_ALIASED]).value
         for number, each in enumerate(attributes_of_arguments(function))
@@ -150,7 +160,7 @@ def aliased_results(function: ir.Operation) -> dict[int, int]:
 
 
 def outside_of(argument: ir.Value) -> ir.Value:
-    """What an argument of a manual computation is outside of it; any other value itself."""
+    """Returns the operand for an argument of a manual computation; any other value itself."""
     owner = argument.owner
     if isinstance(owner, ir.Block) and owner.owner.name == MANUAL_COMPUTATION:
         return owner.owner.operation.operands[ir.BlockArgument(argument).arg_number]

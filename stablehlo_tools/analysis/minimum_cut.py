@@ -1,4 +1,4 @@
-"""Minimum cuts of directed graphs."""
+"""Finds minimum cuts of directed graphs."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
 
 def source_side(graph: csr_array, source: int, sink: int) -> frozenset[int]:
-    """The source's side of the minimum cut that is nearest to it: the nodes that a maximum flow
-    leaves reachable. Capacities are integers of 32 bits, and so is the whole flow."""
+    """Returns the source's side of the minimum cut nearest to the source.
+
+    It is the set of nodes that a maximum flow leaves reachable. Capacities and the whole flow are
+    32-bit integers.
+    """
     left = csr_array(graph - maximum_flow(graph, source, sink).flow)
-    left.data = np.maximum(left.data, 0)  # backward edges too: a flow is negative there
+    left.data = np.maximum(left.data, 0)  # also backward edges, where the flow is negative
     left.eliminate_zeros()
     return frozenset(breadth_first_order(left, source, return_predecessors=False).tolist())

@@ -1,7 +1,7 @@
-"""The pairs of a collective_permute: read, written, and as a graph with its cycles.
+"""Reads the pairs of a collective_permute, and analyses them as a graph with cycles.
 
-Every id is the source of one pair at most and the target of one at most, so that each part of the
-graph is a chain or a cycle. Pure Python: no MLIR here.
+Every id is the source of one pair at most and the target of one at most, so that each component of
+the graph is a chain or a cycle. Pure Python: no MLIR here.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ PAIRS = "source_target_pairs"
 
 
 def pairs_of(collective: Collective) -> tuple[Pair, ...]:
-    """The (source, target) pairs, in the permute's own numbering."""
+    """Returns the (source, target) pairs, in the permute's own numbering."""
     table = np.array(ir.DenseIntElementsAttr(collective.inner.attributes[PAIRS]))
     rows = [] if table.size == 0 else table.reshape(-1, 2).tolist()
     return tuple((int(source), int(target)) for source, target in rows)
 
 
 def check_min_bytes(min_bytes: int, name: str, precondition: str, module: ir.Module) -> None:
-    """Raises ToolError for a limit that is none."""
+    """Raises ToolError for a negative limit."""
     if min_bytes < 0:
         raise ToolError(
             f"{name}: min-bytes is a number of bytes, not negative ({precondition})",
@@ -37,7 +37,7 @@ def check_min_bytes(min_bytes: int, name: str, precondition: str, module: ir.Mod
 
 
 def why_left(collective: Collective, min_bytes: int) -> str | None:
-    """Why a permute is not worth a rewrite, whatever its pairs are; None where it may be."""
+    """Says why a permute is not worth a rewrite, whatever its pairs are; None if it may be."""
     if collective.is_async:
         return "it stands in an async_start"
     type_ = ir.ShapedType(collective.op.results[0].type)
@@ -56,9 +56,9 @@ Pair = tuple[int, int]
 
 @dataclass(frozen=True)
 class Cut:
-    """The pairs of a permute in three acyclic parts, each in the order in which it was written.
+    """The pairs of a permute in three acyclic parts, each in its original order.
 
-    `forward` and `back` hold no cycle, and with `own` make up all pairs; `back` has one pair of
+    `forward` and `back` have no cycle, and with `own` make up all pairs. `back` has one pair of
     each cycle of two or more ids. `own` are the ids that send to themselves.
     """
 
@@ -69,15 +69,15 @@ class Cut:
 
     @property
     def back_targets(self) -> frozenset[int]:
-        """Who receives along a back edge."""
+        """The ids that receive along a back edge."""
         return frozenset(target for _, target in self.back)
 
 
 def cut_cycles(pairs: Sequence[Pair]) -> Cut:
     """Cuts each cycle at the pair that leads furthest, by the numbers of its ids.
 
-    That is the edge which closes a ring: 3>0 of 0>1>2>3>0, 0>3 of 3>2>1>0>3. Of several as long it
-    is the one with the largest source, so that cycles which are alike are cut alike.
+    That is the edge which closes a ring: 3>0 of 0>1>2>3>0, 0>3 of 3>2>1>0>3. Of equally long edges,
+    it is the one with the largest source, so that equal cycles are cut in the same way.
     """
     cycles = find_cycles(pairs)
     back = {
@@ -95,7 +95,7 @@ def cut_cycles(pairs: Sequence[Pair]) -> Cut:
 
 
 def find_cycles(pairs: Sequence[Pair]) -> list[tuple[int, ...]]:
-    """The cycles, each from its smallest id on; an id that sends to itself is one of length 1."""
+    """Returns the cycles, each from its smallest id on; those of one id send to themselves."""
     target_of = dict(pairs)
     cycles: list[tuple[int, ...]] = []
     seen: set[int] = set()
@@ -112,5 +112,5 @@ def find_cycles(pairs: Sequence[Pair]) -> list[tuple[int, ...]]:
 
 
 def cycle_text(cycle: Sequence[int]) -> str:
-    """`0>1>2>3>0`."""
+    """Returns `0>1>2>3>0`."""
     return ">".join(str(i) for i in (*cycle, cycle[0]))

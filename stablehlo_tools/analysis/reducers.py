@@ -1,4 +1,4 @@
-"""Reducers that take constants from outside, and reduces whose starts may be taken twice."""
+"""Finds constants that reducers capture, and reduces with idempotent initial values."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from stablehlo_tools.ir.views import Combining
 
 
 def starts_idempotent(reduce: ir.Operation) -> bool:
-    """Whether a reduce may take its initial values more than once: combined with themselves they
-    stay what they are.
+    """Returns True if a reduce may read its initial values more than once.
 
-    Since a reducer is associative and commutative, parts that each start from them then combine to
-    what the whole would. Asked of the reference interpreter; False where they are not constants.
+    Combined with themselves, they must stay the same. A reducer is associative and commutative, so
+    parts that each start from them then combine to the whole result. The reference interpreter
+    decides. False if they are not constants.
     """
     inputs = len(reduce.operands) // 2
     inits = [producer(value) for value in list(reduce.operands)[inputs:]]
@@ -28,7 +28,7 @@ def starts_idempotent(reduce: ir.Operation) -> bool:
         return False
     elements = [element_of(op.results[0]) for op in constants]
     if any(isinstance(element, ir.ComplexType) for element in elements):
-        return False  # which the bindings do not hand out
+        return False  # the bindings cannot return these
     with reduce.context, reduce.location:
         module = ir.Module.create()
         scalars = [ir.RankedTensorType.get([], element) for element in elements]
@@ -64,7 +64,7 @@ def starts_idempotent(reduce: ir.Operation) -> bool:
 
 
 def _wide(element: ir.Type) -> ir.Type:
-    """The type that every value of an element type has a place in, and NumPy knows."""
+    """Returns a type that NumPy knows and that holds every value of an element type."""
     if isinstance(element, ir.FloatType):
         return ir.F64Type.get()
     if isinstance(element, ir.IntegerType) and 1 < element.width < 8:
@@ -73,9 +73,9 @@ def _wide(element: ir.Type) -> ir.Type:
 
 
 def captured(block: ir.Block) -> list[ir.Operation]:
-    """The ops outside of a reducer whose results it uses, as constants are that MLIR moves out.
+    """Returns the ops outside of a reducer whose results it uses, such as constants.
 
-    An argument of another block counts as the op around it.
+    MLIR moves constants out of reducers. An argument of another block counts as the op around it.
     """
     inside = {value for op in block.operations for value in op.operation.results}
     makers: dict[ir.Value, ir.Operation] = {}
@@ -89,7 +89,7 @@ def captured(block: ir.Block) -> list[ir.Operation]:
 
 
 def own_constants(block: ir.Block, makers: Sequence[ir.Operation]) -> None:
-    """Gives a reducer copies of the constants that it takes from outside."""
+    """Gives a reducer copies of the constants that it captures."""
     for maker in makers:
         start = ir.InsertionPoint.at_block_begin(block)
         copy = copy_constant(maker, maker.results[0].type, start)

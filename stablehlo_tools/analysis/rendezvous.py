@@ -1,4 +1,4 @@
-"""A collective as its participants see it: what they must agree on, and who waits for whom."""
+"""Describes a collective as its participants see it: what must match, and who waits for whom."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ TRANSFER = "transfer"  # the kind that a send and its recv share
 
 
 class Rendezvousing:
-    """Reads the collectives of one module, that some devices run; equal attributes once."""
+    """Reads the collectives of one module that some devices run; equal attributes are read once."""
 
     def __init__(
         self, facts: ModuleFacts, devices: Sequence[int], *, by_channel: bool = False
     ) -> None:
         self.facts = facts
         self.mine = frozenset(devices)
-        self.by_channel = by_channel  # the pairs of a send or recv are not read
+        self.by_channel = by_channel  # if True, the pairs of a send or recv are ignored
         self.groups: dict[tuple[object, ...], tuple[Rendezvous, ...]] = {}
         self.whole: dict[object, tuple[tuple[int, ...], ...]] = {}
         self.texts: dict[ir.Type | ir.Attribute, str] = {}
@@ -35,7 +35,7 @@ class Rendezvousing:
         self.everyone = tuple(range(facts.grid.size))
 
     def signature(self, collective: Collective) -> Signature:
-        """What every participant must have alike; equal ones are one object."""
+        """Returns the form that all participants must share; equal ones are one object."""
         inner = collective.inner
         if collective.kind in ("send", "recv"):
             tensors = inner.operands if collective.kind == "send" else inner.results
@@ -50,19 +50,18 @@ class Rendezvousing:
         return self.signatures.setdefault(signature, signature)
 
     def rendezvous(self, collective: Collective) -> tuple[Rendezvous, ...]:
-        """The groups of our devices and others that wait for each other in it.
+        """Returns the groups, with our devices, whose members wait for each other.
 
-        None for what stays on a device.
-
-        All devices take part in a collective_permute, in whatever pairs: XLA:CPU waits for all.
-        A custom call that may communicate is taken to do so with everyone.
+        Empty for a collective that stays on its device. All devices take part in a
+        collective_permute, whatever its pairs, because XLA:CPU waits for all. A custom call that
+        may communicate is assumed to do so with all devices.
         """
         kind = collective.kind
         if kind in _GROUPED or kind == "collective_permute":
             groups = collective.group_attribute("replica_groups")
             key = (collective.kind, groups, collective.group_mode)
             if key not in self.groups:
-                members = self.facts.groups(collective) or ()  # raises for devices there are not
+                members = self.facts.groups(collective) or ()  # raises for devices outside the grid
                 if kind == "collective_permute":
                     table = np.arange(self.facts.grid.size).reshape(
                         -1, self.facts.grid.num_partitions
@@ -80,8 +79,9 @@ class Rendezvousing:
         return ()
 
     def groups_of_all(self, collective: Collective) -> tuple[tuple[int, ...], ...]:
-        """All groups of a collective, all pairs of a transfer between devices, or all components of
-        a permute, whichever programs run them; none if that is not known.
+        """Returns all groups of a collective, whichever programs run them; none if unknown.
+
+        For a transfer between devices these are its pairs, for a permute its connected components.
         """
         is_permute = collective.kind == "collective_permute"
         if collective.kind in ("send", "recv", "collective_permute"):
@@ -126,7 +126,7 @@ class Rendezvousing:
 
 
 def _spelled(region: ir.Region) -> str:
-    """A reduction that has no name: its ops, values numbered as they are made."""
+    """Returns the text of a reduction without a name: its ops, with values numbered in order."""
     (block,) = region.blocks
     numbers: dict[ir.Value, int] = {value: i for i, value in enumerate(block.arguments)}
     told: list[str] = []
@@ -142,6 +142,6 @@ def _spelled(region: ir.Region) -> str:
 
 
 def is_host_transfer(collective: Collective) -> bool:
-    """Whether a send or recv talks to the device's host."""
+    """Returns True if a send or recv talks to the device's host."""
     flag = collective.inner.attributes.get("is_host_transfer")
     return flag is not None and ir.BoolAttr(flag).value

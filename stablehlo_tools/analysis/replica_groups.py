@@ -1,8 +1,8 @@
-"""Replica groups to participants, for every group mode of the StableHLO specification.
+"""Converts replica groups to participants, for every group mode of the StableHLO specification.
 
 A participant is a flattened id: `replica_id * num_partitions + partition_id`. A process group is
-the ordered tuple of participants that exchange data with each other; one op has several.
-Pure Python: no MLIR here.
+the ordered tuple of participants that exchange data with each other; one op has several. Pure
+Python: no MLIR here.
 
 Source: StableHLO specification, "Grid of processes", cross_replica … flattened_ids.
 """
@@ -26,7 +26,7 @@ ProcessGroups = tuple[tuple[int, ...], ...]
 
 
 class GroupMode(enum.Enum):
-    """What the ids in `replica_groups` (or `source_target_pairs`) count."""
+    """The unit that the ids in `replica_groups` (or `source_target_pairs`) count."""
 
     CROSS_REPLICA = "cross_replica"
     CROSS_PARTITION = "cross_partition"
@@ -36,7 +36,7 @@ class GroupMode(enum.Enum):
 
 @dataclass(frozen=True)
 class ProcessGrid:
-    """How many replicas and partitions a module runs as."""
+    """The numbers of replicas and partitions that a module runs as."""
 
     num_replicas: int = 1
     num_partitions: int = 1
@@ -56,13 +56,13 @@ class AxisRef:
     size: int | None = None
 
 
-# What an axis for stages is called where nothing else says that one is.
+# Names that an axis for stages usually has.
 STAGE_AXES = frozenset({"stage", "stages", "pipe", "pipeline", "pp"})
 
 
 @dataclass(frozen=True)
 class DeviceMesh:
-    """Named axes, major to minor, over device ids (row-major, iota where none are given)."""
+    """Named axes, major to minor, over device ids (row-major; iota if none are given)."""
 
     axes: tuple[tuple[str, int], ...]
     device_ids: tuple[int, ...] = ()
@@ -82,11 +82,11 @@ def mesh_with(
     *,
     for_stages: bool = False,
 ) -> str:
-    """The name of the first mesh that has an axis of at least two devices.
+    """Returns the name of the first mesh that has an axis of at least two devices.
 
-    `named_by`: who asks, and the option that names the axis, `expand-pipeline: axis`; `for_stages`:
-    whether a pipeline is laid along it, so that its name tells where no other is near. Raises
-    ToolError where there is none, with the axes that there are and the one that may be meant.
+    `named_by` is the pass and its option for the axis, `expand-pipeline: axis`. `for_stages` says
+    that a pipeline runs along it, so that its usual names are suggested. Raises ToolError if there
+    is none, with the axes of the meshes and the one that may be meant.
     """
     found = next((name for name, mesh in meshes.items() if dict(mesh.axes).get(axis, 1) > 1), None)
     if found is not None:
@@ -108,7 +108,10 @@ def mesh_with(
 
 
 def reduction_group_mode(channel_id: int, use_global_device_ids: bool) -> GroupMode:
-    """The mode of all_gather, all_reduce and reduce_scatter. Raises ValueError on a bad mixture."""
+    """Returns the mode of all_gather, all_reduce and reduce_scatter.
+
+    Raises ValueError if `use_global_device_ids` is combined with no positive channel.
+    """
     if channel_id > 0:
         if use_global_device_ids:
             return GroupMode.FLATTENED_IDS
@@ -119,17 +122,17 @@ def reduction_group_mode(channel_id: int, use_global_device_ids: bool) -> GroupM
 
 
 def exchange_group_mode(channel_id: int) -> GroupMode:
-    """The mode of all_to_all, collective_broadcast and collective_permute."""
+    """Returns the mode of all_to_all, collective_broadcast and collective_permute."""
     return GroupMode.CROSS_PARTITION if channel_id > 0 else GroupMode.CROSS_REPLICA
 
 
 def process_groups(
     groups: Sequence[Sequence[int]], mode: GroupMode, grid: ProcessGrid
 ) -> ProcessGroups:
-    """The process groups of `replica_groups` in dense form.
+    """Returns the process groups of `replica_groups` in dense form.
 
-    `groups` are rows of ids in the mode's own numbering; -1 pads short rows; no rows at all means
-    every process in one group. Raises ValueError for an id outside the grid or named twice.
+    `groups` are rows of ids in the mode's own numbering; -1 pads short rows. Without rows, every
+    process is in one group. Raises ValueError for an id outside the grid or named twice.
     """
     limit = _id_limit(mode, grid)
     rows = [[int(i) for i in group if i != -1] for group in groups] or [list(range(limit))]
@@ -147,9 +150,9 @@ def process_groups(
 
 
 def mesh_axes_groups(mesh: DeviceMesh, axes: Sequence[AxisRef]) -> ProcessGroups:
-    """The process groups of the mesh-axes form: devices that differ only along `axes`.
+    """Returns the process groups of the mesh-axes form: devices that differ only along `axes`.
 
-    Group members are ordered by `axes`, the first the slowest. A split axis `(pre)size` takes the
+    Group members are ordered by `axes`, the first the slowest. A split axis `(pre)size` has the
     digits between `pre` and `pre * size` of its axis. Raises ValueError for an unknown axis or a
     split that does not divide.
     """
@@ -174,7 +177,7 @@ def mesh_axes_groups(mesh: DeviceMesh, axes: Sequence[AxisRef]) -> ProcessGroups
 def permute_groups(
     pairs: Sequence[Sequence[int]], mode: GroupMode, grid: ProcessGrid
 ) -> ProcessGroups:
-    """The (source, target) participants of a collective_permute, one pair a group.
+    """Returns the (source, target) participants of a collective_permute, one pair in each group.
 
     Raises ValueError for an id outside the grid.
     """
@@ -207,7 +210,7 @@ def _check_ids(ids: list[int], limit: int, mode: GroupMode) -> None:
 
 
 def _digits(name: str, size: int, refs: list[AxisRef]) -> list[tuple[AxisRef | None, int]]:
-    """Splits an axis into consecutive digits, major first, marking those that are chosen."""
+    """Splits an axis into consecutive digits, major first, and marks the chosen ones."""
     digits: list[tuple[AxisRef | None, int]] = []
     done = 1
     for ref in sorted(refs, key=lambda ref: ref.pre_size):

@@ -1,4 +1,4 @@
-"""Which devices need which values in which iterations, found backwards from what can be seen."""
+"""Finds the devices that need a value, and in which iterations, backwards from the outputs."""
 
 from stablehlo_tools.analysis.demand.permutes import (
     Counter,

@@ -1,5 +1,5 @@
-"""Which dimension of each value is the batch (or the layers), and how each op runs on parts of it.
+"""Finds the dimension of each value that is the batch (or the layers), and how ops run on parts.
 
-`tilings.py` says how one op runs on tiled operands, `propagation.py` follows tilings through a
-graph in both directions, `seeds.py` finds the arguments to start from.
+`tilings.py` describes how one op runs on tiled operands. `propagation.py` follows tilings through a
+graph in both directions. `seeds.py` finds the arguments to start from.
 """

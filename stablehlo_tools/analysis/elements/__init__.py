@@ -1,1 +1,1 @@
-"""Which elements of an op's result come from which elements of its operands."""
+"""Relates the elements of an op's result to the elements of its operands."""

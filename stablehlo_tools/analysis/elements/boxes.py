@@ -1,8 +1,8 @@
-"""Sets of elements of a tensor: boxes, one range for each dimension.
+"""Represents sets of elements of a tensor as boxes, one range for each dimension.
 
-A complex number counts as two elements: its tensor has one dimension more, of size 2, for the real
-and the imaginary part. Ranges ascend, and none of a box is empty. Where a set is no box, a box in
-it stands for it: what is said of all elements of a set stays true.
+A complex number counts as two elements: its tensor has one more dimension, of size 2, for the real
+and the imaginary part. Ranges ascend, and a box has no empty range. A set that is not a box is
+replaced by a box in it, so that a fact about all elements of the set remains true.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from stablehlo_tools.dialect.reshapes import runs
 Shape = tuple[int, ...]
 Box = tuple[range, ...]
 
-_MOST_RUNS = 4  # boxes that a mask is told by
+_MOST_RUNS = 4  # boxes that represent a mask
 
 
 def shape_of(type_: ir.Type) -> Shape | None:
-    """The sizes of a tensor type, the parts of complex numbers included; None where unknown."""
+    """Returns the sizes of a tensor type, with the parts of complex numbers; None if unknown."""
     if not isinstance(type_, ir.RankedTensorType) or not type_.has_static_shape:
         return None
     parts = (2,) if isinstance(type_.element_type, ir.ComplexType) else ()
@@ -33,28 +33,28 @@ def shape_of(type_: ir.Type) -> Shape | None:
 
 
 def whole_box(shape: Shape) -> Box:
-    """All elements."""
+    """Returns the box of all elements."""
     return tuple(map(range, shape))
 
 
 def size_of(box: Box) -> int:
-    """How many elements a box has."""
+    """Returns the number of elements of a box."""
     return math.prod(map(len, box))
 
 
 def meet(one: Box, other: Box) -> Box | None:
-    """The elements of both; None where there are none."""
+    """Returns the elements of both boxes; None if there are none."""
     ranges = tuple(common_range(a, b) for a, b in zip(one, other, strict=True))
     return ranges if all(ranges) else None
 
 
 def contains(outer: Box, inner: Box) -> bool:
-    """Whether a box has all elements of another."""
+    """Returns True if a box has all elements of another."""
     return meet(outer, inner) == inner
 
 
 def common_range(one: range, other: range) -> range:
-    """The numbers of both of two ascending ranges."""
+    """Returns the numbers of both of two ascending ranges."""
     if one == other:
         return one
     stop = min(one.stop, other.stop)
@@ -73,7 +73,7 @@ def common_range(one: range, other: range) -> range:
 
 
 def canonical(numbers: range) -> range:
-    """The same numbers, ascending, written in the one way in which equal sets are equal."""
+    """Returns the same numbers, ascending, in canonical form: equal sets are equal ranges."""
     if len(numbers) == 1:
         return range(numbers[0], numbers[0] + 1)
     if numbers.step < 0:
@@ -82,7 +82,7 @@ def canonical(numbers: range) -> range:
 
 
 def moved_range(numbers: range, source: range, target: range) -> range:
-    """Numbers that are all in `source`, as those at the same positions of `target`."""
+    """Returns the numbers of `target` at the positions that some numbers have in `source`."""
     first = source.index(numbers[0])
     step = source.index(numbers[1]) - first if len(numbers) > 1 else 1
     start = target[first]
@@ -91,7 +91,7 @@ def moved_range(numbers: range, source: range, target: range) -> range:
 
 
 def boxes_of(mask: NDArray[Any]) -> list[Box]:
-    """Boxes of elements that are true: all of them where few boxes are enough."""
+    """Returns boxes of elements that are true: all of them if few boxes are enough."""
     if not mask.any():
         return []
     if mask.all():
@@ -107,7 +107,7 @@ def boxes_of(mask: NDArray[Any]) -> list[Box]:
 
 
 def boxes_outside(shape: Shape, covered: Sequence[Box]) -> list[Box]:
-    """Boxes of elements that are in none of some boxes."""
+    """Returns boxes of elements that are outside of all `covered` boxes."""
     if not covered:
         return [whole_box(shape)]
     outside: list[Box] = []
@@ -118,8 +118,11 @@ def boxes_outside(shape: Shape, covered: Sequence[Box]) -> list[Box]:
 
 
 def _gaps(size: int, covered: Sequence[range]) -> list[range]:
-    """The numbers below `size` that no range has, in a row each; the longest first. No walk over
-    all numbers: written-out layers each ask this of the whole stack of their gradients."""
+    """Returns runs of the numbers below `size` that no range covers, the longest first.
+
+    It does not loop over all numbers, because each unrolled layer asks this of the whole stack of
+    gradients.
+    """
     if any(numbers.step != 1 for numbers in covered):
         free = np.ones(size, np.bool_)
         for numbers in covered:
@@ -137,13 +140,13 @@ def _along(shape: Shape, dimension: int, numbers: range) -> Box:
 
 
 def _runs(profile: NDArray[Any]) -> list[range]:
-    """The places that are true, in a row each; the longest first."""
+    """Returns the runs of true places, the longest first."""
     edges = np.flatnonzero(np.diff(profile.astype(np.int8), prepend=0, append=0)).tolist()
     return _longest_first([range(*pair) for pair in zip(edges[::2], edges[1::2], strict=True)])
 
 
 def _longest_first(rows: list[range]) -> list[range]:
-    """Rows sorted by their lengths; single numbers that are evenly apart as one range."""
+    """Returns runs sorted by length; evenly spaced single numbers become one range."""
     starts = [row.start for row in rows]
     evenly = range(starts[0], starts[-1] + 1, starts[1] - starts[0]) if len(rows) > 1 else range(0)
     if all(len(row) == 1 for row in rows) and starts == list(evenly):
@@ -152,7 +155,7 @@ def _longest_first(rows: list[range]) -> list[range]:
 
 
 def reshaped(box: Box, before: Shape, after: Shape) -> Box:
-    """Elements of a box as they lie in another shape of as many: all of them, or a box of some."""
+    """Returns elements of a box as they are in another shape: all of them, or a box of some."""
     places: list[range] = []
     for outer, inner in runs(before, after):
         ranges = [box[d] for d in outer]
@@ -162,12 +165,12 @@ def reshaped(box: Box, before: Shape, after: Shape) -> Box:
 
 
 def _flattened(ranges: Sequence[range], sizes: Sequence[int]) -> range:
-    """The places of elements in a row; of some of them where all are not evenly apart."""
+    """Returns flat indices of elements; of a part of them if they are not evenly spaced."""
     places, inner = range(1), 1
     for numbers, size in zip(reversed(ranges), reversed(sizes), strict=True):
         first = numbers[0] * inner + places[0]
         if numbers.step == 1 and places.step * len(places) == inner:
-            last, step = numbers[-1] * inner + places[-1], places.step  # all of each row
+            last, step = numbers[-1] * inner + places[-1], places.step  # whole rows
         elif len(places) >= len(numbers):
             last, step = numbers[0] * inner + places[-1], places.step  # one row
         else:
@@ -178,7 +181,7 @@ def _flattened(ranges: Sequence[range], sizes: Sequence[int]) -> range:
 
 
 def _unflattened(places: range, sizes: Sequence[int]) -> list[range]:
-    """Elements in a row as a box; a box of some of them where all are none."""
+    """Returns flat indices as a box; a box of a part of them if they are not one."""
     along: list[range] = []
     inner = math.prod(sizes)
     for size in sizes:
@@ -203,7 +206,7 @@ def _unflattened(places: range, sizes: Sequence[int]) -> list[range]:
 
 
 def _full_rows(places: range, inner: int) -> range:
-    """The rows of `inner` elements that have all that evenly apart elements may have of one."""
+    """Returns the rows of `inner` elements that contain all the places that fit into a row."""
     if inner % places.step:
         return range(0)
     before = places[0] % places.step

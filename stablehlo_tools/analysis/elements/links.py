@@ -1,9 +1,10 @@
-"""How elements of one operand become elements of the result, of ops that compute.
+"""Links elements of one operand to elements of the result, for ops that compute.
 
-`push` answers which elements of the result surely depend on those of the operand, `pull` which
-elements of the operand those of the result surely need: all elements of the box that is returned
-do. `link_of` has the link of an operand of an elementwise op, a reduction or a matrix product;
-`reach_of` says how the windows of a convolution or a reduce_window lie on an operand.
+`push` returns the elements of the result that surely depend on elements of the operand. `pull`
+returns the elements of the operand that elements of the result surely need. Both hold for all
+elements of the returned box. `link_of` returns the link of an operand of an elementwise op, a
+reduction or a matrix product. `reach_of` describes how the windows of a convolution or a
+reduce_window cover an operand.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ from stablehlo_tools.dialect.traits import ELEMENTWISE, STABLEHLO, Trait, ops_wi
 class Piece:
     """Elements `source` of the operand become `target` of the result.
 
-    `along` pairs dimensions of the two, which have equally many elements in the piece: the n-th
-    becomes the n-th. What is in the piece along any other dimension of the source goes into all of
-    the target along its other dimensions.
+    `along` pairs dimensions of both, which have equally many elements in the piece: the n-th
+    becomes the n-th. Along other dimensions, every element of the source goes into all of the
+    target.
     """
 
     source: Box
@@ -44,28 +45,28 @@ class Piece:
     along: tuple[tuple[int, int], ...]
 
     def push(self, box: Box) -> Box | None:
-        """Elements of the result that depend on all that a box of the operand depends on."""
+        """Returns elements of the result that depend on all that the operand's box depends on."""
         return _carried(box, self.source, self.target, self.along)
 
     def pull(self, box: Box) -> Box | None:
-        """Elements of the operand that a box of the result needs."""
+        """Returns elements of the operand that a box of the result needs."""
         along = tuple((r, o) for o, r in self.along)
         return _carried(box, self.target, self.source, along)
 
 
 @dataclass(frozen=True)
 class Reshape:
-    """The same elements in the same order."""
+    """A link between the same elements in the same order."""
 
     before: Shape
     after: Shape
 
     def push(self, box: Box) -> Box | None:
-        """Elements of the result that depend on all that a box of the operand depends on."""
+        """Returns elements of the result that depend on all that the operand's box depends on."""
         return reshaped(box, self.before, self.after)
 
     def pull(self, box: Box) -> Box | None:
-        """Elements of the operand that a box of the result needs."""
+        """Returns elements of the operand that a box of the result needs."""
         return reshaped(box, self.after, self.before)
 
 
@@ -73,16 +74,16 @@ Link = Piece | Reshape
 
 
 def identity(shape: Shape) -> Piece:
-    """Each element becomes the one at its place."""
+    """Returns the link from each element to the one at its place."""
     box = whole_box(shape)
     return Piece(box, box, tuple((d, d) for d in range(len(shape))))
 
 
 def related(op: ir.Operation, position: int, shape: Shape, result: Shape) -> Piece | None:
-    """The link of an operand as the relation of the op's dimensions has it: of an op that hands on
-    elements, to places that it says itself. None where no element is left.
+    """Returns the link of an operand by the relation of the op's dimensions.
 
-    The parts of complex numbers, which no dimension of the op knows of, stay together.
+    Only for ops that move elements to known places. None if no element is left. The parts of
+    complex numbers, which are not dimensions of the op, stay together.
     """
     relation = dimensions_of(op)
     assert relation is not None, "of every op of static shapes that asks"
@@ -117,14 +118,14 @@ def _ascending(numbers: range) -> range:
     return numbers if numbers.step > 0 else numbers[::-1]
 
 
-# Of complex numbers, these leave the two parts apart.
+# Ops on complex numbers that do not mix the two parts.
 _PARTWISE = ops_with_any(Trait.LINEAR_IN_ALL) & ELEMENTWISE - ops_with(Trait.COMPLEX_PART) | {
     SELECT,
     "stablehlo.negate",
 }
 
 
-# CHLO's functions that no rule of dependence has been written for.
+# CHLO functions without a rule of dependence.
 UNFOLLOWED = frozenset({"chlo.bessel_i1e", "chlo.conj"})
 _IN_PLACE = (
     (STABLEHLO & ELEMENTWISE | ops_with(Trait.UNARY) | {BITCAST_CONVERT})
@@ -135,7 +136,7 @@ _IN_PLACE = (
 
 
 def link_of(op: ir.Operation, position: int) -> Link | None:
-    """The link of an operand, where each element of it influences the elements that it links to."""
+    """Returns the link of an operand if its elements influence those that they link to."""
     if len(op.results) != 1:
         return None
     shape, result = shape_of(op.operands[position].type), shape_of(op.results[0].type)
@@ -145,7 +146,8 @@ def link_of(op: ir.Operation, position: int) -> Link | None:
         is_single = len(op.operands) == 2
         return related(op, 0, shape, result) if is_single and position == 0 else None
     if op.name == "stablehlo.dot_general":
-        # By the numbers alone: the relation is not there where the other operand's sizes are not.
+        # Uses only the dimension numbers, because the relation needs the other operand's sizes,
+        # too.
         numbers = dot_numbers(op)
         ranks = [ir.RankedTensorType(value.type).rank for value in op.operands]
         if len(shape) != ranks[position]:  # complex
@@ -167,8 +169,10 @@ _MOST_PAIRS = 1 << 20  # pairs of a window and a place in it
 
 @dataclass(frozen=True)
 class Reach:
-    """`every_window`: each holds an element of the operand; `every_element` is in some window;
-    `every_place` of the window holds an element at least once.
+    """Says how windows cover an operand.
+
+    `every_window` holds an element of the operand. `every_element` is in some window. `every_place`
+    of the window holds an element at least once.
     """
 
     every_window: bool = False
@@ -182,7 +186,7 @@ OF_CONVOLUTION: Names = ("window_strides", "lhs_dilation", "rhs_dilation")
 
 
 def reach_of(op: ir.Operation, sizes: list[int], windows: list[int], names: Names) -> Reach:
-    """How the windows of an op lie on an operand of these sizes."""
+    """Returns how the windows of an op cover an operand of these sizes."""
     rank = len(sizes)
     strides, base, spread = (integers(op, name, [1] * rank) for name in names)
     edges = integers(op, "padding", [0] * 2 * rank)
@@ -202,7 +206,7 @@ def reach_of(op: ir.Operation, sizes: list[int], windows: list[int], names: Name
 def _along(
     size: int, window: int, stride: int, dilation: int, gap: int, low: int, high: int
 ) -> Reach:
-    """Along one dimension, whose windows lie side by side with those along any other."""
+    """Returns the reach along one dimension, which is independent of the others."""
     dilated = (size - 1) * dilation + 1
     reach = (window - 1) * gap + 1
     count = (low + dilated + high - reach) // stride + 1

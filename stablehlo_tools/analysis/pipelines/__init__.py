@@ -1,1 +1,1 @@
-"""Pipelines over a mesh axis, read back from programs whose ranks advance in lock step."""
+"""Reads pipelines over a mesh axis from programs whose ranks advance in lock step."""

@@ -1,1 +1,1 @@
-"""A module as a task graph: its ops as nodes, the nodes grouped into kernels, the kernels timed."""
+"""Builds task graphs of modules: ops become nodes, nodes kernels, and kernels are timed."""

@@ -1,4 +1,4 @@
-"""What a module takes as XLA would schedule it: `overlap.compilers` on the module's task graph."""
+"""Predicts the time of a module as XLA would schedule it: `overlap.compilers` on its task graph."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from stablehlo_tools.overlap.compilers.expected import Expected, expected
 
 
 def expected_run(module: ir.Module, hardware: Hardware) -> Expected:
-    """A run of a module whose collectives are explicit, on a device.
+    """Returns the expected run on a device of a module with explicit collectives.
 
     Raises ToolError for a program that cannot be timed.
     """
@@ -21,10 +21,10 @@ def expected_run(module: ir.Module, hardware: Hardware) -> Expected:
 
 
 def is_faster(draft: ir.Module, module: ir.Module, hardware: Hardware) -> bool:
-    """Whether XLA is expected to be faster with a draft of a module than with the module, with what
-    collectives take of compute beside them.
+    """Returns True if XLA is expected to be faster with a draft of a module than with the module.
 
-    Raises ToolError for a program that cannot be timed.
+    Both times include the slowdown of compute beside collectives. Raises ToolError for a program
+    that cannot be timed.
     """
     own = expected_run(module, hardware).contended_ns
     return expected_run(draft, hardware).contended_ns < own

@@ -1,10 +1,10 @@
-"""Which results take the place of an operand that ends with the kernel that reads it.
+"""Finds the results that reuse the memory of an operand that ends with its kernel.
 
-XLA lets a kernel write over an operand if it reads each element where it writes it, if the two are
-of one size, and if nothing reads the operand afterwards; an all_reduce, too. What a loop hands to
-its next iteration lies where the last one's value lay, if that has ended by then. A program's
-arguments stay to its end, and only what is given back for one that is donated is written over it;
-for other results XLA:GPU sets memory aside before it runs.
+XLA lets a kernel write over an operand under three conditions: the kernel reads each element where
+it writes it, both are of one size, and nothing reads the operand later. An all_reduce can, too. The
+next value of a carry reuses the memory of its last value, if that has ended by then. A program's
+arguments live to its end. Only the result that a donated argument is aliased with is written over
+it. For other results, XLA:GPU allocates memory before it runs the program.
 (xla/service/gpu/fusion_can_share_buffer, HloDataflowAnalysis::CanShareOperandBufferWithUser)
 """
 
@@ -24,8 +24,11 @@ from stablehlo_tools.overlap.task_graph import Task, TaskGraph, TaskKind
 def read_in_step(
     members: Sequence[Node], written: Sequence[Node], nodes: Mapping[int, Node]
 ) -> Mapping[int, Sequence[Ref]]:
-    """What a kernel may write the results of its nodes `written` over: by the node, the refs of one
-    size that it reads from memory, each element only where that of the result is made."""
+    """Returns the values that a kernel may write the results of its nodes `written` over.
+
+    For each node, these are the refs of the same size that the kernel reads from memory, each
+    element only to compute the result's element at the same place.
+    """
     inside = {node.index for node in members}
     in_step: dict[int, set[Ref]] = {}
     out_of_step: set[Ref] = set()
@@ -61,9 +64,11 @@ def read_in_step(
 def body_in_place(
     graph: TaskGraph, over: Mapping[int, Sequence[int]], carried: Mapping[int, int]
 ) -> TaskGraph:
-    """The graph of a loop's body with storages joined: each next value of `carried` with the one
-    that the iteration starts from, if that has ended before; any other of `over` with the first of
-    its candidates that ends where it begins."""
+    """Returns the graph of a loop's body with storages joined.
+
+    Each next value in `carried` joins the storage that the iteration starts from, if that has ended
+    before. Any other storage in `over` joins the first of its candidates that ends where it begins.
+    """
     fixed = {s for task in _inputs(graph) if task.persistent for s in task.allocs}
     return _joined(graph, over, carried, {}, fixed)
 
@@ -71,10 +76,12 @@ def body_in_place(
 def program_in_place(
     graph: TaskGraph, over: Mapping[int, Sequence[int]], *, set_aside: bool
 ) -> TaskGraph:
-    """The graph of a whole program with storages joined: each result with the donated argument of
-    its size whose place it takes, if that has ended by then; any other of `over` with the first of
-    its candidates that ends where it begins. Arguments are there to the end and, if it is
-    `set_aside`, the memory of what is returned in none of them from the start."""
+    """Returns the graph of a whole program with storages joined.
+
+    Each result joins a donated argument of its size, if that has ended by then. Any other storage
+    in `over` joins the first of its candidates that ends where it begins. Arguments live to the
+    end. If `set_aside`, memory for results that reuse no argument is allocated from the start.
+    """
     sizes, inputs, returned = graph.storages, _inputs(graph), _returned(graph)
     own = {s for task in inputs for s in task.allocs}
     donated: dict[float, list[int]] = defaultdict(list)
@@ -95,7 +102,7 @@ def _inputs(graph: TaskGraph) -> list[Task]:
 
 
 def _returned(graph: TaskGraph) -> list[int]:
-    """The storages of what a program returns, each once."""
+    """Returns the storages of a program's results, each once."""
     outputs = (task for task in graph.tasks if task.kind is TaskKind.OUTPUT)
     return list(dict.fromkeys(s for task in outputs for s in task.storages))
 
@@ -107,8 +114,10 @@ def _joined(
     given_back: Mapping[int, int],
     fixed: Set[int],
 ) -> TaskGraph:
-    """The graph with storages joined; none but those of `carried` and `given_back` with one that is
-    `fixed`."""
+    """Returns the graph with storages joined.
+
+    Only storages in `carried` and `given_back` may join one that is `fixed`.
+    """
     tasks = graph.tasks
     last = last_uses(graph, range(len(tasks)), of_transfers=False)
     kept = kept_storages(tasks)
@@ -145,8 +154,10 @@ def _joined(
 
 
 def _as_called(graph: TaskGraph, *, set_aside: bool) -> TaskGraph:
-    """The graph of a whole program with its arguments there to the end, and if it is `set_aside`
-    the memory of what it returns that is in none of them there from the start."""
+    """Returns the graph of a whole program in which arguments live to the end.
+
+    If `set_aside`, memory for results that reuse no argument is allocated from the start.
+    """
     inputs = {s for task in _inputs(graph) for s in task.allocs}
     own = [s for s in _returned(graph) if s not in inputs] if set_aside else []
     apart = frozenset(own)

@@ -1,12 +1,12 @@
-"""Kernels: which nodes of a block the compilers fuse, and the work of what they fuse.
+"""Groups the nodes of a block into kernels, as compilers fuse them, and counts their work.
 
-An op that is cheap to do as a kernel reads is fused into its user, where all its users are in one
-kernel: elementwise ops, slices, transposes and reshapes into each other and into the reduction or
-the update that they feed. Where they are in a few kernels, it is repeated in each, if that moves
-fewer bytes than writing its result once and reading it in each. What the program returns as well
-may be fused all the same (a kernel can write several results). Broadcasts and iotas are made anew
-in every kernel that reads them. Matrix products, gathers, sorts and collectives are kernels by
-themselves.
+A cheap op is fused into its user if all its users are in one kernel. Elementwise ops, slices,
+transposes and reshapes are fused into each other, and into the reduction or update that they feed.
+If the users are in a few kernels, the op is recomputed in each, provided that this moves fewer
+bytes than writing its result once and reading it in each. An op may be fused even if the program
+also returns its result, because a kernel can write several results. Broadcasts and iotas are
+recomputed in every kernel that reads them. Matrix products, gathers, sorts and collectives are
+separate kernels.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from stablehlo_tools.cost.kernels import Work, WorkKind
 
 
 def members_of(kernel: Sequence[Node], nodes: Mapping[int, Node], anew: Set[int]) -> list[Node]:
-    """The nodes of a kernel and those that it repeats, in order."""
+    """Returns the nodes of a kernel and those that it recomputes, in order."""
     members = {node.index: node for node in kernel}
     pending = list(kernel)
     while pending:
@@ -35,12 +35,12 @@ def members_of(kernel: Sequence[Node], nodes: Mapping[int, Node], anew: Set[int]
 def kernel_work(
     members: Sequence[Node], written: Sequence[Node], nodes: Mapping[int, Node]
 ) -> Work:
-    """The work of the nodes of a kernel, of which those `written` leave their results in memory."""
+    """Returns the work of a kernel's nodes; `written` are those with results in memory."""
     root = members[-1]
     if root.known is not None:
         return root.known
-    # Bytes read of each value from outside of the kernel: all that its nodes slice out of it, and
-    # no more than there is.
+    # Bytes read of each value from outside of the kernel: the sum of all slices, limited by the
+    # value's size.
     inside = {node.index for node in members}
     read_bytes: dict[Ref, float] = {}
     for node in members:
@@ -76,7 +76,7 @@ def kernel_work(
 
 
 def from_memory(user: Node, source: Ref, nodes: Mapping[int, Node]) -> Sequence[Ref]:
-    """What is read for a source: of what is made anew, what it is made of."""
+    """Returns the operands read; recomputed producers are replaced by their own operands."""
     node = nodes[source[0]]
     if node.role is Role.NOTHING:
         return ()
@@ -88,7 +88,7 @@ def from_memory(user: Node, source: Ref, nodes: Mapping[int, Node]) -> Sequence[
 _JOINABLE = frozenset({Role.FUSIBLE, Role.RESHAPE, Role.REDUCTION, Role.UPDATE})
 _FUSED = frozenset({Role.FUSIBLE, Role.RESHAPE})
 _MAKES_ANEW = _JOINABLE | {Role.CHEAP}
-# Tens of instructions for each element, where exp is one of the hardware's.
+# Ops with tens of instructions for each element, unlike exp, which the hardware has.
 _POLYNOMIALS = frozenset(
     {"tanh", "erf", "erf_inv", "erfc", "sine", "cosine", "tan", "power", "atan2"}
 )
@@ -96,8 +96,11 @@ _POLYNOMIALS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Fusing:
-    """The fusing of a compiler: the ops that are dear to compute again in several kernels, and if
-    a gather computes what it reads."""
+    """The fusing of a compiler.
+
+    `dear` are ops that are too expensive to recompute in several kernels. `into_gathers` is True if
+    a gather computes its operands.
+    """
 
     dear: frozenset[str]
     into_gathers: bool
@@ -110,9 +113,9 @@ _MOST_REPEATS = 8
 
 @dataclass(frozen=True, slots=True)
 class Fusion:
-    """The kernels of a block in the order of their last nodes, each one's nodes in order.
+    """The kernels of a block in the order of their last nodes, each kernel's nodes in order.
 
-    Nodes that are `anew` are in none: each kernel that reads them makes them for itself.
+    Nodes in `anew` are in no kernel: each kernel that reads them recomputes them.
     """
 
     kernels: Sequence[Sequence[Node]]
@@ -121,13 +124,13 @@ class Fusion:
 
 @dataclass(frozen=True, slots=True)
 class _Readers:
-    """The kernels that read a value; `blocked` where one of them has to find it in memory."""
+    """The kernels that read a value; `blocked` if one of them must read it from memory."""
 
     kernels: frozenset[int] = frozenset()
     blocked: bool = False
 
     def and_(self, other: _Readers) -> _Readers:
-        """Both; too many to repeat it in each are as good as blocked."""
+        """Returns the readers of both; `blocked` if they are too many to recompute in each."""
         kernels = self.kernels | other.kernels
         return _Readers(kernels, self.blocked or other.blocked or len(kernels) > _MOST_REPEATS)
 
@@ -136,10 +139,10 @@ _NONE, _BLOCKED = _Readers(), _Readers(blocked=True)
 
 
 def fuse(nodes: Mapping[int, Node], users: Sequence[Sequence[int]], fusing: Fusing) -> Fusion:
-    """The kernels of a block's nodes, given in order; `users` as `users_of` gives them."""
+    """Returns the kernels of a block's nodes, which are in order; `users` is from `users_of`."""
     kernel_of: dict[int, int] = {}  # by node, the index of the kernel's last node
-    # The nodes that take too many instructions to be run in each reader, and what alone is made of
-    # one of them, as its convert.
+    # Nodes with too many instructions to be recomputed in each reader, and nodes that only convert
+    # such a node.
     long: set[int] = set()
     for node in nodes.values():
         made_of_one = len(node.sources) == 1 and len(users[node.sources[0][0]]) == 1
@@ -149,7 +152,7 @@ def fuse(nodes: Mapping[int, Node], users: Sequence[Sequence[int]], fusing: Fusi
             or (made_of_one and node.sources[0][0] in long)
         ):
             long.add(node.index)
-    readers_of: dict[int, _Readers] = {}  # of what is made anew, what reads it in the end
+    readers_of: dict[int, _Readers] = {}  # of recomputed nodes, the kernels that finally read them
     for node in reversed(list(nodes.values())):
         readers = _NONE
         for user in users[node.index]:
@@ -176,7 +179,7 @@ def fuse(nodes: Mapping[int, Node], users: Sequence[Sequence[int]], fusing: Fusi
 
 
 def users_of(nodes: Sequence[Node], count: int) -> list[list[int]]:
-    """For each of `count` indices the nodes, of those given, that read its results."""
+    """Returns, for each of `count` indices, the given nodes that read its results."""
     users: list[list[int]] = [[] for _ in range(count)]
     for node in nodes:
         for source in dict.fromkeys(index for index, _ in node.sources):
@@ -185,7 +188,7 @@ def users_of(nodes: Sequence[Node], count: int) -> list[list[int]]:
 
 
 def needs_memory(user: Node, index: int) -> bool:
-    """Whether a user of a broadcast or an iota reads it from memory, not made anew."""
+    """Returns True if a user of a broadcast or an iota reads it from memory."""
     into = user.role is Role.UPDATE and user.sources[0][0] == index
     return into or user.role not in _MAKES_ANEW
 
@@ -197,13 +200,16 @@ def _reader(
     readers_of: dict[int, _Readers],
     fusing: Fusing,
 ) -> _Readers:
-    """The kernels that read a node through one of its users: the user's own or, where the user is
-    made anew wherever it is read, those that read that."""
+    """Returns the kernels that read a node through one of its users.
+
+    That is the user's own kernel. If the user is recomputed in its readers, it is the readers'
+    kernels.
+    """
     if user.role is Role.OUTPUT:
-        return _NONE  # a kernel writes it as one more result
+        return _NONE  # a kernel writes it as an additional result
     if user.index in readers_of:
         return readers_of[user.index]
-    # What an update writes into is not computed in its kernel: it would have to be written whole.
+    # An update's buffer is not fused into its kernel: it would have to be written whole.
     into = user.role is Role.UPDATE and user.sources[0][0] == node.index
     joins = user.role in _JOINABLE or (fusing.into_gathers and user.name == "gather")
     if not joins or into:
@@ -214,10 +220,10 @@ def _reader(
 def _repeating_pays(
     node: Node, nodes: Mapping[int, Node], users: Sequence[Sequence[int]], times: int
 ) -> bool:
-    """Whether to read what a node reads so many times moves less than to keep its result."""
+    """Returns True if recomputing a node in each kernel moves fewer bytes than storing it."""
     if any(nodes[user].role is Role.OUTPUT for user in users[node.index]):
         return False
-    refs: dict[Ref, None] = {}  # its sources, or what they are made of where they are made anew
+    refs: dict[Ref, None] = {}  # its sources, or their operands if they are recomputed
     for source in node.sources:
         inner = nodes[source[0]]
         if inner.role is Role.CHEAP:
@@ -229,6 +235,6 @@ def _repeating_pays(
 
 
 def size_of(ref: Ref, nodes: Mapping[int, Node]) -> float:
-    """Bytes of a result."""
+    """Returns the bytes of a result."""
     sizes = nodes[ref[0]].result_bytes
     return sizes[ref[1]] if ref[1] < len(sizes) else 0.0

@@ -1,11 +1,10 @@
-"""In which order XLA:GPU keeps the dimensions of values in memory, and where that makes it copy.
+"""Finds the order in which XLA:GPU keeps the dimensions of values in memory, and its copies.
 
-A matrix product writes its batch dimensions, then those of one operand, then those of the other; a
-transpose only renames dimensions; elementwise ops keep the order of their operands. Where two
-operands of one op are kept in different orders, one of them is transposed in memory; so is an
-operand of a matrix product whose batch, free or contracted dimensions do not lie together, and what
-a loop expects in another order than it was made in.
-(xla/service/gpu/transforms/layout_assignment, matmul_utils)
+A matrix product writes its batch dimensions, then those of one operand, then those of the other. A
+transpose only renames dimensions. Elementwise ops keep the order of their operands. XLA transposes
+a value in memory in three cases: two operands of one op have different orders; the batch, free or
+contracted dimensions of a matrix product's operand are not contiguous; a loop expects a value in
+another order than it has. (xla/service/gpu/transforms/layout_assignment, matmul_utils)
 """
 
 from __future__ import annotations
@@ -20,18 +19,18 @@ from stablehlo_tools.analysis.tasks.nodes import Ref
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.dimensions import integers, static_shape
 
-LEAST_BYTES = 2.0**20  # of a value whose order is followed
+LEAST_BYTES = 2.0**20  # values smaller than this are not followed
 
 type _Dims = tuple[int, ...]
-type _Copy = Callable[[Ref, bool], Ref]  # a new node, or the value's own turned into it
+type _Copy = Callable[[Ref, bool], Ref]  # of a ref; True: reorder its own node
 
 
 @dataclass(slots=True)
 class _Choice:
-    """The orders, major to minor, in which a value could be kept; none while nothing is known.
+    """The possible orders of a value, major to minor; none while nothing is known.
 
-    `first` is what a kernel makes of a matrix product: until something is `settled` by the order of
-    the product, that kernel may write in another one.
+    `first` is the kernel that first reads a matrix product. That kernel may write in another order,
+    until an op that reads the value has `settled` on the order of the product.
     """
 
     options: list[_Dims] = field(default_factory=list[_Dims])
@@ -42,20 +41,21 @@ class _Choice:
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """The order of a value, as a renaming of the dimensions that a choice is of: for each of those
-    the value's own, or None where it has none for it."""
+    """The order of a value, as a renaming of the dimensions of a choice.
+
+    `names` has, for each dimension of the choice, the value's dimension, or None if it has none.
+    """
 
     choice: _Choice
     names: tuple[int | None, ...]
     shape: _Dims
 
     def orders(self) -> list[_Dims]:
-        """The value's dimensions in the orders that are possible; those of one element are left
-        out."""
+        """Returns the possible orders of the value's dimensions, without those of size 1."""
         return list(dict.fromkeys(map(self._named, self.choice.options)))
 
     def keep(self, order: _Dims) -> bool:
-        """Settles on an order; False where it is not possible."""
+        """Settles on an order; returns False if it is not possible."""
         if not self.choice.options:
             places = {name: place for place, name in enumerate(self.names) if name is not None}
             if any(dim not in places for dim in order):
@@ -70,14 +70,14 @@ class _Layout:
         return bool(left)
 
     def rename(self, order: _Dims) -> None:
-        """Puts the value, and all that is made of it, in an order that was not possible."""
+        """Changes the value, and all values made of it, to an order that was not possible."""
         (option, *_) = self.choice.options
         places = {self.names[dim]: dim for dim in option}
         rest = [dim for dim in option if self.names[dim] not in order]
         self.choice.options = [(*rest, *(places[name] for name in order))]
 
     def renamed(self, change: Sequence[int | None], shape: Sequence[int]) -> _Layout:
-        """The layout of a value of that shape, given its dimension for each of this one's."""
+        """Returns the layout of a value of a shape, given its dimension for each of this one's."""
         names = tuple(None if name is None else change[name] for name in self.names)
         return _Layout(self.choice, names, tuple(shape))
 
@@ -94,8 +94,11 @@ class Layouts:
         self._copies: dict[tuple[Ref, _Dims], Ref] = {}
 
     def begin(self, ref: Ref, type_: ir.Type, *, fixed: bool) -> None:
-        """Follows a value that comes from outside: `fixed` in row-major order, as the arguments of
-        a program are, or as a loop's body would have it."""
+        """Follows a value that comes from outside.
+
+        It is in row-major order if `fixed`, as the arguments of a program are. Otherwise the loop's
+        body may choose.
+        """
         shape = static_shape(type_)
         if shape is not None and math.prod(shape) >= LEAST_BYTES:
             dims = tuple(range(len(shape)))
@@ -107,15 +110,14 @@ class Layouts:
         self._copies = {key: ref for key, ref in self._copies.items() if ref[0] < begin}
 
     def into(self, source: Ref, inner: Layouts, inside: Ref, copy: _Copy) -> Ref:
-        """The operand of a loop, or what its body yields, in the order in which the body has it as
-        `inside`."""
+        """Returns an operand of a loop, or a yield of its body, in the body's order of `inside`."""
         wanted = inner._of.get(inside)
         if source not in self._of or wanted is None or not wanted.orders():
             return source
         return self._ordered(source, wanted.orders()[0], copy)
 
     def carried(self, result: Ref, inner: Layouts, argument: Ref, source: Ref) -> None:
-        """Gives a loop's result the order of what its body carries, or else of what it began as."""
+        """Gives a loop's result the order of the carry in its body, or of its initial value."""
         wanted = inner._of.get(argument)
         layout = wanted if wanted is not None and wanted.orders() else self._of.get(source)
         if layout is not None:
@@ -129,7 +131,7 @@ class Layouts:
     def operands(
         self, op: ir.Operation, name: str, sources: Sequence[Ref], copy: _Copy
     ) -> list[Ref]:
-        """What an op reads, with copies where it cannot read a value as it lies."""
+        """Returns the operands of an op, copied if it cannot read them in their order."""
         if name == "dot_general":
             return self._factors(op, sources, copy)
         followed = [number for number, ref in enumerate(sources) if ref in self._of]
@@ -152,7 +154,7 @@ class Layouts:
         if shape is None or math.prod(shape) < LEAST_BYTES:
             return
         if name == "dot_general":
-            # A matrix product writes the rows of either operand last.
+            # A matrix product can write the rows of either operand last.
             dims = bindings.dot_dimension_numbers(op.attributes["dot_dimension_numbers"])
             batch = len(dims.lhs_batching_dimensions)
             left = ir.ShapedType(op.operands[0].type).rank - len(dims.lhs_contracting_dimensions)
@@ -182,7 +184,7 @@ class Layouts:
             change = [left.index(d) if d in left else None for d in range(len(layout.shape))]
             self._of[ref] = layout.renamed(change, shape)
         elif name == "dynamic_update_slice" and known[0] != sources[0]:
-            # Nothing is known of what rows of a layout are written into.
+            # The order of the array that these rows are written into is unknown.
             options: list[_Dims] = []
             for order in layout.orders()[:1]:
                 others = (dim for dim in range(len(shape)) if dim not in order)
@@ -222,7 +224,7 @@ class Layouts:
         return ordered
 
     def _beside(self, first: Ref, ref: Ref, copy: _Copy) -> Ref:
-        """A value in the order of another one that an op reads, too."""
+        """Returns a value in the order of another operand of the same op."""
         ours, theirs = self._of[ref], self._of[first]
         if not theirs.orders():
             if ours.orders():
@@ -240,7 +242,7 @@ class Layouts:
         return self._ordered(ref, theirs.orders()[0], copy)
 
     def _ordered(self, ref: Ref, order: _Dims, copy: _Copy) -> Ref:
-        """A value in an order, copied if it is kept in others."""
+        """Returns a value in an order, copied if that order is not possible."""
         layout = self._of[ref]
         if set(order) != set(layout.orders()[0] if layout.orders() else order):
             return ref  # of another shape
@@ -263,8 +265,10 @@ class Layouts:
 
 
 def _reshaped(layout: _Layout, shape: _Dims) -> _Layout | None:
-    """The layout after a reshape, in the orders that keep what is split or merged together; None
-    if there are none."""
+    """Returns the layout after a reshape; None if no order is possible.
+
+    Possible orders keep dimensions together that are split or merged.
+    """
     groups = _groups(layout.shape, shape)
     if groups is None:
         return None
@@ -293,7 +297,7 @@ def _reshaped(layout: _Layout, shape: _Dims) -> _Layout | None:
 
 
 def _groups(before: _Dims, after: _Dims) -> list[tuple[_Dims, _Dims]] | None:
-    """The dimensions of more than one element that become one another in a reshape."""
+    """Returns the groups of dimensions, of size above 1, that become one another in a reshape."""
     groups: list[tuple[_Dims, _Dims]] = []
     left = [d for d, size in enumerate(before) if size > 1]
     right = [d for d, size in enumerate(after) if size > 1]
@@ -311,7 +315,7 @@ def _groups(before: _Dims, after: _Dims) -> list[tuple[_Dims, _Dims]] | None:
 
 
 def _lies_together(order: _Dims, groups: Sequence[_Dims]) -> bool:
-    """Whether each group of dimensions stands together, in its order, and no batch comes last."""
+    """Returns True if each group of dimensions is contiguous, in order, and no batch is last."""
     places = {dim: place for place, dim in enumerate(order)}
     for group in groups:
         at = [places.get(dim, -1) for dim in group]

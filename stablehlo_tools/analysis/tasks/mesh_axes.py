@@ -1,4 +1,4 @@
-"""Which axes of a mesh the groups of a collective run along."""
+"""Finds the axes of a mesh that the groups of a collective run along."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from stablehlo_tools.overlap.task_graph import Task, TaskGraph
 
 
 def axes_of(groups: Sequence[Sequence[int]], meshes: Mapping[str, DeviceMesh]) -> tuple[str, ...]:
-    """The axes over which the members of each group differ, of the first mesh that fits.
+    """Returns the axes over which the members of each group differ, of the first mesh that fits.
 
-    Empty where a group is no whole set of axes (a permute's pairs name the axes they move along).
+    Empty if a group is not a whole set of axes (a permute's pairs name the axes they move along).
     """
     for mesh in meshes.values():
         named = _along(groups, mesh)
@@ -24,8 +24,11 @@ def axes_of(groups: Sequence[Sequence[int]], meshes: Mapping[str, DeviceMesh]) -
 
 
 def with_axes_of(graph: TaskGraph, meshes: Mapping[str, DeviceMesh]) -> TaskGraph:
-    """A compiler's task graph with the names that the program has for its axes: XLA's partitioner
-    numbers them (`axis_0`), and lists the devices of several. Others stay as they are."""
+    """Returns a compiler's task graph with the program's names for mesh axes.
+
+    XLA's partitioner numbers the axes (`axis_0`), and lists the devices of several. Groups that fit
+    no mesh stay as they are.
+    """
 
     def named(task: Task) -> Task:
         if task.loop is not None:

@@ -1,4 +1,4 @@
-"""One op of a program as the task graph sees it, before ops are fused into kernels."""
+"""Defines the ops of a program as the task graph sees them, before fusion into kernels."""
 
 from __future__ import annotations
 
@@ -11,52 +11,52 @@ from stablehlo_tools.cost.kernels import Matmul, Work, WorkKind
 
 
 class Role(enum.Enum):
-    """How an op becomes part of a kernel."""
+    """The way in which an op becomes part of a kernel."""
 
     INPUT = "input"
     OUTPUT = "output"
-    NOTHING = "nothing"  # constants and ids: neither time nor memory
-    CHEAP = "cheap"  # broadcasts and iotas: made anew in each kernel that reads them
-    VIEW = "view"  # its result lies where its operand does
-    RESHAPE = "reshape"  # part of a kernel, or else a view
-    FUSIBLE = "fusible"  # elementwise ops, and moves that a kernel may do as it reads
-    REDUCTION = "reduction"  # ends a kernel, with what it reads fused into it
-    UPDATE = "update"  # writes into its first operand, with what it writes fused into it
-    KERNEL = "kernel"  # a kernel by itself
+    NOTHING = "nothing"  # constants and ids: they need neither time nor memory
+    CHEAP = "cheap"  # broadcasts and iotas: recomputed in each kernel that reads them
+    VIEW = "view"  # its result shares the operand's memory
+    RESHAPE = "reshape"  # part of a kernel, otherwise a view
+    FUSIBLE = "fusible"  # elementwise ops, and moves that a kernel can do while it reads
+    REDUCTION = "reduction"  # ends a kernel; its operands are fused into it
+    UPDATE = "update"  # writes into its first operand; the written value is fused into it
+    KERNEL = "kernel"  # a separate kernel
     COLLECTIVE = "collective"
     DONE = "done"  # of an async pair
-    HOST_COPY = "host copy"  # to the host's memory or from it
+    HOST_COPY = "host copy"  # to or from the host's memory
     LOOP = "loop"
-    DECISION = "decision"  # what the host has to know before a loop goes on
+    DECISION = "decision"  # a value that the host must know before a loop continues
 
 
-type Ref = tuple[int, int]  # a node of the block, and which of its results
+type Ref = tuple[int, int]  # a node of the block, and the number of its result
 
 
 @dataclass(slots=True)
 class Body:
-    """The nodes of a block, as often as they run one after another.
+    """The nodes of a block that runs once or, in a loop, several times.
 
-    Of a loop: `carries` are pairs of an input's node and the ref of what it becomes in the next
-    iteration; `captured` are the refs, outside, that its first inputs stand for.
+    For a loop, `carries` are pairs of an input's node and the ref of its value in the next
+    iteration. `captured` are the refs outside of the loop of its first inputs.
     """
 
     nodes: list[Node] = field(default_factory=list["Node"])
     carries: list[tuple[int, Ref]] = field(default_factory=list[tuple[int, Ref]])
     captured: list[Ref] = field(default_factory=list[Ref])
-    notes: list[str] = field(default_factory=list[str])  # what was left out
+    notes: list[str] = field(default_factory=list[str])  # about what was left out
     trips: int | None = None
-    mean_runs: float | None = None  # where the count is not known
+    mean_runs: float | None = None  # if the count is not known
 
 
 @dataclass(slots=True)
 class Node:
-    """An op: where its operands come from, what it computes, and the bytes of each result.
+    """An op: the sources of its operands, its work, and the bytes of each result.
 
-    `reads` are the bytes that it reads of each operand where that is less than all of it.
-    `passes[i]` is the ref in whose storage result i lies; None where it has its own. `made_of` is
-    what a kernel reads that makes a CHEAP result anew. `share` is how often it runs each time that
-    it is reached, below 1 in a branch that is not always taken.
+    `reads` are the bytes that it reads of each operand, None for all of it. `passes[i]` is the ref
+    whose storage result i shares; None if it has its own. `made_of` are the refs that a kernel
+    reads to recompute a CHEAP result. `share` is the mean number of runs each time that the op is
+    reached: below 1 in a branch that is not always taken.
     """
 
     index: int
@@ -68,7 +68,7 @@ class Node:
     vector_flops: float = 0.0
     matmul: Matmul | None = None
     dtype: str = "f32"
-    known: Work | None = None  # all that a library call does
+    known: Work | None = None  # all work of a library call
     reads: tuple[float | None, ...] = ()
     passes: tuple[Ref | None, ...] = ()
     made_of: tuple[Ref, ...] = ()

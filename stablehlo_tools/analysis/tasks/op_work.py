@@ -1,7 +1,7 @@
-"""What each op of StableHLO and CHLO computes and reads: role, operations, matrix product.
+"""Counts the work of each op of StableHLO and CHLO: its role, operations and matrix product.
 
-Operations are counted for one element of the result (or of the operand, of a reduction);
-transcendental functions count as the instructions of a usual vector implementation.
+Operations are counted for each element of the result, or of the operand for a reduction.
+Transcendental functions count as the instructions of a usual vector implementation.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from stablehlo_tools.ir.values import is_splat, producer, splat_of
 from stablehlo_tools.ir.views import Combining
 
 _TRANSCENDENTAL = 10.0  # vector instructions of exp, log, tanh …, within a factor of two
-TINY = 256  # bytes: a value so small costs no more to make anew than to read
+TINY = 256  # bytes: recomputing a value this small costs no more than reading it
 _WINDOW = 16  # the longest that XLA reduces in one step (reduce_window_rewriter's base length)
 _RANDOM = 40.0  # integer operations of threefry2x32 for each 32-bit word
 
 _DIALECT = re.compile(r"^(stablehlo|chlo|mhlo)\.")
-# Several instructions for each element. A square is one, but a composite of that name has always
-# been counted among them.
+# Ops with several instructions for each element. A square is one, but composites of that name have
+# always been counted so.
 _COSTLY = short_names(ops_with(Trait.TRANSCENDENTAL)) | {"next_after", "remainder", "square"}
 _MOVES = short_names(ops_with_any(Trait.BIJECTIVE | Trait.PIECE | Trait.JOIN)) - {
     "dynamic_update_slice",
@@ -57,7 +57,7 @@ _RESHAPES = frozenset(
 )
 _VIEWS = frozenset({"optimization_barrier", "tuple", "get_tuple_element"})
 _WITH_REGIONS = (
-    short_names(  # of which the regions are a few operations for each element
+    short_names(  # with regions of a few operations for each element
         ops_with_any(Trait.REDUCTION | Trait.OPAQUE)
     )
     | {"map", "scatter", "select_and_scatter"}
@@ -76,9 +76,9 @@ _LIBRARY = short_names(ops_with(Trait.LIBRARY))
 
 @dataclass(frozen=True, slots=True)
 class OpWork:
-    """An op's part in its kernel; `reads` is of its operands, None for all of one.
+    """An op's part in its kernel; `reads` are the bytes read of its operands, None for all.
 
-    A kernel of kind OTHER is timed by its bytes alone.
+    A kernel of kind OTHER is timed only by its bytes.
     """
 
     role: Role
@@ -87,11 +87,11 @@ class OpWork:
     matmul: Matmul | None = None
     dtype: str = "f32"
     reads: tuple[float | None, ...] = ()
-    known: Work | None = None  # all of it, of a library call
+    known: Work | None = None  # all work of a library call
 
 
 def short_name(op: ir.Operation) -> str:
-    """`dot_general` of `stablehlo.dot_general`; `erf` of a composite of that function."""
+    """Returns `dot_general` for `stablehlo.dot_general`, `erf` for a composite of that function."""
     name = op.name
     if name == COMPOSITE:
         name = ir.StringAttr(op.attributes["name"]).value
@@ -99,13 +99,16 @@ def short_name(op: ir.Operation) -> str:
 
 
 def is_own_kernel(composite: ir.Operation) -> bool:
-    """Whether compilers know a composite, so that its decomposition is not what runs."""
+    """Returns True if compilers know a composite, so that its decomposition does not run."""
     name = ir.StringAttr(composite.attributes["name"]).value
     return name.startswith("chlo.") and short_name(composite) in _COSTLY | _LIBRARY
 
 
 def bytes_of(value: ir.Value) -> float:
-    """Bytes of a value, 0 of a token. Raises a located ToolError for a symbolic dimension."""
+    """Returns the bytes of a value, 0 of a token.
+
+    Raises a located ToolError for a symbolic dimension.
+    """
     type_ = value.type
     if not isinstance(type_, ir.ShapedType):
         return 0.0
@@ -120,16 +123,16 @@ def bytes_of(value: ir.Value) -> float:
 
 
 def transfer_of(collective: Collective, groups: ProcessGroups) -> Transfer:
-    """What a collective sends: as many bytes as the larger side of it has."""
+    """Returns the transfer of a collective, with the bytes of its larger side."""
     grows = collective.kind in ("all_gather", "recv")
     whole = collective.bytes_out if grows else collective.bytes_in
     return Transfer(collective.kind, float(whole or 0), groups)
 
 
 def op_work(op: ir.Operation, name: str) -> OpWork:
-    """What an op without regions to enter computes.
+    """Returns the work of an op without regions to enter.
 
-    Raises a located ToolError for one that runs regions in a way that is not understood.
+    Raises a located ToolError for an op that runs its regions in a way that is not understood.
     """
     if len(op.regions) and name not in _WITH_REGIONS:
         raise ToolError(
@@ -140,7 +143,7 @@ def op_work(op: ir.Operation, name: str) -> OpWork:
     if name in _NOTHING:
         return OpWork(Role.NOTHING)
     if name == "constant":
-        # One number is written wherever it is read; a table lies in memory like an argument.
+        # One number is written wherever it is read; a table is in memory like an argument.
         if bytes_of(op.results[0]) <= TINY:
             return OpWork(Role.NOTHING)
         return OpWork(Role.CHEAP if is_splat(op) else Role.INPUT)
@@ -158,7 +161,7 @@ def op_work(op: ir.Operation, name: str) -> OpWork:
     dtype = str(result.element_type)
     if name in _BROADCASTS:
         operand, dims = ir.ShapedType(op.operands[0].type), integers(op, "broadcast_dimensions")
-        # As many elements as the operand's, in their order: only dimensions of one are added.
+        # The elements of the operand, in their order: only dimensions of size 1 are added.
         same = operand.has_static_shape and math.prod(operand.shape) == math.prod(result.shape)
         if same and list(dims) == sorted(dims):
             return OpWork(Role.RESHAPE, WorkKind.COPY)
@@ -172,7 +175,7 @@ def op_work(op: ir.Operation, name: str) -> OpWork:
         each = sum(_per_element(short_name(inner.operation)) for inner in body[:-1])
         count = _elements(operand)
         if name == "reduce_window":
-            # Compilers make a long window of a tree of short ones.
+            # Compilers replace a long window by a tree of short ones.
             each_place = math.prod(
                 size if size <= _WINDOW else _WINDOW * math.log(size, _WINDOW)
                 for size in integers(op, "window_dimensions")
@@ -189,14 +192,14 @@ def op_work(op: ir.Operation, name: str) -> OpWork:
 
 
 def selection(op: ir.Operation) -> OpWork:
-    """An op that is computed as a comparison and a choice for each element of its result."""
+    """Returns the work of an op that compilers replace by a compare and a select."""
     result = ir.ShapedType(op.results[0].type)
     flops = 2.0 * _elements(result)
     return OpWork(Role.FUSIBLE, WorkKind.ELEMENTWISE, flops, None, str(result.element_type))
 
 
 def _library_call(op: ir.Operation, name: str) -> LibraryCall:
-    """An op that compilers call a routine for, as `cost.library_calls` knows it."""
+    """Returns an op that compilers call a library routine for, as `cost.library_calls` knows it."""
     return LibraryCall(
         target=target_of(op) if name == "custom_call" else name,
         operands=[_tensor(operand) for operand in op.operands],
@@ -262,11 +265,11 @@ def _products(op: ir.Operation, name: str) -> OpWork:
         result = ir.ShapedType(op.results[0].type).shape
         places = math.prod(result) // max(1, outputs)
         depth = math.prod(right.shape) // max(1, outputs)
-        if "lhs_dilation" in op.attributes:  # between its elements stand zeros, which are left out
+        if "lhs_dilation" in op.attributes:  # the zeros between elements are left out
             depth = -(-depth // math.prod(integers(op, "lhs_dilation")))
         product = Matmul(groups, places, outputs // max(1, groups), depth)
     dtype = str(left.element_type)
-    # A product of f32 may ask for more than a device's default.
+    # A product of f32 may request a higher precision than the device's default.
     asked = str(op.attributes.get("precision_config")) if dtype == "f32" else ""
     dtype += "_highest" if "HIGHEST" in asked else "_high" if "HIGH" in asked else ""
     return OpWork(Role.KERNEL, _OWN_KERNELS[name], 0.0, product, dtype)
@@ -276,12 +279,13 @@ def _elements(type_: ir.ShapedType) -> float:
     return float(math.prod(type_.shape)) if type_.has_static_shape else 0.0
 
 
-# What the gradient of a gather adds into zeros is written over what it is added to, if that is all
-# it is for; and XLA:TPU selects instead, where each row of the zeros gets one element at most.
+# The gradient of a gather adds into zeros, and the sum is added to another value. XLA writes it
+# over that value, if the sum has no other use. If each row of the zeros gets at most one element,
+# XLA:TPU selects instead.
 
 
 def written_over(op: ir.Operation) -> tuple[ir.Value, ir.Operation] | None:
-    """Of `x + scatter(0, …)`, a sum that nothing else reads: x, and the scatter that adds."""
+    """Returns x and the scatter of `x + scatter(0, …)`, if nothing else reads the scatter."""
     if op.name != ADD:
         return None
     for scattered, other in ((op.operands[1], op.operands[0]), (op.operands[0], op.operands[1])):
@@ -292,7 +296,7 @@ def written_over(op: ir.Operation) -> tuple[ir.Value, ir.Operation] | None:
 
 
 def is_one_hot(op: ir.Operation) -> bool:
-    """Whether a scatter puts at most one element into each row along one dimension of zeros."""
+    """Returns True if a scatter adds at most one element to each row of zeros."""
     if op.name != SCATTER or not _adds_to_zeros(op):
         return False
     numbers = scatter_numbers(op)

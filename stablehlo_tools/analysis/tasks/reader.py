@@ -1,8 +1,7 @@
-"""What one device runs, as nodes: calls and manual computations entered, loops kept.
+"""Reads the program of one device as nodes: calls and manual computations inlined, loops kept.
 
-Only the program of one device is read: a program for all devices has to be partitioned first. Of a
-`case` or an `if` the branch with the most work is taken. A loop whose trip count is not known is
-kept with none.
+A program for all devices must be partitioned first. Of a `case` or an `if`, the branch with the
+most work is kept. A loop with an unknown trip count is kept without one.
 """
 
 from __future__ import annotations
@@ -52,16 +51,16 @@ from stablehlo_tools.ir.walk import callee_name, entry_function, functions_by_na
 from stablehlo_tools.ir.while_loop import is_invariant
 from stablehlo_tools.overlap.task_graph import COLLECTIVES
 
-_DELETABLE = COLLECTIVES - {"send", "recv"}  # where nobody reads their results
+_DELETABLE = COLLECTIVES - {"send", "recv"}  # if their results are unused
 
 
 def live_nodes(nodes: Sequence[Node]) -> set[int]:
-    """The nodes that outputs, inputs and ops with an effect need, and these themselves."""
+    """Returns the nodes that inputs, outputs and ops with an effect depend on, and these nodes."""
     return _behind(nodes, (node.index for node in nodes if has_effect(node)))
 
 
 def has_effect(node: Node) -> bool:
-    """Whether a node stays though nobody reads it."""
+    """Returns True if a node stays even if its results are unused."""
     if node.body is not None:
         return any(map(has_effect, _inner(node.body)))
     sends = node.role is Role.COLLECTIVE and node.name not in _DELETABLE
@@ -69,7 +68,7 @@ def has_effect(node: Node) -> bool:
 
 
 def drop_dead_carries(body: Body, wanted: Set[int]) -> None:
-    """Lets those carries of a loop stay as they are that only lead to themselves.
+    """Makes the carries of a loop invariant that only they themselves depend on.
 
     `wanted` are the results that are read after the loop.
     """
@@ -88,7 +87,7 @@ def drop_dead_carries(body: Body, wanted: Set[int]) -> None:
 
 
 def _inner(body: Body) -> Iterable[Node]:
-    """The nodes of a loop's body that are not its inputs and outputs."""
+    """Yields the nodes of a loop's body except its inputs and outputs."""
     return (n for n in body.nodes if n.role not in (Role.INPUT, Role.OUTPUT))
 
 
@@ -105,7 +104,7 @@ _WEIGHTLESS = frozenset(
 )
 _FOLLOWED = frozenset({Role.FUSIBLE, Role.RESHAPE, Role.REDUCTION, Role.UPDATE, Role.CHEAP})
 _OF_CONSTANTS = frozenset({BROADCAST, CONVERT, RESHAPE})
-_NETWORK = 30.0  # times as slow as memory
+_NETWORK = 30.0  # cost of a byte, in bytes of memory
 _FLOPS_A_BYTE = 100.0
 _MADE_ANEW = frozenset({Role.FUSIBLE, Role.RESHAPE})
 _MADE_OF_FEW = 16  # values
@@ -114,12 +113,12 @@ type _Values = dict[ir.Value, Ref]
 
 
 def read_program(module: ir.Module, input_name: str, *, tiled: bool = False) -> Body:
-    """The nodes of a module's entry function, as one device runs it: `tiled` with arrays in tiles
-    as XLA:TPU has them, else with what XLA:GPU copies because it keeps the dimensions of values in
-    different orders.
+    """Returns the nodes of a module's entry function, as one device runs it.
 
-    Raises a located ToolError for a call without a body, for calls that multiply the text, and for
-    communication that is not understood.
+    If `tiled`, arrays are in tiles, as in XLA:TPU. Otherwise copies are added where XLA:GPU makes
+    them, because it keeps the dimensions of values in different orders. Raises a located ToolError
+    for a call without a body, for calls that multiply the text, and for communication that is not
+    understood.
     """
     function = entry_function(module)
     if not len(function.regions[0].blocks):
@@ -176,7 +175,7 @@ class _Reader:
         return node
 
     def add_input(self, value: ir.Value, number: int, *, persistent: bool = False) -> Ref:
-        """A value that comes from outside."""
+        """Adds a value that comes from outside."""
         node = self.add(Role.INPUT, f"argument {number}", ())
         node.result_bytes = (bytes_of(value),)
         node.persistent = persistent
@@ -186,14 +185,14 @@ class _Reader:
         return node.index, 0
 
     def put_in_host(self, ref: Ref) -> None:
-        """Lets a value lie in the host's memory."""
+        """Moves a value to the host's memory, so that it has no bytes on the device."""
         self._in_host.add(ref)
         sizes = list(self.body.nodes[ref[0]].result_bytes)
         sizes[ref[1]] = 0.0
         self.body.nodes[ref[0]].result_bytes = tuple(sizes)
 
     def _copy(self, ref: Ref, in_place: bool) -> Ref:
-        """A value in another order of its dimensions: by a node of its own, or by its own node."""
+        """Returns a value in another order of its dimensions, by a copy or by its own node."""
         made = self.body.nodes[ref[0]]
         if not in_place:
             kind, dtype, place = WorkKind.COPY, made.dtype, made.location
@@ -205,7 +204,7 @@ class _Reader:
         return made.index, 0
 
     def read_block(self, block: ir.Block, values: _Values) -> list[Ref]:
-        """Reads the ops of a block; the refs of what its terminator returns."""
+        """Reads the ops of a block, and returns the refs of its terminator's operands."""
         for view in block.operations:
             op = view.operation
             if op.name in ("func.return", "stablehlo.return", "sdy.return"):
@@ -238,8 +237,8 @@ class _Reader:
         elif placement(op) is not None:
             self._place(op, values)
         elif self._in_host and any(values.get(o) in self._in_host for o in op.operands):
-            # An op on a value in the host's memory: rows of it, or rows that have been copied
-            # there, which costs the device nothing.
+            # An op on a value in the host's memory: it reads rows, or updates rows that have
+            # already been copied there. It costs the device nothing.
             sources = [values[operand] for operand in op.operands]
             if op.name == DYNAMIC_UPDATE_SLICE:
                 self.put_in_host(sources[0])
@@ -251,7 +250,7 @@ class _Reader:
             self._plain(op, values)
 
     def _place(self, op: ir.Operation, values: _Values) -> None:
-        """A copy to the host's memory or from it; to where a value is already, nothing."""
+        """Reads a copy to or from the host's memory; a value that is already there is a view."""
         source = values[op.operands[0]]
         to_host = puts_in_host(op)
         moves = to_host != (source in self._in_host)
@@ -298,7 +297,7 @@ class _Reader:
             values[result] = (node.index, number)
 
     def _work_of(self, op: ir.Operation, values: _Values) -> tuple[str, OpWork, list[Ref]]:
-        """What compilers make of an op: its name, its work, and what that reads."""
+        """Returns an op as compilers run it: its name, its work, and the refs that it reads."""
         name, operands, made = short_name(op), list(op.operands), op
         if self._tiled and is_one_hot(op):
             return "select", selection(op), [values[operand] for operand in operands[1:]]
@@ -313,9 +312,9 @@ class _Reader:
         return name, op_work(made, name), [values[operand] for operand in operands]
 
     def _settle(self, node: Node) -> None:
-        """Lets a tiny value be made anew where it is read, unless it is made of too much."""
+        """Marks a tiny value to be recomputed where it is read, unless it has too many operands."""
         cheap = node.role is Role.CHEAP
-        # Index arithmetic costs no more to make anew than to read.
+        # recomputing index arithmetic costs no more than reading it
         read = (self.body.nodes[index].result_bytes[number] for index, number in node.sources)
         if not cheap and (
             node.role not in _MADE_ANEW or any(size > TINY for size in (*node.result_bytes, *read))
@@ -359,14 +358,14 @@ class _Reader:
             index, number = values[operand]
             node = self.body.nodes[index]
             if node.role is Role.INPUT and values[operand] not in self._in_host:
-                # What one device holds of it.
+                # The share that one device holds.
                 sizes = list(node.result_bytes)
                 sizes[number] = bytes_of(argument)
                 node.result_bytes = tuple(sizes)
         self._enter(op, block, values, values)
 
     def _enter(self, op: ir.Operation, block: ir.Block, values: _Values, inside: _Values) -> None:
-        """Reads a region in the place of the op that runs it once."""
+        """Reads a region in place of the op that runs it once."""
         for argument, operand in zip(block.arguments, op.operands, strict=True):
             inside[argument] = values[operand]
             self._numbers[argument] = operand
@@ -374,7 +373,10 @@ class _Reader:
         values.update(zip(op.results, returned, strict=True))
 
     def _choice(self, op: ir.Operation, values: _Values) -> None:
-        """The dearest branch, by operations and bytes; each is read where the others were."""
+        """Keeps the branch with the most work, by operations and bytes.
+
+        All branches are read at the same place of the node list.
+        """
         nodes = self.body.nodes
         begin = len(nodes)
         best: tuple[float, list[Node], list[Ref]] | None = None
@@ -407,7 +409,7 @@ class _Reader:
 
     def _loop(self, op: ir.Operation, values: _Values) -> None:
         sources = [values[operand] for operand in op.operands]
-        # Carries that are constants, which the body can make where it needs them.
+        # Carries that are constants: the body can recompute them where it needs them.
         sunk = [
             is_invariant(op, number) and _is_constant(operand)
             for number, operand in enumerate(op.operands)
@@ -436,7 +438,7 @@ class _Reader:
                 held[number] = self.add(Role.NOTHING, "constant", ()).index, 0
         node = self.add(Role.LOOP, "while", [*held, *body.captured], op)
         node.body = body
-        node.passes = tuple(held)  # each carry has one place for all its values
+        node.passes = tuple(held)  # all values of a carry share one buffer
         sizes = zip(node.result_bytes, sunk, strict=True)
         node.result_bytes = tuple(0.0 if is_sunk else size for size, is_sunk in sizes)
         for number, result in enumerate(op.results):
@@ -450,17 +452,19 @@ class _Reader:
 
 
 class _LoopReader(_Reader):
-    """Reads the body of a loop; what it uses from outside becomes inputs of it."""
+    """Reads the body of a loop; values that it captures become its inputs."""
 
     def __init__(self, module: ir.Module, name: str, outer: _Reader, values: _Values) -> None:
         super().__init__(module, name, outer, tiled=outer._tiled)
         self._around = values
         self._outside_host = outer._in_host
-        self.inputs: list[Ref] = []  # what it captures, then its arguments
+        self.inputs: list[Ref] = []  # first the captured values, then the arguments
 
     def read(self, op: ir.Operation, trips: int | None, sunk: Sequence[bool]) -> Body:
-        """The condition and the body, as one iteration runs them; carries that are `sunk` are made
-        in it."""
+        """Reads the condition and the body, as one iteration runs them.
+
+        Carries that are `sunk` are recomputed in the body.
+        """
         condition, block = (region.blocks[0] for region in op.regions)
         inside: _Values = {}
         self.body.trips = trips
@@ -485,7 +489,7 @@ class _LoopReader(_Reader):
             if sunk[number]:
                 inside[argument] = self._make(op.operands[number], inside)
         decided = self.read_block(condition, inside)
-        if trips is None:  # a counter that is compared with a constant takes no time
+        if trips is None:  # comparing a counter with a constant takes no time
             self.add(Role.DECISION, "condition", decided).kind = WorkKind.COPY
         returned = self.read_block(block, inside)
         returned = [a if s else r for a, r, s in zip(arguments, returned, sunk, strict=True)]
@@ -501,7 +505,7 @@ class _LoopReader(_Reader):
         return self.body
 
     def _make(self, value: ir.Value, inside: _Values) -> Ref:
-        """A constant, as if it stood in the body."""
+        """Adds a constant to the body, and returns its ref."""
         maker = producer(value)
         if value not in inside and maker is not None:
             for operand in maker.operands:
@@ -511,7 +515,7 @@ class _LoopReader(_Reader):
 
 
 def _is_constant(value: ir.Value) -> bool:
-    """Whether XLA sinks a value into a loop that reads it (WhileLoopConstantSinking)."""
+    """Returns True if XLA sinks a value into a loop that reads it (WhileLoopConstantSinking)."""
     maker = producer(value)
     if maker is not None and maker.name in _OF_CONSTANTS:
         return _is_constant(maker.operands[0])
@@ -525,7 +529,7 @@ def _collectives_in(node: Node) -> int:
 
 
 def _weight(node: Node) -> float:
-    """A rough cost, to compare branches by, as if in bytes of memory."""
+    """Returns a rough cost to compare branches by, in bytes of memory."""
     if node.body is not None:
         trips = 1.0 if node.body.mean_runs is None else node.body.mean_runs
         trips = trips if node.body.trips is None else node.body.trips
