@@ -1,4 +1,4 @@
-"""Compares collectives: what they must have in common to be merged into one.
+"""Checks the constraints under which collectives can be merged into one.
 
 Constraints, each named in the reason that is given if it fails:
   C1   They are of one kind: all_gather, reduce_scatter, all_reduce, all_to_all or

@@ -1,9 +1,9 @@
 """Describes every communicating op of a module: its kind, its participants and its bytes.
 
-A communicating op is a collective (`all_gather` … `collective_broadcast`), a point-to-point or host
-transfer (`send`, `recv`, `infeed`, `outfeed`), or a `custom_call` with a side effect or a token. An
-`async_start` represents the collective in its region. One of jax's explicit starts (`custom_call
-@"all-gather-start"`) represents the collective that its configuration describes.
+A communicating op is a collective (`all_gather` … `collective_broadcast`) or a point-to-point or
+host transfer (`send`, `recv`, `infeed`, `outfeed`). A `custom_call` with a side effect or a token
+is one, too. An `async_start` represents the collective in its region. One of jax's explicit starts
+(`custom_call @"all-gather-start"`) represents the collective that its configuration describes.
 
 Channels: with a channel above 0, the ids of groups and pairs count partitions or processes. With 0,
 as without a handle, they count replicas (`replica_groups`). So 0 must stay 0.

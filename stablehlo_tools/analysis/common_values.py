@@ -1,9 +1,9 @@
 """Gives equal symbols to values that separately compiled programs surely share.
 
-A value is shared if it follows by exact ops from constants and from results of collectives that are
-the same on all devices of the job. Exact ops give the same bits with any compiler. Two programs
-that decide a loop or branch by the same symbol make the same decision. Floating-point arithmetic is
-left out, because separately compiled programs may round differently.
+A value is shared if it follows by exact ops from constants and from results of collectives. These
+results must be the same on all devices of the job. Exact ops give the same bits with any compiler.
+Two programs that decide a loop or branch by the same symbol make the same decision. Floating-point
+arithmetic is left out, because separately compiled programs may round differently.
 """
 
 from __future__ import annotations

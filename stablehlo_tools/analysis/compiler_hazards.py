@@ -13,9 +13,9 @@ Seen in XLA's compilers for CPU, GPU and TPU, in one or more of them:
 If only one of two programs has such ops, their collectives do not match. Barriers prevent all of
 these, and token chains all but the second.
 
-XLA's simplifier has hundreds of other patterns. A collective surely stays as it is if it is fenced:
-optimization barriers produce its operands and consume its results, as `thread-tokens` writes them,
-and an output surely needs one of these results:
+XLA's simplifier has hundreds of other patterns. A collective is surely kept unchanged if it is
+fenced: optimization barriers produce its operands and consume its results, as `thread-tokens`
+writes them, and an output surely needs one of these results:
 
     (x', t') = barrier(x, t);  y = collective(x');  (y', t'') = barrier(y, t');  return tanh(y')
 

@@ -204,8 +204,8 @@ def handed_on(node: Node) -> Iterator[tuple[int, tuple[int, ...]]]:
     """Yields values that control flow passes on unchanged, each with the values that it may be.
 
     These are arguments of a loop's body, and results. Other ops, and ops that were not opened, have
-    none. The arguments of a loop's condition are left out, because the clients, which look for the
-    source of a tiling, never follow a value that a condition computes.
+    none. The arguments of a loop's condition are left out: clients look for the source of a tiling,
+    and never follow values of a condition.
     """
     if not node.bodies:
         return

@@ -334,8 +334,8 @@ class DeviceValues:
     """Evaluates integer tensors for all devices of a module; valid until the module changes.
 
     Arrays have a leading dimension for the devices, in flattened ids (`replica_id * num_partitions
-    + partition_id`), or of size 1 for values that are the same on all. `given` are values that the
-    caller knows, for example in one iteration of a loop.
+    + partition_id`). It is of size 1 for values that are the same on all. `given` are values that
+    the caller knows, for example in one iteration of a loop.
     """
 
     def __init__(

@@ -30,10 +30,10 @@ def is_per_device(module: ir.Module, listed: Sequence[Collective] | None = None)
     """Returns True if `main` is the program of one device: it communicates outside manual
     computations.
 
-    GSPMD's custom calls at borders of manual regions do not nest, so the ops between them are
-    unknown: False for modules with them. Collectives of groups of one send nothing, and a program
-    for all devices may have them, so they do not count. `listed` are all collectives of the module,
-    if known.
+    GSPMD's custom calls at borders of manual regions do not nest, so the ops inside are not
+    distinguished from those outside: False for modules with such calls. Collectives of groups of
+    one send nothing, and a program for all devices may have them, so they do not count. `listed`
+    are all collectives of the module, if known.
     """
     listed = find_collectives(module) if listed is None else listed
     collectives = [c for c in listed if c.kind not in _LEGAL_OUTSIDE]

@@ -2,16 +2,16 @@
 
 For each value, three sets of collectives are kept as bits: those that *each* element depends on,
 those that the elements of a *part* depend on, and those that the *whole* does (at least one
-element). One more bit, `VARIES`, says that the value depends on data that is known only at run
-time, so that no compiler folds it to a constant.
+element). One more bit, `VARIES`, says that the value depends on run-time data, so that no compiler
+folds it to a constant.
 
 Ops that move elements pass on the dependences of the elements that remain (`elements.moves`).
 Elements that are overwritten, sliced off or not selected lose theirs. Other ops pass dependences on
 only if they are listed here and no identity can remove the dependence. Such identities are `x * 0`,
-`x - x` and `(x + y) - x` of integers, `pow(x, 0)`, `max(min(x, y), y)`, a select by its predicate
-alone, an index, and an unused element of a barrier. Float `x * 0` and `x - x` keep theirs, because
-XLA preserves NaN. Sound against XLA's simplifier, not complete: a missing rule can only lead to a
-false alarm.
+`x - x` and `(x + y) - x` of integers, `pow(x, 0)` and `max(min(x, y), y)`. Predicates of selects,
+indices and unused elements of barriers are not passed on either. Float `x * 0` and `x - x` keep
+theirs, because XLA preserves NaN. Sound against XLA's simplifier, not complete: a missing rule can
+only lead to a false alarm.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ branch to its outside.
 
 Two facts matter if a body seems to depend on nothing: that the loop remains a loop, and that a
 carry really changes. A carry that is yielded as `x * 1` or `min(max(x, a), x)` changes only in the
-text, and compilers move ops that depend on it out of the loop.
+text. Compilers move ops that depend on it out of the loop.
 """
 
 from __future__ import annotations

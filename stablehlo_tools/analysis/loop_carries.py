@@ -253,7 +253,7 @@ def is_sum(end: ir.Value, argument: ir.Value) -> bool:
 
 
 def _users(value: ir.Value) -> list[tuple[ir.Operation, ir.Value]]:
-    """Returns the ops that read a value or a constraint of it, each with what it reads."""
+    """Returns the ops that read a value or a constraint of it, each with the value read."""
     users: list[tuple[ir.Operation, ir.Value]] = []
     for use in value.uses:
         op = use.owner.operation

@@ -370,8 +370,8 @@ class ControlValues:
     ) -> tuple[list[ir.Operation], set[int]]:
         """Returns the ops and the carries that are control values.
 
-        They are the greatest fixed point: a carry is dropped if its next value needs one that is
-        not known.
+        They are the greatest fixed point: a carry is dropped if its next value depends on an
+        unknown value.
         """
         while True:
             known: set[ir.Value] = {self._arguments[i] for i in carried}

@@ -1,7 +1,7 @@
 """Reads the pairs of a collective_permute, and analyses them as a graph with cycles.
 
-Every id is the source of one pair at most and the target of one at most, so that each component of
-the graph is a chain or a cycle. Pure Python: no MLIR here.
+Every id is the source of at most one pair and the target of at most one. So each component of the
+graph is a chain or a cycle.
 """
 
 from __future__ import annotations

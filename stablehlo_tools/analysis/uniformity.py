@@ -5,8 +5,8 @@ class: two devices of one class hold equal values. Constants, replicated argumen
 (those outside of manual computations) are equal everywhere. `partition_id`, sharded arguments and
 values computed from them are assumed to differ, unless they are known to be equal. The result of an
 all_reduce or all_gather is equal within each replica group, and across groups whose inputs are
-equal. Small integer tensors that follow from constants and device ids are computed for each device,
-so devices that slice the same rows of a table hold equal ones.
+equal. Small integer tensors that follow from constants and device ids are computed for each device.
+So devices that slice the same rows of a table are found to hold equal ones.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Finds the needs of each value on each device, from the outputs of a program backwards.
 
 `Rules` makes the rule that maps the needs of an op's results to the needs of its operands. A rule
-is made once for each node and used in every iteration. If an op is not understood, all operands are
-needed on every device that needs any of its results, or on all devices if the op may communicate.
-Numbers that are known before the run need nothing.
+is made once for each node and used in every iteration. An op that is not understood needs all
+operands on every device that needs any of its results. If it may communicate, it needs them on all
+devices. Numbers that are known before the run need nothing.
 
 `Walk` goes backwards by these rules, loops iteration by iteration. The need of a loop's carry in
 one iteration is the need of the body's result in the iteration before. So a permute of garbage that
@@ -138,7 +138,7 @@ class Rules:
         return self._on_devices(operands, together=not local)
 
     def handed(self, need: Need, source: int, target: int) -> Need:
-        """Returns the need of `target` if it becomes `source` in the next iteration or outside."""
+        """Returns the need of `target`, which becomes `source` in the next iteration or outside."""
         if self._tracked.alike(source, target):
             return need
         return self.carried(need, target, None)

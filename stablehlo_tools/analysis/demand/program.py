@@ -4,9 +4,9 @@ It also finds the devices that share a value, and the dimension along which its 
 separately. A function that is called twice is read twice, so that each call has its own values.
 Arguments of callees are the operands themselves.
 
-If some axes of the mesh are left to the partitioner, it moves data along them at will. What one
-device needs, all devices that differ from it only along these free axes must have. Outside of every
-manual computation, all devices must.
+If some axes of the mesh are left to the partitioner, it moves data along them at will. Then all
+devices that differ only along these free axes share their needs. Outside of every manual
+computation, all devices do.
 
 Buffers are read and written place by place. From each such op, its dimension spreads to all values
 that hold the same places: carries, results of branches, shards, copies in other shapes. A value has
@@ -87,7 +87,7 @@ class Program(Dataflow):
 
     `types[n]` is the type of value n: the shard's type for results of the outermost manual
     computation. `around` is the manual computation that contains an op. `crossings` maps the shards
-    that one computation receives unchanged from another to the global values in between, `kept`
+    that one computation receives unchanged from another to the global values in between. `kept`
     maps them to the shards that the other computation returned.
     """
 

@@ -7,7 +7,7 @@ several samples is marked as mixed, with the op that mixed them. If it meets til
 batch is not independent. Counts that depend only on integers, such as the number of tokens that are
 not padding, are not mixed: they are known before the work starts.
 
-`Origins` goes backwards, from values that are to be tiled to those that they are computed from.
+`Origins` goes backwards, from tiled values to the values that they are computed from.
 """
 
 from __future__ import annotations

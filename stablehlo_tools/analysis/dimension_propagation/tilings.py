@@ -46,8 +46,8 @@ class DimTiling:
     """Says which elements of a tensor belong to which part of the batch.
 
     Dimension `dim` is read as `[outer, parts, inner]`; part k holds `[:, k, :]` of it. With `outer`
-    1, the parts are consecutive pieces of the dimension. It is larger if the batch was merged as
-    the minor one with another dimension, by a reshape, or by an all_gather of every device's share.
+    1, the parts are consecutive pieces of the dimension. It is larger if the batch was merged into
+    another dimension as the minor part, by a reshape or an all_gather of every device's share.
     """
 
     dim: int

@@ -2,7 +2,7 @@
 
 A complex number counts as two elements: its tensor has one more dimension, of size 2, for the real
 and the imaginary part. Ranges ascend, and a box has no empty range. A set that is not a box is
-replaced by a box in it, so that a fact about all elements of the set remains true.
+replaced by a box in it: facts about all elements of the set remain true.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ def _longest_first(rows: list[range]) -> list[range]:
 
 
 def reshaped(box: Box, before: Shape, after: Shape) -> Box:
-    """Returns elements of a box as they are in another shape: all of them, or a box of some."""
+    """Returns the elements of a box after a reshape: all of them, or a box of some."""
     places: list[range] = []
     for outer, inner in runs(before, after):
         ranges = [box[d] for d in outer]

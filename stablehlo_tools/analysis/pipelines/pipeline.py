@@ -144,10 +144,10 @@ def bubble_of(schedule: Lockstep, *, skips: bool) -> Bubble:
     The closed form for one direction is that of GPipe, (S - 1) / (M + S - 1) with V = 1 (arXiv
     1811.06965, section 2.3). Chunks divide the bubble by V (arXiv 2104.04473, section 2.2). A 1F1B
     that runs a forward or a backward in a tick has the same: 2MV of 2(MV + S - 1) ticks. If M < S,
-    chunks cannot be interleaved so closely; if S does not divide M, 1F1B cannot always. With a
-    forward and a backward in one tick, the first backward follows VS - 1 ticks of forwards, and the
-    backwards need MV + S - 1 ticks. If ticks of one kind alone are half as long, there are 2(MV + S
-    - 1) halves.
+    chunks cannot be interleaved so closely; if S does not divide M, 1F1B cannot always. If ticks
+    run a forward and a backward, the first backward follows VS - 1 ticks of forwards. The backwards
+    need MV + S - 1 ticks. If ticks of one kind alone are half as long, there are 2(MV + S - 1)
+    halves.
     """
     run = sum(cell is not None for column in _columns(schedule) for cell in column)
     ranks, chunks, microbatches = schedule.ranks, schedule.chunks, schedule.microbatches
@@ -186,8 +186,8 @@ def schedule_name(schedule: Lockstep) -> str:
     `custom`.
 
     One direction is GPipe with one chunk per rank, circular with several. Both in one loop are 1F1B
-    if the last rank runs the first backward as soon as it can, and then alternates a forward and a
-    backward. It is eager if ranks run both in one tick.
+    if the last rank runs the first backward as soon as it can. Then it must alternate forwards and
+    backwards. It is eager if ranks run both in one tick.
     """
     interleaved = schedule.chunks > 1
     if schedule.forward is None or schedule.backward is None:

@@ -95,7 +95,7 @@ def tick_loop(op: ir.Operation, facts: ModuleFacts, known: DeviceValues) -> Tick
 
 
 def outside_of(value: ir.Value, loop: ir.Operation) -> ir.Value | None:
-    """Returns a value as it is before a loop; None for values that the loop computes.
+    """Returns a value's equal before a loop; None for values that the loop computes.
 
     It is captured from outside, or an invariant carry.
     """
@@ -141,8 +141,8 @@ class Entries:
 class Flow:
     """A value that a direction sends from rank to rank.
 
-    `layers` is the loop over a chunk's layers that returns the sent value, `permute` sends it, and
-    the carry `received` of the tick loop holds what was received.
+    `layers` is the loop over a chunk's layers that returns the sent value, and `permute` sends it.
+    The carry `received` of the tick loop holds the received value.
     """
 
     permute: ir.Operation

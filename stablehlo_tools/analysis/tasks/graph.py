@@ -389,12 +389,12 @@ class _BodyTasks:
     def _copy_what_comes_early(self) -> None:
         """Copies results of collectives that become carries while the old values are still read.
 
-        Both are alive, and the carry has room for one.
+        Both values are live then, and the carry has storage for one.
         """
         for argument, ref in self._body.carries:
             index, result = ref
             source = self._nodes[index]
-            while source.role in (Role.VIEW, Role.RESHAPE):  # find the value behind a view
+            while source.role in (Role.VIEW, Role.RESHAPE):  # find the viewed value
                 passed = source.passes[result] if result < len(source.passes) else None
                 index, result = passed or source.sources[0]
                 source = self._nodes[index]

@@ -1,10 +1,10 @@
 """Finds the results that reuse the memory of an operand that ends with its kernel.
 
 XLA lets a kernel write over an operand under three conditions: the kernel reads each element where
-it writes it, both are of one size, and nothing reads the operand later. An all_reduce can, too. The
+it writes it, both are of one size, and the operand has no later use. An all_reduce can, too. The
 next value of a carry reuses the memory of its last value, if that has ended by then. A program's
-arguments live to its end. Only the result that a donated argument is aliased with is written over
-it. For other results, XLA:GPU allocates memory before it runs the program.
+arguments live to its end. An argument is written over only if it is donated, and only by a result
+of the program. For other results, XLA:GPU allocates memory before it runs the program.
 (xla/service/gpu/fusion_can_share_buffer, HloDataflowAnalysis::CanShareOperandBufferWithUser)
 """
 
@@ -26,8 +26,8 @@ def read_in_step(
 ) -> Mapping[int, Sequence[Ref]]:
     """Returns the values that a kernel may write the results of its nodes `written` over.
 
-    For each node, these are the refs of the same size that the kernel reads from memory, each
-    element only to compute the result's element at the same place.
+    For each node, these are refs of the same size that the kernel reads from memory. Each element
+    is read only to compute the result's element at the same place.
     """
     inside = {node.index for node in members}
     in_step: dict[int, set[Ref]] = {}
@@ -116,7 +116,7 @@ def _joined(
 ) -> TaskGraph:
     """Returns the graph with storages joined.
 
-    Only storages in `carried` and `given_back` may join one that is `fixed`.
+    Only storages in `carried` and `given_back` may join a `fixed` one.
     """
     tasks = graph.tasks
     last = last_uses(graph, range(len(tasks)), of_transfers=False)

@@ -2,7 +2,7 @@
 
 A cheap op is fused into its user if all its users are in one kernel. Elementwise ops, slices,
 transposes and reshapes are fused into each other, and into the reduction or update that they feed.
-If the users are in a few kernels, the op is recomputed in each, provided that this moves fewer
+If the users are in a few kernels, the op can be recomputed in each. It is, if this moves fewer
 bytes than writing its result once and reading it in each. An op may be fused even if the program
 also returns its result, because a kernel can write several results. Broadcasts and iotas are
 recomputed in every kernel that reads them. Matrix products, gathers, sorts and collectives are
@@ -19,7 +19,7 @@ from stablehlo_tools.cost.kernels import Work, WorkKind
 
 
 def members_of(kernel: Sequence[Node], nodes: Mapping[int, Node], anew: Set[int]) -> list[Node]:
-    """Returns the nodes of a kernel and those that it recomputes, in order."""
+    """Returns the nodes of a kernel, with recomputed ones, in order."""
     members = {node.index: node for node in kernel}
     pending = list(kernel)
     while pending:
@@ -141,8 +141,8 @@ _NONE, _BLOCKED = _Readers(), _Readers(blocked=True)
 def fuse(nodes: Mapping[int, Node], users: Sequence[Sequence[int]], fusing: Fusing) -> Fusion:
     """Returns the kernels of a block's nodes, which are in order; `users` is from `users_of`."""
     kernel_of: dict[int, int] = {}  # by node, the index of the kernel's last node
-    # Nodes with too many instructions to be recomputed in each reader, and nodes that only convert
-    # such a node.
+    # Nodes with too many instructions to be recomputed in each reader, and the only user of such a
+    # node if it has no other operand, such as its convert.
     long: set[int] = set()
     for node in nodes.values():
         made_of_one = len(node.sources) == 1 and len(users[node.sources[0][0]]) == 1

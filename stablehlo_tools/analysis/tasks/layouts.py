@@ -29,8 +29,8 @@ type _Copy = Callable[[Ref, bool], Ref]  # of a ref; True: reorder its own node
 class _Choice:
     """The possible orders of a value, major to minor; none while nothing is known.
 
-    `first` is the kernel that first reads a matrix product. That kernel may write in another order,
-    until an op that reads the value has `settled` on the order of the product.
+    `first` is the first value computed from a matrix product. Its kernel may write another order,
+    until a reader has `settled` on the order of the product.
     """
 
     options: list[_Dims] = field(default_factory=list[_Dims])

@@ -27,7 +27,7 @@ def with_axes_of(graph: TaskGraph, meshes: Mapping[str, DeviceMesh]) -> TaskGrap
     """Returns a compiler's task graph with the program's names for mesh axes.
 
     XLA's partitioner numbers the axes (`axis_0`), and lists the devices of several. Groups that fit
-    no mesh stay as they are.
+    no mesh keep their axes.
     """
 
     def named(task: Task) -> Task:
