@@ -51,7 +51,7 @@ _JUDGED = frozenset(
 
 @dataclass(frozen=True)
 class Traits:
-    """The traits that must be equal. `elements` is a type, or "whole bytes" if any will do."""
+    """The traits that must be equal. `elements` is a type, or "whole bytes" for any of these."""
 
     kind: str
     mode: GroupMode | None

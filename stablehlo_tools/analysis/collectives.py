@@ -186,8 +186,7 @@ class ModuleFacts:
         return ModuleFacts(grid, meshes)
 
     def groups(self, collective: Collective) -> ProcessGroups | None:
-        """Returns the process groups, in flattened ids; None for custom calls and unpaired
-        transfers.
+        """Returns process groups, in flattened ids; None for custom calls and unpaired transfers.
 
         Raises a located ToolError for ids outside the grid, groups that overlap, or a mesh or an
         axis that the module does not have.
@@ -423,7 +422,7 @@ def _total_bytes(tensors: list[ir.ShapedType]) -> int | None:
 
 
 def tensor_bytes(tensor: ir.ShapedType) -> int | None:
-    """Returns the bytes of a dense tensor, sub-byte elements packed; None if one is symbolic."""
+    """Returns the bytes of a dense tensor, sub-byte elements packed; None for symbolic shapes."""
     if not tensor.has_static_shape:
         return None
     return (math.prod(tensor.shape) * element_bits(tensor.element_type) + 7) // 8

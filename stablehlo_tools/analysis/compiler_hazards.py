@@ -177,7 +177,7 @@ _MOST_TRIPS = 64  # of a loop whose carries swap places
 
 
 class Fences:
-    """Tells which collectives of a module without calls are fenced."""
+    """Finds the fenced collectives of a module without calls."""
 
     def __init__(self, main: ir.Operation) -> None:
         self.main = main
@@ -267,6 +267,8 @@ class Fences:
         asked = {number}
         each: set[ir.Value] | None = None
         for trip in range(trips):
+            # From the last iteration backwards: each must yield the carries that the next one
+            # needs.
             before, inside = asked, {ends[i] for i in asked}
             self._mark_needed(block, inside)
             each = inside if each is None else each & inside

@@ -301,6 +301,7 @@ def solve[T](
     result, provided that `join` and `transfer` only ever add to a fact. This order needs the fewest
     visits.
     """
+    # Backwards, the heap holds negative indices, so that it pops later nodes first.
     facts, way = dict(start), -1 if backward else 1
 
     def takers(number: int) -> Iterable[Node]:

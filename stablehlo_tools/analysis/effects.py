@@ -1,8 +1,8 @@
 """Finds ops that do more than compute, and calls that may communicate.
 
 For most passes, a custom call without a side effect computes on its device. If its target is
-unknown, this is a guess: a library of the user's may call NCCL in it. So in proofs of an order it
-counts as a collective of all devices.
+unknown, this is a guess: a user's library may call NCCL in it. So in proofs of an order it counts
+as a collective of all devices.
 """
 
 from __future__ import annotations

@@ -27,13 +27,13 @@ _LEGAL_OUTSIDE = frozenset({"custom_call", UNKNOWN_CALL, "infeed", "outfeed"})
 
 
 def is_per_device(module: ir.Module, listed: Sequence[Collective] | None = None) -> bool:
-    """Returns True if `main` is the program of one device: it communicates outside manual
-    computations.
+    """Returns True if `main` is the program of one device.
 
-    GSPMD's custom calls at borders of manual regions do not nest, so the ops inside are not
-    distinguished from those outside: False for modules with such calls. Collectives of groups of
-    one send nothing, and a program for all devices may have them, so they do not count. `listed`
-    are all collectives of the module, if known.
+    It is if it communicates outside manual computations. GSPMD's custom calls at borders of manual
+    regions do not nest, so the ops inside are not distinguished from those outside: False for
+    modules with such calls. Collectives of groups of one send nothing, and a program for all
+    devices may have them, so they do not count. `listed` are all collectives of the module, if
+    known.
     """
     listed = find_collectives(module) if listed is None else listed
     collectives = [c for c in listed if c.kind not in _LEGAL_OUTSIDE]
@@ -104,9 +104,9 @@ _NAME = re.compile(r'"([^"]*)"(?!:\d)')  # a position in a file has a number aft
 
 
 def path_of(argument: ir.Value) -> str:
-    """Returns the pytree path with which jax exported an argument of `main`, `batch['x']`.
+    """Returns the pytree path of an argument of `main`, as jax exported it: `batch['x']`.
 
-    Otherwise the name in its location; empty if there is none.
+    Without a path, returns the name in its location; empty if there is none.
     """
     name = _NAME.search(str(argument.location))
     return name[1] if name else ""

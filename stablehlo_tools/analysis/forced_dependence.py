@@ -449,8 +449,7 @@ def _may_end(reducer: str, initial: ir.Value) -> bool:
 
 
 def _is_mixed(value: ir.Value, reducer: str) -> bool:
-    """Returns True if the reduced elements may depend on one another, or if one may decide the
-    result.
+    """Returns True if reduced elements may be interdependent, or if one may decide the result.
 
     For floats, the reducer is a minimum or maximum, and only infinite elements matter.
     """

@@ -440,8 +440,7 @@ class IssueReader:
     def _steady(
         self, op: ir.Operation, sites: Sequence[Sequence[Site]], around: Level
     ) -> tuple[list[Dependence], Iteration, Iteration]:
-        """Returns the outside dependences of the carries, true before every iteration and after the
-        last.
+        """Returns the carries' dependences on the outside, true in every iteration and at the end.
 
         Also returns the first reading, with the initial carries, and the last, with the steady
         ones.
@@ -503,6 +502,8 @@ class IssueReader:
         if is_known:
             following = self._iteration(op, sites, carries, around)
             return all(needed & ~after == 0 for after in _afters(following.levels)), set()
+        # One bit for values that depend on a carry that changes, one for results of irreversible
+        # ops.
         changed, moved = 1 << last, 1 << last + 1
         changing: set[int] = set()
         while True:

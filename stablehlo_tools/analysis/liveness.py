@@ -153,6 +153,7 @@ def _computed_survivors(result: ir.Value) -> Sequence[ir.Value]:
     computed = [value for value in operands if not _is_constant(value)]
     known: dict[ir.Value, Dependence] = {}
     for position, value in enumerate(computed):
+        # One bit for each operand: the operand survives if the result keeps its bit.
         bits = VARIES | 2 << position
         known[value] = Dependence(bits, bits)
     dependences = _TRANSFER.results(op, op.name, known)
@@ -254,9 +255,9 @@ def live_values(
 def live_paths(collectives: Sequence[Collective]) -> set[ir.Value] | None:
     """Returns values on short paths from every collective to an output, all of them surely used.
 
-    None if some collective has no such path, though it may still be used. This is the usual case,
-    and far cheaper than marking every live value. Collectives are visited last first, so each soon
-    meets a value that a later one has shown to be live.
+    None if some collective has no such path, though it may still be used. Usually all have one, and
+    the search is far cheaper than marking every live value. Collectives are visited last first, so
+    each soon meets a value that a later one has shown to be live.
     """
     live: set[ir.Value] = set()
     for collective in reversed(collectives):

@@ -306,6 +306,7 @@ def _writes_whole(updates: Sequence[ir.Operation], indices: LoopIndices, trips: 
     False if some rows are not written; None if this is not known or a row is written twice. Rows
     may be of any dimension. As in StableHLO, a start is clamped to the last position that fits.
     """
+    # In a single iteration no start moves, so `written_positions` would find no dimension.
     if len(updates) == 1 and trips == 1 and shape_of(updates[0].operands[0]):
         return shape_of(updates[0].operands[0]) == shape_of(updates[0].operands[1])
     ranges: list[tuple[int, int]] = []
@@ -591,7 +592,7 @@ def _direction(reads: dict[int, Rows], writes: dict[int, Rows]) -> bool | None:
 class AddedRow:
     """A row of a carry that an iteration adds to.
 
-    The carry has one row along each of `dims`, at the indices `starts`. `valid` is a boolean scalar
+    The row has size 1 along `dims`, and starts at the indices `starts`. `valid` is a boolean scalar
     that says if anything is added; None if it always is. `ops` are the ops of the addition.
     """
 

@@ -30,6 +30,7 @@ def starts_idempotent(reduce: ir.Operation) -> bool:
     if any(isinstance(element, ir.ComplexType) for element in elements):
         return False  # the bindings cannot return these
     with reduce.context, reduce.location:
+        # A program that reduces the initial values once more, each with itself.
         module = ir.Module.create()
         scalars = [ir.RankedTensorType.get([], element) for element in elements]
         wide = list(map(_wide, elements))

@@ -82,7 +82,7 @@ def mesh_with(
     *,
     for_stages: bool = False,
 ) -> str:
-    """Returns the name of the first mesh that has an axis of at least two devices.
+    """Returns the name of the first mesh in which `axis` has at least two devices.
 
     `named_by` is the pass and its option for the axis, `expand-pipeline: axis`. `for_stages` says
     that a pipeline runs along it, so that its usual names are suggested. Raises ToolError if there
@@ -110,7 +110,7 @@ def mesh_with(
 def reduction_group_mode(channel_id: int, use_global_device_ids: bool) -> GroupMode:
     """Returns the mode of all_gather, all_reduce and reduce_scatter.
 
-    Raises ValueError if `use_global_device_ids` is combined with no positive channel.
+    Raises ValueError for `use_global_device_ids` without a positive channel id.
     """
     if channel_id > 0:
         if use_global_device_ids:

@@ -50,6 +50,7 @@ from stablehlo_tools.ir.views import Function, OneRegion, While
 from stablehlo_tools.ir.walk import terminator
 
 _SAME_ON_GROUP = short_names(ops_with(Trait.SAME_ON_GROUP))
+# Members of a group get different parts, so results are equal only at equal positions.
 _BY_POSITION = frozenset({"reduce_scatter", "all_to_all", "ragged_all_to_all"})
 _UNKNOWN = CALLS | {"stablehlo.rng", "stablehlo.custom_call"}
 _LARGEST = 1 << 14  # elements of a tensor that is computed
@@ -76,7 +77,7 @@ def join(parts: Sequence[Variation]) -> tuple[int, ...]:
 
 
 def number_classes(keys: Sequence[object]) -> tuple[int, ...]:
-    """Returns the same number for equal keys, in order of first appearance."""
+    """Returns a number for each key, equal for equal keys, in order of first appearance."""
     numbers: dict[object, int] = {}
     return tuple(numbers.setdefault(key, len(numbers)) for key in keys)
 

@@ -129,7 +129,7 @@ JOINING = ops_with(Trait.ZERO_OF_ZEROS)
 
 
 def moved(zeros: Need, places: int, dim_map: DimMap | None) -> Need:
-    """Returns the places where a result is zeros that holds only the elements of one operand."""
+    """Returns the zero places of a result that holds only elements of one operand."""
     if dim_map is None:
         return np.broadcast_to(zeros.all(axis=1, keepdims=True), (len(zeros), places))
     if dim_map.is_whole:
@@ -284,7 +284,7 @@ class ZeroTracking:
         )
 
     def _permute(self, node: Node) -> Rule:
-        """Returns zeros on targets of a device with zeros, and on devices that are not a target."""
+        """Returns the rule of a permute: zeros on targets of zeros, and if nothing is received."""
         collective = self._program.communication(node)
         groups = self._program.facts.groups(collective) if collective is not None else None
         if groups is None:
@@ -350,7 +350,7 @@ class Marking:
     def mark(self) -> None:
         """Finds the largest set of values that can be known.
 
-        It spreads from the unknown values, also through loops, to a fixed point.
+        Unknown values spread, also through loops, to a fixed point.
         """
         start = dict.fromkeys(self._program.root.arguments, True)
 
@@ -546,6 +546,7 @@ class Knowledge:
             self._bind(condition.arguments, carries)
             self.forward(condition)
             goes_on = self.now[condition.returned[0]]
+            # A loop is followed only if all devices run it equally often.
             if goes_on is None or goes_on.min() != goes_on.max():
                 return None
             if not goes_on.all():

@@ -127,7 +127,7 @@ def propagate(
 
 
 class Propagation:
-    """One walk through a graph."""
+    """One walk through a graph; subclasses override how it passes ops and loops."""
 
     def __init__(self, graph: Graph, parts: int, *, regroups: bool = False) -> None:
         self.graph = graph

@@ -64,6 +64,7 @@ def common_range(one: range, other: range) -> range:
     apart = other.start - one.start
     if apart % shared:
         return range(0)
+    # The first common number, by the Chinese remainder theorem.
     period = other.step // shared
     turns = apart // shared * pow(one.step // shared, -1, period) % period if period > 1 else 0
     first, step = one.start + turns * one.step, one.step * period

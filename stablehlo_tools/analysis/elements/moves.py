@@ -265,8 +265,7 @@ def _scatter(op: ir.Operation, shapes: Sequence[Shape], result: Shape) -> Moved 
 
 
 def scattered(op: ir.Operation, shapes: Sequence[Shape]) -> tuple[Links, list[Box]] | None:
-    """Returns a link for each update of a scatter, and the boxes that they write, which are
-    disjoint.
+    """Returns a link for each update of a scatter, and the disjoint boxes that they write.
 
     None if they are unknown, or not disjoint.
     """

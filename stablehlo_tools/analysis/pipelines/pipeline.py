@@ -85,7 +85,7 @@ class Pipeline:
 
     `schedule` is read from its tables. `devices` is the number of devices that share a rank:
     several if a partitioner divides other axes of the mesh. `sizes` are the layers of each virtual
-    stage. `kept` is the bytes that forwards keep for backwards. `finals` are the reductions over
+    stage. `kept` are the bytes that forwards keep for backwards. `finals` are the reductions over
     the ranks at the end.
     """
 
@@ -182,8 +182,7 @@ def is_together(schedule: Lockstep) -> bool:
 
 
 def schedule_name(schedule: Lockstep) -> str:
-    """Returns `gpipe`, `circular`, `1f1b`, `eager-1f1b`, `interleaved-` of the last two, or
-    `custom`.
+    """Returns `gpipe`, `circular`, `[interleaved-]1f1b`, `[interleaved-]eager-1f1b` or `custom`.
 
     One direction is GPipe with one chunk per rank, circular with several. Both in one loop are 1F1B
     if the last rank runs the first backward as soon as it can. Then it must alternate forwards and

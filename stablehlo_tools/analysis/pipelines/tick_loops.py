@@ -95,9 +95,9 @@ def tick_loop(op: ir.Operation, facts: ModuleFacts, known: DeviceValues) -> Tick
 
 
 def outside_of(value: ir.Value, loop: ir.Operation) -> ir.Value | None:
-    """Returns a value's equal before a loop; None for values that the loop computes.
+    """Returns the value outside of a loop that a value equals; None if the loop computes it.
 
-    It is captured from outside, or an invariant carry.
+    The value itself is captured from outside, or is an invariant carry.
     """
     if value.owner == While(loop).body:
         number = ir.BlockArgument(value).arg_number

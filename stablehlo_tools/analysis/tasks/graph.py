@@ -111,9 +111,9 @@ _TOGETHER = 2  # results of a barrier that share a view
 
 
 def module_task_graph(module: ir.Module, clock: Clock, input_name: str) -> TaskGraph:
-    """Returns the tasks that one device runs, for a module with explicit collectives.
+    """Returns the task graph of one device, for a module with explicit collectives.
 
-    Raises a ToolError if the module cannot be read.
+    Raises ToolError if the module cannot be timed.
     """
     return traced_task_graph(module, clock, input_name).graph
 
@@ -374,6 +374,7 @@ class _BodyTasks:
 
     def _copy(self, root: Node, size: float, deps: Sequence[int], label: str) -> int:
         """Emits a copy of so many bytes, into memory that no storage counts."""
+        # Each byte is read and written.
         work = Work(WorkKind.COPY, bytes=2 * size)
         return self._add(
             TaskKind.COMPUTE,

@@ -231,6 +231,7 @@ def _repeating_pays(
         elif inner.role is not Role.NOTHING:
             refs[source] = None
     result, read = sum(node.result_bytes), sum(size_of(ref, nodes) for ref in refs)
+    # To store the result, its operands are read once, it is written once and read in each kernel.
     return times * read < read + (1 + times) * result
 
 

@@ -219,6 +219,7 @@ class Layouts:
                 row_major,
                 (*groups[0], *groups[1], *groups[2]),
             ]
+            # Orders that need no new copy come first.
             order = next(order for order in possible if _lies_together(order, groups))
             ordered.append(self._ordered(ref, order, copy))
         return ordered
