@@ -161,8 +161,8 @@ def _user(value: ir.Value) -> ir.Operation | None:
     return uses[0] if len(uses) == 1 else None
 
 
-# On non-empty float tensors, no identity removes any of their operands, and no compiler reads an
-# operand as another type.
+# Ops that keep their operands: on non-empty float tensors, no identity removes an operand, and no
+# compiler reads it as another type.
 _KEEPING = (
     ops_with(Trait.UNARY | Trait.TRANSCENDENTAL)
     | full_names("add subtract multiply divide negate reduce_scatter all_to_all")

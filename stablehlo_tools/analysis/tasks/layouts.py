@@ -22,7 +22,7 @@ from stablehlo_tools.dialect.dimensions import integers, static_shape
 LEAST_BYTES = 2.0**20  # values smaller than this are not followed
 
 type _Dims = tuple[int, ...]
-type _Copy = Callable[[Ref, bool], Ref]  # of a ref; True: reorder its own node
+type _Copy = Callable[[Ref, bool], Ref]  # (value, in place) -> the value in another order
 
 
 @dataclass(slots=True)

@@ -314,7 +314,7 @@ class _Reader:
     def _settle(self, node: Node) -> None:
         """Marks a tiny value to be recomputed where it is read, unless it has too many operands."""
         cheap = node.role is Role.CHEAP
-        # recomputing index arithmetic costs no more than reading it
+        # Recomputing index arithmetic costs no more than reading it.
         read = (self.body.nodes[index].result_bytes[number] for index, number in node.sources)
         if not cheap and (
             node.role not in _MADE_ANEW or any(size > TINY for size in (*node.result_bytes, *read))
