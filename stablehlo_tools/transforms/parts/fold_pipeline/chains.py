@@ -1,10 +1,10 @@
-"""The chain of stages that every microbatch goes through, read off what was traced.
+"""Finds the chain of stages that every microbatch passes through, from the pieces of a trace.
 
-An output consists of what some segment computed, once for each microbatch. Where such a segment
-takes what it computed itself for the same microbatch, on another stage and in an earlier tick, it
-is a stage, and the microbatch has gone through a chain of them. Chains of all microbatches must be
-alike: then stage n takes the same weights in each, and they fold to one loop over the stages. What
-else a stage takes must depend on the stage or on the microbatch alone.
+An output of a pipeline consists of results of a segment, one for each microbatch. The segment is a
+stage if one of its inputs is its own result for the same microbatch, from another stage and an
+earlier tick. The microbatch has then passed through a chain of stages. The chains of all
+microbatches must be the same: stage n uses the same weights in each. They then fold to one loop
+over the stages. Any other input of a stage must depend on the stage or on the microbatch alone.
 """
 
 from __future__ import annotations
@@ -33,12 +33,13 @@ from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import (
 )
 from stablehlo_tools.transforms.parts.fold_pipeline.tracing import Tracer
 
-Pieces = tuple[Piece, ...]  # what one input consists of
+Pieces = tuple[Piece, ...]  # the pieces of one input
 
 
 @dataclass(frozen=True)
 class Instance:
-    """A segment computed on a rank in a tick, for one row of stages that lie along a dimension."""
+    """A segment computed on a rank in a tick; `row` is the stage if the segment computes
+    several."""
 
     rank: int
     tick: int
@@ -46,13 +47,13 @@ class Instance:
 
     @property
     def stage(self) -> tuple[int, int]:
-        """Where it is computed."""
+        """The rank and the row that compute it."""
         return self.rank, self.row
 
 
 @dataclass(frozen=True)
 class Handoff:
-    """Input `input` of a stage is output `output` of the one before it, seen through some ops."""
+    """Input `input` of a stage is output `output` of the one before it, viewed through some ops."""
 
     input: int
     output: int
@@ -63,8 +64,8 @@ class Handoff:
 class Chains:
     """The same `length` applications of a segment for each microbatch.
 
-    `inputs[m][n][i]` is what input i is for microbatch m in application n. `last[m]` is the last
-    instance of microbatch m. `rows` computes one of stages that lie along a dimension.
+    `inputs[m][n][i]` is input i of application n for microbatch m. `last[m]` is the last instance
+    of microbatch m. `rows` computes one stage if all are computed along a dimension.
     """
 
     segment: Segment
@@ -75,16 +76,16 @@ class Chains:
     last: tuple[Instance, ...]
 
     def box(self, output: int, instance: Instance) -> Box:
-        """The box of an output that an instance computes."""
+        """Returns the box of an output that an instance computes."""
         return self.rows.output_box(self.segment.outputs[output], output, instance.row)
 
 
 @dataclass(frozen=True)
 class StageInputs:
-    """The inputs of a segment by number, sorted by what they depend on.
+    """The inputs of a segment by number, sorted by their dependence on stage and microbatch.
 
-    `batch`: what each microbatch has; of a handoff, what the first stage takes. `layered`: what
-    each stage has. `fixed`: the same for all. `cells`: what differs for each stage and microbatch,
+    `batch`: one for each microbatch; for a handoff, the input of the first stage. `layered`: one
+    for each stage. `fixed`: the same for all. `cells`: one for each stage and microbatch,
     `cells[i][m][n]`.
     """
 
@@ -95,8 +96,8 @@ class StageInputs:
 
     @staticmethod
     def of(chains: Chains) -> StageInputs:
-        """The inputs of chains. Raises UnresolvedError where one differs for each stage and
-        microbatch."""
+        """Returns the inputs of chains. Raises UnresolvedError if one of them depends on both the
+        stage and the microbatch."""
         inputs = StageInputs.sorted(chains.inputs, chains.handoffs)
         if inputs.cells:
             raise UnresolvedError(
@@ -111,7 +112,7 @@ class StageInputs:
     def sorted(
         inputs: Sequence[Sequence[Sequence[Pieces]]], handoffs: Sequence[Handoff]
     ) -> StageInputs:
-        """Inputs `inputs[m][n][i]`, sorted."""
+        """Returns the inputs `inputs[m][n][i]`, sorted."""
         handed = {handoff.input for handoff in handoffs}
         batch: dict[int, tuple[Pieces, ...]] = {}
         layered: dict[int, tuple[Pieces, ...]] = {}
@@ -136,7 +137,7 @@ class StageInputs:
         return StageInputs(batch, layered, fixed, cells)
 
     def for_each(self, count: int, numbers: Collection[int]) -> StageInputs:
-        """The same with inputs of these numbers that are fixed taken once for each of `count`
+        """Returns the inputs with these numbers, if they are fixed, repeated for each of `count`
         microbatches."""
         spread = {n: (self.fixed[n],) * count for n in numbers if n in self.fixed}
         fixed = {n: pieces for n, pieces in self.fixed.items() if n not in spread}
@@ -144,10 +145,11 @@ class StageInputs:
 
 
 class SameStageError(Exception):
-    """A loop whose iterations follow each other on one stage: no pipeline.
+    """A loop whose iterations depend on each other on one stage, and which is therefore no
+    pipeline.
 
-    `partial`: each takes only a part of what the one before it computed, as where all stages of a
-    pipeline are asked for together.
+    `partial`: each iteration reads only a part of the previous result. This also happens if all
+    stages of a pipeline are queried together.
     """
 
     def __init__(self, *, partial: bool) -> None:
@@ -157,8 +159,8 @@ class SameStageError(Exception):
 
 @dataclass(frozen=True)
 class _Stage:
-    """Values that a stage computes together; of values of all stages side by side along `row_dim`,
-    one of `count` rows."""
+    """Values that a stage computes together. With `row_dim`, they hold the results of `count`
+    stages side by side along it, and each stage is one row."""
 
     outputs: tuple[ir.Value, ...]
     row_dim: int | None
@@ -166,20 +168,20 @@ class _Stage:
 
     @property
     def op(self) -> ir.Operation:
-        """An op that computes what a stage hands on."""
+        """An op that computes a value which the stage passes on."""
         return maker_of(self.outputs[0])
 
     def instance(self, source: Computed, box: Box) -> Instance:
-        """Where a box of what stages computed was computed."""
+        """Returns the instance that computed a box of a stage's output."""
         row = 0 if self.row_dim is None else box.starts[self.row_dim] // box.sizes[self.row_dim]
         return Instance(source.rank, source.tick, row)
 
     def own(self, pieces: Pieces) -> list[tuple[Computed, Piece]]:
-        """The pieces of an input that stages computed, with their source."""
+        """Returns the pieces of an input that stages computed, with their sources."""
         return [(s, piece) for s, piece in _computed([pieces]) if s.value in self.outputs]
 
     def is_all(self, source: Computed, box: Box) -> bool:
-        """Whether a box is all that a stage computed of a value."""
+        """Returns True if a box is all that a stage computed of a value."""
         whole = Box.whole(shape_of(source.value))
         return whole.share(self.row_dim, 0, self.count).sizes == box.sizes
 
@@ -196,7 +198,8 @@ class ChainFinder:
         self.most_stages = 0
 
     def chains(self, ends: Sequence[tuple[Computed, Box]]) -> Chains:
-        """The chains that end in what was computed, one a microbatch. Raises UnresolvedError."""
+        """Returns the chains that end in these results, one for each microbatch. Raises
+        UnresolvedError."""
         source, box = ends[0]
         dim, count = _row_dim(source, box)
         stage = _Stage((source.value,), dim, count)
@@ -207,8 +210,8 @@ class ChainFinder:
         return self._alike(stage, lasts)
 
     def _part_from_head(self, stage: _Stage, source: Computed, box: Box) -> None:
-        """Takes a stage out of what else is computed from it in the same tick, such as the head of
-        a model on the last rank."""
+        """Separates a stage from other ops of the same tick that use its result, such as the head
+        of a model on the last rank."""
         if source.tick < 0:
             return
         inputs = self._inputs_of(stage, stage.instance(source, box))
@@ -219,7 +222,7 @@ class ChainFinder:
             self._rows, self._inputs = {}, {}
 
     def _alike(self, stage: _Stage, lasts: Sequence[Instance]) -> Chains:
-        """The chains that end in these instances, which must be alike."""
+        """Returns the chains that end in these instances. Raises UnresolvedError if they differ."""
         segment, rows = self._segment(stage)
         chains = [self._chain(stage, last) for last in lasts]
         lengths = {len(chain) for chain in chains}
@@ -257,7 +260,8 @@ class ChainFinder:
         return self._inputs[key]
 
     def _chain(self, stage: _Stage, last: Instance) -> list[Instance]:
-        """The applications that end in one, first to last."""
+        """Returns the applications that end in one, first to last. Raises UnresolvedError if an
+        application depends on several others, SameStageError if on one of the same stage."""
         chain = [last]
         if last.tick < 0:
             return chain
@@ -281,7 +285,7 @@ class ChainFinder:
                 raise SameStageError(partial=not whole)
 
     def _others(self, stage: _Stage, chain: Sequence[Instance]) -> list[ir.Value]:
-        """Other values that a stage takes from the one before it."""
+        """Returns the other values that a stage reads from the one before it."""
         more: dict[ir.Value, None] = {}
         for before, after in pairwise(chain):
             for source, _ in _computed(self._inputs_of(stage, after)):
@@ -294,7 +298,7 @@ class ChainFinder:
 def inputs_of(
     instance: Instance, segment: Segment, rows: StageRows, tracer: Tracer
 ) -> tuple[Pieces, ...]:
-    """What each input of a segment consists of where an instance computes it."""
+    """Returns the pieces of each input of a segment as an instance computes it."""
     return tuple(
         tuple(
             tracer.pieces(
@@ -306,7 +310,7 @@ def inputs_of(
 
 
 def _computed(inputs: Sequence[Pieces]) -> Iterator[tuple[Computed, Piece]]:
-    """The pieces that an op computed, with their source."""
+    """Yields the pieces that an op computed, with their sources."""
     for pieces in inputs:
         for piece in pieces:
             if isinstance(piece.source, Computed):
@@ -314,7 +318,8 @@ def _computed(inputs: Sequence[Pieces]) -> Iterator[tuple[Computed, Piece]]:
 
 
 def _handoffs(stage: _Stage, inputs: Sequence[Pieces]) -> tuple[Handoff, ...]:
-    """How a stage takes what the one before it computed."""
+    """Returns the handoffs by which a stage reads the results of the one before it. Raises
+    UnresolvedError if it reads only a part of a result."""
     handoffs: list[Handoff] = []
     for number, pieces in enumerate(inputs):
         own = stage.own(pieces)
@@ -328,8 +333,8 @@ def _handoffs(stage: _Stage, inputs: Sequence[Pieces]) -> tuple[Handoff, ...]:
 
 
 def _row_dim(source: Computed, box: Box) -> tuple[int | None, int]:
-    """The dimension along which only some of what was computed is asked for, and in how many parts
-    it is then: there the stages lie side by side."""
+    """Returns the dimension along which only a part of a result is queried, and the number of such
+    parts. The stages are side by side along it. Returns None and 1 if all of it is queried."""
     shape = shape_of(source.value)
     partial = [d for d, size in enumerate(shape) if box.sizes[d] != size]
     if not partial or source.tick < 0:

@@ -1,14 +1,14 @@
-"""The grid of cells, one for each microbatch and each application of a stage, of a pipeline that is
-differentiated, or of its backward.
+"""The grid of cells of a differentiated pipeline or of its backward: one cell for each microbatch
+and each application of a stage.
 
-`chains` follows what leaves a pipeline, one value of the last stage for each microbatch. Here
-values of all stages count: what the forward leaves for the backward, and what the backward adds
-up to gradients. So all cells that such a value comes from are found, and put into rows by what they
-take from each other.
+`chains` follows values that leave a pipeline: one value of the last stage for each microbatch. A
+grid follows values of all stages: the forward's residuals, and the terms of the backward's
+gradients. It collects all cells that such a value depends on, and orders them into rows by their
+dependences.
 
-A sum over all ticks takes in the ticks of ramp-up and ramp-down, too. These are left out where what
-they add is zero: where a stage computes it by linear ops from cotangents that are zero, times
-what the pipeline computed in these ticks, which is taken to be finite.
+A sum over all ticks includes the ticks of ramp-up and ramp-down. These are left out if their terms
+are zero: a stage computes them by linear ops from cotangents that are zero. The other factors are
+results of the pipeline in these ticks, which are assumed to be finite.
 """
 
 from __future__ import annotations
@@ -51,17 +51,16 @@ from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import (
 from stablehlo_tools.transforms.parts.fold_pipeline.tracing import Tracer
 from stablehlo_tools.transforms.parts.scaling import NotScaledError
 
-# The elements of a value that one stage computed.
+# Elements of a value that one stage computed.
 End = tuple[Computed, Box]
 
 
 @dataclass(frozen=True)
 class Grid:
-    """`cells[m][n]` computes application n of the stage on microbatch m, out of `inputs[m][n]`.
+    """`cells[m][n]` computes application n of the stage on microbatch m from `inputs[m][n]`.
 
-    Where a stage is cut into layers, `made[k][i]` is what layer k of it computes as output i, None
-    where nobody takes that; the applications, and `inputs`, are those of layers then, and `rows`
-    computes one.
+    If a stage is divided into layers, applications and `inputs` are those of layers, and `rows`
+    computes one layer. `made[k][i]` is output i of layer k of the stage; None if it is not used.
     """
 
     segment: Segment
@@ -73,12 +72,12 @@ class Grid:
 
     @property
     def length(self) -> int:
-        """How many applications there are."""
+        """The number of applications for each microbatch."""
         return len(self.inputs[0])
 
     @property
     def stages(self) -> int:
-        """On how many stages."""
+        """The number of stages that compute the cells."""
         return len({cell.stage for cells in self.cells for cell in cells})
 
     @cached_property
@@ -87,12 +86,12 @@ class Grid:
         return {c: (m, n) for m, row in enumerate(self.cells) for n, c in enumerate(row)}
 
     def reordered(self, order: Sequence[int]) -> Grid:
-        """The same with the microbatches in another order."""
+        """Returns the grid with the microbatches in another order."""
         cells, inputs = (tuple(rows[m] for m in order) for rows in (self.cells, self.inputs))
         return replace(self, cells=cells, inputs=inputs)
 
     def with_pieces(self, change: Callable[[int, Pieces], Pieces]) -> Grid:
-        """The same with other pieces for each input of a cell, by its number."""
+        """Returns the grid with `change(number, pieces)` as the pieces of each input of a cell."""
         inputs = tuple(
             tuple(
                 tuple(change(number, pieces) for number, pieces in enumerate(cell)) for cell in row
@@ -103,7 +102,7 @@ class Grid:
 
     @cached_property
     def _columns(self) -> dict[ir.Value, tuple[int, int]]:
-        """The layer and the output of each value."""
+        """The layer and the number of the output that each value is."""
         return {
             value: (layer, number)
             for layer, values in enumerate(self.made)
@@ -112,17 +111,19 @@ class Grid:
         }
 
     def output(self, value: ir.Value) -> int | None:
-        """Which output of a stage, or of a layer of it, a value is."""
+        """Returns the number of the output of a stage, or of a layer, that a value is; None for
+        others."""
         column = self._columns.get(value)
         return None if column is None else column[1]
 
     def box(self, output: int, row: int) -> Box:
-        """What of an output a stage computes."""
+        """Returns the box of an output that one stage computes."""
         value = next(v for values in self.made if (v := values[output]) is not None)
         return self.rows.output_box(value, output, row)
 
     def place_of(self, source: Computed, box: Box) -> tuple[int, int, int] | None:
-        """The output, the microbatch and the application of a part of what a stage computed."""
+        """Returns the output, the microbatch and the application that a box of a value belongs to;
+        None if it is not what one cell computes."""
         column = self._columns.get(source.value)
         if column is None:
             return None
@@ -132,7 +133,8 @@ class Grid:
         return None if place is None else (output, place[0], place[1] * len(self.made) + layer)
 
     def application_of(self, summed: Summed, row: int) -> int:
-        """The one application of which the terms of a sum over ticks are, one a microbatch."""
+        """Returns the application whose results a sum over ticks adds up, one for each microbatch.
+        Raises UnresolvedError if there are several, or if the sum omits some microbatches."""
         ticks = {
             place: cell.tick
             for cell, place in self.places.items()
@@ -159,8 +161,8 @@ Zero = dict[Instance, frozenset[int]]
 
 @dataclass(frozen=True)
 class Cells:
-    """All instances of a segment that some values are computed from, with what each takes, and
-    which of its outputs are zero, as what they are linear in is."""
+    """All instances of a segment that some values depend on, their inputs, and the outputs that are
+    zero because they are linear in inputs that are."""
 
     segment: Segment
     rows: StageRows
@@ -169,13 +171,13 @@ class Cells:
     zero: Zero
 
     def grid(self) -> Grid:
-        """Puts those that compute what is not zero into rows, one for each microbatch, which must
-        be alike. Raises UnresolvedError."""
+        """Orders the instances with nonzero outputs into rows, one for each microbatch. Raises
+        UnresolvedError if the rows differ in length or in the inputs that they pass on."""
         count, op = len(self.segment.outputs), maker_of(self.segment.outputs[0])
         live = [i for i in self.instances if len(self.zero.get(i, ())) < count]
 
         def settle(piece: Piece) -> Piece:
-            """The piece; zeros where it is of an output that is zero."""
+            """Returns the piece, or zeros if it is of an output that is zero."""
             if piece.is_zero or not is_zero(piece, self.segment, self.rows, self.zero):
                 return piece
             assert isinstance(piece.source, Computed)
@@ -232,7 +234,7 @@ class Cells:
         return Grid(self.segment, self.rows, handoffs.pop(), whole, inputs, made)
 
     def _own(self, pieces: Pieces) -> list[tuple[Instance, Piece]]:
-        """The pieces that other instances computed, with these."""
+        """Returns the pieces that other instances computed, with these instances."""
         own: list[tuple[Instance, Piece]] = []
         for piece in pieces:
             source = piece.source
@@ -263,7 +265,7 @@ class Cells:
 
     @property
     def zeros(self) -> dict[Computed, list[Box]]:
-        """The boxes of what was computed that are zero."""
+        """The boxes of computed values that are zero."""
         boxes: dict[Computed, list[Box]] = {}
         for instance, numbers in self.zero.items():
             for number in numbers:
@@ -274,7 +276,8 @@ class Cells:
         return boxes
 
     def adds_inputs(self) -> bool:
-        """Whether a stage adds what it takes before it computes anything of it."""
+        """Returns True if a stage adds two of its inputs before it computes anything else from
+        them."""
         return any(
             view.operation.name == ADD and all(map(_is_input, view.operation.operands))
             for view in self.segment.block.operations
@@ -298,7 +301,8 @@ class GridFinder:
         self._inputs: dict[Instance, tuple[Pieces, ...]] = {}
 
     def cells(self, ends: Sequence[End], sums: Sequence[Summed] = ()) -> Cells:
-        """The cells that compute some values, and terms of sums. Raises UnresolvedError."""
+        """Returns the cells that compute some values, and the terms of sums. Raises
+        UnresolvedError."""
         outputs = list(
             dict.fromkeys([*(source.value for source, _ in ends), *(s.value for s in sums)])
         )
@@ -315,8 +319,9 @@ class GridFinder:
         return Cells(segment, rows, instances, self._inputs, zero)
 
     def _rows(self, segment: Segment) -> StageRows:
-        """One stage of a segment. Where all of them lie along a dimension, it is the one of an
-        input that consists of parts of what they computed in an earlier tick."""
+        """Returns the rows of a segment. If all stages are computed along a dimension, an input
+        made of parts of earlier results shows which one. Raises UnresolvedError if stages depend on
+        each other."""
         if self._tracer.region.ranks.axis:
             return all_stages(segment)
         graph, failed = Graph.of(segment.block), None
@@ -337,8 +342,8 @@ class GridFinder:
         raise joined(failed)
 
     def _rotated(self, segment: Segment) -> Iterable[tuple[int, int, int]]:
-        """Inputs, dimensions and numbers of stages where a tick takes parts of what an earlier one
-        computed."""
+        """Yields an input, a dimension and a number of stages for each dimension along which a tick
+        reads parts of an earlier tick's results."""
         for number, value in enumerate(segment.inputs):
             if not is_float(value.type):
                 continue
@@ -377,7 +382,8 @@ class GridFinder:
     def _closure(
         self, segment: Segment, rows: StageRows, wanted: Sequence[Instance]
     ) -> tuple[list[Instance], list[ir.Value]]:
-        """All instances that some are computed from, and values of them that are no outputs yet."""
+        """Returns all instances that some depend on, and values that they need but are not outputs
+        yet."""
         pending, instances, more = list(wanted), dict[Instance, None](), dict[ir.Value, None]()
         while pending:
             instance = pending.pop()
@@ -409,7 +415,7 @@ class GridFinder:
 
 
 def _in_loop(tracer: Tracer, inputs: Iterable[Pieces]) -> list[Piece]:
-    """The pieces that a tick of the tracer's own loop computed."""
+    """Returns the pieces that a tick of the tracer's own loop computed."""
     return [
         piece
         for pieces in inputs
@@ -421,7 +427,8 @@ def _in_loop(tracer: Tracer, inputs: Iterable[Pieces]) -> list[Piece]:
 
 
 def _instance(rows: StageRows, output: int, source: Computed, box: Box) -> Instance | None:
-    """Where a box of an output was computed; None where it is not what one stage computes."""
+    """Returns the instance that computed a box of an output; None if no single stage computes
+    it."""
     sizes, dim = rows.output_box(source.value, output, 0).sizes, rows.outputs[output]
     if box.sizes != sizes:
         return None
@@ -435,8 +442,8 @@ def _find_zeros(
     inputs: dict[Instance, tuple[Pieces, ...]],
     instances: Sequence[Instance],
 ) -> Zero:
-    """The outputs of instances, in the order of ticks, that are zero as what they are linear in
-    is."""
+    """Returns the outputs of each instance that are zero because they are linear in zeros. The
+    instances are in the order of ticks."""
     graph = Graph.of(rows.block)
 
     @cache
@@ -453,11 +460,11 @@ def _find_zeros(
         for piece in pieces
         if isinstance(source := piece.source, Computed)
     ]
-    # The inputs that stages hand on to each other. What a stage computes is linear in these alone:
-    # products of one with what the pipeline left are not linear in both.
+    # Inputs that stages pass to each other. Outputs are tested for linearity in these alone: the
+    # product of a cotangent and a residual is not linear in both.
     cotangents = frozenset(n for n, source in computed if source.value in segment.outputs)
-    # The inputs that ticks of the pipeline have left for its backward, which may be zero where
-    # cotangents are, too: a product of both is linear in one of them alone.
+    # Inputs that ticks of the pipeline have kept for its backward. They may be zero if cotangents
+    # are, too: a product of both is linear in only one of them.
     left = frozenset(
         n for n, source in computed if source.tick >= 0 and source.value not in segment.outputs
     )
@@ -475,7 +482,7 @@ def _find_zeros(
 
 
 def is_zero(piece: Piece, segment: Segment, rows: StageRows, zero: Zero) -> bool:
-    """Whether a piece is zero, or is of an output that is."""
+    """Returns True if a piece is zero, or is of an output that is."""
     source = piece.source
     if not isinstance(source, Computed) or source.value not in segment.outputs:
         return piece.is_zero

@@ -1,16 +1,16 @@
-"""Writes the loops over layers that the stages of a pipeline fold to.
+"""Writes the loops over layers that replace the stages of a pipeline.
 
     %out:3 = stablehlo.while(%weights, %h = %batch, %kept) {
       %new = stablehlo.dynamic_update_slice %kept, %h, %layer     // for the backward
       %y = stage(%weights[%layer], %h)
     }
 
-A forward leaves what its backward takes of each layer, a backward the gradients of each. It goes
-through the layers in reverse.
+A forward keeps each layer's residuals, a backward each layer's gradients. The backward runs through
+the layers in reverse.
 
-Where a stage mixes the samples of a microbatch, with statistics over them for one, it would compute
-something else for the whole batch: its microbatches stay apart, in a loop around the one over
-layers, which adds up the gradients in the order in which the ticks did.
+A stage may mix the samples of a microbatch, for example by statistics over them. On the whole
+batch, it would compute something else. Its microbatches stay separate, in a loop around the one
+over layers. That loop adds up the gradients in the order of the ticks.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from stablehlo_tools.transforms.parts.scaling import Scaling
 
 @dataclass(frozen=True)
 class LayerOperand:
-    """An input of the layers, or all that they have for it along dimension `stacked`; `whole`
-    says that a layer takes the slice as it is, with that dimension of size 1."""
+    """An input of the layers. If `stacked` is a dimension, the value holds the inputs of all layers
+    along it. With `whole`, a layer reads its slice with that dimension kept, of size 1."""
 
     value: ir.Value
     stacked: int | None = None
@@ -43,7 +43,7 @@ class LayerOperand:
 class _StageLoop:
     """A block that is run `trips` times, on `samples` of the batch that `dims` follows.
 
-    A handoff says that what one run computes is an input of the next.
+    A handoff passes an output of one run to the next run as an input.
     """
 
     dims: BatchDims
@@ -54,49 +54,49 @@ class _StageLoop:
 
     @property
     def handed(self) -> list[int]:
-        """The inputs that are handed on."""
+        """The inputs that are passed from run to run."""
         return [handoff.input for handoff in self.handoffs]
 
     @property
     def others(self) -> list[int]:
-        """The other inputs."""
+        """The inputs that are not passed from run to run."""
         handed = self.handed
         return [number for number in range(len(self.operands)) if number not in handed]
 
     def run(self, given: Mapping[int, ir.Value], build: Builder) -> list[ir.Value]:
-        """Writes one run; `given` are the inputs. Returns what it computes."""
+        """Writes one run on the inputs `given`, by number. Returns its outputs."""
         arguments = [given[number] for number in range(len(given))]
         return Scaling(self.dims, self.samples).write_all(arguments, build.point)
 
     def next_inputs(self, made: Sequence[ir.Value], build: Builder) -> list[ir.Value]:
-        """What the next run takes of what one computes."""
+        """Returns the inputs of the next run, made of the outputs of one run."""
         composer = Composer(build, no_sources)
         return [composer.through(made[h.output], h.ops) for h in self.handoffs]
 
     def per_microbatch(self, batch: Collection[int]) -> list[LayerOperand]:
-        """The operands of a loop over microbatches, where those in `batch` are stacked."""
+        """Returns the operands of a loop over microbatches: those in `batch` are stacked."""
         return [
             LayerOperand(operand.value, 0 if number in batch else None)
             for number, operand in enumerate(self.operands)
         ]
 
     def on(self, values: Sequence[ir.Value]) -> Self:
-        """The same loop on other values."""
+        """Returns the same loop on other values."""
         pairs = zip(self.operands, values, strict=True)
         return replace(self, operands=tuple(replace(old, value=value) for old, value in pairs))
 
 
 @dataclass(frozen=True)
 class LayerLoop(_StageLoop):
-    """A loop of which only what the last run computes is used."""
+    """A loop of which only the outputs of the last run are used."""
 
     def write(self, build: Builder) -> list[ir.Value]:
-        """Writes the loop, or one run without a loop; returns what the last run computes."""
+        """Writes the loop, or a single run without a loop. Returns the outputs of the last run."""
         returned = self.dims.graph.root.returned
         if self.trips == 1:
             return self.run({n: each.value for n, each in enumerate(self.operands)}, build)
         handed, others = self.handed, self.others
-        kept = [  # where a handoff converts, what the last run computes is kept beside it
+        kept = [  # if a handoff converts, the carry is not the output: keep the output, too
             output
             for output in range(len(returned))
             if all(handoff.ops for handoff in self.handoffs if handoff.output == output)
@@ -122,8 +122,8 @@ class LayerLoop(_StageLoop):
     def write_per_microbatch(
         self, build: Builder, count: int, batch: Collection[int]
     ) -> list[ir.Value]:
-        """Writes a loop over `count` microbatches around it, and returns what each one's last run
-        computes, stacked. The operands `batch` are those of all microbatches, stacked."""
+        """Writes the loop inside of a loop over `count` microbatches. Returns the outputs of each
+        microbatch's last run, stacked. The operands in `batch` hold all microbatches, stacked."""
         graph = self.dims.graph
         results = [graph.values[number] for number in graph.root.returned]
         buffers = [
@@ -140,7 +140,7 @@ class LayerLoop(_StageLoop):
         return write_scan(build, count, buffers, self.per_microbatch(batch), body)
 
 
-# The ops of one iteration: of its row of what is stacked, the states, and each operand in it.
+# Writes the ops of one iteration, given its row, the states and each operand; returns the states.
 ScanBody = Callable[[Builder, ir.Value, Sequence[ir.Value]], Sequence[ir.Value]]
 
 
@@ -153,10 +153,10 @@ def write_scan(
     *,
     reverse: bool = False,
 ) -> list[ir.Value]:
-    """A `while` as jax writes a scan, which `expand-pipeline` and others look for: it carries the
-    operands, a counter and the states. Returns the states after it.
+    """Writes a `while` in the form of a jax scan, which passes such as `expand-pipeline` recognise.
+    It carries the operands, a counter and the states. Returns the states after the loop.
 
-    With `reverse`, the iterations take the last of what is stacked first.
+    With `reverse`, iterations read stacked operands from the last row to the first.
     """
     i32 = ir.IntegerType.get_signless(32, build.context)
     carried = [*(operand.value for operand in operands), build.i32(0), *states]
@@ -188,7 +188,7 @@ def write_scan(
 
 
 def _layer(build: Builder, stack: ir.Value, counter: ir.Value, operand: LayerOperand) -> ir.Value:
-    """What a stack holds for a layer."""
+    """Returns the slice of a stack for one layer."""
     shape, dim = shape_of(stack), operand.stacked
     zero = build.i32(0)
     starts = [counter if d == dim else zero for d in range(len(shape))]
@@ -199,7 +199,7 @@ def _layer(build: Builder, stack: ir.Value, counter: ir.Value, operand: LayerOpe
 
 
 def put_row(build: Builder, buffer: ir.Value, value: ir.Value, counter: ir.Value) -> ir.Value:
-    """A buffer with a value in the row of a number."""
+    """Returns a buffer with a value written to row `counter`."""
     shape = shape_of(buffer)
     zero = build.splat(0, [], element_of(counter))
     update = build.reshape(value, [1, *shape[1:]])
@@ -208,10 +208,11 @@ def put_row(build: Builder, buffer: ir.Value, value: ir.Value, counter: ir.Value
 
 @dataclass(frozen=True)
 class GridResults:
-    """What a loop over layers computed: `last[i]` is what its last iteration hands on as input i.
+    """Results of a loop over layers: `last[i]` is input i as its last iteration passes it on.
 
-    `inputs` and `outputs` are what each iteration took and computed, stacked in the order of the
-    layers. Where the microbatches stay apart, all but sums are stacked by microbatch, outside.
+    `inputs` and `outputs` hold the inputs and outputs of each iteration, stacked in the order of
+    the layers. If the microbatches are separate, all but sums have a leading dimension of
+    microbatches.
     """
 
     last: dict[int, ir.Value]
@@ -221,10 +222,10 @@ class GridResults:
 
 @dataclass(frozen=True)
 class GridLoop(_StageLoop):
-    """A loop that leaves something of each run.
+    """A loop that keeps inputs and outputs of each run.
 
-    `kept_inputs`, of those that are handed on, and `kept_outputs` are stacked; `sums` are outputs
-    that are added up over the microbatches.
+    `kept_inputs`, which are passed from run to run, and `kept_outputs` are stacked. `sums` are
+    outputs that are added up over the microbatches.
     """
 
     kept_inputs: tuple[int, ...]
@@ -235,7 +236,7 @@ class GridLoop(_StageLoop):
     def write(self, build: Builder) -> GridResults:
         """Writes the loop."""
         handed, others = self.handed, self.others
-        # What two inputs take of one stack is carried once.
+        # Two inputs that read the same stack share one carry.
         carried = list(dict.fromkeys(self.operands[number] for number in others))
         kept = [self.operands[number].value.type for number in self.kept_inputs]
         returned = self.dims.graph.root.returned
@@ -261,8 +262,8 @@ class GridLoop(_StageLoop):
     def write_per_microbatch(
         self, build: Builder, count: int, batch: Collection[int]
     ) -> GridResults:
-        """Writes a loop over `count` microbatches around it. The operands `batch` are those of all
-        microbatches, stacked."""
+        """Writes the loop inside of a loop over `count` microbatches. The operands in `batch` hold
+        all microbatches, stacked."""
         handed, graph = self.handed, self.dims.graph
         arguments = [graph.values[number].type for number in graph.root.arguments]
         returned = [graph.values[number].type for number in graph.root.returned]
@@ -301,6 +302,7 @@ class GridLoop(_StageLoop):
 
 
 def _empty(build: Builder, count: int, type_: ir.Type, *inner: int) -> ir.Value:
-    """A stack of tensors of a type, or of stacks of such, which are to be written."""
+    """Returns a stack of zeros to be written: `count` tensors of a type, or stacks of such
+    tensors."""
     tensor = ir.RankedTensorType(type_)
     return build.splat(0, [count, *inner, *tensor.shape], tensor.element_type)

@@ -1,7 +1,7 @@
-"""Ops that only move elements: which elements of their operands the elements of a result are.
+"""Ops that only move elements: maps elements of a result to the elements of operands that they are.
 
-Where the relation of an op's dimensions says from where to where (slices, pads), it is asked; where
-operands of the op say it (selects, branches, windows at indices), these must be known integers.
+For slices and pads, the relation of the op's dimensions gives this map. For selects, branches and
+windows at indices, operands of the op give it, and these must be known integers.
 """
 
 from __future__ import annotations
@@ -53,20 +53,20 @@ from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import (
     reshaped_box,
 )
 
-# What an operand of an op is for the query; None where that is not known.
+# Returns the value of an operand for the query; None if it is unknown.
 Integers = Callable[[ir.Value], Values | None]
 Answer = Sequence[BoxQuery] | None
 
-_MOST_PIECES = 64  # of one result, by a predicate, or element by element
+_MOST_PIECES = 64  # per result, if a predicate cuts it or if it is followed element by element
 _MOST_WINDOWS = 1 << 10
 
-# The collectives by which pipelines hand values on; others between ranks are refused.
+# The collectives by which pipelines pass values on; others between ranks are refused.
 BETWEEN_RANKS = frozenset({ALL_GATHER, ALL_REDUCE, COLLECTIVE_PERMUTE})
-_AT_INDICES = ops_with(Trait.INDEXED)  # of slices, updates, gathers, scatters
+_AT_INDICES = ops_with(Trait.INDEXED)  # slices, updates, gathers, scatters
 _REPEATING = frozenset({BROADCAST, CONVERT, RESHAPE, SHARDING_CONSTRAINT})
-# Integers that follow from those at the same place.
+# Ops whose integer result follows from the operands' integers at the same position.
 _POSITIONAL = ELEMENTWISE & COMPUTED | {COMPARE, CONVERT}
-# Each element of the result is one of the operand with the same number.
+# Ops whose result elements are each one element of the operand with the same number.
 RELAYOUTS = ops_with(Trait.BIJECTIVE) | {SLICE, CONVERT, BARRIER, SHARDING_CONSTRAINT}
 MOVING = (
     RELAYOUTS
@@ -80,8 +80,8 @@ MOVING = (
 
 
 def follow_move(op: ir.Operation, query: BoxQuery, known: Integers) -> Answer:
-    """The elements of operands that elements of a result are; None where the op computes them, or
-    where it is not known which they are."""
+    """Returns the queries for the elements of operands that an op moves to its result. Returns None
+    if the op computes them, or if their origin is unknown."""
     if op.name in (SHARDING_CONSTRAINT, BARRIER):
         return [query.at(op.operands[ir.OpResult(query.value).result_number], query.box)]
     if op.name == SELECT:
@@ -123,8 +123,8 @@ def follow_move(op: ir.Operation, query: BoxQuery, known: Integers) -> Answer:
 
 
 def is_reshaping_sum(op: ir.Operation) -> bool:
-    """Whether an op sums along dimensions of size 1 only, as jax does where it differentiates a
-    broadcast to such."""
+    """Returns True if an op sums along dimensions of size 1 only. jax writes such a sum as the
+    transpose of a broadcast along these dimensions."""
     if op.name != REDUCE or len(op.results) != 1 or splat_of(op.operands[1]) != 0:
         return False
     shape = shape_of(op.operands[0])
@@ -134,7 +134,7 @@ def is_reshaping_sum(op: ir.Operation) -> bool:
 
 
 def merges(reshape: ir.Operation) -> bool:
-    """Whether several dimensions, but for those of size 1, become others."""
+    """Returns True if a reshape merges or regroups several dimensions, ignoring those of size 1."""
     before, after = (tuple(shape_of(v)) for v in (reshape.operands[0], reshape.results[0]))
     return any(
         len(long) > 1 and long != [after[dim] for dim in given if after[dim] != 1]
@@ -144,7 +144,8 @@ def merges(reshape: ir.Operation) -> bool:
 
 
 def deciding_operands(op: ir.Operation) -> tuple[list[ir.Value], list[ir.Value]]:
-    """The operands of a moving op that say from where or to where, and those that are moved."""
+    """Returns the operands of a moving op that select the elements, and the operands that are
+    moved."""
     operands = list(op.operands)
     if op.name == SELECT or op.name in BRANCHES:
         return operands[:1], operands[1:]
@@ -157,7 +158,8 @@ def deciding_operands(op: ir.Operation) -> tuple[list[ir.Value], list[ir.Value]]
 
 
 def repeated_number(value: ir.Value) -> float | int | complex | None:
-    """The number that a value is throughout, where it is a constant, repeated or converted."""
+    """Returns the number in all elements of a value, if it is a splat constant, possibly broadcast
+    or converted; None for any other value."""
     maker = producer(value)
     while maker is not None and maker.name in _REPEATING:
         value = maker.operands[0]
@@ -165,11 +167,11 @@ def repeated_number(value: ir.Value) -> float | int | complex | None:
     return splat_of(value)
 
 
-# Within a tensor, from and to places that the op itself says.
+# Ops that move elements between positions which the op itself states.
 
 
 def _broadcast(op: ir.Operation, query: BoxQuery, relation: OpDimensions) -> Answer:
-    """A scalar in any shape, or where nothing is repeated in what is asked for."""
+    """Follows the broadcast of a scalar, or one that repeats no element within the query."""
     operand, dims = op.operands[0], integers(op, "broadcast_dimensions")
     box = Box.whole(shape_of(operand))
     if not box.sizes:
@@ -186,7 +188,7 @@ def _broadcast(op: ir.Operation, query: BoxQuery, relation: OpDimensions) -> Ans
 
 
 def _taken(op: ir.Operation, query: BoxQuery, relation: OpDimensions) -> Answer:
-    """A slice, or a reverse: elements that lie apart, or backwards, are followed one by one."""
+    """Follows a slice or a reverse: strided and reversed elements are followed one by one."""
     box = query.box
     for dim, (start, size) in enumerate(zip(box.starts, query.box.sizes, strict=True)):
         (link,) = relation.of_result(0, dim)
@@ -236,7 +238,8 @@ def _padded(op: ir.Operation, query: BoxQuery, relation: OpDimensions) -> Answer
 
 
 def _around(box: Box, starts: Sequence[int], sizes: Sequence[int]) -> Iterator[tuple[Box, bool]]:
-    """A box in pieces that are outside or inside of a window; the one inside comes last."""
+    """Yields a box in pieces outside and inside of a window, with a flag; the one inside comes
+    last."""
     inside = [box]
     for dim, (start, size) in enumerate(zip(starts, sizes, strict=True)):
         pieces = [piece for b in inside for piece in b.cut(dim, [start, start + size])]
@@ -245,12 +248,12 @@ def _around(box: Box, starts: Sequence[int], sizes: Sequence[int]) -> Iterator[t
     yield from ((p, True) for p in inside)
 
 
-# By what a predicate or an index says.
+# Ops that move elements by a predicate or by indices.
 
 
 def numbers_along(value: ir.Value, known: Integers) -> Values | None:
-    """Integers that are known, or follow from the positions of the elements, however many they are:
-    a dimension along which they are the same has size 1."""
+    """Returns integers that are known, or that follow from the positions of the elements, for a
+    tensor of any size. A dimension along which they do not differ has size 1."""
     numbers = known(value)
     op = producer(value)
     if numbers is not None or op is None or len(op.results) != 1:
@@ -296,12 +299,12 @@ def _selected(op: ir.Operation, query: BoxQuery, predicate: Values | None) -> An
 
 @dataclass(frozen=True)
 class _Windows:
-    """Windows of a tensor at known indices, side by side in another one: the result of a
-    dynamic_slice or a gather, the update of a dynamic_update_slice or a scatter.
+    """Windows at known indices of a tensor, side by side in another one: the result of a
+    dynamic_slice or a gather, or the update of a dynamic_update_slice or a scatter.
 
-    Dimension `numbered[k]` of the other says which window, as component k of its number;
-    `inner[i]` of it runs along dimension `kept[i]` of the tensor, of which a window has `sizes`.
-    `starts` says where the window of a number starts.
+    Dimension `numbered[k]` of the other tensor is component k of the window's number. Its dimension
+    `inner[i]` runs along dimension `kept[i]` of the tensor. `sizes` is the shape of a window in the
+    tensor, and `starts` returns the start of the window with a number.
     """
 
     shape: Sequence[int]
@@ -313,24 +316,25 @@ class _Windows:
     starts: Callable[[Sequence[int]], list[int]]
 
     def clamped(self, number: Sequence[int]) -> list[int]:
-        """Where a window starts that is moved to where it fits, as StableHLO does for reads."""
+        """Returns the start of a window, moved so that the window fits, as StableHLO reads it."""
         starts = zip(self.starts(number), self.shape, self.sizes, strict=True)
         return [min(max(start, 0), extent - size) for start, extent, size in starts]
 
     def fits(self, number: Sequence[int]) -> bool:
-        """Whether a window lies in the tensor."""
+        """Returns True if a window is inside of the tensor."""
         starts = zip(self.starts(number), self.shape, self.sizes, strict=True)
         return all(start >= 0 and start + size <= extent for start, extent, size in starts)
 
     def in_tensor(self, box: Box, starts: Sequence[int]) -> Box:
-        """What a box of one window, in the other tensor, is in this one."""
+        """Returns the box of the tensor for a box of one window in the other tensor."""
         inner = Box(tuple(starts), (1,) * len(self.shape))
         for dim, along in zip(self.kept, self.inner, strict=True):
             inner = inner.along(dim, starts[dim] + box.starts[along], box.sizes[along])
         return inner
 
     def in_windows(self, box: Box, number: Sequence[int], starts: Sequence[int]) -> Box:
-        """What a box of this tensor is in the other one, in the window of a number."""
+        """Returns the box of the other tensor for a box of the tensor, in the window of a
+        number."""
         rank = len(self.numbered) + len(self.inner)
         inner = Box((0,) * rank, (1,) * rank)
         for dim, place in zip(self.numbered, number, strict=True):
@@ -341,7 +345,8 @@ class _Windows:
 
 
 def _read(op: ir.Operation, query: BoxQuery, windows: _Windows) -> Answer:
-    """What is asked for of each window, one by one along the dimensions that number them."""
+    """Follows each window that the query covers, one by one along the dimensions that number
+    them."""
     box = query.box
     if prod(box.sizes[d] for d in windows.numbered) > _MOST_WINDOWS:
         return None
@@ -356,7 +361,7 @@ def _read(op: ir.Operation, query: BoxQuery, windows: _Windows) -> Answer:
 
 
 def _written(op: ir.Operation, query: BoxQuery, windows: _Windows) -> Answer:
-    """What is inside of a window comes from the update: of the last window written there."""
+    """Follows elements inside of a window to the update: to the last window written there."""
     if prod(windows.counts) > _MOST_WINDOWS:
         return None
     update = op.operands[2 if op.name == SCATTER else 1]
@@ -368,7 +373,7 @@ def _written(op: ir.Operation, query: BoxQuery, windows: _Windows) -> Answer:
         elif windows.fits(number):
             starts = windows.starts(number)
         else:
-            continue  # StableHLO leaves out what would reach outside
+            continue  # StableHLO skips windows that reach outside
         pending, outside = outside, []
         for left in pending:
             for box, is_inside in _around(left.box, starts, windows.sizes):
@@ -381,14 +386,15 @@ def _written(op: ir.Operation, query: BoxQuery, windows: _Windows) -> Answer:
 
 
 def _in_other(query: BoxQuery, value: ir.Value, box: Box) -> BoxQuery:
-    """The same elements in a tensor that may lack dimensions of size 1, or have more of them."""
+    """Returns the query for the same elements in a tensor with other dimensions of size 1."""
     if box.sizes == query.box.sizes:
         return query.at(value, box)
     return query.through(value, box, Reshape(box.sizes, query.box.sizes))
 
 
 def _window(op: ir.Operation, known: Integers) -> _Windows | None:
-    """The one window of a dynamic_slice or a dynamic_update_slice."""
+    """Returns the one window of a dynamic_slice or a dynamic_update_slice; None if it is
+    unknown."""
     indices, (whole, *update) = deciding_operands(op)
     shape, sizes = shape_of(whole), shape_of(update[0] if update else op.results[0])
     starts: list[int] = []
@@ -402,14 +408,14 @@ def _window(op: ir.Operation, known: Integers) -> _Windows | None:
 
 
 def _indexed(op: ir.Operation, known: Integers) -> _Windows | None:
-    """The windows of a gather, or of a scatter that replaces elements, or adds to zeros in windows
-    that are apart."""
+    """Returns the windows of a gather or a scatter; None if they are unknown. A scatter must
+    replace elements, or add to zeros in windows that do not overlap."""
     if op.name == GATHER:
         numbers, other = gather_numbers(op), shape_of(op.results[0])
         inner = numbers.offset_dims
     elif len(op.results) == 1 and (
         _replaces(op)
-        # as jax writes it where it differentiates a gather
+        # as jax writes the transpose of a gather
         or (repeated_number(op.operands[0]) == 0 and reducer_kind(Combining(op).combiner) == "add")
     ):
         numbers, other = scatter_numbers(op), shape_of(op.operands[2])
@@ -419,7 +425,7 @@ def _indexed(op: ir.Operation, known: Integers) -> _Windows | None:
     indices, vector = known(op.operands[1]), numbers.index_vector
     if indices is None:
         return None
-    # The components of an index as the last dimension; the others are the number of a window.
+    # Make the components of an index the last dimension; the others number the window.
     rows = indices[..., None] if vector == indices.ndim else np.moveaxis(indices, vector, -1)
     shape = shape_of(op.operands[0])
     kept = numbers.window_dims(len(shape))
@@ -440,7 +446,7 @@ def _indexed(op: ir.Operation, known: Integers) -> _Windows | None:
         return start
 
     counts = rows.shape[:-1]
-    if op.name == SCATTER and not _replaces(op):  # no two windows may have an element in common
+    if op.name == SCATTER and not _replaces(op):  # its windows must not overlap
         if prod(counts) > _MOST_WINDOWS:
             return None
         first = np.array([starts(number) for number in np.ndindex(*counts)]).reshape(-1, len(sizes))
@@ -452,6 +458,6 @@ def _indexed(op: ir.Operation, known: Integers) -> _Windows | None:
 
 
 def _replaces(scatter: ir.Operation) -> bool:
-    """Whether its region returns the update as it is."""
+    """Returns True if the region of a scatter returns the update unchanged."""
     block = Combining(scatter).combiner
     return list(terminator(block).operands) == [block.arguments[1]]

@@ -1,10 +1,10 @@
-"""The loops of a module that may be those of pipelines, made ready to be traced.
+"""Finds the loops of a module that may be those of pipelines, and prepares them for tracing.
 
-A pipeline is recognised by what its loop does with its carries: a manual computation permutes them
-between the devices of an axis; one program rotates them along a dimension.
+A pipeline is recognised by its carries. In a manual computation, the loop permutes them between the
+devices of an axis. In one program, it rotates them along a dimension.
 
-A pipeline and its backward in one manual computation, as `jax.value_and_grad` inside of
-`jax.shard_map` gives them, become two, as jax itself divides one that it differentiates:
+`jax.value_and_grad` inside of `jax.shard_map` puts a pipeline and its backward into one manual
+computation. It is split in two, as jax itself does if it differentiates the shard_map:
 
     %r = sdy.manual_computation(%x) { pipeline; ...; its backward; ... }
   ==>
@@ -60,7 +60,8 @@ _PUTTING = ops_with(Trait.JOIN) | {SCATTER}
 
 
 def loops_of(block: ir.Block) -> Iterator[ir.Operation]:
-    """The loops of a block and of manual computations in it that are in no other loop, in order."""
+    """Yields the loops of a block and of manual computations in it, in order; none inside of a
+    loop."""
     for view in block.operations:
         op = view.operation
         if op.name == WHILE:
@@ -70,14 +71,14 @@ def loops_of(block: ir.Block) -> Iterator[ir.Operation]:
 
 
 def permutes_of(loop: ir.Operation) -> list[ir.Operation]:
-    """The collective_permutes of a loop's body itself."""
+    """Returns the collective_permutes that are ops of a loop's body itself."""
     body = While(loop).body
     return [op.operation for op in body.operations if op.operation.name == COLLECTIVE_PERMUTE]
 
 
 def rotations_of(loop: ir.Operation) -> list[ir.Operation]:
-    """Ops of a loop's body that shift a tensor along a dimension, as a pipeline in one program
-    hands its state on: slices of it put together anew, padded, or written elsewhere."""
+    """Returns the ops of a loop's body that shift a tensor along a dimension. A pipeline in one
+    program shifts its state so: it concatenates, pads or scatters slices of the state."""
     body = While(loop).body
     changing = set(While(loop).carries) - set(While(loop).yields)
     return [
@@ -95,7 +96,7 @@ def rotations_of(loop: ir.Operation) -> list[ir.Operation]:
 
 
 def _is_carried(op: ir.Operation) -> bool:
-    """Whether a result is handed on to the next iteration, past ops that only move elements."""
+    """Returns True if a result reaches the next iteration through ops that only move elements."""
     pending = list(op.results)
     while pending:
         for use in pending.pop().uses:
@@ -108,15 +109,17 @@ def _is_carried(op: ir.Operation) -> bool:
 
 
 def may_be_pipeline(loop: ir.Operation) -> bool:
-    """Whether a loop moves elements as a pipeline does, from rank to rank or along a dimension."""
+    """Returns True if a loop moves elements as a pipeline does: between ranks, or along a
+    dimension."""
     return bool(rotations_of(loop) if manual_around(loop) is None else permutes_of(loop))
 
 
 def backward_of(anchor: ir.Operation, ticks: int) -> ir.Operation | None:
-    """The loop that takes what a pipeline has kept of its ticks: the pipeline backwards.
+    """Returns the loop of a pipeline's backward, which uses residuals of its ticks; None if there
+    is none.
 
-    `anchor` is the pipeline's loop, or the manual computation around it; what it has kept of its
-    ticks is stacked.
+    `anchor` is the pipeline's loop, or the manual computation around it. Without a manual
+    computation, a residual is stacked along dimension 0, of size `ticks`.
     """
     pending: list[ir.Value] = list(anchor.results)
     while pending:
@@ -136,7 +139,8 @@ def backward_of(anchor: ir.Operation, ticks: int) -> ir.Operation | None:
 
 
 def axis_of(loop: ir.Operation, manual: ir.Operation, facts: ModuleFacts) -> Ranks | None:
-    """The axis of a manual computation along which a loop's permutes move elements."""
+    """Returns the ranks along the axis in which a loop's permutes move elements; None for no
+    axis."""
     for axis in sorted(manual_axes(manual)):
         groups = Ranks.groups(axis, manual, facts)
         together = {device: number for number, g in enumerate(groups) for device in g}
@@ -150,16 +154,17 @@ def axis_of(loop: ir.Operation, manual: ir.Operation, facts: ModuleFacts) -> Ran
 
 
 def region_of(loop: ir.Operation, ranks: Ranks, values: DeviceValues) -> LoopRegion | str:
-    """The loop as the ranks run it, or why how often it runs is not known."""
+    """Returns the loop as the ranks run it, or the reason why its number of trips is unknown."""
     ticks = ticks_of(loop, values)
     return ticks if isinstance(ticks, str) else LoopRegion(loop, ticks, ranks, values)
 
 
 def hoist_slices(loop: ir.Operation) -> None:
-    """Divides the slices that a loop in a stage takes at positions which the tick decides.
+    """Splits slices in a stage's inner loop into one that depends on the tick and one on the layer.
 
-    A stage that picks its chunk of the weights and its layer by one dynamic_slice in the loop over
-    the layers would hold the weights of all chunks; in two slices, the first belongs to the tick.
+    A stage may select its chunk of the weights and its layer by one dynamic_slice in the loop over
+    layers. The inner loop would then hold the weights of all chunks. Split in two, the slice of the
+    chunk belongs to the tick.
     """
     for view in list(While(loop).body.operations):
         inner = view.operation
@@ -171,9 +176,9 @@ def hoist_slices(loop: ir.Operation) -> None:
 
 
 def take_from_outside(loop: ir.Operation) -> None:
-    """Lets a loop's body use integers from outside of it that it only hands on, in the place of the
-    carry: of those that are too many to be looked at, such as the predicate of a select between
-    whole states, the ops that make them tell what they are."""
+    """Replaces uses of integer carries that a loop does not change by their initial values. Tensors
+    too large to be evaluated, such as the predicate of a select between whole states, are then
+    traced through the ops that make them."""
     body = While(loop).body
     end = terminator(body)
     for argument, operand, after in zip(body.arguments, loop.operands, end.operands, strict=True):
@@ -185,8 +190,8 @@ def take_from_outside(loop: ir.Operation) -> None:
 
 
 def add_terms_first(loop: ir.Operation) -> None:
-    """Lets each iteration add up what it has for a sum before it adds that to the sum: gradients
-    of weights that a stage uses several times are one term of each tick then."""
+    """Makes each iteration add up its own terms before it adds them to an accumulator. The
+    gradients of weights that a stage uses several times are then one term of each tick."""
     body = LoopBody(loop, Effects({}))
     trees = Trees(body)
     for carry, end in enumerate(body.ends):
@@ -208,8 +213,8 @@ def add_terms_first(loop: ir.Operation) -> None:
 
 
 def entering_alike(forward: LoopRegion, backward: LoopRegion) -> set[ir.Value]:
-    """The arguments of a backward of which ranks hold the same, as they enter as they left the
-    forward: jax hands on what it does not check in a row for each device."""
+    """Returns the arguments of a backward that are the same on all ranks, as the forward returned
+    them. jax returns values of unchecked replication as one row for each device."""
     before, behind = forward.manual, backward.manual
     if before is None or behind is None:
         return set()
@@ -231,10 +236,10 @@ def entering_alike(forward: LoopRegion, backward: LoopRegion) -> set[ir.Value]:
 
 
 def multiply_instead_of_adding_alike(region: LoopRegion, alike: Collection[ir.Value]) -> bool:
-    """Lets a product stand around a region's loop for the sum over all ranks of what each of them
-    holds alike: jax writes such a sum for the cotangents of what has gone to all ranks; and a slice
-    of a product where each rank takes its part of the sum. Returns whether there was one, and the
-    region is then not to be used."""
+    """Replaces sums over all ranks of values that are equal on all ranks by products. jax writes
+    such sums around a region's loop, for the cotangents of values that all ranks use. A
+    reduce_scatter becomes a slice of the product. Returns True if there was one; do not use the
+    region afterwards."""
     changed = False
     if region.manual is None:
         return changed
@@ -254,7 +259,7 @@ def multiply_instead_of_adding_alike(region: LoopRegion, alike: Collection[ir.Va
                 continue
             product = build.same("multiply", operand, build.splat_like(ranks.count, operand))
             if scatters:
-                # The part of a value that a rank keeps of a reduce_scatter.
+                # Slice out the part of the value that this rank keeps of the reduce_scatter.
                 dim, sizes = integer(op, "scatter_dimension"), shape_of(op.results[0])
                 table = build.table([rank * sizes[dim] for rank in region.ranks.rank_of])
                 unsigned = ir.IntegerType.get_unsigned(32, build.context)
@@ -271,9 +276,9 @@ def multiply_instead_of_adding_alike(region: LoopRegion, alike: Collection[ir.Va
 
 
 def part_integers(loop: ir.Operation) -> None:
-    """Lets a copy of a loop, behind it, give the results that follow from integers alone, such as
-    the keys of random numbers that a step counts on: no stage computes them. Those that another
-    loop takes are left, which steer it."""
+    """Clones a loop after itself for results that depend on integers alone, such as random keys
+    that a step counts on: no stage computes them. Results that another loop uses stay, as they
+    control it."""
     body = While(loop).body
     apart = [
         number
@@ -292,7 +297,7 @@ def part_integers(loop: ir.Operation) -> None:
 
 
 def _follows_from_integers(body: ir.Block, carry: int) -> bool:
-    """Whether a carry of a loop depends on nothing but integers."""
+    """Returns True if a carry of a loop depends on integers alone."""
     ends = list(terminator(body).operands)
     numbers: dict[ir.Value, int] = {a: n for n, a in enumerate(body.arguments)}
     pending, seen = [ends[carry], body.arguments[carry]], set[ir.Value]()
@@ -315,7 +320,8 @@ def _follows_from_integers(body: ir.Block, carry: int) -> bool:
 
 
 def _hoist(op: ir.Operation, inner: ir.Operation) -> None:
-    """Takes out of a loop what of a slice is known outside of it."""
+    """Splits a slice in a loop: positions that are known outside of the loop are sliced before
+    it."""
     whole, *starts = op.operands
     early = [d for d, start in enumerate(starts) if _is_outside(start, inner)]
     makers = {d: producer(starts[d]) for d in early}
@@ -336,7 +342,7 @@ def _hoist(op: ir.Operation, inner: ir.Operation) -> None:
 
 
 def _is_outside(value: ir.Value, loop: ir.Operation) -> bool:
-    """Whether a value is made in front of a loop, or is an argument of a block around it."""
+    """Returns True if a value is defined before a loop, or is an argument of a block around it."""
     owner = value.owner
     block = owner if isinstance(owner, ir.Block) else owner.operation.block
     around = loop.block
@@ -350,8 +356,8 @@ def _is_outside(value: ir.Value, loop: ir.Operation) -> bool:
 
 
 def erase_open_constraints(root: ir.Operation) -> None:
-    """Erases constraints in an op that leave all dimensions open, as jax writes them wherever an
-    axis of the mesh is automatic."""
+    """Erases sharding constraints that leave all dimensions open. jax writes them wherever an axis
+    of the mesh is automatic."""
     for op in ops_named(root, {SHARDING_CONSTRAINT}):
         sharding = bindings.TensorShardingAttr(op.attributes["sharding"])
         dims = [bindings.SdyDimensionShardingAttr(dim) for dim in sharding.dimension_shardings]
@@ -365,11 +371,12 @@ _AGAIN = CONSTANTS | ops_with(Trait.DEVICE_ID)
 
 
 def separate_backward(region: LoopRegion) -> bool:
-    """Divides the manual computation behind a region's loop, where another one in it, which
-    permutes, too, takes what its ticks leave; whether it did.
+    """Splits the manual computation after a region's loop, if a later loop in it permutes and uses
+    stacked residuals of the ticks. Returns True if it did.
 
-    What the later ops use of the earlier ones is made again, or an argument, or handed on as one
-    device's row of a whole value, which all axes divide in its first dimension:
+    Later ops may use values of earlier ones. Constants and the like are computed again, and
+    arguments are passed to both. Any other value is returned as one device's row of a whole value,
+    whose first dimension all axes divide:
 
     %whole = sdy.manual_computation ... { ... sdy.return %row : tensor<1x2xf32> }
              out_shardings=[[{"data", "stage"}, {}]] ... -> tensor<8x2xf32>
@@ -404,7 +411,7 @@ def separate_backward(region: LoopRegion) -> bool:
     build = Builder(ir.InsertionPoint(later[0]), manual.location)
     rows = [build.reshape(value, [1, *shape_of(value)]) for value in handed]
 
-    # The rows of all devices: their types and shardings.
+    # Types and shardings of the rows of all devices.
     axes = [(name, size) for name, size in region.mesh_axes() if name in manual_axes(manual)]
     count, refs = prod(size for _, size in axes), tuple(AxisRef(name) for name, _ in axes)
     types: list[ir.Type] = []
@@ -432,7 +439,7 @@ def separate_backward(region: LoopRegion) -> bool:
         op.move_before(end)
     later[-1].erase()
 
-    # What stands in the second block for values of the first.
+    # Values of the first block, and their replacements in the second.
     start = ir.InsertionPoint.at_block_begin(inner)
     build = Builder(start, manual.location)
     values: dict[ir.Value, ir.Value] = dict(zip(arguments, inner.arguments, strict=False))
@@ -457,7 +464,8 @@ def _like(
     name: str,
     shardings: list[ir.Attribute],
 ) -> ir.Operation:
-    """A manual computation like another one, but for its operands, results and one attribute."""
+    """Creates a manual computation with the attributes of another one, but for one of per-value
+    shardings, and with other operands and results. Its body is still to be written."""
     per_value = bindings.TensorShardingPerValueAttr.get(shardings, manual.context)
     attributes = {**dict(manual.attributes.items()), name: per_value}
     build = Builder(ir.InsertionPoint(manual), manual.location)
@@ -465,7 +473,8 @@ def _like(
 
 
 def _is_made_again(value: ir.Value) -> bool:
-    """Whether a value is made of constants and the number of the device alone, as an integer."""
+    """Returns True if a value is a constant or a device id, or an integer scalar computed from
+    them."""
     op = producer(value)
     if op is None or len(op.regions) or len(op.results) != 1:
         return False
@@ -476,7 +485,7 @@ def _is_made_again(value: ir.Value) -> bool:
 
 
 def _make_again(value: ir.Value, made: dict[ir.Value, ir.Value], point: ir.InsertionPoint) -> None:
-    """Makes a value at a point, too."""
+    """Computes a value again at a point, and notes it in `made`."""
     if value not in made:
         op = producer(value)
         assert op is not None

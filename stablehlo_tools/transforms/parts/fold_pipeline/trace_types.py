@@ -1,7 +1,7 @@
-"""What is asked of a value while it is traced, and what it turns out to consist of.
+"""Queries that a trace asks about a value, and the pieces that it finds the value to consist of.
 
-Elements are followed a `Box` at a time. A `BoxQuery` asks where the elements of a box come from; it
-ends in a `Piece`: a box of a source, and the `View` by which that box is put into the result.
+Elements are traced a `Box` at a time. A `BoxQuery` asks where the elements of a box come from. It
+ends in a `Piece`: a box of a source, and the `View` that puts that box into the result.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Shape = tuple[int, ...]
 
 
 class UnresolvedError(Exception):
-    """Why elements cannot be followed; `rule` is the precondition that this breaks."""
+    """Elements that cannot be traced; `rule` is the number of the precondition that they break."""
 
     def __init__(self, message: str, op: ir.Operation, rule: int) -> None:
         super().__init__(message)
@@ -28,13 +28,13 @@ class UnresolvedError(Exception):
         self.rule = rule
 
     def error(self) -> ToolError:
-        """The refusal."""
+        """Returns the refusal, located at the op."""
         return ToolError(f"fold-pipeline: {self} (P{self.rule})", self.op.location)
 
 
 class InterleavedError(UnresolvedError):
-    """That the elements of a box lie apart in the result of a reshape, which stands outside of the
-    loop: there they can be followed to that `result`, and are computed by it."""
+    """A reshape that leaves the elements of a box with gaps between them. If it is outside of the
+    loop, the trace can end there: its `result` then counts as computed."""
 
     def __init__(self, op: ir.Operation, result: ir.Value | None) -> None:
         super().__init__(
@@ -52,54 +52,55 @@ class Box:
 
     @staticmethod
     def whole(shape: Sequence[int]) -> Box:
-        """All elements of a tensor."""
+        """Returns the box of all elements of a tensor."""
         return Box((0,) * len(shape), tuple(shape))
 
     def along(self, dim: int, start: int, size: int) -> Box:
-        """The same box with another range along one dimension."""
+        """Returns the box with another range along one dimension."""
         starts, sizes = list(self.starts), list(self.sizes)
         starts[dim], sizes[dim] = start, size
         return Box(tuple(starts), tuple(sizes))
 
     def share(self, dim: int | None, row: int, count: int) -> Box:
-        """The part of this number, of `count` equal ones along a dimension; all without one."""
+        """Returns part `row` of `count` equal parts along a dimension; the whole box if `dim` is
+        None."""
         if dim is None:
             return self
         size = self.sizes[dim] // count
         return self.along(dim, self.starts[dim] + row * size, size)
 
     def moved(self, by: Sequence[int]) -> Box:
-        """The box further on by an offset along each dimension."""
+        """Returns the box shifted by an offset along each dimension."""
         return replace(self, starts=tuple(a + b for a, b in zip(self.starts, by, strict=True)))
 
     def relative_to(self, origin: Box) -> Box:
-        """The box as counted from where another one starts."""
+        """Returns the box in coordinates that start where `origin` starts."""
         return self.moved([-start for start in origin.starts])
 
     def end(self, dim: int) -> int:
-        """The first position behind it along a dimension."""
+        """Returns the first position after the box along a dimension."""
         return self.starts[dim] + self.sizes[dim]
 
     def cut(self, dim: int, positions: Sequence[int]) -> list[Box]:
-        """The box in pieces that begin at these positions along a dimension, where inside of it."""
+        """Returns the box cut along a dimension at those of the positions that are inside of it."""
         inside = [p for p in sorted(set(positions)) if self.starts[dim] < p < self.end(dim)]
         edges = [self.starts[dim], *inside, self.end(dim)]
         return [self.along(dim, a, b - a) for a, b in pairwise(edges)]
 
     def overlaps(self, other: Box) -> bool:
-        """Whether two boxes of a tensor have elements in common."""
+        """Returns True if two boxes of a tensor have elements in common."""
         return all(
             self.starts[d] < other.end(d) and other.starts[d] < self.end(d)
             for d in range(len(self.sizes))
         )
 
     def contains(self, other: Box) -> bool:
-        """Whether another box lies in this one."""
+        """Returns True if this box contains all of another one."""
         dims = range(len(self.sizes))
         return all(self.starts[d] <= other.starts[d] and other.end(d) <= self.end(d) for d in dims)
 
     def slices(self) -> tuple[slice, ...]:
-        """The box as an index of a NumPy array."""
+        """Returns the box as an index of a NumPy array."""
         return tuple(slice(s, s + n) for s, n in zip(self.starts, self.sizes, strict=True))
 
 
@@ -118,21 +119,21 @@ class Transpose:
     order: Shape
 
     def moved(self, box: Box) -> Box:
-        """The box of the result that a box of the operand becomes."""
+        """Returns the box of the result that holds the elements of a box of the operand."""
         starts = tuple(box.starts[d] for d in self.order)
         return Box(starts, tuple(box.sizes[d] for d in self.order))
 
 
 @dataclass(frozen=True, slots=True)
 class Convert:
-    """Each element as another type, written as this text."""
+    """Conversion of each element to another element type, given as MLIR text."""
 
     element: str
 
 
 @dataclass(frozen=True, slots=True)
 class BroadcastScalar:
-    """A scalar, repeated in this shape."""
+    """A scalar broadcast to this shape."""
 
     shape: Shape
 
@@ -142,16 +143,16 @@ ViewOp = Reshape | Transpose | Convert | BroadcastScalar
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """How a box of a source becomes the box `target` of what was asked for.
+    """The ops that turn a box of a source into the box `target` of the tensor that was queried.
 
-    `ops` lead from the one to the other; the last is applied first.
+    They lead from the queried tensor back to the source, so the last of `ops` is applied first.
     """
 
     target: Box
     ops: tuple[ViewOp, ...] = ()
 
     def of_operand(self, op: ViewOp) -> View:
-        """The view of the operand of an op whose result is viewed."""
+        """Returns the view of an op's operand, given this view of its result."""
         ops = self.ops
         if isinstance(op, Reshape):
             if ops and isinstance(later := ops[-1], Reshape):
@@ -161,7 +162,7 @@ class View:
         return View(self.target, (*ops, op))
 
     def restricted(self, box: Box) -> View | None:
-        """The view of a box of what is viewed; None where that does not become a box."""
+        """Returns the view of a box of the source; None if that box does not become a box."""
         ops: list[ViewOp] = []
         for op in reversed(self.ops):
             own: ViewOp = op
@@ -179,7 +180,7 @@ class View:
 
 
 def reshaped_box(box: Box, before: Shape, after: Shape) -> Box | None:
-    """The box that a box becomes by a reshape; None if its elements do not fill a box then."""
+    """Returns the box that a reshape turns a box into; None if its elements do not fill a box."""
     if box == Box.whole(before):
         return Box.whole(after)
     if 0 in box.sizes:
@@ -187,7 +188,7 @@ def reshaped_box(box: Box, before: Shape, after: Shape) -> Box | None:
     ranges = zip(box.starts, box.sizes, strict=True)
     filled = reshaped(tuple(range(start, start + size) for start, size in ranges), before, after)
     sizes = tuple(map(len, filled))
-    # `reshaped` returns a part of the elements, or with gaps, where they do not fill a box.
+    # `reshaped` returns too few elements, or a step other than 1, if they do not fill a box.
     if prod(sizes) != prod(box.sizes) or any(numbers.step != 1 for numbers in filled):
         return None
     return Box(tuple(numbers.start for numbers in filled), sizes)
@@ -195,15 +196,15 @@ def reshaped_box(box: Box, before: Shape, after: Shape) -> Box | None:
 
 @dataclass(frozen=True)
 class Outside:
-    """A value from outside of the loop; for an argument of a manual computation, what it is a
-    shard of along the axis of the stages."""
+    """A value from outside of the loop. An argument of a manual computation denotes the whole value
+    that it is a shard of along the axis of the stages."""
 
     value: ir.Value
 
 
 @dataclass(frozen=True)
 class Splat:
-    """One number everywhere; `text` is that of the constant, `element` that of its type."""
+    """One number in every element: `text` of the constant, and `element`, the text of its type."""
 
     text: str
     element: str
@@ -212,7 +213,7 @@ class Splat:
 
 @dataclass(frozen=True)
 class Known:
-    """Integers that are known, of this NumPy type."""
+    """Integers whose values are known, of this NumPy type."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -220,13 +221,13 @@ class Known:
 
     @staticmethod
     def of(array: Values) -> Known:
-        """Integers as a source, which can be compared and hashed."""
+        """Returns integers as a source, which can be compared and hashed."""
         return Known(str(array.dtype), array.shape, array.tobytes())
 
 
 @dataclass(frozen=True)
 class Computed:
-    """What an op computed on a rank in a tick; `tick` is -1 outside of the loop."""
+    """The result of an op on a rank in a tick; `tick` is -1 outside of the loop."""
 
     value: ir.Value
     rank: int
@@ -235,7 +236,7 @@ class Computed:
 
 @dataclass(frozen=True)
 class Summed:
-    """What a value of the loop's body is on a rank, added up over some ticks."""
+    """The sum over some ticks of a value in the loop's body, on one rank."""
 
     value: ir.Value
     rank: int
@@ -247,7 +248,7 @@ Source = Outside | Splat | Known | Computed | Summed
 
 @dataclass(frozen=True)
 class Piece:
-    """A box of a source, and how it is put into what was asked for."""
+    """A box of a source, and the view that puts it into the tensor that was queried."""
 
     source: Source
     box: Box
@@ -255,23 +256,23 @@ class Piece:
 
     @property
     def is_zero(self) -> bool:
-        """Whether it is known to consist of zeros."""
+        """True if the piece is known to be zero."""
         if isinstance(self.source, Known):
             return not any(self.source.data)
         return isinstance(self.source, Splat) and self.source.zero
 
     def zeroed(self, element: ir.Type) -> Piece:
-        """Zeros in its place; `element` is the type of what it is a box of."""
+        """Returns zeros in place of the piece; `element` is the element type of its source."""
         view = replace(self.view, ops=())
         return Piece(zeros(element), Box.whole(self.view.target.sizes), view)
 
 
 @dataclass(frozen=True)
 class BoxQuery:
-    """Asks where a box of a value comes from, as it is on a rank in a tick.
+    """A query for the origin of a box of a value, on a rank in a tick.
 
-    `view` is how that box is put into what was asked for at first; `reshaped` is what a reshape
-    outside of the loop gives that merges dimensions, the last on the way.
+    `view` puts that box into the tensor of the first query. `reshaped` is the result of the last
+    reshape on the way that is outside of the loop and merges dimensions.
     """
 
     value: ir.Value
@@ -282,23 +283,24 @@ class BoxQuery:
     reshaped: ir.Value | None = None
 
     def at(self, value: ir.Value, box: Box) -> BoxQuery:
-        """The same elements in another value."""
+        """Returns the query for the same elements in another value."""
         return replace(self, value=value, box=box)
 
     def in_tick(self, value: ir.Value, tick: int) -> BoxQuery:
-        """The same elements in what a carry was in another tick."""
+        """Returns the query for the same elements, as a carry held them in another tick."""
         return replace(self, value=value, tick=tick)
 
     def ending_in(self, source: Source) -> Piece:
-        """The answer that the elements are all of a source."""
+        """Returns the answer that the elements are all of a source."""
         return Piece(source, Box.whole(self.box.sizes), self.view)
 
     def through(self, value: ir.Value, box: Box, op: ViewOp) -> BoxQuery:
-        """The same elements in the operand of a view op."""
+        """Returns the query for the same elements in the operand of a view op."""
         return replace(self, value=value, box=box, view=self.view.of_operand(op))
 
     def part(self, op: ir.Operation, box: Box) -> BoxQuery:
-        """The query for a box of this one's; `op` is what cuts it, for a refusal."""
+        """Returns the query for a box inside of this one's. Raises InterleavedError at `op`, which
+        cuts it, if the view does not turn that box into a box."""
         if box == self.box:
             return self
         view = self.view.restricted(box.relative_to(self.box))
@@ -308,7 +310,7 @@ class BoxQuery:
 
 
 def zeros(element: ir.Type) -> Splat:
-    """Zeros of an element type."""
+    """Returns zeros of an element type."""
     if isinstance(element, ir.FloatType):
         text = "dense<0.000000e+00>"
     elif isinstance(element, ir.ComplexType):

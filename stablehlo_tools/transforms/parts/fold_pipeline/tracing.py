@@ -1,19 +1,19 @@
-"""Where the elements of a value come from, past everything that only moves them.
+"""Traces the elements of a value back to their origin, past all ops that only move them.
 
-A value is asked for on one rank, in one iteration of the loop (a *tick*; -1 is outside of the
-loop), as a box of elements. Ops that move elements by known indices are followed, through carries
-into earlier ticks and through collectives to other ranks, until what was asked for is in pieces: of
-what an op computed, of a value from outside, of a constant. What no output asks for, such as the
-garbage of ramp-up, is never seen.
+A query names a rank, an iteration of the loop (a *tick*; -1 is outside of the loop) and a box of
+elements. Ops that move elements by known indices are followed: through carries into earlier ticks,
+and through collectives to other ranks. The trace ends in pieces of op results, of values from
+outside and of constants. Values that no output depends on, such as the garbage of ramp-up, are
+never visited.
 
-What the ticks of a pipeline leave for its backward is followed on into the pipeline, so that both
-are one region for whoever asks. Two things are only found in a backward:
+Values that a pipeline keeps for its backward are traced on into the pipeline, so that both appear
+as one region. Two constructs occur only in a backward:
 
-A *merge* adds what only one of two ever holds: the cotangent of what a stage hands on to the next
-one, and that of what leaves the pipeline. Where the other is known to be zero, in every tick and on
-every rank, it only moves elements.
+A *merge* adds two cotangents: that of a stage's input to the next stage, and that of a value which
+leaves the pipeline. If one of them is known to be zero in every tick and on every rank, the
+addition only moves elements.
 
-A *sum over ticks* is a carry that every tick adds something to, as the gradients of the weights.
+A *sum over ticks* is a carry to which every tick adds a term, such as the gradients of the weights.
 """
 
 from __future__ import annotations
@@ -72,17 +72,19 @@ _MOST_PIECES = 1 << 16  # of one value
 
 
 class Tracer:
-    """Follows values of a region."""
+    """Traces values of a region."""
 
     def __init__(self, region: LoopRegion) -> None:
         self.region = region
         self._found: dict[tuple[ir.Value, int, int, Box], list[Piece]] = {}
-        self._computing: set[ir.Value] = set()  # reshapes that interleave what they move
+        self._computing: set[ir.Value] = set()  # reshapes that interleave the elements they move
 
     def pieces(self, value: ir.Value, rank: int, tick: int, box: Box) -> list[Piece]:
-        """What a box of a value consists of, in order of the targets. Raises UnresolvedError.
+        """Returns the pieces of a box of a value, in order of their targets. Raises
+        UnresolvedError.
 
-        It is asked for many times over: each sum asks for all of its terms, which are sums.
+        The result is cached: the same box is queried often, since each term of a sum is itself a
+        sum.
         """
         key = value, rank, tick, box
         if key not in self._found:
@@ -91,9 +93,9 @@ class Tracer:
         return list(self._found[key])
 
     def followed(self, queries: Sequence[BoxQuery]) -> list[Piece]:
-        """What some boxes consist of, in order of the targets. Raises UnresolvedError.
+        """Returns the pieces of some boxes, in order of their targets. Raises UnresolvedError.
 
-        A reshape outside of the loop that leaves no box of what is moved counts as computing.
+        A reshape outside of the loop that does not keep a box a box counts as computing.
         """
         while True:
             try:
@@ -121,8 +123,8 @@ class Tracer:
         return sorted(done, key=lambda piece: piece.view.target.starts)
 
     def leaving(self, result: int, box: Box, view: View) -> list[BoxQuery]:
-        """The queries for a box of a result of the region: of each rank's shard of it, where the
-        ranks divide the result."""
+        """Returns the queries for a box of a result of the region. If the ranks divide the result,
+        there is one query for each rank's shard."""
         region = self.region
         if region.manual is None:
             return [BoxQuery(region.loop.results[result], 0, -1, box, view)]
@@ -140,20 +142,21 @@ class Tracer:
         return queries
 
     def left(self, result: int, box: Box) -> list[Piece]:
-        """What a box of a result of the region consists of. Raises UnresolvedError."""
+        """Returns the pieces of a box of a result of the region. Raises UnresolvedError."""
         return self.followed(self.leaving(result, box, View(Box.whole(box.sizes))))
 
     def _beyond(self, piece: Piece) -> list[Piece]:
-        """What a piece that tracing ends in consists of: itself."""
+        """Returns the pieces of a piece that a trace ends in: itself. A backward overrides this."""
         return [_first_of_repeated(piece)]
 
     def _known(self, value: ir.Value, query: BoxQuery) -> Values | None:
-        """A value of integers on the rank and in the tick of a query, where it is known."""
+        """Returns an integer value on the rank and in the tick of a query; None if it is
+        unknown."""
         return self.region.integers_at(value, query.rank, query.tick)
 
     def _followed(self, query: BoxQuery) -> Answer:
-        """One step back: known integers, carries, results of the loop, constants, arguments from
-        outside, moves, and what an op computed."""
+        """Goes one step back: through known integers, carries, results of the loop, constants,
+        arguments from outside and moves, or to an op that computes the value."""
         region, value = self.region, query.value
         known = known_piece(query, self._known(value, query))
         if known is not None:
@@ -176,14 +179,14 @@ class Tracer:
         moved = self._moved(op, query)
         if moved is not None:
             return moved
-        # The same in every tick, or on every rank: one source, so that pieces compare equal.
+        # The same in every tick, or on every rank: use one source, so that pieces compare equal.
         if tick >= 0 and not region.is_varying(op):
             tick = -1
         rank = query.rank if tick >= 0 or region.differs(value) else 0
         return Piece(Computed(value, rank, tick), query.box, query.view)
 
     def _moved(self, op: ir.Operation, query: BoxQuery) -> Answer | None:
-        """Where an op has moved the elements from; None where it computes them."""
+        """Returns the origin of the elements that an op moves; None if it computes them."""
         if op.name == RESHAPE and query.tick < 0:
             if query.value in self._computing:
                 return None
@@ -217,7 +220,7 @@ class Tracer:
     def _permuted(
         self, op: ir.Operation, query: BoxQuery, pairs: Sequence[Sequence[int]]
     ) -> Answer:
-        """What a rank receives, another has sent; or zeros, where none has."""
+        """Follows a collective_permute to the sending rank; zeros if no rank sends to this one."""
         ranks = self.region.ranks
         sources = {target: source for source, target in pairs}
         source = sources.get(ranks.devices[query.rank])
@@ -233,8 +236,8 @@ class Tracer:
         return [replace(query, value=op.operands[0], rank=sending)]
 
     def _reduced(self, op: ir.Operation, query: BoxQuery, members: Sequence[int]) -> Answer:
-        """A sum in which each element is zero on all ranks but one: a pipeline hands its outputs
-        from the last rank to all so."""
+        """Follows a sum over ranks in which at most one rank holds a nonzero for each element.
+        Pipelines use such an all_reduce to send their outputs from the last rank to all."""
         if not adds(Combining(op).combiner):
             raise UnresolvedError(
                 "it combines what several ranks hold in another way than by a sum", op, 3
@@ -251,7 +254,7 @@ class Tracer:
         return queries
 
     def only_nonzero(self, op: ir.Operation, terms: Sequence[BoxQuery]) -> list[BoxQuery] | None:
-        """`only_nonzero` of terms that this follows. Raises UnresolvedError."""
+        """Returns `only_nonzero` of terms that this tracer follows. Raises UnresolvedError."""
 
         def pieces(term: BoxQuery) -> list[Piece]:
             return self.pieces(term.value, term.rank, term.tick, term.box)
@@ -260,7 +263,7 @@ class Tracer:
 
 
 def known_piece(query: BoxQuery, integers: Values | None) -> Piece | None:
-    """The answer for a value of known integers, or for a constant of one number."""
+    """Returns the answer for known integers or for a splat constant; None for any other value."""
     if integers is not None:
         return query.ending_in(Known.of(integers[query.box.slices()]))
     op = producer(query.value)
@@ -274,10 +277,10 @@ def known_piece(query: BoxQuery, integers: Values | None) -> Piece | None:
 def only_nonzero(
     op: ir.Operation, terms: Sequence[BoxQuery], pieces_of: Callable[[BoxQuery], Iterable[Piece]]
 ) -> list[BoxQuery] | None:
-    """For each element of a box, the one of some terms that is not known to be zero; None where
-    that may be several. Raises UnresolvedError.
+    """Returns queries that pick, for each element of a box, the only term not known to be zero.
+    Returns None if several terms may be nonzero. Raises UnresolvedError.
 
-    The terms ask for the same box; `pieces_of` says what that of one consists of.
+    All terms query the same box; `pieces_of` returns the pieces of one term.
     """
     nonzero = [[p.view.target for p in pieces_of(term) if not p.is_zero] for term in terms]
     holding = [number for number, boxes in enumerate(nonzero) if boxes] or [0]
@@ -296,8 +299,8 @@ def only_nonzero(
 
 
 def _first_of_repeated(piece: Piece) -> Piece:
-    """The piece; where a broadcast from outside repeats elements along a dimension, the first of
-    them, so that pieces that are the same compare equal."""
+    """Returns the piece. If a broadcast from outside repeats elements along a dimension, the piece
+    starts at the first of them, so that equal pieces compare equal."""
     source = piece.source
     op = producer(source.value) if isinstance(source, Outside) else None
     if op is None or op.name != BROADCAST:
@@ -311,7 +314,7 @@ def _first_of_repeated(piece: Piece) -> Piece:
 
 
 def adds(reducer: ir.Block) -> bool:
-    """Whether a reducer adds its arguments, with sharding constraints or without."""
+    """Returns True if a reducer adds its arguments, with or without sharding constraints."""
     ops = [view.operation for view in reducer.operations]
     ops = [op for op in ops if op.name != SHARDING_CONSTRAINT]
     if [op.name for op in ops] != [ADD, "stablehlo.return"]:
@@ -320,7 +323,7 @@ def adds(reducer: ir.Block) -> bool:
 
 
 def cut_around(boxes: Sequence[Box], others: Iterable[Box]) -> list[Box]:
-    """Boxes cut so that none reaches over an edge of another one."""
+    """Returns boxes cut so that none crosses an edge of another one."""
     pieces = list(boxes)
     for by in others:
         for dim in range(len(by.sizes)):
@@ -332,8 +335,8 @@ _DEEPEST = 64  # ops in a row that are followed for zeros
 
 
 class BackwardTracer(Tracer):
-    """Follows values of a backward, and into the pipeline `before` that it belongs to. `zeros` are
-    boxes of what ticks compute that are known to be zero."""
+    """Traces values of a backward, and on into the pipeline `before` that it belongs to. `zeros`
+    are boxes of values computed in ticks that are known to be zero."""
 
     def __init__(
         self,
@@ -351,31 +354,32 @@ class BackwardTracer(Tracer):
         self._depth = 0
 
     def is_merge(self, op: ir.Operation) -> bool:
-        """Whether an addition in the loop adds zero to whatever is not zero, on all ranks in all
-        ticks. What the same tick computes is only merged to be handed on, not in a stage."""
+        """Returns True if, on all ranks in all ticks, at most one operand of an addition is
+        nonzero. Values of the same tick may only be merged if the sum is passed on, not used in a
+        stage."""
         return op.results[0] in self.merges
 
     def with_zeros(self, zeros: Mapping[Computed, Sequence[Box]]) -> BackwardTracer | None:
-        """A tracer that knows these boxes to be zero; None where that tells no more."""
+        """Returns a tracer that knows these boxes to be zero; None if they add no information."""
         other = BackwardTracer(self.region, self.before, zeros)
         more = zeros and not self._zeros
         return other if more or other.merges > self.merges else None
 
     @property
     def merges(self) -> set[ir.Value]:
-        """What the merges give."""
+        """The results of all merges."""
         if self._merges is None:
             self._merges = set()
             self._find_merges()
         return self._merges
 
     def _find_merges(self) -> None:
-        """Takes all additions for merges, and out again whichever is none if the others are.
+        """Takes all additions for merges, then removes those that are none even if the others are.
 
-        What an addition takes was made by those in front of it in the same tick, and in earlier
-        ticks: where all that are left are merges if those are, they are. One that is taken out with
-        another may still be one, as what the other gives is known to be zero: each is tried once
-        more.
+        An operand of an addition depends on earlier additions of the tick, and on earlier ticks. So
+        if every remaining addition is a merge given the others, all of them are. With known
+        zeros, a removed addition may still be a merge, as the result of another one that was
+        removed with it is known to be zero. So each is tried once more.
         """
         body = (view.operation for view in self.region.block.operations)
         merges = {
@@ -389,7 +393,7 @@ class BackwardTracer(Tracer):
             for value in failed:
                 del merges[value]
             self._merges = set(merges)
-            self._found.clear()  # what was found in the meantime took them for some
+            self._found.clear()  # these pieces were found with the removed additions as merges
         for value, op in candidates.items() if self._zeros else ():
             if value in merges:
                 continue
@@ -420,8 +424,9 @@ class BackwardTracer(Tracer):
         return not any(one.overlaps(other) for one in first for other in second)
 
     def _is_only_handed_on(self, op: ir.Operation) -> bool:
-        """Whether nothing computes with a result in the same tick, nor adds it up. Other additions
-        may take it: one that is no merge stands in a stage, which is refused then."""
+        """Returns True if ops of the same tick only move a result, neither computing with it nor
+        accumulating it. Other additions may use it: one that is no merge is in a stage, which is
+        refused."""
         sums = [self.region.ends[number] for number in self._added]
         pending = [op]
         while pending:
@@ -443,14 +448,14 @@ class BackwardTracer(Tracer):
         return moved
 
     def _vanishes(self, op: ir.Operation, query: BoxQuery) -> bool:
-        """Whether what an op around the loop computes is zero on a rank, as cotangents are on all
-        but the last, and what is linear in them: other factors are taken to be finite, as in a
-        stage."""
+        """Returns True if an op around the loop computes zero on a rank. Cotangents are zero on all
+        ranks but the last, and so is all that is linear in them. Other factors are assumed to be
+        finite, as in a stage."""
         if self._depth == _DEEPEST or not is_float(query.value.type):
             return False
 
         def is_zero(value: ir.Value) -> bool:
-            # of the same shape, in the places of the query, else everywhere
+            # in the query's box if the shape is the same, else everywhere
             shape = shape_of(value)
             box = query.box if shape == shape_of(query.value) else Box.whole(shape)
             return all(piece.is_zero for piece in self.pieces(value, query.rank, -1, box))
@@ -464,7 +469,7 @@ class BackwardTracer(Tracer):
             self._depth -= 1
 
     def _followed(self, query: BoxQuery) -> Answer:
-        # The value may be a sum over so many ticks.
+        # The value may be a sum over this many ticks.
         region, op = self.region, producer(query.value)
         if op is not None and op == region.loop:
             number, ticks = ir.OpResult(query.value).result_number, region.ticks
@@ -490,9 +495,9 @@ class BackwardTracer(Tracer):
         return self._summed(query, terms)
 
     def _summed(self, query: BoxQuery, terms: Sequence[BoxQuery]) -> Answer:
-        """The sum of what each tick has for a query: of what it has computed, where all have moved
-        that alike. Where ticks add to different boxes, as a stage does to the gradients of the
-        layers that it runs in turn, each box by itself."""
+        """Returns the sum over ticks of a query's terms: a sum of op results, if all ticks move
+        theirs in the same way. If ticks add to different boxes, each box is followed separately: a
+        stage adds the gradients of layers that it runs in turn to different rows."""
         held = {
             term.tick: tuple(
                 piece.view.target.moved(query.box.starts)
@@ -521,7 +526,7 @@ class BackwardTracer(Tracer):
         return Piece(Summed(first.value, first.rank, tuple(held)), first.box, first.view)
 
     def _beyond(self, piece: Piece) -> list[Piece]:
-        """What a piece consists of in the pipeline, where it comes from there."""
+        """Returns the pieces in the pipeline of a piece that comes from there."""
         if isinstance(source := piece.source, Computed):
             if any(box.contains(piece.box) for box in self._zeros.get(source, ())):
                 piece = piece.zeroed(element_of(source.value))
@@ -557,7 +562,7 @@ class BackwardTracer(Tracer):
         return done
 
     def _reaches_pipeline(self, value: ir.Value) -> bool:
-        """Whether a value is made of what the pipeline leaves."""
+        """Returns True if a value depends on a result of the pipeline."""
         pending, seen = [value], set[ir.Value]()
         while pending:
             asked = pending.pop()
@@ -574,7 +579,7 @@ class BackwardTracer(Tracer):
 
 
 def _vanishing(op: ir.Operation) -> list[list[ir.Value]]:
-    """Groups of operands of an op, where all of one group are zero, its result is."""
+    """Returns groups of operands of an op: its result is zero if all operands of one group are."""
     operands = list(op.operands)
     if op.name in ops_with(Trait.LINEAR_IN_EACH):
         return [[operand] for operand in operands]
@@ -589,7 +594,7 @@ def _vanishing(op: ir.Operation) -> list[list[ir.Value]]:
 
 
 def _sums(loop: WhileLoop) -> dict[int, ir.Value]:
-    """The carries that an iteration only adds something to, and what it adds."""
+    """Returns the carries that an iteration only adds a term to, each with that term."""
     sums: dict[int, ir.Value] = {}
     for number, argument in enumerate(loop.arguments):
         op = producer(loop.ends[number])

@@ -1,14 +1,14 @@
-"""Puts loops over the layers, one forward and one backward, in the place of a pipeline that is
-differentiated.
+"""Replaces a differentiated pipeline by two loops over its layers, one forward and one backward.
 
-    %y, %kept = while ticks { ... stage ..., what the backward takes of this tick }
-    %g = while ticks { ... stage backwards, on what was kept of a tick; %sum + gradient }
+    %y, %kept = while ticks { ... stage ..., residuals of this tick }
+    %g = while ticks { ... backward of a stage, on the residuals of a tick; %sum + gradient }
   ==>
-    %y, %kept = while layers { layer, what the backward takes of it }
-    %g = while layers, in reverse { layer backwards, on what was kept of it; its gradient }
+    %y, %kept = while layers { layer, its residuals }
+    %g = while layers, in reverse { backward of a layer, on its residuals; its gradient }
 
-Both are grids of cells, of as many microbatches and stages. What a cell of the backward takes from
-the forward must come from the cell of the same microbatch and stage, or from the stage's weights.
+Both are grids of cells with the same number of microbatches and stages. A cell of the backward may
+use two kinds of forward values: those of the cell of the same microbatch and stage, and the stage's
+weights.
 """
 
 from __future__ import annotations
@@ -62,14 +62,14 @@ from stablehlo_tools.transforms.parts.fold_pipeline.tracing import (
 )
 from stablehlo_tools.transforms.parts.fold_pipeline.written_layers import by_layer
 
-_MOST_INTEGERS = 1 << 16  # of a tensor that is looked at
+_MOST_INTEGERS = 1 << 16  # of a tensor whose values are computed
 
 
 def fold_training(forward: LoopRegion, backward: LoopRegion, module: ir.Module) -> int:
-    """Replaces a pipeline and its backward by two loops over layers; returns how many stages it
-    had.
+    """Replaces a pipeline and its backward by two loops over layers; returns the number of its
+    stages.
 
-    Raises UnresolvedError, and the module is then not to be used.
+    Raises UnresolvedError; do not use the module afterwards.
     """
     _refuse_infinite(forward)
     scratch = Scratch(module)
@@ -134,13 +134,14 @@ def _find_backward(
     site: FoldSite,
     scratch: Scratch,
 ) -> tuple[list[list[Piece]], GridWriter, Grid, list[Summed]]:
-    """What the outputs of a backward consist of, its writer, its grid, and the sums over ticks
-    among what they consist of; `tracer` follows it.
+    """Returns the pieces of a backward's outputs, its writer, its grid, and the sums over ticks
+    among those pieces. `tracer` follows the backward.
 
-    In a circular pipeline, the first stage takes what leaves the last one once more in the ticks of
-    ramp-down, and does not hand it on. Only the grid tells that the cotangent of that is zero; what
-    is added to it is moved then, and it is looked at anew. So is a sum over some of the ticks, as
-    that of the cotangents of the last microbatch, which ramp-down takes again.
+    In a circular pipeline, the first stage reads the last stage's result again in the ticks of
+    ramp-down, but its own result is not used. Only the grid shows that the cotangent of that result
+    is zero. An addition to it is then a merge, and the backward is traced again. The same holds for
+    a sum over some of the ticks, such as that of the last microbatch's cotangents, which ramp-down
+    uses again.
     """
     while True:
         pieces = [tracer.left(output.result, output.box) for output in outputs]
@@ -159,8 +160,8 @@ def _find_backward(
 
 
 def settle_integers(forward: LoopRegion, anchor: ir.Operation) -> None:
-    """Writes integers that a pipeline leaves for its backward, and that are known, as constants:
-    they may decide there what is moved, as the predicates of selects do."""
+    """Replaces known integers that a pipeline keeps for its backward by constants. In the backward
+    they may decide which elements are moved, as predicates of selects do."""
     tracer, pipeline = Tracer(forward), forward.manual or forward.loop
     for number, operand in enumerate(anchor.operands):
         value = unconstrained(operand)
@@ -179,12 +180,12 @@ def settle_integers(forward: LoopRegion, anchor: ir.Operation) -> None:
             build = Builder(ir.InsertionPoint(anchor), anchor.location)
             known = Composer(build, no_sources).compose(pieces, build.tensor(shape, element))
             anchor.operands[number] = known
-    erase_unused(anchor.block)  # constraints on what they were
+    erase_unused(anchor.block)  # sharding constraints on the old operands
 
 
 def _refuse_infinite(forward: LoopRegion) -> None:
-    """Raises UnresolvedError where a pipeline starts from no numbers: its gradients are then no
-    numbers either, as ramp-up adds zero times such to them."""
+    """Raises UnresolvedError if a carry of a pipeline starts from NaN or infinity. Its gradients
+    would then be NaN: ramp-up adds zero times such values to them."""
     for operand, argument, end in zip(
         forward.loop.operands, forward.block.arguments, forward.ends, strict=True
     ):
@@ -199,7 +200,7 @@ def _refuse_infinite(forward: LoopRegion) -> None:
 
 
 def _leads_to(anchor: ir.Operation) -> Callable[[ir.Operation], bool]:
-    """Whether an op is this one, or only moves elements that nothing but this one takes."""
+    """Returns a predicate: True for this op, and for an op that only moves elements to it."""
 
     def leads(op: ir.Operation) -> bool:
         if op == anchor:
@@ -213,7 +214,8 @@ def _leads_to(anchor: ir.Operation) -> Callable[[ir.Operation], bool]:
 
 
 def _reached(writer: GridWriter, groups: Iterable[Sequence[Piece]]) -> Iterator[Piece]:
-    """Pieces, and those of what is computed around the loops that they are parts of."""
+    """Yields the pieces, and those of the values computed around the loops that they are parts
+    of."""
     pending = [piece for pieces in groups for piece in pieces]
     seen: set[Computed] = set()
     while pending:
@@ -227,7 +229,7 @@ def _reached(writer: GridWriter, groups: Iterable[Sequence[Piece]]) -> Iterator[
 
 
 def _ends(pieces: Iterable[Piece]) -> list[End]:
-    """What ticks computed."""
+    """Returns the sources and boxes of the pieces that ticks computed."""
     found = dict.fromkeys(
         (piece.source, piece.box)
         for piece in pieces
@@ -237,7 +239,8 @@ def _ends(pieces: Iterable[Piece]) -> list[End]:
 
 
 def _order(first: Grid, second: Grid, after: GridWriter) -> list[int]:
-    """The order in which the backward's microbatches are those of the pipeline."""
+    """Returns the order that puts the backward's microbatches into the order of the pipeline's.
+    Raises UnresolvedError if they do not correspond one to one."""
     number_of: dict[int, int] = {}
     for microbatch, row in enumerate(second.inputs):
         pieces = [piece for cell in row for taken in cell for piece in taken]
@@ -267,8 +270,8 @@ def _order(first: Grid, second: Grid, after: GridWriter) -> list[int]:
 
 @dataclass(frozen=True)
 class _Row:
-    """What the layers of the pipeline leave for those of the backward: an input that they hand on,
-    or an output."""
+    """The residual of a layer that the backward of the layer reads: an input that is passed from
+    layer to layer, or an output."""
 
     is_input: bool
     number: int
@@ -282,12 +285,12 @@ class _Plans:
 
     @property
     def is_batched(self) -> bool:
-        """Whether all microbatches are computed at once."""
+        """True if all microbatches are computed as one batch."""
         return self.forward.layout.stage is not None
 
 
 class _Planner:
-    """Decides in which layout both loops are written, and what they leave."""
+    """Decides the layouts in which both loops are written, and their residuals."""
 
     def __init__(
         self,
@@ -306,7 +309,8 @@ class _Planner:
         )
 
     def plans(self, ends: Sequence[End], after: GridWriter) -> _Plans:
-        """The plans; `ends` are what ticks compute and the rest of the program uses."""
+        """Returns the plans. `ends` are values computed in ticks that the rest of the program uses.
+        Raises UnresolvedError."""
         first, second = self._first, self._converting()
         self._second = second
         taken = StageInputs.sorted(first.inputs, first.handoffs)
@@ -318,7 +322,7 @@ class _Planner:
             )
         given = StageInputs.sorted(second.inputs, second.handoffs)
         rows = {n: row for n, table in given.cells.items() if (row := self._row(n, table))}
-        # All inputs but those that are rows of what the pipeline leaves.
+        # All inputs except rows of the pipeline's residuals.
         groups = [*given.fixed.values()]
         groups += chain.from_iterable((*given.batch.values(), *given.layered.values()))
         for number, table in given.cells.items():
@@ -345,8 +349,8 @@ class _Planner:
         return _Plans(forward, backward, rows)
 
     def _converting(self) -> Grid:
-        """The backward's grid with cells that convert what they take of the pipeline's, rather than
-        take it converted: so it can be taken as the pipeline leaves it."""
+        """Returns the backward's grid with the conversions of residuals moved into its cells. The
+        cells then read each residual in the type in which the pipeline keeps it."""
         second = self._second
         block = second.rows.block
         raw: dict[int, ir.Type] = {}
@@ -390,7 +394,8 @@ class _Planner:
         return replace(second.with_pieces(unconverted), rows=rows)
 
     def _row(self, number: int, table: Sequence[Sequence[Pieces]]) -> _Row | None:
-        """What of the pipeline's layers an input of the backward's is, where it is just that."""
+        """Returns the residual of the pipeline's layers that an input of the backward is; None if
+        it is anything else."""
         first = self._first
         cells = [
             (pieces, microbatch, first.length - 1 - n)
@@ -418,8 +423,8 @@ class _Planner:
     def _layers(
         self, taken: StageInputs, given: StageInputs, rows: dict[int, _Row]
     ) -> tuple[LayerBlock, LayerBlock]:
-        """What computes a layer, forward and backward: the bodies of the scans that stages are; or
-        the stages, where one of them is no scan."""
+        """Returns the blocks that compute a layer, forward and backward. These are the bodies of
+        the stages' scans, or the whole stages if one of them is not a scan."""
         first, second = self._first, self._second
         stages = [grid.rows.block for grid in (first, second)]
         whole = LayerBlock(stages[0]), LayerBlock(stages[1])
@@ -441,8 +446,8 @@ class _Planner:
         rows: dict[int, _Row],
         layers: tuple[LayerBlock, LayerBlock],
     ) -> tuple[BatchedStage | None, BatchedStage | None]:
-        """How the stages compute all microbatches at once, forward and backward; None for both
-        where one of them does not compute each sample by itself."""
+        """Returns how the stages compute all microbatches as one batch, forward and backward.
+        Returns None for both if one of them mixes samples."""
         first, second = self._first, self._second
         blocks = [each.block for each in layers]
         stage = batched(blocks[0], taken.batch, first.handoffs, self._scratch, fixed=taken.fixed)
@@ -466,8 +471,8 @@ class _Planner:
 
 
 def _stacked(plan: GridPlan, ends: Sequence[End], kept: Iterable[int]) -> tuple[int, ...]:
-    """The outputs of which each layer's is kept: some, and those of which what another layer than
-    the last computes is used, or what is not handed on."""
+    """Returns the outputs to keep for each layer: those in `kept`, those used from a layer before
+    the last, and those that are not passed on."""
     stacked = set(kept)
     for source, box in ends:
         place = plan.grid.place_of(source, box)
@@ -482,7 +487,7 @@ def _stacked(plan: GridPlan, ends: Sequence[End], kept: Iterable[int]) -> tuple[
 def _written(
     outputs: Sequence[Output], pieces: Sequence[list[Piece]], writer: GridWriter, site: FoldSite
 ) -> list[ir.Value]:
-    """What a region's outputs are, written at its site."""
+    """Returns the outputs of a region, written at its site."""
     return [
         writer.output(consists_of, site.type_of(output))
         for output, consists_of in zip(outputs, pieces, strict=True)
@@ -490,11 +495,11 @@ def _written(
 
 
 def _replace(outputs: Sequence[Output], values: Sequence[ir.Value]) -> None:
-    """Puts values in the place of a region's outputs."""
+    """Replaces a region's outputs by values."""
     for output, value in zip(outputs, values, strict=True):
         output.value.replace_all_uses_with(value)
-        # Reshapes of a reshaped value start from what that was: the microbatches apart, and as one
-        # batch again.
+        # Let reshapes of a reshaped value start from the value itself. Otherwise the microbatches
+        # would be split off the batch and joined to one batch again.
         op = producer(value)
         if op is not None and op.name == RESHAPE:
             for user in [use.owner.operation for use in value.uses]:
