@@ -1,11 +1,12 @@
-"""Where the microbatches of a stage are once they are computed together.
+"""The positions of microbatches in the tensors of stages that compute them together.
 
-A stage that computes each sample by itself takes the microbatches as one batch: along a dimension
-of each of its inputs, which is to be found. Other stages take them stacked, one after the other.
+A stage that computes each sample independently processes the microbatches as one batch: along a
+dimension of each of its inputs, which is searched for. Other stages read the microbatches stacked
+along a new dimension.
 
-Where another axis of the mesh than that of the stages divides the samples of a microbatch, these
-have to come first in the batch: of a dimension in which the microbatches come first, no sharding
-says that an axis divides what lies within each.
+Another axis of the mesh may divide the samples of a microbatch. The samples then have to be the
+major dimension of the batch. If the microbatches were the major one, no sharding could state that
+an axis divides the samples inside of each.
 """
 
 from __future__ import annotations
@@ -53,22 +54,22 @@ from stablehlo_tools.transforms.parts.scaling import (
 
 @dataclass(frozen=True)
 class BatchedStage:
-    """How a block runs on more samples: the dimension of each input and output that they are
-    along; None for an output that is a sum over them."""
+    """A block that runs on more samples: the dimensions of its inputs and outputs that hold the
+    samples; None for an output that is a sum over samples."""
 
     dims: BatchDims
     inputs: dict[int, int]
     outputs: tuple[int | None, ...]
 
     def output_dim(self, output: int) -> int:
-        """The dimension of an output that is no sum."""
+        """Returns the sample dimension of an output that is not a sum."""
         dim = self.outputs[output]
         assert dim is not None
         return dim
 
 
 def unbatched(block: ir.Block) -> BatchDims:
-    """A block without a batch, which is run as it is."""
+    """Returns a block without a batch dimension, to be run unchanged."""
     return propagate(Graph.of(block), {}, 1)
 
 
@@ -82,13 +83,12 @@ def batched(
     sums: Collection[int] = (),
     fixed: Collection[int] = (),
 ) -> BatchedStage | None:
-    """How a stage computes the microbatches together, each sample as before; None where it does
-    not compute each sample by itself.
+    """Returns the stage with all microbatches as one batch; None if it mixes samples.
 
-    `batch` are the inputs that differ from microbatch to microbatch. What is handed on is tried
-    first, and dimensions of one element last. Of the inputs `along` the dimension is known. The
-    outputs `sums` are to be sums over the microbatches. The inputs `fixed`, the same for all, may
-    be ones that are then taken once for each.
+    `batch` are the inputs that differ between microbatches. Those that are passed from stage to
+    stage are tried first, and dimensions of size 1 last. `along` gives known dimensions of inputs.
+    The outputs `sums` are to be sums over the microbatches. The inputs `fixed`, the same for all
+    microbatches, may have a batch dimension; they are then repeated for each.
     """
     graph = Graph.of(block)
     handed = {handoff.input for handoff in handoffs}
@@ -104,7 +104,7 @@ def batched(
                 dims = follow_batch(graph, seeds, parts, sums=sums)
                 stage = _fitting(dims, batch, handoffs, sums, fixed)
                 if stage is not None:
-                    scratch.scaled(dims, 2 * parts)  # shows whether there is a way to write it
+                    scratch.scaled(dims, 2 * parts)  # raises NotScaledError if it cannot be written
                     return stage
             except NotScaledError:
                 continue
@@ -118,8 +118,8 @@ def _fitting(
     sums: Collection[int],
     fixed: Collection[int],
 ) -> BatchedStage | None:
-    """The dimensions of inputs and outputs, where just the inputs of the batch have one, and a
-    stage hands on each sample as the next one takes it."""
+    """Returns the dimensions of inputs and outputs. Returns None unless just the inputs of the
+    batch have one, and a stage passes on each sample where the next one reads it."""
     root = dims.graph.root
     inputs = {
         i: dims.tilings[number] for i, number in enumerate(root.arguments) if number in dims.tilings
@@ -145,12 +145,11 @@ def _fitting(
 
 @dataclass(frozen=True)
 class BatchLayout:
-    """Where the `count` microbatches are: in one batch, or stacked where there is no `stage` that
-    computes each sample by itself.
+    """The positions of `count` microbatches: in one batch, or stacked if there is no `stage`.
 
-    With `minor`, the first samples of all microbatches come first, then the second ones: as they
-    do in an input that had the samples outside of the microbatches, and have to where an axis of
-    the mesh divides the samples.
+    With `minor`, the first samples of all microbatches come first, then the second ones. An input
+    whose sample dimension is outside of the microbatches has this order. It is required if an axis
+    of the mesh divides the samples.
     """
 
     count: int
@@ -165,8 +164,8 @@ class BatchLayout:
         *,
         divided: bool = False,
     ) -> BatchLayout:
-        """The layout in which the first input that is boxes of a value has the microbatches; where
-        an axis of the mesh has `divided` the samples, that with the samples outside."""
+        """Returns the layout of the first input that is one box of a value for each microbatch. If
+        an axis of the mesh has `divided` the samples, the layout is `minor`."""
         if stage is None:
             return BatchLayout(count, stage, False)
         if divided:
@@ -180,11 +179,12 @@ class BatchLayout:
 
     @property
     def samples(self) -> int:
-        """Of all microbatches, where they are one batch."""
+        """The number of parts that the batch holds, of all microbatches; 1 if they are not one
+        batch."""
         return 1 if self.stage is None else self.count * self.stage.dims.parts
 
     def piece(self, piece: Piece, number: int, shape: Sequence[int], microbatch: int) -> Piece:
-        """A piece of an input of a microbatch, in that of all."""
+        """Returns a piece of one microbatch's input as a piece of the input of all."""
         if self.stage is None:
             return stacked(piece, microbatch)
         dim = self.stage.inputs[number]
@@ -193,14 +193,14 @@ class BatchLayout:
         return shifted(piece, dim, microbatch * shape[dim])
 
     def input_shape(self, number: int, shape: Sequence[int]) -> list[int]:
-        """The shape of an input of all microbatches, of which one has `shape`."""
+        """Returns the shape of an input of all microbatches, if that of one is `shape`."""
         if self.stage is None:
             return [self.count, *shape]
         dim = self.stage.inputs[number]
         return [*shape[:dim], shape[dim] * self.count, *shape[dim + 1 :]]
 
     def readable_shape(self, value: ir.Value, shape: Sequence[int], output: int) -> list[int]:
-        """The shape in which an output of all microbatches has each in a box."""
+        """Returns the shape of an output of all microbatches in which each one's part is a box."""
         if self.stage is None or not self.minor:
             return shape_of(value)
         dim = self.stage.output_dim(output)
@@ -211,7 +211,8 @@ class BatchLayout:
     def output(
         self, value: ir.Value, shape: Sequence[int], output: int, microbatch: int
     ) -> Located:
-        """Where an output of a microbatch is, in that of all in its readable shape."""
+        """Returns the position of one microbatch's output in that of all, which has its readable
+        shape."""
         if self.count == 1:
             return Located(value, Box.whole(shape))
         if self.stage is None:
@@ -227,7 +228,7 @@ class BatchLayout:
 
 
 def _is_minor(boxes: Sequence[Box]) -> bool:
-    """Whether boxes differ in their position along a dimension behind others of some size."""
+    """Returns True if boxes differ in their position along a dimension after larger ones."""
     first = boxes[0]
     for dim in range(len(first.sizes)):
         if any(box.starts[dim] != first.starts[dim] for box in boxes):
@@ -236,7 +237,7 @@ def _is_minor(boxes: Sequence[Box]) -> bool:
 
 
 class DividedSamples:
-    """Follows what microbatches take back to where they enter a pipeline."""
+    """Traces the inputs of microbatches back to the values that enter a pipeline."""
 
     def __init__(self, tracer: Tracer, segments: Segments) -> None:
         self._tracer = tracer
@@ -244,8 +245,9 @@ class DividedSamples:
         self._followed: set[tuple[Computed, Computed]] = set()
 
     def are_in(self, batch: Mapping[int, Sequence[Pieces]]) -> bool:
-        """Whether they are in what the microbatches take, by number of the input. Not where that
-        cannot be followed: it is only laid out otherwise then."""
+        """Returns True if another axis of the mesh divides the samples in the inputs of the
+        microbatches, by number of the input. Returns False if that is unknown: only the layout
+        depends on it."""
         region = self._tracer.region
         if region.manual is None or len(region.mesh_axes()) == 1:
             return False
@@ -256,7 +258,7 @@ class DividedSamples:
             return False
 
     def _differ(self, first: Pieces, last: Pieces) -> bool:
-        """Whether what differs from one microbatch to another is divided."""
+        """Returns True if pieces that differ between microbatches are divided."""
         return any(self._is_divided(a, b) for a, b in zip(first, last, strict=False) if a != b)
 
     def _is_divided(self, first: Piece, last: Piece) -> bool:
@@ -273,7 +275,7 @@ class DividedSamples:
         return self._differ(tuple(self._inputs(source)), tuple(self._inputs(other)))
 
     def _inputs(self, source: Computed) -> Iterator[Piece]:
-        """What a value is computed of, on its rank in its tick."""
+        """Yields the pieces that a value is computed from, on its rank in its tick."""
         pieces = (
             self._tracer.pieces(value, source.rank, source.tick, Box.whole(shape_of(value)))
             for value in self._segments.of([source.value]).inputs
@@ -281,7 +283,7 @@ class DividedSamples:
         return chain.from_iterable(pieces)
 
     def _open_dimss(self, value: ir.Value) -> list[int]:
-        """The dimensions of a value from outside that other axes divide."""
+        """Returns the dimensions of a value from outside that other axes divide."""
         value, region = outside_of(value), self._tracer.region
         while (op := producer(value)) is not None and op.name == CONVERT:
             value = op.operands[0]

@@ -1,8 +1,8 @@
-"""Writes tensors that consist of pieces of others, with as few ops as the pieces allow.
+"""Composes tensors from pieces of others, with as few ops as possible.
 
-Pieces that lie in a source as they lie in the result, such as all microbatches of a batch or the
-layers of stacked weights, become a reshape, with a transpose where their order is another. So a
-folded program has no trace of the slices and concatenations that a pipeline fed its stages by.
+Pieces may be arranged in a source as in the result: all microbatches of a batch, or the layers of
+stacked weights. They become a reshape, and a transpose if their order differs. So a folded program
+does not contain the slices and concatenations that fed the stages of the pipeline.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import (
 
 
 class Located(NamedTuple):
-    """Where a box of a source can be read: a box of a value, seen through some ops."""
+    """The box of a value that holds a box of a source, viewed through some ops."""
 
     value: ir.Value
     box: Box
@@ -46,7 +46,7 @@ Locate = Callable[[Source, Box], Located]
 
 
 def no_sources(source: Source, box: Box) -> Located:
-    """For a composer that only applies ops."""
+    """Raises AssertionError, for a composer that only applies ops."""
     raise AssertionError(f"{source} is not to be read, nor is {box}")
 
 
@@ -60,7 +60,8 @@ class _LocatedPiece(NamedTuple):
 
 
 class Composer:
-    """Builds at a point; `locate` says which box of which value a box of a source is."""
+    """Writes at the builder's point; `locate` returns the box of a value that holds a box of a
+    source."""
 
     def __init__(self, build: Builder, locate: Locate) -> None:
         self._build = build
@@ -68,18 +69,19 @@ class Composer:
         self._reshaped: dict[tuple[ir.Value, tuple[int, ...]], ir.Value] = {}
 
     def compose(self, pieces: Sequence[Piece], type_: ir.Type) -> ir.Value:
-        """A tensor of a type out of the pieces that make it up."""
+        """Returns a tensor of a type, composed of pieces."""
         element = ir.RankedTensorType(type_).element_type
         return self._composed([self._located(piece, element) for piece in pieces])
 
     def through(self, value: ir.Value, ops: Sequence[ViewOp]) -> ir.Value:
-        """What view ops make of a value; the last is applied first."""
+        """Returns the result of view ops on a value; the last is applied first."""
         for op in reversed(ops):
             value = self._applied(value, op)
         return value
 
     def reshaped(self, value: ir.Value, shape: Sequence[int]) -> ir.Value:
-        """The same elements in another shape: one value, so that pieces of it are of one."""
+        """Returns the same elements in another shape. Equal calls return one value, so that its
+        pieces have one source."""
         value, key = before_reshapes(value), tuple(shape)
         if shape_of(value) == list(shape):
             return value
@@ -101,7 +103,7 @@ class Composer:
         return _LocatedPiece(value, box, target, (*ops, *first))
 
     def _known(self, known: Known) -> ir.Value:
-        """A constant of integers or booleans."""
+        """Returns a constant of integers or booleans."""
         array = np.frombuffer(known.data, known.dtype).reshape(known.shape)
         if array.dtype.kind != "u":
             return self._build.constant(array)
@@ -111,15 +113,15 @@ class Composer:
         return self._build.op("constant", [], value.type, value=value)
 
     def _composed(self, pieces: Sequence[_LocatedPiece]) -> ir.Value:
-        """Pieces side by side, along the first dimension in which their targets differ."""
+        """Returns pieces side by side, along the first dimension in which their targets differ."""
         if len(pieces) == 1:
             return self._viewed(pieces[0])
         along = enumerate(zip(*(piece.target.starts for piece in pieces), strict=True))
         varying = [dim for dim, starts in along if len(set(starts)) > 1]
         dim = varying[0]
         if len(varying) == 1:
-            # Pieces along one dimension: at once where they are a grid in one value, else in runs
-            # that are of one value and seen through the same ops.
+            # Pieces along one dimension: in one step if they are a grid in one value, else in runs
+            # of pieces of one value with the same ops.
             ordered = sorted(pieces, key=lambda piece: piece.target.starts[dim])
             at_once = self._at_once(ordered, dim)
             at_once = self._in_turns(ordered, dim) if at_once is None else at_once
@@ -134,8 +136,8 @@ class Composer:
         return self._build.concatenate([self._composed(row) for row in rows], dim)
 
     def _in_turns(self, pieces: Sequence[_LocatedPiece], dim: int) -> ir.Value | None:
-        """All pieces where they are of several values in turn, as what stages have for each of
-        their layers: of all stages for one layer, beside those for the next."""
+        """Returns all pieces if they alternate between several values; None otherwise. Value k may
+        hold layer k of every stage, for instance, with the pieces in the order of all layers."""
         values = list(dict.fromkeys(piece.value for piece in pieces))
         count, size = len(values), pieces[0].target.sizes[dim]
         if count == 1 or len(pieces) < 2 * count or len(pieces) % count:
@@ -155,7 +157,8 @@ class Composer:
         return self.reshaped(value, [*whole[:dim], whole[dim] * count, *whole[dim + 1 :]])
 
     def _at_once(self, pieces: Sequence[_LocatedPiece], dim: int) -> ir.Value | None:
-        """All pieces by a reshape and a transpose, where they are a grid of boxes of one value."""
+        """Returns all pieces by a reshape and a transpose; None if they are not a grid of boxes in
+        one value."""
         pieces = self._without_gaps(pieces)
         first = pieces[0]
         alike = all(
@@ -180,7 +183,8 @@ class Composer:
         return self.reshaped(value, shape)
 
     def _without_gaps(self, pieces: Sequence[_LocatedPiece]) -> Sequence[_LocatedPiece]:
-        """The pieces, of a value without what lies between them where that is as much each time."""
+        """Returns the pieces as boxes of a value without the gaps between them, if all gaps are
+        equal; otherwise the pieces unchanged."""
         value, one = pieces[0].value, pieces[0].box
         if any(p.value != value or p.box.sizes != one.sizes for p in pieces):
             return pieces
@@ -209,7 +213,8 @@ class Composer:
         return self.through(self._sliced(piece.value, piece.box), piece.ops)
 
     def _applied(self, value: ir.Value, op: ViewOp, lead: int = 0) -> ir.Value:
-        """What a view op makes of a value, behind some leading dimensions."""
+        """Returns the result of a view op on a value, applied to the dimensions after `lead`
+        leading ones."""
         front = shape_of(value)[:lead]
         if isinstance(op, Convert):
             element = ir.Type.parse(op.element, self._build.context)
@@ -227,7 +232,7 @@ class Composer:
         return self._build.slice(value, box.starts, limits)
 
     def _reordered(self, value: ir.Value, order: Sequence[int]) -> ir.Value:
-        """Dimensions in another order; a reshape where only some of size 1 move."""
+        """Returns dimensions in another order; by a reshape if only dimensions of size 1 move."""
         maker = producer(value)
         if maker is not None and maker.name == TRANSPOSE:
             first = integers(maker, "permutation")
@@ -240,11 +245,12 @@ class Composer:
 
 
 def _grid(boxes: Sequence[Box]) -> tuple[Box, list[int], list[int]] | None:
-    """How boxes of one size, in order, lie in what they fill together; None for no grid.
+    """Returns the arrangement of boxes of one size, in order, in their hull; None if they do not
+    fill it.
 
-    Returns what they fill, and a shape and an order: reshaped and transposed so, it has the number
-    of the box in its leading dimensions, and the box in the others. Along a single dimension that
-    number may be two digits: microbatches that take every n-th sample.
+    The result is the hull, a shape and an order. After a reshape and a transpose by these, the
+    leading dimensions number the boxes, and the others are those of a box. Along a single
+    dimension, that number may have two digits: microbatches that take every n-th sample.
     """
     sizes, rank = boxes[0].sizes, len(boxes[0].sizes)
     starts = np.array([box.starts for box in boxes]).reshape(len(boxes), rank)
@@ -267,7 +273,7 @@ def _grid(boxes: Sequence[Box]) -> tuple[Box, list[int], list[int]] | None:
     else:
         return None
     split: list[int] = []
-    places: list[int] = []  # of the digits, and behind them of the boxes' own dimensions
+    places: list[int] = []  # of the digits, then of the boxes' own dimensions
     inner: list[int] = []
     for dim in range(rank):
         places += range(len(split), len(split) + len(digits.get(dim, [])))
@@ -281,7 +287,7 @@ def _grid(boxes: Sequence[Box]) -> tuple[Box, list[int], list[int]] | None:
 def _numbering(
     digits: dict[int, list[int]], positions: NDArray[np.int64]
 ) -> tuple[int, ...] | None:
-    """The order of the digits by which boxes are numbered 0, 1, 2, …; None where there is none."""
+    """Returns the order of digits that numbers the boxes 0, 1, 2, …; None if there is none."""
     sizes = [size for each in digits.values() for size in each]
     columns = [
         positions[:, dim] // prod(each[place + 1 :]) % each[place]
@@ -297,26 +303,26 @@ def _numbering(
     return None
 
 
-# Pieces of what one microbatch or layer takes, as pieces of what all of them take.
+# Pieces of one microbatch's or layer's input, as pieces of the input of all of them.
 
 
 def shifted(piece: Piece, dim: int, by: int) -> Piece:
-    """The piece further on along a dimension of what it is a part of."""
+    """Returns the piece with its target shifted along a dimension."""
     target = piece.view.target
     target = target.along(dim, target.starts[dim] + by, target.sizes[dim])
     return replace(piece, view=replace(piece.view, target=target))
 
 
 def stacked(piece: Piece, number: int) -> Piece:
-    """The piece in a stack of tensors along a new leading dimension, in the one of this number."""
+    """Returns the piece as part of row `number` in a stack along a new leading dimension."""
     target = piece.view.target
     sizes = (1, *target.sizes)
     return _reshaped(piece, Box((number, *target.starts), sizes))
 
 
 def interleaved(piece: Piece, dim: int, parts: int, number: int) -> Piece:
-    """The piece where a dimension has become three, as in `split_samples`, of which the second is
-    the number of the microbatch."""
+    """Returns the piece with one dimension of its target split in three, as in `split_samples`. The
+    second of the three is the number of the microbatch."""
     target = piece.view.target
     sizes = split_samples(target.sizes, dim, parts)
     starts = (*target.starts[:dim], 0, number, *target.starts[dim:])
@@ -324,7 +330,8 @@ def interleaved(piece: Piece, dim: int, parts: int, number: int) -> Piece:
 
 
 def split_samples(shape: Sequence[int], dim: int, parts: int) -> tuple[int, ...]:
-    """A shape with a dimension as samples, microbatches (one) and what a sample has of it."""
+    """Returns a shape with a dimension split into samples, microbatches (size 1) and the elements
+    of a sample."""
     return (*shape[:dim], parts, 1, shape[dim] // parts, *shape[dim + 1 :])
 
 

@@ -1,11 +1,11 @@
-"""Puts one loop over the layers, for all microbatches, in the place of a pipeline.
+"""Replaces a pipeline by one loop over its layers, for all microbatches.
 
     %r = sdy.manual_computation(%x) manual_axes={"stage"} { ... the pipeline ... }
   ==>
     %r = ... the loop over layers ...
 
-What the rest of the program uses of the pipeline is traced to what segments computed; for these,
-the chains of stages are written as one loop, as are other segments that they start from.
+The used results of the pipeline are traced back to the segments that computed them. The chains of
+stages among these are written as one loop, and so are segments that they start from.
 """
 
 from __future__ import annotations
@@ -68,10 +68,10 @@ class Output(NamedTuple):
 def outputs_of(
     op: ir.Operation, *, but: Callable[[ir.Operation], bool] = lambda _: False
 ) -> Iterator[Output]:
-    """The results of an op that are used; or the slices where nothing else is of one.
+    """Yields the used results of an op, or the slices of a result that has no other use.
 
-    The pipeline's last ticks give the outputs, and the others garbage that must not be traced. Uses
-    by ops that `but` names do not count.
+    The last ticks of a pipeline give its outputs, the others garbage that must not be traced. Uses
+    by ops for which `but` returns True do not count.
     """
     for number, result in enumerate(op.results):
         users = [user for user in _users(result) if not but(user)]
@@ -87,21 +87,22 @@ def outputs_of(
 
 
 def _users(value: ir.Value) -> Iterator[ir.Operation]:
-    """The ops that use a value, or slices of what is only constrained before it is sliced."""
+    """Yields the ops that use a value. A sharding constraint counts as the slices of its result if
+    it has no other use."""
     for op in [use.owner.operation for use in value.uses]:
         behind = list(_users(op.results[0])) if op.name == SHARDING_CONSTRAINT else []
         yield from behind if behind and all(map(_sliced, behind)) else [op]
 
 
 def _sliced(op: ir.Operation) -> Box | None:
-    """The box that a slice without strides takes."""
+    """Returns the box that a slice without strides reads; None for any other op."""
     if op.name != SLICE or any(stride != 1 for stride in integers(op, "strides")):
         return None
     return Box(integers(op, "start_indices"), tuple(shape_of(op.results[0])))
 
 
 class FoldSite:
-    """Where the loop over layers goes: in front of the pipeline's loop, or of the manual
+    """The place of the loop over layers: before the pipeline's loop, or before the manual
     computation around it."""
 
     def __init__(self, region: LoopRegion) -> None:
@@ -113,21 +114,22 @@ class FoldSite:
             self._entering.update(zip(arguments, region.manual.operands, strict=True))
 
     def entering(self, value: ir.Value) -> ir.Value:
-        """What stands here for a value from outside of the region."""
+        """Returns the value at this place for a value from outside of the region."""
         return self._entering.get(value, value)
 
     def type_of(self, output: Output) -> ir.Type:
-        """The type that an output has here."""
+        """Returns the type that an output has at this place."""
         return ir.RankedTensorType.get(
             output.box.sizes, element_of(output.value), loc=self.anchor.location
         )
 
 
 def fold(region: LoopRegion, module: ir.Module) -> int:
-    """Replaces a pipeline by a loop over its layers; returns how many stages it had.
+    """Replaces a pipeline by a loop over its layers; returns the number of its stages.
 
-    Fewer than two are no pipeline, and the module is then not to be used. Raises UnresolvedError
-    for a pipeline that is not understood, SameStageError for a loop that is none.
+    A loop with fewer than two is not a pipeline. Raises UnresolvedError for a pipeline that is not
+    understood, and SameStageError for a loop that is not a pipeline. In these three cases, do not
+    use the module afterwards.
     """
     scratch = Scratch(module)
     tracer, site = Tracer(region), FoldSite(region)
@@ -146,7 +148,7 @@ def fold(region: LoopRegion, module: ir.Module) -> int:
 
 
 class PipelineWriter:
-    """Writes what a pipeline computes, at a site."""
+    """Writes the values that a pipeline computes, at a site."""
 
     def __init__(
         self,
@@ -161,7 +163,7 @@ class PipelineWriter:
         self._build = Builder(site.point, tracer.region.loop.location)
         self._entering = site.entering
         self._composer = Composer(self._build, self._located)
-        # What is computed outside of the loop: by rank, and once for ranks that compute the same.
+        # Values computed outside of the loop: by rank, and once for ranks that compute the same.
         self._around: dict[Computed, ir.Value] = {}
         self._alike: dict[tuple[Segment, tuple[Pieces, ...]], Sequence[ir.Value]] = {}
         self._in_loop: dict[tuple[Computed, Box], Located] = {}
@@ -169,7 +171,7 @@ class PipelineWriter:
         self.finder = ChainFinder(tracer, self._segments, scratch)
 
     def value(self, pieces: Sequence[Piece], type_: ir.Type) -> ir.Value:
-        """A tensor of a type that consists of pieces. Raises UnresolvedError."""
+        """Returns a tensor of a type that consists of pieces. Raises UnresolvedError."""
         self._write_sources(pieces)
         return self._composer.compose(pieces, type_)
 
@@ -182,10 +184,10 @@ class PipelineWriter:
         return self._in_loop[source, box]
 
     def _write_sources(self, pieces: Iterable[Piece]) -> None:
-        """Writes what pieces are boxes of, where it is not there yet.
+        """Writes the sources of pieces that are not written yet.
 
-        What stages computed of one value, in boxes of one size, are microbatches of one loop, in
-        the order in which they leave the pipeline.
+        Boxes of one value that have the same size are microbatches of one loop, in the order in
+        which they leave the pipeline.
         """
         groups: dict[tuple[ir.Value, tuple[int, ...]], dict[tuple[Computed, Box], None]] = {}
         for piece in pieces:
@@ -202,7 +204,8 @@ class PipelineWriter:
             self._write_chains(self.finder.chains(ends))
 
     def _write_around(self, source: Computed) -> None:
-        """What a rank computes outside of the loop; once where ranks compute the same."""
+        """Writes the value that a rank computes outside of the loop, once for ranks that compute
+        the same."""
         if source in self._around:
             return
         segment, inputs = self.around(source)
@@ -216,7 +219,8 @@ class PipelineWriter:
         self._around[source] = self._alike[key][segment.outputs.index(source.value)]
 
     def around(self, source: Computed) -> tuple[Segment, tuple[Pieces, ...]]:
-        """What computes a value outside of the loop, and what its inputs consist of."""
+        """Returns the segment that computes a value outside of the loop, and the pieces of its
+        inputs."""
         maker = maker_of(source.value)
         together = list(maker.results) if maker.name == WHILE else [source.value]
         segment = self._segments.of(together)
@@ -226,9 +230,9 @@ class PipelineWriter:
         )
 
     def _write_chains(self, chains: Chains) -> None:
-        """Writes the loop that chains fold to, and notes what it computes."""
+        """Writes the loop that replaces chains, and notes the results."""
         inputs = StageInputs.of(chains)
-        # A layer is the body of the scan that a stage is, or the stage.
+        # A layer is the body of the scan in a stage; without a scan, it is the stage.
         stage = chains.rows.block
         layer = None
         if chains.length > 1:
@@ -250,7 +254,7 @@ class PipelineWriter:
     def _write_layers(
         self, chains: Chains, inputs: StageInputs, layers: LayerBlock, layout: BatchLayout
     ) -> list[ir.Value]:
-        """Writes the layers on what they take; returns what the last one computes."""
+        """Writes the layers on their inputs; returns the results of the last one."""
         operands = self._operands(inputs, layers, layout)
         ordered = tuple(operands[number] for number in range(len(operands)))
         dims = unbatched(layers.block) if layout.stage is None else layout.stage.dims
@@ -263,8 +267,8 @@ class PipelineWriter:
     def _operands(
         self, inputs: StageInputs, layers: LayerBlock, layout: BatchLayout
     ) -> dict[int, LayerOperand]:
-        """What the layers take, by number of the input: the same for all, of the microbatches, or
-        stacked; but for what differs for each layer and microbatch."""
+        """Returns the operands of the layers by number of the input: fixed, of the microbatches, or
+        stacked. Inputs that differ for each layer and microbatch are left out."""
         types = [argument.type for argument in layers.block.arguments]
         operands: dict[int, LayerOperand] = {}
         for number, pieces in inputs.fixed.items():
@@ -288,8 +292,8 @@ class PipelineWriter:
     def _stack(
         self, stages: Sequence[Pieces], type_: ir.Type, dim: int | None, layers: LayerBlock
     ) -> LayerOperand:
-        """What all layers take, stacked along a dimension: a new one, or that of the layers of a
-        stage."""
+        """Returns the inputs of all layers, stacked along a dimension: a new one, or that of the
+        layers in a stage."""
         if dim is None:
             pieces = [stacked(piece, n) for n, own in enumerate(stages) for piece in own]
             return LayerOperand(self.value(pieces, type_), 0)

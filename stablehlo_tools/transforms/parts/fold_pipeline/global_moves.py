@@ -1,20 +1,22 @@
-"""Manual computations and loops that only move elements, written as moves of whole tensors.
+"""Rewrites manual computations and loops that only move elements as moves of whole tensors.
 
 A pipeline in one program may shift its state by a `collective_permute` in a manual computation
-inside of the loop, over all axes of the mesh at once, as MaxText's does. What every device gets is
-followed back to the shards that it comes from; if nothing is computed on the way, the outcome is
-slices of the operands put together anew, as other pipelines in one program write it:
+inside of the loop, over all axes of the mesh at once. MaxText's pipeline does so. The elements that
+every device receives are traced back to the shards that they come from. If nothing is computed on
+the way, the result is a concatenation of slices of the operands, as in other pipelines in one
+program:
 
     %next = sdy.manual_computation(%state) { collective_permute ... }
   ==>
     %next = stablehlo.concatenate %last, %others, dim = 0
 
-Where integers that differ from tick to tick decide what is moved, as the slot of a buffer does that
-has several microbatches for each stage, there is such a tensor for each of their values, and the
-tick selects one of them.
+Integers that differ from tick to tick may decide which elements are moved, such as the slot of a
+buffer with several microbatches for each stage. Then there is one such tensor for each of their
+values, and the tick selects one of them.
 
-What of a layer depends on its weights alone, jax computes before a pipeline that it differentiates,
-in a loop of its own. Of layers whose weights are packed in one array, that is a copy of each part:
+Before a pipeline that it differentiates, jax computes all values that depend on the weights of a
+layer alone, in a separate loop. If the weights of a layer are packed in one array, the loop copies
+each part:
 
     %first, %second = stablehlo.while {                 // over the layers
       %row = stablehlo.dynamic_slice %weights, %layer
@@ -25,7 +27,7 @@ in a loop of its own. Of layers whose weights are packed in one array, that is a
     %first = stablehlo.slice %weights [0:8, 0:1]
     %second = stablehlo.slice %weights [0:8, 1:2]
 
-Left as it is, each stage would be given such a loop of its own, beside the one over all layers.
+Otherwise each stage would contain such a loop, besides the one over all layers.
 """
 
 from __future__ import annotations
@@ -76,7 +78,7 @@ _LONGEST_TABLE = 1 << 14  # of phases
 
 
 def permutes_inside(loop: ir.Operation) -> bool:
-    """Whether a manual computation in a loop's body moves elements between devices."""
+    """Returns True if a manual computation in a loop's body moves elements between devices."""
     body = While(loop).body
     return any(
         ops_named(op.operation, {COLLECTIVE_PERMUTE})
@@ -86,8 +88,8 @@ def permutes_inside(loop: ir.Operation) -> bool:
 
 
 def write_moves_globally(module: ir.Module, block: ir.Block) -> None:
-    """Rewrites what only moves elements of the manual computations of a block, and of loops in
-    it."""
+    """Rewrites results that are only moved, of the manual computations of a block and of its
+    loops."""
     for manual in _manual_computations(block):
         facts = ModuleFacts.of(module)
         values = DeviceValues(module, facts)
@@ -117,7 +119,7 @@ def _manual_computations(block: ir.Block) -> list[ir.Operation]:
 def _globally(
     manual: ir.Operation, number: int, phases: _Phases, shards: Sequence[_Shards]
 ) -> ir.Value | None:
-    """A result of a manual computation as moves of its operands; None where it is computed."""
+    """Returns a result of a manual computation as moves of its operands; None if it is computed."""
     try:
         pieces = [of_phase.pieces(number) for of_phase in shards]
     except UnresolvedError:
@@ -131,9 +133,12 @@ def _globally(
 
 @dataclass(frozen=True)
 class _Phases:
-    """The ticks of a loop by the integers that a manual computation in its body takes: `given` has
-    those of each phase, `number_at` the phase for each number from `first` on that a counter of the
-    loop may have. Outside of a loop, and where no integer changes, there is one phase."""
+    """The ticks of a loop, grouped by the integers that a manual computation in its body uses.
+
+    `given` holds the integers of each phase. `number_at` holds the phase for each value of the
+    loop's counter, from `first` on. Outside of a loop, or if no integer changes, there is one
+    phase.
+    """
 
     given: Sequence[Mapping[ir.Value, Values]] = ({},)
     counter: ir.Value | None = None
@@ -142,8 +147,8 @@ class _Phases:
 
     @staticmethod
     def of(manual: ir.Operation, values: DeviceValues) -> _Phases | None:
-        """The phases of the loop in whose body a manual computation stands; None where there is but
-        one, or where it is not known which integers there are."""
+        """Returns the phases of the loop whose body contains a manual computation. Returns None if
+        there is only one, or if the integers are unknown."""
         loop = manual.block.owner.operation
         ticks = ticks_of(loop, values) if loop.name == WHILE else 0
         if isinstance(ticks, str) or not ticks:
@@ -176,7 +181,8 @@ class _Phases:
         return _Phases(firsts, counter, min(counts), number_at)
 
     def selected(self, build: Builder, values: Sequence[ir.Value]) -> ir.Value:
-        """The one of some values that is of the phase of the tick."""
+        """Returns the one of `values`, one for each phase, that belongs to the phase of the
+        tick."""
         assert self.counter is not None, "one phase selects nothing"
         place = build.same("subtract", self.counter, build.splat_like(self.first, self.counter))
         row = build.dynamic_slice(build.table(self.number_at), [place], [1])
@@ -190,8 +196,8 @@ class _Phases:
 def _counter(
     loop: ir.Operation, control: ControlValues, ticks: int
 ) -> tuple[ir.Value, list[int]] | None:
-    """A carry of a loop that is another number in every tick, the same on all devices, and these
-    numbers."""
+    """Returns a carry that has a different value in every tick, the same on all devices, and these
+    values; None if there is none."""
     for argument in While(loop).body.arguments:
         if not is_integer_scalar(argument.type):
             continue
@@ -208,7 +214,8 @@ def _located(source: Source, box: Box) -> Located:
 
 
 class _Shards:
-    """What each device's shard of the results of a manual computation consists of."""
+    """Traces the results of a manual computation, as each device's shard of them, to its
+    operands."""
 
     def __init__(self, manual: ir.Operation, facts: ModuleFacts, values: DeviceValues) -> None:
         self._manual = manual
@@ -217,7 +224,7 @@ class _Shards:
         self._block: ir.Block = ManualComputation(manual).body
 
     def pieces(self, result: int) -> list[Piece]:
-        """What a whole result consists of. Raises UnresolvedError."""
+        """Returns the pieces of a whole result. Raises UnresolvedError."""
         sharding = sharding_per_value(self._manual.attributes["out_shardings"])[result]
         end = terminator(self._block).operands[result]
         whole: dict[Box, list[Piece]] = {}
@@ -230,7 +237,7 @@ class _Shards:
         return [piece for found in whole.values() for piece in found]
 
     def _shard(self, sharding: ir.Attribute, shape: Sequence[int], device: int) -> Box:
-        """The box that a device's shard is of a whole tensor."""
+        """Returns the box of a whole tensor that a device's shard holds."""
         mesh: DeviceMesh | None = self._facts.meshes.get(sharding_axes(sharding)[0])
         if mesh is None or mesh.size != self._facts.grid.size:
             raise UnresolvedError("its mesh is not the program's", self._manual, 3)
@@ -258,14 +265,14 @@ class _Shards:
                 pending += answer
 
     def _step(self, query: BoxQuery) -> Sequence[BoxQuery] | Piece:
-        """One step back on one device."""
+        """Returns the queries one step back on one device, or the piece that the trace ends in."""
         value, device = query.value, query.rank
         known = known_piece(query, self._known(value, device))
         if known is not None:
             return known
         op = producer(value)
         if op is None:
-            # What a device's shard of an operand is of the whole.
+            # A device's shard of an operand, as a box of the whole operand.
             argument = ir.BlockArgument(query.value)
             if argument.owner != self._block:
                 raise UnresolvedError("it takes what is outside of it", self._manual, 3)
@@ -295,7 +302,7 @@ class _Shards:
 
 
 def write_copying_loops_as_moves(module: ir.Module, block: ir.Block) -> None:
-    """Rewrites the loops of a block, and of loops in it, of which all that is used was moved."""
+    """Rewrites the loops of a block, nested ones too, whose used results are all moved."""
     effects = Effects({})
     for loop in reversed(ops_named(block.owner.operation, {WHILE})):
         ends = While(loop).yields
@@ -317,7 +324,7 @@ def write_copying_loops_as_moves(module: ir.Module, block: ir.Block) -> None:
 
 
 def _moved(region: LoopRegion) -> list[tuple[ir.Value, list[Piece]]] | None:
-    """What the used results of a loop consist of; None where it computes something of it."""
+    """Returns the pieces of the used results of a loop; None if it computes one of them."""
     tracer = _MoveTracer(region)
     moved: list[tuple[ir.Value, list[Piece]]] = []
     for number, result in enumerate(region.loop.results):
@@ -332,7 +339,7 @@ def _moved(region: LoopRegion) -> list[tuple[ir.Value, list[Piece]]] | None:
 
 
 class _MoveTracer(Tracer):
-    """Follows what a loop moves, up to the first thing that it computes."""
+    """Traces elements that a loop moves. Raises UnresolvedError for those that it computes."""
 
     def _beyond(self, piece: Piece) -> list[Piece]:
         if isinstance(piece.source, Computed | Known):

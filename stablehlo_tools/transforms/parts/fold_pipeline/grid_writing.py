@@ -1,4 +1,4 @@
-"""Writes the loop over layers of a grid of cells, and what consists of parts of it."""
+"""Writes a grid of cells as a loop over layers, and the tensors that consist of its results."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ from stablehlo_tools.transforms.parts.fold_pipeline.tracing import Tracer
 
 @dataclass(frozen=True)
 class GridPlan:
-    """A grid as it is to be written: the microbatches in a layout, and what each layer leaves.
+    """A grid with its layout: the order of the microbatches, and the values that each layer keeps.
 
-    `kept_inputs` and `kept_outputs` are numbers of inputs that are handed on, and of outputs.
+    `kept_inputs` and `kept_outputs` are numbers of inputs that are passed on, and of outputs.
     """
 
     grid: Grid
@@ -53,22 +53,22 @@ class GridPlan:
     layers: LayerBlock
 
     def row(self, application: int) -> int:
-        """Where an application is in what is stacked."""
+        """Returns the row of an application in stacked values."""
         return self.grid.length - 1 - application if self.reverse else application
 
     def shape(self, output: int) -> list[int]:
-        """The shape of an output of a layer."""
+        """Returns the shape of an output of a layer."""
         return shape_of(self.layers.returned[output])
 
     def last_input(self, output: int) -> int | None:
-        """The input as which an output is handed on as it is."""
+        """Returns the input that reads an output unchanged in the next layer; None if there is
+        none."""
         handed = (h.input for h in self.grid.handoffs if h.output == output and not h.ops)
         return next(handed, None)
 
 
 class GridWriter(PipelineWriter):
-    """Writes the grid of a pipeline at a site; what belongs to the pipeline `before`, of which this
-    is the backward, the writer of that one knows."""
+    """Writes the grid of a pipeline at a site. For a backward, `before` writes its pipeline."""
 
     def __init__(
         self,
@@ -83,13 +83,14 @@ class GridWriter(PipelineWriter):
         self._written: tuple[GridPlan, GridResults] | None = None
 
     def owner_of(self, source: Computed) -> GridWriter:
-        """The writer of the pipeline or of its backward, wherever a value is computed."""
+        """Returns the writer that computes a value: that of the pipeline or that of its
+        backward."""
         own = self._before is None or self._tracer.region.is_inside(maker_of(source.value))
         return self if own or self._before is None else self._before
 
     def write_grid(self, plan: GridPlan, cells: Mapping[int, ir.Value]) -> None:
-        """Writes the loop; `cells` are the inputs that differ for each layer and microbatch, which
-        are stacked already."""
+        """Writes the loop; `cells` are the stacked inputs that differ for each layer and
+        microbatch."""
         grid, inputs, layout = plan.grid, plan.inputs, plan.layout
         step = -1 if plan.reverse else 1
         ordered = {number: stages[::step] for number, stages in inputs.layered.items()}
@@ -114,7 +115,7 @@ class GridWriter(PipelineWriter):
         self._written = plan, results
 
     def kept(self, number: int, *, is_input: bool) -> ir.Value:
-        """What all layers took as an input, or computed as an output, stacked."""
+        """Returns an input or an output of all layers, stacked."""
         assert self._written is not None
         results = self._written[1]
         return (results.inputs if is_input else results.outputs)[number]
@@ -122,7 +123,7 @@ class GridWriter(PipelineWriter):
     def stacked_cells(
         self, table: Sequence[Sequence[Pieces]], plan: GridPlan, number: int
     ) -> ir.Value:
-        """An input that differs for each layer and microbatch, stacked out of its pieces."""
+        """Returns an input that differs for each layer and microbatch, stacked from its pieces."""
         type_, layout = plan.layers.block.arguments[number].type, plan.layout
         shape = ir.RankedTensorType(type_).shape
         pieces: list[Piece] = []
@@ -143,11 +144,12 @@ class GridWriter(PipelineWriter):
         return self._composer.reshaped(value, [rows, *whole])
 
     def output(self, pieces: Iterable[Piece], type_: ir.Type) -> ir.Value:
-        """A tensor of a type that consists of pieces, sums over ticks among them."""
+        """Returns a tensor of a type that consists of pieces, which may be of sums over ticks."""
         return self.value([part for piece in pieces for part in self._by_stage(piece)], type_)
 
     def _by_stage(self, piece: Piece) -> list[Piece]:
-        """A sum over ticks, cut into what each stage adds up of it."""
+        """Returns a piece; one of a sum over ticks is cut into the parts that each stage adds
+        up."""
         source = piece.source
         if not isinstance(source, Summed) or self._written is None:
             return [piece]
@@ -187,7 +189,7 @@ class GridWriter(PipelineWriter):
         return super()._located(source, box) if source.tick < 0 else self._cell(source, box)
 
     def _cell(self, source: Computed, box: Box) -> Located:
-        """Where what a cell computed is."""
+        """Returns the location of a box of a cell's result."""
         assert self._written is not None
         plan, results = self._written
         place = plan.grid.place_of(source, box)
@@ -215,7 +217,7 @@ class GridWriter(PipelineWriter):
         return Located(stack, inner, _unstacked(plan, output, inner.sizes, shape, each))
 
     def _summed(self, source: Summed, box: Box) -> Located:
-        """Where the sum of what a stage computed in all ticks is."""
+        """Returns the location of a box of a sum of a stage's results over ticks."""
         assert self._written is not None
         plan, results = self._written
         output, grid = plan.grid.output(source.value), plan.grid
@@ -237,8 +239,8 @@ class GridWriter(PipelineWriter):
 def _unstacked(
     plan: GridPlan, output: int, sizes: Shape, layer: Sequence[int], each: int
 ) -> tuple[ViewOp, ...]:
-    """How rows of a stack, a box of these sizes, are an output of a stage with so many layers, of
-    which one has the shape `layer`."""
+    """Returns the ops that turn rows of a stack, a box of `sizes`, into an output of a stage with
+    `each` layers; `layer` is the shape of one layer's output."""
     dim = plan.layers.outputs.get(output)
     if dim is None:
         return (Reshape(sizes, tuple(layer)),)

@@ -161,8 +161,8 @@ Zero = dict[Instance, frozenset[int]]
 
 @dataclass(frozen=True)
 class Cells:
-    """All instances of a segment that some values depend on, their inputs, and the outputs that are
-    zero because they are linear in inputs that are."""
+    """All instances of a segment that some values depend on, with their inputs and their zeros.
+    `zero` are the outputs that are zero because they are linear in inputs that are."""
 
     segment: Segment
     rows: StageRows

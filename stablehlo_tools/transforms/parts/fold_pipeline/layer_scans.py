@@ -1,20 +1,20 @@
-"""The body of the scan that a stage is, where it leaves something for each of its layers.
+"""The body of the scan in a stage, for stages that stack something for each of their layers.
 
-A stage of a pipeline that is differentiated keeps, in a stack, what the backward takes of each of
-its layers; the backward's stage goes through them in reverse, and stacks their gradients. The loop
-over the stages and the one in each of them are then one loop over all layers:
+A stage of a differentiated pipeline stacks the residuals of its layers. The backward's stage runs
+through them in reverse, and stacks their gradients. The loop over the stages and the loop in each
+of them are then one loop over all layers:
 
     while stages { while layers of a stage { layer } }  ==>  while all layers { layer }
 
-Before that, a loop whose rows one other loop takes becomes part of that one:
+First, a loop whose rows are read by only one other loop is fused into that one:
 
     %kept = while layers { %kept[%layer] = recomputed(%given[%layer]) }
     %sum = while layers, in reverse { ... %kept[%layer] ... }
   ==>
     %sum = while layers, in reverse { ... recomputed(%given[%layer]) ... }
 
-So a backward that computes anew what it needs of its layers, which jax does for all of them first,
-does that for one layer at a time, and keeps nothing of the others.
+jax writes a backward with recomputation so: it first recomputes the residuals of all layers. Fused,
+the backward recomputes those of one layer at a time, and keeps none.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ from stablehlo_tools.transforms.parts.fold_pipeline.segments import Scratch
 
 
 class RowLoop(WhileLoop):
-    """A loop of which the counter, from 0 in steps of 1, says nothing but which rows it takes and
-    writes; `rows` are the values that are the number of the row. In reverse, that is the trips
+    """A loop whose counter, from 0 in steps of 1, only selects the rows that the loop reads and
+    writes. `rows` are the values that are the number of the row. In reverse, that is the trips
     minus the counter minus 1."""
 
     def __init__(self, loop: ir.Operation, trips: int, counter: int) -> None:
@@ -56,7 +56,7 @@ class RowLoop(WhileLoop):
 
     @classmethod
     def of(cls, loop: ir.Operation, *, reverse: bool) -> Self | None:
-        """A loop, if it is one."""
+        """Returns the loop; None if it is of another form."""
         count = counted(loop, known_integer)
         if isinstance(count, str) or count.starts != (0,) or count.counter.step != 1:
             return None
@@ -64,8 +64,8 @@ class RowLoop(WhileLoop):
         return known if known._read_rows(reverse=reverse) else None
 
     def _read_rows(self, *, reverse: bool) -> bool:
-        """Notes the values that are the number of the layer; whether the counter serves no other
-        end. In reverse, that is the trips minus the counter minus 1."""
+        """Notes the values that are the number of the row. Returns True if the counter has no other
+        use. In reverse, the number is the trips minus the counter minus 1."""
         argument = self.arguments[self.counter]
         self.rows = [argument]
         users = self.users(argument)
@@ -89,7 +89,8 @@ class RowLoop(WhileLoop):
         )
 
     def _left(self, op: ir.Operation) -> ir.Value | None:
-        """The number of the layer, from what the counter is subtracted from, if it is that."""
+        """Returns the number of the row computed from a subtraction of the counter; None for other
+        ones."""
         if constant_integer(op.operands[0]) == self.trips - 1:
             return op.results[0]
         users = self.users(op.results[0])
@@ -100,12 +101,12 @@ class RowLoop(WhileLoop):
         return user.results[0] if is_row else None
 
     def users(self, value: ir.Value) -> list[ir.Operation]:
-        """The ops that take a value."""
+        """Returns the ops that use a value."""
         return [use.owner.operation for use in value.uses]
 
     def layer_dim(self, op: ir.Operation) -> int | None:
-        """The dimension along which an op takes or puts one element, at the number of the layer;
-        all of the others."""
+        """Returns the dimension along which an op reads or writes one element, at the number of the
+        row. Returns None unless the op covers all other dimensions."""
         lead = 1 if op.name == DYNAMIC_SLICE else 2
         sizes = shape_of(op.results[0] if lead == 1 else op.operands[1])
         shape = shape_of(op.operands[0])
@@ -117,7 +118,8 @@ class RowLoop(WhileLoop):
         return moving[0] if whole else None
 
     def update_of(self, position: int) -> ir.Operation | None:
-        """The update of a carry that every iteration writes its row of; None for any other."""
+        """Returns the update by which every iteration writes its row of a carry; None for other
+        carries."""
         argument, update = self.arguments[position], producer(self.ends[position])
         if update is None or update.name != DYNAMIC_UPDATE_SLICE:
             return None
@@ -129,10 +131,10 @@ class RowLoop(WhileLoop):
 
 
 def fuse_loops(block: ir.Block, *, reverse: bool) -> None:
-    """Lets each loop of a block that only computes rows, all of which one loop behind it takes, be
-    part of that, which goes through them in reverse if so said.
+    """Fuses each loop of a block that only computes rows into the one later loop that reads them.
+    With `reverse`, that loop runs through the rows in reverse.
 
-    Handles of loops in the block must not be used afterwards.
+    Do not use handles of loops in the block afterwards.
     """
     while any(_fuse(loop, reverse=reverse) for loop in _loops(block)):
         drop_unused_carries(block)
@@ -146,7 +148,7 @@ def _loops(block: ir.Block) -> list[ir.Operation]:
 
 
 def _fuse(loop: ir.Operation, *, reverse: bool) -> bool:
-    """Lets the loop that takes the rows that a loop computes compute them; whether there is one."""
+    """Fuses a loop into the loop that reads its rows. Returns True if there is one."""
     made = RowLoop.of(loop, reverse=False)
     if made is None:
         return False
@@ -175,8 +177,8 @@ def _fuse(loop: ir.Operation, *, reverse: bool) -> bool:
 def _slices(
     made: RowLoop, taking: RowLoop, updates: Mapping[int, ir.Operation]
 ) -> dict[ir.Value, ir.Value] | None:
-    """The slices of rows that a loop takes, with what the other one makes them; None where it takes
-    anything else of that."""
+    """Returns the slices of rows that a loop reads, each with the value written to that row.
+    Returns None if it uses the other loop's results in any other way."""
     slices: dict[ir.Value, ir.Value] = {}
     end = terminator(taking.block)
     for position, operand in enumerate(taking.loop.operands):
@@ -197,7 +199,8 @@ def _slices(
 def _computed(
     made: RowLoop, taking: RowLoop, updates: Collection[ir.Operation], *, reverse: bool
 ) -> dict[ir.Value, ir.Value]:
-    """Copies what a loop computes to where the iteration of another one begins, for its row."""
+    """Copies the ops of a loop to the start of another one's iteration, for its row. Returns the
+    copies."""
     build = Builder(ir.InsertionPoint.at_block_begin(taking.block), made.loop.location)
     row: ir.Value = taking.arguments[taking.counter]
     if reverse:
@@ -222,10 +225,10 @@ def _computed(
 
 @dataclass(frozen=True)
 class LayerBlock:
-    """A block that computes one layer of a stage, of which there are `each`.
+    """A block that computes one layer of a stage with `each` layers.
 
-    `inputs[i]` is the dimension along which input i of the stage holds what its layers take, and
-    `outputs` likewise; the block has these with that dimension of size 1.
+    `inputs[i]` is the dimension of input i of the stage along which its layers' inputs are stacked;
+    `outputs` likewise. The block's arguments and results have that dimension with size 1.
     """
 
     block: ir.Block
@@ -235,7 +238,7 @@ class LayerBlock:
 
     @property
     def returned(self) -> list[ir.Value]:
-        """What the block returns."""
+        """The values that the block returns."""
         return list(terminator(self.block).operands)
 
 
@@ -247,10 +250,12 @@ def layer_of(
     *,
     reverse: bool,
 ) -> LayerBlock | None:
-    """The block of one layer of a stage that is one scan over its layers, in reverse if so asked,
-    of which each takes its part of just the inputs `stacked`; None for any other stage.
+    """Returns the block of one layer of a stage that is one scan over its layers. With `reverse`,
+    the scan runs in reverse. Just the inputs `stacked` must be sliced by layer. Returns None for
+    any other stage.
 
-    Loops of the stage that compute a row for each layer become part of the one that takes it.
+    Loops of the stage that compute a row for each layer are first fused into the loop that reads
+    them.
     """
     if any(handoff.ops for handoff in handoffs):
         return None
@@ -273,8 +278,8 @@ def layer_of(
 class _Scan(RowLoop):
     """A stage that is one loop over its layers.
 
-    `inputs` and `outputs` are those that are stacked, with the dimension of the layers. `slices`
-    are the ops that take a layer's part of an input, by the number of that.
+    `inputs` and `outputs` map the number of each stacked input or output to the dimension of its
+    layers. `slices` maps the slice of a layer to the number of the input.
     """
 
     def __init__(self, loop: ir.Operation, trips: int, counter: int) -> None:
@@ -289,8 +294,8 @@ class _Scan(RowLoop):
 
     @staticmethod
     def of_stage(block: ir.Block, each: Collection[int], *, reverse: bool) -> _Scan | None:
-        """The only loop of a block, where nothing else takes its inputs `each`, which differ for
-        layers: what does not, is computed for each layer."""
+        """Returns the only loop of a block as a scan; None if other ops use the inputs `each`,
+        which differ between layers. The other ops are copied into each layer."""
         ops = [view.operation for view in block.operations][:-1]
         loops = [op for op in ops if op.name == WHILE]
         if len(loops) != 1:
@@ -301,7 +306,8 @@ class _Scan(RowLoop):
         return _Scan.of(loops[0], reverse=reverse)
 
     def read(self, handoffs: Sequence[Handoff]) -> bool:
-        """Notes what each carry is; whether all are states, stacks, or the same for all layers."""
+        """Notes the role of each carry. Returns True if each is a state, a stack, or the same for
+        all layers."""
         handed = {handoff.input: handoff.output for handoff in handoffs}
         states: set[int] = set()
         for position, operand in enumerate(self.loop.operands):
@@ -320,7 +326,7 @@ class _Scan(RowLoop):
                 if update is None:
                     return False
                 self.updates[position] = update
-        for value, number in self._numbers.items():  # also where the body takes it as it is
+        for value, number in self._numbers.items():  # a body may also capture them
             if number in handed and any(op.block != self._stage for op in self.users(value)):
                 return False
             if not self._read_input(value, number):
@@ -328,8 +334,8 @@ class _Scan(RowLoop):
         return states == set(handed) and self._read_outputs(set(handed.values()))
 
     def _read_input(self, value: ir.Value, number: int | None) -> bool:
-        """Notes the slices of what is the same for all layers; whether nothing else takes it then,
-        and it is an input."""
+        """Notes the slices of a value that is the same for all layers. Returns True if it is not
+        sliced, or if it is an input that has no other use."""
         users = [op for op in self.users(value) if op.name not in ("stablehlo.return", WHILE)]
         slicing = [op for op in users if any(row in self.rows for row in list(op.operands)[1:])]
         if not slicing:
@@ -346,7 +352,7 @@ class _Scan(RowLoop):
         return True
 
     def _read_outputs(self, handed: set[int]) -> bool:
-        """Notes the outputs that are stacks; whether all others are handed on."""
+        """Notes the outputs that are stacks. Returns True if all others are passed on."""
         places: dict[ir.Value, int] = {r: i for i, r in enumerate(self.loop.results)}
         for output, value in enumerate(self._returned):
             position = places.get(value)
@@ -359,7 +365,7 @@ class _Scan(RowLoop):
         return True
 
     def write(self, block: ir.Block, arguments: Sequence[ir.Value]) -> list[ir.Value]:
-        """Copies what the loop does for one layer into an empty block."""
+        """Copies the ops of one layer into an empty block; returns its outputs."""
         point = ir.InsertionPoint(block)
         values: dict[ir.Value, ir.Value] = dict(zip(self._stage.arguments, arguments, strict=True))
         for view in self._stage.operations:

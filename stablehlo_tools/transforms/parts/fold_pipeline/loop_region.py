@@ -1,8 +1,8 @@
 """The loop of a pipeline as the devices of an axis run it, tick by tick.
 
-It tells which values are shards, which differ from rank to rank or from tick to tick, and what the
-integers that steer the loop (its counter, the index of a stage, entries of tables) are on a rank in
-a tick. These decide which select, branch or slice a value is followed through.
+A region knows which values are shards, and which differ between ranks or ticks. It evaluates the
+integers that control the loop on a rank in a tick: its counter, the index of a stage, entries of
+tables. These decide which branch or slice a value is traced through.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from stablehlo_tools.ir.walk import values_used
 from stablehlo_tools.ir.while_loop import WhileLoop
 from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import Box
 
-_MOST_TICKS = 1 << 14  # that are gone through
-# Their results differ from device to device, or tick to tick, whatever their operands are.
+_MOST_TICKS = 1 << 14  # more are refused: each tick is traced
+# Ops whose results differ between devices or ticks even if their operands do not.
 _DIFFERING = ops_with(Trait.DEVICE_ID) | full_names("infeed recv rng")
 
 
 def ticks_of(loop: ir.Operation, values: DeviceValues) -> int | str:
-    """How often a loop runs, or why that is not known."""
+    """Returns the number of trips of a loop, or the reason why it is unknown."""
 
     def known(value: ir.Value) -> list[int] | None:
         integers = values.of(value) if is_integer_scalar(value.type) else None
@@ -53,14 +53,14 @@ def ticks_of(loop: ir.Operation, values: DeviceValues) -> int | str:
 
 
 def manual_around(loop: ir.Operation) -> ir.Operation | None:
-    """The manual computation whose body a loop is an op of."""
+    """Returns the manual computation whose body contains a loop; None if there is none."""
     owner = loop.block.owner.operation
     return owner if owner.name == MANUAL_COMPUTATION else None
 
 
 def mesh_of(manual: ir.Operation) -> str:
-    """The name of the mesh that the shardings of a manual computation refer to; empty if none
-    does."""
+    """Returns the name of the mesh that the shardings of a manual computation refer to; empty if
+    none does."""
     names = ("in_shardings", "out_shardings")
     stated = [each for name in names for each in sharding_per_value(manual.attributes[name])]
     return sharding_axes(stated[0])[0] if stated else ""
@@ -68,8 +68,8 @@ def mesh_of(manual: ir.Operation) -> str:
 
 @dataclass(frozen=True)
 class Ranks:
-    """The stages of a manual axis: `devices[r]` stands for rank r, and `rank_of` tells every
-    device's. Without an axis there is one rank, which all devices are."""
+    """The stages of a manual axis. `devices[r]` represents rank r; `rank_of` maps each device to
+    its rank. Without an axis there is one rank for all devices."""
 
     axis: str
     devices: tuple[int, ...]
@@ -77,14 +77,15 @@ class Ranks:
 
     @staticmethod
     def of(axis: str, groups: Sequence[Sequence[int]], facts: ModuleFacts) -> Ranks:
-        """The ranks along an axis, from the `groups` of devices that differ only along it."""
+        """Returns the ranks along an axis, from the `groups` of devices that differ only along
+        it."""
         rank_of = {device: rank for group in groups for rank, device in enumerate(group)}
         return Ranks(axis, tuple(groups[0]), tuple(rank_of[d] for d in range(facts.grid.size)))
 
     @staticmethod
     def groups(axis: str, manual: ir.Operation, facts: ModuleFacts) -> Sequence[Sequence[int]]:
-        """The devices that differ only along an axis of a manual computation's mesh; none for a
-        mesh of others than the program's devices."""
+        """Returns the groups of devices that differ only along an axis of a manual computation's
+        mesh; none if that mesh does not have the program's devices."""
         mesh = facts.meshes.get(mesh_of(manual))
         if mesh is None or mesh.size != facts.grid.size:
             return ()
@@ -92,29 +93,29 @@ class Ranks:
 
     @staticmethod
     def single(facts: ModuleFacts) -> Ranks:
-        """One rank for all devices."""
+        """Returns one rank for all devices."""
         return Ranks("", (0,), (0,) * facts.grid.size)
 
     @property
     def count(self) -> int:
-        """How many ranks there are."""
+        """The number of ranks."""
         return len(self.devices)
 
     def moves(self, groups: Sequence[Sequence[int]]) -> bool:
-        """Whether groups of devices reach from one rank to another."""
+        """Returns True if groups of devices reach from one rank to another."""
         return any(len({self.rank_of[device] for device in group}) > 1 for group in groups)
 
     def is_whole(self, group: Sequence[int]) -> bool:
-        """Whether a group of devices has one of every rank."""
+        """Returns True if a group has one device of every rank."""
         return sorted(self.rank_of[device] for device in group) == list(range(self.count))
 
     def is_in_order(self, group: Sequence[int]) -> bool:
-        """Whether a group of devices lists the ranks in their order."""
+        """Returns True if a group has one device of every rank, in the order of ranks."""
         return [self.rank_of[device] for device in group] == list(range(self.count))
 
 
 class LoopRegion(WhileLoop):
-    """A loop that runs a known number of times, and the manual computation that it stands in.
+    """A loop with a known number of trips, and the manual computation that contains it.
 
     Without one, the region is the loop alone.
     """
@@ -133,21 +134,21 @@ class LoopRegion(WhileLoop):
         self.manual = manual_around(loop) if ranks.axis else None
         self._integers = ControlValues(loop, ticks, values.of)
         self._depths: dict[ir.Block, int] = {}
-        # What depends on a carry that the loop changes.
+        # Values that depend on a carry which the loop changes.
         self._varying = {a for i, a in enumerate(self.arguments) if i not in self.invariant}
         _add_dependent(self.block, self._varying)
         self._by_rank = self._differing()
 
     def is_varying(self, op: ir.Operation) -> bool:
-        """Whether an op of the loop's body may compute something else in every tick."""
+        """Returns True if the results of an op of the loop's body may differ between ticks."""
         return op.block != self.block or any(result in self._varying for result in op.results)
 
     def differs(self, value: ir.Value) -> bool:
-        """Whether ranks may hold different values."""
+        """Returns True if ranks may hold different values."""
         return value in self._by_rank
 
     def _differing(self) -> set[ir.Value]:
-        """The values that depend on a shard, on the number of a device, or on the tick."""
+        """Returns the values that depend on a shard, on a device's number, or on the tick."""
         if self.manual is None:
             return set()
         block = ManualComputation(self.manual).body
@@ -162,8 +163,8 @@ class LoopRegion(WhileLoop):
         return differing
 
     def differing_around(self, alike: Collection[ir.Value] = ()) -> set[ir.Value]:
-        """The values of the manual computation that ranks may hold different ones of, where they
-        hold the same of some arguments: what all ranks add up is the same."""
+        """Returns the values of the manual computation that may differ between ranks. The arguments
+        `alike` are assumed to be the same on all ranks; so are sums over all ranks."""
         assert self.manual is not None
         block = ManualComputation(self.manual).body
         shards = (a for a in block.arguments if self.entering_dim(a) is not None)
@@ -177,15 +178,15 @@ class LoopRegion(WhileLoop):
         return differing
 
     def is_in_loop(self, op: ir.Operation) -> bool:
-        """Whether an op stands in the loop's body, or in a branch in it."""
+        """Returns True if an op is in the loop's body, or in a branch in it."""
         return self._depth(op.block) == 2
 
     def is_inside(self, op: ir.Operation) -> bool:
-        """Whether an op stands in the loop's body or the manual computation's."""
+        """Returns True if an op is in the loop's body or the manual computation's."""
         return self._depth(op.block) >= (1 if self.manual is not None else 2)
 
     def _depth(self, block: ir.Block) -> int:
-        """2 in the loop, 1 in the manual computation, 0 outside."""
+        """Returns 2 for a block in the loop, 1 in the manual computation, 0 outside."""
         if block not in self._depths:
             owner = block.owner.operation
             if block == self.block:
@@ -200,7 +201,8 @@ class LoopRegion(WhileLoop):
         return self._depths[block]
 
     def integers_at(self, value: ir.Value, rank: int, tick: int) -> Values | None:
-        """A value of integers on a rank, where it is known and the same on all of its devices."""
+        """Returns the integers of a value on a rank; None unless they are known and equal on all of
+        its devices."""
         known = self._integers.of(value, tick)
         if known is None or len(known) == 1:
             return None if known is None else known[0]
@@ -213,22 +215,24 @@ class LoopRegion(WhileLoop):
         return own if alike else None
 
     def has_known_integers(self, value: ir.Value) -> bool:
-        """Whether a value is known on every device in every tick."""
+        """Returns True if a value is known on every device in every tick."""
         return self._integers.of(value, 0) is not None
 
     def steady_integers(self, value: ir.Value) -> Values | None:
-        """A value of integers that is known, and the same on all ranks in all ticks."""
+        """Returns the integers of a value; None unless they are known and equal on all ranks in all
+        ticks."""
         known = self._integers.constant(value)
         if known is None or any((own != known[0]).any() for own in known):
             return None
         return known[0]
 
     def groups(self, op: ir.Operation) -> Sequence[Sequence[int]] | None:
-        """The groups, or pairs, of devices of a collective."""
+        """Returns the groups, or pairs, of devices of a collective; None if they are unknown."""
         return self.facts.groups(Collective(op, op, op.name.removeprefix("stablehlo.")))
 
     def unsharded(self, value: ir.Value, rank: int, box: Box) -> Box:
-        """A box of a value from outside, with the shards of all ranks put together."""
+        """Returns a rank's box as a box of the whole value from outside, the shards of all ranks
+        joined."""
         dim = self.entering_dim(value)
         if dim is None:
             return box
@@ -241,7 +245,8 @@ class LoopRegion(WhileLoop):
         return self.facts.meshes[mesh_of(self.manual)].axes
 
     def entering_dim(self, value: ir.Value) -> int | None:
-        """The dimension of an argument of the manual computation that the axis divides."""
+        """Returns the dimension of an argument of the manual computation that the axis divides;
+        None if it divides none."""
         if self.manual is None or producer(value) is not None:
             return None
         if value.owner != ManualComputation(self.manual).body:
@@ -250,16 +255,19 @@ class LoopRegion(WhileLoop):
         return self._sharded_dim("in_shardings", number)
 
     def leaving_dim(self, result: int) -> int | None:
-        """The dimension of a result of the manual computation that the axis divides."""
+        """Returns the dimension of a result of the manual computation that the axis divides; None
+        if it divides none."""
         return self._sharded_dim("out_shardings", result)
 
     def returned(self, result: int) -> ir.Value:
-        """What a rank returns as its shard of a result of the manual computation."""
+        """Returns the value that a rank yields as its shard of a result of the manual
+        computation."""
         assert self.manual is not None
         return ManualComputation(self.manual).yields[result]
 
     def leaving_shape(self, result: int) -> list[int]:
-        """The shape of a result, of which only the axis of the stages has been undone."""
+        """Returns the shape of a result with the shards of all ranks joined. Other axes stay
+        divided."""
         if self.manual is None:
             return shape_of(self.loop.results[result])
         shape, dim = shape_of(self.returned(result)), self.leaving_dim(result)
@@ -268,7 +276,7 @@ class LoopRegion(WhileLoop):
         return shape
 
     def sharding(self, name: str, number: int) -> ir.Attribute:
-        """That of an operand or a result of the manual computation."""
+        """Returns the sharding of an operand or a result of the manual computation."""
         assert self.manual is not None
         return sharding_per_value(self.manual.attributes[name])[number]
 
@@ -282,7 +290,7 @@ def _add_dependent(
     values: set[ir.Value],
     is_joined: Callable[[ir.Operation], bool] = lambda _: False,
 ) -> None:
-    """Adds what a block's ops make of values, and what differs whatever it is made of."""
+    """Adds the results of a block's ops that depend on `values`, and results that always differ."""
     for view in block.operations:
         op = view.operation
         if is_joined(op):

@@ -1,11 +1,12 @@
-"""What a tick computes between the ops that move elements: as functions of their own.
+"""The computations of a tick between ops that move elements, each as a function.
 
-A *segment* leads from values that were moved (a carry, a slice of the weights, what a rank
-received, a select that the tick decides) to values that were computed from them. It is written into
-the module as a private function, to be analysed and copied, and erased in the end.
+A *segment* leads from values that were moved to values computed from them. Moved values are a
+carry, a slice of the weights, a value received by a rank, or a select that the tick decides. The
+segment is written into the module as a private function, to be analysed and copied. It is erased at
+the end.
 
-Where all stages lie along a dimension of one program's state, a segment computes them side by side.
-One row of it is the same ops on one stage's share of that dimension, as along a batch.
+In one program, all stages may be along a dimension of the state. A segment then computes them side
+by side. One row of it is the same ops on one stage's part of that dimension, as for a batch.
 """
 
 from __future__ import annotations
@@ -53,13 +54,13 @@ from stablehlo_tools.transforms.parts.scaling import (
     follow_batch,
 )
 
-# What is erased where nothing uses it: what segments leave of the moves around them. `ir/dce` would
-# also take out dots and the like of the program around a pipeline, which are not this pass's.
+# Ops to erase if unused: those that segments leave of the moves around them. `ir/dce` would also
+# erase dots and other ops of the program around a pipeline, which are not this pass's to erase.
 _ERASED = FORMATTING | ELEMENTWISE | CONSTANTS | {IOTA, GATHER, PARTITION_ID}
 
 
 class Scratch:
-    """Private functions of a module that do not stay in it."""
+    """Private functions of a module, to be erased when the pass is done."""
 
     def __init__(self, module: ir.Module) -> None:
         self._module = module
@@ -70,7 +71,8 @@ class Scratch:
         types: Sequence[ir.Type],
         fill: Callable[[ir.Block, Sequence[ir.Value]], Sequence[ir.Value]],
     ) -> ir.Operation:
-        """A function of arguments of some types; `fill` writes it and says what it returns."""
+        """Returns a new function with arguments of some types; `fill` writes its body and returns
+        its results."""
         location = ir.Location.unknown(self._module.context)
         with location:
             function = ir.Operation.create(
@@ -93,8 +95,8 @@ class Scratch:
         return function
 
     def scaled(self, dims: BatchDims, count: int) -> ir.Operation:
-        """A function of what the block of `dims` computes, on `count` parts of the batch. Raises
-        NotScaledError."""
+        """Returns a function that computes the block of `dims` on `count` parts of the batch.
+        Raises NotScaledError."""
         return self.function(
             [part_type_of(dims, number, count) for number in dims.graph.root.arguments],
             lambda block, given: Scaling(dims, count).write_all(given, ir.InsertionPoint(block)),
@@ -108,7 +110,7 @@ class Scratch:
 
 
 def erase_unused(block: ir.Block, anchor: ir.Operation | None = None) -> None:
-    """Erases ops of a block that nobody uses and that do nothing else, and the anchor if unused."""
+    """Erases unused ops of a block that only move or compute elements, and the anchor if unused."""
     for view in reversed(list(block.operations)):
         op = view.operation
         is_anchor = anchor is not None and op == anchor
@@ -120,7 +122,7 @@ def erase_unused(block: ir.Block, anchor: ir.Operation | None = None) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Segment:
-    """A computation: `function` takes what `inputs` are and returns what `outputs` are."""
+    """A computation: `function` computes `outputs` from `inputs`."""
 
     outputs: tuple[ir.Value, ...]
     inputs: tuple[ir.Value, ...]
@@ -133,8 +135,8 @@ class Segment:
 
 
 class Segments:
-    """The segments of a region. `scratch` holds the functions; `merges` says of an addition whether
-    it only moves, as one operand is zero wherever the other one is not."""
+    """The segments of a region. `scratch` holds the functions. `merges` returns True for an
+    addition that only moves elements, as at most one operand is nonzero."""
 
     def __init__(
         self,
@@ -151,18 +153,18 @@ class Segments:
         self._stops = set[ir.Value]()
 
     def stop_at(self, values: Iterable[ir.Value]) -> None:
-        """Lets segments start from computed values too, where they are in the midst of one."""
+        """Makes segments start from these values, too, although they are computed inside of one."""
         self._stops.update(values)
         self._made = {}
 
     def is_within(self, value: ir.Value, outputs: Sequence[ir.Value]) -> bool:
-        """Whether a value is computed in the midst of a segment."""
+        """Returns True if a value is computed inside of a segment and is not one of its outputs."""
         op = producer(value)
         ops, _ = self._collected(tuple(outputs))
         return value not in outputs and op is not None and key_of(op) in map(key_of, ops)
 
     def of(self, outputs: Sequence[ir.Value]) -> Segment:
-        """The segment that computes some values of a block together."""
+        """Returns the segment that computes some values of a block together."""
         key = tuple(outputs)
         if key not in self._made:
             ops, inputs = self._collected(key)
@@ -179,7 +181,8 @@ class Segments:
         return self._made[key]
 
     def _collected(self, outputs: Sequence[ir.Value]) -> tuple[list[ir.Operation], list[ir.Value]]:
-        """The ops that outputs are computed by, operands first, and the values they start from."""
+        """Returns the ops that compute outputs, operands first, and the values that they start
+        from."""
         ops: dict[ir.Value | ir.Operation, ir.Operation] = {}
         inputs: dict[ir.Value, None] = {}
         pending = [(op, False) for value in reversed(outputs) if (op := producer(value))]
@@ -226,7 +229,8 @@ class Segments:
         return value in self._stops or self._is_moved(value)
 
     def _is_moved(self, value: ir.Value) -> bool:
-        """Whether a value is made of others by known moves, and no computation follows on one."""
+        """Returns True if known moves make a value of others, with no computation after one of
+        them."""
         if value not in self._moved:
             self._moved[value] = self._follows_moves(value)
         return self._moved[value]
@@ -256,7 +260,7 @@ class Segments:
             return keeps_all and self._is_moved(op.operands[0])
         deciding, moved = deciding_operands(op)
         known = [index for index in deciding if region.has_known_integers(index)]
-        if len(known) != len(deciding):  # a predicate may follow from the places of its elements
+        if len(known) != len(deciding):  # a predicate may follow from the positions of its elements
             steady = region.steady_integers
             if op.name != SELECT or numbers_along(deciding[0], steady) is None:
                 return False
@@ -267,7 +271,7 @@ class Segments:
         return all(map(self._is_plain, moved)) and any(map(self._is_moved, moved))
 
     def _is_plain(self, value: ir.Value) -> bool:
-        """Whether nothing was computed: moved, constant, or one of them repeated."""
+        """Returns True if a value is not computed: moved, constant, or one of these repeated."""
         op = producer(value)
         while op is not None and op.name in RELAYOUTS | {BROADCAST}:
             value = op.operands[ir.OpResult(value).result_number]
@@ -281,10 +285,10 @@ class Segments:
 
 @dataclass(frozen=True)
 class StageRows:
-    """A segment for one of `count` stages that lie along a dimension.
+    """A segment for one of `count` stages that are along a dimension.
 
-    `function` computes one; `dims[i]` is the dimension of input i that the stages divide, or None
-    where all take the same. `outputs` are likewise the dimensions of what the segment computes.
+    `function` computes one stage. `dims[i]` is the dimension of input i that the stages divide, or
+    None if all stages read the same. `outputs` are those dimensions of the segment's outputs.
     """
 
     function: ir.Operation
@@ -298,25 +302,25 @@ class StageRows:
         return Function(self.function).body
 
     def box(self, value: ir.Value, number: int, row: int) -> Box:
-        """What a stage takes of an input."""
+        """Returns the box of an input that stage `row` reads."""
         return Box.whole(shape_of(value)).share(self.dims[number], row, self.count)
 
     def output_box(self, value: ir.Value, output: int, row: int) -> Box:
-        """What of a value, which is an output, a stage computes."""
+        """Returns the box of output `output`, whose value is `value`, that stage `row` computes."""
         return Box.whole(shape_of(value)).share(self.outputs[output], row, self.count)
 
 
 def all_stages(segment: Segment) -> StageRows:
-    """A segment that is computed as it is."""
+    """Returns a segment with all of it as one row."""
     one = (None,) * len(segment.inputs)
     return StageRows(segment.function, 1, one, (None,) * len(segment.outputs))
 
 
 def row_of_stages(segment: Segment, dim: int, count: int, scratch: Scratch) -> StageRows:
-    """A segment of one of several stages, which lie along a dimension of its outputs.
+    """Returns one of several stages of a segment that are along a dimension of its outputs.
 
-    The stages' dimension of the inputs is not known: it is the one from which the dimension of the
-    outputs follows. Raises UnresolvedError where a stage depends on another one within a tick.
+    The stages' dimension of the inputs is not known. It is the one from which that dimension of the
+    outputs follows. Raises UnresolvedError if a stage depends on another one within a tick.
     """
     graph, failed = Graph.of(segment.block), maker_of(segment.outputs[0])
     mixing: ir.Operation | None = None
@@ -336,7 +340,7 @@ def row_of_stages(segment: Segment, dim: int, count: int, scratch: Scratch) -> S
 
 
 def joined(op: ir.Operation) -> UnresolvedError:
-    """That an op computes with several stages at once."""
+    """Returns the refusal of an op that computes with several stages at once."""
     return UnresolvedError(
         f"{op.name} takes the states of several stages together, where each stage of a pipeline "
         "computes with its own, as under jax.vmap",
@@ -346,9 +350,9 @@ def joined(op: ir.Operation) -> UnresolvedError:
 
 
 def rows_along(graph: Graph, number: int, dim: int, count: int, scratch: Scratch) -> StageRows:
-    """One of `count` stages of a segment, which divide a dimension of one of its inputs.
+    """Returns one of `count` stages of a segment, which divide a dimension of one of its inputs.
 
-    Raises NotScaledError where stages depend on each other.
+    Raises NotScaledError if stages depend on each other.
     """
     dims = follow_batch(graph, {number: DimTiling(dim)}, count)
     ends = [dims.tilings.get(n) for n in (*graph.root.arguments, *graph.root.returned)]
@@ -359,6 +363,6 @@ def rows_along(graph: Graph, number: int, dim: int, count: int, scratch: Scratch
 
 
 def _dims_of(numbers: Sequence[int], dims: BatchDims) -> tuple[int | None, ...]:
-    """The dimension of each value that carries the batch."""
+    """Returns the dimension of each value that the stages divide; None if there is none."""
     tilings = map(dims.tilings.get, numbers)
     return tuple(None if tiling is None else tiling.dim for tiling in tilings)

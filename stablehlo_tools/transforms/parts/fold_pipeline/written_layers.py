@@ -1,16 +1,15 @@
-"""Layers that a stage has written out one after the other, and the grid of layers that a grid of
-such stages is.
+"""Layers that a stage has written out one after the other, and the grid of such layers.
 
     %h1 = tanh(%h0 . %a)                    layer 0 on %h0, %a
     %h2 = tanh(%h1 . %b)          ==>       layer 1 on %h1, %b
 
-What a stage hands on is computed by way of values that no way from what it takes to what it hands
-on avoids: the ends of layers are among these. A layer is what is computed from one of them to
-another, and from it alone: a backward computes in each the gradients of its weights, too. Layers
-are alike where the same ops compute the same outputs of the same inputs, in whichever order the
-text has them: what each takes instead of another is an argument of the stage.
+Some values are on every path from the value that a stage receives to the value that it passes on.
+The ends of layers are among these. A layer is all that is computed from one of them to another, and
+from no other: in a backward, that includes the gradients of the layer's weights. Two layers are
+equal if the same ops compute the same outputs from the same inputs, in any textual order. Operands
+in which they differ are arguments of the stage.
 
-Constraints on shardings are looked through, so that those between layers are part of either.
+Sharding constraints are looked through. Those between two layers belong to both.
 """
 
 from __future__ import annotations
@@ -49,10 +48,10 @@ from stablehlo_tools.transforms.parts.roll_layers.repetitions import look
 
 @dataclass(frozen=True)
 class WrittenLayers:
-    """A stage as layers. Each computes, of what the one before hands on and of the stage's
-    arguments `inputs[k]`, what it hands on and the stage's outputs `outputs[k]`; `handed[k]` is
-    which output of the stage that is, what it hands on, if any.
-    """
+    """A stage as layers. Layer k reads the value of the layer before it and the stage's arguments
+    `inputs[k]`. It computes the value that it passes on and the stage's outputs `outputs[k]`.
+    `handed[k]` is the output of the stage that equals the value passed on; None if there is
+    none."""
 
     inputs: tuple[tuple[int, ...], ...]
     handed: tuple[int | None, ...]
@@ -61,14 +60,13 @@ class WrittenLayers:
 
     @property
     def count(self) -> int:
-        """How many layers there are."""
+        """The number of layers."""
         return len(self.inputs)
 
 
 def written_layers(block: ir.Block, states: Collection[int], handed: int) -> WrittenLayers | None:
-    """The layers of a stage: as many as there are. Its arguments `states` are all the same: what
-    the stage before hands on, as this one does its output `handed`. None where there are not two
-    layers that are alike."""
+    """Returns the layers of a stage, as many as possible; None if it has not two equal layers. The
+    arguments `states` are all the same value: output `handed` of the stage before."""
     reader = _Reader(block, states, handed)
     ends = reader.ends()
     if not ends:
@@ -87,8 +85,8 @@ def written_layers(block: ir.Block, states: Collection[int], handed: int) -> Wri
 
 @dataclass(frozen=True)
 class _Read:
-    """What values are computed by: `text` says all of it but for the arguments that are taken,
-    which are `leaves`; `nodes` are the ops."""
+    """The computation of some values: `text` is equal for equal computations, whatever arguments
+    they read. `leaves` are these arguments; `nodes` are the ops."""
 
     text: tuple[Any, ...]
     leaves: tuple[int, ...]
@@ -97,7 +95,8 @@ class _Read:
 
 @dataclass(frozen=True)
 class _Template:
-    """The ops of a layer, which take what is handed on as `begin`, and arguments as `leaves`."""
+    """The ops of a layer: `begin` are the values it receives from the layer before, `leaves` its
+    arguments."""
 
     flow: Dataflow
     nodes: Sequence[Node]
@@ -106,8 +105,8 @@ class _Template:
     returned: Sequence[int]
 
     def write(self, block: ir.Block, arguments: Sequence[ir.Value]) -> list[ir.Value]:
-        """Copies the layer into an empty block, which takes what is handed on, and the inputs.
-        Returns what it hands on, and the outputs."""
+        """Copies the layer into an empty block, whose arguments are the value passed on and the
+        inputs. Returns the value it passes on, and the outputs."""
         values = {self.flow.values[number]: arguments[0] for number in self.begin}
         for number, argument in zip(self.leaves, arguments[1:], strict=True):
             values[self.flow.values[number]] = argument
@@ -119,7 +118,8 @@ class _Template:
 
 
 class _Reader:
-    """Reads a stage. A layer begins with value number `begin`, -1 for what the stage is handed."""
+    """Reads a stage. A layer begins with value number `begin`; -1 is the value that the stage
+    receives."""
 
     def __init__(self, block: ir.Block, states: Collection[int], handed: int) -> None:
         self._flow = Dataflow.of(block, opened=())
@@ -131,7 +131,7 @@ class _Reader:
         self._looks: dict[int, Any] = {}
 
     def _plain(self, number: int) -> int:
-        """A value without constraints on its sharding."""
+        """Returns the number of a value without constraints on its sharding."""
         for node in self._constraints(number):
             number = node.operands[0]
         return number
@@ -141,7 +141,7 @@ class _Reader:
 
     @cached_property
     def _following(self) -> set[int]:
-        """The values that are computed of what the stage is handed."""
+        """The values that depend on the value that the stage receives."""
         following = set(self._states)
         for node in self._flow.nodes:
             if not following.isdisjoint(node.inputs):
@@ -149,8 +149,8 @@ class _Reader:
         return following
 
     def ends(self) -> list[int]:
-        """The values that no way from what the stage is handed to what it hands on avoids, in
-        order: none where there is no way."""
+        """Returns, in order, the values on every path from the value that the stage receives to the
+        one it passes on. The list is empty if there is no path."""
         flow, end = self._flow, self._returned[self._handed]
         is_told_apart = len(set(self._returned)) == len(self._returned)
         if end not in self._following or end not in flow.maker or not is_told_apart:
@@ -162,7 +162,7 @@ class _Reader:
             if node is not None and node.index not in on_way:
                 on_way.add(node.index)
                 pending += [n for n in node.inputs if n in self._following]
-        last: dict[int, int] = {}  # op that takes what an op on the way makes
+        last: dict[int, int] = {}  # the last op on the path that uses a result of an op on it
         for index in sorted(on_way):
             for number in flow.nodes[index].inputs:
                 maker = flow.maker.get(number)
@@ -178,7 +178,7 @@ class _Reader:
         return ends
 
     def read(self, begin: int, ends: Sequence[int]) -> _Read:
-        """What values are computed by, from where a layer begins."""
+        """Returns the computation of some values, from the point where a layer begins."""
         numbers = dict.fromkeys(self._begin(begin), 0)
         count = itertools.count(1)
         leaves: list[int] = []
@@ -210,7 +210,7 @@ class _Reader:
         return self._looks[node.index]
 
     def layers(self, ends: Sequence[int]) -> WrittenLayers | None:
-        """The layers that end with some values, if they are alike in all that they compute."""
+        """Returns the layers that end with these values; None unless all are equal."""
         begins = [-1, *ends[:-1]]
         own = self._outputs(begins, ends)
         if own is None:
@@ -222,13 +222,13 @@ class _Reader:
         if any(one.text != texts[0].text for one in texts):
             return None
         handed = [self._returned.index(end) if end in self._returned else None for end in ends]
-        chosen = len(ends) // 2  # one that has others around it, and so constraints between them
+        chosen = len(ends) // 2  # has neighbours, and so the constraints between layers
         template = self._template(begins[chosen], ends[chosen], texts[chosen], own[chosen])
         inputs = tuple(tuple(self._arguments[leaf] for leaf in one.leaves) for one in texts)
         return WrittenLayers(inputs, tuple(handed), tuple(map(tuple, own)), template)
 
     def _template(self, begin: int, end: int, read: _Read, outputs: Sequence[int]) -> _Template:
-        """A layer, with the constraints on shardings that its ops look through."""
+        """Returns a layer with the sharding constraints that its ops look through."""
         begins = self._begin(begin)
         nodes = {node.index: node for node in read.nodes}
         for number in [number for node in read.nodes for number in taken(node)]:
@@ -238,7 +238,7 @@ class _Reader:
         return _Template(self._flow, ordered, begins, read.leaves, returned)
 
     def _constraints(self, number: int, begins: Collection[int] = ()) -> Iterator[Node]:
-        """The constraints on a value, up to where a layer begins."""
+        """Yields the constraints on a value, back to the point where a layer begins."""
         while number not in begins and number in self._flow.maker:
             node = self._flow.maker[number]
             if node.name != SHARDING_CONSTRAINT:
@@ -247,8 +247,8 @@ class _Reader:
             number = node.operands[0]
 
     def _outputs(self, begins: Sequence[int], ends: Sequence[int]) -> list[list[int]] | None:
-        """The outputs of the stage that each layer computes, beside what is handed on; None where
-        one is of several layers, or of none."""
+        """Returns the outputs of the stage that each layer computes besides the value it passes on.
+        Returns None if one of them depends on several layers or on none."""
         layers: dict[int, int] = {begin: layer for layer, begin in enumerate(begins[1:], 1)}
         layers |= dict.fromkeys(self._states, 0)
         own: list[list[tuple[Any, int]]] = [[] for _ in ends]
@@ -265,7 +265,7 @@ class _Reader:
         return ordered if len(ordered) == len(own) else None
 
     def _above(self, number: int, layers: dict[int, int]) -> Iterator[int]:
-        """The layers at whose beginnings a way up from a value ends."""
+        """Yields the layers on whose beginnings a value depends."""
         pending, seen = [number], set[int]()
         while pending:
             number = pending.pop()
@@ -277,7 +277,8 @@ class _Reader:
 
 
 def _in_order(outputs: Sequence[tuple[Any, int]], texts: Sequence[Any]) -> list[int] | None:
-    """Outputs in the order of what they are computed by; None where these are others."""
+    """Returns the outputs in the order of these computations; None if they are not the same
+    ones."""
     left, ordered = list(outputs), list[int]()
     for text in texts:
         found = next((each for each in left if each[0] == text), None)
@@ -291,10 +292,10 @@ def _in_order(outputs: Sequence[tuple[Any, int]], texts: Sequence[Any]) -> list[
 def by_layer(
     first: Grid, second: Grid, block: ir.Block, scratch: Scratch
 ) -> tuple[Grid, Grid] | None:
-    """A pipeline and its backward, in cells of one layer each; None where one of them has not
-    written its layers out, or others, and where a layer takes what depends on the microbatch and
-    another one something else instead. Both stand in `block`: what layers take of it is the same
-    where it is computed alike."""
+    """Returns a pipeline and its backward as grids with one layer for each cell. Returns None if
+    one of them has no written-out layers, or not as many. Also returns None if an input of a layer
+    depends on both layer and microbatch. Equal computations in `block`, which contains both loops,
+    count as one value."""
     layers = _layers_of(first), _layers_of(second)
     if layers[0] is None or layers[1] is None or layers[0].count != layers[1].count:
         return None
@@ -306,7 +307,8 @@ def by_layer(
 
 
 def _layers_of(grid: Grid) -> WrittenLayers | None:
-    """The layers of a stage that hands one value on, in whichever places the next one takes it."""
+    """Returns the layers of a stage that passes on one value; the next stage may read it several
+    times."""
     handed = {handoff.output for handoff in grid.handoffs}
     if len(handed) != 1 or any(handoff.ops for handoff in grid.handoffs):
         return None
@@ -318,7 +320,8 @@ def _layers_of(grid: Grid) -> WrittenLayers | None:
 
 
 def _cut(grid: Grid, layers: WrittenLayers, scratch: Scratch) -> Grid | None:
-    """A grid in cells of layers; None where stages lie along another dimension of some of them."""
+    """Returns a grid with layers as cells; None if its layers do not have their stages along the
+    same dimensions."""
     state, outputs, rows = grid.handoffs[0].input, grid.segment.outputs, grid.rows
     numbers = [(handed, *own) for handed, own in zip(layers.handed, layers.outputs, strict=True)]
     dims = [
@@ -339,7 +342,8 @@ def _cut(grid: Grid, layers: WrittenLayers, scratch: Scratch) -> Grid | None:
     cut = replace(grid, rows=layer_rows, handoffs=(Handoff(0, 0, ()),), made=made)
 
     def handed_on(layer: int, cell: Instance) -> Pieces:
-        """What a layer of a cell hands on; nothing where nobody but the next layer takes it."""
+        """Returns the pieces that a layer of a cell passes on; none if only the next layer uses
+        it."""
         value = made[layer][0]
         if value is None:
             return ()
@@ -361,7 +365,7 @@ def _cut(grid: Grid, layers: WrittenLayers, scratch: Scratch) -> Grid | None:
 
 
 def _share_inputs(grids: Sequence[Grid], block: ir.Block) -> list[Grid]:
-    """Grids whose inputs take, of values of a block that are computed alike, the first."""
+    """Returns the grids with equal computations of a block replaced by the first of them."""
     flow, effects = Dataflow.of(block, opened=()), Effects({})
     numbers: dict[int, int] = {}
     known: dict[Any, tuple[int, ...]] = {}

@@ -1,3 +1,3 @@
-"""The parts of roll-layers: ops that repeat (`repetitions.py`), the proof that they are iterations
-of one loop (`iterations.py`), which stacks the loops share (`planning.py`), and the loops that are
-written for them (`writing.py`)."""
+"""The parts of roll-layers. `repetitions.py` finds ops that repeat, and `iterations.py` proves that
+they are iterations of one loop. `planning.py` decides which stacks the loops share, and
+`writing.py` writes the loops."""
