@@ -1,16 +1,15 @@
-"""Moves that undo each other where a pipeline was folded.
+"""Removes moves that undo each other after a pipeline was folded.
 
-A pipeline with several microbatches for each stage leaves them in the slots of a buffer, in the
-order in which it has filled them, and the program takes them out in their own:
+A pipeline with several microbatches for each stage keeps them in the slots of a buffer, in the
+order in which it filled the slots. The program then restores their own order:
 
     %buffer = concatenate (slice %y [8:16]), (slice %y [0:8])
     %z = gather %buffer, [1, 0]
   ==>
     %z = reshape %y
 
-A schedule is written anew for a batch that is whole, and not for one in slices. Reshapes and
-transposes one behind the other, of a batch that a pipeline had cut and joined, become at most one
-transpose.
+Later passes can schedule a whole batch, but not one in slices. Successive reshapes and transposes
+of a batch that a pipeline had split and joined become at most one transpose.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ _MOST_PIECES = 1 << 10  # of one value
 
 
 def rejoin(block: ir.Block, values: DeviceValues) -> None:
-    """Replaces what puts all of one tensor together again by that tensor."""
+    """Replaces ops that reassemble all of a tensor by that tensor."""
     for view in list(block.operations):
         op = view.operation
         whole = _whole(op, values) if op.name in _JOINING and len(op.results) == 1 else None
@@ -58,7 +57,7 @@ def rejoin(block: ir.Block, values: DeviceValues) -> None:
             value = before_reshapes(op.operands[0])
             maker = producer(value)
             if maker is not None and maker.name == CONVERT:
-                # Reshaped, then converted: only converted.
+                # Move the conversion before the reshapes, which then cancel.
                 before = before_reshapes(maker.operands[0])
                 if before != maker.operands[0]:
                     build = Builder(ir.InsertionPoint(op), maker.location)
@@ -72,7 +71,7 @@ def rejoin(block: ir.Block, values: DeviceValues) -> None:
 
 
 def _straighten(op: ir.Operation) -> None:
-    """Rewrites an op where several transposes, and reshapes, lead to it."""
+    """Rewrites an op whose operand is the result of several transposes and reshapes."""
     moves, value = list[ir.Operation](), op.results[0]
     while (maker := producer(value)) is not None and maker.name in (RESHAPE, TRANSPOSE):
         moves.append(maker)
@@ -97,9 +96,9 @@ def _straighten(op: ir.Operation) -> None:
 
 @dataclass
 class _Sizes:
-    """What the dimensions of a tensor are made of, as they are moved: `first` has the parts as they
-    lay, `now` as they lie, each but those of size 1. Not `are_known` where a dimension begins in
-    the midst of another one, which its size does not divide."""
+    """The factors of a tensor's dimensions, as transposes move them: `first` lists them in their
+    original order, `now` in the current one, without those of size 1. `are_known` is False if a
+    dimension begins inside of a factor that its size does not divide."""
 
     of_part: dict[int, int]
     first: list[int]
@@ -108,18 +107,18 @@ class _Sizes:
 
     @staticmethod
     def of(value: ir.Value) -> _Sizes:
-        """Those of a tensor that has not been moved."""
+        """Returns the factors of a tensor that has not been moved."""
         sizes = dict(enumerate(size for size in shape_of(value) if size != 1))
         return _Sizes(sizes, list(sizes), list(sizes))
 
     def transpose(self, shape: Sequence[int], order: Sequence[int]) -> None:
-        """Moves the dimensions of a shape."""
+        """Applies a transpose to a tensor of a shape."""
         rest, dims = list(self.now), list[list[int]]()
         for size in shape:
             dims.append([])
             left = size
             while left > 1 and self.are_known:
-                # Parts the first of some parts in two, where it is more than a size.
+                # Split the factor in two if it is larger than the rest of the dimension.
                 whole = rest[0]
                 inner, more = divmod(self.of_part[whole], left)
                 if inner > 1 and not more:
@@ -135,7 +134,7 @@ class _Sizes:
 
 
 def _whole(op: ir.Operation, values: DeviceValues) -> ir.Value | None:
-    """The tensor that a result is, reshaped; None for any other."""
+    """Returns the tensor that a result is a reshape of; None if there is none."""
     result = op.results[0]
     try:
         ends = _ends(result, values)
@@ -159,7 +158,7 @@ def _whole(op: ir.Operation, values: DeviceValues) -> ir.Value | None:
 
 
 def _ends(value: ir.Value, values: DeviceValues) -> list[BoxQuery]:
-    """What a value consists of, past ops that only move elements. Raises UnresolvedError."""
+    """Returns the boxes that a value consists of, traced past moves. Raises UnresolvedError."""
 
     def known(value: ir.Value) -> Values | None:  # the same on all devices
         integers = values.of(value)

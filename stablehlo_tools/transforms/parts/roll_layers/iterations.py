@@ -1,18 +1,18 @@
-"""The proof that ops which repeat are the iterations of a loop: what each takes, and from where.
+"""Proves that repeated ops are the iterations of a loop, by the source of each operand.
 
-Op q of every iteration takes, in each place, one of
+Each operand of op q is the same kind of source in every iteration, one of
 
-    inside   what op r of its own iteration makes
-    carried  what op r of the iteration before makes; the first takes a value from outside
+  inside   a result of op r of the same iteration
+  carried  a result of op r of the iteration before; in the first one, a value from outside
     same     one value from outside, or equal constants
-    rows     a value from outside for each iteration: its weights, or what the forward kept for it
+  rows     a value from outside for each iteration: its weights, or a residual of the forward
 
-and anything else is no loop. The first and the last iteration may lack ops that others have:
+Otherwise the ops are not a loop. The first and the last iteration may lack ops of the others:
 
-    - A sum that all iterations add to begins with the first term, as gradients of what all layers
-      share do. The first iteration of the loop adds it to what changes no number, -0.0.
-    - Nothing asks for what the last iteration would hand on, as for the cotangent of the input. The
-      loop computes it, and nothing takes it.
+  - A sum over all iterations begins with the first term, such as gradients of weights that all
+    layers share. The first iteration of the loop adds that term to -0.0, the identity of addition.
+  - A result of the last iteration may be unused, such as the cotangent of the input. The loop
+    computes it all the same.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from stablehlo_tools.transforms.parts.roll_layers.repetitions import (
 )
 
 _MOST_PHASES = 12
-_LEAST_OF_LAST = 3  # the last iteration has at least one in so many of the ops of others
+_LEAST_OF_LAST = 3  # the last iteration has at least 1 / 3 of the ops of the others
 
 
 class Made(NamedTuple):
@@ -45,8 +45,8 @@ class Made(NamedTuple):
 
 @dataclass(frozen=True)
 class Carried:
-    """What an iteration takes of the one before it; the first takes value number `start`, or, where
-    that is None, what changes no number that is added to it."""
+    """A result of the iteration before. The first iteration reads value number `start`; if that is
+    None, it reads the identity of addition."""
 
     made: Made
     start: int | None
@@ -54,22 +54,22 @@ class Carried:
 
 @dataclass(frozen=True)
 class Inside:
-    """What the iteration itself makes."""
+    """A result of the same iteration."""
 
     made: Made
 
 
 @dataclass(frozen=True)
 class Same:
-    """A value from outside that all iterations take."""
+    """A value from outside that all iterations read."""
 
     number: int
 
 
 @dataclass(frozen=True)
 class Rows:
-    """A value from outside for each iteration, in the order in which they run; None for one that
-    does not ask for it."""
+    """A value from outside for each iteration, in the order in which they run; None for an
+    iteration that does not read it."""
 
     numbers: tuple[int | None, ...]
 
@@ -78,7 +78,7 @@ Source = Inside | Carried | Same | Rows
 
 
 class NoLoopError(Exception):
-    """Why ops that repeat are no iterations of a loop, and the op that shows it."""
+    """The reason why repeated ops are not a loop, and the op that shows it."""
 
     def __init__(self, why: str, node: Node) -> None:
         super().__init__(why)
@@ -87,16 +87,16 @@ class NoLoopError(Exception):
 
 
 type Row = list[Node | None]  # the ops of an iteration, None for those that it lacks
-type Numbers = tuple[int | None, ...]  # of one value of each iteration
+type Numbers = tuple[int | None, ...]  # of one value in each iteration
 
 
 @dataclass(frozen=True)
 class Iterations:
     """Ops that are the iterations of a loop.
 
-    `template` are the ops of a complete iteration, `sources` what each takes, first its operands
-    and then what its regions use. `ops[i][q]` is op q of iteration i, and `made[i][q]` are the
-    numbers of its results: for a sum that the first iteration lacks, of what it would add.
+    `template` are the ops of a complete iteration. `sources` are the sources of their operands and
+    then of the values that their regions use. `ops[i][q]` is op q of iteration i, and `made[i][q]`
+    are the numbers of its results. For a sum that the first iteration lacks, `made` holds its term.
     """
 
     template: tuple[Node, ...]
@@ -106,7 +106,7 @@ class Iterations:
 
     @property
     def count(self) -> int:
-        """How many iterations there are."""
+        """The number of iterations."""
         return len(self.ops)
 
     @property
@@ -116,26 +116,26 @@ class Iterations:
 
     @property
     def carried(self) -> list[Carried]:
-        """What is handed on from iteration to iteration."""
+        """The values that are carried from iteration to iteration."""
         sources = (s for row in self.sources for s in row if isinstance(s, Carried))
         return list(dict.fromkeys(sources))
 
     @property
     def rows(self) -> list[Rows]:
-        """What each iteration takes for itself."""
+        """The values that differ for each iteration."""
         return list(dict.fromkeys(s for row in self.sources for s in row if isinstance(s, Rows)))
 
     def row_of(self, made: Made) -> Numbers:
-        """The numbers that a result has in the iterations."""
+        """Returns the numbers of a result in the iterations."""
         return tuple(_column([row[made.position] for row in self.made], made.result))
 
     def entries_of(self, carried: Carried) -> Numbers:
-        """The numbers of what the iterations take as they begin."""
+        """Returns the numbers of a carried value at the start of each iteration."""
         return carried.start, *self.row_of(carried.made)[:-1]
 
     @property
     def invariant(self) -> list[int]:
-        """The positions of ops that give the same in every iteration."""
+        """The positions of ops whose results are the same in every iteration."""
         same: list[int] = []
         for position, sources in enumerate(self.sources):
             if all(
@@ -150,12 +150,11 @@ class Iterations:
 def find_iterations(
     flow: Dataflow, sequence: OpSequence, repeated: Repetition, counts: Collection[int] = ()
 ) -> Iterations | NoLoopError:
-    """The loop that a repetition is: of those that it may be read as, the one with the most
-    iterations, of these the one that hands on the least. The error of the likeliest where there is
-    none.
+    """Returns the loop that a repetition is: the reading with the most iterations, and of these the
+    one with the fewest carried bytes. Returns the error of the likeliest reading if there is none.
 
-    An iteration that lacks what nothing asks for is looked for at its end where there are as many
-    as `counts` then: those of the loops before it.
+    The last iteration may lack ops whose results are unused. Such an iteration is only added if the
+    number of iterations is then one of `counts`, the numbers of the loops before it.
     """
     best: Iterations | None = None
     refused: NoLoopError | None = None
@@ -174,7 +173,7 @@ def find_iterations(
 
 
 class _Link(NamedTuple):
-    """Where an op of the template takes an operand from: an op of its own iteration, or of the one
+    """The op of the template that an operand comes from, in the same iteration or in the one
     before."""
 
     made: Made
@@ -199,7 +198,8 @@ class _Reader:
         self._links = self._find_links()
 
     def read(self, counts: Collection[int]) -> Iterations:
-        """The loop; with an iteration more at either end where there is one that lacks some ops."""
+        """Returns the loop, with an incomplete iteration at either end if there is one. Raises
+        NoLoopError."""
         first, last = _given(self._shorter_first()), _given(self._shorter_last())
         attempts = [[*first, *self._complete, *last], [*self._complete, *last]] if last else []
         attempts = [rows for rows in attempts if len(rows) in counts]
@@ -213,7 +213,8 @@ class _Reader:
         return self._proven(self._complete)
 
     def _find_links(self) -> list[list[_Link | None]]:
-        """Where the ops of the second iteration take their operands from; None for the outside."""
+        """Returns the links of the operands of the second iteration; None for values from
+        outside."""
         place = {
             number: (i, Made(q, r))
             for i, row in enumerate(self._complete)
@@ -232,11 +233,11 @@ class _Reader:
         return links
 
     def _shorter_first(self) -> Row | None:
-        """An iteration in front of the complete ones that lacks sums to which nothing was added
-        yet."""
+        """Returns an iteration before the complete ones; it lacks sums, which then have only one
+        term. Returns None if there is none."""
         lacking = set[int]()
         for q in range(self._period):
-            # Or an op that is about the sharding of what one of these gives, and no more.
+            # It also lacks sharding constraints on such sums.
             link = self._links[q][0] if self._template[q].name == SHARDING_CONSTRAINT else None
             constrains = link and not link.is_carried and link.made.position in lacking
             if self._only_adds(q) or constrains:
@@ -256,7 +257,8 @@ class _Reader:
         return row
 
     def _only_adds(self, q: int) -> bool:
-        """Whether an op adds to what is handed on, and nothing else in an iteration takes that."""
+        """Returns True if an op adds a term to a carried value that no other op of an iteration
+        uses."""
         node, links = self._template[q], self._links[q]
         if node.name != ADD:
             return False
@@ -267,7 +269,8 @@ class _Reader:
         return sum(handed[0] == link for row in self._links for link in row) == 1
 
     def _shorter_last(self) -> Row | None:
-        """An iteration behind the complete ones that lacks ops which nothing asks for."""
+        """Returns an iteration after the complete ones that lacks ops with unused results; None if
+        there is none."""
         at = self._begin + self._period * len(self._complete)
         before, row = self._complete[-1], list[Node | None]()
         for q in range(self._period):
@@ -279,11 +282,12 @@ class _Reader:
             return None
         lacking = (node for node, own in zip(self._template, row, strict=True) if own is None)
         if any(node.name == WHILE for node in lacking):
-            return None  # nobody knows how often it would run on what nothing asks for
+            return None  # the number of its trips on unused values is unknown
         return row if any(node.name in CONTRACTIONS for node in present) else None
 
     def _follows(self, q: int, at: int, before: Row, row: Row) -> bool:
-        """Whether an op takes in the last iteration what op q of the template takes in its own."""
+        """Returns True if the operands of an op in the last iteration correspond to those of op
+        q."""
         if self._looks[at] != self._looks[self._begin + q]:
             return False
         own = taken(self._nodes[at])
@@ -296,10 +300,11 @@ class _Reader:
         return True
 
     def _proven(self, ops: Sequence[Row]) -> Iterations:
-        """The iterations, if what each op takes is of one kind in all of them."""
+        """Returns the iterations. Raises NoLoopError if an operand has different kinds of source in
+        them."""
         made = [[None if node is None else node.results for node in row] for row in ops]
         for q, node in enumerate(ops[0]):
-            if node is None:  # what a sum that the first iteration lacks would add stands for it
+            if node is None:  # the first iteration lacks a sum: its term takes its place
                 link = next(each for each in self._links[q] if each and not each.is_carried)
                 term = made[0][link.made.position]
                 made[0][q] = None if term is None else (term[link.made.result],)
@@ -357,18 +362,19 @@ class _Reader:
         return Rows(tuple(numbers))
 
     def _constants(self, numbers: Iterable[int | None]) -> list[Node]:
-        """The ops that make values, if all of them are constants."""
+        """Returns the ops that make values if all of them are constants; otherwise an empty
+        list."""
         makers = [self._flow.maker.get(number) for number in numbers if number is not None]
         constants = [node for node in makers if node is not None and node.name in CONSTANTS]
         return constants if len(constants) == len(makers) else []
 
     def _check(self, found: Iterations) -> None:
-        """That layers hand something on, take something each for itself, and that nothing outside
-        stands between them."""
+        """Raises NoLoopError unless layers pass a value on, each reads one of its own, and no op
+        from outside is between them."""
         for node in found.template:
             if not all(map(_can_be_stacked, (*node.op.operands, *node.op.results))):
                 raise NoLoopError("has values that no stack holds", node)
-        # An iteration must carry something that follows from its own carries.
+        # An iteration must carry a value that depends on its own carries.
         following: set[int] = set()
         for position, sources in enumerate(found.sources):
             if any(
@@ -397,12 +403,12 @@ class _Reader:
 
 
 def taken(node: Node) -> tuple[int, ...]:
-    """What an op takes: its operands, and what its regions use."""
+    """Returns the values that an op uses: its operands, and the captures of its regions."""
     return (*node.operands, *node.captures)
 
 
 def _can_be_stacked(value: ir.Value) -> bool:
-    """Whether a value is a tensor of a known shape, of plain numbers."""
+    """Returns True for a tensor of static shape with float, integer or complex elements."""
     type_ = value.type
     if not isinstance(type_, ir.RankedTensorType) or not type_.has_static_shape:
         return False

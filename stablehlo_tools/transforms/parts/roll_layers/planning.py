@@ -1,10 +1,10 @@
-"""Which stacks the loops of a block read and write, and which way each goes through its layers.
+"""Decides which stacks the loops of a block read and write, and in which order each runs its
+layers.
 
-A stack has a row for each layer. What layers are given, their weights, is put together in front of
-the first loop that reads it. What a forward leaves for its backward is what its iterations make, or
-what they take as they begin; the loop writes a row of it in each iteration, and the backward reads
-them in the reverse order. So a loop goes through its layers in reverse where its rows are, in that
-order, those of a stack that is there already.
+A stack has a row for each layer. The weights of layers are concatenated before the first loop that
+reads them. A forward keeps residuals for its backward: results of its iterations, or carries at
+their start. The loop writes a row of them in each iteration, and the backward reads the rows in
+reverse order. So a loop runs in reverse if its rows, in that order, are those of an existing stack.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from stablehlo_tools.transforms.parts.roll_layers.repetitions import (
 
 @dataclass(eq=False)
 class Stack:
-    """Values in the order of the layers, None where nobody asks for one.
+    """Values in the order of the layers, None for rows that are never read.
 
-    `loop` writes it, None where it is put together of what is there; `source` is what an iteration
-    makes, or what it takes as it begins.
+    `loop` is the loop that writes the stack; None if it is concatenated from existing values.
+    `source` is the result of an iteration that is written, or the carry at its start.
     """
 
     numbers: Numbers
@@ -50,7 +50,8 @@ class Stack:
 
 @dataclass(eq=False)
 class RolledLoop:
-    """A loop to be written: the stack of each of its rows, and the stacks that it writes."""
+    """A loop to be written: the stack that each of its rows is read from, and the stacks it
+    writes."""
 
     iterations: Iterations
     is_reverse: bool
@@ -60,8 +61,8 @@ class RolledLoop:
 
 @dataclass(frozen=True)
 class RowUse:
-    """A value that something outside of the loops takes, as the row of a layer of a stack; or, with
-    no stack, as what its loop hands on at the end."""
+    """A value of a loop that an op outside of the loops uses. It is row `row` of `stack`; without a
+    stack, it is the final value of a carry."""
 
     loop: RolledLoop
     stack: Stack | None
@@ -71,8 +72,8 @@ class RowUse:
 
 @dataclass(frozen=True)
 class RollPlan:
-    """The loops of a block, in the order of the text; `uses` are the values in them that others
-    take, by number."""
+    """The loops of a block, in textual order. `uses` are the values in them that ops outside use,
+    by number."""
 
     flow: Dataflow
     loops: list[RolledLoop]
@@ -80,10 +81,11 @@ class RollPlan:
 
 
 def plan_block(block: ir.Block, effects: Effects, refused: list[NoLoopError]) -> RollPlan:
-    """The plan for a block; adds to `refused` why what repeats itself in it is no loop.
+    """Returns the plan for a block. Adds the reasons why repeated ops are not a loop to `refused`.
 
-    Ops that give the same in every layer are used by all as the first has them: a mask that each
-    layer makes for itself is one for all, forward and backward, and no stack of masks is kept.
+    Ops with the same result in every layer are replaced by those of the first layer. A mask that
+    each layer computes is then shared by all layers, forward and backward, and no stack of masks is
+    kept.
     """
     shared: set[int] = set()
     while True:
@@ -105,8 +107,8 @@ def plan_block(block: ir.Block, effects: Effects, refused: list[NoLoopError]) ->
 def find_loops(
     flow: Dataflow, sequence: OpSequence, refused: list[NoLoopError]
 ) -> list[Iterations]:
-    """What of a block are iterations of loops, in the order of the text; adds to `refused` why what
-    repeats itself is not, what is longest first."""
+    """Returns the loops of a block, in textual order. Adds the reasons why repeated ops are not a
+    loop to `refused`, the longest repetition first."""
     found: list[tuple[Repetition, Iterations]] = []
     taken = np.zeros(len(sequence.nodes), dtype=bool)
     place = {node.index: at for at, node in enumerate(sequence.nodes)}
@@ -137,8 +139,8 @@ def find_loops(
 
 
 def _free_part(whole: Repetition, taken: np.ndarray) -> Repetition | None:
-    """What is left of a repetition without ops at its ends that are in another loop; None where
-    that is too short to be one."""
+    """Returns a repetition without ops at its ends that belong to another loop; None if the rest is
+    too short, or if such ops are in its middle."""
     free = np.flatnonzero(~taken[whole.first : whole.limit])
     if not len(free) or free[-1] - free[0] + 1 != len(free) or len(free) < 2 * whole.period:
         return None
@@ -147,7 +149,7 @@ def _free_part(whole: Repetition, taken: np.ndarray) -> Repetition | None:
 
 
 def plan_rolling(flow: Dataflow, found: Sequence[Iterations]) -> RollPlan:
-    """The plan for loops, in the order of the text."""
+    """Returns the plan for loops, which are in textual order."""
     known = _KnownStacks()
     loops: list[RolledLoop] = []
     for iterations in found:
@@ -164,7 +166,7 @@ def plan_rolling(flow: Dataflow, found: Sequence[Iterations]) -> RollPlan:
         for stack in _written_by(loop):
             known.add(stack)
         loops.append(loop)
-    # The values of loops that something else takes, each as a row of a stack of its loop.
+    # The values of loops that other ops use, each as a row of a stack of its loop.
     place = {
         number: (loop, i, Made(q, r))
         for loop in loops
@@ -189,7 +191,7 @@ def plan_rolling(flow: Dataflow, found: Sequence[Iterations]) -> RollPlan:
 
 
 class _KnownStacks:
-    """The stacks that are there, or that loops could write."""
+    """The stacks that exist, or that loops could write."""
 
     def __init__(self) -> None:
         self._with: dict[int, list[Stack]] = {}
@@ -201,7 +203,7 @@ class _KnownStacks:
         return stack
 
     def match(self, numbers: Numbers) -> Stack | None:
-        """A stack that has these values in this order, wherever one is asked for."""
+        """Returns a stack with these values in this order; None in `numbers` matches any value."""
         asked = next((number for number in numbers if number is not None), None)
         if asked is None:
             return None
@@ -217,7 +219,7 @@ def _in_layers(numbers: Numbers, loop: RolledLoop) -> Numbers:
 
 
 def _written_by(loop: RolledLoop) -> Iterator[Stack]:
-    """All that a loop could write."""
+    """Yields all stacks that a loop could write."""
     iterations = loop.iterations
     for carried in iterations.carried:
         yield Stack(_in_layers(iterations.entries_of(carried), loop), loop, carried)

@@ -1,10 +1,10 @@
-"""Where a block repeats itself: the same ops, with the same attributes and types, over and over.
+"""Finds repetitions in a block: the same ops, with the same attributes and types, several times.
 
-A model whose layers stand in a Python loop is traced layer by layer, and so is its backward: the
-text is periodic. Constants are left out, for which of them an op shares with others differs; so are
-ops on rows of weights that are stacked in the arguments already: each layer takes others, and puts
-its gradients into others. That texts agree proves nothing yet about what the ops take (see
-`iterations`).
+A model whose layers are in a Python loop is traced layer by layer, and so is its backward: the text
+is periodic. Constants are left out, since layers may share them in different ways. Ops on rows of
+weights that are already stacked in the arguments are left out, too: each layer reads another row,
+and writes its gradients to another row. Equal text does not prove that the operands correspond; see
+`iterations`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ _SUMS = frozenset({ADD, SHARDING_CONSTRAINT})
 
 
 class Repetition(NamedTuple):
-    """The ops from `first` up to `limit` of a sequence are alike at a distance of `period`."""
+    """The ops from `first` up to `limit` of a sequence, which repeat with a period of `period`
+    ops."""
 
     first: int
     limit: int
@@ -45,25 +46,26 @@ class Repetition(NamedTuple):
 
     @property
     def size(self) -> int:
-        """How many ops it has."""
+        """The number of its ops."""
         return self.limit - self.first
 
     def lies_in(self, other: Repetition) -> bool:
-        """Whether all of its ops are among those of another one."""
+        """Returns True if all of its ops belong to another repetition."""
         return other.first <= self.first and self.limit <= other.limit
 
 
 class OpSequence(NamedTuple):
-    """The ops of a block that can repeat, in order, and a number for what each looks like."""
+    """The ops of a block that can repeat, in order, and a number for each that is the same for
+    equal ops."""
 
     nodes: tuple[Node, ...]
     looks: np.ndarray
 
 
 def sequence_of(flow: Dataflow, effects: Effects, without: Set[int] = frozenset()) -> OpSequence:
-    """The ops of a block without constants, without those that take rows of what is given to the
-    block, without those that put rows into zeros and add these up, and without those of some
-    indices."""
+    """Returns the ops of a block, without constants and without the indices in `without`. It also
+    leaves out ops that slice rows of the block's inputs, and ops that pad rows with zeros and add
+    these up."""
     given = {number for number in range(len(flow.values)) if number not in flow.maker}
     rows, put, nodes = set[int](), set[int](), list[Node]()
     for node in flow.nodes:
@@ -88,7 +90,7 @@ def sequence_of(flow: Dataflow, effects: Effects, without: Set[int] = frozenset(
 
 
 def _puts_row(node: Node) -> bool:
-    """Whether an op makes a stack of zeros but for one row."""
+    """Returns True if an op pads one row with zeros to a stack."""
     if node.name != PAD or shape_of(node.op.operands[0])[:1] != [1]:
         return False
     edges = (integers(node.op, f"edge_padding_{side}") for side in ("low", "high"))
@@ -96,8 +98,8 @@ def _puts_row(node: Node) -> bool:
 
 
 def look(op: ir.Operation) -> Hashable:
-    """All that an op says but for its operands; of its regions, also which of their values each op
-    in them takes."""
+    """Returns a key of an op without its operands. For its regions, it includes which values each
+    op in them uses."""
     outer: dict[ir.Value, int] = {}
     types = tuple(value.type for value in op.operands)
 
@@ -109,8 +111,8 @@ def look(op: ir.Operation) -> Hashable:
 
 
 def repetitions(sequence: OpSequence) -> list[Repetition]:
-    """Where it repeats itself, with a contraction in what is repeated: what covers most first, of
-    those the shortest period."""
+    """Returns the repetitions that contain a contraction: the one with the most ops first, and of
+    equal ones that with the shortest period."""
     looks, found = sequence.looks, list[Repetition]()
     contracts = np.array([node.name in CONTRACTIONS for node in sequence.nodes], dtype=bool)
     for period in range(2, len(looks) // 2 + 1):
@@ -123,8 +125,8 @@ def repetitions(sequence: OpSequence) -> list[Repetition]:
 
 
 def phases(flow: Dataflow, nodes: Sequence[Node], each: Repetition) -> list[int]:
-    """Where in the first period an iteration may begin, so that there are two complete ones: where
-    the least is handed on first."""
+    """Returns the positions in the first period at which an iteration may begin, so that there are
+    two complete ones. The one that carries the fewest bytes comes first."""
     place = {n: i for i, node in enumerate(nodes) for n in node.results}
     last: dict[int, int] = {}
     for i in range(each.first, each.limit):

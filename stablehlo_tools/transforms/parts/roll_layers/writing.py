@@ -1,4 +1,4 @@
-"""Writes the loops of a plan in the place of the ops that repeat.
+"""Writes the loops of a plan in place of the repeated ops.
 
     %w = stablehlo.concatenate %w0, %w1, %w2                      // reshaped to rows of one
     %y, %kept = stablehlo.while(%i, %h = %x, %kept, %w) {
@@ -7,8 +7,8 @@
       %stored = stablehlo.dynamic_update_slice %kept, %h, %i
     }
 
-A loop stands where the last of its ops stood. What takes its results, and stood between them, goes
-behind it.
+A loop is written at the position of the last of its ops. Other ops between them that use its
+results move after it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from stablehlo_tools.transforms.parts.roll_layers.planning import RolledLoop, Ro
 
 
 def write_loops(plan: RollPlan) -> None:
-    """Rewrites the block of a plan, whose numbers no longer hold afterwards."""
+    """Rewrites the block of a plan; do not use the plan's numbers afterwards."""
     writer = _Writer(plan)
     for loop in plan.loops:
         writer.write(loop)
@@ -51,7 +51,7 @@ class _Writer:
         self._stacks: dict[Stack, ir.Value] = {}
 
     def write(self, loop: RolledLoop) -> None:
-        """Writes a loop in front of the last of its ops, and what takes its results behind it."""
+        """Writes a loop before the last of its ops, and moves ops that use its results after it."""
         iterations = loop.iterations
         anchor = max(iterations.nodes, key=lambda node: node.index).op
         build = Builder(ir.InsertionPoint(anchor), iterations.template[0].op.location)
@@ -61,7 +61,7 @@ class _Writer:
             if each.start is not None:
                 starts.append(self._value(each.start))
                 continue
-            # Adding to it changes no number: -0.0 for floats.
+            # The identity of addition: -0.0 for floats.
             like = iterations.template[each.made.position].op.results[0]
             is_complex = isinstance(element_of(like), ir.ComplexType)
             starts.append(build.splat_like(complex(-0.0, -0.0) if is_complex else -0.0, like))
@@ -98,7 +98,7 @@ class _Writer:
         return self._new.get(number, self._flow.values[number])
 
     def _like(self, stack: Stack) -> ir.Value:
-        """A value of the type of its rows."""
+        """Returns a value with the type of the stack's rows."""
         return self._flow.values[next(number for number in stack.numbers if number is not None)]
 
     def _stack(self, build: Builder, stack: Stack) -> ir.Value:
@@ -136,7 +136,7 @@ class _Body:
         self._copies: dict[ir.Value, ir.Value] = {}
 
     def read(self, carried: Mapping[Carried, ir.Value], stacks: Mapping[Stack, ir.Value]) -> None:
-        """Takes what the iteration before handed on, and the iteration's rows."""
+        """Notes the carries of the loop, and slices the iteration's rows out of the stacks."""
         self._given = {**carried}
         for rows, stack in self._loop.reads.items():
             value, build = stacks[stack], self._build
@@ -145,7 +145,7 @@ class _Body:
             self._given[rows] = build.reshape(row, shape[1:])
 
     def run(self, rooms: list[ir.Value]) -> list[ir.Value]:
-        """Writes the ops of an iteration; the stacks with its rows."""
+        """Writes the ops of an iteration; returns the stacks with its rows."""
         iterations = self._loop.iterations
         for node, sources in zip(iterations.template, iterations.sources, strict=True):
             self._made.append(self._copy(node, sources).results)
@@ -159,7 +159,7 @@ class _Body:
         return stored
 
     def made(self, made: Made) -> ir.Value:
-        """What an op of the iteration gives."""
+        """Returns a result of an op of the iteration."""
         return self._made[made.position][made.result]
 
     def _copy(self, node: Node, sources: tuple[Source, ...]) -> ir.Operation:
@@ -182,8 +182,8 @@ class _Body:
         return self._given[source]
 
     def _local(self, value: ir.Value) -> ir.Value:
-        """A value from outside: constants, and what only spreads them, are written again, so that
-        no loop carries them."""
+        """Returns a value from outside. Constants, and their broadcasts, are copied into the body,
+        so that no loop carries them."""
         if value in self._copies or not is_spread_constant(value):
             return self._copies.get(value, value)
         operands = [self._local(operand) for operand in maker_of(value).operands]
@@ -198,7 +198,8 @@ class _Body:
 
 
 def _rows_of_one(values: list[ir.Value | None]) -> ir.Value | None:
-    """The tensor whose rows, all of them and in order, values are."""
+    """Returns the tensor whose rows are these values, all of them in order; None if there is
+    none."""
     whole: ir.Value | None = None
     for row, value in enumerate(values):
         reshape = producer(unconstrained(value)) if value is not None else None
@@ -219,7 +220,7 @@ def _rows_of_one(values: list[ir.Value | None]) -> ir.Value | None:
 
 
 def _behind(flow: Dataflow, loop: RolledLoop) -> list[Node]:
-    """The ops that stand between those of a loop and take what it makes."""
+    """Returns the ops between those of a loop that use its results."""
     own = {node.index for node in loop.iterations.nodes}
     made = {number for node in loop.iterations.nodes for number in node.results}
     behind: list[Node] = []
