@@ -1,16 +1,15 @@
-"""Writes a plan: a loop over the ticks of a schedule in the place of each pipeline's loops.
+"""Writes a plan: a loop over the ticks of a schedule in place of each pipeline's loops.
 
-A layer loop by itself becomes one loop over ticks (`_write_loop`). For 1F1B, forward loops,
-backward loops and what stands between them become one (`TrainingWriter`). Both write a manual
-computation over the axis of the ranks, from whose results the values behind the loops are made
-(`Results`).
+A single layer loop becomes one loop over ticks (`_write_loop`). For 1F1B, forward loops, backward
+loops and the ops between them become one (`TrainingWriter`). Both write a manual computation over
+the axis of the ranks. `Results` turns its results into the values that the layer loops returned.
 
-In a tick of 1F1B a rank runs a chunk of some stack forward, one backward, or neither, as the
-schedule says. Every loop over layers stands once in the loop over ticks, with no iterations where
-it is not its turn. The link in front of a stack runs where the stack's first chunk begins forward,
-on that rank, and the link behind the stack's backward where that ends, on the same one: what the
-first leaves for the second stays there. The head runs on the last rank, when a microbatch's
-backward begins; the activations wait for it.
+In a tick of 1F1B, a rank runs a chunk of some stack forward, or one backward, or both, or neither,
+as the schedule says. Each loop over layers occurs once in the loop over ticks, with no iterations
+if it is not its turn. The link before a stack runs when the stack's first chunk begins forward, on
+that rank. The link after the stack's backward runs when that chunk ends backward, on the same rank.
+So values that the first link keeps for the second stay on the rank. The head runs on the last rank,
+when a microbatch's backward begins; the activations wait for it.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ from stablehlo_tools.transforms.parts.expand_pipeline.training import Link, Trai
 
 
 def mirrored(direction: Direction, chunks: int) -> Direction:
-    """A direction with the last virtual stage for the first, for layers run in reverse."""
+    """Returns a direction with the virtual stages reversed, for layers run in reverse."""
     cells = tuple(
         tuple(cell and cell._replace(chunk=chunks - 1 - cell.chunk) for cell in column[::-1])
         for column in direction.cells
@@ -62,7 +61,8 @@ def mirrored(direction: Direction, chunks: int) -> Direction:
 
 
 def waiting_slots(schedule: Lockstep, rank: int, chunk: int) -> int:
-    """How many microbatches wait at once between their forward and their backward of a chunk."""
+    """Returns how many microbatches wait at once between their forward and their backward of a
+    chunk."""
     assert schedule.forward is not None
     assert schedule.backward is not None
     ends = _ticks(schedule.forward, rank, chunk)
@@ -71,7 +71,7 @@ def waiting_slots(schedule: Lockstep, rank: int, chunk: int) -> int:
 
 
 def _ticks(direction: Direction, rank: int, chunk: int) -> dict[int, int]:
-    """When each microbatch is in a chunk."""
+    """Returns the tick in which each microbatch is in a chunk."""
     ticks: dict[int, int] = {}
     for tick, cells in enumerate(direction.cells):
         cell: Cell | None = cells[rank]
@@ -82,10 +82,10 @@ def _ticks(direction: Direction, rank: int, chunk: int) -> dict[int, int]:
 
 @dataclass(frozen=True)
 class _Carried:
-    """What the loop over ticks carries.
+    """The values that the loop over ticks carries.
 
-    For each direction what was received, for each loop its state, for each link its sums; and what
-    waits, for each link and for the layers of each loop.
+    They are the received values of each direction, the state of each loop and the sums of each
+    link. Others wait in slots: for each link, and for the layers of each loop.
     """
 
     received: list[list[ir.Value]]
@@ -95,13 +95,13 @@ class _Carried:
     for_layers: list[list[ir.Value]]
 
     def flat(self) -> list[ir.Value]:
-        """All values, in an order that `like` knows."""
+        """Returns all values, in the order in which `like` reads them."""
         states = [state.flat() for state in self.states]
         groups = chain(self.received, states, self.links, self.for_links, self.for_layers)
         return list(chain.from_iterable(groups))
 
     def like(self, values: Iterable[ir.Value]) -> _Carried:
-        """The same with other values."""
+        """Returns a copy with other values."""
         rest = iter(values)
 
         def again(groups: Iterable[Sequence[ir.Value]]) -> list[list[ir.Value]]:
@@ -118,8 +118,8 @@ class TrainingWriter:
     """Replaces loops and links by one loop over the ticks of a schedule.
 
     Loop i of the plan is followed by link i; forwards come first. `contexts` are those of the
-    stacks, `head` says how the head is divided, if it is. The region stands where the last loop
-    stood.
+    stacks. `head` is the division of the head over the ranks; None if it is not divided. The region
+    is written at the position of the last loop.
     """
 
     def __init__(
@@ -186,7 +186,7 @@ class TrainingWriter:
         ]
 
     def write(self) -> None:
-        """Writes the region, and puts its results where the loops and the links stood."""
+        """Writes the region, and replaces the values of the loops and links by its results."""
         for writer, each in zip(self.writers, self.plan.passes, strict=True):
             writer.bring_stacks(tuple(each.residuals))
         build = self._region.end
@@ -208,8 +208,9 @@ class TrainingWriter:
         self._finish(after)
 
     def _waiting(self, i: int, link: Link, schedule: Lockstep) -> Slots:
-        """Room for what waits for a link: for the head all that it takes, for a backward one what
-        the link in front of the same stack held back for it."""
+        """Returns the slots for values that wait for a link. For the head, these are all its
+        inputs. For a backward link, they are the values that the link before the same stack holds
+        for it."""
         repeats = schedule.chunks // self.stacks
         if i == self.stacks - 1:
             count = waiting_slots(schedule, schedule.ranks - 1, schedule.chunks - 1)
@@ -249,7 +250,7 @@ class TrainingWriter:
 
 
 class _Tick:
-    """The body of the loop over ticks: all loops and links, once each."""
+    """The body of the loop over ticks, which contains each loop and each link once."""
 
     def __init__(
         self,
@@ -272,11 +273,11 @@ class _Tick:
             for_links=[*carried.for_links],
             for_layers=[*carried.for_layers],
         )
-        # By the loop, what it hands on behind the chunk: flows and what goes along.
+        # For each loop, the values that leave the chunk: its flows and the values sent along.
         self._behind: list[Values] = []
 
     def write(self) -> _Carried:
-        """Writes the ops; returns what the next tick takes."""
+        """Writes the ops; returns the values that the next tick reads."""
         stacks, last = self._writer.stacks, len(self._plan.passes) - 1
         made: Values = {}
         for stack in range(stacks):
@@ -294,8 +295,8 @@ class _Tick:
         return replace(self._carried, received=received)
 
     def _join(self, stack: int) -> Values:
-        """The link in front of a stack's forward; puts away what the one behind its backward is to
-        take."""
+        """Writes the link before a stack's forward, and stores the values for the link after its
+        backward."""
         link, row = stack - 1, self._rows[stack]
         when = begins(self._build, row)
 
@@ -320,7 +321,8 @@ class _Tick:
         return self._link(head, at_head, due, taken)
 
     def _join_back(self, link: int) -> Sent:
-        """The link behind a stack's backward, and what it hands on to the stack before."""
+        """Writes the link after a stack's backward; returns the values to send to the stack
+        before."""
         row, build = self._rows[link], self._build
         held = self._plan.links[link].held
 
@@ -343,14 +345,14 @@ class _Tick:
         return Sent(row.ends, link + 1 - self._writer.stacks, values)
 
     def _link(self, link: int, row: Row, due: ir.Value, taken: Taken) -> Values:
-        """A link, in the row of a loop."""
+        """Writes a link for the row of a loop; returns the values that it makes or passes on."""
         made, self._carried.links[link] = self._writer.links[link].run(
             self._build, row, due, self._before.links[link], taken
         )
         return made
 
     def _put_away(self, link: int, row: Row, when: ir.Value, values: Values) -> None:
-        """Puts away what is to wait for a link."""
+        """Stores values that wait for a link."""
         slots = self._writer.for_links[link]
         self._carried.for_links[link] = slots.put(
             self._build,
@@ -366,13 +368,14 @@ class _Tick:
         return slots.taken(build, held, slots.in_turn(row.microbatch), number)
 
     def _received(self, build: Builder, loop: int, number: int, row: Row) -> ir.Value:
-        """A value of a loop's load as the rank received it."""
+        """Returns a value of a loop's load as the rank received it."""
         way, load = divmod(loop, self._writer.stacks)
         ring = self._writer.rings[way]
         return ring.taken(build, self._before.received[way], load, number, row.source)
 
     def _run(self, loop: int, made: Values) -> None:
-        """A loop over layers; `made` is what a link hands it where it begins with one."""
+        """Writes a loop over layers; `made` are the values of the link that it begins with, if
+        any."""
         writer, row, build = self._writer.writers[loop], self._rows[loop], self._build
         this, back = self._plan.passes[loop], self._plan.mirror(loop)
         along: Values = {}
@@ -421,9 +424,9 @@ class _Tick:
 
 
 class PlanWriter:
-    """Puts the pipelines of a plan into its module.
+    """Writes the pipelines of a plan into its module.
 
-    `exchanges` are the permutes that put stacks into another order.
+    `exchanges` are the permutes that bring stacks into another order.
     """
 
     def __init__(self, module: ir.Module, plan: Plan, orders: Sequence[StackOrder] = ()) -> None:
@@ -436,7 +439,7 @@ class PlanWriter:
         self.exchanges: list[ir.Operation] = []
 
     def run(self) -> None:
-        """Rewrites the module; the plan's loops are gone afterwards."""
+        """Rewrites the module, which erases the plan's loops."""
         if self._orders:
             graph = self._plan.cut.trial.dims.graph
             put_in_order(self._module, graph, self._plan.axis, tuple(self._orders.values()))
@@ -452,7 +455,8 @@ class PlanWriter:
         region = Region(plan.axis, each.last.loop.op, self._channel)
         contexts: list[EmitContext] = []
         for chunks in each.chunks:
-            # One for all loops over as many layers, so that what one leaves another takes as it is.
+            # One for all loops over the same number of layers, so that one can reuse the stacks of
+            # another.
             trips = chunks.trips
             if trips not in self._stacks:
                 ordered = self._orders[trips].rows if trips in self._orders else frozenset[int]()
@@ -498,6 +502,6 @@ def _write_loop(
 
 
 def _apart(state: State, values: Sequence[ir.Value]) -> tuple[list[ir.Value], State]:
-    """What was received, and the state."""
+    """Returns the received values and the state."""
     received = len(values) - len(state.flat())
     return list(values[:received]), state.like(values[received:])

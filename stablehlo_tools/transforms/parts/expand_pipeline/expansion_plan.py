@@ -1,12 +1,12 @@
-"""Which loops over layers become pipelines, on which schedule, and which layers lie on which rank.
+"""Decides which loops over layers become pipelines, their schedules, and the rank of each layer.
 
-`plan_expansion` finds the mesh axis, the loops and the batch, checks what the pass demands (P1 to
-P7), and pairs a forward with its backward loop for 1F1B; it writes nothing. `explained` tells the
-user of it.
+`plan_expansion` finds the mesh axis, the loops and the batch, and checks the preconditions P1 to
+P7. For 1F1B, it pairs each forward with its backward loop. It writes nothing. `explain_pipeline`
+describes the outcome.
 
-The layers are cut into `ranks * repeats` chunks of consecutive ones; chunk p lies on rank p mod
-`ranks`. Where the layers do not divide evenly, the first chunks have one more, and the others end
-in a row of zeros that is never read.
+The layers are cut into `ranks * repeats` chunks of consecutive layers; rank p mod `ranks` holds
+chunk p. If the layers do not divide evenly, the first chunks have one more. The others end with a
+row of zeros that is never read.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ RANK_DIMENSION = 1  # of a stack that is spread over the ranks: [repeats, ranks,
 
 @dataclass(frozen=True)
 class Chunks:
-    """How `trips` iterations of a layer loop lie on the ranks."""
+    """The chunks of `trips` iterations of a layer loop on the ranks."""
 
     ranks: int
     repeats: int
@@ -64,7 +64,7 @@ class Chunks:
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:
-        """The iterations of each chunk."""
+        """The number of iterations of each chunk."""
         count = self.ranks * self.repeats
         return tuple(self.trips // count + (p < self.trips % count) for p in range(count))
 
@@ -75,18 +75,18 @@ class Chunks:
 
     @property
     def longest(self) -> int:
-        """The iterations of the largest chunk."""
+        """The number of iterations of the largest chunk."""
         return self.sizes[0]
 
     @property
     def is_even(self) -> bool:
-        """Whether all chunks have as many."""
+        """True if all chunks have the same number of iterations."""
         return self.sizes[0] == self.sizes[-1]
 
     def order(self) -> list[int]:
-        """The iterations in the order in which the ranks hold them: rank 0's first.
+        """Returns the iterations in the order in which the ranks hold them: rank 0's first.
 
-        For uneven chunks, -1 stands for a row that fills a chunk up.
+        For uneven chunks, -1 is a row that fills up a chunk.
         """
         rows: list[int] = []
         for rank in range(self.ranks):
@@ -105,7 +105,7 @@ _BY_INDEX = frozenset({"stablehlo.gather", "stablehlo.scatter"})
 
 @dataclass(frozen=True)
 class Options:
-    """What the user asks for; `microbatches` 0 for one a rank."""
+    """Options of the pass; `microbatches` 0 means one for each rank."""
 
     axis: str
     microbatches: int
@@ -118,14 +118,15 @@ class Options:
 
     @property
     def is_training(self) -> bool:
-        """Whether forward and backward loops become one."""
+        """True if forward and backward loops become one pipeline."""
         return self.schedule in TRAINING
 
 
 @dataclass(frozen=True)
 class Pipelined:
-    """A layer loop, or forward and backward ones with what stands between, its schedule, how each
-    stack of layers is cut, and how the head is divided over the ranks, where it is."""
+    """A layer loop, or forward and backward loops with the ops between them, and its schedule.
+    `chunks` are those of each stack of layers. `head` is the division of the head over the ranks;
+    None if it is not divided."""
 
     work: Phase | Training
     schedule: Lockstep
@@ -140,7 +141,7 @@ class Pipelined:
 
 @dataclass(frozen=True)
 class Plan:
-    """What becomes of a program."""
+    """The plan for a program."""
 
     options: Options
     axis: Axis
@@ -151,7 +152,8 @@ class Plan:
 
 
 def plan_expansion(module: ir.Module, options: Options) -> Plan:
-    """The plan for a module without calls. Raises a located ToolError for what cannot be done."""
+    """Returns the plan for a module without calls. Raises a located ToolError if a precondition
+    fails."""
     meshes = ModuleFacts.of(module).meshes
     place, called = module.operation.location, "expand-pipeline: axis"
     mesh = mesh_with(options.axis, meshes, called, " (P1)", place, for_stages=True)
@@ -166,7 +168,7 @@ def plan_expansion(module: ir.Module, options: Options) -> Plan:
         cut = find_cut(graph, loops, microbatches, _given(graph, main, options, microbatches))
     except ToolError:
         for loop in loops:
-            _check_effects(loop, effects)  # the better reason, where there is one
+            _check_effects(loop, effects)  # raises a more specific error, if there is one
         raise
     for phase in cut.phases:
         loop, repeats = phase.loop, options.repeats
@@ -188,7 +190,8 @@ def _chunks(phase: Phase, axis: Axis, options: Options) -> Chunks:
 
 
 def _pipelines(graph: Graph, cut: Cut, axis: Axis, options: Options) -> Iterator[Pipelined]:
-    """Every loop by itself; for 1F1B those that belong together in one, at the last one's place."""
+    """Yields each loop as a pipeline; for 1F1B, loops that belong together as one, in place of the
+    last."""
     microbatches = cut.trial.dims.parts
     training = _training(graph, cut.phases, options) if options.is_training else None
     loops = [] if training is None else [each.phase for each in training.passes]
@@ -208,7 +211,8 @@ def _pipelines(graph: Graph, cut: Cut, axis: Axis, options: Options) -> Iterator
 
 
 def _training(graph: Graph, phases: Sequence[Phase], options: Options) -> Training:
-    """The forward loops, and the backward loops that read what they leave, the last one's first."""
+    """Returns the plan for the forward loops and the backward loops that read their residuals, in
+    reverse order. Raises ToolError if they do not pair up (P7)."""
 
     def refusal(phase: Phase, why: str) -> ToolError:
         return ToolError(
@@ -251,14 +255,15 @@ def _training(graph: Graph, phases: Sequence[Phase], options: Options) -> Traini
 
 
 def body_with(node: Node, graph: Graph) -> Body:
-    """The block that an op stands in."""
+    """Returns the block that contains an op."""
     inner = (body for each in graph.nodes for body in each.bodies)
     return next(body for body in (graph.root, *inner) if node in body.nodes)
 
 
 def _loops(main: ir.Operation, effects: Effects) -> list[LayerLoop]:
-    """The loops over layers, each of which takes what the one before it hands on: a loop that
-    computes something of each row of the weights alone has no stages."""
+    """Returns the loops over layers that carry a value from layer to layer. A loop that only maps
+    each row of the weights has no stages. Raises ToolError if there is none, or if one is in a
+    manual computation."""
     loops = layer_loops(Function(main).body, effects)
     loops = [loop for loop in loops if loop.flows]
     inside = [loop for loop in loops if enclosing(loop.op, MANUAL_COMPUTATION)]
@@ -303,7 +308,8 @@ def _check_types(phase: Phase) -> None:
 
 
 def _given(graph: Graph, main: ir.Operation, options: Options, parts: int) -> Seeds | None:
-    """The arguments that carry the batch, where the user names them."""
+    """Returns the arguments that the user named as the batch; None if there are none. Raises
+    ToolError if they cannot be divided (P3)."""
     seeds: Seeds = {}
     for number in options.arguments:
         argument = graph.numbers[own_argument(main, number, "expand-pipeline: ", "P3")]
@@ -321,7 +327,7 @@ def _given(graph: Graph, main: ir.Operation, options: Options, parts: int) -> Se
 
 
 def _warnings(plan: Plan) -> Iterator[Diagnostic]:
-    """What the pass does, but a partitioner will not do well."""
+    """Yields warnings about shardings that a partitioner handles badly after this pass."""
     if plan.axis.mesh.size == plan.axis.size:
         return
     trial, axes = plan.cut.trial, MeshAxes(plan.axis.mesh)
@@ -363,9 +369,8 @@ def _warnings(plan: Plan) -> Iterator[Diagnostic]:
 
 
 def _divided_within_layers(plan: Plan, shardings: ValueShardings) -> str | None:
-    """An axis, other than that of the stages, that divides what layers compute with, but for their
-    samples: weights, or anything where it is none of the axes of the batch. None where there is
-    none."""
+    """Returns an axis, other than that of the stages, that divides values of the layers; None if
+    there is none. Axes of the batch may divide samples, but not weights."""
     dims, seeds = plan.cut.trial.dims, plan.cut.trial.seeds
     values, sizes = dims.graph.values, dict(plan.axis.mesh.axes)
 
@@ -391,7 +396,8 @@ def _warning(text: str, each: Pipelined) -> Diagnostic:
 
 
 def exchanged(permutes: Sequence[ir.Operation]) -> Iterator[Diagnostic]:
-    """A note on what is sent to put stacks into another order, if anything is."""
+    """Yields a note on the bytes that are sent to bring stacks into another order, if there are
+    any."""
     if not permutes:
         return
     sent: dict[int, int] = {}
@@ -408,7 +414,7 @@ def exchanged(permutes: Sequence[ir.Operation]) -> Iterator[Diagnostic]:
 
 
 def explain_pipeline(each: Pipelined) -> Diagnostic:
-    """A note on one pipeline of a plan."""
+    """Returns a note on one pipeline of a plan."""
     schedule, work = each.schedule, each.work
     op = work.loop.op if isinstance(work, Phase) else work.forward.loop.op
     stacks = " and ".join(

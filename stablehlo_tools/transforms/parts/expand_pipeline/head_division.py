@@ -1,13 +1,13 @@
-"""Whether the head of a pipeline can be divided over its ranks, and how.
+"""Decides if the head of a pipeline can be divided over its ranks, and how.
 
-What stands between the last forward loop and the first backward one, a head over the vocabulary and
-the loss, runs where a microbatch ends its forward: on one rank, for which all others wait. Where
-its ops can be cut along a dimension of what the last layer gives, such as the tokens of a sequence
-or the samples of a microbatch, each rank can run them on a part.
+The head is the ops between the last forward loop and the first backward one: a projection to the
+vocabulary, and the loss. It runs when a microbatch ends its forward, on one rank, and all others
+wait for it. Its ops may allow a cut along a dimension of the last layer's result: tokens of a
+sequence, or samples. Then each rank can run them on a part.
 
-For that the head is written once on one microbatch, to a block of its own, and followed there as
-the batch is followed through a program. What the backward begins with must then be in parts, or a
-sum over them, and all products must be of parts; sums over the batch are sums over the parts.
+The head is written once on one microbatch, to a separate block. The cut is propagated through that
+block as the batch is through a program. The inputs of the backward must then be in parts, or sums
+over them, and all products must be of parts. Sums over the batch become sums over the parts.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ from stablehlo_tools.transforms.parts.expand_pipeline.training import (
 )
 from stablehlo_tools.transforms.parts.one_part import OnePartWriter
 
-# Multiplications for each element that is sent, from which on a head is divided. In the time that
-# an all_reduce takes for one element an accelerator does a few thousand; besides, XLA hides no
-# permute of the ring any more behind a branch that has collectives. With a vocabulary of 8,192 that
-# cost 1F1B 1 % more than was won, and with one of 32,000 it wins 14 %.
+# The head is divided from this number of multiplications for each element that is sent. An
+# accelerator does a few thousand of them while an all_reduce sends one element. Besides, XLA no
+# longer overlaps a permute of the ring with a branch that contains collectives. With a vocabulary
+# of 8,192, that cost made 1F1B 1 % slower in total; with one of 32,000, it is 14 % faster.
 _WORTH = 16384
 
 
 class Input(NamedTuple):
-    """What a head takes: a value of a microbatch that waits for it on the last rank (`waits`), or
-    one of the program, of which a microbatch where it has a layout."""
+    """An input of a head. If it `waits`, it is a value of a microbatch on the last rank. Otherwise
+    it is a value of the program; with a layout, one microbatch of that value."""
 
     number: int
     layout: DimTiling | None
@@ -60,12 +60,13 @@ class Input(NamedTuple):
 
 @dataclass(frozen=True)
 class HeadDivision:
-    """A head on one microbatch, and how it runs on each rank's part of that.
+    """A head on one microbatch, and its division into one part for each rank.
 
-    `dims` are of a block, which `holder` keeps: its first argument is the number of the microbatch,
-    the others are the `inputs`. It returns what the link hands on, the terms of its sums, and what
-    the program needs of all samples; `sums` are those of them that are sums over the ranks. `cut`
-    is what the last layer gives, with the dimension that is divided.
+    `dims` are of a block, which is in the op `holder`. Its first argument is the number of the
+    microbatch, the others are the `inputs`. It returns the values that the link passes on, the
+    terms of its sums, and values that the program needs of all samples. `sums` are those of them
+    that are sums over the ranks. `cut` is the last layer's result, with the dimension that is
+    divided.
     """
 
     holder: ir.Operation
@@ -81,7 +82,7 @@ class HeadDivision:
 
     @property
     def account(self) -> str:
-        """What a user is told of it."""
+        """A description of the division, for notes."""
         number, layout = self.cut
         size = (self.dims.graph.shape(number) or ())[layout.dim]
         share = size // self.dims.parts
@@ -89,8 +90,8 @@ class HeadDivision:
         return f"each rank runs the head on {share} of {of}"
 
     def sent(self, link: Link) -> int:
-        """The elements that are sent for a microbatch; not those of the terms of the link's sums,
-        which each rank adds up for itself."""
+        """Returns the number of elements that are sent for a microbatch. Terms of the link's sums
+        do not count, since each rank accumulates its own."""
         root = self.dims.graph.root
         waiting = [number for number, each in self.arguments.items() if each.waits]
         made = len(root.returned) - len(link.sums) - len(link.finals)
@@ -99,9 +100,9 @@ class HeadDivision:
 
 
 def divide_head(plan: Training, axis: Axis, wanted: str) -> HeadDivision | None:
-    """How the head of a plan is divided over the ranks of an axis; None where the last rank runs
-    it, as it is `wanted`: `last`, or with `auto` where little is won. Raises ToolError where it is
-    to be `divided` and cannot."""
+    """Returns the division of a plan's head over the ranks of an axis. Returns None if the last
+    rank is to run it: if `wanted` is `last`, or is `auto` and the gain is small. Raises ToolError
+    if `wanted` is `divided` and the head cannot be."""
     if wanted == "last":
         return None
     holder, inputs = _on_one_microbatch(plan, axis)
@@ -132,7 +133,8 @@ def divide_head(plan: Training, axis: Axis, wanted: str) -> HeadDivision | None:
 
 
 def _on_one_microbatch(plan: Training, axis: Axis) -> tuple[ir.Operation, tuple[Input, ...]]:
-    """The block of a head, in an op that is in no module, and what its arguments are."""
+    """Returns the block of a head, in an op that is in no module, and the inputs of its
+    arguments."""
     context = plan.backward.loop.op.context
     location = ir.Location.unknown(context)
     holder = ir.Operation.create(
@@ -151,7 +153,7 @@ def _on_one_microbatch(plan: Training, axis: Axis) -> tuple[ir.Operation, tuple[
     counter = block.add_argument(scalar, location)
     writing = OnePartWriter(plan.dims, counter, inputs.outside, inputs.finish)
     used = {number for node in plan.head.nodes for number in inputs_of(node)}
-    for number in sorted(used.intersection(plan.head.takes)):  # the others only go along
+    for number in sorted(used.intersection(plan.head.takes)):  # the others are only passed on
         writing.values[number] = inputs.argument(Input(number, None, waits=True))
     writing.write(plan.head.nodes, build.point)
     results = results_of_link(plan.head, plan.dims, plan.made(plan.stacks - 1), writing, build)
@@ -161,7 +163,7 @@ def _on_one_microbatch(plan: Training, axis: Axis) -> tuple[ir.Operation, tuple[
 
 
 class _Inputs:
-    """The arguments of a head's block, which turn up while it is written."""
+    """The arguments of a head's block, added while the block is written."""
 
     def __init__(self, plan: Training, block: ir.Block, axis: str) -> None:
         self._dims = plan.dims
@@ -169,19 +171,19 @@ class _Inputs:
         self._axis = axis
         self._arguments: dict[Input, ir.Value] = {}
         self._constants: dict[ir.Value, ir.Value] = {}
-        self._front: ir.Operation | None = None  # the last of the constants in front of the ops
+        self._front: ir.Operation | None = None  # the last of the constants before the ops
 
     @property
     def found(self) -> list[Input]:
-        """What the arguments are."""
+        """The inputs of the arguments."""
         return list(self._arguments)
 
     def finish(self, copy: ir.Operation) -> None:
-        """What a copied op needs: the axis is manual where it runs."""
+        """Removes the axis from a copied op's shardings: it is manual where the op runs."""
         without_axis(copy, self._axis)
 
     def argument(self, each: Input) -> ir.Value:
-        """The argument for a value."""
+        """Returns the argument for an input."""
         if each not in self._arguments:
             value, dims = self._dims.graph.values[each.number], self._dims
             type_ = part_type_of(dims, each.number)
@@ -192,7 +194,8 @@ class _Inputs:
         return self._arguments[each]
 
     def outside(self, number: int, layout: DimTiling | None) -> ir.Value:
-        """A value of the program; what is made of constants alone is made again."""
+        """Returns a value of the program; values made of constants alone are copied into the
+        block."""
         value = self._dims.graph.values[number]
         if layout is None:
             return self._whole(value)
@@ -229,9 +232,9 @@ class _Inputs:
 def _candidates(
     plan: Training, graph: Graph, inputs: Sequence[Input], axis: Axis
 ) -> Iterator[Seeds]:
-    """The dimensions of what the last layer gives that could be divided: those that are not of
-    samples first, for other axes of the mesh divide these. Where these are divided, each device
-    keeps a part of those it has."""
+    """Yields dimensions of the last layer's result that could be divided. Dimensions other than
+    that of samples come first, since other axes of the mesh divide the samples. If samples are
+    divided, each device keeps a part of those that it holds."""
     flows = plan.passes[plan.stacks - 1].phase.node.results
     others = axis.mesh.size // axis.size
     for number, each in zip(graph.root.arguments[1:], inputs, strict=True):
@@ -246,8 +249,8 @@ def _candidates(
 
 
 def _sums(dims: BatchDims, graph: Graph) -> frozenset[int] | None:
-    """What a head gives that is a sum over the parts; None where it gives something that is neither
-    in parts, nor such a sum, nor alike for all."""
+    """Returns the results of a head that are sums over the parts. Returns None if a result is
+    neither in parts, nor such a sum, nor the same for all parts."""
     partial = PartialSums(dims)
     partial.visit(graph.root.nodes)
     for number in graph.root.returned:

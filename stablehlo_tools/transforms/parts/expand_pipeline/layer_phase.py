@@ -1,9 +1,9 @@
-"""The layer loops on one microbatch.
+"""Plans a layer loop on one microbatch.
 
-A *phase* is a loop over layers as a rank of the pipeline runs it: what goes from rank to rank (the
-activations, or their cotangents), which rows of which stacks an iteration reads and writes, and
-which of its carries only add terms up. Sums over the batch become sums over microbatches; anything
-else that takes several samples at once is refused, by the name of the op.
+A *phase* is a loop over layers as a rank of the pipeline runs it. It states which carries are sent
+from rank to rank: the activations, or their cotangents. It also states the rows of stacks that an
+iteration reads and writes, and the carries that only accumulate terms. Sums over the batch become
+sums over microbatches. Any other op that uses several samples at once is refused by its name.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ from stablehlo_tools.dialect.reducers import identity_of
 from stablehlo_tools.ir.builder import element_of
 from stablehlo_tools.ir.values import has_uses, key_of
 
-# Ops of which nobody knows what they do with each sample.
+# Ops whose effect on each sample is unknown.
 OPAQUE = frozenset({"stablehlo.custom_call", MANUAL_COMPUTATION})
 
 
 def mixing_refusal(terms: PartialSums, node: Node) -> ToolError:
-    """Names the op that needs the whole batch, and the sum over samples that it takes, if any."""
+    """Returns the refusal that names the op that needs the whole batch, and the sum over samples
+    that it uses, if any."""
     source = source_of(terms, node)
     if source is None and node.name in OPAQUE:
         return ToolError(
@@ -56,7 +57,7 @@ _ADDING = frozenset({"stablehlo.add", "sdy.sharding_constraint"})
 
 @dataclass(frozen=True)
 class RowRead:
-    """A slice op of the body, and the rows of which stack it takes."""
+    """A slice op of the body, and the rows that it reads."""
 
     node: Node
     rows: Rows
@@ -65,7 +66,7 @@ class RowRead:
 
 @dataclass(frozen=True)
 class RowWrite:
-    """An update op of the body: value number `update`, of shape [rows, …], goes into rows."""
+    """An update op of the body, which writes value number `update`, of shape [rows, …], to rows."""
 
     rows: Rows
     access: Access
@@ -76,10 +77,10 @@ class RowWrite:
 class Phase:
     """A layer loop on one microbatch.
 
-    `flows` are the carries that go from rank to rank, `sums` those that only add terms up, each
-    rank for itself. `term_flows` are the flows that are terms: of those the first microbatch takes
-    what the loop starts from, the others 0. `reads` and `writes` are the rows of stacks, `nodes`
-    the other ops of an iteration; `terms` tells which values are terms of a sum over the
+    `flows` are the carries sent from rank to rank. `sums` are those that only accumulate terms, on
+    each rank separately. `term_flows` are flows that are terms: for the first microbatch they start
+    from the loop's operand, for the others from 0. `reads` and `writes` are the rows of stacks,
+    `nodes` the other ops of an iteration. `terms` holds the values that are terms of a sum over the
     microbatches.
     """
 
@@ -100,12 +101,12 @@ class Phase:
 
     @property
     def dims(self) -> BatchDims:
-        """How the batch lies in the values."""
+        """The batch dimension of each value."""
         return self.terms.dims
 
     def start_of_rows(self, carry: int, element: ir.Type) -> float | int:
-        """What a stacked result holds before the first microbatch: for terms, the number that their
-        reduction never shows."""
+        """Returns the initial number in a stacked result; for terms, the identity of their
+        reduction."""
         kinds = {
             self.terms.terms[write.update]
             for write in self.writes
@@ -122,7 +123,7 @@ class Phase:
 
 
 def plan_phase(loop: LayerLoop, dims: BatchDims) -> Phase:
-    """The plan of a loop. Raises a located ToolError for an op that mixes samples."""
+    """Returns the plan of a loop. Raises a located ToolError for an op that mixes samples."""
     node = next(n for n in dims.graph.nodes if n.name == loop.op.name and n.op == loop.op)
     body = node.bodies[1]
     live = _live(loop, body, node)
@@ -143,7 +144,7 @@ def plan_phase(loop: LayerLoop, dims: BatchDims) -> Phase:
     for write in writes:
         if write.update in terms.blocked:
             raise mixing_refusal(terms, terms.blocked[write.update])
-        # Terms that go into a stack must be ones that can be collected there.
+        # Terms can only be accumulated in a stack if their reduction has an identity.
         kind = terms.terms.get(write.update)
         element = element_of(loop.op.operands[write.rows.carry])
         if kind is not None and identity_of(kind, element) is None:
@@ -169,7 +170,7 @@ def plan_phase(loop: LayerLoop, dims: BatchDims) -> Phase:
 
 
 def _only_grows(body: Body, carry: int) -> bool:
-    """Whether an iteration does nothing with a carry but add to it."""
+    """Returns True if an iteration only adds terms to a carry."""
     makers = {number: node for node in body.nodes for number in node.results}
     uses = Counter(number for node in body.nodes for number in inputs_of(node))
     uses.update(body.returned)
@@ -200,8 +201,8 @@ def _hangs_on(number: int, argument: int, makers: dict[int, Node]) -> bool:
 def _sums(
     loop: LayerLoop, body: Body, dims: BatchDims, live: set[int]
 ) -> tuple[PartialSums, set[int]]:
-    """The flows that only add terms up. Raises ToolError for one that is neither that nor a value
-    of samples or of all."""
+    """Returns the sums over samples, and the flows that only accumulate terms. Raises ToolError for
+    a flow that is neither, and neither a value of samples nor the same for all."""
     sums: set[int] = set()
     flows = [carry for carry in loop.flows if carry in live]
     while True:
@@ -226,7 +227,7 @@ def _sums(
 
 
 def _live(loop: LayerLoop, body: Body, node: Node) -> set[int]:
-    """The carries that some result which is used hangs on."""
+    """Returns the carries that a used result depends on."""
     live = {carry for carry in (*loop.flows, *loop.writes) if has_uses(loop.op.results[carry])}
     place = {number: carry for carry, number in enumerate(body.arguments)}
     while True:

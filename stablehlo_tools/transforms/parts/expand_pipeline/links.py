@@ -1,6 +1,6 @@
 """Writes links into the loop over ticks: ops between two loops over layers, on one microbatch.
 
-Of the head, between the forwards and the backwards, each rank may run a part:
+Each rank may run a part of the head, the link between the forwards and the backwards:
 
     %h = stablehlo.all_reduce …                 // of the last rank, zeros of others : 4x1024x2048
     %own = stablehlo.dynamic_slice %h, %rank    // 4x256x2048
@@ -8,8 +8,8 @@ Of the head, between the forwards and the backwards, each rank may run a part:
     …
     %back = stablehlo.all_reduce …              // of parts between zeros : 4x1024x2048
 
-Which microbatch is at the head in a tick is known to all ranks, by one table without a row for each
-of them, so that all of them take part in its collectives.
+All ranks know which microbatch is at the head in a tick, from one table without a row for each
+rank. So all of them take part in its collectives.
 """
 
 from __future__ import annotations
@@ -44,15 +44,16 @@ Taken = Callable[[Builder, int], ir.Value]
 
 
 def begins(build: Builder, row: Row) -> ir.Value:
-    """Whether a rank runs the first chunk of a loop, with what a link makes."""
+    """Returns a flag: the rank runs the first chunk of a loop, which reads the results of a
+    link."""
     return build.same("and", row.runs, build.same("not", row.received))
 
 
 class LinkWriter:
-    """Writes the link behind a loop.
+    """Writes the link after a loop.
 
-    It carries the sums of its terms, and what the program needs of all samples, in this order.
-    `ticks` are those in which it is due for one microbatch or for none.
+    It carries the sums of its terms, and then values that the program needs of all samples. In each
+    of the `ticks`, it is due for one microbatch or for none.
     """
 
     def __init__(
@@ -72,13 +73,13 @@ class LinkWriter:
         self._passed = tuple(number for number in plan.given(link) if number not in self._made)
 
     def due(self, build: Builder, tick: ir.Value, own: Row) -> tuple[Row, ir.Value]:
-        """In which row the head runs, and whether it is due: in its rank's `own`, where the chunk
-        begins with what it makes."""
+        """Returns the row in which the link runs, and a flag that it is due. It runs in its rank's
+        `own` row, when that begins the first chunk of the next loop."""
         del tick
         return own, begins(build, own)
 
     def initial(self) -> list[ir.Value]:
-        """What is carried before the first tick."""
+        """Returns the values carried before the first tick."""
         build, carried = self._region.end, list[ir.Value]()
         for value in map(self._value, self._link.sums):
             carried.append(sum_identity(build, shape_of(value), wide(element_of(value))))
@@ -96,9 +97,10 @@ class LinkWriter:
         held: Sequence[ir.Value],
         taken: Taken,
     ) -> tuple[Values, list[ir.Value]]:
-        """The link on the row's microbatch, where one is due; what it hands on and carries.
+        """Writes the link on the row's microbatch, if it is due; returns the values it passes on
+        and those it carries.
 
-        With `skip` no other rank computes it.
+        With `skip`, it is in a branch, so that no other rank computes it.
         """
         passed = {number: taken(build, number) for number in self._passed}
         if not self._link.nodes:
@@ -113,12 +115,12 @@ class LinkWriter:
         return {**passed, **made}, chosen
 
     def finals(self, held: Sequence[ir.Value]) -> list[tuple[ir.Value, int | None]]:
-        """The sums and the values of all samples, as results of the region."""
+        """Returns the sums and the values of all samples, as results of the region."""
         build = self._region.end
         return [(self._region.total(build, value), None) for value in held]
 
     def replace(self, build: Builder, outer: Sequence[ir.Value]) -> None:
-        """Lets the results of the region take the place of the link's values."""
+        """Replaces the link's values by the results of the region."""
         graph = self._dims.graph
         for number, value in zip((*self._link.sums, *self._link.finals), outer, strict=True):
             old = self._value(number)
@@ -151,7 +153,8 @@ class LinkWriter:
     def _once(
         self, build: Builder, row: Row, held: Sequence[ir.Value], taken: Taken
     ) -> tuple[Values, list[ir.Value]]:
-        """The link on the row's microbatch, and what is carried then."""
+        """Writes the link on the row's microbatch; returns the values it passes on and those it
+        carries."""
         results = self._results(build, row, taken)
         return results.made, self._after(build, row, held, results)
 
@@ -171,7 +174,7 @@ class LinkWriter:
     def _after(
         self, build: Builder, row: Row, held: Sequence[ir.Value], results: LinkResults
     ) -> list[ir.Value]:
-        """What is carried when the link has run."""
+        """Returns the values carried after the link has run."""
         after: list[ir.Value] = []
         for term, before in zip(results.terms, held, strict=False):
             after.append(build.same("add", before, build.convert(term, element_of(before))))
@@ -194,9 +197,9 @@ class LinkWriter:
 
 
 class DividedHeadWriter(LinkWriter):
-    """The link between forwards and backwards, of which each rank runs a part.
+    """Writes the head, the link between forwards and backwards, of which each rank runs a part.
 
-    `direction` is that of the first backward loop: where a microbatch begins it, the head runs.
+    `direction` is that of the first backward loop: the head runs when a microbatch begins it.
     """
 
     def __init__(
@@ -226,14 +229,15 @@ class DividedHeadWriter(LinkWriter):
         self._is_owner = build.compare("EQ", self._rank, build.i32(owner))
 
     def due(self, build: Builder, tick: ir.Value, own: Row) -> tuple[Row, ir.Value]:
-        """On which microbatch the head runs, and whether it is due: the same on all ranks."""
+        """Returns a row with the microbatch at the head, and a flag that there is one: the same on
+        all ranks."""
         entry = build.reshape(build.dynamic_slice(self._table, [tick], [1]), [])
         zero = build.i32(0)
         row = own._replace(microbatch=build.same("maximum", entry, zero))
         return row, build.compare("GE", entry, zero)
 
     def _results(self, build: Builder, row: Row, taken: Taken) -> LinkResults:
-        """What the link gives: each rank has its terms, and all have the rest."""
+        """Returns the results of the link: each rank has its own terms, and all have the rest."""
         dims, region = self._division.dims, self._region
         block = dims.graph.root
 
@@ -258,13 +262,13 @@ class DividedHeadWriter(LinkWriter):
         terms: list[ir.Value] = []
         for number in islice(returned, len(self._link.sums)):
             value = writing.operand(number, None, build)
-            if number not in self._division.sums:  # what all have alike is one rank's
+            if number not in self._division.sums:  # if it is the same on all ranks, count it once
                 value = of_one(build, value, self._is_owner)
             terms.append(value)
         return LinkResults(made, terms, [self._joined(build, writing, n) for n in returned])
 
     def _joined(self, build: Builder, writing: OnePartWriter, number: int) -> ir.Value:
-        """A value of the block, all of it."""
+        """Returns a value of the block whole, if its parts are on the ranks."""
         dims = self._division.dims
         layout = dims.tilings.get(number)
         value = writing.operand(number, layout, build)
@@ -276,7 +280,8 @@ class DividedHeadWriter(LinkWriter):
     def _after(
         self, build: Builder, row: Row, held: Sequence[ir.Value], results: LinkResults
     ) -> list[ir.Value]:
-        """What is carried then: values of all samples on one rank."""
+        """Returns the values carried after the link has run: values of all samples are kept on one
+        rank."""
         after, sums = super()._after(build, row, held, results), len(results.terms)
         finals = zip(after[sums:], held[sums:], strict=True)
         kept = [build.same("select", self._is_owner, new, old) for new, old in finals]

@@ -1,4 +1,4 @@
-"""Finds the batch: the dimension of the arguments by which the layer loops can be cut."""
+"""Finds the batch: the dimension of the arguments along which the layer loops can be divided."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ class Cut:
 
 
 def find_cut(graph: Graph, loops: Sequence[LayerLoop], parts: int, given: Seeds | None) -> Cut:
-    """The cut by given arguments, or by those that are found.
+    """Returns the cut along dimensions of given arguments, or of those that a search finds.
 
-    The outermost dimension is taken by which every loop can be cut; integers are tried first, since
-    tokens are samples and weights are not. Raises ToolError where there is none: the reason of the
-    likeliest.
+    The search takes the outermost dimension along which every loop can be divided. It tries
+    integers first, since tokens are samples and weights are not. Raises ToolError if there is none,
+    with the reason of the likeliest one.
     """
     refusals: list[ToolError] = []
     if given is not None:
@@ -91,9 +91,10 @@ def find_cut(graph: Graph, loops: Sequence[LayerLoop], parts: int, given: Seeds 
 def _undivided(
     graph: Graph, loops: Sequence[LayerLoop], parts: int, *, are_refused: bool
 ) -> ToolError | None:
-    """That the batch, as fewer microbatches find it, is of a size which so many do not divide.
+    """Returns the refusal of a batch whose size so many microbatches do not divide, if fewer do.
+    Returns None if there is no such batch.
 
-    Where others `are_refused` for a reason of their own, only of integers: floats may be features.
+    If other batches `are_refused` for another reason, only integers count: floats may be features.
     """
     for fewer in fewer_parts(graph, parts):
         likely = (_likely(loops, trials) for trials in search(graph, fewer, cuts, to_the_end=True))
@@ -111,8 +112,8 @@ def _undivided(
 
 
 def cuts(graph: Graph, seeds: Seeds, parts: int) -> list[Seeds]:
-    """Ways to cut the same dimensions: strided, and as the program does itself, which cuts the
-    samples of each device in order, where that gives so many parts."""
+    """Returns ways to cut the same dimensions: strided, and as the program itself does. The program
+    may cut the samples of each device in order, if that gives the same number of parts."""
     ways = [strided(graph, seeds, parts)]
     if len(seeds) == 1:
         ((number, layout),) = seeds.items()
@@ -124,7 +125,8 @@ def cuts(graph: Graph, seeds: Seeds, parts: int) -> list[Seeds]:
 
 
 def _cut_behind(value: ir.Value, dim: int, parts: int) -> list[int]:
-    """How much lies ahead of so many parts where a dimension of a value becomes several."""
+    """Returns the sizes before the parts in reshapes that split a dimension of a value into so
+    many."""
     outers: list[int] = []
     if 0 in shape_of(value):
         return outers
@@ -142,8 +144,8 @@ def _cut_behind(value: ir.Value, dim: int, parts: int) -> list[int]:
 
 
 def _planned(trial: Trial, loops: Sequence[LayerLoop]) -> Cut:
-    """The cut by a trial, and of what it takes pieces of besides, such as labels, where that can be
-    cut, too."""
+    """Returns the cut by a trial. It includes arguments from which the trial takes pieces, such as
+    labels, if these can be divided, too."""
     longer = with_needed(trial)
     if longer is not trial:
         with contextlib.suppress(ToolError):
@@ -157,7 +159,7 @@ def _planned_alone(trial: Trial, loops: Sequence[LayerLoop]) -> Cut:
 
 
 def _over_layers(loops: Sequence[LayerLoop], trial: Trial) -> list[LayerLoop]:
-    """The loops that take rows of weights, not of samples; of nested ones, the outermost.
+    """Returns the loops that read rows of weights, not of samples; of nested ones, the outermost.
 
     Rows of samples have the batch among their dimensions.
     """
@@ -171,11 +173,11 @@ def _over_layers(loops: Sequence[LayerLoop], trial: Trial) -> list[LayerLoop]:
 
 
 def _likely(loops: Sequence[LayerLoop], trials: Iterable[Trial]) -> Iterator[Trial]:
-    """Trials that put a flow of every layer loop in parts, the likeliest first."""
+    """Returns trials that divide a flow of every layer loop, the likeliest first."""
     likely: list[Trial] = []
     for found in trials:
         trial = found
-        # A loop over chunks of tokens takes rows of labels, too: those of samples, as of tokens.
+        # A loop over chunks of tokens may also read rows of labels: divide these, too.
         if trial.independent and not _puts_flows_in_parts(loops, trial):
             trial = with_needed(trial)
         if _puts_flows_in_parts(loops, trial):
@@ -197,8 +199,8 @@ def _puts_flows_in_parts(loops: Sequence[LayerLoop], trial: Trial) -> bool:
 
 
 def _cuts_features(loops: Sequence[LayerLoop], trial: Trial) -> bool:
-    """Whether it is hardly samples that are cut: but rows of weights, or the last dimension of a
-    tensor of floats."""
+    """Returns True if the cut is likely one of features: of rows of weights, or along the last
+    dimension of a tensor of floats."""
     graph = trial.dims.graph
     stacks = [loop.op.operands[carry] for loop in loops for carry in loop.weights]
     return any(

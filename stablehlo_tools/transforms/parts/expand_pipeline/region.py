@@ -1,8 +1,8 @@
-"""A manual computation over one axis of the mesh, written from the inside.
+"""Writes a manual computation over one axis of the mesh, from the inside.
 
-What it takes of the program turns up while its ops are written: `Region.bring` adds an operand when
-it is first asked for. So a holder without operands is made first, and the computation itself, with
-all operands, results and shardings, when the region is closed.
+Its operands are found while its ops are written: `Region.bring` adds an operand at its first use.
+So the ops are first written to a holder without operands. Closing the region creates the
+computation itself, with all operands, results and shardings.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from stablehlo_tools.transforms.parts.one_part import apart, cut, window
 
 
 def without_axis(op: ir.Operation, axis: str) -> None:
-    """Takes an axis out of the shardings that an op states."""
+    """Removes an axis from the shardings that an op states."""
     for name in ("sharding", "sdy.sharding"):
         if name not in op.attributes or f'"{axis}"' not in str(op.attributes[name]):
             continue
@@ -30,21 +30,22 @@ def without_axis(op: ir.Operation, axis: str) -> None:
 
 
 def sum_identity(build: Builder, shape: Sequence[int], element: ir.Type) -> ir.Value:
-    """What changes no number that it is added to: -0.0 for floats.
+    """Returns a splat of the identity of addition: -0.0 for floats.
 
-    Ranks that have no results of their own hold it, so that a sum over all gives the others' bits.
+    Ranks without results of their own hold it, so that a sum over all ranks gives the others' bits.
     """
     return build.splat(-0.0 if isinstance(element, ir.FloatType) else 0, shape, element)
 
 
 def of_one(build: Builder, value: ir.Value, is_one: ir.Value) -> ir.Value:
-    """A value on the rank for which `is_one` is set, and on others what changes no sum."""
+    """Returns a value on the rank for which `is_one` is set, and the identity of addition on
+    others."""
     none = sum_identity(build, shape_of(value), element_of(value))
     return build.same("select", is_one, value, none)
 
 
 class Axis:
-    """An axis of a mesh: who its neighbours are, written for one collective each."""
+    """An axis of a mesh, with its groups of devices and their neighbours for collectives."""
 
     def __init__(self, name: str, mesh_name: str, mesh: DeviceMesh) -> None:
         self.name = name
@@ -54,7 +55,8 @@ class Axis:
         self.groups = mesh_axes_groups(mesh, (AxisRef(name),))
 
     def ring(self, step: int) -> list[tuple[int, ...]]:
-        """From each device to the one `step` further along the axis, the last to the first."""
+        """Returns pairs of each device and the one `step` further along the axis, which wraps
+        around."""
         size = self.size
         return [
             (group[rank], group[(rank + step) % size])
@@ -64,7 +66,7 @@ class Axis:
 
 
 class Region:
-    """The inside of a manual computation, in front of `anchor`, and the values it takes."""
+    """The inside of a manual computation before `anchor`, and the values that it uses."""
 
     def __init__(self, axis: Axis, anchor: ir.Operation, channel: int) -> None:
         self.axis = axis
@@ -81,16 +83,16 @@ class Region:
 
     @property
     def outside(self) -> Builder:
-        """Builds in front of the computation."""
+        """A builder before the computation."""
         return Builder(ir.InsertionPoint(self._holder), self.location)
 
     @property
     def end(self) -> Builder:
-        """Builds at the end of the region."""
+        """A builder at the end of the region."""
         return Builder(ir.InsertionPoint(self.block), self.location)
 
     def bring(self, value: ir.Value, dimension: int | None = None) -> ir.Value:
-        """A value of the outside, whole, or each rank's part along a dimension."""
+        """Returns a value from outside: whole, or each rank's part along a dimension."""
         key = value, dimension
         if key not in self._inside:
             self._make_before(value)
@@ -103,7 +105,7 @@ class Region:
         return self._inside[key]
 
     def _make_before(self, value: ir.Value) -> None:
-        """Moves what makes a value, behind the computation, in front of it."""
+        """Moves ops that a value depends on before the computation, if they are after it."""
         pending, behind = [value], set[ir.Operation]()
         while pending:
             op = producer(pending.pop())
@@ -116,7 +118,7 @@ class Region:
             op.move_before(self._holder)
 
     def whole(self, value: ir.Value) -> ir.Value:
-        """A value of the outside: constants are written again, others brought in."""
+        """Returns a value from outside: constants are copied, others become operands."""
         if value in self._constants:
             return self._constants[value]
         if not is_spread_constant(value):
@@ -138,9 +140,9 @@ class Region:
         parts: int,
         microbatch: ir.Value,
     ) -> ir.Value:
-        """One microbatch of a value of the outside, or all of it where it has no layout. Of a
-        broadcast along the batch, such as a mask that all samples share, only what is repeated is
-        brought in."""
+        """Returns one microbatch of a value from outside; all of it if it has no layout. If a
+        broadcast repeats a value along the batch, such as a mask for all samples, only that value
+        is an operand."""
         if layout is None:
             return self.whole(value)
         alike = alike_clone(value, layout.dim, part_type(value, layout, parts), build.point)
@@ -153,18 +155,18 @@ class Region:
         return alike
 
     def permute(self, build: Builder, value: ir.Value, step: int) -> ir.Value:
-        """What the rank `step` before has."""
+        """Returns the value of the rank `step` before."""
         self.channel += 1
         return build.permute(value, self.axis.ring(step), self.channel, ANY_CHANNEL)
 
     def total(self, build: Builder, value: ir.Value) -> ir.Value:
-        """The sum over the ranks; of booleans, whether any is set."""
+        """Returns the sum over the ranks; for booleans, the disjunction."""
         self.channel += 1
         groups = self.axis.groups
         return build.all_reduce(value, groups, self.channel, channel_type=ANY_CHANNEL)
 
     def from_one(self, build: Builder, value: ir.Value, is_one: ir.Value) -> ir.Value:
-        """What the one rank has for which `is_one` is set."""
+        """Returns the value of the rank for which `is_one` is set."""
         return self.total(build, of_one(build, value, is_one))
 
     def joined(
@@ -175,8 +177,9 @@ class Region:
         shape: Sequence[int],
         rank: ir.Value,
     ) -> ir.Value:
-        """A value of some shape, of which each rank has a part. It is added up, as XLA's own
-        partitioner would first bring what other axes divide together for an all_gather."""
+        """Returns a value of a shape, of which each rank has a part. It is an all_reduce of parts
+        between zeros. For an all_gather, XLA's partitioner would first gather the value along the
+        other axes."""
         rows = apart(shape, layout, self.axis.size)
         at, sizes = window(rows, layout, rank, build.i32(0))
         room = sum_identity(build, rows, element_of(part))
@@ -184,7 +187,7 @@ class Region:
         return build.reshape(self.total(build, own), shape)
 
     def close(self, results: Sequence[tuple[ir.Value, int | None]]) -> list[ir.Value]:
-        """Ends the region; the results outside, joined along their dimensions."""
+        """Ends the region; returns its results outside, joined along their dimensions."""
         build, types = self.outside, list[ir.Type]()
         for value, dim in results:
             shape = shape_of(value)

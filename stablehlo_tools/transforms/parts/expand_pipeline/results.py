@@ -1,13 +1,13 @@
-"""What stands for the results of a layer loop that became a pipeline, and which are divided.
+"""The values that replace the results of a layer loop, and their division over the ranks.
 
-A pipeline leaves its results whole on every rank, and unless something says otherwise a partitioner
-lets each rank compute all of what comes behind: the head over the vocabulary, and its backward. So
-the samples of a result that is multiplied behind the pipeline are divided over the ranks besides
-the axes that divide the batch already. These stay the slowest, so that nothing is sent for it.
+A pipeline returns its results whole on every rank. Without further sharding, a partitioner makes
+each rank compute all of the ops after it: the head over the vocabulary, and its backward. So if a
+result is multiplied after the pipeline, its samples are divided over the ranks, besides the axes
+that divide the batch already. These axes stay the major ones, so that dividing sends nothing.
 
-What the program itself states of these samples behind the pipeline states it then, too: with less,
-all of them would be gathered again. Weights behind the pipeline that its axis divides already
-divide that work by themselves.
+Constraints of the program on these samples after the pipeline then get the axis, too. Otherwise the
+samples would be gathered again. Weights after the pipeline that its axis divides already divide
+that work without this.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from stablehlo_tools.transforms.parts.expand_pipeline.ticks import EmitContext, 
 
 
 class Shares:
-    """How what the pipelines of a plan give is divided."""
+    """Divides the results of a plan's pipelines over the ranks."""
 
     def __init__(self, plan: Plan) -> None:
         self._axis = plan.axis
@@ -51,8 +51,8 @@ class Shares:
         self._batch = self._axes_of_batch(plan)
 
     def divide(self, phase: Phase, carry: int, value: ir.Value, build: Builder) -> ir.Value:
-        """A result of a layer loop, of which `value` has the elements now, divided over the ranks;
-        as it is where it is left alone."""
+        """Returns `value`, which replaces a result of a layer loop, with a constraint that divides
+        it over the ranks; unchanged if it should not be divided."""
         number = phase.node.results[carry]
         shape, layout = shape_of(value), self._dims.tilings.get(number)
         if layout is None or shape[layout.dim] % self._axes.size(self._batch):
@@ -67,7 +67,8 @@ class Shares:
         return constrained(value, sharding, build.point, phase.loop.op.location)
 
     def _axes_of_batch(self, plan: Plan) -> tuple[AxisRef, ...]:
-        """The axes that divide the samples of an argument, and that of the ranks, the fastest."""
+        """Returns the axes that divide the samples of an argument, and that of the ranks as the
+        minor one."""
         graph, rank = self._dims.graph, AxisRef(self._axis.name)
         of_arguments = (
             self._shardings.of(graph.values[number])[layout.dim]
@@ -77,9 +78,9 @@ class Shares:
         return (*max(others, key=len, default=[]), rank)
 
     def _stated_behind(self, loop: Node, result: int) -> dict[ir.Operation, ir.Attribute] | None:
-        """What the program is to state of samples behind a loop, in its block, instead of what it
-        states; None where no products of them stand there, one is of something that the ranks have
-        divided, or the samples do not divide where they are stated to."""
+        """Returns the new shardings for constraints on samples after a loop, in its block. Returns
+        None in three cases: samples are not multiplied there, a factor is divided over the ranks
+        already, or the samples do not divide evenly."""
         tilings = self._dims.tilings
         samples, found = {result}, False
         stated: dict[ir.Operation, ir.Attribute] = {}
@@ -102,7 +103,8 @@ class Shares:
         return stated if found else None
 
     def _says_less(self, constraint: Node) -> bool:
-        """Whether a constraint leaves no room for the axis of the ranks among those of samples."""
+        """Returns True if a constraint closes the dimension of samples and does not use the ranks'
+        axis."""
         layout = self._dims.tilings.get(constraint.results[0])
         sharding = constraint.op.attributes["sharding"]
         mesh, axes = sharding_axes(sharding)
@@ -112,7 +114,7 @@ class Shares:
         return not is_open
 
     def _rest_on_divided(self, numbers: Iterable[int]) -> bool:
-        """Whether values are made of something that the axis of the ranks divides."""
+        """Returns True if values depend on a value that the axis of the ranks divides."""
         graph = self._dims.graph
         above = solve(graph, dict.fromkeys(numbers, True), dependences, backward=True)
         stated = (self._shardings.of(graph.values[number]) for number in above)
@@ -122,7 +124,7 @@ class Shares:
 
 
 class Results:
-    """What stands for the results of a layer loop."""
+    """Replaces the results of a layer loop."""
 
     def __init__(
         self, phase: Phase, region: Region, context: EmitContext, shares: Shares | None = None
@@ -134,7 +136,7 @@ class Results:
         self._order: list[tuple[str, int]] = []
 
     def inside(self, state: State) -> list[tuple[ir.Value, int | None]]:
-        """The results of the region, from the state behind the last tick."""
+        """Returns the results of the region, from the state after the last tick."""
         build, results = self._region.end, list[tuple[ir.Value, int | None]]()
         for carry, whole in state.finals.items():
             self._order.append(("flow", carry))
@@ -150,7 +152,7 @@ class Results:
         return results
 
     def stand_in(self, build: Builder, outer: Sequence[ir.Value]) -> None:
-        """Lets the results of the region take the place of the loop's."""
+        """Replaces the results of the loop by the results of the region."""
         op, loop = self._phase.loop.op, self._phase.loop
         for carry in (*loop.constants, *loop.reads):
             if carry not in loop.writes:

@@ -1,4 +1,4 @@
-"""What a rank keeps of microbatches until it is taken, and what ranks hand on round the ring."""
+"""The slots in which a rank keeps values of microbatches, and the ring that sends them to ranks."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ SlotOf = Callable[[Builder], ir.Value]
 
 
 def put_row(build: Builder, rows: ir.Value, value: ir.Value, head: Sequence[ir.Value]) -> ir.Value:
-    """Rows with one of them written."""
+    """Returns rows with one of them overwritten."""
     row = build.reshape(value, [1, *shape_of(value)])
     return build.update(rows, row, _starts(build, rows, head))
 
 
 def row_of(build: Builder, rows: ir.Value, head: Sequence[ir.Value]) -> ir.Value:
-    """One of the rows."""
+    """Returns one of the rows."""
     shape = shape_of(rows)[1:]
     taken = build.dynamic_slice(rows, _starts(build, rows, head), [1, *shape])
     return build.reshape(taken, shape)
@@ -30,7 +30,8 @@ def _starts(build: Builder, rows: ir.Value, head: Sequence[ir.Value]) -> list[ir
 
 
 class Slots:
-    """Room for some values of `count` microbatches at once, by number: [count, ...] for each."""
+    """Slots for some values of `count` microbatches, by number: one tensor [count, ...] for each
+    value."""
 
     def __init__(self, types: Mapping[int, ir.RankedTensorType], count: int) -> None:
         self._types = types
@@ -38,7 +39,7 @@ class Slots:
         self._count = count
 
     def initial(self, build: Builder) -> list[ir.Value]:
-        """What is carried before the first tick."""
+        """Returns the tensors carried before the first tick."""
         return [
             build.splat(0, [self._count, *type_.shape], type_.element_type)
             for type_ in self._types.values()
@@ -52,7 +53,7 @@ class Slots:
         when: ir.Value,
         values: Mapping[int, ir.Value],
     ) -> list[ir.Value]:
-        """The room with the values in a slot, where they are to go there."""
+        """Returns the slots with `values` written to one of them, if `when` is set."""
         kept: list[ir.Value] = []
         for number, rows in zip(self._types, held, strict=True):
             at = slot(build)
@@ -63,11 +64,11 @@ class Slots:
     def taken(
         self, build: Builder, held: Sequence[ir.Value], slot: SlotOf, number: int
     ) -> ir.Value:
-        """A value out of a slot."""
+        """Returns a value in a slot."""
         return row_of(build, held[self._places[number]], [slot(build)])
 
     def in_turn(self, microbatch: ir.Value) -> SlotOf:
-        """The slot of a microbatch where they come and go in turn."""
+        """Returns the slot of a microbatch, if microbatches enter and leave in the same order."""
 
         def slot(build: Builder) -> ir.Value:
             if self._count == 1:
@@ -77,11 +78,11 @@ class Slots:
         return slot
 
 
-Load = Mapping[int, ir.RankedTensorType]  # by number, what a loop hands on of one microbatch
+Load = Mapping[int, ir.RankedTensorType]  # values sent for one microbatch, by number
 
 
 class Sent(NamedTuple):
-    """Values of a load, by number, and where they are what is sent."""
+    """Values of a load, by number; they are sent if `when` is set."""
 
     when: ir.Value
     load: int
@@ -99,7 +100,7 @@ class Ring:
         self._wires = [self._wired(load) for load in loads]
 
     def initial(self) -> list[ir.Value]:
-        """The receive slots of each wire before the first tick."""
+        """Returns the receive slots of each wire before the first tick."""
         build = self._region.end
         rows = [] if self._slots == 1 else [self._slots]
         return [build.splat(0, [*rows, *type_.shape], type_.element_type) for type_ in self._types]
@@ -107,17 +108,18 @@ class Ring:
     def taken(
         self, build: Builder, received: Sequence[ir.Value], load: int, number: int, slot: ir.Value
     ) -> ir.Value:
-        """A value of a load, as it was received into a slot."""
+        """Returns a value of a load from the slot that it was received into."""
         come = received[self._wires[load][number]]
         return come if self._slots == 1 else row_of(build, come, [slot])
 
     def hand_on(
         self, build: Builder, received: Sequence[ir.Value], sent: Sequence[Sent], slot: ir.Value
     ) -> list[ir.Value]:
-        """Sends what the loads give, later ones before others, and puts what comes into a slot.
+        """Sends the values of the loads, where later ones take precedence; stores those received in
+        a slot.
 
-        All loops of a tick run first: what comes may take the place of what they read. What no
-        rank needs goes to a slot that holds nothing alive.
+        All loops of a tick run first, since a received value may overwrite one that they read.
+        Values that no rank needs go to a slot that is not in use.
         """
         after: list[ir.Value] = []
         for wire, before in enumerate(received):

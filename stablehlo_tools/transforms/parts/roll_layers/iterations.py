@@ -2,10 +2,10 @@
 
 Each operand of op q is the same kind of source in every iteration, one of
 
-  inside   a result of op r of the same iteration
-  carried  a result of op r of the iteration before; in the first one, a value from outside
+    inside   a result of op r of the same iteration
+    carried  a result of op r of the iteration before; in the first one, a value from outside
     same     one value from outside, or equal constants
-  rows     a value from outside for each iteration: its weights, or a residual of the forward
+    rows     a value from outside for each iteration: its weights, or a residual of the forward
 
 Otherwise the ops are not a loop. The first and the last iteration may lack ops of the others:
 
