@@ -1,11 +1,11 @@
-"""With layout=pipeline, a program's stacks of layers are kept in the order of the ranks.
+"""With layout=pipeline, keeps a program's stacks of layers in the order of the ranks.
 
-The layers of a rank then lie side by side in the program's own arguments and results: weights,
-gradients, moments of an optimizer. Which values those are is found from what the layer loops read
-and write, from op to op, both ways (`Follower`): an op that treats every layer alike computes a
-stack in one order from stacks in that order, and a sum over all layers is the same in any order. An
-op that needs single layers, or their order, cannot be passed. Nothing is moved: constants are
-written in the new order, and arguments, results and constraints divided over the axis.
+The layers of a rank are then contiguous in the program's own arguments and results: weights,
+gradients, moments of an optimizer. `Follower` finds these values, from the stacks that layer loops
+read and write, from op to op, in both directions. An op that treats every layer in the same way
+computes a stack in one order from stacks in that order. A sum over all layers is the same in any
+order. An op that needs single layers, or their order, is refused. No data moves: constants are
+written in the new order, and arguments, results and constraints are divided over the axis.
 """
 
 from __future__ import annotations
@@ -52,15 +52,15 @@ from stablehlo_tools.transforms.parts.expand_pipeline.region import Axis
 
 
 def is_whole(phase: Phase, rows: Rows, value: ir.Value) -> bool:
-    """Whether a loop takes all rows of a stack."""
+    """Returns True if a loop reads or writes all rows of a stack."""
     return rows.first == 0 and rows.span * phase.loop.trips == shape_of(value)[0]
 
 
 class Follower:
     """Follows stacks from value to value.
 
-    `layouts` are those found, by number, cut into as many parts as there are layers; `constants`
-    the ops that make some of them of nothing, in the order of the layers.
+    `layouts` are the stacks found, by number, each with its dimension divided into as many parts as
+    there are layers. `constants` are the ops that create stacks, in the order of the layers.
     """
 
     def __init__(self, graph: Graph, phases: Sequence[Phase], layers: int) -> None:
@@ -81,7 +81,7 @@ class Follower:
                 self._near.setdefault(number, []).append(node)
 
     def copy(self) -> Follower:
-        """Another one that has come as far."""
+        """Returns a copy with the same state."""
         other = object.__new__(Follower)
         other.__dict__.update(self.__dict__)
         other.layouts = dict(self.layouts)
@@ -90,13 +90,13 @@ class Follower:
         return other
 
     def follow(self, number: int, node: Node) -> None:
-        """Follows a stack that a loop accesses. Raises ToolError where that is not possible."""
+        """Follows a stack that a loop accesses. Raises ToolError if an op needs single layers."""
         self._put(number, DimTiling(0), node)
         while self._pending:
             self._visit(self._pending.pop())
 
     def rows(self) -> Iterable[Rows]:
-        """What the loops access of stacks that were found."""
+        """Yields the rows that the loops access of the stacks found."""
         for node, phase in self._phases.items():
             for stacks, numbers in (
                 (phase.loop.reads, node.operands),
@@ -107,8 +107,8 @@ class Follower:
                         yield rows
 
     def dimensions(self, numbers: Sequence[int]) -> dict[int, int]:
-        """Those of some values that are stacks, by place, and the dimension that the layers lie
-        along. Raises ToolError where they lie in no one dimension."""
+        """Returns the dimension of the layers for each of these values that is a stack, by its
+        place. Raises ToolError if the layers of one are not contiguous along a dimension."""
         dimensions: dict[int, int] = {}
         for place, number in enumerate(numbers):
             layout = self.layouts.get(number)
@@ -166,7 +166,8 @@ class Follower:
             self._backwards(node)
 
     def _loop(self, node: Node, phase: Phase) -> None:
-        """A layer loop takes stacks row by row, and leaves those that it reads as they are."""
+        """Follows a layer loop: it reads and writes stacks row by row, and passes on those that it
+        reads."""
         loop = phase.loop
         for carry, numbers in enumerate(zip(node.operands, node.results, strict=True)):
             if not any(number in self.layouts for number in numbers):
@@ -180,7 +181,7 @@ class Follower:
                 self._put(number, DimTiling(0), node)
 
     def _alike(self, numbers: Sequence[int], node: Node) -> None:
-        """Values that control flow hands on as they are."""
+        """Follows values that control flow passes on unchanged."""
         layout = next((self.layouts[n] for n in numbers if n in self.layouts), None)
         if layout is None:
             return
@@ -205,7 +206,7 @@ class Follower:
                 raise self._refusal(node)
 
     def _backwards(self, node: Node) -> None:
-        """What an op is to be given, for its result to be a stack."""
+        """Follows operands: those from which an op computes a stack as its result."""
         wanted = tuple(map(self.layouts.get, node.results))
         if node.name == IOTA or node.name in CONSTANTS:
             self.constants[node] = None
@@ -220,7 +221,7 @@ class Follower:
                 if number in self.layouts:
                     self._forwards(node)
                     return
-                # This operand is alike for all layers: all that are divided are followed.
+                # This operand is the same for all layers: follow those that are divided instead.
                 for other, own in zip(node.operands, step.operands, strict=True):
                     if own is not None:
                         self._put(other, own, node)
@@ -253,7 +254,7 @@ class Follower:
 
 
 def _is_alike(node: Node, layout: DimTiling) -> bool:
-    """Whether an op gives the same for each layer, whatever it is given."""
+    """Returns True if the result of an op is the same for each layer, for any operands."""
     if node.name in CONSTANTS:
         return is_splat(node.op)
     if node.name == IOTA:
@@ -266,12 +267,11 @@ def _is_alike(node: Node, layout: DimTiling) -> bool:
 
 @dataclass(frozen=True)
 class StackOrder:
-    """The stacks of as many layers, in a program without calls.
+    """The stacks with the same number of layers, in a program without calls.
 
-    `layouts` tells of each such value, by number, how the layers lie in it; `arguments` and
-    `results` are those of `main`, each with the dimension that the layers lie along. `constants`
-    make stacks that are written in the order of the layers. `rows` are what the loops access of
-    stacks, by identity.
+    `layouts` is the dimension of the layers in each such value, by number. `arguments` and
+    `results` are those of `main`, with that dimension. `constants` create stacks and are written in
+    the order of the layers. `rows` are the loops' accesses to stacks, by identity.
     """
 
     chunks: Chunks
@@ -283,17 +283,16 @@ class StackOrder:
 
     @property
     def order(self) -> list[int]:
-        """For each place of a stack in the order of the ranks, the layer that lies there."""
+        """For each row of a stack in the order of the ranks, the number of its layer."""
         return self.chunks.order()
 
 
 def stack_orders(dims: BatchDims, phases: Sequence[Phase], chunks: Chunks) -> StackOrder:
-    """The stacks that loops over as many layers read and write, and all that hangs together with
-    them. Raises a located ToolError for an op that needs the order of the layers.
+    """Returns the stacks that loops over the same number of layers read and write, and all values
+    connected with them. Raises a located ToolError for an op that needs the order of the layers.
 
-    What has no batch and is made of arguments of floats counts as weights. Other stacks keep the
-    order of the layers where they cannot be followed: keys of random numbers, what a loop leaves
-    for each sample.
+    Values without a batch that depend on float arguments count as weights. Other stacks keep the
+    order of the layers if they cannot be followed: random keys, residuals of each sample.
     """
     if not chunks.is_even:
         raise ToolError(
@@ -345,15 +344,15 @@ def stack_orders(dims: BatchDims, phases: Sequence[Phase], chunks: Chunks) -> St
 
 @dataclass(frozen=True)
 class StackOrders:
-    """The stacks of a program, one for each number of layers, and the axis that has the ranks."""
+    """The stacks of a program, one order for each number of layers, and the axis of the ranks."""
 
     axis: Axis
     orders: tuple[StackOrder, ...]
 
 
 def orders_of(plan: Plan) -> tuple[StackOrder, ...]:
-    """The stacks of each number of layers. Raises ToolError for a program with a stack of which
-    layers cannot be put into another order."""
+    """Returns the stacks for each number of layers. Raises ToolError if the layers of a stack
+    cannot be put into another order."""
     by_layers: dict[int, list[Phase]] = {}
     for phase in plan.cut.phases:
         by_layers.setdefault(phase.loop.trips, []).append(phase)
@@ -373,8 +372,8 @@ def orders_of(plan: Plan) -> tuple[StackOrder, ...]:
 
 
 def put_in_order(module: ir.Module, graph: Graph, axis: Axis, orders: Sequence[StackOrder]) -> None:
-    """Writes constants in the new order, and divides arguments, results and what is constrained
-    over the axis."""
+    """Writes constants in the new order, and divides arguments, results and constrained values over
+    the axis."""
     main = entry_function(module)
     for each in orders:
         for node in each.constants:
@@ -401,7 +400,7 @@ def put_in_order(module: ir.Module, graph: Graph, axis: Axis, orders: Sequence[S
 
 
 def _permuted(op: ir.Operation, layout: DimTiling, order: StackOrder) -> ir.Value:
-    """What a constant or an iota is with its layers in the new order."""
+    """Returns a constant or an iota with its layers in the new order."""
     build = Builder(ir.InsertionPoint(op), op.location)
     result = op.results[0]
     shape, layers = shape_of(result), order.chunks.trips
@@ -428,9 +427,9 @@ def _permuted(op: ir.Operation, layout: DimTiling, order: StackOrder) -> ir.Valu
 def divided_first(
     sharding: ir.Attribute | None, axis: Axis, rank: int, dimension: int, context: ir.Context
 ) -> ir.Attribute:
-    """A sharding with a dimension divided over an axis before all others, and no other over it.
+    """Returns a sharding in which the axis divides this dimension, as its first axis, and no other.
 
-    Where there is none yet, the other dimensions are left open.
+    If `sharding` is None, the other dimensions are open.
     """
     dims = open_dims(rank) if sharding is None else dimension_axes(sharding)
     dims = [(tuple(a for a in axes if a.name != axis.name), rest) for axes, rest in dims]

@@ -1,14 +1,15 @@
-"""Stacks of layers spread over the ranks that run them, and back.
+"""Spreads stacks of layers over the ranks that run them, and gathers them again.
 
 A stack of rows, [rows, …], becomes [repeats, ranks, layers of a chunk, span, …], divided over the
-ranks along dimension 1. With one chunk on each rank that is a reshape. With more, no sharding of
-[rows, …] says where the chunks lie: a stack that the program keeps divided over the ranks, in the
-order of the layers, is exchanged chunk by chunk instead of being gathered.
+ranks along dimension 1. With one chunk on each rank, that is a reshape. With more, no sharding of
+[rows, …] describes the chunks of a rank. The program may keep a stack divided over the ranks, in
+the order of the layers. It is then exchanged chunk by chunk instead of being gathered.
 
-Chunk p runs on rank p mod `ranks`; where layers lie in order, in `ranks` equal parts, it is number
-p mod `repeats` on rank p div `repeats`. From each rank `repeats` chunks go out and as many come in,
-so that they go in as many rounds, in each of which every rank sends one and receives one: a regular
-bipartite graph is a sum of perfect matchings (König 1916). No rank ever holds more than its share.
+Chunk p runs on rank p mod `ranks`. In a stack of `ranks` equal parts with the layers in order, it
+is chunk p mod `repeats` on rank p div `repeats`. Each rank sends `repeats` chunks and receives as
+many. They are sent in as many rounds, in each of which every rank sends one and receives one: a
+regular bipartite graph is a sum of perfect matchings (König 1916). No rank ever holds more than its
+share.
 """
 
 from __future__ import annotations
@@ -35,10 +36,10 @@ from stablehlo_tools.transforms.parts.one_part import apart
 
 
 def is_divided(value: ir.Value, axis: str) -> bool:
-    """Whether dimension 0 of a value is divided over an axis, first of all.
+    """Returns True if dimension 0 of a value is divided over an axis, as its major axis.
 
-    So it is where a constraint says so, or the sharding of an argument of the program, of the value
-    itself or of what it is computed from element by element.
+    A constraint or the sharding of an argument of the program may state this: for the value itself,
+    or for a value that it is computed from elementwise.
     """
     pending, seen, shape = [value], {value}, shape_of(value)
     while pending:
@@ -63,14 +64,15 @@ def is_divided(value: ir.Value, axis: str) -> bool:
     return False
 
 
-Round = tuple[int, ...]  # by the rank that runs it, the chunk that goes, counted over all ranks
+Round = tuple[int, ...]  # by the rank that runs it, the chunk sent, numbered over all ranks
 
 
 def exchange(
     build: Builder, axis: Axis, chunks: Chunks, value: ir.Value, *, ordered: bool
 ) -> tuple[ir.Value, list[ir.Operation]]:
-    """[repeats, ranks, …] as the ranks run it becomes [ranks, repeats, …], layers in order; or the
-    reverse, of what is `ordered` so, divided along dimension 0. Returns it and the permutes."""
+    """Rearranges [repeats, ranks, …], as the ranks run it, to [ranks, repeats, …] in the order of
+    layers. With `ordered`, `value` has the order of layers, divided along dimension 0, and the
+    reverse is done. Returns the result and the permutes."""
     before, after = (0, RANK_DIMENSION) if ordered else (RANK_DIMENSION, 0)
     anchor = build.point.ref_operation
     assert anchor is not None, "stacks are made in front of a loop"
@@ -80,7 +82,7 @@ def exchange(
     shape = shape_of(local)
     del shape[before]
     rows = build.reshape(local, shape)
-    # [ranks, rounds, 2]: which of its chunks a rank sends, and which place it fills.
+    # [ranks, rounds, 2]: the number of the chunk that a rank sends, and the place that it fills.
     ranks, repeats = chunks.ranks, chunks.repeats
     turns = rounds(ranks, repeats)
     numbers = np.zeros((ranks, len(turns), 2), dtype=np.int32)
@@ -103,7 +105,7 @@ def exchange(
         taken = build.dynamic_slice(rows, starts_at(turn, 0), [1, *shape[1:]])
         ways = [(p % ranks, p // repeats) for p in sent]
         if any(source != target for source, target in ways):
-            # A chunk that stays is sent by the rank to itself, which takes no link.
+            # A chunk that stays is sent by the rank to itself, over no link.
             if ordered:
                 ways = sorted((target, source) for source, target in ways)
             pairs = [(group[one], group[other]) for one, other in ways for group in axis.groups]
@@ -117,7 +119,7 @@ def exchange(
 
 @lru_cache
 def rounds(ranks: int, repeats: int) -> tuple[Round, ...]:
-    """All chunks in `repeats` rounds; those in which every chunk stays come first."""
+    """Returns all chunks in `repeats` rounds; rounds in which every chunk stays come first."""
     left: list[list[list[int]]] = [[[] for _ in range(ranks)] for _ in range(ranks)]
     for p in range(ranks * repeats):
         left[p % ranks][p // repeats].append(p)
@@ -130,7 +132,7 @@ def rounds(ranks: int, repeats: int) -> tuple[Round, ...]:
 
 
 def _matching(left: Sequence[Sequence[Sequence[int]]]) -> list[int]:
-    """For each rank another one to send to, all different, by augmenting paths (Kuhn 1955)."""
+    """Returns a different rank for each rank to send to, by augmenting paths (Kuhn 1955)."""
     taken: dict[int, int] = {}
 
     def augment(rank: int, seen: set[int]) -> bool:
@@ -149,16 +151,16 @@ def _matching(left: Sequence[Sequence[Sequence[int]]]) -> list[int]:
     return sorted(taken, key=lambda target: taken[target])
 
 
-# The rows, how the batch lies in them, and whether the program keeps them in the ranks' order.
+# First row, span, batch dimension, and True if the program keeps the rows in the ranks' order.
 Form = tuple[int, int, DimTiling | None, bool]
 
 
 @dataclass
 class Stacks:
-    """Stacks put in the order of the ranks and back; what comes back and is put in that order again
-    stays as it was.
+    """Puts stacks in the order of the ranks and back. A gathered stack that is spread again reuses
+    the spread value.
 
-    `ordered` are the rows, by identity, of stacks that the whole program keeps in that order.
+    `ordered` are the rows, by identity, of stacks that the whole program keeps in the ranks' order.
     """
 
     axis: Axis
@@ -174,14 +176,15 @@ class Stacks:
     def spread(
         self, build: Builder, value: ir.Value, rows: Rows, layout: DimTiling | None
     ) -> ir.Value:
-        """[rows, …] as [repeats, ranks, layers, span, …], the batch of the rest in three."""
+        """Returns [rows, …] as [repeats, ranks, layers, span, …]; the batch dimension becomes
+        three."""
         key = value, build.point.block, self._form(rows, layout)
         if key not in self._forms:
             self._forms[key] = self._spread(build, value, rows, layout)
         return self._forms[key]
 
     def shape(self, rows: Rows, shape: Sequence[int], layout: DimTiling | None) -> list[int]:
-        """The shape that a stack of a shape is spread to."""
+        """Returns the shape that a stack of a shape is spread to."""
         chunks = self.chunks
         head = [chunks.repeats, chunks.ranks, chunks.longest, rows.span]
         return [*head, *row_shape(shape, layout, self.parts)]
@@ -194,7 +197,7 @@ class Stacks:
         layout: DimTiling | None,
         before: ir.Value,
     ) -> ir.Value:
-        """The reverse: [rows, …] from what the ranks hold, rows that no iteration writes from
+        """Returns the reverse of `spread`: [rows, …]. Rows that no iteration writes are those of
         `before`."""
         chunks, span, whole = self.chunks, rows.span, shape_of(before)
         each = value
@@ -206,7 +209,7 @@ class Stacks:
             self._permutes += permutes
         count = chunks.repeats * chunks.ranks * chunks.longest
         each = self._kept(build.reshape(each, [count, span, *whole[1:]]))
-        if not chunks.is_even:  # without what fills the chunks up
+        if not chunks.is_even:  # without the padding of short chunks
             firsts = range(0, count, chunks.longest)
             each = _joined(
                 build,
@@ -225,8 +228,8 @@ class Stacks:
         return stack
 
     def finish(self, channel: int) -> list[ir.Operation]:
-        """Drops what nobody came to use, and gives each permute a channel behind `channel`; returns
-        the permutes."""
+        """Erases unused values and gives each permute a channel after `channel`; returns the
+        permutes."""
         self._forms.clear()
         for value in reversed(self._made):
             op = producer(value)
@@ -266,16 +269,17 @@ class Stacks:
         return build.reshape(each, shape)
 
     def _turned(self, build: Builder, value: ir.Value) -> ir.Value:
-        """[ranks, repeats, …] as [repeats, ranks, …], or the reverse: nothing moves on a device."""
+        """Returns [ranks, repeats, …] as [repeats, ranks, …], or the reverse: no data leaves a
+        device."""
         rank = len(shape_of(value))
         return self._kept(build.transpose(value, [1, 0, *range(2, rank)]))
 
     @property
     def _is_exchanged(self) -> bool:
-        """Whether the chunks lie on other ranks than the layers in order would.
+        """True if the chunks are on other ranks than equal parts of the layers in order would be.
 
-        Chunks of different lengths cut layers in order in no equal parts: their stacks are whole
-        on every device before and after the loop.
+        Chunks of different lengths are not such parts: their stacks are whole on every device
+        before and after the loop.
         """
         return self.chunks.repeats > 1 and self.chunks.is_even
 
@@ -298,14 +302,14 @@ class Stacks:
 
 
 def row_shape(shape: Sequence[int], layout: DimTiling | None, parts: int) -> list[int]:
-    """The shape of a row of a stack, its batch dimension in three; the layout is the stack's."""
+    """Returns the shape of a row of a stack, with its batch dimension split in three."""
     if layout is None:
         return list(shape[1:])
     return apart(shape, layout, parts)[1:]
 
 
 def part_of(build: Builder, value: ir.Value, start: int, limit: int) -> ir.Value:
-    """Rows of a tensor."""
+    """Returns rows `start` to `limit` of a tensor."""
     shape = shape_of(value)
     if (start, limit) == (0, shape[0]):
         return value

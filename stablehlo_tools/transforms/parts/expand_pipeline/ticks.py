@@ -1,9 +1,9 @@
-"""One layer loop in the loop over ticks: what a rank does for it in a tick.
+"""One layer loop in the loop over ticks: the work of a rank for it in a tick.
 
-The schedule is a table of integers, a row for each tick, of which every rank has its own.
-In a tick a rank takes a microbatch's activations, as they came from the rank before or as the layer
-loop starts, runs the layers of one of its chunks on them, and sends them on (`Ring`). What else the
-loop over ticks carries is a `State`; the ops of a layer are written by `one_part.OnePartWriter`.
+The schedule is a table of integers with a row for each tick; every rank has its own. In a tick, a
+rank reads a microbatch's activations, received from the rank before or as the layer loop starts. It
+runs the layers of one of its chunks on them, and sends the result on (`Ring`). The loop over ticks
+also carries a `State`. `one_part.OnePartWriter` writes the ops of a layer.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from stablehlo_tools.transforms.parts.one_part import OnePartWriter, Outside, ap
 
 
 def wide(element: ir.Type) -> ir.Type:
-    """The type that terms are added up in: at least 32 bits of float."""
+    """Returns the type in which terms are added up: floats have at least 32 bits."""
     if isinstance(element, ir.FloatType) and element.width < 32:
         return ir.F32Type.get(element.context)
     return element
@@ -44,10 +44,10 @@ def wide(element: ir.Type) -> ir.Type:
 
 @dataclass
 class State:
-    """What a phase carries from tick to tick, each by the carry of the layer loop that it is of.
+    """The values that a phase carries from tick to tick, by the carry of its layer loop.
 
-    `finals` are flows behind the last layer, `sums` the terms added up so far, `stores` the rows
-    written so far. What ranks hand on is carried by a `Ring`.
+    `finals` are flows after the last layer, `sums` the terms added up so far, `stores` the rows
+    written so far. A `Ring` carries values that are sent between ranks.
     """
 
     finals: dict[int, ir.Value] = field(default_factory=dict[int, ir.Value])
@@ -55,11 +55,11 @@ class State:
     stores: dict[int, ir.Value] = field(default_factory=dict[int, ir.Value])
 
     def flat(self) -> list[ir.Value]:
-        """All values, in an order that `like` knows."""
+        """Returns all values, in the order in which `like` reads them."""
         return [value for group in self._groups() for value in group.values()]
 
     def like(self, values: Sequence[ir.Value]) -> State:
-        """A state with other values."""
+        """Returns a state with other values."""
         rest = list(values)
         groups = [{carry: rest.pop(0) for carry in group} for group in self._groups()]
         return State(*groups)
@@ -70,7 +70,8 @@ class State:
 
 @dataclass(frozen=True)
 class Kept:
-    """The stacks that a forward leaves for the backward, by carry, and how many slots hold each."""
+    """The stacks that a forward keeps for the backward, by carry, and the number of slots of
+    each."""
 
     slots: int = 0
     carries: frozenset[int] = frozenset()
@@ -78,8 +79,8 @@ class Kept:
 
 @dataclass(frozen=True)
 class EmitContext:
-    """How phases are written: `skip` leaves out the layers of a rank that has no work, `axis` is
-    the manual one."""
+    """The settings for writing phases. `skip` omits the layers of a rank that has no work; `axis`
+    is the manual axis."""
 
     chunks: Chunks
     stacks: Stacks
@@ -87,17 +88,17 @@ class EmitContext:
     axis: str
 
     def finish(self, copy: ir.Operation) -> None:
-        """What every op that is copied into the manual computation needs: inside of it no sharding
-        may name its axis."""
+        """Removes the axis from a copied op's shardings: in the manual computation, none may name
+        it."""
         without_axis(copy, self.axis)
 
 
 class Row(NamedTuple):
-    """What a rank does in a tick, in scalars: i32, and i1 for `runs` and `ends`.
+    """The work of a rank in a tick, in i32 scalars; `runs`, `ends` and `received` are i1.
 
-    `first` and `layers` are the iterations of the chunk, the first one and how many; `ends` says
-    that it is the last chunk of the direction, `received` that its input came from another; the
-    others are those of a `Cell`, `source` and `kept` never below 0.
+    `first` and `layers` are the first iteration of the chunk and their number. `ends` is set for
+    the last chunk of the direction, `received` if the input came from another rank. The others are
+    those of a `Cell`, with `source` and `kept` never below 0.
     """
 
     runs: ir.Value
@@ -118,11 +119,11 @@ _FLAGS = 3
 def _table(
     direction: Direction, chunks: Chunks, *, back: bool, joins: bool, skip: bool
 ) -> np.ndarray:
-    """[ranks, ticks, columns]: a row for what each rank does in each tick.
+    """Returns the table [ranks, ticks, columns], with a row for the work of each rank in each tick.
 
-    Microbatches go `back` from the last rank to the first, or forward. With `joins`, the first
-    chunk begins with what a link makes of another loop's results; with `skip`, a rank without work
-    has no iterations.
+    Microbatches move from the last rank to the first if `back`, else from the first to the last.
+    With `joins`, the first chunk reads results of a link after another loop. With `skip`, a rank
+    without work has no iterations.
     """
     ticks, ranks = len(direction.cells), chunks.ranks
     numbers = np.zeros((ranks, ticks, len(Row._fields)), dtype=np.int32)
@@ -151,18 +152,18 @@ def _table(
     return numbers
 
 
-Left = Mapping[int, ir.Value]  # stores of what a forward leaves, by the carry that reads it
+Left = Mapping[int, ir.Value]  # stores of a forward's residuals, by the carry that reads them
 Arrived = Callable[[Builder, int], ir.Value]  # by carry, a flow as the rank received it
 
 
 @dataclass(frozen=True)
 class Given:
-    """What a phase is given in a tick.
+    """The inputs of a phase in a tick.
 
-    `starts` are flows for the first chunk, by carry, where they are not those that the layer loop
-    starts from, and None where that chunk takes what was received as all others do; `along` are
-    values of the microbatch that other loops or links made, by number; `kept` the stores of the
-    phase that went before it.
+    `arrived` returns the flow of a carry as the rank received it. `starts` are flows for the first
+    chunk, by carry, that differ from those the layer loop starts from. If it is None, that chunk
+    reads received flows as all others do. `along` are values of the microbatch that other loops or
+    links made, by number. `kept` are the stores of the phase's forward.
     """
 
     arrived: Arrived
@@ -174,9 +175,9 @@ class Given:
 class PhaseWriter:
     """Writes one phase into a region.
 
-    Rows of the stacks in `kept` are held in slots, for as long as the schedule says; those of
-    others for all microbatches. `trips` is how often the loop over a chunk's layers runs in a tick,
-    in the mean. With `joins`, the first chunk begins with what a link makes.
+    Rows of the stacks in `kept` are held in slots, for as long as the schedule says; those of other
+    stacks for all microbatches. `trips` is the mean number of iterations in a tick of the loop over
+    a chunk's layers. With `joins`, the first chunk reads the results of a link.
     """
 
     def __init__(
@@ -206,7 +207,7 @@ class PhaseWriter:
         self._stacks: dict[int, ir.Value] = {}
 
     def bring_stacks(self, kept: Sequence[int] = ()) -> None:
-        """Brings each rank its rows of the stacks, those that are `kept` left out."""
+        """Brings each rank its rows of the stacks, except those whose carries are in `kept`."""
         for read in self._phase.reads:
             carry = read.rows.carry
             if carry in kept or carry in self._stacks:
@@ -220,7 +221,7 @@ class PhaseWriter:
             self._stacks[carry] = self._region.end.reshape(local, shape)
 
     def initial(self) -> State:
-        """The state before the first tick."""
+        """Returns the state before the first tick."""
         build, state = self._region.end, State()
         for carry in self._finals:
             whole, layout = self._operand(carry), self._layout(carry)
@@ -241,7 +242,7 @@ class PhaseWriter:
 
     @property
     def load(self) -> dict[int, ir.RankedTensorType]:
-        """The flows of one microbatch, by the number of what the layer loop gives."""
+        """The types of the flows of one microbatch, by the number of the layer loop's result."""
         load: dict[int, ir.RankedTensorType] = {}
         for carry in self._phase.flows:
             whole, layout = self._operand(carry), self._layout(carry)
@@ -253,8 +254,8 @@ class PhaseWriter:
     def run(
         self, build: Builder, row: Row, state: State, given: Given
     ) -> tuple[State, dict[int, ir.Value]]:
-        """The work of a tick: the chunk's layers on one microbatch. Returns the state, and the
-        flows behind the chunk, by carry."""
+        """Writes the work of a tick: the chunk's layers on one microbatch. Returns the state, and
+        the flows after the chunk, by carry."""
         phase, context = self._phase, self.context
         flows = [self._input(build, row, carry, given) for carry in phase.flows]
         inner = State({}, state.sums, state.stores)
@@ -280,7 +281,7 @@ class PhaseWriter:
         return State(finals, after.sums, after.stores), out
 
     def start(self, build: Builder, row: Row, carry: int) -> ir.Value:
-        """A flow as the layer loop starts it, of one microbatch."""
+        """Returns a flow of one microbatch as the layer loop starts it."""
         whole, layout = self._operand(carry), self._layout(carry)
         start = self._region.part(build, whole, layout, self._parts, row.microbatch)
         if carry in self._phase.term_flows:
@@ -289,7 +290,7 @@ class PhaseWriter:
         return start
 
     def row(self, build: Builder, tick: ir.Value) -> Row:
-        """The rank's work in a tick."""
+        """Returns the rank's work in a tick."""
         zero = build.i32(0)
         columns = len(Row._fields)
         row = build.reshape(
@@ -310,7 +311,8 @@ class PhaseWriter:
         state: State,
         taken: tuple[Outside, Given],
     ) -> tuple[State, list[ir.Value]]:
-        """An iteration of the layer loop, inside of the loop over those of a chunk."""
+        """Writes an iteration of the layer loop, inside of the loop over a chunk's layers. Returns
+        the state and the flows."""
         phase, build, (outside, given) = self._phase, loop.inside, taken
         layer = loop.counter
         if phase.loop.reverse:
@@ -344,7 +346,8 @@ class PhaseWriter:
         return State({}, sums, stores), ends
 
     def _outside(self, loop: CountedLoop, row: Row) -> Outside:
-        """Values from outside of the layer loop; parts of them are taken once a tick."""
+        """Returns a function for values from outside of the layer loop; parts of them are cut once
+        a tick."""
         phase = self._phase
         place_of = {n: c for c, n in enumerate(phase.body.arguments)}
         cuts: dict[tuple[int, DimTiling | None], ir.Value] = {}
@@ -366,7 +369,7 @@ class PhaseWriter:
     def _count(
         self, build: Builder, row: Row, layer: ir.Value, values: dict[int, ir.Value]
     ) -> None:
-        """The counters of the layer loop, from the number of the iteration."""
+        """Computes the counters of the layer loop from the number of the iteration."""
         loop = self._phase.loop
         used = {n for node in self._phase.nodes for n in inputs_of(node)}
         for carry, step in loop.counters.items():
@@ -391,7 +394,7 @@ class PhaseWriter:
         writing: OnePartWriter,
         kept: Left,
     ) -> None:
-        """A slice of a stack, from the rows that the rank holds."""
+        """Reads a slice of a stack from the rows that the rank holds."""
         carry, result = read.rows.carry, read.node.results[0]
         layout = self._layout(carry)
         type_ = ir.RankedTensorType(part_type_of(self._phase.dims, result))
@@ -415,7 +418,7 @@ class PhaseWriter:
         store: ir.Value,
         writing: OnePartWriter,
     ) -> ir.Value:
-        """An update of a stack: written, or added to what other microbatches gave."""
+        """Returns a store with rows written, or added to those of other microbatches."""
         carry, number_ = write.rows.carry, write.update
         layout = self._layout(carry)
         slotted = carry in self._kept.carries and layout is not None
@@ -442,17 +445,17 @@ class PhaseWriter:
         layout: DimTiling | None,
         row: Row,
     ) -> tuple[list[ir.Value], list[int]]:
-        """Where rows of a stack begin, and their sizes."""
+        """Returns the start of the rows in a stack, and their sizes."""
         sizes = [1, 1, access.count, *shape_of(stack)[3:]]
         starts = [*head, build.i32(access.offset), *[build.i32(0)] * (len(sizes) - 3)]
         if layout is not None:
-            microbatches = layout.dim + 3  # two dimensions more in front, and behind `outer`
+            microbatches = layout.dim + 3  # two more dimensions before it, and after `outer`
             sizes[microbatches] = 1
             starts[microbatches] = row.microbatch
         return starts, sizes
 
     def _input(self, build: Builder, row: Row, carry: int, given: Given) -> ir.Value:
-        """A flow in front of the chunk: as it was received, or as the layer loop starts."""
+        """Returns a flow before the chunk: as received, or as the layer loop starts it."""
         come = given.arrived(build, carry)
         if given.starts is None:
             return come
@@ -464,7 +467,8 @@ class PhaseWriter:
     def _finished(
         self, build: Builder, row: Row, whole: ir.Value, part: ir.Value, carry: int
     ) -> ir.Value:
-        """A flow behind the last layer, put where its microbatch belongs."""
+        """Returns a final flow with this microbatch's part written, if the chunk is the last
+        one."""
         layout = self._layout(carry)
         if carry in self._phase.term_flows:
             total = build.same("add", whole, build.convert(part, element_of(whole)))
@@ -480,11 +484,12 @@ class PhaseWriter:
         return self._phase.loop.op.operands[carry]
 
     def _layout(self, carry: int) -> DimTiling | None:
-        """How the batch lies in a carry; in a stack, behind the rows."""
+        """Returns the batch dimension of a carry; in a stack, it is after the rows."""
         return self._layouts.get(self._phase.body.arguments[carry])
 
     def _store_shape(self, carry: int) -> tuple[list[int], ir.Type]:
-        """[chunks or slots, layers, span, row]."""
+        """Returns the shape [chunks or slots, layers, span, row] and the element type of a
+        store."""
         rows = next(w.rows for w in self._phase.writes if w.rows.carry == carry)
         whole, layout, chunks = self._operand(carry), self._layout(carry), self.context.chunks
         sums = any(
@@ -498,13 +503,13 @@ class PhaseWriter:
         return [chunks.repeats, chunks.longest, rows.span, *row], element
 
 
-_BACKWARD = 2.0  # forwards that a backward takes: two products of a weight for one
+_BACKWARD = 2.0  # a backward costs two forwards: two products with each weight instead of one
 
 
 def mean_runs(
     directions: Sequence[Direction], chunks: Sequence[Chunks], backwards: Sequence[bool]
 ) -> list[float]:
-    """The iterations of each loop in a tick on the rank that takes longest, the mean of all
+    """Returns the iterations of each loop in a tick on the slowest rank, as the mean over all
     ticks."""
     runs = [_iterations(each, own) for each, own in zip(directions, chunks, strict=True)]
     weights = [_BACKWARD if back else 1.0 for back in backwards]
@@ -515,7 +520,7 @@ def mean_runs(
 
 
 def _iterations(direction: Direction, chunks: Chunks) -> NDArray[np.int64]:
-    """[ranks, ticks]"""
+    """Returns the iterations in each tick, as [ranks, ticks]."""
     return np.array(
         [
             [

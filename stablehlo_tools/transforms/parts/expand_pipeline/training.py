@@ -1,17 +1,17 @@
-"""Loops over layers that one pipeline runs forward and backward, and what stands between them.
+"""Plans loops over layers that one pipeline runs forward and backward, and the ops between them.
 
-A model has one *stack* of layers or several, one behind the other: an encoder and its decoder, or
-dense layers and others of another kind behind them. Each has a forward loop, and a backward loop
-that reads what it leaves; the backward loops run in the reverse order.
+A model has one *stack* of layers or several in sequence: an encoder and its decoder, or dense
+layers followed by another kind. Each stack has a forward loop, and a backward loop that reads its
+residuals. The backward loops run in the reverse order.
 
-Between two loops stand ops that depend on the first: a *link*. Between the last forward loop and
-the first backward one that is the head with the loss. Its ops are of two kinds. Those that run on
-samples, and the sums over them, can run on each microbatch, between one loop and the next. All
-others need the whole batch: they wait until the pipeline is through. No loop may need one of those.
+The ops between two loops that depend on the first are a *link*. The link between the last forward
+loop and the first backward one is the head with the loss. Ops on samples, and sums over samples,
+can run on each microbatch, between one loop and the next. All other ops need the whole batch: they
+wait for the end of the pipeline. No loop may need the result of one of those.
 
-A value of samples that is made in one link, or handed on by one loop, and needed behind the next
-loops goes along with what these hand from rank to rank: what an encoder gives, to every layer of
-the decoder. Backward loops find it where the forward loops left it on the same rank.
+A value of samples may be needed after the loop that follows its link. It is then sent from rank to
+rank along with that loop's flows, as an encoder's result is sent to every layer of the decoder.
+Backward loops find it on the rank where the forward loops kept it.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class StackPass:
     """One loop of the pipeline: a stack of layers, forward or backward.
 
     `whole_flows` are the carries that the rest of the program needs of the whole batch. `along` are
-    values of samples that go from rank to rank with the flows. `kept` are values that the loop's
-    layers take from where the forward of the same chunk and microbatch left them, and `residuals`
-    the stacks that they take so: carries of this loop, with those that the forward loop writes.
+    values of samples that are sent from rank to rank with the flows. `kept` are values that the
+    loop's layers read from slots of the forward of the same chunk and microbatch. `residuals` maps
+    carries of this loop to the carries of the forward loop that write those stacks.
     """
 
     phase: Phase
@@ -55,12 +55,12 @@ class StackPass:
 
 @dataclass(frozen=True)
 class Link:
-    """The ops behind a loop and in front of the next one, that run on each microbatch.
+    """The ops after a loop and before the next one that run on each microbatch.
 
-    `takes` are the values that it is handed: flows behind the loop, what came along, and `held`
-    ones, which the link in front of the same stack's forward put away for it. `starts` are the
-    values by which it hands the next loop its carries, by carry. `sums` are terms that the rest of
-    the program needs added up, `finals` values of samples that it needs of the whole batch.
+    `takes` are its inputs: flows after the loop, values sent along, and the `held` ones. Those are
+    kept for it by the link before the same stack's forward. `starts` are the values that the next
+    loop starts from, by carry. `sums` are terms whose sums the rest of the program needs. `finals`
+    are values of samples that it needs of the whole batch.
     """
 
     nodes: tuple[Node, ...]
@@ -73,10 +73,11 @@ class Link:
 
 @dataclass(frozen=True)
 class Training:
-    """The forward loops, then the backward ones, as they run, and the links between each two.
+    """The forward loops, then the backward ones, in the order in which they run, and the links
+    between them.
 
-    `gone` are all ops that have no place any more; `late` are those that wait for the whole
-    pipeline, in order, by the loop that they are the last to depend on.
+    `gone` are all ops that are erased. `late` are the ops that wait for the whole pipeline, in
+    order, grouped by the last loop that they depend on.
     """
 
     passes: tuple[StackPass, ...]
@@ -106,15 +107,16 @@ class Training:
 
     @property
     def dims(self) -> BatchDims:
-        """How the batch lies in the values."""
+        """The batch dimension of each value."""
         return self.forward.dims
 
     def mirror(self, i: int) -> int:
-        """The backward loop of a forward one, and the reverse."""
+        """Returns the backward loop of a forward one, and the reverse."""
         return len(self.passes) - 1 - i
 
     def given(self, i: int) -> tuple[int, ...]:
-        """What a link hands on: to the next loop, and to the link behind that one's backward."""
+        """Returns the values that a link passes on: to the next loop, and to the link after that
+        loop's backward."""
         following = self.passes[i + 1]
         given = [*self.links[i].starts.values(), *following.along]
         if i + 1 < self.stacks:
@@ -122,39 +124,39 @@ class Training:
         return tuple(dict.fromkeys(given))
 
     def made(self, i: int) -> tuple[int, ...]:
-        """What a link makes of that; the rest it passes on."""
+        """Returns those of the values passed on that the link computes itself."""
         own = {number for node in self.links[i].nodes for number in node.results}
         return tuple(number for number in self.given(i) if number in own)
 
 
 def plan_training(body: Body, forwards: Sequence[Phase], backwards: Sequence[Phase]) -> Training:
-    """The plan for loops of a block, each stack's, in the order in which they run. Raises a located
-    ToolError where a loop needs something of the whole batch."""
+    """Returns the plan for the loops of a block, one pair for each stack, in the order in which
+    they run. Raises a located ToolError if a loop needs a value of the whole batch."""
     return _Planner(body, forwards, backwards).plan()
 
 
 class _Planner:
-    """Loop i is followed by link i; link `stacks - 1` is the head."""
+    """Plans the links: loop i is followed by link i, and link `stacks - 1` is the head."""
 
     def __init__(self, body: Body, forwards: Sequence[Phase], backwards: Sequence[Phase]) -> None:
         self._body = body
         self._loops = (*forwards, *backwards)
         self._stacks = len(forwards)
         self._last = backwards[-1]
-        # By value, the last loop that it depends on; those that depend on none are left out.
+        # The last loop that each value depends on; values that depend on none are left out.
         self._place: dict[int, int] = {}
         self._hanging = self._follow()
         self._terms = PartialSums(self._last.dims)
         self._terms.visit(self._hanging)
         self._made = {number: node for node in self._hanging for number in node.results}
         self._flows = {n for phase in self._loops for n in activations(phase)}
-        # What is handed from place to place, by the number of the loop in front of it.
+        # The values passed from place to place, by the number of the loop before it.
         self._along_with, self._kept, self._held, self._taken = (
             [set[int]() for _ in self._loops] for _ in range(4)
         )
 
     def plan(self) -> Training:
-        """The plan."""
+        """Returns the plan. Raises ToolError."""
         residuals = [dict[int, int]() for _ in self._loops]
         for stack in range(self._stacks):
             backward = self._mirror(stack)
@@ -205,8 +207,8 @@ class _Planner:
         )
 
     def _made_again(self, own: Sequence[Node]) -> Iterator[Node]:
-        """The ops in front of the pipeline that make much of little for the ops of a link, such as
-        a one-hot of labels: of one microbatch it is made where that is at the link."""
+        """Yields ops before the pipeline that make large values of small ones for a link, such as a
+        one-hot of labels. The link computes them again for one microbatch."""
         dims, body = self._last.dims, self._body
         made = {n: node for node in body.nodes for n in node.results if node in dims.op_tilings}
         again: set[Node] = set()
@@ -219,7 +221,7 @@ class _Planner:
                     ops.add(node)
                     pending += node.operands
                 elif not is_spread_constant(dims.graph.values[each]):
-                    # What is stored for it: of a whole value that repeats another, that one.
+                    # Count the stored operand; for a broadcast of a whole value, that value.
                     maker = dims.graph.maker.get(each)
                     repeats = maker is not None and maker.name == BROADCAST
                     is_whole = each not in dims.tilings
@@ -229,11 +231,11 @@ class _Planner:
         return (node for node in body.nodes if node in again)
 
     def _mirror(self, i: int) -> int:
-        """The backward loop of a forward one, and the reverse."""
+        """Returns the backward loop of a forward one, and the reverse."""
         return len(self._loops) - 1 - i
 
     def _follow(self) -> list[Node]:
-        """The ops that depend on some loop and not on the last one."""
+        """Returns the ops that depend on some loop and not on the last one."""
         index = {phase.node: i for i, phase in enumerate(self._loops)}
         last = len(self._loops) - 1
         hanging: list[Node] = []
@@ -248,8 +250,8 @@ class _Planner:
         return hanging
 
     def _residuals(self, stack: int) -> dict[int, int]:
-        """The carries by which a backward loop reads stacks that its forward loop writes, and the
-        carries that it writes them by."""
+        """Returns the carries of a backward loop that read stacks of its forward loop, each with
+        the carry that writes it. Raises ToolError if the stack is not a plain residual."""
         forward, backward = self._loops[stack], self._loops[self._mirror(stack)]
         written = {forward.node.results[carry]: carry for carry in forward.loop.writes}
         reads = {read.rows.carry: read.rows for read in backward.reads}
@@ -277,8 +279,8 @@ class _Planner:
         return residuals
 
     def _check_stacks(self, phase: Phase, residuals: dict[int, int]) -> None:
-        """That a loop takes no stack from the loops before it but residuals, and counts from no
-        number of theirs."""
+        """Raises ToolError if a loop reads stacks of earlier loops other than residuals, or if its
+        counter starts from a result of theirs."""
         for carry, number in enumerate(phase.node.operands):
             free = carry in residuals or carry in phase.loop.flows
             if free or carry in phase.loop.constants or number not in self._place:
@@ -290,8 +292,8 @@ class _Planner:
             raise _not_separable(self._made.get(number, phase.node), phase, what)
 
     def _on_samples(self) -> set[Node]:
-        """The ops that can run on one microbatch: they give samples, sums over them, or what is
-        alike for all, and take nothing of the whole batch."""
+        """Returns the ops that can run on one microbatch. Their results are samples, sums over
+        samples, or the same for all; no operand needs the whole batch."""
         on_samples: set[Node] = set()
         late = {n for phase in self._loops for n in phase.node.results} - self._flows
         alike = self._flows - self._terms.dims.tilings.keys()
@@ -310,7 +312,7 @@ class _Planner:
         return on_samples
 
     def _starts(self, i: int, run: set[Node]) -> dict[int, int]:
-        """What a loop starts from, where that depends on another loop."""
+        """Returns the values that a loop starts from, by carry, if they depend on another loop."""
         phase = self._loops[i]
         starts: dict[int, int] = {}
         for carry in phase.flows:
@@ -321,7 +323,7 @@ class _Planner:
         return starts
 
     def _read(self, phase: Phase, run: set[Node]) -> set[int]:
-        """What the layers of a loop take that depends on another loop."""
+        """Returns the values that depend on another loop and that the layers of a loop read."""
         given = {phase.body.arguments[c]: phase.node.operands[c] for c in phase.loop.constants}
         used = {n for node in phase.nodes for n in inputs_of(node)}
         used.update(write.update for write in phase.writes)
@@ -332,7 +334,7 @@ class _Planner:
         return read
 
     def _check_samples(self, number: int, phase: Phase, run: set[Node]) -> None:
-        """That a value which a loop needs is there for each microbatch."""
+        """Raises ToolError if a value that a loop needs does not exist for each microbatch."""
         node = self._made.get(number)
         if node is None and number not in self._flows:
             raise self._whole(self._loops[self._place[number]].node, number, phase)
@@ -361,9 +363,9 @@ class _Planner:
         )
 
     def _without_ends(self, run: set[Node], handed: Sequence[int]) -> set[Node]:
-        """Without what follows from a backward loop alone and no other loop needs: the gradients of
-        an embedding can wait, as all does behind the last loop. What takes activations as well
-        would need them, too, of the whole batch."""
+        """Returns `run` without ops that depend on a backward loop alone and that no other loop
+        needs. Gradients of an embedding can wait, as can all ops after the last loop. Ops that also
+        read activations stay, since otherwise these would be needed of the whole batch."""
         ordered = [node for node in self._hanging if node in run]
         kept = set(needed(ordered, handed))
         deep: set[int] = set()
@@ -375,7 +377,7 @@ class _Planner:
         return kept
 
     def _used_outside(self, run: set[Node]) -> set[int]:
-        """The values that ops outside of the pipeline use, or that sums begin with."""
+        """Returns the values that ops outside of the pipeline use, or that sums start from."""
         loops = {phase.node for phase in self._loops}
         used: set[int] = set()
         for node in self._body.nodes:
@@ -386,7 +388,7 @@ class _Planner:
         return used | set(self._body.returned)
 
     def _late(self, run: set[Node]) -> tuple[tuple[Node, ...], ...]:
-        """The ops in front of the last loop that wait, by the last loop that they depend on."""
+        """Returns the ops before the last loop that wait, by the last loop that they depend on."""
         order = {node: i for i, node in enumerate(self._body.nodes)}
         end = order[self._last.node]
         waiting = [node for node in self._hanging if node not in run and order[node] < end]
@@ -398,7 +400,7 @@ class _Planner:
     def _route(
         self, nodes: Sequence[Node], starts: Sequence[dict[int, int]], read: Sequence[set[int]]
     ) -> None:
-        """Finds for every value the way from where it is made to where it is taken."""
+        """Notes the path of each value from the loop or link that makes it to those that use it."""
         for node in nodes:
             for number in inputs_of(node) & self._place.keys():
                 self._to_link(number, self._place[node.results[0]])
@@ -419,12 +421,12 @@ class _Planner:
         self._taken[link].add(number)
         if link < self._stacks or made >= stack:
             self._along(number, made, link)
-        else:  # the link runs on the rank that began this stack's forward, behind another link
+        else:  # the link runs on the rank that began this stack's forward, after another link
             self._to_link(number, stack - 1)
             self._held[link].add(number)
 
     def _along(self, number: int, made: int, until: int) -> None:
-        """From the link behind loop `made` through all loops up to `until`."""
+        """Sends a value along from the link after loop `made` through all loops up to `until`."""
         for loop in range(made + 1, until + 1):
             self._along_with[loop].add(number)
             self._taken[loop - 1].add(number)
@@ -435,7 +437,7 @@ def _elements(dims: BatchDims, numbers: Iterable[int]) -> int:
 
 
 def activations(phase: Phase) -> set[int]:
-    """The flows behind the last layer that are of samples, or alike for all of them."""
+    """Returns the flows after the last layer that are of samples, or the same for all of them."""
     return {phase.node.results[c] for c in phase.flows if c not in phase.term_flows}
 
 
@@ -463,8 +465,8 @@ Values = dict[int, ir.Value]  # of one microbatch, by number
 
 
 class LinkResults(NamedTuple):
-    """What a link gives on one microbatch: what it hands on, by number; terms of its sums; and what
-    the program needs of all samples."""
+    """The results of a link on one microbatch: values passed on, by number; terms of its sums; and
+    values that the program needs of all samples."""
 
     made: Values
     terms: list[ir.Value]
@@ -474,7 +476,7 @@ class LinkResults(NamedTuple):
 def results_of_link(
     link: Link, dims: BatchDims, made: Sequence[int], writing: OnePartWriter, build: Builder
 ) -> LinkResults:
-    """What a link gives that was written."""
+    """Returns the results of a link whose ops are written."""
 
     def part(number: int) -> ir.Value:
         return writing.operand(number, dims.tilings.get(number), build)
