@@ -116,8 +116,8 @@ class AccumulateGradientsPass(Pass):
     def accumulate(
         self, module: ir.Module, diagnostics: Diagnostics, *, even: bool = False
     ) -> None:
-        """The same; with `even`, microbatches that would be of fewer samples than devices share
-        them are refused (P3)."""
+        """Rewrites the module in place. With `even`, refuses microbatches with fewer samples than
+        devices that share them (P3)."""
         self._check(module)
         copy = copy_module(module)
         import_shardings(copy)
@@ -161,18 +161,18 @@ class AccumulateGradientsPass(Pass):
         refuse_tokens(module, "accumulate-gradients", "P2")
 
     def _division(self, module: ir.Module, meshes: Meshes | None) -> Division:
-        """What runs on each microbatch; with `meshes`, evenly on their devices. Raises
-        ToolError."""
+        """Returns the division into microbatches; with `meshes`, each device must have the same
+        number of samples. Raises ToolError."""
         main = entry_function(module)
-        # The block that holds the step, and what its arguments are outside: that of `main`, or of a
-        # manual computation that is all of it.
+        # The block that holds the step: that of `main`, or of a manual computation that is all of
+        # it. `entries` are the values of its arguments outside.
         block: ir.Block = Function(main).body
         entries: Sequence[ir.Value] = list(block.arguments)
         first, *others = [view.operation for view in block.operations]
         if first.name == MANUAL_COMPUTATION and len(others) == 1:
             block, entries = ManualComputation(first).body, list(first.operands)
         graph = Graph.of(block)
-        # The places at which the block receives the named arguments of `main`.
+        # The positions at which the block receives the named arguments of `main`.
         places: list[int] = []
         for number in self.arguments:
             named = own_argument(main, number, "accumulate-gradients: ", "P3")

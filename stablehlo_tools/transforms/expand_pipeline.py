@@ -195,15 +195,15 @@ class ExpandPipelinePass(Pass):
         take_over(module, copy)
 
     def stack_orders(self, module: ir.Module) -> StackOrders:
-        """Where layout=pipeline puts the layers of a module, which stays as it is. Raises ToolError
-        where the pass would."""
+        """Returns the order in which layout=pipeline puts the layers of a module, which is not
+        changed. Raises ToolError where the pass would."""
         copy = self._prepared(module)
         with ir.Location.unknown(module.context):
             plan = plan_expansion(copy, self._options())
             return StackOrders(plan.axis, orders_of(plan))
 
     def _prepared(self, module: ir.Module) -> ir.Module:
-        """A copy, in the form that is planned for."""
+        """Returns a copy in the form that the plan needs. Raises ToolError."""
         self._check(module)
         copy = copy_module(module)
         with ir.Location.unknown(module.context):

@@ -192,17 +192,18 @@ def _loops(module: ir.Module) -> list[ir.Operation]:
 
 
 def _tried(module: ir.Module, number: int) -> tuple[ir.Module, int]:
-    """A copy of a module in which a loop is folded, and how many stages it has; fewer than two are
-    no pipeline. Raises ToolError, or NotFreeError where other axes are manual around it."""
+    """Returns a copy of a module with a loop folded, and the number of its stages; below two, it is
+    not a pipeline. Raises ToolError, or NotFreeError if the loop is in a manual computation whose
+    other axes cannot be left to the partitioner."""
     loop = _loops(module)[number]
     between = permutes_inside(loop)
     if between:
-        # A copy of a module in which manual computations in loops that only move elements are moves
-        # of whole tensors, and the loop of a number may so be a pipeline in one program.
+        # In a copy, write manual computations in loops that only move elements as moves of whole
+        # tensors. The loop may then be a pipeline in one program.
         copied = copy_module(module)
         block = Function(entry_function(copied)).body
         write_moves_globally(copied, block)
-        # Which slots of a buffer a tick reads may be among the integers that it leaves.
+        # A tick may read slots of a buffer by integers that the pipeline keeps.
         region = _region(_loops(copied)[number], copied)
         if region is not None:
             backward = backward_of(region.loop, region.ticks)
@@ -220,8 +221,8 @@ def _tried(module: ir.Module, number: int) -> tuple[ir.Module, int]:
 
 
 def _alone(module: ir.Module, number: int) -> ir.Module:
-    """A module in which the manual computation of a loop, and what takes what it leaves, is over
-    the axis of the stages alone: a copy where it is over others. Raises NotFreeError."""
+    """Returns a module in which the manual computations of a loop and its backward are over the
+    axis of the stages alone: a copy if they are over other axes, too. Raises NotFreeError."""
     loop = _loops(module)[number]
     manual = manual_around(loop)
     if manual is None or len(manual_axes(manual)) == 1:
@@ -237,8 +238,8 @@ def _alone(module: ir.Module, number: int) -> ir.Module:
 
 
 def _folded(module: ir.Module, number: int, between: bool) -> tuple[ir.Module, int]:
-    """A copy of a module in which a loop is folded, if it is a pipeline, with its backward if it
-    has one; and how many stages it has, of which fewer than two are no pipeline.
+    """Returns a copy of a module with a loop folded, if it is a pipeline, and with its backward if
+    it has one. Also returns the number of stages; below two, the loop is not a pipeline.
 
     `between`: the loop moves elements between devices, as no other loop with a backward does.
     Raises ToolError.
@@ -246,7 +247,7 @@ def _folded(module: ir.Module, number: int, between: bool) -> tuple[ir.Module, i
     tried = copy_module(module)
     loop = _loops(tried)[number]
     region = _region(loop, tried)
-    if region is None or not region.ticks:  # a loop that never runs hands nothing on
+    if region is None or not region.ticks:  # a loop that never runs passes nothing on
         return tried, 0
     if separate_backward(region):
         loop = _loops(tried)[number]
@@ -294,7 +295,8 @@ def _folded(module: ir.Module, number: int, between: bool) -> tuple[ir.Module, i
 
 
 def _fold_training(forward: LoopRegion, loop: ir.Operation, module: ir.Module) -> int:
-    """Folds a pipeline and the loop that is its backward. Raises UnresolvedError."""
+    """Folds a pipeline and the loop that is its backward; returns the number of stages. Raises
+    UnresolvedError."""
     settle_integers(forward, manual_around(loop) or loop)
     add_terms_first(loop)
     backward = _region(loop, module)
@@ -307,7 +309,7 @@ def _fold_training(forward: LoopRegion, loop: ir.Operation, module: ir.Module) -
 
 
 def _effect(anchor: ir.Operation) -> ToolError | None:
-    """The refusal of an op that does more than compute."""
+    """Returns the refusal of an op with a side effect in a loop; None if there is none."""
     effects, op = Effects({}), anchor
     if not effects.has_effect(op):
         return None
@@ -322,7 +324,8 @@ def _effect(anchor: ir.Operation) -> ToolError | None:
 
 
 def _region(loop: ir.Operation, module: ir.Module) -> LoopRegion | None:
-    """A loop that may be a pipeline. Raises ToolError where it is not known how often it runs."""
+    """Returns a loop as the region of a pipeline; None if it cannot be one. Raises ToolError if its
+    number of trips is unknown."""
     manual = manual_around(loop)
     if manual is not None:
         erase_open_constraints(manual)

@@ -103,7 +103,7 @@ class RollLayersPass(Pass):
 
 
 def _blocks(block: ir.Block) -> Iterator[ir.Block]:
-    """A block and the bodies of loops in it, inner ones first."""
+    """Yields a block and the bodies of loops in it, inner ones first."""
     for view in block.operations:
         if view.operation.name == WHILE:
             yield from _blocks(While(view.operation).body)

@@ -145,7 +145,7 @@ class SplitBatchPass(Pass):
         )
 
     def _split(self, module: ir.Module, diagnostics: Diagnostics) -> bool:
-        """Writes the parts; whether there is anything to split."""
+        """Writes the parts. Returns True if there is anything to split."""
         if len(functions_by_name(module)) > 1:
             copy = copy_module(module)
             inline_all_calls(copy)
@@ -176,7 +176,7 @@ class SplitBatchPass(Pass):
         return True
 
     def _chosen(self, module: ir.Module) -> list[Chosen]:
-        """The regions to rewrite. Raises ToolError."""
+        """Returns the regions to rewrite. Raises ToolError."""
         regions = find_regions(module)
         chosen = choose(module, regions, self.arguments, self.dimension, self.parts)
         if not chosen:
@@ -196,7 +196,8 @@ class SplitBatchPass(Pass):
         return [each for each in chosen if each.trial.collectives]
 
     def _undivided(self, region: Region) -> ToolError | None:
-        """That the batch, as fewer parts find it, is of a size which so many do not divide."""
+        """Returns the refusal of a batch whose size so many parts do not divide, if fewer do.
+        Returns None if there is no such batch."""
         graph = Graph.of(region.block)
         for fewer in fewer_parts(graph, self.parts):
             trial = find_seeds(graph, fewer)
@@ -208,7 +209,8 @@ class SplitBatchPass(Pass):
         return None
 
     def _refusal(self, chosen: Chosen) -> ToolError:
-        """Names the op that mixes samples, and the one where the outcome meets samples again."""
+        """Returns the refusal that names the op that mixes samples, and the one that combines its
+        result with samples again."""
         meeting: Meeting = chosen.trial.dims.meetings[0]
         location = meeting.mixed.op.location
         seeds = seeds_text(chosen.trial)
@@ -239,14 +241,14 @@ class SplitBatchPass(Pass):
 
 
 def peak_bytes(module: ir.Module) -> float:
-    """The most bytes alive at once, in the order of the text. Raises ToolError."""
+    """Returns the most bytes alive at once, in textual order. Raises ToolError."""
     clock = Clock(load_hardware(_ANY_HARDWARE), ModuleFacts.of(module).grid.size)
     return memory_profile(module_task_graph(module, clock, "")).peak_bytes
 
 
 @dataclass(frozen=True)
 class Region:
-    """A block that one device runs. `entries[i]` is what argument i of it is outside."""
+    """A block that one device runs. `entries[i]` is the value of its argument i outside."""
 
     op: ir.Operation
     block: ir.Block
@@ -262,9 +264,9 @@ class Chosen:
 
 
 def find_regions(module: ir.Module) -> list[Region]:
-    """The manual computations of `main`, or all of it where it is what one device runs.
+    """Returns the manual computations of `main`, or all of it if it is the program of one device.
 
-    Raises ToolError where neither is so.
+    Raises ToolError if it is neither.
     """
     main = entry_function(module)
     block = Function(main).body
@@ -287,8 +289,9 @@ def choose(
     dimension: int,
     parts: int,
 ) -> list[Chosen]:
-    """The batch in each region: as the arguments say, as earlier regions hand it on, or as it is
-    found. Regions without any are left out. Raises ToolError for arguments that cannot be cut."""
+    """Returns the batch in each region: as the arguments state, as earlier regions pass it on, or
+    as a search finds it. Regions without a batch are left out. Raises ToolError for arguments that
+    cannot be divided."""
     main = entry_function(module)
     given = {own_argument(main, number, "", "P4"): number for number in arguments}
     chosen: list[Chosen] = []
@@ -327,7 +330,8 @@ def _checked(
 
 
 def _handed_on(region: Region, graph: Graph, earlier: Sequence[Chosen]) -> Seeds:
-    """Arguments that are results, in parts, of an earlier region, sharded alike."""
+    """Returns the tilings of arguments that are results, in parts, of an earlier region with the
+    same sharding."""
     seeds: Seeds = {}
     for place, entry in enumerate(region.entries):
         maker = producer(entry)

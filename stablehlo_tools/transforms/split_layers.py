@@ -129,21 +129,21 @@ _INCLUSIVE = frozenset({"LE", "GE"})
 
 @dataclass(frozen=True)
 class Range:
-    """Layers `first` to `end` of a loop, `number` counted in the order of the rows."""
+    """Layers `first` to `end` of a loop; `number` counts the ranges in the order of the rows."""
 
     number: int
     first: int
     end: int
 
     def iterations(self, loop: LayerLoop) -> tuple[int, int]:
-        """The first iteration of the loop that goes over these layers, and the one behind."""
+        """Returns the first iteration of the loop over these layers, and the one after the last."""
         if loop.reverse:
             return loop.trips - self.end, loop.trips - self.first
         return self.first, self.end
 
 
 def ranges(loop: LayerLoop, counts: Sequence[int]) -> list[Range]:
-    """The ranges of so many layers each, in the order in which the loop goes over them."""
+    """Returns the ranges with these numbers of layers, in the order in which the loop runs them."""
     ascending: list[Range] = []
     first = 0
     for number, count in enumerate(counts):
@@ -153,20 +153,21 @@ def ranges(loop: LayerLoop, counts: Sequence[int]) -> list[Range]:
 
 
 class RangeWriter:
-    """Writes the loops over ranges in front of a loop over all layers."""
+    """Writes the loops over ranges before a loop over all layers."""
 
     def __init__(
         self, loop: LayerLoop, values: Mapping[ir.Value, ir.Value], channels: Channels
     ) -> None:
         self._loop = loop
-        self._values = values  # what stands for values from outside that its regions use
+        self._values = values  # replacements of values from outside that its regions use
         self._channels = channels
         counting = counted(loop.op, known_integer)
         assert isinstance(counting, Counted), "a loop over layers counts"
         self._counted = counting
 
     def counters(self, part: Range, before: Mapping[int, ir.Value]) -> dict[int, ir.Value]:
-        """Where counters start; `before` is what the range before, if any, left in them."""
+        """Returns the start of each counter; `before` are the counters after the range before, if
+        any."""
         op, build = self._loop.op, self._builder(self._loop.op)
         begin, _ = part.iterations(self._loop)
         starts: dict[int, ir.Value] = {}
@@ -183,7 +184,7 @@ class RangeWriter:
         return starts
 
     def write(self, part: Range, operands: Sequence[ir.Value]) -> ir.Operation:
-        """The loop over a range, which takes a piece of each stack."""
+        """Writes the loop over a range, which reads a piece of each stack; returns it."""
         loop = self._loop
         copy = copy_with(loop.op, self._values, ir.InsertionPoint(loop.op))
         for place, value in enumerate(operands):
@@ -202,8 +203,8 @@ class RangeWriter:
         return copy
 
     def _shift(self, copy: ir.Operation, part: Range) -> None:
-        """Counts the rows of each stack from the first of its piece."""
-        # The ops that read or write rows, of which stack, and where they say which.
+        """Makes the loop count the rows of each stack from the first row of its piece."""
+        # The stack of each op that reads or writes rows, and the operand that is the row's number.
         accesses: dict[Key, tuple[Rows, int]] = {}
         for kinds, place in ((self._loop.reads, 1), (self._loop.writes, 2)):
             for rows in kinds.values():
@@ -223,7 +224,7 @@ class RangeWriter:
                 access.operands[place] = shifted[key]
 
     def _bound(self, copy: ir.Operation, part: Range) -> None:
-        """Ends a range before the last where the next begins."""
+        """Sets the bound of a range before the last to the start of the next."""
         _, end = part.iterations(self._loop)
         if end == self._loop.trips:
             return
@@ -241,7 +242,8 @@ class RangeWriter:
 
 
 def _retype(value: ir.Value, type_: ir.Type) -> None:
-    """Gives a stack in a body, and what updates of its rows make of it, the type of a piece."""
+    """Sets the type of a stack in a body, and of updates and constraints of it, to that of a
+    piece."""
     value.set_type(type_)
     for use in value.uses:
         op = use.owner.operation
@@ -251,7 +253,7 @@ def _retype(value: ir.Value, type_: ir.Type) -> None:
 
 
 def _inside(op: ir.Operation) -> Iterator[ir.Operation]:
-    """The ops in the regions of an op, in the order of the text."""
+    """Yields the ops in the regions of an op, in textual order."""
     for region in op.regions:
         for block in region.blocks:
             for view in block.operations:
@@ -260,7 +262,8 @@ def _inside(op: ir.Operation) -> Iterator[ir.Operation]:
 
 
 class RangeEmission(AllPartsWriter):
-    """Rewrites a block as the analysis of its rows says, with `counts` layers in each range."""
+    """Rewrites a block according to the analysis of its rows, with `counts` layers in each
+    range."""
 
     def __init__(
         self, dims: BatchDims, loops: CutLoops, counts: Sequence[int], channels: Channels
@@ -269,7 +272,8 @@ class RangeEmission(AllPartsWriter):
         self._cut = loops
 
     def write_control_flow(self, node: Node, point: ir.InsertionPoint) -> None:
-        """Writes a loop that is to be cut as loops over ranges, others around pieces."""
+        """Writes a loop that is to be cut as loops over ranges, and other control flow around
+        pieces."""
         loop = self._cut.find(node)
         if loop is not None:
             self._ranges(loop)
@@ -281,7 +285,7 @@ class RangeEmission(AllPartsWriter):
             super().write_control_flow(node, point)
 
     def _ranges(self, loop: LayerLoop) -> None:
-        """Writes the loops over ranges, and lets what they give stand for what the loop gave."""
+        """Writes the loops over ranges, and replaces the results of the loop by theirs."""
         op = loop.op
         outside = {value: self._pieces.whole(value, op) for value in captured(op)}
         writer = RangeWriter(loop, outside, self._channels)
@@ -306,7 +310,7 @@ class RangeEmission(AllPartsWriter):
             self._give_rows(loop, carry, each)
 
     def _taken_rows(self, loop: LayerLoop, carry: int) -> Sequence[ir.Value]:
-        """The rows of a stack that each range goes over."""
+        """Returns the rows of a stack that each range reads or writes."""
         value = loop.op.operands[carry]
         if carry in in_pieces(loop):
             return self._pieces.parts_of(value, ROWS, loop.op)
@@ -320,7 +324,7 @@ class RangeEmission(AllPartsWriter):
         return taken
 
     def _give_rows(self, loop: LayerLoop, carry: int, pieces: list[ir.Value]) -> None:
-        """What stands for a stack behind the loop."""
+        """Replaces a stack that is a result of the loop."""
         result, value = loop.op.results[carry], loop.op.operands[carry]
         if carry in in_pieces(loop):
             self._pieces.put(result, ROWS, pieces)

@@ -81,7 +81,7 @@ class SplitWeightGradientsPass(Pass):
                 "that another one with activations has written (P1)",
                 main.location,
             )
-        # A value for a later loop waits only if it waits there too.
+        # A value for a later loop waits only if it waits there, too.
         divisions: list[Division] = []
         for loop in reversed(loops):
             division = divide(loop, awaited_carries(loop, chains, divisions))
@@ -113,7 +113,7 @@ class SplitWeightGradientsPass(Pass):
 
 
 def write_division(division: Division) -> None:
-    """Puts two loops in the place of one."""
+    """Replaces a loop by two."""
     op = division.loop.op
     first, second = (_Loop(division, takes_rows=later) for later in (False, True))
     build = Builder(ir.InsertionPoint(op), op.location)
@@ -133,10 +133,11 @@ def write_division(division: Division) -> None:
 
 
 class _Loop:
-    """One of the two loops: the carries and ops of the divided one that it has.
+    """One of the two loops, with the carries and ops of the divided one that it needs.
 
-    The chain has everything but what moved, and stores a row of each stored value an iteration. The
-    loop that `takes_rows` has what moved, from what is known at any time and from these rows.
+    The chain has all that is not moved, and stores a row of each stored value in an iteration. The
+    loop that `takes_rows` computes the moved results from these rows and from values that are known
+    at any time.
     """
 
     def __init__(self, division: Division, *, takes_rows: bool) -> None:
@@ -185,7 +186,8 @@ class _Loop:
                 pending += body.reads(maker)
 
     def write(self, stacks: Sequence[ir.Value]) -> ir.Operation:
-        """The loop in front of the divided one, with stacks behind its other carries."""
+        """Writes the loop before the divided one, with stacks after its other carries; returns
+        it."""
         old = self._division.loop.op
         operands = [*(old.operands[carry] for carry in self.carries), *stacks]
         types = [value.type for value in operands]
@@ -237,7 +239,7 @@ class _Loop:
         )
 
     def _row(self, build: Builder, values: dict[ir.Value, ir.Value], rank: int) -> list[ir.Value]:
-        """Where an iteration stores its row of a stack of a rank: starts of all dimensions."""
+        """Returns the start indices of an iteration's row in a stack with `rank` dimensions."""
         loop = self._division.loop
         counter = loop.counted.counter
         index = iteration_of(

@@ -1,14 +1,14 @@
-"""Ops of a block written once for each part of the batch, side by side, in place of themselves.
+"""Replaces ops of a block by copies for each part of the batch, side by side.
 
     %h = stablehlo.dot_general %x, %w : (tensor<8x64xf32>, tensor<64x64xf32>) -> tensor<8x64xf32>
   ==>                                                  // two pieces of the batch, a part each
     %h0 = stablehlo.dot_general %x0, %w : (tensor<4x64xf32>, …) -> tensor<4x64xf32>
     %h1 = stablehlo.dot_general %x1, %w : (tensor<4x64xf32>, …) -> tensor<4x64xf32>
 
-A piece holds one part or several consecutive ones. Every op on values in parts is copied, the
-copies side by side where it stood; ops on whole values stay where they are. Loops and branches
-carry the pieces as values of their own, at the end. Pieces are cut of whole values, and put
-together, only where an op asks for it. `one_part.py` instead adds copies for one part.
+A piece holds one part or several consecutive ones. Every op on values in parts is copied, with the
+copies at its position. Ops on whole values are kept. Loops and branches carry the pieces as
+separate values, after all others. Whole values are cut into pieces, and pieces are joined, only if
+an op needs it. `one_part.py` instead adds copies for one part.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from stablehlo_tools.transforms.parts.block_rewriter import BlockRewriter, part_
 
 Values = tuple[ir.Value, ...]
 
-# Whole values that often have no use left once all who read them are copied: scalars and masks that
-# were spread over the batch. They are erased; other ops without uses are left to the compiler.
+# Ops on whole values that are often unused once their users are copied: scalars and masks that were
+# broadcast over the batch. They are erased if unused; other unused ops are left to the compiler.
 _CHEAP = ELEMENTWISE | full_names("broadcast_in_dim concatenate constant iota reshape slice")
 
 
 class AllPartsWriter(BlockRewriter):
-    """Rewrites a block as the analysis says; `sizes` are the parts that each piece holds, one
-    without."""
+    """Rewrites a block according to `dims`. `sizes` are the numbers of parts in each piece; by
+    default each piece is one part."""
 
     def __init__(
         self, dims: BatchDims, channels: Channels, sizes: Sequence[int] | None = None
@@ -48,13 +48,13 @@ class AllPartsWriter(BlockRewriter):
         self._pieces = Pieces(self._sizes)
         self._channels = channels
         self._dead: list[ir.Operation] = []
-        self._carries: list[tuple[ir.Block, int]] = []  # arguments that others stand for
-        self._kept: list[ir.Operation] = []  # what may be unused now, and does nothing else
+        self._carries: list[tuple[ir.Block, int]] = []  # arguments that were replaced by others
+        self._kept: list[ir.Operation] = []  # pure ops that may be unused now
 
     def run(self) -> None:
-        """Rewrites the block; what it returns is whole, as before."""
+        """Rewrites the block; its results are whole, as before."""
         self._write_whole(self.dims.graph.root)
-        # At the end only: before, a new value could be taken for one that is gone.
+        # Only at the end: a new value could otherwise be mistaken for an erased one.
         for op in reversed(self._dead):
             op.erase()
         for block, place in reversed(self._carries):
@@ -70,7 +70,7 @@ class AllPartsWriter(BlockRewriter):
         self._take_whole(end)
 
     def write_op(self, node: Node, point: ir.InsertionPoint) -> None:
-        """Writes an op once for each piece, in front of it, if it runs on parts."""
+        """Writes an op once for each piece, before the op, if it runs on parts."""
         step = self.dims.op_tilings.get(node)
         if step is None:
             self._take_whole(node.op)
@@ -85,7 +85,8 @@ class AllPartsWriter(BlockRewriter):
         self._dead.append(node.op)
 
     def write_control_flow(self, node: Node, point: ir.InsertionPoint) -> None:
-        """Writes control flow around the rewritten bodies; what passes on no parts is kept."""
+        """Writes control flow around the rewritten bodies. Control flow without results in parts is
+        kept."""
         if self.dims.tilings.keys().isdisjoint(node.results):
             self._take_whole(node.op)
             for body in node.bodies:
@@ -101,7 +102,7 @@ class AllPartsWriter(BlockRewriter):
         build: Builder,
         user: ir.Operation,
     ) -> list[ir.Value]:
-        """Whole values, and behind them the parts of the others."""
+        """Returns the whole values, followed by the parts of the others."""
         whole: list[ir.Value] = []
         parts: list[ir.Value] = []
         for value, result in zip(user.operands, into, strict=True):
@@ -113,13 +114,13 @@ class AllPartsWriter(BlockRewriter):
         return whole + parts
 
     def result_types(self, node: Node) -> list[ir.Type]:
-        """The types of whole results, and behind them those of the parts of the others."""
+        """Returns the types of whole results, followed by those of the parts of the others."""
         whole, cut = self._separate(node.results)
         types = [part_type_of(self.dims, number) for number in whole]
         return types + [part_type_of(self.dims, n, size) for n in cut for size in self._sizes]
 
     def record(self, node: Node, copy: ir.Operation) -> None:
-        """Lets the results of control flow stand for those that it had."""
+        """Replaces the results of control flow by those of its copy."""
         whole, cut = self._separate(node.results)
         results, values = iter(copy.results), self.dims.graph.values
         for number in whole:
@@ -131,7 +132,7 @@ class AllPartsWriter(BlockRewriter):
     def open_body(
         self, body: Body, region: ir.Region, types: Sequence[ir.Type]
     ) -> ir.InsertionPoint:
-        """Moves a body, and adds an argument for each piece."""
+        """Moves a body to a region, and adds an argument for each piece."""
         body.block.append_to(region)
         (block,) = region.blocks
         location = body.block.owner.location
@@ -145,17 +146,17 @@ class AllPartsWriter(BlockRewriter):
         return ir.InsertionPoint(terminator(block))
 
     def end_body(self, end: ir.Operation, values: Sequence[ir.Value], build: Builder) -> None:
-        """Lets a terminator return other values."""
+        """Replaces a terminator by one with other operands."""
         super().end_body(end, values, build)
         end.erase()
 
     def _separate(self, numbers: Sequence[int]) -> tuple[list[int], list[int]]:
-        """The whole values, and those in parts."""
+        """Returns the whole values, and those in parts."""
         tilings = self.dims.tilings
         return [n for n in numbers if n not in tilings], [n for n in numbers if n in tilings]
 
     def _copies(self, node: Node, step: OpTiling) -> None:
-        """An op, once for each piece."""
+        """Writes an op once for each piece, and replaces its results."""
         op, operands = node.op, self._operands(node.op, step)
         made: list[Sequence[ir.Value]] = []
         for number, size in enumerate(self._sizes):
@@ -177,7 +178,7 @@ class AllPartsWriter(BlockRewriter):
             self._replace_results(node, step.results, made)
 
     def _operands(self, op: ir.Operation, step: OpTiling) -> list[Values]:
-        """Each operand, once for each piece."""
+        """Returns the copies of each operand, one for each piece."""
         return [
             (self._pieces.whole(value, op),) * len(self._sizes)
             if layout is None
@@ -186,7 +187,7 @@ class AllPartsWriter(BlockRewriter):
         ]
 
     def _barriers(self, node: Node, step: OpTiling) -> None:
-        """A barrier for each part; what is whole waits with the first."""
+        """Writes a barrier for each part; whole operands are in the first."""
         op = node.op
         taken = self._operands(op, step)
         made: list[list[ir.Value]] = []
@@ -209,7 +210,7 @@ class AllPartsWriter(BlockRewriter):
     def _replace_results(
         self, node: Node, layouts: Sequence[DimTiling | None], made: Sequence[Sequence[ir.Value]]
     ) -> None:
-        """What stands for the results of a node: parts, or the first of `made` where whole."""
+        """Replaces the results of a node: by parts, or by the first of `made` for whole results."""
         for place, layout in enumerate(layouts):
             result = node.op.results[place]
             if layout is None:
@@ -224,7 +225,7 @@ class AllPartsWriter(BlockRewriter):
                 op.operands[place] = whole
 
     def _capture_whole(self, node: Node) -> None:
-        """Whole values for the regions of an op that is not copied."""
+        """Makes values whole for the regions of an op that is not copied."""
         for number in node.captures:
             value = self.dims.graph.values[number]
             whole = self._pieces.whole(value, node.op)
@@ -236,10 +237,10 @@ class AllPartsWriter(BlockRewriter):
 
 
 class Pieces:
-    """The pieces that values are in, and what has been made of them so far.
+    """The pieces of values, and the conversions between whole values and pieces made so far.
 
-    `sizes` says how many consecutive parts each piece holds. What is made of a value stands in its
-    block, in front of the first op that needs it, so that a later one, in a loop too, finds it.
+    `sizes` are the numbers of consecutive parts in each piece. A conversion is written in the block
+    of its value, before the first op that needs it. So later ops find it, those in loops too.
     """
 
     def __init__(self, sizes: Sequence[int]) -> None:
@@ -249,11 +250,11 @@ class Pieces:
         self._cut: dict[tuple[ir.Value, DimTiling], Values] = {}
 
     def put(self, value: ir.Value, layout: DimTiling, parts: Sequence[ir.Value]) -> None:
-        """Records the parts that stand for a value."""
+        """Records the parts that replace a value."""
         self._parts[value] = layout, tuple(parts)
 
     def parts_of(self, value: ir.Value, layout: DimTiling, user: ir.Operation) -> Values:
-        """A value in parts, for an op that needs them."""
+        """Returns a value in parts, for an op that needs them."""
         known = self._parts.get(value)
         if known is not None and known[0] == layout:
             return known[1]
@@ -265,7 +266,7 @@ class Pieces:
         return self._cut[key]
 
     def whole(self, value: ir.Value, user: ir.Operation) -> ir.Value:
-        """All of a value, for an op that needs it."""
+        """Returns all of a value, for an op that needs it."""
         known = self._parts.get(value)
         if known is None:
             return value
@@ -276,7 +277,7 @@ class Pieces:
 
 
 def _cut(build: Builder, value: ir.Value, layout: DimTiling, sizes: Sequence[int]) -> Values:
-    """The pieces of a whole value: smaller constants and broadcasts, or slices."""
+    """Returns the pieces of a whole value: smaller constants and broadcasts, or slices."""
     shape, parts = tuple(shape_of(value)), sum(sizes)
     smaller: dict[int, ir.Value | None] = {}
     for size in sizes:
@@ -295,7 +296,7 @@ def _cut(build: Builder, value: ir.Value, layout: DimTiling, sizes: Sequence[int
 
 
 def _joined(build: Builder, pieces: Sequence[ir.Value], layout: DimTiling) -> ir.Value:
-    """The whole of all pieces."""
+    """Returns all pieces joined."""
     dim = layout.dim
     if layout.outer == 1:
         return build.concatenate(pieces, dim)
@@ -306,7 +307,7 @@ def _joined(build: Builder, pieces: Sequence[ir.Value], layout: DimTiling) -> ir
 
 
 def _apart(build: Builder, value: ir.Value, layout: DimTiling) -> ir.Value:
-    """A value with what is outside of the parts as a dimension of its own."""
+    """Returns a value with the dimension outside of the parts split off."""
     shape, dim = shape_of(value), layout.dim
     rows = [*shape[:dim], layout.outer, shape[dim] // layout.outer, *shape[dim + 1 :]]
     return build.reshape(value, rows)
@@ -325,7 +326,7 @@ def _piece(
 
 
 def _builder(value: ir.Value, user: ir.Operation) -> Builder:
-    """Builds in the block of a value, in front of an op that stands there or in an op there."""
+    """Returns a builder in the block of a value, before `user` or the op that contains it."""
     owner = value.owner
     block = owner if isinstance(owner, ir.Block) else owner.operation.block
     at = user

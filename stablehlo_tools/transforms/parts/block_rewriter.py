@@ -1,11 +1,11 @@
-"""Writes the ops of a block at other shapes; subclasses say how an op reads its operands.
+"""Writes the ops of a block at other shapes; subclasses define how an op reads its operands.
 
     %h = stablehlo.dot_general %x, %w : (tensor<8x64xf32>, tensor<64x64xf32>) -> tensor<8x64xf32>
   ==>                                                                      // one of four parts
     %p = stablehlo.dot_general %q, %w : (tensor<2x64xf32>, tensor<64x64xf32>) -> tensor<2x64xf32>
 
-`BatchDims` says which dimension of a value changes, and how each op follows. Control flow passes
-values on in the tilings of its results; `write_control_flow` alone knows which value goes where.
+`BatchDims` states which dimension of a value changes, and how each op follows. Control flow passes
+values on in the tilings of its results; only `write_control_flow` maps operands to results.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class BlockRewriter:
     """Copies ops for `count` consecutive parts; `values` holds the copies of values, by number."""
 
     # Control flow keeps the shardings of its results, and the locations of arguments and
-    # terminators in its regions, which get its own otherwise.
+    # terminators in its regions; otherwise these get the location of the op.
     keeps_shardings: ClassVar[bool] = False
     keeps_locations: ClassVar[bool] = True
 
@@ -65,7 +65,7 @@ class BlockRewriter:
 
     def write_control_flow(self, node: Node, point: ir.InsertionPoint) -> None:
         """Writes a loop, which carries parts in place of whole values, or a branch, which returns
-        them."""
+        parts."""
         op, is_loop = node.op, node.name == WHILE
         into = node.results if is_loop else [None] * len(node.operands)
         operands = self.pass_on(node.operands, into, Builder(point, op.location), op)
@@ -83,11 +83,11 @@ class BlockRewriter:
     def operand(
         self, number: int, tiling: DimTiling | None, build: Builder, user: ir.Operation
     ) -> ir.Value:
-        """The copy of a value for an op that takes it in a tiling."""
+        """Returns the copy of a value for an op that reads it in a tiling."""
         return self.values[number]
 
     def whole_value(self, number: int, build: Builder) -> ir.Value:
-        """The copy of a value for an op that is written as it is."""
+        """Returns the copy of a value for an op that is copied at its original shapes."""
         return self.values[number]
 
     def pass_on(
@@ -97,8 +97,8 @@ class BlockRewriter:
         build: Builder,
         user: ir.Operation,
     ) -> list[ir.Value]:
-        """The operands of control flow, or of a terminator in it, and the results that they become;
-        None for a condition or the choice of a branch."""
+        """Returns the copies of the operands of control flow, or of a terminator in it. `into` are
+        the results that they become; None for a condition or the index of a branch."""
         return [
             self.pass_value(number, result, build, user)
             for number, result in zip(numbers, into, strict=True)
@@ -107,12 +107,12 @@ class BlockRewriter:
     def pass_value(
         self, number: int, result: int | None, build: Builder, user: ir.Operation
     ) -> ir.Value:
-        """The copy of a value that control flow passes on to a result."""
+        """Returns the copy of a value that control flow passes on to a result."""
         tiling = None if result is None else self.dims.tilings.get(result)
         return self.operand(number, tiling, build, user)
 
     def result_types(self, node: Node) -> list[ir.Type]:
-        """The types of the copy of a branch."""
+        """Returns the result types of the copy of a branch."""
         return [part_type_of(self.dims, number, self.count) for number in node.results]
 
     def record(self, node: Node, copy: ir.Operation) -> None:
@@ -122,7 +122,7 @@ class BlockRewriter:
     def open_body(
         self, body: Body, region: ir.Region, types: Sequence[ir.Type]
     ) -> ir.InsertionPoint:
-        """Begins the copy of a body, with arguments of these types."""
+        """Starts the copy of a body, with arguments of these types."""
         outer = body.block.owner.location
         locations = [a.location if self.keeps_locations else outer for a in body.block.arguments]
         block = region.blocks.append(*types, arg_locs=locations)
@@ -130,7 +130,7 @@ class BlockRewriter:
         return ir.InsertionPoint(block)
 
     def end_body(self, end: ir.Operation, values: Sequence[ir.Value], build: Builder) -> None:
-        """Ends the copy of a body."""
+        """Writes the terminator of the copy of a body."""
         ir.Operation.create(end.name, operands=values, loc=build.location, ip=build.point)
 
 
@@ -143,7 +143,7 @@ def part_clone(
     count: int = 1,
     captured: Mapping[ir.Value, ir.Value] | None = None,
 ) -> ir.Operation:
-    """A copy of an op for `count` of its parts, or of all of it without a step."""
+    """Returns a copy of an op for `count` of its parts; for all of it if `step` is None."""
     if step is None:
         types, first = [result.type for result in op.results], None
     else:
@@ -157,12 +157,13 @@ def part_clone(
 
 
 def part_type_of(dims: BatchDims, number: int, count: int = 1) -> ir.Type:
-    """The type of `count` parts of a value, or of all of it if it has no tiling."""
+    """Returns the type of `count` parts of a value; of all of it if it has no tiling."""
     return part_type(dims.graph.values[number], dims.tilings.get(number), dims.parts, count)
 
 
 def part_type(value: ir.Value, tiling: DimTiling | None, parts: int, count: int = 1) -> ir.Type:
-    """The type of `count` consecutive parts of a value, or of all of it without a tiling."""
+    """Returns the type of `count` consecutive parts of a value; of all of it if `tiling` is
+    None."""
     if tiling is None:
         return value.type
     shape = part_shape(tuple(shape_of(value)), tiling, parts, count)

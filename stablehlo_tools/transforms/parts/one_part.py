@@ -1,13 +1,13 @@
-"""Ops of a block written once more, for one part of the batch that is known only when it runs.
+"""Copies ops of a block for one part of the batch, whose number is a value of the program.
 
     %h = stablehlo.dot_general %x, %w : (tensor<8x64xf32>, tensor<64x64xf32>) -> tensor<8x64xf32>
   ==>                                                  // microbatch %i of 4, in a loop over them
     %xi = stablehlo.dynamic_slice %x, %i …
     %hi = stablehlo.dot_general %xi, %w : (tensor<2x64xf32>, …) -> tensor<2x64xf32>
 
-Every value gets a stand-in: of a value in parts, the part of this microbatch; of any other, the
-value itself. Where an op on parts takes a whole value, the part is sliced out of it. The ops
-themselves stay; `all_parts.py` instead replaces them by copies for each part, side by side.
+Every value has a stand-in: for a value in parts, the part of this microbatch; for any other, the
+value itself. If an op on parts uses a whole value, the part is sliced out of it. The ops themselves
+are kept; `all_parts.py` instead replaces them by copies for each part, side by side.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ Finish = Callable[[ir.Operation], None]
 
 
 class OnePartWriter(BlockRewriter):
-    """Copies of ops for one microbatch, number `microbatch`, a scalar i32.
+    """Copies ops for one microbatch, number `microbatch`, a scalar i32.
 
-    `outside` gives a value that no op of the block makes, in a layout or whole; `finish` is called
-    with each copy, its regions not yet filled. `values` are the stand-ins so far, by number.
+    `outside` returns a value that no op of the block makes, in a layout or whole. `finish` is
+    called with each copy, before its regions are filled. `values` are the stand-ins so far, by
+    number.
     """
 
     keeps_shardings = True
@@ -55,7 +56,7 @@ class OnePartWriter(BlockRewriter):
         build: Builder,
         user: ir.Operation | None = None,
     ) -> ir.Value:
-        """What stands for a value, where an op takes it in a layout."""
+        """Returns the stand-in of a value for an op that uses it in a layout."""
         stand_in = self.values.get(number)
         if stand_in is None:
             return self._outside(number, tiling)
@@ -73,7 +74,7 @@ class OnePartWriter(BlockRewriter):
 
 
 def apart(shape: Sequence[int], layout: DimTiling, parts: int) -> list[int]:
-    """A shape with its batch dimension in three: outer, microbatches, inner."""
+    """Returns a shape with its batch dimension split in three: outer, microbatches, inner."""
     dim = layout.dim
     inner = shape[dim] // (layout.outer * parts)
     return [*shape[:dim], layout.outer, parts, inner, *shape[dim + 1 :]]
@@ -82,7 +83,7 @@ def apart(shape: Sequence[int], layout: DimTiling, parts: int) -> list[int]:
 def cut(
     build: Builder, value: ir.Value, layout: DimTiling, parts: int, microbatch: ir.Value
 ) -> ir.Value:
-    """One microbatch of a whole value."""
+    """Returns one microbatch of a whole value."""
     shape = part_shape(tuple(shape_of(value)), layout, parts)
     type_ = build.tensor(shape, element_of(value))
     alike = alike_clone(value, layout.dim, type_, build.point)
@@ -97,8 +98,8 @@ def cut(
 def window(
     rows: Sequence[int], layout: DimTiling, microbatch: ir.Value, zero: ir.Value
 ) -> tuple[list[ir.Value], list[int]]:
-    """Where a microbatch of a tensor that lies `apart` begins, and its sizes; `zero` is of the
-    microbatch's type."""
+    """Returns the start of a microbatch in a tensor of shape `apart`, and its sizes. `zero` is of
+    the microbatch's type."""
     sizes, starts = [*rows], [zero] * len(rows)
     sizes[layout.dim + 1], starts[layout.dim + 1] = 1, microbatch
     return starts, sizes

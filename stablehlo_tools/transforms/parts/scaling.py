@@ -4,8 +4,8 @@
   ==>                                                                      // for 6 samples
     %y = stablehlo.dot_general %h, %w : (tensor<6x4xf32>, tensor<4x4xf32>) -> tensor<6x4xf32>
 
-The samples are followed as a batch that is divided into one part a sample; ops must take each part
-by itself. Constants and broadcasts that a sample shares with others are written for more of them.
+The samples are propagated as a batch that is divided into one part a sample; ops must compute each
+part independently. Constants and broadcasts that all samples share are written for more of them.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ from stablehlo_tools.ir.views import While
 from stablehlo_tools.ir.while_loop import is_invariant
 from stablehlo_tools.transforms.parts.block_rewriter import BlockRewriter, part_type
 
-# What is written again where a value that is the same for all samples is needed for more of them:
-# ops that exporters make such values by. A reverse has never been among them.
+# Ops to copy if a value that is the same for all samples is needed for more of them: those by which
+# exporters make such values. A reverse has never been among them.
 _FOLLOWED_BACK = (
     ELEMENTWISE | LAYOUT - {"stablehlo.reverse"} | {CONCATENATE, IOTA, SHARDING_CONSTRAINT, SLICE}
 )
@@ -59,10 +59,11 @@ class NotScaledError(Exception):
 def follow_batch(
     graph: Graph, seeds: Seeds, parts: int, *, sums: Collection[int] = ()
 ) -> BatchDims:
-    """The batch from some arguments of a block on, and from all others that then carry it too.
+    """Returns the batch propagated from some arguments of a block, and from all others that then
+    also carry it.
 
-    Results of the numbers `sums` are to be sums over the
-    batch, as gradients are. Raises NotScaledError where samples are mixed otherwise.
+    Results with the numbers `sums` are to be sums over the batch, as gradients are. Raises
+    NotScaledError if samples are mixed in any other way.
     """
     while True:
         dims = propagate(graph, seeds, parts)
@@ -78,8 +79,8 @@ def follow_batch(
 
 
 def _refuse_mixing(dims: BatchDims) -> None:
-    """Raises NotScaledError for an op that makes one result of several samples: a sum over the
-    batch would be another number for a larger one."""
+    """Raises NotScaledError for an op that reduces several samples to one result: a larger batch
+    would change its value."""
     untiled = _untiled(dims)
     for node in dims.graph.nodes:
         op_tiling = dims.op_tilings.get(node)
@@ -91,8 +92,8 @@ def _refuse_mixing(dims: BatchDims) -> None:
 
 
 def _refuse_but_sums(dims: BatchDims, sums: Collection[int]) -> None:
-    """Raises NotScaledError where a result that is to be a sum over the batch is none, or where
-    another one, or samples, depend on one."""
+    """Raises NotScaledError if a result in `sums` is not a sum over the batch, or if any other
+    result or a value of samples depends on one."""
     if dims.meetings:
         raise NotScaledError(dims.meetings[0].used.op)
     partial, root = PartialSums(dims), dims.graph.root
@@ -108,7 +109,7 @@ def _refuse_but_sums(dims: BatchDims, sums: Collection[int]) -> None:
 
 
 def _untiled(dims: BatchDims) -> set[Node]:
-    """The ops that take samples and cannot take them in parts."""
+    """Returns the ops that use samples and cannot compute them in parts."""
     return {
         node
         for node in dims.graph.nodes
@@ -119,8 +120,8 @@ def _untiled(dims: BatchDims) -> set[Node]:
 
 
 def wanted(dims: BatchDims) -> list[tuple[int, DimTiling]]:
-    """The operands that should carry the batch and do not, in the tilings that they should have: of
-    ops, and of loops whose iterations hand on samples."""
+    """Returns the operands that should carry the batch and do not, with their tilings: operands of
+    ops, and of loops that carry samples."""
     tilings = dims.tilings
     return missing_pieces(dims) + [
         (number, tilings[result])
@@ -132,9 +133,9 @@ def wanted(dims: BatchDims) -> list[tuple[int, DimTiling]]:
 
 
 def _added(dims: BatchDims, seeds: Seeds) -> Seeds | None:
-    """The seeds and more, with which more operands carry the batch: what travels with the
-    activations, such as the positions of tokens, meets them in some op. First those that operands
-    ask for as they are, all in turn; where there are none, one other."""
+    """Returns the seeds with more arguments, so that more operands carry the batch; None if there
+    are none. Values such as the positions of tokens meet the activations in some op. Arguments that
+    operands need directly are all added; without any, one other argument is."""
     graph, more, arguments = dims.graph, seeds, dims.graph.root.arguments
     origins = Origins(graph, dims.parts).of(wanted(dims))
     asked = {number: tiling for number, tiling in origins.items() if number in arguments}
@@ -148,7 +149,8 @@ def _added(dims: BatchDims, seeds: Seeds) -> Seeds | None:
         for dim in range(len(graph.shape(number) or ())):
             if _with_one(dims, seeds, number, DimTiling(dim)) is not None:
                 return {**seeds, number: DimTiling(dim)}
-    # All that the operands are made of: two that only meet each other must both carry it.
+    # All arguments that the operands depend on: two that only meet each other must both carry the
+    # batch.
     together = asked | seeds
     if together.keys() == seeds.keys() or propagate(graph, together, dims.parts).meetings:
         return None
@@ -156,22 +158,22 @@ def _added(dims: BatchDims, seeds: Seeds) -> Seeds | None:
 
 
 def _with_one(dims: BatchDims, seeds: Seeds, number: int, tiling: DimTiling) -> BatchDims | None:
-    """The batch from one more argument on; None where no more operands carry it then."""
+    """Returns the batch with one more argument; None unless more operands carry it then."""
     graph, parts, shape = dims.graph, dims.parts, dims.graph.shape(number) or ()
     if number in seeds or not tiling.fits(shape, parts) or shape[tiling.dim] == 1 != parts:
         return None
     then = propagate(graph, {**seeds, number: tiling}, parts)
     if then.meetings or len(wanted(then)) >= len(wanted(dims)):
         return None
-    # One along features ends where these meet samples.
+    # A cut along features ends at ops that combine them with samples.
     return then if _untiled(then) <= _untiled(dims) else None
 
 
 class Scaling(BlockRewriter):
-    """Copies of the ops of a block, with `count` samples where there were as many as the parts."""
+    """Copies the ops of a block, with `count` samples in place of as many as there are parts."""
 
     def write_all(self, arguments: Sequence[ir.Value], point: ir.InsertionPoint) -> list[ir.Value]:
-        """Writes the block for new arguments; returns the copies of its results.
+        """Writes the block on new arguments; returns the copies of its results.
 
         Raises NotScaledError.
         """
@@ -183,7 +185,8 @@ class Scaling(BlockRewriter):
     def operand(
         self, number: int, tiling: DimTiling | None, build: Builder, user: ir.Operation
     ) -> ir.Value:
-        """The copy of a value; of one that is the same for all samples, for more or fewer."""
+        """Returns the copy of a value; a value shared by all samples is resized to more or fewer of
+        them. Raises NotScaledError."""
         known = self.dims.tilings.get(number)
         if known == tiling:
             return self.values[number]
@@ -194,7 +197,8 @@ class Scaling(BlockRewriter):
     def resize_shared(
         self, number: int, tiling: DimTiling, build: Builder, user: ir.Operation
     ) -> ir.Value:
-        """A value that is the same for all samples, for more or fewer of them."""
+        """Returns a value that all samples share, resized to `count` samples. Raises
+        NotScaledError."""
         graph, parts = self.dims.graph, self.dims.parts
         value = graph.values[number]
         op, type_ = producer(_entering(value)), part_type(value, tiling, parts, self.count)
@@ -215,7 +219,7 @@ class Scaling(BlockRewriter):
 
 
 def _entering(value: ir.Value) -> ir.Value:
-    """What a value is outside of the loops that only hand it on."""
+    """Returns the value outside of the loops that only pass it on."""
     while producer(value) is None:
         argument = ir.BlockArgument(value)
         loop = argument.owner.owner.operation
@@ -229,10 +233,10 @@ def _entering(value: ir.Value) -> ir.Value:
 def _operand_tilings(
     op: ir.Operation, tiling: DimTiling, parts: int
 ) -> Sequence[DimTiling | None] | None:
-    """The tilings of the operands of an op whose result, the same for all samples, is to have one:
-    its dimensions followed backwards, up to where it repeats elements.
+    """Returns the tilings of an op's operands, given the tiling of its result, which all samples
+    share. They are the result's dimension propagated backwards, up to a broadcast along it.
 
-    None for ops of which that is not known.
+    Returns None for ops without a known relation of dimensions.
     """
     relation = dimensions_of(op) if op.name in _FOLLOWED_BACK else None
     if relation is None:

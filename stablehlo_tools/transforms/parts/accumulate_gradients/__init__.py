@@ -1,5 +1,5 @@
-"""How accumulate-gradients makes a loop over microbatches of a plain training step.
+"""Writes a loop over microbatches in a plain training step, for accumulate-gradients.
 
-`searching.py` finds the arguments that carry the batch, `division.py` says which ops run in the
-loop and which before or behind it, `microbatch_loop.py` writes the loop.
+`searching.py` finds the arguments that carry the batch. `division.py` decides which ops run in the
+loop, and which before or after it. `microbatch_loop.py` writes the loop.
 """

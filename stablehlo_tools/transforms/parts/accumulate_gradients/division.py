@@ -1,11 +1,11 @@
-"""Which ops of a training step run on each microbatch, and which before or behind all of them.
+"""Decides which ops of a training step run on each microbatch, and which before or after all.
 
-How many tokens count is needed by the first microbatch already, since its loss is divided by it.
-Ops like that read the batch and no weights, and multiply no matrices.
+The first microbatch already needs the number of tokens of the batch, since its loss is divided by
+that number. Ops of this kind read the batch and no weights, and contain no contractions.
 
-What is linear in a sum may run on each term or on the total. On the total it runs once; but where
-gradients of one weight are added, or a term is cut, fewer bytes are accumulated if that is done
-in the loop. So are terms that the program has in a narrow type and converts to a wide one.
+An op that is linear in a sum may run on each term or on the total. On the total it runs once. In
+the loop, fewer bytes may be accumulated: if it adds gradients of one weight, or slices a term. The
+same holds for terms that the program has in a narrow type and converts to a wide one.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from stablehlo_tools.transforms.parts.expand_pipeline.ticks import wide
 
 
 def known_beforehand(graph: Graph, seeds: Seeds, rank: int) -> set[Node]:
-    """The ops of the block that hang on nothing but the batch, integers, and floats of at most
-    `rank` dimensions; without contractions."""
+    """Returns the ops of the block, without contractions, that depend only on the batch, integers,
+    and floats of fewer than `rank` dimensions."""
     late = {
         number
         for number in graph.root.arguments
@@ -50,12 +50,12 @@ def known_beforehand(graph: Graph, seeds: Seeds, rank: int) -> set[Node]:
 
 
 def is_heavy(node: Node) -> bool:
-    """Whether an op is a contraction, one that nobody knows, or has such a one in it."""
+    """Returns True if an op is a contraction or opaque, or contains such an op."""
     return any(each.name in CONTRACTIONS or each.name in OPAQUE for each in nested([node]))
 
 
 def communicates(node: Node) -> bool:
-    """Whether an op is a collective, or has one in it."""
+    """Returns True if an op is a collective, or contains one."""
     return any(each.name in COLLECTIVES for each in nested([node]))
 
 
@@ -63,7 +63,7 @@ _MOST_TOGETHER = 64  # linear ops that are tried in the loop at once
 
 
 def accumulated_bytes(value: ir.Value) -> int:
-    """What an accumulator of a value takes, in at least float32."""
+    """Returns the size of an accumulator of a value, in at least float32."""
     type_ = ir.RankedTensorType.get(
         shape_of(value), wide(element_of(value)), loc=ir.Location.unknown(value.context)
     )
@@ -95,7 +95,7 @@ class Boundary:
         return node in self._chosen
 
     def _consider(self, node: Node) -> None:
-        """Takes an op into the loop, with those that it hangs on, where that is cheaper."""
+        """Adds an op to the loop, with the linear ops that it depends on, if that is cheaper."""
         together = self._with_sources(node)
         if together is None:
             return
@@ -118,8 +118,8 @@ class Boundary:
         return together
 
     def _cost(self, numbers: Iterable[int]) -> tuple[int, int, int]:
-        """The bytes of accumulators; then how many are of a type that terms are rounded to, and how
-        many are about to be constrained to a sharding."""
+        """Returns the bytes of accumulators, the number that narrow the type of their terms, and
+        the number that are only used by sharding constraints. These are compared in this order."""
         size, narrow, free = 0, 0, 0
         for number in numbers:
             if number not in self._terms or self._made.get(number) not in self._chosen:
@@ -135,7 +135,8 @@ class Boundary:
 
 
 def mixing_refusal(terms: PartialSums, waits: Node, used: Node, trial: Trial) -> ToolError:
-    """Names the op that needs all samples, and one that works on samples and hangs on it."""
+    """Returns the refusal that names the op that needs all samples, and one on samples that depends
+    on it."""
     source = source_of(terms, waits) or waits
     batch = seeds_text(trial)
     if source.name in OPAQUE:
@@ -160,13 +161,13 @@ _WEIGHTS_RANK = 2  # vectors and scalars may be needed to know the weight of eac
 
 @dataclass(frozen=True)
 class Division:
-    """What of a block runs on each microbatch.
+    """The ops of a block that run on each microbatch.
 
-    `inside` are the ops of the loop's body, in order; some of them stay in front of it, too, on the
-    whole batch. `gone` are all that have no place outside any more. What the rest of the block
-    takes of the loop: `sums`, with the reduction that joins their terms, `samples`, values in
-    parts, and `same`, values that are the same for every microbatch. `whole` are all values of the
-    latter kind that the loop makes.
+    `inside` are the ops of the loop's body, in order; some of them also stay before it, on the
+    whole batch. `gone` are all ops that are no longer needed outside. The rest of the block uses
+    three kinds of results. `sums` are given with the reduction of their terms, `samples` are in
+    parts, and `same` is equal for every microbatch. `whole` are all values in the loop that are
+    equal for every microbatch.
     """
 
     trial: Trial
@@ -179,14 +180,14 @@ class Division:
 
     @property
     def dims(self) -> BatchDims:
-        """How the batch lies in the values."""
+        """The batch dimension of each value."""
         return self.trial.dims
 
 
 def divide(trial: Trial) -> Division:
-    """Divides the block that a batch was followed through.
+    """Returns the division of the block through which a trial has propagated a batch.
 
-    Raises ToolError where an op works on samples that hang on the whole batch.
+    Raises ToolError if an op works on samples that depend on the whole batch.
     """
     try:
         return _Reading(trial, 1).division()
@@ -201,9 +202,9 @@ def divide(trial: Trial) -> Division:
 class _Reading:
     """One walk over the ops of the block.
 
-    `late` are values that are there behind the loop, and the ops that made them wait; `kept` whole
-    values that the loop makes alike for every microbatch; `again` ops that are known beforehand and
-    can run on each microbatch as well.
+    `late` are values that only exist after the loop, with the ops that they wait for. `kept` are
+    whole values that the loop computes for every microbatch, all equal. `again` are ops that are
+    known beforehand and can also run on each microbatch.
     """
 
     trial: Trial
@@ -222,7 +223,7 @@ class _Reading:
         for node in self.dims.graph.root.nodes:
             self.terms.visit([node])
             if node in self.known:
-                # What is known beforehand is neither a term nor blocked.
+                # Values that are known beforehand are neither terms nor blocked.
                 in_parts = all(number in self.dims.tilings for number in node.results)
                 runs = in_parts and self._works_on_samples(node) and self._waits(node, ()) is None
                 if runs and not communicates(node):
@@ -234,7 +235,7 @@ class _Reading:
                 self._place(node)
 
     def division(self) -> Division:
-        """The outcome. Raises ToolError."""
+        """Returns the division. Raises ToolError."""
         if self.refusal is not None:
             raise self.refusal
         graph = self.dims.graph
@@ -275,7 +276,7 @@ class _Reading:
             self.linear.append(node)
 
     def _waits(self, node: Node, used: Iterable[int]) -> Node | None:
-        """The op because of which a node cannot run on a microbatch."""
+        """Returns the op that keeps a node from running on a microbatch; None if there is none."""
         for number in sorted(used):
             if number in self.late:
                 return self.late[number]
@@ -286,7 +287,8 @@ class _Reading:
         return next(stops, None) or self._changed(node)
 
     def _changed(self, node: Node) -> Node | None:
-        """Control flow, the node or one in it, that hands parts on as whole values."""
+        """Returns control flow, the node or one in it, that passes on parts as whole values; None
+        if there is none."""
         layouts = self.dims.tilings
         for body in node.bodies:
             for place, number in enumerate(body.returned[: len(node.results)]):
@@ -304,11 +306,11 @@ class _Reading:
 
 
 def free_whole_values(division: Division) -> bool:
-    """Lets values that no microbatch changes go past the barriers of a division, so that what is
-    computed from them can stay in front of the loop. Whether there were any.
+    """Lets uses of values that are the same for every microbatch bypass the barriers of a division.
+    Ops that depend only on those can then stay before the loop. Returns True if there were any; the
+    division is then invalid.
 
-    Rematerialisation puts weights and samples behind one barrier. The division is not valid any
-    more where this returns True.
+    Rematerialisation puts weights and samples into one barrier.
     """
     values, freed = division.dims.graph.values, False
     for node in division.gone:
@@ -322,7 +324,8 @@ def free_whole_values(division: Division) -> bool:
 
 
 def explained(division: Division) -> Diagnostic:
-    """Which arguments carry the batch, what runs in the loop, and what leaves it."""
+    """Returns a note on the arguments that carry the batch, the ops in the loop, and its
+    results."""
     graph = division.dims.graph
     size = sum(accumulated_bytes(graph.values[n]) for n, _ in division.sums)
     return note(

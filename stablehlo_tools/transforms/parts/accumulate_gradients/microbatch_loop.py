@@ -1,7 +1,8 @@
-"""Writes the loop over microbatches of a division, and what the rest of the block takes of it.
+"""Writes the loop over microbatches of a division, and replaces its results in the block.
 
-A constraint to divide 2 samples over 4 devices says nothing that a partitioner can do well, and
-XLA's gets values wrong in a loop over such; it is left as far as it divides.
+A partitioner cannot implement a constraint that divides 2 samples over 4 devices well, and XLA's
+computes wrong values in a loop with such constraints. So a constraint is relaxed to as many devices
+as divide the samples.
 """
 
 from __future__ import annotations
@@ -39,9 +40,9 @@ Meshes = Mapping[str, DeviceMesh]
 
 
 def relax_constraints(division: Division, written: Mapping[int, ir.Value], meshes: Meshes) -> None:
-    """Lets the constraints of a loop that was written divide microbatches as far as they can be.
+    """Relaxes the constraints of a written loop to as many devices as divide a microbatch.
 
-    `written` is what stands for each value, by number.
+    `written` is the copy of each value in the loop, by number.
     """
     for node in nested(division.inside):
         layout = division.dims.tilings.get(node.results[0]) if node.results else None
@@ -61,8 +62,9 @@ def relax_constraints(division: Division, written: Mapping[int, ir.Value], meshe
 
 
 def devices_along(block: ir.Block, meshes: Meshes, place: int, dim: int) -> int:
-    """Over how many devices an argument of the program is divided along a dimension; 1 where no
-    sharding says so, and in a manual computation, where each device has its own."""
+    """Returns the number of devices that divide an argument of the program along a dimension.
+    Returns 1 if no sharding says so, and in a manual computation, whose arguments are per
+    device."""
     function = block.owner.operation
     if function.name != FUNCTION:
         return 1
@@ -74,8 +76,8 @@ def devices_along(block: ir.Block, meshes: Meshes, place: int, dim: int) -> int:
 
 
 def uneven_arguments(division: Division, meshes: Meshes) -> Iterator[Diagnostic]:
-    """A warning for each argument of the program that is divided over more devices than divide the
-    samples of a microbatch."""
+    """Yields a warning for each argument of the program whose devices along the batch do not divide
+    the samples of a microbatch."""
     graph = division.dims.graph
     block = graph.root.block
     for number, layout in sorted(division.trial.seeds.items()):
@@ -95,7 +97,7 @@ def uneven_arguments(division: Division, meshes: Meshes) -> Iterator[Diagnostic]
 def write_loop(division: Division, meshes: Meshes) -> None:
     """Replaces the ops of a division by a loop; `meshes` are those of the module, by name.
 
-    Handles of the division must not be used afterwards.
+    Do not use handles of the division afterwards.
     """
     anchor = _anchor(division)
     location = division.inside[0].op.location
@@ -118,7 +120,8 @@ def _taken(division: Division) -> list[int]:
 
 
 def _anchor(division: Division) -> ir.Operation:
-    """The first op that takes something of the loop; the end of the block, where none does."""
+    """Returns the first op that uses a result of the loop; the terminator of the block if none
+    does."""
     taken, gone = set(_taken(division)), set(division.gone)
     root = division.dims.graph.root
     for node in root.nodes:
@@ -128,7 +131,7 @@ def _anchor(division: Division) -> ir.Operation:
 
 
 def needed_later(division: Division) -> list[Node]:
-    """The ops behind the loop's place whose results it takes, in order."""
+    """Returns the ops after the loop's position whose results it needs, in order."""
     anchor = _anchor(division)
     inside, gone = set(division.inside), set(division.gone)
     nodes = division.dims.graph.root.nodes
@@ -145,7 +148,7 @@ def needed_later(division: Division) -> list[Node]:
 
 
 class _MicrobatchLoopWriter:
-    """The loop: first it is there, then its body is written."""
+    """The loop: it is created first, then its body is written."""
 
     def __init__(self, division: Division, build: Builder) -> None:
         self._division = division
@@ -156,7 +159,7 @@ class _MicrobatchLoopWriter:
         self._zero = build.i32(0)
         carried: list[ir.Value] = []
         for n, kind in division.sums:
-            # An accumulator starts from the number that its reduction never shows.
+            # An accumulator starts from the identity of its reduction.
             value, element = self._values[n], wide(element_of(self._values[n]))
             is_complex = isinstance(element, ir.ComplexType)
             start = 0 if is_complex else identity_of(kind, element)
@@ -170,7 +173,7 @@ class _MicrobatchLoopWriter:
         self.loop = CountedLoop(build, build.i32(self._dims.parts), carried)
 
     def write(self, meshes: Meshes) -> list[ir.Value]:
-        """Writes the body; what the loop gives, in the order of `_taken`."""
+        """Writes the body; returns the loop's results, in the order of `_taken`."""
         division, build = self._division, self.loop.inside
         writing = OnePartWriter(self._dims, self.loop.counter, self._outside)
         writing.write(division.inside, build.point)
@@ -190,12 +193,13 @@ class _MicrobatchLoopWriter:
         return apart(shape_of(self._values[n]), layout, self._dims.parts)
 
     def _window(self, rows: Sequence[int], layout: DimTiling) -> tuple[list[ir.Value], list[int]]:
-        """Where the loop's microbatch begins in a tensor that lies `apart`, and its sizes."""
+        """Returns the start of the loop's microbatch in a tensor of shape `apart`, and its
+        sizes."""
         return window(rows, layout, self.loop.counter, self._zero)
 
     def _outside(self, n: int, layout: DimTiling | None) -> ir.Value:
-        """A value that is there before the loop, or its part for a microbatch: the same for all,
-        before the loop, or cut out once an iteration."""
+        """Returns a value from before the loop; with a layout, its part for a microbatch. A part
+        that is the same for all is made before the loop; others are cut once an iteration."""
         if layout is None:
             return self._values[n]
         if (n, layout) not in self._found:
@@ -210,7 +214,7 @@ class _MicrobatchLoopWriter:
             return alike
         rows = self._rows(n, layout)
         starts, sizes = self._window(rows, layout)
-        # Behind what was cut out last, at the beginning of the body.
+        # After the previous cut, at the beginning of the body.
         point = ir.InsertionPoint.at_block_begin(While(self.loop.op).body)
         if self._last is not None:
             point = ir.InsertionPoint.after(self._last)

@@ -30,18 +30,18 @@ from stablehlo_tools.diagnostics import Diagnostic, ToolError, note
 from stablehlo_tools.transforms.parts.accumulate_gradients.division import Division, divide
 
 _MOST_DIVIDED = 32
-_LEAST_SHARE = 16  # of the contractions one in so many is in the loop; others are an optimizer's
+_LEAST_SHARE = 16  # the loop has at least 1 / 16 of the contractions; the rest are an optimizer's
 
 
 def find_division(
     graph: Graph, parts: int, location: ir.Location, spread: Spread | None = None
 ) -> Division:
-    """The division by the dimension of arguments that is the batch: one that puts most work, or
-    half of it, into the loop, an outer one before inner ones.
+    """Returns the division by the dimension of arguments that is the batch. It is one that puts
+    most of the work, or half of it, into the loop; outer dimensions are preferred.
 
     Integers are tried first, since tokens and labels are samples and weights are not. Raises a
-    located ToolError where there is none: that the batch is of another size, or the reason of the
-    likeliest. With `spread`, microbatches have to divide what each device has of the batch.
+    located ToolError if there is no division: the batch is of another size, or the reason of the
+    likeliest trial. With `spread`, microbatches have to divide each device's part of the batch.
     """
     search = _Search.through(graph, parts)
     best = search.best
@@ -56,8 +56,8 @@ def find_division(
 def given_division(
     graph: Graph, places: Sequence[int], dimension: int, parts: int, location: ir.Location
 ) -> Division:
-    """The division by a dimension of arguments of the block. Raises a located ToolError where they
-    have no such dimension, or cannot be cut by it."""
+    """Returns the division by a dimension of arguments of the block. Raises a located ToolError if
+    they have no such dimension, or cannot be divided along it."""
     seeds: Seeds = {}
     names: list[str] = []
     for place in places:
@@ -85,8 +85,8 @@ def given_division(
 
 
 class Refused(NamedTuple):
-    """What may be the batch, why it cannot be cut, and whether it is rather weights: the program
-    gives back what has their type."""
+    """A candidate for the batch, and the reason why it cannot be divided. `are_weights` if the
+    program returns values of the same type, so that it is probably weights."""
 
     seeds: Seeds
     why: ToolError
@@ -94,7 +94,7 @@ class Refused(NamedTuple):
 
 
 class _Search:
-    """Divisions that were found, and why others were not."""
+    """The divisions that were found, and the trials that were refused."""
 
     def __init__(self, graph: Graph, parts: int) -> None:
         self.graph = graph
@@ -106,7 +106,7 @@ class _Search:
 
     @staticmethod
     def through(graph: Graph, parts: int) -> _Search:
-        """Over integers first, and floats where these are not enough."""
+        """Returns a search over integers first, then over floats if those are not enough."""
         found = _Search(graph, parts)
         for trials in search(graph, parts, lambda *cut: [strided(*cut)], regroups=True):
             likely = [t for t in trials if t.work and (t.to_the_end or t.independent)]
@@ -118,14 +118,14 @@ class _Search:
 
     @property
     def is_enough(self) -> bool:
-        """Whether a division puts at least half of the contractions into the loop."""
+        """True if a division puts at least half of the contractions into the loop."""
         return self._all_work > 0 and any(
             2 * _contractions(each) >= self._all_work for each in self._found
         )
 
     @property
     def best(self) -> Division | None:
-        """The division to take; None where one that is refused is more than twice as likely."""
+        """The division to use; None if a refused trial is more than twice as likely as any."""
         least = min((_unlikeliness(each.trial) for each in self._found), default=0.0)
         if any(_unlikeliness(trial) < 2 * least for trial, _ in self._refused):
             return None
@@ -134,8 +134,8 @@ class _Search:
 
     @property
     def refused(self) -> Refused | None:
-        """The likeliest trial that came to nothing; one of arguments that the program gives back
-        changed, weights, only where there is no other."""
+        """The likeliest trial that was refused. One of arguments that are probably weights is only
+        chosen if there is no other."""
         if not self._refused:
             return None
 
@@ -150,7 +150,7 @@ class _Search:
         return not returned.isdisjoint(self.graph.values[n].type for n in trial.seeds)
 
     def divide(self, trial: Trial) -> None:
-        """Adds the division by a trial, or why there is none."""
+        """Adds the division by a trial, or the reason why there is none."""
         try:
             division = self._extended(divide(trial))
         except ToolError as error:
@@ -162,9 +162,10 @@ class _Search:
             self._found.append(division)
 
     def _extended(self, division: Division) -> Division:
-        """The division with further arguments that carry the batch: those that parts are taken of.
+        """Returns the division with more arguments that carry the batch: those from which ops need
+        parts.
 
-        Raises ToolError where one shows that the batch is not independent: what was cut are
+        Raises ToolError if one of them shows that the batch is not independent: the cut was along
         features.
         """
         tried = set(division.trial.seeds)
@@ -182,8 +183,8 @@ class _Search:
 
 
 def _unlikeliness(trial: Trial) -> float:
-    """More work is likelier, but less so the more often the outcome of a sum is used with samples
-    again: that is how features behave."""
+    """Returns a key that is lower for likelier trials. More work is likelier, but less so if
+    results of sums meet samples again often, as those over features do."""
     return -trial.work / (1 + len(trial.dims.meetings))
 
 
@@ -193,8 +194,8 @@ def _contractions(division: Division) -> int:
 
 
 def _on_all_samples(division: Division) -> int:
-    """The work of contractions that the loop needs, or has in it, but that do not run on
-    microbatches: more than of those that do, where features are cut and no samples."""
+    """Returns the work of contractions that the loop contains or needs, but that do not run on
+    microbatches. If features are cut instead of samples, this exceeds the work of those that do."""
     graph, steps = division.dims.graph, division.dims.op_tilings
     gone = set(division.gone)
     ahead = needed(
@@ -206,10 +207,10 @@ def _on_all_samples(division: Division) -> int:
 
 
 def _undivided(search: _Search, spread: Spread | None, location: ir.Location) -> ToolError | None:
-    """That the batch, as fewer microbatches find it, is of a size which so many do not divide.
+    """Returns the refusal of a batch whose size so many microbatches do not divide, if fewer do.
+    Returns None if there is no such batch.
 
-    Where what may be the batch is refused for a reason of its own, only of integers: floats may be
-    features.
+    If other batches are refused for another reason, only integers count: floats may be features.
     """
     graph, parts = search.graph, search.parts
     is_refused = search.refused is not None and not search.refused.are_weights
@@ -231,7 +232,7 @@ def _undivided(search: _Search, spread: Spread | None, location: ir.Location) ->
 
 
 def _told(search: _Search, location: ir.Location) -> ToolError:
-    """Why nothing was found. What is said of a weight that was tried is no more than a note."""
+    """Returns the reason why nothing was found. The refusal of a weight is only added as a note."""
     refused = search.refused
     if refused is not None and not refused.are_weights:
         return refused.why
