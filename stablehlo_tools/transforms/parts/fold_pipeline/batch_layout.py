@@ -228,7 +228,8 @@ class BatchLayout:
 
 
 def _is_minor(boxes: Sequence[Box]) -> bool:
-    """Returns True if boxes differ in their position along a dimension after larger ones."""
+    """Returns True if boxes differ along a dimension in which each has size 1, after a larger
+    dimension."""
     first = boxes[0]
     for dim in range(len(first.sizes)):
         if any(box.starts[dim] != first.starts[dim] for box in boxes):

@@ -137,7 +137,7 @@ class StageInputs:
         return StageInputs(batch, layered, fixed, cells)
 
     def for_each(self, count: int, numbers: Collection[int]) -> StageInputs:
-        """Returns the inputs with these numbers, if they are fixed, repeated for each of `count`
+        """Returns these inputs with the fixed ones among `numbers` repeated for each of `count`
         microbatches."""
         spread = {n: (self.fixed[n],) * count for n in numbers if n in self.fixed}
         fixed = {n: pieces for n, pieces in self.fixed.items() if n not in spread}

@@ -232,7 +232,7 @@ class Composer:
         return self._build.slice(value, box.starts, limits)
 
     def _reordered(self, value: ir.Value, order: Sequence[int]) -> ir.Value:
-        """Returns dimensions in another order; by a reshape if only dimensions of size 1 move."""
+        """Returns a value with its dimensions reordered; by a reshape if only sizes of 1 move."""
         maker = producer(value)
         if maker is not None and maker.name == TRANSPOSE:
             first = integers(maker, "permutation")

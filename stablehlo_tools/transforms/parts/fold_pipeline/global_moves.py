@@ -1,7 +1,7 @@
 """Rewrites manual computations and loops that only move elements as moves of whole tensors.
 
-A pipeline in one program may shift its state by a `collective_permute` in a manual computation
-inside of the loop, over all axes of the mesh at once. MaxText's pipeline does so. The elements that
+A pipeline in one program may shift its state by a `collective_permute`, in a manual computation in
+the loop over all axes of the mesh. MaxText's pipeline does so. The elements that
 every device receives are traced back to the shards that they come from. If nothing is computed on
 the way, the result is a concatenation of slices of the operands, as in other pipelines in one
 program:

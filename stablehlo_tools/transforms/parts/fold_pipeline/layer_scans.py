@@ -89,8 +89,8 @@ class RowLoop(WhileLoop):
         )
 
     def _left(self, op: ir.Operation) -> ir.Value | None:
-        """Returns the number of the row computed from a subtraction of the counter; None for other
-        ones."""
+        """Returns the row number that a subtraction of the counter leads to; None for any other
+        subtraction."""
         if constant_integer(op.operands[0]) == self.trips - 1:
             return op.results[0]
         users = self.users(op.results[0])

@@ -88,7 +88,7 @@ class _StageLoop:
 
 @dataclass(frozen=True)
 class LayerLoop(_StageLoop):
-    """A loop of which only the outputs of the last run are used."""
+    """A loop that keeps only the outputs of its last run."""
 
     def write(self, build: Builder) -> list[ir.Value]:
         """Writes the loop, or a single run without a loop. Returns the outputs of the last run."""

@@ -1,8 +1,8 @@
 """The loop of a pipeline as the devices of an axis run it, tick by tick.
 
-A region knows which values are shards, and which differ between ranks or ticks. It evaluates the
-integers that control the loop on a rank in a tick: its counter, the index of a stage, entries of
-tables. These decide which branch or slice a value is traced through.
+A `LoopRegion` finds which values are shards, and which differ between ranks or ticks. It evaluates
+the integers that control the loop on a rank in a tick: its counter, the index of a stage, entries
+of tables. These decide which branch or slice a value is traced through.
 """
 
 from __future__ import annotations
@@ -240,7 +240,7 @@ class LoopRegion(WhileLoop):
         return box.along(dim, box.starts[dim] + rank * size, box.sizes[dim])
 
     def mesh_axes(self) -> Sequence[tuple[str, int]]:
-        """The axes of the mesh of the manual computation, and their sizes."""
+        """Returns the axes of the mesh of the manual computation, and their sizes."""
         assert self.manual is not None
         return self.facts.meshes[mesh_of(self.manual)].axes
 

@@ -1,4 +1,4 @@
-"""Ops that only move elements: maps elements of a result to the elements of operands that they are.
+"""Maps elements of a result to elements of the operands, for ops that only move elements.
 
 For slices and pads, the relation of the op's dimensions gives this map. For selects, branches and
 windows at indices, operands of the op give it, and these must be known integers.

@@ -160,7 +160,7 @@ def region_of(loop: ir.Operation, ranks: Ranks, values: DeviceValues) -> LoopReg
 
 
 def hoist_slices(loop: ir.Operation) -> None:
-    """Splits slices in a stage's inner loop into one that depends on the tick and one on the layer.
+    """Splits each slice in a stage's inner loop in two: one by the tick, one by the layer.
 
     A stage may select its chunk of the weights and its layer by one dynamic_slice in the loop over
     layers. The inner loop would then hold the weights of all chunks. Split in two, the slice of the

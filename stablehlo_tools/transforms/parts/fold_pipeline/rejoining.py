@@ -71,7 +71,7 @@ def rejoin(block: ir.Block, values: DeviceValues) -> None:
 
 
 def _straighten(op: ir.Operation) -> None:
-    """Rewrites an op whose operand is the result of several transposes and reshapes."""
+    """Replaces several transposes and reshapes that end in an op by at most one transpose."""
     moves, value = list[ir.Operation](), op.results[0]
     while (maker := producer(value)) is not None and maker.name in (RESHAPE, TRANSPOSE):
         moves.append(maker)

@@ -5,8 +5,8 @@ carry, a slice of the weights, a value received by a rank, or a select that the 
 segment is written into the module as a private function, to be analysed and copied. It is erased at
 the end.
 
-In one program, all stages may be along a dimension of the state. A segment then computes them side
-by side. One row of it is the same ops on one stage's part of that dimension, as for a batch.
+In one program, a dimension of the state may hold all stages. A segment then computes them side by
+side. One row of it is the same ops on one stage's part of that dimension, as for a batch.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class Scratch:
 
 
 def erase_unused(block: ir.Block, anchor: ir.Operation | None = None) -> None:
-    """Erases unused ops of a block that only move or compute elements, and the anchor if unused."""
+    """Erases unused ops of a block that `_ERASED` names, and the anchor if it is unused."""
     for view in reversed(list(block.operations)):
         op = view.operation
         is_anchor = anchor is not None and op == anchor
@@ -285,7 +285,7 @@ class Segments:
 
 @dataclass(frozen=True)
 class StageRows:
-    """A segment for one of `count` stages that are along a dimension.
+    """A segment for one of the `count` stages along a dimension.
 
     `function` computes one stage. `dims[i]` is the dimension of input i that the stages divide, or
     None if all stages read the same. `outputs` are those dimensions of the segment's outputs.

@@ -1,4 +1,4 @@
-"""Queries that a trace asks about a value, and the pieces that it finds the value to consist of.
+"""The queries of a trace, and the pieces that it finds a value to consist of.
 
 Elements are traced a `Box` at a time. A `BoxQuery` asks where the elements of a box come from. It
 ends in a `Piece`: a box of a source, and the `View` that puts that box into the result.

@@ -9,9 +9,9 @@ never visited.
 Values that a pipeline keeps for its backward are traced on into the pipeline, so that both appear
 as one region. Two constructs occur only in a backward:
 
-A *merge* adds two cotangents: that of a stage's input to the next stage, and that of a value which
-leaves the pipeline. If one of them is known to be zero in every tick and on every rank, the
-addition only moves elements.
+A *merge* adds two cotangents of a stage's result: one from the next stage, and one from the result
+that leaves the pipeline. If one of the two is known to be zero, in every tick and on every rank,
+the addition only moves elements.
 
 A *sum over ticks* is a carry to which every tick adds a term, such as the gradients of the weights.
 """
@@ -374,12 +374,12 @@ class BackwardTracer(Tracer):
         return self._merges
 
     def _find_merges(self) -> None:
-        """Takes all additions for merges, then removes those that are none even if the others are.
+        """Assumes that all additions are merges, then removes those that contradict this.
 
         An operand of an addition depends on earlier additions of the tick, and on earlier ticks. So
         if every remaining addition is a merge given the others, all of them are. With known
-        zeros, a removed addition may still be a merge, as the result of another one that was
-        removed with it is known to be zero. So each is tried once more.
+        zeros, a removed addition may still be a merge: another one, removed with it, may have a
+        result that is known to be zero. So each is tried once more.
         """
         body = (view.operation for view in self.region.block.operations)
         merges = {
@@ -425,7 +425,7 @@ class BackwardTracer(Tracer):
 
     def _is_only_handed_on(self, op: ir.Operation) -> bool:
         """Returns True if ops of the same tick only move a result, neither computing with it nor
-        accumulating it. Other additions may use it: one that is no merge is in a stage, which is
+        accumulating it. Other additions may use it: if one is not a merge, it is in a stage, which is
         refused."""
         sums = [self.region.ends[number] for number in self._added]
         pending = [op]
@@ -526,7 +526,7 @@ class BackwardTracer(Tracer):
         return Piece(Summed(first.value, first.rank, tuple(held)), first.box, first.view)
 
     def _beyond(self, piece: Piece) -> list[Piece]:
-        """Returns the pieces in the pipeline of a piece that comes from there."""
+        """Returns the pieces of a piece, traced on into the pipeline if it depends on it."""
         if isinstance(source := piece.source, Computed):
             if any(box.contains(piece.box) for box in self._zeros.get(source, ())):
                 piece = piece.zeroed(element_of(source.value))

@@ -471,8 +471,8 @@ class _Planner:
 
 
 def _stacked(plan: GridPlan, ends: Sequence[End], kept: Iterable[int]) -> tuple[int, ...]:
-    """Returns the outputs to keep for each layer: those in `kept`, those used from a layer before
-    the last, and those that are not passed on."""
+    """Returns the outputs to keep for each layer. These are `kept`, and outputs in `ends` that are
+    not passed on, or that a layer before the last computes."""
     stacked = set(kept)
     for source, box in ends:
         place = plan.grid.place_of(source, box)

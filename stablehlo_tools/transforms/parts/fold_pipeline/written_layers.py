@@ -65,8 +65,8 @@ class WrittenLayers:
 
 
 def written_layers(block: ir.Block, states: Collection[int], handed: int) -> WrittenLayers | None:
-    """Returns the layers of a stage, as many as possible; None if it has not two equal layers. The
-    arguments `states` are all the same value: output `handed` of the stage before."""
+    """Returns the layers of a stage, as many as possible; None if it has fewer than two equal ones.
+    The arguments `states` are all the same value: output `handed` of the stage before."""
     reader = _Reader(block, states, handed)
     ends = reader.ends()
     if not ends:
@@ -293,9 +293,9 @@ def by_layer(
     first: Grid, second: Grid, block: ir.Block, scratch: Scratch
 ) -> tuple[Grid, Grid] | None:
     """Returns a pipeline and its backward as grids with one layer for each cell. Returns None if
-    one of them has no written-out layers, or not as many. Also returns None if an input of a layer
-    depends on both layer and microbatch. Equal computations in `block`, which contains both loops,
-    count as one value."""
+    their numbers of written-out layers differ, or are none. Also returns None if an input of a
+    layer depends on both layer and microbatch. Equal computations in `block`, which contains both
+    loops, count as one value."""
     layers = _layers_of(first), _layers_of(second)
     if layers[0] is None or layers[1] is None or layers[0].count != layers[1].count:
         return None

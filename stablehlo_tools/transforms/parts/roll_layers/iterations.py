@@ -150,8 +150,9 @@ class Iterations:
 def find_iterations(
     flow: Dataflow, sequence: OpSequence, repeated: Repetition, counts: Collection[int] = ()
 ) -> Iterations | NoLoopError:
-    """Returns the loop that a repetition is: the reading with the most iterations, and of these the
-    one with the fewest carried bytes. Returns the error of the likeliest reading if there is none.
+    """Returns the loop that a repetition forms. Of its possible readings, the one with the most
+    iterations counts, and of equal ones that with the fewest carried bytes. Returns the error of
+    the likeliest reading if there is none.
 
     The last iteration may lack ops whose results are unused. Such an iteration is only added if the
     number of iterations is then one of `counts`, the numbers of the loops before it.

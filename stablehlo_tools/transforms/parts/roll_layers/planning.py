@@ -4,7 +4,7 @@ layers.
 A stack has a row for each layer. The weights of layers are concatenated before the first loop that
 reads them. A forward keeps residuals for its backward: results of its iterations, or carries at
 their start. The loop writes a row of them in each iteration, and the backward reads the rows in
-reverse order. So a loop runs in reverse if its rows, in that order, are those of an existing stack.
+reverse order. So a loop runs in reverse if its rows, reversed, are those of an existing stack.
 """
 
 from __future__ import annotations
