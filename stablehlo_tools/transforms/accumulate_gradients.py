@@ -188,5 +188,6 @@ class AccumulateGradientsPass(Pass):
             division = find_division(graph, self.microbatches, main.location, spread)
         if not free_whole_values(division):
             return division
+        # The rewritten barriers invalidate the division: divide again by the same batch.
         again = try_seeds(Graph.of(block), division.trial.seeds, self.microbatches, regroups=True)
         return divide(again)

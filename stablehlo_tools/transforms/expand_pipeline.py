@@ -167,7 +167,8 @@ class ExpandPipelinePass(Pass):
 
     @classmethod
     def done_elsewhere(cls, options: Mapping[str, str], option: str) -> tuple[str, str] | None:
-        """Names expand-mpmd for schedules that need a program for each rank."""
+        """Returns a message and a command for schedules that need a program for each rank, which
+        expand-mpmd writes; None for other options."""
         named = {each.name for each in entries() if each.training and not each.sliced}
         value = options[option]
         if option != "schedule" or value not in named:

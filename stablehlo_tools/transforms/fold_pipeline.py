@@ -146,6 +146,7 @@ class FoldPipelinePass(Pass):
         current = copy_module(module)
         inline_all_calls(current)
         with ir.Location.unknown(module.context):
+            # First of all: otherwise each stage would contain a copying loop.
             write_copying_loops_as_moves(current, Function(entry_function(current)).body)
         number, folded, stay = 0, list[Diagnostic](), list[Diagnostic]()
         while number < len(loops := _loops(current)):
@@ -258,7 +259,7 @@ def _folded(module: ir.Module, number: int, between: bool) -> tuple[ir.Module, i
     backward, refusal = backward_of(anchor, region.ticks), None
     if backward is not None:
         effect = effect or _effect(manual_around(backward) or backward)
-        copied = copy_module(module)
+        copied = copy_module(module)  # a failed attempt leaves `tried` half rewritten
         try:
             stages = _fold_training(region, backward, tried)
         except UnresolvedError as unresolved:

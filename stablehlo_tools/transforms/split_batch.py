@@ -114,7 +114,7 @@ class SplitBatchPass(Pass):
     explain: bool = False
 
     def run(self, module: ir.Module, diagnostics: Diagnostics) -> None:
-        """Rewrites the module in place, or a copy of it to be compared with."""
+        """Rewrites the module in place; with `against=xla`, only if the parts should be faster."""
         hardware = load_hardware(self.hardware)
         if self.parts < 2:
             raise ToolError(
@@ -147,6 +147,7 @@ class SplitBatchPass(Pass):
     def _split(self, module: ir.Module, diagnostics: Diagnostics) -> bool:
         """Writes the parts. Returns True if there is anything to split."""
         if len(functions_by_name(module)) > 1:
+            # Calls of a module that stays whole are not inlined.
             copy = copy_module(module)
             inline_all_calls(copy)
             if not self._chosen(copy):
@@ -196,8 +197,8 @@ class SplitBatchPass(Pass):
         return [each for each in chosen if each.trial.collectives]
 
     def _undivided(self, region: Region) -> ToolError | None:
-        """Returns the refusal of a batch whose size so many parts do not divide, if fewer do.
-        Returns None if there is no such batch."""
+        """Returns the refusal of a batch that fewer parts divide, but so many do not; None if such
+        a batch is not found."""
         graph = Graph.of(region.block)
         for fewer in fewer_parts(graph, self.parts):
             trial = find_seeds(graph, fewer)

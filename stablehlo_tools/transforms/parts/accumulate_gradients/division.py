@@ -63,7 +63,7 @@ _MOST_TOGETHER = 64  # linear ops that are tried in the loop at once
 
 
 def accumulated_bytes(value: ir.Value) -> int:
-    """Returns the size of an accumulator of a value, in at least float32."""
+    """Returns the size in bytes of an accumulator of a value, in at least float32."""
     type_ = ir.RankedTensorType.get(
         shape_of(value), wide(element_of(value)), loc=ir.Location.unknown(value.context)
     )
@@ -118,8 +118,8 @@ class Boundary:
         return together
 
     def _cost(self, numbers: Iterable[int]) -> tuple[int, int, int]:
-        """Returns the bytes of accumulators, the number that narrow the type of their terms, and
-        the number that are only used by sharding constraints. These are compared in this order."""
+        """Returns the bytes of accumulators, the number of them for values of a narrower type, and
+        the number whose values only sharding constraints use. These are compared in this order."""
         size, narrow, free = 0, 0, 0
         for number in numbers:
             if number not in self._terms or self._made.get(number) not in self._chosen:

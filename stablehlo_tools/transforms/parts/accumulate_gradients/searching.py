@@ -85,8 +85,8 @@ def given_division(
 
 
 class Refused(NamedTuple):
-    """A candidate for the batch, and the reason why it cannot be divided. `are_weights` if the
-    program returns values of the same type, so that it is probably weights."""
+    """A candidate for the batch, and the reason why it cannot be divided. `are_weights` is True if
+    the program returns values of the same types, as a training step returns its weights."""
 
     seeds: Seeds
     why: ToolError
@@ -125,7 +125,7 @@ class _Search:
 
     @property
     def best(self) -> Division | None:
-        """The division to use; None if a refused trial is more than twice as likely as any."""
+        """The division to use; None if a refused trial is more than twice as likely as all."""
         least = min((_unlikeliness(each.trial) for each in self._found), default=0.0)
         if any(_unlikeliness(trial) < 2 * least for trial, _ in self._refused):
             return None
@@ -207,8 +207,8 @@ def _on_all_samples(division: Division) -> int:
 
 
 def _undivided(search: _Search, spread: Spread | None, location: ir.Location) -> ToolError | None:
-    """Returns the refusal of a batch whose size so many microbatches do not divide, if fewer do.
-    Returns None if there is no such batch.
+    """Returns the refusal of a batch that fewer microbatches divide, but so many do not; None if
+    such a batch is not found.
 
     If other batches are refused for another reason, only integers count: floats may be features.
     """

@@ -112,6 +112,7 @@ def divide_head(plan: Training, axis: Axis, wanted: str) -> HeadDivision | None:
     best: HeadDivision | None = None
     for seeds in _candidates(plan, graph, inputs, axis):
         trial = with_needed(try_seeds(graph, seeds, axis.size, to_the_end=False))
+        # A product that is not in parts would run whole on every rank.
         if not trial.independent or not trial.dims.op_tilings.keys() >= products:
             continue
         sums = _sums(trial.dims, graph)

@@ -197,7 +197,7 @@ class LinkWriter:
 
 
 class DividedHeadWriter(LinkWriter):
-    """Writes the head, the link between forwards and backwards, of which each rank runs a part.
+    """Writes the head, the link between forwards and backwards, with a part on each rank.
 
     `direction` is that of the first backward loop: the head runs when a microbatch begins it.
     """

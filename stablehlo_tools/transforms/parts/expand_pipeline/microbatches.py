@@ -91,8 +91,8 @@ def find_cut(graph: Graph, loops: Sequence[LayerLoop], parts: int, given: Seeds 
 def _undivided(
     graph: Graph, loops: Sequence[LayerLoop], parts: int, *, are_refused: bool
 ) -> ToolError | None:
-    """Returns the refusal of a batch whose size so many microbatches do not divide, if fewer do.
-    Returns None if there is no such batch.
+    """Returns the refusal of a batch that fewer microbatches divide, but so many do not; None if
+    such a batch is not found.
 
     If other batches `are_refused` for another reason, only integers count: floats may be features.
     """
@@ -184,7 +184,7 @@ def _likely(loops: Sequence[LayerLoop], trials: Iterable[Trial]) -> Iterator[Tri
             likely.append(trial)
 
     def unlikeliness(trial: Trial) -> tuple[int, int, int]:
-        """Outer dimensions are likelier, then those that are mixed less, then more work."""
+        """Returns a key. Outer dimensions are likelier, then fewer meetings, then more work."""
         dim = min(layout.dim for layout in trial.seeds.values())
         return dim, len(trial.dims.meetings), -trial.work
 

@@ -177,7 +177,7 @@ class Region:
         shape: Sequence[int],
         rank: ir.Value,
     ) -> ir.Value:
-        """Returns a value of a shape, of which each rank has a part. It is an all_reduce of parts
+        """Returns a value of shape `shape`, joined from each rank's part by an all_reduce of parts
         between zeros. For an all_gather, XLA's partitioner would first gather the value along the
         other axes."""
         rows = apart(shape, layout, self.axis.size)

@@ -1,4 +1,4 @@
-"""The slots in which a rank keeps values of microbatches, and the ring that sends them to ranks."""
+"""The slots in which a rank keeps values of microbatches, and the ring that sends them on."""
 
 from __future__ import annotations
 

@@ -7,9 +7,8 @@ the order of the layers. It is then exchanged chunk by chunk instead of being ga
 
 Chunk p runs on rank p mod `ranks`. In a stack of `ranks` equal parts with the layers in order, it
 is chunk p mod `repeats` on rank p div `repeats`. Each rank sends `repeats` chunks and receives as
-many. They are sent in as many rounds, in each of which every rank sends one and receives one: a
-regular bipartite graph is a sum of perfect matchings (König 1916). No rank ever holds more than its
-share.
+many. They are sent in as many rounds. In each, every rank sends one and receives one: a regular
+bipartite graph is a sum of perfect matchings (König 1916). No rank ever holds more than its share.
 """
 
 from __future__ import annotations

@@ -1,18 +1,17 @@
 """Rewrites manual computations and loops that only move elements as moves of whole tensors.
 
 A pipeline in one program may shift its state by a `collective_permute`, in a manual computation in
-the loop over all axes of the mesh. MaxText's pipeline does so. The elements that
-every device receives are traced back to the shards that they come from. If nothing is computed on
-the way, the result is a concatenation of slices of the operands, as in other pipelines in one
-program:
+the loop over all axes of the mesh. MaxText's pipeline does so. The elements that every device
+receives are traced back to the shards that they come from. If nothing is computed on the way, the
+result is a concatenation of slices of the operands, as in other pipelines in one program:
 
     %next = sdy.manual_computation(%state) { collective_permute ... }
   ==>
     %next = stablehlo.concatenate %last, %others, dim = 0
 
-Integers that differ from tick to tick may decide which elements are moved, such as the slot of a
-buffer with several microbatches for each stage. Then there is one such tensor for each of their
-values, and the tick selects one of them.
+Integers that differ from tick to tick may decide which elements are moved: the slot of a buffer
+with several microbatches for each stage, for instance. Then there is one such tensor for each of
+their values, and the tick selects one of them.
 
 Before a pipeline that it differentiates, jax computes all values that depend on the weights of a
 layer alone, in a separate loop. If the weights of a layer are packed in one array, the loop copies

@@ -314,6 +314,7 @@ class GridFinder:
             instances, more = self._closure(segment, rows, wanted)
             if not more:
                 break
+            # Other values that stages pass on become outputs of the segment, too.
             outputs += more
         zero = _find_zeros(segment, rows, self._inputs, instances) if sums else {}
         return Cells(segment, rows, instances, self._inputs, zero)

@@ -425,8 +425,8 @@ class BackwardTracer(Tracer):
 
     def _is_only_handed_on(self, op: ir.Operation) -> bool:
         """Returns True if ops of the same tick only move a result, neither computing with it nor
-        accumulating it. Other additions may use it: if one is not a merge, it is in a stage, which is
-        refused."""
+        accumulating it. Other additions may use it: one in a stage is not a merge, and is refused
+        later."""
         sums = [self.region.ends[number] for number in self._added]
         pending = [op]
         while pending:

@@ -99,6 +99,7 @@ def fold_training(forward: LoopRegion, backward: LoopRegion, module: ir.Module) 
     layers = by_layer(first, second, sites[0].anchor.block, scratch)
     plans = planned((first, second) if layers is None else layers)
     if layers is not None and not plans.is_batched:
+        # Prefer whole stages if they can compute the microbatches as one batch.
         whole = planned((first, second))
         plans = whole if whole.is_batched else plans
     writer.write_grid(plans.forward, {})

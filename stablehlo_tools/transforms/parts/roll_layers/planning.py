@@ -128,6 +128,7 @@ def find_loops(
     loops: list[Iterations] = []
     for each, iterations in found:
         own = [place[node.index] for node in iterations.nodes]
+        # A backward's last iteration may lack ops: it counts if there are then as many as before.
         again = find_iterations(flow, sequence, each, {loop.count for loop in loops})
         longer = again if not isinstance(again, NoLoopError) else iterations
         taken[own] = False
