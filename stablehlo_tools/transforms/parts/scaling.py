@@ -92,8 +92,8 @@ def _refuse_mixing(dims: BatchDims) -> None:
 
 
 def _refuse_but_sums(dims: BatchDims, sums: Collection[int]) -> None:
-    """Raises NotScaledError if a result in `sums` is not a sum over the batch, or if any other
-    result or a value of samples depends on one."""
+    """Raises NotScaledError if a result in `sums` is not a sum over the batch. Also raises it if
+    another result, or a value of samples, depends on such a sum."""
     if dims.meetings:
         raise NotScaledError(dims.meetings[0].used.op)
     partial, root = PartialSums(dims), dims.graph.root
