@@ -1,15 +1,15 @@
-"""What the ops of a manual computation do across the devices of one of its axes.
+"""The state of values in a manual computation across the devices of one of its axes.
 
     value        on the devices of the axis              without the axis
     shard        each has its part along a dimension     the whole
     term         each has a term of a sum                the sum
     (no entry)   all have the same                       the same
 
-What all have, among terms, is a term of as many times itself as there are devices.
-A collective over the axis that makes one of another is nothing without the axis: an all_reduce of
-terms, an all_gather of shards, a reduce_scatter of terms, an all_to_all of shards. An all_reduce of
-what all have is a product. Shards are followed as a batch is, of which a device has one part
-(`DimTiling`), terms as `PartialSums` does.
+A value that is the same on all devices can be a term. The sum is then that value times the number
+of devices. Without the axis, a collective over it that turns one state into another does nothing:
+an all_reduce of terms, an all_gather of shards, a reduce_scatter of terms, an all_to_all of shards.
+An all_reduce of a value that is the same on all devices becomes a product. `DimTiling` follows a
+shard, as one part of a batch. `PartialSums` follows terms.
 """
 
 from __future__ import annotations
@@ -56,16 +56,16 @@ from stablehlo_tools.ir.builder import element_of
 from stablehlo_tools.ir.views import Combining
 from stablehlo_tools.ir.walk import ops_named
 
-# The dimension along which a collective takes shards, or gives them.
+# The attribute with the dimension along which a collective's operand, or its result, is in shards.
 _TAKES = {ALL_GATHER: "all_gather_dim", ALL_TO_ALL: "concat_dimension"}
 _GIVES = {REDUCE_SCATTER: "scatter_dimension", ALL_TO_ALL: "split_dimension"}
 _UNDONE = frozenset({ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL})
 _INDEXED = frozenset({DYNAMIC_UPDATE_SLICE, SCATTER})
-_ONE_SHARD = 1  # what a device has is one part of the whole
+_ONE_SHARD = 1  # a device has one part of the whole
 
 
 class CrossingError(Exception):
-    """The op that cannot be written without the axis, and why."""
+    """The op that cannot be written without the axis, and the reason."""
 
     def __init__(self, op: ir.Operation, why: str) -> None:
         super().__init__(why)
@@ -73,7 +73,7 @@ class CrossingError(Exception):
 
 
 class MeshAxis:
-    """An axis of a mesh, and where along it each device is."""
+    """An axis of a mesh, and the position of each device along it."""
 
     def __init__(self, name: str, mesh: DeviceMesh) -> None:
         self.name = name
@@ -83,8 +83,8 @@ class MeshAxis:
         self._others = {device: group[0] for group in groups for device in group}
 
     def is_same(self, values: Values | None) -> bool:
-        """Whether devices along the axis have the same values; `values` has a row for each device,
-        or one for all."""
+        """Returns True if devices along the axis have the same values. `values` has one row per
+        device, or one row for all. None counts as unknown: False."""
         if values is None:
             return False
         return len(values) == 1 or all(
@@ -92,14 +92,14 @@ class MeshAxis:
         )
 
     def is_crossed(self, groups: ProcessGroups) -> bool:
-        """Whether devices of a group are at different places along the axis; of an axis of one
-        device, whether each group is one."""
+        """Returns True if a group has devices at different places along the axis. If the axis has
+        one device, returns True if each group has one device."""
         if self.size == 1:
             return all(len(group) == 1 for group in groups)
         return any(len({self._place[device] for device in group}) > 1 for group in groups)
 
     def is_all_of(self, groups: ProcessGroups) -> bool:
-        """Whether each group is the devices along the axis, in order."""
+        """Returns True if each group consists of all devices along the axis, in order."""
         return all(
             [self._place[device] for device in group] == list(range(self.size))
             and len({self._others[device] for device in group}) == 1
@@ -107,8 +107,8 @@ class MeshAxis:
         )
 
     def apart(self, groups: ProcessGroups) -> ProcessGroups | None:
-        """The groups of devices at one place along the axis, where each group has the same others
-        at every place."""
+        """Splits each group by place along the axis. Returns None if the subgroups of a group
+        differ in their positions along the other axes."""
         divided: list[tuple[int, ...]] = []
         for group in groups:
             places = [[d for d in group if self._place[d] == n] for n in range(self.size)]
@@ -120,23 +120,26 @@ class MeshAxis:
 
 @dataclass(frozen=True)
 class Crossing:
-    """A collective over an axis; `others` are the groups that it has without it, if any."""
+    """A collective over an axis. `others` are its groups without the axis, or None if it is dropped
+    with the axis."""
 
     op: ir.Operation
     others: ProcessGroups | None
 
     @cached_property
     def reducer(self) -> str | None:
-        """What its terms are joined by."""
+        """The kind of its reducer, such as `add`; None if it has none or another one."""
         return reducer_kind(Combining(self.op).combiner) if len(self.op.regions) else None
 
     def result(self) -> DimTiling | None:
-        """The dimension along which the devices have shards of what it makes."""
+        """Returns the dimension along which devices have shards of its result; None if they have
+        none."""
         name = _GIVES.get(self.op.name)
         return None if name is None else DimTiling(integer(self.op, name))
 
     def takes(self) -> DimTiling | None:
-        """The dimension along which it takes shards."""
+        """Returns the dimension along which devices have shards of its operand; None if they have
+        none."""
         name = _TAKES.get(self.op.name)
         return None if name is None else DimTiling(integer(self.op, name))
 
@@ -145,8 +148,10 @@ Crossings = Mapping[ir.Operation, Crossing]
 
 
 def crossings_of(computation: ir.Operation, axis: MeshAxis, facts: ModuleFacts) -> Crossings:
-    """The collectives of a manual computation over an axis. Raises CrossingError for one that moves
-    values along it."""
+    """Returns the collectives of a manual computation over an axis.
+
+    Raises CrossingError for a collective that moves values along the axis.
+    """
     found: dict[ir.Operation, Crossing] = {}
     for collective in collectives_in(computation):
         op = collective.op
@@ -169,24 +174,26 @@ Reshaping = tuple[DimTiling, Shape, Shape]
 
 
 class Reshapings:
-    """Along which dimension reshapes of shards go on, where only their use tells: of heads or of
-    features, where a device has one element of several; of microbatches or of the samples in each,
-    where it cuts its part of a batch. `taken` are choices by number, where they are not the
-    likeliest."""
+    """Chooses the dimension of shards after a reshape, if only their use can tell.
+
+    Examples: heads or features, if a device has one element of several; microbatches or the samples
+    in each, if a reshape splits a device's part of a batch. `taken` maps a reshape to the number of
+    its choice; the default 0 is the likeliest.
+    """
 
     def __init__(self, taken: Mapping[Reshaping, int]) -> None:
         self._taken = taken
         self._counts: dict[Reshaping, int] = {}
 
     def of(self, tiling: DimTiling, before: Shape, after: Shape) -> DimTiling | None:
-        """The tiling behind a reshape; None where there is none."""
+        """Returns the tiling after a reshape; None if there is none."""
         found, asked = _all_reshapings(tiling, before, after), (tiling, before, after)
         if len(found) > 1:
             self._counts[asked] = len(found)
         return found[self._taken.get(asked, 0)] if found else None
 
     def others(self) -> Iterator[dict[Reshaping, int]]:
-        """The choices with one more that is not the likeliest."""
+        """Yields the choices extended by one that is not the likeliest."""
         for asked, count in self._counts.items():
             if asked not in self._taken:
                 for number in range(1, count):
@@ -195,8 +202,8 @@ class Reshapings:
 
 @cache
 def _all_reshapings(tiling: DimTiling, before: Shape, after: Shape) -> Sequence[DimTiling]:
-    """The tilings that a reshape gives, and those that it gives where the parts are moved, too: in
-    front of any dimension that elements along the one before are in."""
+    """Returns the tilings that a reshape can give, also those for which it has to move the parts.
+    Those are the dimensions whose strides overlap the strides of the divided dimension."""
     found = reshapings(tiling, before, after, _ONE_SHARD)
     low, high = _strides(before, tiling.dim)
     for dim in range(len(after)):
@@ -207,19 +214,21 @@ def _all_reshapings(tiling: DimTiling, before: Shape, after: Shape) -> Sequence[
 
 
 def _strides(shape: Shape, dim: int) -> tuple[int, int]:
-    """How far apart elements along a dimension are, and how far it reaches."""
+    """Returns the stride of a dimension, and the number of elements that it spans."""
     minor = prod(shape[dim + 1 :])
     return minor, minor * shape[dim]
 
 
 def is_moved(tiling: DimTiling, given: DimTiling, before: Shape, after: Shape) -> bool:
-    """Whether a reshape that gives a tiling has to move the parts."""
+    """Returns True if a reshape that gives a tiling has to move the parts."""
     return given not in reshapings(tiling, before, after, _ONE_SHARD)
 
 
 class AcrossAxis:
-    """What the values of a block are across an axis, from its arguments on; `is_same` tells of
-    integers that all devices of the axis are known to have the same of."""
+    """The state of each value of a block across an axis, from the block's arguments on.
+
+    `is_same` returns True for integers that are known to be the same on all devices of the axis.
+    """
 
     def __init__(
         self,
@@ -234,8 +243,11 @@ class AcrossAxis:
         self.sums.visit(graph.root.nodes)
 
     def shard(self, number: int) -> DimTiling | None:
-        """The tiling of a value of which each device has a part. Raises CrossingError for one that
-        is neither that, nor the same on all devices."""
+        """Returns the tiling of a value that devices have shards of; None if all have the same
+        value.
+
+        Raises CrossingError for any other value.
+        """
         stopper = self.sums.blocked.get(number)
         if stopper is not None:
             raise CrossingError(stopper.op, self._why(stopper))
@@ -255,7 +267,7 @@ class AcrossAxis:
 
 
 class _Shards(Propagation):
-    """Shards through collectives over the axis."""
+    """Follows shards through collectives over the axis."""
 
     def __init__(self, graph: Graph, crossings: Crossings, reshapings: Reshapings) -> None:
         super().__init__(graph, _ONE_SHARD)
@@ -263,7 +275,7 @@ class _Shards(Propagation):
         self._reshapings = reshapings
 
     def visit(self, node: Node) -> None:
-        """Follows them through one op."""
+        """Follows shards through one op."""
         crossing = self._crossings.get(node.op)
         if crossing is not None:
             for result in node.results:
@@ -285,10 +297,10 @@ class _Shards(Propagation):
 
 
 class Terms(PartialSums):
-    """Terms through collectives over the axis.
+    """Follows terms through collectives over the axis.
 
-    `repeated` are sums of what all devices have, `among` the operands of ops on terms that all
-    devices have.
+    `repeated` are sums of values that are the same on all devices. `among` has, for each op on
+    terms, the operands that are the same on all devices.
     """
 
     def __init__(
@@ -302,19 +314,19 @@ class Terms(PartialSums):
         self._visited: list[Node] = []
 
     def is_term(self, number: int, reducer: str) -> bool:
-        """Whether a value can stand among terms."""
+        """Returns True if a value can be a term, also because it is the same on all devices."""
         if super().is_term(number, reducer):
             return True
         if not self.is_multiple(number, reducer):
             return False
         node = self._visited[-1]
         if node.name in _INDEXED and node.operands.count(number) > 1:
-            return False  # as an index, too, it would have to be as it is
+            return False  # the multiple would also replace it as an index
         self.among[node].add(number)
         return True
 
     def is_multiple(self, number: int, reducer: str | None) -> bool:
-        """Whether a value that all devices have is a term of a multiple of it."""
+        """Returns True if a value is the same on all devices and may be a term of its multiple."""
         element = element_of(self.dims.graph.values[number])
         counts = isinstance(element, ir.FloatType | ir.IntegerType)
         whole = counts and number not in self.terms and number not in self.dims.tilings
@@ -328,7 +340,7 @@ class Terms(PartialSums):
             self._visited.append(node)
             super()._visit(node)
             self._visited.pop()
-            # Device ids differ along the axis, unless only others' part of them is used.
+            # Device ids differ along the axis, unless the op uses only their part along other axes.
             if _is_of_place(node):
                 self.blocked.update(dict.fromkeys(node.results, node))
             for result in node.results:
@@ -346,7 +358,8 @@ class Terms(PartialSums):
                 self.blocked[result] = node
 
     def _joins(self, crossing: Crossing, operand: int, result: int) -> bool:
-        """Whether a collective makes of a value what it is without the axis."""
+        """Returns True if the result of a collective is, without the axis, the operand or its
+        multiple."""
         shard, term = self.dims.tilings.get(operand), self.terms.get(operand)
         if shard != crossing.takes():
             return False
@@ -365,7 +378,8 @@ class Terms(PartialSums):
 
 
 def _is_of_place(node: Node) -> bool:
-    """Whether an op gives the id of the device, or does something with it in regions of its own."""
+    """Returns True if an op returns the id of the device, or uses it in a region that is not
+    followed."""
     if node.name in DEVICE_IDS:
         return True
     opened = not len(node.op.regions) or bool(node.bodies)

@@ -38,12 +38,12 @@ from stablehlo_tools.transforms.parts.one_part import apart
 from stablehlo_tools.transforms.parts.scaling import NotScaledError, Scaling
 
 _MOVES = LAYOUT | {PAD, SELECT, SHARDING_CONSTRAINT, SLICE}
-_MOVED = {PAD: (0, 1), SELECT: (1, 2)}  # the operands that are moved, else the first
+_MOVED = {PAD: (0, 1), SELECT: (1, 2)}  # the operands that are moved; default: the first
 _SLICING = frozenset({DYNAMIC_SLICE, RESHAPE, SHARDING_CONSTRAINT, SLICE})
 
 
 class AxisRemoval(Scaling):
-    """Writes a block without the axis: what devices have parts of, for all of them."""
+    """Writes a block without the axis: a value in shards becomes the whole value."""
 
     def __init__(self, crossings: Crossings, across: AcrossAxis, size: int) -> None:
         super().__init__(across.dims, size)
@@ -52,25 +52,28 @@ class AxisRemoval(Scaling):
         self._products: list[ir.Operation] = []
 
     def take(self, values: Iterable[ir.Value]) -> None:
-        """Lets values of the outside stand for themselves."""
+        """Keeps values from outside of the block as they are."""
         self.values.update((self.dims.graph.number(value), value) for value in values)
 
     def type_in(self, value: ir.Value, shard: DimTiling | None) -> ir.Type:
-        """The type of what stands for a value, in a shard if it has none of its own."""
+        """Returns the type of a value without the axis. `shard` is its tiling if it has none of its
+        own."""
         tiling = self.dims.tiling_of(value) or shard
         return part_type(value, tiling, self.dims.parts, self.count)
 
     def shard(
         self, value: ir.Value, shard: DimTiling | None, end: ir.Operation, point: ir.InsertionPoint
     ) -> ir.Value:
-        """What stands for a value that `end` returns, in a shard if it has none of its own."""
+        """Returns the new value for an operand of `end`. `shard` is its tiling if it has none of
+        its own."""
         number = self.dims.graph.number(value)
         if shard is None or number in self.dims.tilings:
             return self.values[number]
         return self.resize_shared(number, shard, Builder(point, end.location), end)
 
     def write_node(self, node: Node, point: ir.InsertionPoint) -> None:
-        """Writes an op, for terms of sums over the axis that it adds to."""
+        """Writes an op. An operand that is added to terms, and is no term itself, becomes its
+        multiple."""
         crossing = self._crossings.get(node.op)
         if crossing is not None:
             values = [self.values[number] for number in node.operands]
@@ -89,7 +92,7 @@ class AxisRemoval(Scaling):
         self.values.update(once)
 
     def write_op(self, node: Node, point: ir.InsertionPoint) -> None:
-        """Writes an op; a reshape may move the devices to another dimension."""
+        """Writes an op. A reshape may move the devices to another dimension."""
         step = self.dims.op_tilings.get(node)
         if step is not None and node.name == RESHAPE:
             (taken,), (given,) = step.operands, step.results
@@ -101,7 +104,8 @@ class AxisRemoval(Scaling):
         super().write_op(node, point)
 
     def _move_devices(self, node: Node, taken: DimTiling, at: int, build: Builder) -> ir.Value:
-        """What all devices have, reshaped, with the devices in front of dimension `at`."""
+        """Returns the reshaped value with its parts moved: devices become the major part of
+        dimension `at`."""
         value, after = self.values[node.operands[0]], shape_of(node.op.results[0])
         dim, split = taken.dim, apart(shape_of(value), taken, self.count)
         places = [dim + 1, *(d for d in range(len(split)) if d != dim + 1)]
@@ -114,7 +118,8 @@ class AxisRemoval(Scaling):
     def pass_value(
         self, number: int, result: int | None, build: Builder, user: ir.Operation
     ) -> ir.Value:
-        """The copy of a value; the sum of all copies, if the result is a sum over the axis."""
+        """Returns the copy of a value; the sum of all copies if the result is a sum over the
+        axis."""
         copy = super().pass_value(number, result, build, user)
         reducer = None if result is None else self._sums.terms.get(result)
         is_term = self._sums.is_multiple(number, reducer)
@@ -123,14 +128,16 @@ class AxisRemoval(Scaling):
     def resize_shared(
         self, number: int, tiling: DimTiling, build: Builder, user: ir.Operation
     ) -> ir.Value:
-        """Puts what all devices have one behind the other where it cannot be written larger."""
+        """Returns a value at its full size. Repeats it once per device if it cannot be written
+        larger."""
         try:
             return super().resize_shared(number, tiling, build, user)
         except NotScaledError:
             return self._joined(self.values[number], tiling, build)
 
     def _joined(self, value: ir.Value, tiling: DimTiling, build: Builder) -> ir.Value:
-        """What all devices have, one behind the other."""
+        """Repeats a value that is the same on all devices along the tiled dimension, once per
+        device."""
         shape, dim = shape_of(value), tiling.dim
         split = [*shape[:dim], tiling.outer, shape[dim] // tiling.outer, *shape[dim + 1 :]]
         places = [*range(dim + 1), *range(dim + 2, len(split) + 1)]
@@ -140,8 +147,8 @@ class AxisRemoval(Scaling):
         return build.reshape(value, shape)
 
     def _multiple(self, value: ir.Value, point: ir.InsertionPoint) -> ir.Value:
-        """The sum of what all devices have; of what is moved, or chosen, it is that of its source,
-        so that zeros stay zeros."""
+        """Returns the sum of a value over all devices. For a layout op or a select it multiplies
+        the sources instead, so that zeros stay zeros."""
         op, build = producer(value), Builder(point, value.location)
         if splat_of(value) == 0:
             return value
@@ -157,11 +164,12 @@ class AxisRemoval(Scaling):
         return copy.results[0]
 
     def multiply_outside(self) -> None:
-        """Lets loops take multiples, which take slices of what is the same for all iterations."""
+        """Moves products out of loops, if their operand is a slice of a value that no iteration
+        changes."""
         while self._products:
             product = self._products.pop()
             source = product.operands[0]
-            # Through what is a slice, or moved, and used once.
+            # Follow slices and reshapes with one user up to the carry of the loop.
             while (op := producer(source)) and op.name in _SLICING and len(_takers(source)) == 1:
                 source = op.operands[0]
             carry = _only_sliced(source)
@@ -175,14 +183,16 @@ class AxisRemoval(Scaling):
 
 
 def _takers(value: ir.Value) -> list[ir.Operation]:
-    """The ops that use a value, and are not left over themselves."""
+    """Returns the ops that use a value, without those whose own results are unused."""
     ops = [use.owner.operation for use in value.uses]
     return [op for op in ops if not len(op.results) or any(map(has_uses, op.results))]
 
 
 def _only_sliced(value: ir.Value) -> tuple[ir.Operation, int] | None:
-    """The loop, and the carry of it, that a value is, if every iteration hands it on as it came
-    and nothing but one op takes it."""
+    """Returns the loop and the number of the carry that a value is.
+
+    Returns None if it is no carry, if an iteration changes it, or if more than one op uses it.
+    """
     if producer(value) is not None:
         return None
     argument = ir.BlockArgument(value)

@@ -10,8 +10,8 @@
     %h = … : tensor<8x32xf32>                        // all samples
     %s = stablehlo.dot_general %h, %h …              // the sum
 
-What jax.shard_map leaves of a forward for its backward goes from one manual computation into
-another one as it is on each device, so that both are written without their axes together.
+Residuals of jax.shard_map pass from the manual computation of the forward to that of the backward
+as each device has them. So both are written without their axes together.
 """
 
 from __future__ import annotations
@@ -75,12 +75,15 @@ from stablehlo_tools.transforms.parts.axis_removal import AxisRemoval
 from stablehlo_tools.transforms.parts.scaling import NotScaledError, wanted
 
 _MINOR = "another axis divides a dimension in smaller parts"
-_MOST_CHOICES = 48  # of reshapes, that are tried: each is a walk through all ops
+_MOST_CHOICES = 48  # choices of reshapes to try; each one is a walk through all ops
 
 
 def free_axes(module: ir.Module, starts: Sequence[ir.Operation], kept: str = "") -> None:
-    """Leaves the axes but one of manual computations, and of those that take what they leave, to
-    the partitioner, in place. Raises NotFreeError, and the module is then not to be used."""
+    """Leaves the axes of manual computations to the partitioner, except `kept`, in place.
+
+    It does the same for linked computations: those over the same axes that exchange values with
+    them. Raises NotFreeError; the module must then be discarded.
+    """
     together: dict[frozenset[str], list[ir.Operation]] = {}
     for op in starts:
         together.setdefault(manual_axes(op), []).append(op)
@@ -88,10 +91,10 @@ def free_axes(module: ir.Module, starts: Sequence[ir.Operation], kept: str = "")
         # The same for manual computations over the same axes.
         linked = _linked(ops)
         for op in linked:
-            batch_units(op)  # nothing tells of a device's only row whether it is one of all rows
+            batch_units(op)  # a dimension of size 1 does not show if it is divided
             reshape_units(op)
             for constraint in ops_named(op, {SHARDING_CONSTRAINT}):
-                # It speaks of free axes alone, and leaves open what it does not divide.
+                # Inside, a constraint names free axes only. Its other dimensions become open.
                 sharding = constraint.attributes["sharding"]
                 if any(axes_by_dimension(sharding)):
                     constraint.attributes["sharding"] = _opened(sharding)
@@ -108,8 +111,11 @@ def free_axes(module: ir.Module, starts: Sequence[ir.Operation], kept: str = "")
 def _without_one(
     group: Sequence[_Computation], facts: ModuleFacts, values: DeviceValues
 ) -> list[_Computation]:
-    """Manual computations without one of their axes: one that divides dimensions in the smallest
-    parts, as the last axis of the mesh mostly does. Raises NotFreeError."""
+    """Returns the computations without one of their axes. Raises NotFreeError.
+
+    It tries the last axis of the mesh first, because that axis mostly divides dimensions into the
+    smallest parts.
+    """
     first: NotFreeError | None = None
     for name in reversed(group[0].axes):
         axis = MeshAxis(name, group[0].mesh)
@@ -120,14 +126,14 @@ def _without_one(
         except (CrossingError, NotScaledError) as error:
             why = str(error) if isinstance(error, CrossingError) else why
             first = first or NotFreeError(name, error.op, why)
-            if why != _MINOR:  # which asks for another axis before it
+            if why != _MINOR:  # _MINOR: another axis has to be freed first
                 raise first from None
     assert first is not None
     raise first
 
 
 def _opened(sharding: ir.Attribute) -> ir.Attribute:
-    """A sharding that leaves every dimension open to more axes."""
+    """Returns a sharding with every dimension open to more axes."""
     stated, context = bindings.TensorShardingAttr(sharding), sharding.context
     of_dim = bindings.SdyDimensionShardingAttr
     dims = [
@@ -138,20 +144,21 @@ def _opened(sharding: ir.Attribute) -> ir.Attribute:
 
 
 def free_axes_of_layers(module: ir.Module, stages: str, asks: str, rule: str) -> None:
-    """Leaves the axes of manual computations with a loop over layers to the partitioner, in place;
-    those over the axis `stages`, which may be a pipeline already, stay where that cannot be done.
+    """Leaves the axes of manual computations with a loop over layers to the partitioner, in place.
 
-    Raises a located ToolError, of the pass `asks` and by its `rule`, where it cannot of others.
+    Computations over the axis `stages` may be a pipeline already. They stay if their axes cannot be
+    freed. Raises a located ToolError, with the pass `asks` and its `rule`, if the axes of other
+    computations cannot be freed.
     """
     if all(stages not in dict(mesh.axes) for mesh in meshes_of(module).values()):
-        return  # which is told by whoever needs it
+        return  # the caller reports the missing axis
     around = _around_layers(module)
     if any(stages in manual_axes(op) for op in around):
         copied = copy_module(module)
         try:
             free_axes(copied, [o for o in _around_layers(copied) if stages in manual_axes(o)])
         except NotFreeError:
-            pass  # whoever needs the loop says that it stands there
+            pass  # the pass that needs the loop reports that it is in a manual computation
         else:
             take_over(module, copied)
             around = _around_layers(module)
@@ -167,7 +174,7 @@ def free_axes_of_layers(module: ir.Module, stages: str, asks: str, rule: str) ->
 
 
 def _around_layers(module: ir.Module) -> list[ir.Operation]:
-    """The manual computations with a loop over layers."""
+    """Returns the manual computations that contain a loop over layers."""
     effects = Effects(functions_by_name(module))
     loops = layer_loops(Function(entry_function(module)).body, effects)
     around = [enclosing(loop.op, MANUAL_COMPUTATION) for loop in loops if loop.flows]
@@ -175,7 +182,7 @@ def _around_layers(module: ir.Module) -> list[ir.Operation]:
 
 
 class NotFreeError(Exception):
-    """The axis that cannot be left to the partitioner, the op for which it cannot, and why."""
+    """The axis that cannot be left to the partitioner, the op that prevents it, and the reason."""
 
     def __init__(self, axis: str, op: ir.Operation, why: str) -> None:
         super().__init__(why)
@@ -184,8 +191,8 @@ class NotFreeError(Exception):
 
 
 def _linked(starts: Iterable[ir.Operation]) -> list[ir.Operation]:
-    """Manual computations and all over the same axes that take what they leave, or leave what they
-    take, in the order of the text."""
+    """Returns manual computations and all that exchange values with them over the same axes, in the
+    order of the text."""
     found, pending = list[ir.Operation](), list(starts)
     while pending:
         op = pending.pop()
@@ -206,7 +213,7 @@ def _linked(starts: Iterable[ir.Operation]) -> list[ir.Operation]:
 
 
 def _users(value: ir.Value) -> list[ir.Operation]:
-    """The ops that use a value, constraints on it aside."""
+    """Returns the ops that use a value, through constraints on it."""
     users: list[ir.Operation] = []
     for use in value.uses:
         user = use.owner.operation
@@ -215,7 +222,7 @@ def _users(value: ir.Value) -> list[ir.Operation]:
 
 
 def _erase_constraints(value: ir.Value) -> None:
-    """Erases the constraints on a value, which nothing uses."""
+    """Erases the constraints on a value; their results must be unused."""
     for op in [use.owner.operation for use in value.uses]:
         _erase_constraints(op.results[0])
         op.erase()
@@ -223,8 +230,11 @@ def _erase_constraints(value: ir.Value) -> None:
 
 @dataclass(frozen=True)
 class _Computation:
-    """A manual computation, those of its axes that are still to be freed, in the order of the mesh,
-    and how its operands and results were sharded over all that it had."""
+    """A manual computation, its axes that are still to be freed, and its original shardings.
+
+    `axes` are in the order of the mesh. `entering` and `leaving` are the shardings of its operands
+    and results over all axes that it had at first.
+    """
 
     op: ir.Operation
     mesh: DeviceMesh
@@ -247,14 +257,14 @@ class _Computation:
 
     @cached_property
     def shardings(self) -> tuple[list[ir.Attribute], list[ir.Attribute]]:
-        """Those of its operands and results over the axes that are left."""
+        """The shardings of its operands and of its results over the axes that are left."""
         names = ("in_shardings", "out_shardings")
         entering, leaving = (sharding_per_value(self.op.attributes[name]) for name in names)
         return entering, leaving
 
 
 class _Divided(NamedTuple):
-    """The dimension that an axis divides, and whether it does so behind all others."""
+    """The dimension that an axis divides; `last` is True if it is the minor-most axis there."""
 
     dim: int
     last: bool
@@ -267,7 +277,7 @@ class _Divided(NamedTuple):
 
 
 class _Look(NamedTuple):
-    """A manual computation, and what is asked of it."""
+    """A manual computation with its graph, and its collectives over the axis."""
 
     computation: _Computation
     graph: Graph
@@ -275,7 +285,7 @@ class _Look(NamedTuple):
 
     @staticmethod
     def at(computation: _Computation, axis: MeshAxis, facts: ModuleFacts) -> _Look:
-        """Raises CrossingError."""
+        """Builds the graph and finds the collectives. Raises CrossingError."""
         graph, crossings = Graph.of(computation.block), crossings_of(computation.op, axis, facts)
         followed = {node.op for node in graph.nodes}
         nested = next((op for op in crossings if op not in followed), None)
@@ -285,8 +295,11 @@ class _Look(NamedTuple):
 
 
 def _looked_at(looks: Sequence[_Look], axis: MeshAxis, values: DeviceValues) -> _Freeing:
-    """What manual computations do across an axis. Raises CrossingError: for the likeliest choices
-    of reshapes, where no other ones that are tried go."""
+    """Returns how to free an axis of manual computations, after trying the choices of reshapes.
+
+    Raises CrossingError, that of the likeliest choices, if none of the first `_MOST_CHOICES`
+    choices can be written.
+    """
     first: CrossingError | None = None
     pending: list[dict[Reshaping, int]] = [{}]
     for tried in range(_MOST_CHOICES):
@@ -321,12 +334,13 @@ class _Freeing:
         self._known = values
         self._group = group
         self._looked_at: list[tuple[Crossings, AcrossAxis]] = []
-        # Results that leave as each device has them, and enter others so: by shard.
+        # The shards of results that pass to other computations as each device has them.
         self._handed: dict[ir.Value, DimTiling | None] = {}
         self._whole: dict[ir.Value, ir.Value] = {}
 
     def look_at(self, look: _Look) -> None:
-        """What a manual computation does across the axis; those before it have been looked at.
+        """Finds the shards and terms of a manual computation across the axis. Those before it come
+        first.
 
         Raises CrossingError.
         """
@@ -378,8 +392,9 @@ class _Freeing:
         return DimTiling(stated.dim)
 
     def _asked(self, across: AcrossAxis, op: ir.Operation) -> dict[ir.Value, DimTiling]:
-        """What enters as all devices have it, and is taken as a shard that is the same on each: it
-        is known better where it is made how it comes by such a dimension."""
+        """Returns the operands of which the body needs a shard, though they enter whole from
+        another computation. The computation that returns them then finds out how they get that
+        dimension."""
         graph = across.dims.graph
         origins = Origins(graph, across.dims.parts).of(wanted(across.dims))
         asked: dict[ir.Value, DimTiling] = {}
@@ -391,7 +406,8 @@ class _Freeing:
         return asked
 
     def _is_handed_on(self, computation: _Computation, result: ir.OpResult) -> bool:
-        """Whether a result only enters others of the group, as each device has it."""
+        """Returns True if only others of the group use a result, with the sharding that it leaves
+        with."""
         sharding = computation.shardings[1][result.result_number]
         others = {other.op: other for other in self._group}
         return all(
@@ -405,7 +421,8 @@ class _Freeing:
         )
 
     def write(self) -> list[_Computation]:
-        """Writes all without the axis; returns those that have others. Raises NotScaledError."""
+        """Writes all computations without the axis. Returns those that have other axes left. Raises
+        NotScaledError."""
         written = [
             self._write(computation, *looked_at)
             for computation, looked_at in zip(self._group, self._looked_at, strict=True)
@@ -449,7 +466,8 @@ class _Freeing:
         operands: Sequence[ir.Value],
         point: ir.InsertionPoint,
     ) -> list[ir.Value]:
-        """Writes a body for operands; returns what it returns, in the shards in which it leaves."""
+        """Writes a body for operands. Returns the values that it returns, in the shards of the
+        results."""
         values, end = writer.write_all(operands, point), terminator(computation.block)
         writer.multiply_outside()
         returned = zip(computation.op.results, end.operands, values, strict=True)
@@ -463,7 +481,7 @@ class _Freeing:
     def _entering(
         self, value: ir.Value, sharding: ir.Attribute, op: ir.Operation, *, constrain: bool
     ) -> ir.Value:
-        """What a computation takes in the place of an operand."""
+        """Returns the new value for an operand of a computation."""
         handed = self._whole.get(unconstrained(value))
         if handed is not None:
             return handed
@@ -472,8 +490,8 @@ class _Freeing:
     def _leave(
         self, computation: _Computation, values: Sequence[ir.Value], *, constrain: bool
     ) -> None:
-        """Puts values in the place of the results of a computation; with `constrain`, as these were
-        sharded."""
+        """Replaces the results of a computation by values. With `constrain`, the values get
+        constraints with the shardings of the results."""
         for result, value, sharding in zip(
             computation.op.results, values, computation.leaving, strict=True
         ):
@@ -485,7 +503,7 @@ class _Freeing:
                 )
 
     def _constrained(self, value: ir.Value, sharding: ir.Attribute, op: ir.Operation) -> ir.Value:
-        """A value that is sharded at least as it was at the border of a manual computation."""
+        """Constrains a value to the sharding that it had at the border, open to more axes."""
         if not any(axes_by_dimension(sharding)):
             return value
         return constrained(value, _opened(sharding), ir.InsertionPoint(op), op.location)
@@ -493,7 +511,7 @@ class _Freeing:
     def _narrowed(
         self, computation: _Computation, operands: Sequence[ir.Value], writer: AxisRemoval
     ) -> _Computation:
-        """A manual computation without a body, over the axes that are left."""
+        """Returns a manual computation without a body, over the axes that are left."""
         op, axes = computation.op, tuple(a for a in computation.axes if a != self._axis.name)
         manual = manual_axes(op) - {self._axis.name}
         entering, leaving = (
@@ -501,7 +519,7 @@ class _Freeing:
         )
         returned = terminator(computation.block).operands
         build, sizes = Builder(ir.InsertionPoint(op), op.location), dict(computation.mesh.axes)
-        types: list[ir.Type] = []  # of all of what each device has, over the axes that are left
+        types: list[ir.Type] = []  # global types, over the axes that are left
         for result, sharding, value in zip(op.results, leaving, returned, strict=True):
             inside = ir.RankedTensorType(writer.type_in(value, self._handed.get(result)))
             parts = [prod(map(sizes.__getitem__, axes)) for axes in axes_by_dimension(sharding)]

@@ -1,9 +1,9 @@
-"""The border of `main`: how arguments and results are divided outside, and what is given back.
+"""The border of `main`: how arguments and results are divided outside, and the original signature.
 
-Inside, every value of which each device holds a part of the sum (`unreduced={"x"}` in a sharding)
-is summed where it is made. At the border the parts stay parts: an argument is summed first, and of
-a result that is to be left in parts each device keeps its own part, or the first device along the
-axes all of it and the others zeros.
+Inside, a value in parts of a sum (`unreduced={"x"}` in a sharding) is summed in the place where it
+is made. At the border the parts stay parts. An argument is summed first. For a result in parts,
+each device returns its own part; or the first device along the axes returns all of the result, and
+the others zeros.
 """
 
 from __future__ import annotations
@@ -38,21 +38,22 @@ from stablehlo_tools.ir.walk import ops_named, terminator, walk
 from stablehlo_tools.transforms.parts.partition.moving import Devices
 from stablehlo_tools.transforms.parts.partition.preparation import stated_shardings
 
-# Ops that carry each value on as it is.
+# Ops that pass each value on unchanged.
 _CARRIERS = ops_with_any(Trait.BRANCH | Trait.LOOP) | {BARRIER, "stablehlo.return"}
 _REDUCERS = {"sum": "add", "max": "maximum", "min": "minimum"}
 
 
 @dataclass(frozen=True)
 class Unreduced:
-    """The axes along which devices hold parts of a value, and how parts are combined."""
+    """The axes along which devices hold parts of a value, and the reduction that combines the
+    parts."""
 
     axes: Axes = ()
     reduction: str = "sum"
 
     @staticmethod
     def of(attribute: ir.Attribute | None, shardings: ValueShardings) -> Unreduced:
-        """What a sharding leaves in parts."""
+        """Returns the unreduced axes of a sharding, and their reduction."""
         if attribute is None:
             return Unreduced()
         axes = shardings.unreduced_axes(attribute)
@@ -61,14 +62,14 @@ class Unreduced:
 
 @dataclass(frozen=True)
 class UnreducedBorder:
-    """What is in parts of the arguments and results of `main`."""
+    """The axes and reductions of the arguments and results of `main` that are in parts."""
 
     arguments: Sequence[Unreduced]
     results: Sequence[Unreduced]
 
     @staticmethod
     def of(main: ir.Operation, shardings: ValueShardings) -> UnreducedBorder:
-        """As the signature says it."""
+        """Reads the signature of `main`."""
         arguments, results = (
             [
                 Unreduced.of(function_sharding(main, name, number), shardings)
@@ -79,7 +80,8 @@ class UnreducedBorder:
         return UnreducedBorder(arguments, results)
 
     def cross(self, main: ir.Operation, shardings: ValueShardings, channel: int) -> None:
-        """Combines the arguments' parts in a body for one device, and leaves the results' parts."""
+        """Combines the parts of arguments in a body for one device, and leaves the results in
+        parts."""
         if not any(each.axes for each in (*self.arguments, *self.results)):
             return
         block = Function(main).body
@@ -112,7 +114,11 @@ def _part(
     shardings: ValueShardings,
     devices: Devices,
 ) -> ir.Value:
-    """A device's part of a value that all hold: what was summed, or all of it on the first."""
+    """Returns a device's part of a value that all devices hold.
+
+    The part is the operand of the all_reduce that made the value. Without such an op it is the
+    whole value on the first device along the axes, and zeros on the others.
+    """
     maker = producer(value)
     if maker is not None and maker.name == "stablehlo.all_reduce" and len(maker.results) == 1:
         summed = reducer_kind(Combining(maker).combiner) == "add"
@@ -126,8 +132,8 @@ def _part(
 
 
 def check_sums(module: ir.Module, shardings: ValueShardings) -> None:
-    """Raises a located ToolError for an op of which it is not clear that it can work on parts of a
-    sum, where operands and results are in parts (P6)."""
+    """Raises a located ToolError for an op that takes and returns parts of sums, and is not linear
+    in its parts (P6)."""
 
     def visit(op: ir.Operation) -> ir.WalkResult:
         if not op.name.startswith("stablehlo.") or op.name in _CARRIERS:
@@ -156,8 +162,8 @@ def _is_linear(op: ir.Operation, parts: Sequence[bool]) -> bool:
 
 
 def sum_everywhere(module: ir.Module, shardings: ValueShardings, channel: int) -> None:
-    """Lets every sharding of the module say that values are whole sums, in place; what a manual
-    computation gives in parts is summed inside it.
+    """Removes unreduced axes from all shardings of the module, in place. Results that a manual
+    computation returns in parts are summed inside it.
 
     Raises a located ToolError for a manual computation that takes parts.
     """
@@ -169,7 +175,10 @@ def sum_everywhere(module: ir.Module, shardings: ValueShardings, channel: int) -
 
 
 def _sum_results(computation: ir.Operation, shardings: ValueShardings, channel: int) -> int:
-    """Sums inside what a manual computation gives in parts; the next free channel handle."""
+    """Sums the results that a manual computation returns in parts, inside it.
+
+    Returns the next free channel handle.
+    """
     own = manual_axes(computation)
     for number, attribute in enumerate(sharding_per_value(computation.attributes["in_shardings"])):
         if any(axis.name in own for axis in shardings.unreduced_axes(attribute)):
@@ -194,7 +203,7 @@ def _sum_results(computation: ir.Operation, shardings: ValueShardings, channel: 
 
 @dataclass(frozen=True)
 class Signature:
-    """What `main` looks like from outside, to be given back after partitioning."""
+    """The types and attributes of `main`, to be restored after partitioning."""
 
     arguments: list[ir.Type]
     results: list[ir.Type]
@@ -202,7 +211,7 @@ class Signature:
 
     @staticmethod
     def of(main: ir.Operation) -> Signature:
-        """The signature of a function."""
+        """Returns the signature of a function."""
         return Signature(
             [argument.type for argument in Function(main).body.arguments],
             [value.type for value in Function(main).yields],
@@ -210,7 +219,7 @@ class Signature:
         )
 
     def wrap(self, main: ir.Operation, border: Border, axes: list[str]) -> None:
-        """Puts the local body into one manual computation, and the signature back around it."""
+        """Puts the local body into one manual computation, and restores the signature around it."""
         block, results, shardings = Function(main).body, list(self.results), border.results
         if border.witness is not None:
             build = Builder(ir.InsertionPoint(terminator(block)), main.location)
@@ -232,8 +241,8 @@ class Signature:
 class Border:
     """The shardings of a function's arguments and results, as a manual computation lists them.
 
-    `witness`: that of one more result, a number that nobody uses. XLA lets no op take parts of a
-    sum that does not give parts of one along the same axes (sdy-verify-unreduced-axes).
+    `witness` is the sharding of one more result, an unused number. XLA requires of an op that takes
+    parts of a sum that it returns parts along the same axes (sdy-verify-unreduced-axes).
     """
 
     arguments: list[ir.Attribute]
@@ -242,7 +251,7 @@ class Border:
 
     @staticmethod
     def of(main: ir.Operation, shardings: ValueShardings, unreduced: UnreducedBorder) -> Border:
-        """How Shardy divided them, and what of them is in parts of a sum."""
+        """Returns the shardings that Shardy chose, with the unreduced axes of `unreduced`."""
 
         def stated(name: str, parts: Sequence[Unreduced]) -> list[ir.Attribute]:
             divided = zip(_divided(main, name, shardings), parts, strict=True)
@@ -260,7 +269,7 @@ class Border:
 
 
 def warn_of_uneven(main: ir.Operation, shardings: ValueShardings, diagnostics: Diagnostics) -> None:
-    """Says which arguments and results the program wants divided as they do not divide."""
+    """Warns of arguments and results with dimensions that their axes do not divide evenly."""
     for name, what in (("arg_attrs", "argument"), ("res_attrs", "result")):
         for number, (value, stated) in enumerate(_divided(main, name, shardings)):
             for dim, axes in enumerate(stated):
@@ -277,12 +286,12 @@ def warn_of_uneven(main: ir.Operation, shardings: ValueShardings, diagnostics: D
                     )
 
 
-_BorderShardings = dict[tuple[str, int], ir.Attribute]  # by list and number of arguments, results
+_BorderShardings = dict[tuple[str, int], ir.Attribute]  # by attribute (arg_attrs, …) and number
 
 
 def make_border_even(main: ir.Operation, shardings: ValueShardings) -> _BorderShardings:
-    """Takes axes, or parts of them, from dimensions of arguments and results that they do not
-    divide evenly; the shardings that it changed."""
+    """Removes axes, or parts of them, that do not divide dimensions of arguments and results
+    evenly. Returns the shardings that it changed."""
     changed: _BorderShardings = {}
     for name in ("arg_attrs", "res_attrs"):
         if name not in main.attributes:
@@ -296,7 +305,7 @@ def make_border_even(main: ir.Operation, shardings: ValueShardings) -> _BorderSh
 
 
 def state_border(main: ir.Operation, stated: _BorderShardings) -> None:
-    """Gives arguments and results of a function shardings, in place of those that they have."""
+    """Writes shardings on arguments and results of a function, over those that they have."""
     for name in dict.fromkeys(name for name, _ in stated):
         entries = [dict[str, ir.Attribute]() for _ in _values(main, name)]
         for number, entry in enumerate(entries):
@@ -318,6 +327,6 @@ def _values(main: ir.Operation, name: str) -> list[ir.Value]:
 def _divided(
     main: ir.Operation, name: str, shardings: ValueShardings
 ) -> list[tuple[ir.Value, Dims]]:
-    """The arguments or results of a function, and how they are divided."""
+    """Returns the arguments or results of a function, each with the axes of its dimensions."""
     values = enumerate(_values(main, name))
     return [(v, shardings.at_border(main, name, n, rank_of(v))) for n, v in values]

@@ -1,14 +1,14 @@
-"""Makes operands and results divided as their op can run on parts, around Shardy's reshards.
+"""Divides operands and results so that each op can run on parts, around Shardy's reshards.
 
 In the order in which they run:
 
-`make_even`         Shardy lets a dimension of 31 be divided by 2, which is padded here; what manual
-                    computations take and give must divide evenly, so the last axes are dropped.
-`Divider`           what Shardy leaves, which inserts reshards until each op fits its sharding rule:
-                    dimensions that must be whole though a rule divides them, ops without a rule,
-                    and sums of parts that no all_reduce follows. Where the axes fit on another
-                    dimension they move there, which costs an all_to_all and not an all_gather.
-`fold_reshards`     leaves out reshards that no data needs to move for.
+`make_even`         Shardy lets a dimension of 31 be divided by 2, which is padded here. Operands
+                    and results of manual computations must divide evenly, so last axes are dropped.
+`Divider`           inserts reshards until each op fits its sharding rule. Shardy leaves dimensions
+                    that must be whole though a rule divides them, ops without a rule, and sums of
+                    parts without an all_reduce. Axes move to another dimension if they fit there,
+                    because an all_to_all costs less than an all_gather.
+`fold_reshards`     removes reshards that need no data to move.
 """
 
 from __future__ import annotations
@@ -56,17 +56,20 @@ from stablehlo_tools.transforms.parts.partition.op_rules import (
 )
 
 ALL_REDUCE = "sdy.all_reduce"  # makes a partial result whole
-# Ops that Shardy inserts, and where they say how their result is divided.
+# Ops whose result each device can make any part of.
 _MADE_ANYWHERE = ops_with(Trait.CONSTANT) | {IOTA}
-# Ops that carry each value on as it is divided.
+# Ops that pass each value on with the same sharding.
 _CARRIERS = frozenset({WHILE, BARRIER})
 # Nothing to fit: each device makes its part of the result by itself.
 _SKIPPED = _MADE_ANYWHERE | {RESHARD}
 
 
 def make_even(module: ir.Module, shardings: ValueShardings) -> None:
-    """Lets manual computations take and give values in even parts, in place: inside, a dimension
-    that they divide themselves is divided further, which padded blocks of the whole are not."""
+    """Makes the operands and results of manual computations evenly divided, in place.
+
+    Inside, a dimension that the computation divides itself is divided further. Padded blocks of the
+    whole dimension do not allow that.
+    """
     for op in ops_named(module.operation, {MANUAL_COMPUTATION}):
         sides = (("in_shardings", op.operands), ("out_shardings", op.results))
         for name, values in sides:
@@ -85,22 +88,24 @@ def _even(value: ir.Value, dims: Dims, shardings: ValueShardings) -> Dims:
 
 
 def all_reduce_of(value: ir.Value) -> ir.Operation | None:
-    """The all_reduce by which Shardy makes a partial result whole: the one op that takes it."""
+    """Returns the all_reduce by which Shardy completes a partial result, if it is the value's only
+    user; else None."""
     users = [use.owner.operation for use in value.uses]
     return users[0] if len(users) == 1 and users[0].name == ALL_REDUCE else None
 
 
 def summed_axes(value: ir.Value) -> Axes:
-    """The axes over which the all_reduce of a partial result sums; none without one."""
+    """Returns the axes over which the all_reduce of a partial result sums; () without an
+    all_reduce."""
     all_reduce = all_reduce_of(value)
     return () if all_reduce is None else axes_in(str(all_reduce.attributes["reduction_axes"]))
 
 
 def fold_reshards(module: ir.Module, shardings: ValueShardings) -> None:
-    """Folds every reshard of the module, in place, and drops those that nobody uses.
+    """Folds every reshard of the module, in place, and erases the unused ones.
 
-    reshard(reshard(x, A), B)       ==>  reshard(x, B), or x where it is divided so already
-    reshard(broadcast(scalar), B)   ==>  broadcast(scalar) divided as B; constants, iotas alike
+    reshard(reshard(x, A), B)       ==>  reshard(x, B), or x if it is divided as B already
+    reshard(broadcast(scalar), B)   ==>  broadcast(scalar) divided as B; same for constants, iotas
     """
     reshards = ops_named(module.operation, {RESHARD})
     remade: dict[ir.Value, ir.Operation] = {}
@@ -114,7 +119,7 @@ def fold_reshards(module: ir.Module, shardings: ValueShardings) -> None:
 
 
 def _fold(op: ir.Operation, shardings: ValueShardings) -> ir.Operation | None:
-    """Folds one reshard; returns the op that a copy of takes its place, if one does."""
+    """Folds one reshard. Returns the op whose copy replaces it; None if no copy does."""
     source, result = op.operands[0], op.results[0]
     maker = producer(source)
     while maker is not None and maker.name == RESHARD:
@@ -134,14 +139,14 @@ def _fold(op: ir.Operation, shardings: ValueShardings) -> ir.Operation | None:
 
 
 def is_made_anywhere(op: ir.Operation) -> bool:
-    """Whether each device can make any part of an op's result by itself."""
+    """Returns True if each device can make any part of an op's result by itself."""
     if op.name in _MADE_ANYWHERE:
         return True
     return op.name == BROADCAST and rank_of(op.operands[0]) == 0
 
 
 def warn_of_whole(op: ir.Operation, diagnostics: Diagnostics) -> None:
-    """Warns that an op does not run on parts at all."""
+    """Warns that an op only runs on whole tensors."""
     text = f"{op.name} only runs on whole tensors: every device computes all of it"
     diagnostics.warn(text, op.location)
 
@@ -154,7 +159,8 @@ def warn_of_undivided(
     moved: bool,
     diagnostics: Diagnostics,
 ) -> None:
-    """Warns that an op's dimension does not stay divided as Shardy divides it."""
+    """Warns that an op's dimension does not stay divided as Shardy divided it. `moved`: the axes
+    divide another dimension instead."""
     tensor = next(t for t in range(len(rule.tensors)) if factor in rule.factors_of(t))
     dim = next(d for d, factors in enumerate(rule.tensors[tensor]) if factor in factors)
     what = "another dimension is divided instead" if moved else "it is gathered"
@@ -168,7 +174,7 @@ def warn_of_undivided(
 class Divider:
     """Walks a function whose calls are inlined, once, in text order.
 
-    `diagnostics` gets a warning for each op that had to be made whole, or divided otherwise.
+    `diagnostics` gets a warning for each op that has to run whole, or divided otherwise.
     """
 
     shardings: ValueShardings
@@ -207,7 +213,8 @@ class Divider:
             self._fit(op)
 
     def _returned(self, owner: ir.Operation, count: int) -> list[Dims | None]:
-        """How a block must return its values divided; None where it is free to."""
+        """Returns the shardings that a block must return its values with; None for a value without
+        one."""
         returned: list[Dims | None] = []
         for number in range(count):
             attribute = None
@@ -248,17 +255,17 @@ class Divider:
             self._divide_result(op, number, dims)
 
     def _divide_operand(self, op: ir.Operation, number: int, wanted: Dims) -> None:
-        """Reshards an operand, if it is not divided as wanted."""
+        """Reshards an operand if it is not divided as wanted."""
         value, point = op.operands[number], ir.InsertionPoint(op)
         if rank_of(value) and self.shardings.of(value) != wanted:
             sharding = self.shardings.attribute(wanted, op.context)
             op.operands[number] = constrained(value, sharding, point, op.location, RESHARD)
 
     def _divide_result(self, op: ir.Operation, number: int, wanted: Dims) -> None:
-        """Divides a result as wanted, and gives those who use it what they had before.
+        """Divides a result as wanted, and reshards it to the old sharding for its users.
 
-        An all_reduce that makes it whole stays next to it, and is divided like it: what reduces
-        the parts is what made them.
+        An all_reduce that completes it stays next to it and gets the same sharding, because
+        `local_body` takes the reducer from the op that made the parts.
         """
         every = [self.shardings.of(result) for result in op.results]
         old, every[number] = every[number], wanted
@@ -278,7 +285,7 @@ class Divider:
             stand_in(result, constrained(result, sharding, after, op.location, RESHARD))
 
     def _wanted(self, op: ir.Operation, rule: ShardingRule, now: list[Dims]) -> list[Dims]:
-        """How each tensor of an op with a rule is to be divided."""
+        """Returns the sharding of each tensor of an op with a rule."""
         axes = self.shardings.axes
         chosen, whole = self._agreed(rule, now)
         chosen, far = fitting(op, rule, chosen, axes)
@@ -315,7 +322,7 @@ class Divider:
         return [assemble(rule, tensor, chosen, axes) for tensor in range(len(rule.tensors))]
 
     def _agreed(self, rule: ShardingRule, now: list[Dims]) -> tuple[dict[int, Axes], set[int]]:
-        """The axes of each factor, and the factors on which tensors do not agree."""
+        """Returns the axes of each factor, and the factors whose axes differ between tensors."""
         chosen: dict[int, Axes] = {}
         whole: set[int] = set()
         for tensor, dims in enumerate(now):
@@ -336,7 +343,10 @@ class Divider:
         factor: int,
         loose: Axes,
     ) -> bool:
-        """Puts axes that a factor gives up on another that all of its tensors have, if one can."""
+        """Moves the `loose` axes of a factor to another factor that all of its tensors have.
+
+        Returns True if there is such a factor.
+        """
         axes = self.shardings.axes
         holders = [t for t in range(len(rule.tensors)) if factor in rule.factors_of(t)]
         if len(holders) < 2:
@@ -352,7 +362,8 @@ class Divider:
         return False
 
     def _is_reduced(self, op: ir.Operation, summed: Sequence[AxisRef]) -> bool:
-        """Whether an all_reduce over just these axes takes each result, and nothing else does."""
+        """Returns True if each result has one user, an all_reduce over just these axes, or if there
+        are no axes."""
         axes = self.shardings.axes
         return not summed or all(
             axes.size(reduced) == axes.size(summed)

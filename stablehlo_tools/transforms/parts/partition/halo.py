@@ -1,17 +1,17 @@
-"""Which elements of a divided dimension go to which device: plans of border exchanges.
+"""Plans of border exchanges: the elements of a divided dimension that each device needs.
 
-A dimension of n elements over p devices is held in blocks of ceil(n / p); what the last blocks hold
-beyond n is padding, and undefined. An op that moves elements, or looks at their neighbours, needs
-on device d another range than the device's block:
+A dimension of n elements over p devices is held in blocks of ceil(n / p). The elements of the last
+blocks beyond n are padding, with undefined contents. An op that moves elements, or reads their
+neighbours, needs another range on device d than the device's block:
 
     x[3:]            of 32 over 4     device d needs 8d + 3 up to 8d + 11 of x
     3 x 3 conv       of 32 over 4     device d needs 8d - 1 up to 8d + 9, zeros around 0 to 32
     concatenate      of a and b       some elements of a's blocks, some of b's
 
-All of these are one question: a target whose ranges may overlap is put together from pieces of
-sources. `plan` answers it by what each device has itself, and by messages: a message is one slice
-of a source's block that some devices send, each to one other. Plans are pure numbers; `moving`
-writes them as ops.
+All of these are one problem: put a target, whose ranges may overlap, together from pieces of
+sources. `plan` solves it with each device's own elements and with messages. A message is one slice
+of a source's block that some devices send, each to one other device. Plans are pure numbers;
+`moving` writes them as ops.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from functools import lru_cache
 
 @dataclass(frozen=True)
 class Parts:
-    """A dimension of `size` elements as devices hold it: `length` places each, device d those from
-    `starts[d]` on. Places before 0 or from `size` on hold nothing that is defined."""
+    """A dimension of `size` elements as devices hold it: device d has `length` places from
+    `starts[d]` on. The contents of places before 0 or from `size` on are undefined."""
 
     size: int
     length: int
@@ -33,27 +33,28 @@ class Parts:
 
     @staticmethod
     def blocks(size: int, parts: int) -> Parts:
-        """As Shardy and XLA divide it: blocks of ceil(size / parts)."""
+        """Returns the blocks of ceil(size / parts) into which Shardy and XLA divide a dimension."""
         return Parts.steps(size, -(-size // parts), parts)
 
     @staticmethod
     def steps(size: int, length: int, parts: int, step: int | None = None, start: int = 0) -> Parts:
-        """Ranges of one length, each `step` (their length) behind the one before."""
+        """Returns ranges of one length whose starts are `step` apart (default: the length)."""
         step = length if step is None else step
         return Parts(size, length, tuple(start + step * d for d in range(parts)))
 
     def spread(self, step: int) -> Parts:
-        """With step - 1 places between neighbours, and behind the last place of a part."""
+        """Returns the parts after inserting step - 1 places after each place of a part."""
         size = (self.size - 1) * step + 1 if self.size else 0
         return Parts(size, self.length * step, tuple(start * step for start in self.starts))
 
     def reversed(self) -> Parts:
-        """The elements in the opposite order, which each device has turned round in its part."""
+        """Returns the parts of the reversed dimension, if each device has reversed its own part."""
         starts = tuple(self.size - start - self.length for start in self.starts)
         return Parts(self.size, self.length, starts)
 
     def defined(self, device: int) -> int:
-        """How many places of a device's part hold elements, where parts start in order."""
+        """Returns the number of places of a device's part that hold elements, if no part starts
+        before 0."""
         return max(0, min(self.length, self.size - self.starts[device]))
 
 
@@ -69,8 +70,8 @@ class Piece:
 
 @dataclass(frozen=True)
 class Message:
-    """What goes over the wire at once: `size` elements of a part, from `offsets[n]` on at the
-    source of pair n."""
+    """A collective_permute of `size` elements of a part. Pair n of devices sends the elements from
+    `offsets[n]` on."""
 
     source: int
     size: int
@@ -80,8 +81,9 @@ class Message:
 
 @dataclass(frozen=True)
 class Run:
-    """On one device, places `low` up to `high` of its target are elements `low + offset` and so on
-    of a supply: a source's own part, a message (numbered on from the sources), or the filling."""
+    """Places `low` up to `high` of a target on one device, filled with elements `low + offset` and
+    so on of a supply. A supply is a source's own part, a message (numbered after the sources) or
+    the filling."""
 
     supply: int
     low: int
@@ -89,12 +91,13 @@ class Run:
     offset: int
 
 
-FILLING = -1  # the supply that is one number
+FILLING = -1  # the supply that is a scalar
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How every device gets its range of a target; what no run names may be anything."""
+    """The messages and runs by which every device gets its range of a target. Places without a run
+    have undefined contents."""
 
     target: Parts
     messages: tuple[Message, ...]
@@ -102,7 +105,7 @@ class Plan:
 
     @property
     def sent(self) -> int:
-        """How many elements a device sends at most, along this dimension."""
+        """The most elements that a device sends along this dimension."""
         return sum(message.size for message in self.messages)
 
 
@@ -120,8 +123,8 @@ class _Transfer:
 def plan(
     sources: tuple[Parts, ...], pieces: tuple[Piece, ...], target: Parts, fills: bool = False
 ) -> Plan:
-    """How to put a target together. With `fills`, the places of the target between pieces get a
-    filling; without, they may hold anything."""
+    """Plans how to put a target together. With `fills`, places between the pieces get the filling;
+    without it, their contents are undefined."""
     devices = range(len(target.starts))
     transfers = [t for d in devices for t in _needed(sources, pieces, target, d)]
     remote = [t for t in transfers if t.sender != t.receiver]
@@ -148,7 +151,7 @@ def plan(
 def _needed(
     sources: Sequence[Parts], pieces: Sequence[Piece], target: Parts, device: int
 ) -> Iterator[_Transfer]:
-    """Where each element of a device's range comes from."""
+    """Yields the transfers that supply the elements of a device's range."""
     first = target.starts[device]
     low, high = max(first, 0), min(first + target.length, target.size)
     for piece in pieces:
@@ -161,7 +164,7 @@ def _needed(
 
 
 def _held(parts: Parts, begin: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """The devices that hold a range of elements, and which of them."""
+    """Yields the devices that hold a range of elements, each with its part of the range."""
     order = sorted(range(len(parts.starts)), key=lambda d: parts.starts[d])
     starts = [parts.starts[d] for d in order]
     at = max(bisect_right(starts, begin) - 1, 0)
@@ -177,8 +180,11 @@ _Sent = tuple[Message, list[_Transfer]]
 
 
 def _messages(transfers: Sequence[_Transfer], source: int, length: int) -> list[_Sent]:
-    """Few messages that carry all transfers from a source, of parts of one length: a message is the
-    same slice of every sender's part, or slices of one size anywhere where that is less to send."""
+    """Returns few messages that carry all transfers from a source, whose parts have one length.
+
+    A message is the same slice of every sender's part. Slices with different offsets are used
+    instead if they send less.
+    """
     longest = sorted((t for t in transfers if t.source == source), key=lambda t: -t.size)
     fixed, free = (_rounds(longest, length, fixed=fixed) for fixed in (True, False))
     costs = [sum(message.size for message, _ in rounds) for rounds in (fixed, free)]
@@ -186,7 +192,8 @@ def _messages(transfers: Sequence[_Transfer], source: int, length: int) -> list[
 
 
 def _rounds(longest: Sequence[_Transfer], length: int, *, fixed: bool) -> list[_Sent]:
-    """First fit: each round has a sender and a receiver once."""
+    """Packs transfers, longest first, into messages by first fit. Each device sends, and receives,
+    at most once in a message."""
     rounds: list[list[_Transfer]] = []
     for t in longest:
         for taken in rounds:
@@ -208,7 +215,8 @@ def _rounds(longest: Sequence[_Transfer], length: int, *, fixed: bool) -> list[_
 
 
 def _gaps(runs: Sequence[Run], target: Parts, device: int) -> Iterator[Run]:
-    """The places of a device's range that lie in the target and get nothing from a source."""
+    """Yields the places of a device's range that are in the target and get no element of a
+    source."""
     first = target.starts[device]
     at, end = max(0, -first), min(target.length, target.size - first)
     for run in sorted(runs, key=lambda run: run.low):

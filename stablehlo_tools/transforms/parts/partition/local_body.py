@@ -1,13 +1,14 @@
-"""What the body of one device is written with: collectives, and a record of what is local.
+"""Writes collectives in the body of one device, and records which values are local.
 
-`CollectiveWriter` turns Shardy's collectives into StableHLO's on parts; `LocalBody` is what the
-rules for single ops (`local_ops`) know of the body that is localized.
+`CollectiveWriter` lowers Shardy's collectives to StableHLO's on parts. `LocalBody` is the state of
+the body that is being localized, for the rules for single ops (`local_ops`).
 
 Replica groups are dense lists of partition ids, in the order of the axes: the member at position k
 holds, or receives, part k.
 
-A dimension that does not divide evenly is held in blocks of ceil(n / parts), the last ones padded.
-Blocks for fewer parts start elsewhere then: what a collective moves is cut anew (`_held_as`).
+A dimension that does not divide evenly is held in blocks of ceil(n / parts), with the last ones
+padded. For fewer parts the blocks start at other elements, so the result of a collective is cut
+again (`_held_as`).
 """
 
 from __future__ import annotations
@@ -48,12 +49,12 @@ from stablehlo_tools.transforms.parts.partition.moving import Devices, Moved, Mo
 
 _LISTS = re.compile(r"\{([^{}]*)\}")
 _EXCHANGES = re.compile(r"\{([^{}]*)\}\s*:\s*(\d+)\s*->\s*(\d+)")
-_WORTH = 0.99  # of the time of one order, at which another one is taken
-_SUM = 0  # as sdy.all_reduce says that it sums
+_WORTH = 0.99  # another order of all_gathers has to be faster than this share of the default's time
+_SUM = 0  # the reduction_op of an sdy.all_reduce that sums
 
 
 # The ops of Shardy that `CollectiveWriter` writes. sdy-reshard-to-collectives, which runs before,
-# is given no values in parts of a sum, and reduces by all_reduce alone.
+# sees no values in parts of a sum, and its only reductions are all_reduces.
 WRITTEN = ops_with(Trait.RESHARDING) - {
     "sdy.reduce_scatter",
     "sdy.replicated_to_unreduced",
@@ -62,7 +63,7 @@ WRITTEN = ops_with(Trait.RESHARDING) - {
 
 
 class CollectiveWriter:
-    """Writes the collectives of one module, as is quickest on hardware."""
+    """Writes the collectives of one module, in the order that is fastest on the hardware."""
 
     def __init__(self, shardings: ValueShardings, devices: Devices, hardware: Hardware) -> None:
         self._hardware = hardware
@@ -71,8 +72,8 @@ class CollectiveWriter:
         self._devices = devices
 
     def write(self, op: ir.Operation, before: Dims) -> ir.Value:
-        """What stands for a Shardy collective; its operand is local already, `before` its
-        sharding."""
+        """Lowers a Shardy collective, and returns the new value. The operand is local already;
+        `before` is its sharding."""
         build = Builder(ir.InsertionPoint(op), op.location)
         value, after = op.operands[0], self._shardings.of(op.results[0])
         whole = ir.RankedTensorType(op.results[0].type).shape if before else []
@@ -93,7 +94,7 @@ class CollectiveWriter:
         return self._all_reduce(build, value, op)
 
     def all_gather(self, build: Builder, value: ir.Value, lists: Sequence[Axes]) -> ir.Value:
-        """A value made whole along the axes of each dimension."""
+        """Gathers a value along the axes of each dimension."""
         for dim in self._quickest_order(value, lists):
             axes, shape = lists[dim], shape_of(value)
             shape[dim] *= self._axes.size(axes)
@@ -108,8 +109,8 @@ class CollectiveWriter:
         return value
 
     def _quickest_order(self, value: ir.Value, lists: Sequence[Axes]) -> Sequence[int]:
-        """The dimensions to gather, one after the other: what goes over slow links first, while
-        the parts are small."""
+        """Returns the dimensions to gather, in order. Gathers over slow links come first if that
+        saves time, because the parts are still small."""
         shape = shape_of(value)
         dims = [dim for dim, axes in enumerate(lists) if axes and shape[dim]]
         held = math.prod(shape) * element_bits(element_of(value)) / 8
@@ -135,8 +136,11 @@ class CollectiveWriter:
         whole: Sequence[int] | None = None,
         before: Dims | None = None,
     ) -> ir.Value:
-        """A device's own part of a value, divided further along the axes of each dimension: of one
-        of the shape `whole` that is divided as `before`, or whole on each device."""
+        """Returns a device's own part of a value, divided further along the axes of each dimension.
+
+        The global value has the shape `whole` and is divided as `before`. By default it is whole on
+        each device.
+        """
         whole = shape_of(value) if whole is None else whole
         starts: list[ir.Value] = []
         sizes: list[int] = []
@@ -152,7 +156,7 @@ class CollectiveWriter:
     def _cut_anew(
         self, build: Builder, value: ir.Value, whole: Sequence[int], dims: Dims
     ) -> ir.Value:
-        """A value of which devices hold blocks of any size, in the blocks of its sharding."""
+        """Converts a value in blocks of any size to the block sizes of its sharding."""
         for dim, (axes, size) in enumerate(zip(dims, whole, strict=True)):
             block = -(-size // self._axes.size(axes))
             value = self._held_as(build, value, dim, axes, (size, block))
@@ -161,8 +165,8 @@ class CollectiveWriter:
     def _held_as(
         self, build: Builder, value: ir.Value, dim: int, axes: Axes, sizes: tuple[int, int]
     ) -> ir.Value:
-        """A dimension of sizes[0] elements in blocks of sizes[1]; elements move where the blocks
-        that it is held in start elsewhere."""
+        """Converts a dimension of sizes[0] elements to blocks of sizes[1]. Elements move between
+        devices if the blocks had other starts."""
         size, block = sizes
         held = shape_of(value)[dim]
         if held == block or not axes:
@@ -199,7 +203,7 @@ class CollectiveWriter:
         return value
 
     def _permute(self, build: Builder, value: ir.Value, before: Dims, after: Dims) -> ir.Value:
-        # Each device that does not hold its part already gets it from one that gives up its own.
+        # A device that lacks its part gets it from a device that needs another part itself.
         held, wanted = self._blocks(before), self._blocks(after)
         unsettled = [device for device in range(len(held)) if held[device] != wanted[device]]
         if not unsettled:
@@ -212,7 +216,7 @@ class CollectiveWriter:
         return build.permute(value, pairs, self._devices.next_channel())
 
     def _blocks(self, dims: Dims) -> list[tuple[int, ...]]:
-        """Which part of a value each device holds, as its number along each dimension."""
+        """Returns the part of a value that each device holds, as its index along each dimension."""
         positions = [self._axes.positions(axes) for axes in dims]
         return [tuple(int(p[device]) for p in positions) for device in range(self._axes.mesh.size)]
 
@@ -222,7 +226,7 @@ class CollectiveWriter:
         region = maker_of(result).regions[0]
         maker = producer(value)
         if maker is not None and maker.name in ("stablehlo.reduce", "stablehlo.scatter"):
-            # The region by which the partial results were made.
+            # Reuse the region of the op that made the partial results.
             source = maker.clone()
             body = Combining(source).combiner
             own_constants(body, [op for op in captured(body) if "value" in op.attributes])
@@ -245,8 +249,10 @@ def _axis_lists(op: ir.Operation, name: str) -> list[Axes]:
 
 
 class LocalBody:
-    """A body of which all values above the op at hand are one device's parts, divided as
-    `shardings` says; new channel handles start at `channel`."""
+    """A body that is localized op by op. All values above the current op are one device's parts.
+
+    `shardings` has the division of each value; new channel handles start at `channel`.
+    """
 
     def __init__(
         self, body: ir.Block, shardings: ValueShardings, channel: int, hardware: Hardware
@@ -256,30 +262,33 @@ class LocalBody:
         self.collectives = CollectiveWriter(shardings, self.devices, hardware)
         self._body = body
         self._divided: dict[ir.Value, Dims] = {}
-        self._whole: dict[ir.Value, list[int]] = {}  # shapes, where divided
+        self._whole: dict[ir.Value, list[int]] = {}  # global shapes of divided values
         self._moved: dict[ir.Value, tuple[int, Axes, Moved]] = {}
 
     def divided(self, value: ir.Value) -> Dims:
-        """How a value, local or about to be, is divided; made by ops already passed."""
+        """Returns the sharding of a value; () for each dimension if the value was not visited
+        yet."""
         return self._divided.get(value, ((),) * rank_of(value))
 
     def size(self, axes: Axes) -> int:
-        """Into how many parts axes divide."""
+        """Returns the number of parts into which axes divide."""
         return self.shardings.axes.size(axes)
 
     def whole_shape(self, value: ir.Value) -> list[int]:
-        """The global shape of a value that is local already."""
+        """Returns the global shape of a local value."""
         if value in self._whole:
             return self._whole[value]
         dims = self.divided(value)
         return [n * self.size(axes) for n, axes in zip(shape_of(value), dims, strict=True)]
 
     def moved(self, value: ir.Value) -> tuple[int, Axes, Moved] | None:
-        """What a local value was put together from along a dimension; None for any other."""
+        """Returns the dimension, axes and pieces that a local value was put together from; None for
+        any other value."""
         return self._moved.get(value)
 
     def note_moved(self, value: ir.Value, dim: int, axes: Axes, moved: Moved) -> None:
-        """Keeps what a value was put together from, to be dropped where nobody uses it."""
+        """Records the pieces that a value was put together from. `run` erases the value if it stays
+        unused."""
         self._moved[value] = dim, axes, moved
 
     def localize(self, value: ir.Value) -> None:
@@ -291,14 +300,14 @@ class LocalBody:
             value.set_type(self.part_type(value, dims))
 
     def part_type(self, value: ir.Value, dims: Dims) -> ir.Type:
-        """The type of one device's part of a global value."""
+        """Returns the type of one device's part of a global value."""
         whole = ir.RankedTensorType(value.type)
         shape = self.shardings.local_shape(whole.shape, dims)
         return ir.RankedTensorType.get(shape, whole.element_type, loc=self._body.owner.location)
 
     def replace(self, op: ir.Operation, value: ir.Value) -> None:
-        """Puts a local value in the place of an op's one result, whose attributes still say how it
-        is divided, and erases the op."""
+        """Replaces an op with one result by a local value, and erases the op. The value gets the
+        sharding of the result."""
         old = op.results[0]
         self._divided[value] = self.shardings.of(old)
         if any(self._divided[value]):
@@ -307,29 +316,30 @@ class LocalBody:
         self.erase(op)
 
     def stand_in(self, old: ir.Value, new: ir.Value) -> None:
-        """Lets a value made from another one, divided alike, take its place everywhere else."""
+        """Replaces a value by one that is made from it, in all other uses. Both are divided the
+        same way."""
         self.like(new, old)
         stand_in(old, new)
 
     def adopt(self, old: ir.Value, new: ir.Value) -> None:
-        """Puts a value in the place of one that is divided alike."""
+        """Replaces a value by another one with the same sharding."""
         self.like(new, old)
         old.replace_all_uses_with(new)
 
     def like(self, new: ir.Value, old: ir.Value) -> None:
-        """Says that a value is a part of a tensor of another one's shape, divided alike."""
+        """Records that a new value has the global shape and the sharding of an old one."""
         self._divided[new] = self._divided[old]
         if old in self._whole:
             self._whole[new] = self._whole[old]
 
     def erase(self, op: ir.Operation) -> None:
-        """Erases an op, and what is known of its values."""
+        """Erases an op, and all records of its values."""
         self.forget(op)
         op.erase()
 
     def forget(self, op: ir.Operation) -> None:
-        """Drops what is known of the values of an op that is erased next: others will lie where
-        they lay, and values are told apart by that."""
+        """Drops all records of the values of an op before it is erased. A later value may get the
+        same address, and values are compared by address."""
         block_arguments = (
             a for region in op.regions for block in region.blocks for a in block.arguments
         )

@@ -1,12 +1,12 @@
-"""Turns a body on global tensors into what one device runs on its parts.
+"""Converts a body on global tensors to the body that one device runs on its parts.
 
     %0 = stablehlo.slice %x [0:64, 2:4] : (tensor<64x8xf32>) -> tensor<64x2xf32>   // dim 0 over "x"
     ==>
     %0 = stablehlo.slice %x [0:16, 2:4] : (tensor<16x8xf32>) -> tensor<16x2xf32>   // of 4 devices
 
-Every op fits its sharding rule by now, so most change their types alone. Ops that know sizes or
-places of elements are written anew; Shardy's collectives become StableHLO's; manual computations
-dissolve, since the whole body is manual now.
+Every op fits its sharding rule by now, so most ops only change their types. Ops whose attributes
+have sizes or indices are rewritten. Shardy's collectives become StableHLO's. Manual computations
+are inlined, because the whole body is manual now.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ class Localizer(LocalBody):
     """Localizes the body of one function."""
 
     def run(self) -> None:
-        """Localizes the arguments and all ops. Raises a located ToolError."""
+        """Localizes the arguments and all ops. Raises a located ToolError for an unsupported Shardy
+        op."""
         self._block(self._body, [*self._body.operations][1:])
         dropped: set[ir.Value] = set()
         for value in reversed(self._moved):
@@ -72,12 +73,12 @@ class Localizer(LocalBody):
                 REWRITERS[op.name](self, op)
 
     def _dissolve(self, op: ir.Operation) -> None:
-        """A manual computation's ops, in its place."""
+        """Localizes the ops of a manual computation, and inlines them."""
         block = ManualComputation(op).body
         end, known = terminator(block), len(self._moved)
         self._block(block, list(block.operations))
         shardings = [self.shardings.of(result) for result in op.results]
-        # Gives each result a value of its own, since each is divided in its own way outside.
+        # Each result needs a value of its own, because outside each has its own sharding.
         seen: set[ir.Value] = set(block.arguments)
         for number, value in enumerate(end.operands):
             if value in seen:
@@ -105,7 +106,8 @@ _PURE = full_names(
 
 
 def _drop_unused(value: ir.Value, dropped: set[ir.Value]) -> None:
-    """Takes out what makes a value, as far as nobody uses it."""
+    """Erases the op that makes a value if it is pure and unused, then does the same for its
+    operands."""
     if value in dropped or has_uses(value):
         return
     maker = producer(value)
@@ -119,7 +121,7 @@ def _drop_unused(value: ir.Value, dropped: set[ir.Value]) -> None:
 
 
 def _forget(op: ir.Operation) -> None:
-    """Drops what an op says of how it is divided."""
+    """Removes an op's sharding and sharding rule."""
     for name in (SHARDING, RULE):
         if name in op.attributes:
             del op.attributes[name]

@@ -1,7 +1,8 @@
-"""Ops that move elements along a divided dimension, or look at their neighbours there, on parts.
+"""Rewrites ops that move elements along a divided dimension, or read their neighbours, on parts.
 
-Each device gets what it needs for its block of the result (`needs`), its own elements and those
-that others send; the op is then that of a single device, without the places that it knew.
+Each device gets the elements that it needs for its block of the result (`needs`): its own and those
+that others send. The op then runs as on a single device, except that indices and padding along the
+dimension are already applied.
 
     %y = stablehlo.convolution %x, %w, pad = [[1, 1]]     // x of 32 over 4 devices
     ==>
@@ -9,9 +10,9 @@ that others send; the op is then that of a single device, without the places tha
     %near = concatenate %before, %x, %behind              // 10 elements
     %y = stablehlo.convolution %near, %w, pad = [[0, 0]]
 
-What was put together from pieces is remembered: an op that takes it takes the elements from where
-they were at first, and what nobody needs any more is dropped. So `jnp.roll`, two slices and a
-concatenate, is one collective_permute.
+`LocalBody` keeps the pieces of each value that was put together. A later op on such a value reads
+the original sources, and unused values are erased. So `jnp.roll`, two slices and a concatenate,
+becomes one collective_permute.
 """
 
 from __future__ import annotations
@@ -48,11 +49,12 @@ from stablehlo_tools.transforms.parts.partition.needs import (
     reduced_window,
 )
 
-_Needed = tuple[int, Axes, Need]  # along which dimension, over which axes
+_Needed = tuple[int, Axes, Need]  # the dimension, and the axes that divide it
 
 
 def slice_(local: LocalBody, op: ir.Operation) -> None:
-    """What the device needs along what is divided, and the op's steps."""
+    """Assembles the device's elements along divided dimensions; the op keeps its steps along
+    them."""
     starts, limits, strides = (
         list(integers(op, name)) for name in ("start_indices", "limit_indices", "strides")
     )
@@ -79,8 +81,8 @@ def slice_(local: LocalBody, op: ir.Operation) -> None:
 
 
 def concatenate(local: LocalBody, op: ir.Operation) -> None:
-    """Elements to where they belong, along a dimension that is divided; an operand that is one
-    number is put there by each device itself."""
+    """Assembles the device's elements along a divided dimension. An operand that is a splat of one
+    number is not sent: each device fills it in."""
     for dim, axes, joined in _needs(local, op):
         build = Builder(ir.InsertionPoint(op), op.location)
         numbers = [_number(build, operand) for operand in op.operands]
@@ -97,7 +99,7 @@ def concatenate(local: LocalBody, op: ir.Operation) -> None:
 
 
 def _number(build: Builder, value: ir.Value) -> ir.Value | None:
-    """The scalar that a tensor has everywhere; None where it is not plain that it has one."""
+    """Returns the scalar of a broadcast scalar or of a splat constant; None for any other value."""
     maker = producer(value)
     if maker is not None and maker.name == BROADCAST and not rank_of(maker.operands[0]):
         return maker.operands[0]
@@ -107,12 +109,12 @@ def _number(build: Builder, value: ir.Value) -> ir.Value | None:
 
 
 def pad(local: LocalBody, op: ir.Operation) -> None:
-    """Elements to where they belong, along what is divided; as the op has it along the others."""
+    """Assembles the device's elements along divided dimensions, and pads along the others."""
     needs = _needs(local, op)
     if not needs:
         return
     value, filling = op.operands
-    # A pad along the other dimensions, as the op has it.
+    # Pad along the other dimensions only.
     but = {dim for dim, _, _ in needs}
     names = ("edge_padding_low", "edge_padding_high", "interior_padding")
     edges = [[0 if d in but else n for d, n in enumerate(integers(op, name))] for name in names]
@@ -124,7 +126,7 @@ def pad(local: LocalBody, op: ir.Operation) -> None:
 
 
 def reverse(local: LocalBody, op: ir.Operation) -> None:
-    """Each part turned round, and sent to the other end."""
+    """Reverses each part, and sends it to the opposite device."""
     needs = _needs(local, op)
     if not needs:
         return
@@ -137,8 +139,11 @@ def reverse(local: LocalBody, op: ir.Operation) -> None:
 
 
 def known_update(local: LocalBody, op: ir.Operation) -> None:
-    """A dynamic_update_slice of which it is known where it writes: the rows of the update next to
-    those that they overwrite, of which each device has its part."""
+    """Rewrites a dynamic_update_slice with known starts as a select.
+
+    Each device gets the rows of the update that fall into its part of the operand, and selects them
+    by a mask.
+    """
     operand, update = op.operands[0], op.operands[1]
     needs = {dim: (dim, axes, need) for dim, axes, need in _needs(local, op)}
     if not needs:
@@ -168,7 +173,7 @@ def known_update(local: LocalBody, op: ir.Operation) -> None:
 
 
 def reduce_window(local: LocalBody, op: ir.Operation) -> None:
-    """The windows of the device's block, on all that they look at."""
+    """Assembles all elements that the windows of the device's block read."""
     count, rank = len(op.results), rank_of(op.operands[0])
     needs = _needs(local, op)
     for needed in needs:
@@ -179,8 +184,8 @@ def reduce_window(local: LocalBody, op: ir.Operation) -> None:
 
 
 def select_and_scatter(local: LocalBody, op: ir.Operation) -> None:
-    """All windows that touch the device's block, of which the block is cut; what it adds to its
-    neighbours' elements they add themselves."""
+    """Runs all windows that touch the device's block, and slices the block from the result.
+    Neighbours recompute their own contribution."""
     operand, source = op.operands[0], op.operands[1]
     shapes = [local.whole_shape(value) for value in (*op.operands, *op.results)]
     cuts: list[tuple[int, Axes, list[int]]] = []
@@ -212,7 +217,8 @@ def select_and_scatter(local: LocalBody, op: ir.Operation) -> None:
 
 
 def convolution(local: LocalBody, op: ir.Operation) -> None:
-    """As many groups as the device holds, and all that its windows look at."""
+    """Sets the group counts to the device's groups, and assembles all elements that its windows
+    read."""
     numbers = conv_numbers(op)
     lhs, kernel, out = (shape_of(value) for value in (*op.operands, *op.results))
     counts = {
@@ -231,7 +237,8 @@ def convolution(local: LocalBody, op: ir.Operation) -> None:
 
 
 def _complete(op: ir.Operation, dims: Sequence[int], rank: int, dilations: str) -> None:
-    """Takes padding and dilation along dimensions from a window op that looks at both."""
+    """Removes the padding and dilation of a window op along `dims`, which its operands now
+    contain."""
     if not dims:
         return
     edges = list(integers(op, "padding", [0] * (2 * rank)))
@@ -246,7 +253,7 @@ def _complete(op: ir.Operation, dims: Sequence[int], rank: int, dilations: str) 
 
 
 def _needs(local: LocalBody, op: ir.Operation) -> list[_Needed]:
-    """What an op needs along the dimensions of its first operand that are divided."""
+    """Returns what an op needs along each divided dimension of its first operand."""
     shapes = [local.whole_shape(value) for value in (*op.operands, *op.results)]
     needs: list[_Needed] = []
     for dim, axes in enumerate(local.divided(op.operands[0])):
@@ -263,7 +270,7 @@ def _assembled(
     needed: _Needed,
     filling: ir.Value | None = None,
 ) -> ir.Value:
-    """What an op needs of values along a dimension, in front of it."""
+    """Writes the elements of `values` that an op needs along a dimension, before the op."""
     dim, axes, need = needed
     build = Builder(ir.InsertionPoint(op), op.location)
     if need.spread > 1:
@@ -275,8 +282,11 @@ def _assembled(
 
 
 def assembled(local: LocalBody, build: Builder, moved: Moved, dim: int, axes: Axes) -> ir.Value:
-    """A target from what its sources were put together from along the dimension; also where that
-    was before they were put together along another one."""
+    """Writes a target from the sources that its own sources were put together from.
+
+    If the last step was along another dimension, this one is applied before that step, so that it
+    finds its sources.
+    """
 
     def known(value: ir.Value) -> Moved | None:
         found = local.moved(value)
@@ -294,14 +304,14 @@ def assembled(local: LocalBody, build: Builder, moved: Moved, dim: int, axes: Ax
             return assembled(local, build, replace(around, sources=sources), other, other_axes)
     moved = seen_through(moved, known)
     made = MoveWriter(local.devices, build, moved, dim, axes).write()
-    if made in moved.sources:  # which stands for another tensor, of another size perhaps
+    if made in moved.sources:  # a new value, because the source may be of another global shape
         made = build.reshape(made, shape_of(made))
     local.note_moved(made, dim, axes, moved)
     return made
 
 
 def _was_moved(local: LocalBody, value: ir.Value, dim: int) -> bool:
-    """Whether a value was put together along a dimension, last or before."""
+    """Returns True if a value, or one that it was made from, was put together along a dimension."""
     found = local.moved(value)
     if found is None:
         return False
@@ -309,13 +319,13 @@ def _was_moved(local: LocalBody, value: ir.Value, dim: int) -> bool:
 
 
 def _spread(build: Builder, value: ir.Value, filling: ir.Value, dim: int, step: int) -> ir.Value:
-    """Elements `step` apart, with as much of a filling behind the last one."""
+    """Inserts step - 1 places of a filling between elements, and after the last one."""
     high = [0] * len(shape_of(value))
     high[dim] = step - 1
     return build.pad(value, filling, [0] * len(high), high, high)
 
 
 def _become(local: LocalBody, op: ir.Operation, value: ir.Value) -> None:
-    """Lets a value that was put together for an op take the place of its result."""
+    """Replaces the result of an op by a value, and erases the op."""
     local.adopt(op.results[0], value)
     local.erase(op)

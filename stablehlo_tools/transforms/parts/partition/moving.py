@@ -1,4 +1,4 @@
-"""Writes plans of `halo` as ops: slices, collective_permutes and what puts them together.
+"""Writes plans of `halo` as ops: slices, collective_permutes and concatenates or selects.
 
     %y = slice %x [3:32]                    // x of 32 elements over 4 devices
     ==>
@@ -7,8 +7,8 @@
     %next = collective_permute %sent        // from each device to the one before
     %y = concatenate %own, %next
 
-Where devices differ, a table says by their position how: which supply they take, where it starts,
-or which places of it are theirs.
+If devices differ, each looks up its entry in a table by its position: the supply it uses, its
+start, or the places that it fills.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.ir.values import has_uses, maker_of, splat_of
 from stablehlo_tools.transforms.parts.partition.halo import FILLING, Parts, Piece, Plan, Run, plan
 
-# A device's places are put together from slices where all devices cut them alike, up to so many;
-# else from whole ranges, by masks.
+# The most slices to concatenate, if all devices cut them at the same places. Beyond that, masks
+# combine whole ranges.
 _MOST_SEGMENTS = 12
 
 
 class Devices:
-    """Tells devices apart, by scalars of i32 at the top of a body, and lets them send; channel
+    """Writes device-dependent scalars (i32) at the top of a body, and collective_permutes. Channel
     handles count up from `channel`."""
 
     def __init__(self, body: ir.Block, axes: MeshAxes, location: ir.Location, channel: int) -> None:
@@ -45,12 +45,13 @@ class Devices:
         self._made: dict[tuple[Axes, int | tuple[int, ...]], ir.Value] = {}
 
     def start(self, axes: Axes, local_size: int) -> ir.Value:
-        """The first element of the device's part, `local_size` elements long, along the axes."""
+        """Returns the index of the first element of a device's part, which has `local_size`
+        elements along the axes."""
         starts = [position * local_size for position in range(self._axes.size(axes))]
         return self._looked_up((axes, local_size), starts)
 
     def by_position(self, axes: Axes, numbers: Sequence[int]) -> ir.Value:
-        """The number that belongs to the device's position along the axes."""
+        """Returns the entry of `numbers` at the device's position along the axes."""
         return self._looked_up((axes, tuple(numbers)), numbers)
 
     def _looked_up(
@@ -65,7 +66,7 @@ class Devices:
         return self._made[key]
 
     def zero(self) -> ir.Value:
-        """The constant 0."""
+        """Returns the constant 0."""
         key = ((), 0)
         if key not in self._made:
             self._made[key] = Builder(ir.InsertionPoint.after(self._last), self._location).i32(0)
@@ -75,18 +76,18 @@ class Devices:
     def permute(
         self, build: Builder, value: ir.Value, axes: Axes, pairs: Sequence[tuple[int, int]]
     ) -> ir.Value:
-        """What each device gets when those at one position along the axes send to another; zeros
-        where none does."""
+        """Writes a collective_permute between positions along the axes. A device that receives
+        nothing gets zeros."""
         rows = [(group[s], group[t]) for group in self._axes.groups(axes) for s, t in pairs]
         return build.permute(value, rows, self.next_channel())
 
     def next_channel(self) -> int:
-        """A channel handle that no other collective has."""
+        """Returns a channel handle that no other collective has."""
         self._channel += 1
         return self._channel - 1
 
     def finish(self) -> None:
-        """Takes the partition id out again where no table was looked up."""
+        """Erases the partition id if it is unused."""
         if not has_uses(self._partition):
             maker_of(self._partition).erase()
 
@@ -100,23 +101,26 @@ class Moved:
     pieces: tuple[Piece, ...]
     target: Parts
     filling: ir.Value | None = None  # a scalar, for the places between the pieces
-    is_zero: bool = False  # the filling, bit for bit: what a device gets to which nobody sends
+    is_zero: bool = False  # the filling has the bits of zero, which a permute leaves by default
 
     @property
     def plan(self) -> Plan:
-        """Who sends what to whom."""
+        """The messages and runs that make the target."""
         return plan(self.parts, self.pieces, self.target, self.filling is not None)
 
     def renamed(self, names: Mapping[ir.Value, ir.Value]) -> Moved:
-        """The same of values by other names, where those of a body become those around it."""
+        """Returns the same target with values of a body replaced by values around it."""
         sources = tuple(names.get(source, source) for source in self.sources)
         filling = None if self.filling is None else names.get(self.filling, self.filling)
         return replace(self, sources=sources, filling=filling)
 
 
 def seen_through(moved: Moved, known: Callable[[ir.Value], Moved | None]) -> Moved:
-    """The same target from what its sources are themselves put together from, as `known` has it,
-    where that is not more to send than both: x[1:] of a padded x takes from x what it needs."""
+    """Replaces sources of a target by the sources that they were put together from.
+
+    `known` returns how a value was made, or None. Example: x[1:] of a padded x reads x itself.
+    Returns `moved` unchanged if the new plan sends more than both plans together.
+    """
     sources: list[tuple[ir.Value, Parts]] = []
     pieces: list[Piece] = []
     filling, hidden = moved.filling, 0
@@ -150,7 +154,7 @@ def seen_through(moved: Moved, known: Callable[[ir.Value], Moved | None]) -> Mov
 
 
 def _behind(piece: Piece, inner: Moved) -> Iterator[Piece]:
-    """The pieces that a piece of a value is made of, in the place of that piece."""
+    """Yields the pieces that a piece of a value is made of, at their places in the target."""
     for each in inner.pieces:
         begin = max(piece.start, each.place)
         end = min(piece.start + piece.size, each.place + each.size)
@@ -160,24 +164,26 @@ def _behind(piece: Piece, inner: Moved) -> Iterator[Piece]:
 
 
 def alike(one: ir.Value, other: ir.Value) -> bool:
-    """Whether two scalars are the same number, to the sign of a zero."""
+    """Returns True if two scalars are the same value or constant; 0.0 and -0.0 differ."""
     numbers = [splat_of(value) for value in (one, other)]
     same = None not in numbers and repr(numbers[0]) == repr(numbers[1])
     return one == other or (same and one.type == other.type)
 
 
 def is_zero(filling: ir.Value | None) -> bool:
-    """Whether a scalar is what a device gets to which nobody sends, bit for bit."""
+    """Returns True if a scalar has the bits of zero, which a device gets that no permute sends
+    to."""
     return filling is not None and repr(splat_of(filling)) in ("0", "0.0", "False")
 
 
 def undefined(build: Builder, shape: Sequence[int], element: ir.Type) -> ir.Value:
-    """A tensor of which nobody may ask what is in it."""
+    """Returns a tensor with undefined contents. It is written as zeros."""
     return build.splat(0, shape, element)
 
 
 def resized(build: Builder, value: ir.Value, dim: int, size: int) -> ir.Value:
-    """The value with elements of no meaning behind a dimension, or without its last ones."""
+    """Returns the value with undefined elements appended to a dimension, or without its last
+    elements."""
     now = shape_of(value)[dim]
     if size <= now:
         return value if size == now else build.slice_along(value, dim, 0, size)
@@ -185,7 +191,8 @@ def resized(build: Builder, value: ir.Value, dim: int, size: int) -> ir.Value:
 
 
 def placed(build: Builder, value: ir.Value, dim: int, start: int, size: int) -> ir.Value:
-    """The value from a place of a dimension of a size on; elements of no meaning around it."""
+    """Returns the value placed from `start` on in a dimension of `size` places, with undefined
+    elements around it."""
     return _padded(build, value, dim, start, size - start - shape_of(value)[dim])
 
 
@@ -206,7 +213,7 @@ def _padded(
     return build.pad(value, filling, *edges)
 
 
-# What each device has at one stretch of places: a supply and its offset; None where anything does.
+# For each device, the supply and offset of one stretch of places; None if contents are undefined.
 _Taken = tuple[tuple[int, int] | None, ...]
 
 
@@ -238,7 +245,7 @@ class MoveWriter:
                 value = self._cut_at(value, table, message.size)
             sent = self._devices.permute(self._build, value, self._axes, message.pairs)
             self._supplies.append(sent)
-        # Stretches of places that each device takes from one supply, or from none.
+        # Cut the range so that each device fills each stretch from one supply, or from none.
         ends = {0, self._length}
         ends.update(end for runs in self._plan.runs for run in runs for end in (run.low, run.high))
         cuts = sorted(ends)
@@ -252,7 +259,7 @@ class MoveWriter:
         choices = sum(len(_suppliers(taken)) for _, _, taken in segments)
         if choices > _MOST_SEGMENTS:
             return self._layered()
-        # Slices side by side; of each the one that the device takes.
+        # Concatenate the stretches; a select picks each device's supply.
         joined = [self._segment(low, high, taken) for low, high, taken in segments]
         if not joined:
             return self._cut(self._supplies[0], 0, 0)
@@ -274,7 +281,7 @@ class MoveWriter:
         return value
 
     def _comes_with_message(self, taken: _Taken, suppliers: Sequence[tuple[int, int]]) -> bool:
-        """Whether the devices that want zeros are those that a message does not reach."""
+        """Returns True if a message fills the zeros: no device that needs zeros receives it."""
         supply = max(number for number, _ in suppliers) - len(self._moved.sources)
         if not self._moved.is_zero or len(suppliers) != 2 or (FILLING, 0) not in suppliers:
             return False
@@ -291,13 +298,14 @@ class MoveWriter:
         begin, end = low + offset, high + offset
         inside = self._cut(value, max(begin, 0), min(end, size))
         edges = max(-begin, 0), max(end - size, 0)
-        if any(edges) and self._moved.is_zero:  # what a message does not bring is zeros, too
+        if any(edges) and self._moved.is_zero:  # a permute may supply the filling, so pad with it
             nothing = self._build.splat(0, [], element_of(value))
             return _padded(self._build, inside, self._dim, *edges, nothing)
         return _padded(self._build, inside, self._dim, *edges)
 
     def _layered(self) -> ir.Value:
-        """Ranges over each other, by masks of the places that each supply is for."""
+        """Writes the target by selects over whole ranges, with a mask of the places of each
+        supply."""
         layers: dict[tuple[int, int], dict[int, Run]] = {}
         for device, runs in enumerate(self._plan.runs):
             seen: dict[int, int] = {}
@@ -321,7 +329,7 @@ class MoveWriter:
         return self._blank(self._length) if made is None else made
 
     def _aligned(self, supply: int, runs: dict[int, Run]) -> ir.Value:
-        """A supply moved to where each device wants it."""
+        """Returns a supply shifted to the places where each device needs it."""
         value = self._supplies[supply]
         offsets = [run.offset for run in runs.values()]
         low = max(0, -min(offsets))
@@ -364,8 +372,11 @@ def within(
     ranges: tuple[Sequence[int], Sequence[int]],
     where: tuple[Sequence[int], int],
 ) -> ir.Value:
-    """A mask in a shape, true along one dimension where places are in a range: `ranges` has the
-    lows and the highs by position along the axes, `where` the shape and the dimension."""
+    """Returns a mask that is True along one dimension for places within a range.
+
+    `ranges` has the lower and the upper limits by position along the axes; `where` is the shape and
+    the dimension.
+    """
     (lows, highs), (shape, dim) = ranges, where
     if not axes:
         by_place = np.arange(shape[dim])
@@ -385,7 +396,7 @@ def within(
 
 
 def _at(runs: Sequence[Run], place: int) -> tuple[int, int] | None:
-    """The supply and offset of a place."""
+    """Returns the supply and offset of a place; None if no run has the place."""
     for run in runs:
         if run.low <= place < run.high:
             return run.supply, run.offset
@@ -393,12 +404,12 @@ def _at(runs: Sequence[Run], place: int) -> tuple[int, int] | None:
 
 
 def _agree(one: _Taken, other: _Taken) -> bool:
-    """Whether no device takes two things of two stretches."""
+    """Returns True if no device has different supplies for the two stretches."""
     return all(a is None or b is None or a == b for a, b in zip(one, other, strict=True))
 
 
 def _suppliers(taken: _Taken) -> list[tuple[int, int]]:
-    """What devices take, that of the most first."""
+    """Returns the supplies that devices use, those of most devices first."""
     counts: dict[tuple[int, int], int] = {}
     for each in taken:
         if each is not None:

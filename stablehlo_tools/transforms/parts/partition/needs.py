@@ -1,15 +1,15 @@
-"""What each device needs of an op's operands along a divided dimension, for its part of the result.
+"""The elements of an op's operands that each device needs along a divided dimension.
 
-    slice, pad, concatenate      the elements that are in its block of the result
-    reverse                      those at the other end, turned round
-    dynamic_update_slice         from a start that is known, the rows of the update that are in its
-                                 block
-    reduce_window, convolution   those that the windows of its block of the result look at; of a
-                                 convolution whose kernel is longer than its result (the gradient
-                                 of a kernel), those that its block of the kernel looks at
+    slice, pad, concatenate      the elements in its block of the result
+    reverse                      the elements at the other end, reversed
+    dynamic_update_slice         if the start is known, the rows of the update in its block
+    reduce_window, convolution   the elements that the windows of its block of the result read.
+                                 If a convolution's kernel is longer than its result (the
+                                 gradient of a kernel), the elements that its block of the kernel
+                                 reads
 
-All shapes are global. An op on what it needs is the op on a single device, but for the places along
-the dimension that it knows itself (`local_ops`).
+All shapes are global. On these elements the op runs as on a single device, except for the indices
+along the dimension (`local_ops`).
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ Shapes = Sequence[Sequence[int]]  # of operands, then of results
 
 @dataclass(frozen=True)
 class Need:
-    """Pieces of operands, one after another in `parts`, that each device puts together along a
-    dimension of theirs; `fills`: what lies between and around pieces counts, too.
+    """Pieces of operands that each device puts together along a dimension.
 
-    Before that each device spreads its elements `spread` apart.
+    `parts` are the operands one after another. With `fills`, places between and around the pieces
+    have to be filled, too. Before the exchange each device spreads its elements `spread` apart.
     """
 
     parts: tuple[Parts, ...]
@@ -52,37 +52,37 @@ class Need:
 
     @property
     def plan(self) -> Plan:
-        """Who sends what to whom."""
+        """The messages and runs that make the target."""
         return plan(self.parts, self.pieces, self.target, self.fills)
 
 
 @dataclass(frozen=True)
 class Window:
-    """A window op along a dimension: `places` windows of `size` elements, with what its attributes
-    say of them. `low` and `high` are its padding."""
+    """A window op along a dimension: `places` windows of `size` elements, with the op's attributes.
+    `low` and `high` are its padding."""
 
     places: int
     size: int
     stride: int
-    apart: int  # elements of one window
-    spread: int  # elements that the windows look at
+    apart: int  # the window dilation
+    spread: int  # the base dilation
     low: int
     high: int
 
     @property
     def is_element(self) -> bool:
-        """Whether each place is that of one element."""
+        """True if each window reads one element, that of its own place."""
         steps = self.size, self.stride, self.apart, self.spread
         return all(step == 1 for step in steps) and not (self.low or self.high)
 
     def taken(self, length: int) -> int:
-        """How many elements, spread, as many windows side by side look at."""
+        """Returns the number of (spread) elements that `length` adjacent windows read."""
         return (length - 1) * self.stride + (self.size - 1) * self.apart + 1
 
 
 def need_of(op: ir.Operation, dim: int, parts: int, shapes: Shapes) -> Need | None:
-    """What a device needs along a dimension of the first operand that is divided; None for an op
-    that needs its own elements alone, or of which that is not known."""
+    """Returns what a device needs along a divided dimension of the first operand. Returns None if
+    an op needs only its own elements, or if its need is unknown."""
     size, count = shapes[0][dim], len(op.operands)
     if op.name in (CONVOLUTION, REDUCE_WINDOW):
         looks = conv_window if op.name == CONVOLUTION else reduced_window
@@ -97,7 +97,7 @@ def need_of(op: ir.Operation, dim: int, parts: int, shapes: Shapes) -> Need | No
         start = known_start(op, dim, size - shapes[1][dim])
         if start is None:
             return None
-        # The rows of the update, where the rows are that they overwrite.
+        # Each row of the update goes to the device that holds the row it overwrites.
         rows = shapes[1][dim]
         pieces = (Piece(0, 0, start, rows),)
         return Need((Parts.blocks(rows, parts),), pieces, Parts.blocks(size, parts))
@@ -116,7 +116,7 @@ def need_of(op: ir.Operation, dim: int, parts: int, shapes: Shapes) -> Need | No
 
 
 def needs_of(op: ir.Operation, dim: int, parts: int, shapes: Shapes) -> list[Need]:
-    """All that a device needs along a dimension that is divided."""
+    """Returns all that a device needs along a divided dimension."""
     if op.name == SELECT_AND_SCATTER:
         window = reduced_window(op, dim, shapes)
         return [] if window.is_element else list(pooled_needs(window, shapes[0][dim], parts))
@@ -125,10 +125,11 @@ def needs_of(op: ir.Operation, dim: int, parts: int, shapes: Shapes) -> list[Nee
 
 
 def pooled_needs(window: Window, size: int, parts: int) -> tuple[Need, Need]:
-    """Of a select_and_scatter whose windows are all inside: what the windows look at that touch a
-    device's block of the result, and their places in the source.
+    """Returns the needs of a select_and_scatter whose windows are all inside its operand.
 
-    All devices have as many windows; those of no place in the source count for nothing.
+    The first is of the operand: the elements read by windows that touch a device's block of the
+    result. The second is of the source: the places of these windows. All devices have the same
+    number of windows; places outside of the source are filled with the identity.
     """
     blocks = Parts.blocks(size, parts)
     reach = window.size - 1
@@ -136,7 +137,7 @@ def pooled_needs(window: Window, size: int, parts: int) -> tuple[Need, Need]:
     if any(one * window.stride > start for one, start in zip(first, blocks.starts, strict=True)):
         first = [(start - reach) // window.stride for start in blocks.starts]
     ends = [start + blocks.length for start in blocks.starts]
-    count = max(  # so many that they reach to the block's end, too
+    count = max(  # enough windows to reach the end of each block
         max((end - 1) // window.stride + 1, -(-(end - window.size) // window.stride) + 1) - one
         for one, end in zip(first, ends, strict=True)
     )
@@ -162,28 +163,29 @@ def _slice(op: ir.Operation, dim: int, parts: int, taken: int, size: int) -> Nee
 
 
 def known_start(update: ir.Operation, dim: int, last: int) -> int | None:
-    """Where a dynamic_update_slice writes along a dimension, at `last` at most; None where only the
-    running program knows."""
+    """Returns the index from which a dynamic_update_slice writes along a dimension, clamped to
+    `last`. Returns None if the start is no constant."""
     start = splat_of(update.operands[2 + dim])
     return max(0, min(start, last)) if isinstance(start, int) else None
 
 
 def joined(sizes: Sequence[int], parts: int) -> Need:
-    """Operands one behind the other."""
+    """Returns the need of operands that are concatenated."""
     held = tuple(Parts.blocks(size, parts) for size in sizes)
     pieces = tuple(Piece(k, 0, sum(sizes[:k]), size) for k, size in enumerate(sizes))
     return Need(held, pieces, Parts.blocks(sum(sizes), parts))
 
 
 def _placed(size: int, low: int, whole: int) -> tuple[Piece, ...]:
-    """A source of a size in a target, from place `low` on, as far as it is within."""
+    """Returns the piece of a source of `size` elements, placed from `low` on in a target of `whole`
+    places; () if nothing is inside."""
     start, place = max(0, -low), max(0, low)
     taken = min(size - start, whole - place)
     return (Piece(0, start, place, taken),) if taken > 0 else ()
 
 
 def reduced_window(op: ir.Operation, dim: int, shapes: Shapes) -> Window:
-    """The window of a reduce_window or select_and_scatter along a dimension."""
+    """Returns the window of a reduce_window or select_and_scatter along a dimension."""
     rank = len(shapes[0])
     size, stride, apart, spread = (
         integers(op, name, [1] * rank)[dim]
@@ -195,8 +197,8 @@ def reduced_window(op: ir.Operation, dim: int, shapes: Shapes) -> Window:
 
 
 def conv_window(op: ir.Operation, dim: int, shapes: Shapes) -> Window | None:
-    """The window of a convolution along a spatial dimension of its image, of which the places are
-    the result's or, where that is shorter, the kernel's; None for other dimensions."""
+    """Returns the window of a convolution along a spatial dimension of its image; None for other
+    dimensions. The places are those of the result or, if that is shorter, of the kernel."""
     numbers = conv_numbers(op)
     if dim not in numbers.input_spatial:
         return None
@@ -214,7 +216,8 @@ def conv_window(op: ir.Operation, dim: int, shapes: Shapes) -> Window | None:
 
 
 def window_need(window: Window, size: int, parts: int) -> Need:
-    """What the windows of each device's block of places look at, padding included."""
+    """Returns the elements, with padding, that the windows of each device's block of places
+    read."""
     held = Parts.blocks(size, parts).spread(window.spread)
     block = -(-window.places // parts)
     target = Parts.steps(0, max(window.taken(block), 0), parts, block * window.stride)
