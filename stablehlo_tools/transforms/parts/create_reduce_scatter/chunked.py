@@ -1,10 +1,9 @@
-"""All_reduces and all_gathers of which each device takes a part: which smaller collectives give it
-just that, and the rewrite.
+"""Plans smaller collectives for all_reduces and all_gathers that devices slice, and writes them.
 
-An all_reduce is replaced only where every use of a result ends in such a slice, else it would be
-computed as well; one that is padded first, with what sums to itself, is the sum of padded operands:
-so a dimension that does not divide is scattered. An all_gather goes where its slices take what each
-device holds already.
+An all_reduce is replaced only if every use of a result ends in such a slice; otherwise it would be
+computed as well. If its result is padded with a neutral element, the operands are padded instead,
+so that a dimension that does not divide evenly can be scattered. An all_gather is erased if its
+slices only read what each device holds already.
 """
 
 from __future__ import annotations
@@ -43,13 +42,13 @@ from stablehlo_tools.transforms.parts.create_reduce_scatter.slices import (
 
 _ByPart = Mapping[tuple[Window, tuple[ir.Operation, ...]], list[Slice]]
 _GROUPS = "replica_groups"
-# The element that any number of reduce to itself.
+# The neutral element of each reducer.
 _NEUTRAL = {"add": 0, "multiply": 1, "xor": 0}
 
 
 @dataclass(frozen=True)
 class Chunks:
-    """A dimension divided into `count` equal chunks; device d takes chunk `taken[d]`."""
+    """A dimension divided into `count` equal chunks; device d reads chunk `taken[d]`."""
 
     dimension: int
     count: int
@@ -58,7 +57,7 @@ class Chunks:
 
 @dataclass(frozen=True)
 class Scatter:
-    """A reduce_scatter of one dimension; member k of each group takes chunk k."""
+    """A reduce_scatter along one dimension; member k of each group gets chunk k."""
 
     dimension: int
     groups: ProcessGroups
@@ -66,13 +65,14 @@ class Scatter:
 
 @dataclass(frozen=True)
 class ScatterPlan:
-    """The reduce_scatters, in order, and the all_reduce of what is left to sum over, if any."""
+    """The reduce_scatters, in order, and the groups of the all_reduce that follows, or None."""
 
     scatters: tuple[Scatter, ...]
     rest: ProcessGroups | None
 
     def traffic(self) -> Fraction:
-        """Bytes a device sends, in units of the operand, where collectives run as rings."""
+        """Returns the bytes that a device sends, in units of the operand, if collectives run as
+        rings."""
         size, sent = Fraction(1), Fraction(0)
         for scatter in self.scatters:
             members = len(scatter.groups[0])
@@ -83,7 +83,7 @@ class ScatterPlan:
 
 @dataclass(frozen=True)
 class GatherPlan:
-    """What stands for an all_gather of which each device takes one part.
+    """The replacement of an all_gather of which each device reads one part.
 
     All None: the device's own operand. `groups`: an all_gather of smaller groups. `pairs`: a
     collective_permute from the device that holds the part.
@@ -94,18 +94,19 @@ class GatherPlan:
 
 
 def all_reduce_traffic(groups: ProcessGroups) -> Fraction:
-    """Bytes a device sends in a ring all_reduce, in units of the operand."""
+    """Returns the bytes that a device sends in a ring all_reduce, in units of the operand."""
     return Fraction(2 * (len(groups[0]) - 1), len(groups[0]))
 
 
 def plan_scatter(
     groups: ProcessGroups, chunks: Sequence[Chunks], devices: int
 ) -> ScatterPlan | None:
-    """The collectives for an all_reduce over `groups` of which each device takes its chunks.
+    """Returns the collectives that replace an all_reduce over `groups` if each device reads its
+    chunks.
 
-    None unless every chunk is taken by equally many members of each group. In any order as many
-    bytes are sent: first among devices with close numbers, which have the faster links, so that
-    the slower ones carry what is left.
+    Returns None unless every chunk is read by equally many members of each group. Every order sends
+    the same number of bytes. Devices with close numbers come first, because they have the faster
+    links; the slower links then carry smaller parts.
     """
     if not chunks or not _divide_all(groups, devices):
         return None
@@ -125,7 +126,8 @@ def plan_scatter(
 def plan_gather(
     groups: ProcessGroups, dimension: int, chunks: Sequence[Chunks], devices: int
 ) -> GatherPlan | None:
-    """What stands for an all_gather along `dimension` of which each device takes its chunk."""
+    """Returns the replacement of an all_gather along `dimension` if each device reads its chunk;
+    else None."""
     if len(chunks) != 1 or chunks[0].dimension != dimension or not _divide_all(groups, devices):
         return None
     (part,) = chunks
@@ -144,25 +146,26 @@ def plan_gather(
 
 
 def _takers(group: Sequence[int], part: Chunks) -> list[tuple[int, ...]]:
-    """The members of a group that take each chunk."""
+    """Returns, for each chunk, the members of a group that read it."""
     return [tuple(d for d in group if part.taken[d] == chunk) for chunk in range(part.count)]
 
 
 def _reach(groups: ProcessGroups, part: Chunks) -> int:
-    """How far apart in number devices are that take different chunks."""
+    """Returns the largest difference between the numbers of devices that read different chunks."""
     rows = (row for group in groups for row in zip(*_takers(group, part), strict=False))
     return max((max(row) - min(row) for row in rows), default=0)
 
 
 def _divide_all(groups: ProcessGroups, devices: int) -> bool:
-    """Whether equally large groups take in every device."""
+    """Returns True if the groups have equal sizes and contain every device."""
     return len({len(group) for group in groups}) == 1 and devices == sum(map(len, groups))
 
 
 @dataclass(frozen=True)
 class Stage:
-    """One collective of a chain: its op name, what changes of the original's attributes, and by
-    how much it divides (`factor` < 1: multiplies) a dimension of the operand.
+    """One collective of a chain: its op name and the changes to the original's attributes.
+
+    It divides a dimension of the operand by `factor` (`factor` < 1: multiplies it).
     """
 
     kind: str
@@ -175,8 +178,10 @@ class Stage:
 
 @dataclass(frozen=True)
 class Part:
-    """Slices that take one and the same part of a result, and the collectives that make it, of the
-    operand after the ops of `before`."""
+    """Slices that read the same part of a result, and the collectives that make the part.
+
+    The operand of the collectives first passes through the ops of `before`.
+    """
 
     stages: tuple[Stage, ...]
     slices: tuple[Slice, ...]
@@ -190,9 +195,10 @@ def plan_chunked(
     by_result: Mapping[ir.Value, Collective],
     forms: GroupForms,
 ) -> Rewrite | str:
-    """What stands for one result of an all_reduce or all_gather, or why nothing does.
+    """Returns the rewrite for one result of an all_reduce or all_gather, or the reason why there is
+    none.
 
-    `by_result`: all collectives of the module.
+    `by_result` maps results to all collectives of the module.
     """
     op, sums = collective.op, collective.kind == "all_reduce"
     if not slices.found or (sums and slices.others):
@@ -227,9 +233,9 @@ def plan_chunked(
 
 
 def _rewrite(chain: Sequence[Collective], position: int, parts: Sequence[Part]) -> Rewrite:
-    """The rewrite that lets parts stand for one result of a collective.
+    """Returns the rewrite that replaces one result of a collective by parts.
 
-    `chain`: the collective, and all_reduces that sum for it alone, last first.
+    `chain` is the collective, and all_reduces that sum only for it, last first.
     """
     results = [chain[0].op.results[position], *(each.op.results[0] for each in chain[1:])]
     inside = [value for part in parts for s in part.slices for value in s.touched]
@@ -248,7 +254,7 @@ def _rewrite(chain: Sequence[Collective], position: int, parts: Sequence[Part]) 
 
 
 def _write(chain: Sequence[Collective], position: int, parts: Sequence[Part]) -> list[ir.Value]:
-    """Writes the parts; the originals stay, unused as far as they were replaced.
+    """Writes the parts. The originals stay, with unused results if they were replaced.
 
     Returns the results of the new collectives.
     """
@@ -280,7 +286,8 @@ def _write(chain: Sequence[Collective], position: int, parts: Sequence[Part]) ->
 def _chain(
     collective: Collective, position: int, by_result: Mapping[ir.Value, Collective]
 ) -> list[Collective]:
-    """An all_reduce, and those by the same reducer of which each is used by the one after alone."""
+    """Returns an all_reduce with those before it that have the same reducer, and no user but the
+    next one. The last one comes first."""
     chain, reducer = [collective], _reducer(collective.op, position)
     while True:
         value = _operand_of(chain, position)
@@ -295,12 +302,13 @@ def _chain(
 
 
 def _operand_of(chain: Sequence[Collective], position: int) -> ir.Value:
-    """The operand of a chain's first all_reduce, which is the last in the list."""
+    """Returns the operand of a chain's first all_reduce, which is the last in the list."""
     return chain[-1].op.operands[0 if chain[1:] else position]
 
 
 def _join_groups(chained: Sequence[ProcessGroups], devices: int) -> ProcessGroups | None:
-    """The groups over which all_reduces in a row sum; they overlap if a device counts twice."""
+    """Returns the groups over which all_reduces in a row sum; they overlap if a device counts
+    twice. Returns None if groups are unequal or leave a device out."""
     groups = chained[0]
     for other in chained[1:]:
         if not (_divide_all(groups, devices) and _divide_all(other, devices)):
@@ -311,8 +319,7 @@ def _join_groups(chained: Sequence[ProcessGroups], devices: int) -> ProcessGroup
 
 
 def _commutes(op: ir.Operation, reducer: str) -> bool:
-    """Returns True for a layout op, and for a pad with an element that devices which all have it
-    reduce to itself."""
+    """Returns True for a layout op, and for a pad whose element reduces with itself to itself."""
     number = splat_of(op.operands[-1]) if op.name == PAD else None
     is_neutral = number is not None and number == _NEUTRAL.get(reducer)
     return op.name != PAD or is_neutral or (number is not None and reducer in IDEMPOTENT)
@@ -328,7 +335,7 @@ class _Planner:
         self.devices = forms.facts.grid.size
 
     def scattered(self, by_part: _ByPart) -> list[Part] | None:
-        """Reduce_scatters for every part, unless they send more than one all_reduce."""
+        """Returns reduce_scatters for every part; None if they send more than one all_reduce."""
         parts: list[Part] = []
         sent = Fraction(0)
         for (window, before), slices in by_part.items():
@@ -351,7 +358,8 @@ class _Planner:
         return parts if sent <= all_reduce_traffic(self.groups) else None
 
     def gathered(self, by_part: _ByPart, complete: bool) -> list[Part]:
-        """Smaller collectives for the parts; only what needs none where other uses stay."""
+        """Returns smaller collectives for the parts. If other uses stay, returns only the parts
+        that need no collective."""
         dimension = integer(self.chain[0].op, "all_gather_dim")
         parts: list[Part] = []
         for (window, before), slices in by_part.items():
@@ -397,10 +405,10 @@ class _Planner:
 
 
 def is_of_unsure_order(collective: Collective, forms: GroupForms) -> bool:
-    """Whether the specification and XLA number a group's members differently.
+    """Returns True if the specification and XLA number a group's members differently.
 
-    Of several replicas and partitions in one group, the replicas vary first in the one, and the
-    partitions in the other.
+    In a group of several replicas and partitions, the replicas vary first in one, the partitions in
+    the other.
     """
     grid = forms.facts.grid
     mixed = collective.group_mode is GroupMode.CROSS_REPLICA_AND_PARTITION
@@ -408,12 +416,13 @@ def is_of_unsure_order(collective: Collective, forms: GroupForms) -> bool:
 
 
 def chunks_of(window: Window) -> list[Chunks]:
-    """The dimensions that are cut."""
+    """Returns the dimensions that are cut."""
     return [Chunks(d, cut.count, cut.taken) for d, cut in enumerate(window) if cut is not None]
 
 
 def _reducer(op: ir.Operation, position: int) -> str | None:
-    """The associative, commutative op that an all_reduce applies to elements of its type."""
+    """Returns the associative, commutative op that an all_reduce applies to elements of its type;
+    None if it has another reducer."""
     block, values = Combining(op).combiner, (op.operands[position], op.results[position])
     elements = {element_of(value) for value in (*block.arguments, *values)}
     return reducer_kind(block) if len(elements) == 1 else None

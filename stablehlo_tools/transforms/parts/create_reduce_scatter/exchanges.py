@@ -1,5 +1,5 @@
-"""Exchanges that need not be: all_to_alls that undo each other, those of constants, all_gathers
-that repeat one before them, and padded ones of which one device of each group takes all.
+"""Removes unnecessary exchanges: all_to_alls that undo each other, exchanges of constants, repeated
+all_gathers, and padded all_gathers that only one device of each group reads.
 
     %g = "stablehlo.all_gather"(%x)                      // tensor<2xf32>, 4 devices
     %p = stablehlo.pad %g, 0, high = [24]                // tensor<32xf32>
@@ -11,9 +11,9 @@ that repeat one before them, and padded ones of which one device of each group t
     %all = stablehlo.concatenate %x, %x1, %x2, %x3
     %y = stablehlo.select (%offset == 0), %all, 0
 
-Partitioners leave that last form where a small dimension is padded to be divided. Each operand goes
-to the one device that wants it, and nobody holds what is padded. The devices are told apart by
-where their slice begins.
+Partitioners write the last form if a small dimension is padded to be divided. Each operand is sent
+to the one device that reads it, and the padded tensor is never stored. The slice's offset tells
+that device from the others.
 """
 
 from __future__ import annotations
@@ -54,16 +54,16 @@ from stablehlo_tools.transforms.parts.create_reduce_scatter.slices import shape_
 
 _COPIES = frozenset({BROADCAST, RESHAPE, TRANSPOSE, SLICE})  # of elements
 _LONGEST = 16  # ops between two exchanges, or between a constant and its use
-_SHARED = "stablehlo_tools.shared_gather"  # so that a second run counts what the first one keeps
+_SHARED = "stablehlo_tools.shared_gather"  # so that a second run counts the bytes already kept
 _DROPPED = ("replica_groups", "all_gather_dim", "use_global_device_ids")
-_MOST_MEMBERS = 8  # of a group: more permutes than that take longer than one all_gather
+_MOST_MEMBERS = 8  # of a group; more permutes than that are slower than one all_gather
 
 
 def plan_inverse(
     second: Collective, by_result: dict[ir.Value, Collective], forms: GroupForms
 ) -> Rewrite | None:
-    """Two all_to_alls, the second the inverse of the first, with layout ops between them, as these
-    ops alone. `by_result`: all collectives of the module."""
+    """Returns the rewrite of two all_to_alls, the second the inverse of the first, to the layout
+    ops between them. `by_result` maps results to all collectives of the module."""
     if len(second.op.results) != 1:
         return None
     between: list[ir.Operation] = []
@@ -107,7 +107,8 @@ def plan_inverse(
 
 
 def plan_constant(collective: Collective, forms: GroupForms) -> Rewrite | None:
-    """The constants that an all_gather, all_to_all or permute of constants gives every device."""
+    """Returns the rewrite of an all_gather, all_to_all or permute of splat constants to
+    constants."""
     op = collective.op
     splats = [_splat(value) for value in op.operands]
     known = [splat for splat in splats if splat is not None]
@@ -133,15 +134,16 @@ def plan_constant(collective: Collective, forms: GroupForms) -> Rewrite | None:
 
 
 def _dimensions(collective: Collective) -> tuple[int, int]:
-    """The dimension that an all_to_all splits, and the one along which it concatenates."""
+    """Returns the dimension that an all_to_all splits, and the one along which it concatenates."""
     return integer(collective.op, "split_dimension"), integer(collective.op, "concat_dimension")
 
 
 def _before(op: ir.Operation, dimension: int) -> int | None:
-    """The dimension of an operand that a result's dimension is, whole.
+    """Returns the operand's dimension that becomes a whole dimension of the result; None if there
+    is none.
 
-    Not by the relation of dimensions: an exchange may join devices along a dimension of one
-    element, and of these a reshape has no factors.
+    It cannot use the relation of dimensions: an exchange may join devices along a dimension of size
+    1, for which a reshape has no factors.
     """
     before, after = shape_of(op.operands[0]), shape_of(op.results[0])
     if before is None or after is None or 0 in before:
@@ -158,7 +160,8 @@ def _before(op: ir.Operation, dimension: int) -> int | None:
 def _shapes(
     first: Collective, between: Sequence[ir.Operation]
 ) -> tuple[tuple[int, ...], ...] | None:
-    """The shapes of the layout ops' results, made from what the first exchange took."""
+    """Returns the shapes of the layout ops' results when they are applied to the first exchange's
+    operand."""
     split, concatenated = _dimensions(first)
     count = integer(first.op, "split_count")
     shapes: list[tuple[int, ...]] = []
@@ -179,7 +182,8 @@ def _shapes(
 
 
 def _splat(value: ir.Value) -> ir.Attribute | None:
-    """The element of a constant with one value for all elements, copied about or not."""
+    """Returns the element of a splat constant, also after ops that only copy elements; else
+    None."""
     for _ in range(_LONGEST):
         maker = producer(value)
         if maker is None:
@@ -193,11 +197,10 @@ def _splat(value: ir.Value) -> ir.Attribute | None:
 
 
 def share_gathers(collectives: Sequence[Collective], forms: GroupForms, memory_limit: int) -> None:
-    """Lets all_gathers that repeat one before them, in its block or in a region of a later op, use
-    its results.
+    """Replaces all_gathers by an equal earlier one, in the same block or in a block around it.
 
-    What an all_gather that is shared makes lives on: at most `memory_limit` bytes of it in all,
-    taken in program order, where that is not 0.
+    A shared result stays live longer. If `memory_limit` is not 0, the shared results may have at
+    most so many bytes in total, in program order.
     """
     firsts: dict[object, list[Collective]] = {}
     kept = {c.op.results[0] for c in collectives if _SHARED in c.op.attributes}
@@ -232,7 +235,7 @@ def share_gathers(collectives: Sequence[Collective], forms: GroupForms, memory_l
 
 
 def _encloses(block: ir.Block, op: ir.Operation) -> bool:
-    """Whether an op stands in a block, or in a region of an op there."""
+    """Returns True if an op is in a block, or in a region of an op in that block."""
     current: ir.Operation | None = op
     while current is not None and current.name != "builtin.module":
         if current.block == block:
@@ -243,10 +246,11 @@ def _encloses(block: ir.Block, op: ir.Operation) -> bool:
 
 @dataclass(frozen=True)
 class _Padded:
-    """An all_gather, its pad and its slice; `pairs` bring each operand to where it is taken.
+    """An all_gather, its pad and its slice; `pairs` send each operand to the device that reads it.
 
-    None among the pairs: it is the taker's own. The takers' slices begin at `offset`, those of no
-    others, and have `ahead` and `behind` of the padding on both sides, along `dimension`.
+    A pair of None means that the reader holds the operand itself. The readers' slices begin at
+    `offset`, which no other device's slice does. Along `dimension` they contain `ahead` and
+    `behind` elements of the padding before and after the operands.
     """
 
     collective: Collective
@@ -259,7 +263,7 @@ class _Padded:
     behind: int
 
     def write(self) -> list[ir.Value]:
-        """Writes permutes where the all_gather stands, and what is made of them at the slice."""
+        """Writes permutes at the all_gather, and at the slice a select of their concatenation."""
         op, result = self.collective.op, self.taken.results[0]
         build = Builder(ir.InsertionPoint(self.taken), self.taken.location)
         start = self.taken.operands[1 + self.dimension]
@@ -284,7 +288,8 @@ class _Padded:
 
 
 def plan_padded(collective: Collective, forms: GroupForms, values: DeviceValues) -> Rewrite | None:
-    """What stands for an all_gather that is padded and of which one device a group takes all."""
+    """Returns the rewrite of a padded all_gather of which one device in each group reads all; else
+    None."""
     op = collective.op
     if len(op.operands) != 1 or shape_of(op.results[0]) is None:
         return None
@@ -324,7 +329,8 @@ def _only_user(op: ir.Operation, name: str) -> ir.Operation | None:
 
 
 def _padded_ahead(pad: ir.Operation, dimension: int) -> int | None:
-    """What a pad puts in front of a dimension, if it puts something around that one alone."""
+    """Returns the number of elements that a pad adds before a dimension; None if it pads another
+    dimension, between elements, or by a negative number."""
     names = ("edge_padding_low", "edge_padding_high", "interior_padding")
     low, high, between = (integers(pad, name) for name in names)
     others = [n for d in range(len(low)) if d != dimension for n in (low[d], high[d])]
@@ -334,7 +340,8 @@ def _padded_ahead(pad: ir.Operation, dimension: int) -> int | None:
 
 
 def _starts(taken: ir.Operation, dimension: int, values: DeviceValues) -> Values | None:
-    """Where each device's slice begins, if it is one of that dimension alone."""
+    """Returns the start of each device's slice; None if it slices another dimension or its start is
+    unknown."""
     before, after = shape_of(taken.operands[0]), shape_of(taken.results[0])
     if before is None or after is None:
         return None
@@ -345,7 +352,10 @@ def _starts(taken: ir.Operation, dimension: int, values: DeviceValues) -> Values
 def _pairs(
     collective: Collective, groups: ProcessGroups, takers: Sequence[int], forms: GroupForms
 ) -> tuple[ir.Attribute | None, ...] | None:
-    """For each member of a group, how its operand comes to the group's taker."""
+    """Returns, for each member of a group, the pairs that send its operand to the group's reader.
+
+    Returns None if that is impossible: unequal or large groups, or two readers in a group.
+    """
     members = len(groups[0])
     if any(len(group) != members for group in groups) or members > _MOST_MEMBERS:
         return None

@@ -1,5 +1,6 @@
-"""How smaller collectives are written: process groups as the attributes of ops, in mesh axes where
-the original has them, else dense; collectives like others; and what slices compute of a chunk.
+"""Writes smaller collectives: process groups as attributes, collectives like others, and slices.
+
+Process groups are in mesh axes if the original's are; otherwise they are dense lists.
 """
 
 from __future__ import annotations
@@ -47,10 +48,11 @@ _PURE = COMPUTED | ELEMENTWISE | _IDS | _ENDS | {"stablehlo.pad"}
 
 @dataclass(frozen=True)
 class Rewrite:
-    """What stands for collectives: `apply` writes it, and returns the results of new collectives.
+    """The replacement of collectives: `apply` writes it, and returns the results of new
+    collectives.
 
-    `touched` are values of ops that it removes, moves or repeats, `replaced` the collectives that
-    may go; `text` says what became of all_reduces.
+    `touched` are values of ops that it removes, moves or repeats. `replaced` are the collectives
+    that it may erase. `text` tells users the outcome for all_reduces.
     """
 
     touched: Sequence[ir.Value]
@@ -67,7 +69,8 @@ class GroupForms:
         self.known: dict[tuple[ir.Attribute | None, GroupMode | None], ProcessGroups | None] = {}
 
     def groups(self, collective: Collective) -> ProcessGroups | None:
-        """The process groups. Raises a located ToolError where the module has no such processes."""
+        """Returns the process groups; None if it has no such attribute. Raises a located ToolError
+        if the module has no such processes."""
         key = (collective.group_attribute("replica_groups"), collective.group_mode)
         if key[0] is None:
             return None
@@ -76,9 +79,10 @@ class GroupForms:
         return self.known[key]
 
     def express(self, groups: ProcessGroups, like: Collective) -> ir.Attribute | None:
-        """The groups as an attribute for an op with the channel of `like`; None where it has none.
+        """Returns the groups as an attribute for an op with the channel of `like`; None if that is
+        impossible.
 
-        The order of the groups does not matter, that of their members does.
+        The order of the groups does not matter; the order of their members does.
         """
         original = like.group_attribute("replica_groups")
         mode = like.group_mode
@@ -100,7 +104,8 @@ class GroupForms:
         return device_table(rows, original.context)
 
     def express_pairs(self, pairs: ProcessGroups, like: Collective) -> ir.Attribute | None:
-        """(source, target) pairs for a collective_permute with the channel of `like`."""
+        """Returns (source, target) pairs for a collective_permute with the channel of `like`; None
+        if that is impossible."""
         mode = exchange_group_mode(like.channel_id)
         width = self.facts.grid.num_partitions
         if mode is GroupMode.CROSS_PARTITION:
@@ -109,7 +114,7 @@ class GroupForms:
             rows = [tuple(d // width for d in pair) for pair in pairs if pair[0] % width == 0]
         try:
             formed = permute_groups(rows, mode, self.facts.grid)
-        except ValueError:  # a pair that crosses what the mode keeps apart
+        except ValueError:  # a pair crosses replicas or partitions that the mode separates
             return None
         if frozenset(formed) != frozenset(pairs):
             return None
@@ -118,7 +123,7 @@ class GroupForms:
     def _by_axes(
         self, original: ir.Attribute, mode: GroupMode, size: int
     ) -> Iterator[tuple[ir.Attribute, ProcessGroups]]:
-        """Groups of the wanted size over some of the original's axes, in any order."""
+        """Yields groups of this size over some of the original's axes, in any order."""
         if not bindings.ReplicaGroupMeshAxesAttr.isinstance(original):
             return
         by_axes = bindings.ReplicaGroupMeshAxesAttr(original)
@@ -148,12 +153,12 @@ def _axis_ref(attribute: ir.Attribute) -> AxisRef:
 
 
 def with_shape(type_: ir.Type, shape: Sequence[int]) -> ir.RankedTensorType:
-    """A tensor type with another shape."""
+    """Returns a tensor type with another shape."""
     return ir.RankedTensorType.get(list(shape), ir.RankedTensorType(type_).element_type)
 
 
 def compute_from(part: ir.Value, slice_: Slice) -> None:
-    """Puts in a slice's place what its steps make of the chunk that the device takes."""
+    """Replaces a slice by the ops on its way, applied to the chunk of the device."""
     build = Builder(ir.InsertionPoint(slice_.op), slice_.op.location)
     for op, position, window in ((step.op, step.operand, step.window) for step in slice_.steps):
         operands = [
@@ -177,10 +182,11 @@ def collective_like(
     location: ir.Location | None = None,
     point: ir.InsertionPoint | None = None,
 ) -> ir.Value:
-    """A collective of one operand before `op`, or elsewhere, with the attributes of `op` but for
-    some, and its region.
+    """Writes a collective with one operand, with the region and most attributes of `op`, and
+    returns its result.
 
-    How `op` is sharded is left out: it says nothing true of a part.
+    It omits the sharding of `op`, because that does not hold for a part. It is written before `op`
+    unless `point` is given.
     """
     attributes = {
         name: attribute
@@ -198,7 +204,7 @@ def collective_like(
 
 
 def drop_unused_results(op: ir.Operation) -> None:
-    """Takes the operands out of a collective whose results nobody uses, unless it is all."""
+    """Removes the operands of a collective whose results are unused, unless all are."""
     used = [i for i, result in enumerate(op.results) if has_uses(result)]
     if len(used) in (0, len(op.results)):
         return
@@ -208,10 +214,10 @@ def drop_unused_results(op: ir.Operation) -> None:
 def erase_unused(
     values: Sequence[ir.Value], functions: Mapping[str, ir.Operation], replaced: Set[ir.Value]
 ) -> set[ir.Value]:
-    """Erases the ops that make these values, and what only they used, as far as nobody uses them.
+    """Erases the ops that make these values if they are unused, then the same for their operands.
 
-    Ops that might do more than compute stay, but for those with a first result in `replaced`.
-    Returns the results of what was erased.
+    Ops that may have effects stay, unless their first result is in `replaced`. Returns the results
+    of the erased ops.
     """
     is_pure = purity(functions)
     pending = list(values)
@@ -233,7 +239,7 @@ def erase_unused(
 
 
 def _narrowed(value: ir.Value, window: Window, build: Builder) -> ir.Value:
-    """What a device takes of a value beside the one that is followed; see `can_narrow`."""
+    """Returns a device's part of another operand of an op on the way; see `can_narrow`."""
     if not shape_of(value) or not any(window):
         return value
     part, maker, splat = narrowed_type(value, window), producer(value), splat_of(value)
@@ -255,14 +261,15 @@ def copy_op(
     point: ir.InsertionPoint,
     **changed: ir.Attribute,
 ) -> ir.Value:
-    """An op once more, with other operands and another result type."""
+    """Writes a copy of an op with other operands and another result type, without its sharding."""
     attributes = {n: a for n, a in op.attributes.items() if n != SHARDING}
     build = Builder(point, op.location)
     return build.create(op.name, operands, [type_], {**attributes, **changed}).results[0]
 
 
 def purity(functions: Mapping[str, ir.Operation]) -> Callable[[ir.Operation], bool]:
-    """A test for ops that only compute; a call or computation does if the ops in it do."""
+    """Returns a predicate for ops without effects. A call or computation has none if its ops have
+    none."""
     known: dict[str, bool] = {}
 
     def is_pure(op: ir.Operation) -> bool:
@@ -272,7 +279,7 @@ def purity(functions: Mapping[str, ir.Operation]) -> Callable[[ir.Operation], bo
             return op.name in _PURE
         name = callee_name(op)
         if name not in known:
-            known[name] = False  # a recursive function may not end
+            known[name] = False  # a recursive function may not terminate
             callee = functions.get(name)
             known[name] = callee is not None and is_pure_inside(callee)
         return known[name]

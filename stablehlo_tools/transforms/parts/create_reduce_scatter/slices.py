@@ -1,9 +1,8 @@
-"""The slices by partition that a collective's result reaches, each with the ops on its way.
+"""Finds the device-dependent slices that a collective's result reaches, with the ops on the way.
 
-A window says for each dimension which chunk of a value every device takes. It is followed
-backwards: from what a slice takes of an op's result to what that is of the op's operand, where the
-op computes
-the one from the other alone.
+A window has, for each dimension, the chunk of a value that each device reads. The search follows it
+backwards, from the window of an op's result to the window of its operand. The op must compute the
+one from the other alone.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ from stablehlo_tools.dialect.names import (
 from stablehlo_tools.dialect.traits import Trait, full_names, ops_with, ops_with_any
 from stablehlo_tools.ir.values import producer, splat_element
 
-# Ops of one element each that are exact or round correctly: the same bits on a part as on a whole.
-# Of bits the pass was written for `bitcast_convert` alone, and not for counts or reduced precision.
+# Elementwise ops that are exact or round correctly: they return the same bits on a part as on the
+# whole. Of the ops on bits, the pass only supports `bitcast_convert`.
 ELEMENTWISE = (
     ops_with(Trait.ELEMENTWISE) & ops_with_any(Trait.EXACT | Trait.CORRECTLY_ROUNDED)
     | {BITCAST_CONVERT, SHARDING_CONSTRAINT}
@@ -38,9 +37,9 @@ _HANDED_ON = ELEMENTWISE | {BROADCAST, RESHAPE, TRANSPOSE}
 
 @dataclass(frozen=True)
 class Cut:
-    """A dimension divided into `count` equal chunks, of which device d takes `taken[d]`.
+    """A dimension divided into `count` equal chunks; device d reads chunk `taken[d]`.
 
-    `start`: the scalar in the program that says where the chunk begins in a dimension of `extent`.
+    `start` is the scalar in the program that is the start of the chunk in a dimension of `extent`.
     """
 
     count: int
@@ -49,16 +48,16 @@ class Cut:
     extent: int = field(compare=False)
 
 
-Window = tuple[Cut | None, ...]  # one entry for each dimension, None for the whole of it
+Window = tuple[Cut | None, ...]  # one entry for each dimension; None: the whole dimension
 
 
 def shape_of(value: ir.Value) -> Shape | None:
-    """The static shape of a tensor."""
+    """Returns the static shape of a tensor; None for any other type."""
     return static_shape(value.type)
 
 
 def narrowed_type(value: ir.Value, window: Window) -> ir.RankedTensorType:
-    """The type of what one device takes of a value."""
+    """Returns the type of one device's part of a value."""
     whole = ir.RankedTensorType(value.type)
     pairs = zip(whole.shape, window, strict=True)
     shape = [size if cut is None else size // cut.count for size, cut in pairs]
@@ -66,7 +65,7 @@ def narrowed_type(value: ir.Value, window: Window) -> ir.RankedTensorType:
 
 
 def sliced_window(op: ir.Operation, values: DeviceValues) -> Window | None:
-    """What a dynamic_slice takes of its operand; None unless every cut is into equal chunks."""
+    """Returns the window of a dynamic_slice; None unless every cut is into equal chunks."""
     shape = shape_of(op.operands[0])
     if shape is None:
         return None
@@ -89,9 +88,10 @@ def sliced_window(op: ir.Operation, values: DeviceValues) -> Window | None:
 
 
 def window_before(op: ir.Operation, position: int, window: Window) -> Window | None:
-    """What a window of an op's result is of one operand; None where the op is not understood.
+    """Returns the window of one operand that gives a window of an op's result; None for unsupported
+    ops.
 
-    The other operands must be such that the window of them can be had too.
+    Returns None, too, if a window of another operand cannot be computed.
     """
     if len(op.results) != 1 or len(op.regions):
         return None
@@ -117,9 +117,8 @@ def window_before(op: ir.Operation, position: int, window: Window) -> Window | N
 
 
 def _leading(relation: OpDimensions, position: int, dim: int) -> Link | None:
-    """The outermost part of a result's dimension, where it is that of an operand's dimension, too:
-    in row-major order as many elements stand before the two, so that a chunk of the one is a chunk
-    of the other."""
+    """Returns the outermost factor of a result's dimension if it is outermost in an operand's
+    dimension, too. In row-major order, a chunk of one is then a chunk of the other."""
     for link in relation.of_result(0, dim):
         one, other, size = link.operand, link.result, link.factor.size
         if one.tensor != position or link.role not in PASSED_THROUGH:
@@ -135,7 +134,7 @@ def _is_repeated(relation: OpDimensions, dim: int) -> bool:
 
 
 def can_narrow(value: ir.Value, window: Window) -> bool:
-    """Whether `rewriting.narrowed` can give a window of a value."""
+    """Returns True if `rewriting._narrowed` can compute a window of a value."""
     shape = shape_of(value)
     if shape is None:
         return False
@@ -148,7 +147,8 @@ def can_narrow(value: ir.Value, window: Window) -> bool:
 
 
 def splat_of(value: ir.Value) -> ir.Attribute | None:
-    """The element of a constant that has one value for all elements."""
+    """Returns the element of a constant that is the same for all elements; None for any other
+    value."""
     maker = producer(value)
     if maker is None or maker.name != CONSTANT:
         return None
@@ -156,14 +156,14 @@ def splat_of(value: ir.Value) -> ir.Attribute | None:
 
 
 def spreads(broadcast: ir.Operation, window: Window) -> bool:
-    """Whether a broadcast_in_dim fills every cut dimension with copies."""
+    """Returns True if a broadcast_in_dim fills every cut dimension with copies."""
     relation = dimensions_of(broadcast)
     if relation is None:
         return False
     return all(cut is None or _is_repeated(relation, d) for d, cut in enumerate(window))
 
 
-_MOVABLE = frozenset({PAD, RESHAPE, TRANSPOSE})  # to before a reduction
+_MOVABLE = frozenset({PAD, RESHAPE, TRANSPOSE})  # ops that may move to before a reduction
 _FOLLOWED = _HANDED_ON | _MOVABLE | {DYNAMIC_SLICE}
 _LONGEST = 16  # ops between a collective and a slice
 _MOST = 64  # ops looked at for one result
@@ -171,7 +171,8 @@ _MOST = 64  # ops looked at for one result
 
 @dataclass(frozen=True)
 class SliceStep:
-    """An op on the way: where the value enters, and what is taken of the op's result."""
+    """An op on the way: the number of the operand that is followed, and the window of its
+    result."""
 
     op: ir.Operation
     operand: int
@@ -180,10 +181,11 @@ class SliceStep:
 
 @dataclass(frozen=True)
 class Slice:
-    """A dynamic_slice, the steps that lead to it, and the window of the value they start from.
+    """A dynamic_slice, the steps that lead to it, and the window of the value from which they
+    start.
 
-    `before`: the ops that make that value of the one that was searched, if no window of that one
-    is the same part: a pad, or a reshape that makes a middle dimension.
+    `before` are ops from the searched value to that value, if no window of the searched value is
+    the same part: a pad, or a reshape that makes a middle dimension.
     """
 
     op: ir.Operation
@@ -193,14 +195,14 @@ class Slice:
 
     @property
     def touched(self) -> list[ir.Value]:
-        """The results of the slice and of all before it: two rewrites must not share one."""
+        """The results of the slice and of all ops before it: two rewrites must not share one."""
         ops = (self.op, *(step.op for step in self.steps), *self.before)
         return [op.results[0] for op in ops]
 
 
 @dataclass
 class Slices:
-    """`found`, in program order; `others`: the ops in which other uses of the value end."""
+    """The slices in program order, and the ops in which other uses of the value end."""
 
     found: list[Slice] = field(default_factory=list[Slice])
     others: list[ir.Operation] = field(default_factory=list[ir.Operation])
@@ -235,7 +237,8 @@ class _Search:
                 self.follow(user.results[0], (*path, (user, position)))
 
     def _enter(self, user: ir.Operation, path: tuple[tuple[ir.Operation, int], ...]) -> bool:
-        """Whether the search may go on to an op; never twice to the same, as in `x * x`."""
+        """Returns True if the search may continue at an op. It visits no op twice, as in `x *
+        x`."""
         if len(user.results) != 1 or user.block != self.block:
             return False
         result = user.results[0]

@@ -287,8 +287,8 @@ class LocalBody:
         return self._moved.get(value)
 
     def note_moved(self, value: ir.Value, dim: int, axes: Axes, moved: Moved) -> None:
-        """Records the pieces that a value was put together from. `run` erases the value if it stays
-        unused."""
+        """Records the pieces that a value was put together from. `Localizer.run` erases it if it
+        stays unused."""
         self._moved[value] = dim, axes, moved
 
     def localize(self, value: ir.Value) -> None:

@@ -1,20 +1,20 @@
-"""Ops that know sizes or places of elements, on one device's part.
+"""Rewrites ops whose attributes have sizes or indices, on one device's part.
 
-Each rule gets an op with local operands and results and makes it compute the device's part of
-them. All other ops change their types alone.
+Each rule gets an op with local operands and results and makes it compute the device's part of the
+results. All other ops only change their types.
 
-What a part holds beyond the end of a dimension that does not divide evenly is undefined. Ops that
-mix elements along it put there what leaves the others alone: reduces their initial value,
-contractions zeros, scatters an index that is in nobody's part.
+Elements of a part beyond the end of a dimension that does not divide evenly are undefined. Ops that
+mix elements along it overwrite them with neutral ones: reduces with their initial value,
+contractions with zeros, scatters with an index that is in no part.
 
-Of gathers, scatters and updates the indexed dimension may be divided. The indices are global, and
-the same on every device along the axes that divide it. Each device serves those that fall into its
-part:
+The indexed dimension of gathers, scatters and updates may be divided. The indices are global, and
+the same on every device along the axes that divide it. Each device handles the indices that fall
+into its part:
 
-    gather                  clamp as on the whole, shift, gather, and put the identity of the
-                            following sum where the index is another device's
-    scatter                 shift; indices outside of the part are dropped by scatter itself
-    dynamic_update_slice    write the rows of the update that are in the part, or what is there
+    gather                  clamp as for the whole, shift, and gather; if the index is another
+                            device's, write the identity of the following sum
+    scatter                 shift; scatter itself drops indices outside of the part
+    dynamic_update_slice    write the rows of the update that are in the part, keep the others
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ from stablehlo_tools.transforms.parts.partition.moving import within
 from stablehlo_tools.transforms.parts.partition.needs import REDUCE_WINDOW, SELECT_AND_SCATTER
 from stablehlo_tools.transforms.parts.partition.op_rules import starts_known
 
-# Up to where floats of a type are all whole numbers, where that may be within a dimension.
+# The largest integer up to which a type represents all integers, for types with few mantissa bits.
 _EXACT = {"f16": 1 << 11, "bf16": 1 << 8, "f32": 1 << 24, "complex<f32>": 1 << 24}
-_INDEX_BITS = 32  # at least so many, that any place in a dimension can be told
+_INDEX_BITS = 32  # enough bits for any index of a dimension
 
 
 def _gather(local: LocalBody, op: ir.Operation) -> None:
@@ -127,7 +127,7 @@ def _scatter(local: LocalBody, op: ir.Operation) -> None:
         op.operands[1] = _shifted(build, wide, shifts, numbers.index_vector)
         if "indices_are_sorted" in op.attributes:
             op.attributes["indices_are_sorted"] = ir.BoolAttr.get(False, op.context)
-    # The axes over which Shardy's all_reduce sums a scatter's result.
+    # An all_reduce sums the result over these axes, so only one device may keep the operand.
     summed = summed_axes(op.results[0])
     if summed:
         op.operands[0] = _on_leader(local, build, op, summed)
@@ -136,8 +136,8 @@ def _scatter(local: LocalBody, op: ir.Operation) -> None:
 def _dynamic_update_slice(local: LocalBody, op: ir.Operation) -> None:
     """Updates the device's part of the operand with a whole update, or a known part of one.
 
-    Of what the part has from the nearest place to the start on, as much as the update is long, the
-    elements within the update are overwritten.
+    The rule reads the rows of the part nearest to the start, as many as the update has. It
+    overwrites those that are within the update.
     """
     if starts_known(op, [local.whole_shape(value) for value in op.operands]):
         moved_ops.known_update(local, op)
@@ -175,8 +175,11 @@ def _dynamic_update_slice(local: LocalBody, op: ir.Operation) -> None:
 def _rows_within(
     build: Builder, shift: ir.Value, size: int, where: tuple[Sequence[int], int]
 ) -> ir.Value:
-    """A mask of the rows that, `shift` further on, are among the first `size`: in the shape of
-    `where`, along its dimension; of one row a scalar."""
+    """Returns a mask of the rows whose index plus `shift` is within the first `size` rows.
+
+    It has the shape in `where`, and varies along the dimension in `where`. For one row it
+    broadcasts a scalar.
+    """
     shape, dim = where
     element = element_of(shift)
     rows = shift
@@ -193,7 +196,8 @@ def _rows_within(
 def _shifted_rows(
     build: Builder, update: ir.Value, taken: Sequence[int], shifts: dict[int, ir.Value]
 ) -> ir.Value:
-    """As many rows of an update as `taken`, from `shifts` on; any others where it has none."""
+    """Returns the rows of an update from `shifts` on, in the shape `taken`. Rows outside of the
+    update are arbitrary."""
     zero = build.splat(0, [], element_of(next(iter(shifts.values()))))
     starts = [zero] * len(taken)
     edges = [0] * len(taken)
@@ -209,7 +213,7 @@ def _shifted_rows(
 
 
 def _wide(build: Builder, indices: ir.Value) -> ir.Value:
-    """Indices in a type that can tell every place of a dimension."""
+    """Converts indices to a type that can hold any index of a dimension."""
     element = element_of(indices)
     if isinstance(element, ir.IntegerType) and element.width < _INDEX_BITS:
         return build.convert(indices, ir.IntegerType.get_signless(_INDEX_BITS, build.context))
@@ -217,7 +221,8 @@ def _wide(build: Builder, indices: ir.Value) -> ir.Value:
 
 
 def _signed(build: Builder, start: ir.Value, last: int) -> ir.Value:
-    """A start of which other starts may be taken, clamped to `last` where its type has no sign."""
+    """Converts a start to a signed type, so that other starts can be subtracted. An unsigned start
+    is clamped to `last` first."""
     start = _wide(build, start)
     element = ir.IntegerType(element_of(start))
     if not element.is_unsigned:
@@ -228,7 +233,7 @@ def _signed(build: Builder, start: ir.Value, last: int) -> ir.Value:
 
 
 def _along(build: Builder, indices: ir.Value, numbers: list[int], vector_dim: int) -> ir.Value:
-    """A number for each component of index vectors, in the shape of the indices."""
+    """Returns one number for each component of index vectors, in the shape of the indices."""
     shape, element = shape_of(indices), element_of(indices)
     if len(set(numbers)) == 1:
         return build.splat(numbers[0], shape, element)
@@ -238,7 +243,7 @@ def _along(build: Builder, indices: ir.Value, numbers: list[int], vector_dim: in
 def _shifted(
     build: Builder, indices: ir.Value, starts: list[ir.Value | None], vector_dim: int
 ) -> ir.Value:
-    """Indices less the start of the device's part, for the components that have one."""
+    """Subtracts the start of the device's part from the components of indices that have one."""
     shape, element = shape_of(indices), element_of(indices)
     if len(starts) == 1 and starts[0] is not None:
         start = build.broadcast(build.convert(starts[0], element), shape, [])
@@ -253,7 +258,8 @@ def _shifted(
 
 
 def _inside(build: Builder, indices: ir.Value, limits: list[int], vector_dim: int) -> ir.Value:
-    """Whether each index vector falls into the device's part; without the vector's dimension."""
+    """Returns a mask of the index vectors that fall into the device's part, without the vectors'
+    dimension."""
     shape = shape_of(indices)
     low = build.compare("GE", indices, build.splat_like(0, indices))
     high = build.compare("LE", indices, _along(build, indices, limits, vector_dim))
@@ -267,7 +273,8 @@ def _inside(build: Builder, indices: ir.Value, limits: list[int], vector_dim: in
 
 
 def _on_leader(local: LocalBody, build: Builder, op: ir.Operation, summed: Axes) -> ir.Value:
-    """A scatter's operand on the first device along the axes, and an identity on the others."""
+    """Returns a scatter's operand on the first device along the axes, and the identity on the
+    others."""
     operand = op.operands[0]
     reducer = reducer_kind(Combining(op).combiner)
     assert reducer is not None, "Shardy sums no scatter of another kind"
@@ -282,7 +289,8 @@ def _on_leader(local: LocalBody, build: Builder, op: ir.Operation, summed: Axes)
 
 
 def constant(local: LocalBody, op: ir.Operation) -> None:
-    """A splat in the local shape; of any other constant, the device's part."""
+    """Replaces a splat by one in the local shape, and any other constant by the device's slice of
+    it."""
     old = op.results[0]
     dims = local.shardings.of(old)
     point = ir.InsertionPoint(op)
@@ -296,7 +304,7 @@ def constant(local: LocalBody, op: ir.Operation) -> None:
 
 
 def _iota(local: LocalBody, op: ir.Operation) -> None:
-    """Counts from where the device's part starts."""
+    """Adds the start of the device's part to an iota."""
     result = op.results[0]
     dim = ir.IntegerAttr(op.attributes["iota_dimension"]).value
     axes = local.divided(result)[dim]
@@ -319,22 +327,22 @@ def _iota(local: LocalBody, op: ir.Operation) -> None:
 
 
 def _dynamic_slice(local: LocalBody, op: ir.Operation) -> None:
-    """Whole along what is divided, where every start is clamped to 0."""
+    """Keeps divided dimensions whole. There every start is clamped to 0."""
     result = op.results[0]
     op.attributes["slice_sizes"] = ir.DenseI64ArrayAttr.get(shape_of(result), op.context)
 
 
-_Padding = list[tuple[int, Axes, int]]  # dimensions, what divides them and their global sizes
+_Padding = list[tuple[int, Axes, int]]  # dimensions, the axes that divide them, global sizes
 
 
 def _padding(local: LocalBody, value: ir.Value, dims: Iterable[int]) -> _Padding:
-    """Those of the dimensions of which some devices hold padding."""
+    """Returns those of the dimensions along which some devices hold padding."""
     divided, whole = local.divided(value), local.whole_shape(value)
     return [(d, divided[d], whole[d]) for d in dims if whole[d] % local.size(divided[d])]
 
 
 def _valid(local: LocalBody, build: Builder, shape: Sequence[int], padding: _Padding) -> ir.Value:
-    """A mask in a shape of what is no padding."""
+    """Returns a mask in a shape that is True outside of the padding."""
     masks: list[ir.Value] = []
     for dim, axes, size in padding:
         blocks = Parts.blocks(size, local.size(axes))
@@ -354,7 +362,7 @@ def _mask(
     dims: Iterable[int],
     filling: ir.Value | None = None,
 ) -> None:
-    """Puts a scalar, or zeros, in the place of an operand's padding along dimensions."""
+    """Overwrites the padding of an operand along dimensions with a scalar (default: zeros)."""
     value = op.operands[number]
     padding = _padding(local, value, dims)
     if not padding:
@@ -370,7 +378,7 @@ def _mask(
 def _out_of_reach(
     local: LocalBody, build: Builder, indices: ir.Value, padding: _Padding
 ) -> ir.Value:
-    """Indices that point to no element where they are padding."""
+    """Replaces the indices in the padding by an index that is out of bounds."""
     indices = _wide(build, indices)
     element, shape = ir.IntegerType(element_of(indices)), shape_of(indices)
     nowhere = (1 << 31) - 1 if element.is_unsigned else -1
@@ -380,14 +388,15 @@ def _out_of_reach(
 
 
 def _dot_general(local: LocalBody, op: ir.Operation) -> None:
-    """Sums of what is no padding."""
+    """Overwrites padding along the contracting dimensions with zeros."""
     numbers = dot_numbers(op)
     for number, dims in enumerate((numbers.lhs_contracting, numbers.rhs_contracting)):
         _mask(local, op, number, dims)
 
 
 def _convolution(local: LocalBody, op: ir.Operation) -> None:
-    """Sums of what is no padding, over all that the windows look at."""
+    """Overwrites padding along the summed dimensions with zeros, and exchanges the windows'
+    borders."""
     numbers = conv_numbers(op)
     _mask(local, op, 0, [numbers.input_feature])
     _mask(local, op, 1, [numbers.kernel_input_feature, *numbers.kernel_spatial])
@@ -395,7 +404,8 @@ def _convolution(local: LocalBody, op: ir.Operation) -> None:
 
 
 def _reduce(local: LocalBody, op: ir.Operation) -> None:
-    """Partial results; where no all_reduce follows, gathered and reduced once more."""
+    """Reduces a part. If no all_reduce follows, it gathers the partial results and reduces once
+    more."""
     divided = local.divided(op.operands[0])
     for number in range(len(op.results)):
         start = op.operands[len(op.results) + number]
@@ -416,7 +426,7 @@ def _reduce(local: LocalBody, op: ir.Operation) -> None:
     again.attributes["dimensions"] = ir.DenseI64ArrayAttr.get([0], op.context)
 
 
-# The ops that know sizes or places; of all others the types alone are changed.
+# The rules for ops whose attributes have sizes or indices. All other ops only change their types.
 REWRITERS: dict[str, Callable[[LocalBody, ir.Operation], None]] = {
     IOTA: _iota,
     SLICE: moved_ops.slice_,

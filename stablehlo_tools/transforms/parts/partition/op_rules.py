@@ -1,19 +1,20 @@
-"""Along which dimensions an op can run on parts, where Shardy's sharding rules do not say it right.
+"""Sharding rules: the dimensions along which an op can run on parts, if Shardy's rules are not
+exact.
 
-`widen_rules` writes better rules on ops that can run on parts although Shardy's say otherwise:
+`widen_rules` writes better rules on ops that can run on parts, although Shardy's rules exclude it:
 
 slice, pad, concatenate,   along every dimension: each device gets the elements that it lacks from
-reverse, windows           those that have them (`needs`)
-convolution                along spatial dimensions alike; where the kernel is longer than the
-                           result, as of a kernel's gradient, each device sums a part of it
-dynamic_update_slice       along a dimension of which it writes some rows: each device looks which
-                           rows are in its part
-custom_call                along the batch dimensions that jax says it has (`num_batch_dims`), and
-                           along all where it only says in which memory a value lies
+reverse, windows           the devices that have them (`needs`)
+convolution                along spatial dimensions, too; if the kernel is longer than the result
+                           (the gradient of a kernel), each device sums a part of the result
+dynamic_update_slice       along a dimension of which it writes some rows: each device writes the
+                           rows in its part
+custom_call                along the batch dimensions that jax states (`num_batch_dims`), and along
+                           all if it only states the memory space of a value
 
-`undividable` lists the dimensions that must be whole on every device although a rule lets them be
-divided. Some ops (`is_whole_op`) have no rule that can be trusted. `fitting` says how many parts of
-those that a rule allows an op can take, `halo_bytes` what it sends for them.
+`undividable` lists the dimensions that must be whole on every device although a rule divides them.
+Some ops (`is_whole_op`) have no rule that is correct. `fitting` returns how many parts an op can
+have of those that a rule allows; `halo_bytes` returns the bytes that it sends for them.
 """
 
 from __future__ import annotations
@@ -71,8 +72,8 @@ from stablehlo_tools.transforms.parts.partition.needs import (
 # A dimension of a tensor: the tensor's number, operands first and then results, and the dimension.
 TensorDim = tuple[int, int]
 
-# Ops whose result depends on more than its operands' elements at the same place, whatever a rule
-# says: every device has to make all of it.
+# Ops whose results depend on all elements of their operands, even if a rule divides them. Every
+# device has to compute all of the result.
 _WHOLE_OPS = full_names(
     "rng_bit_generator batch_norm_training batch_norm_grad batch_norm_inference"
 )
@@ -81,7 +82,7 @@ _BATCHED_TARGETS = frozenset({"mhlo.topk", "mhlo.erf", "mhlo.erf_inv", "mhlo.tan
 
 
 def is_whole_op(op: ir.Operation) -> bool:
-    """Whether an op must run on whole tensors."""
+    """Returns True if an op must run on whole tensors."""
     if op.name == CUSTOM_CALL:
         target = ir.StringAttr(op.attributes["call_target_name"]).value
         return target not in _BATCHED_TARGETS and not call_batch_dims(op)
@@ -89,18 +90,19 @@ def is_whole_op(op: ir.Operation) -> bool:
 
 
 def shapes_of(op: ir.Operation) -> list[list[int]]:
-    """The shapes of an op's operands, then of its results."""
+    """Returns the shapes of an op's operands, then of its results."""
     return [shape_of(value) for value in (*op.operands, *op.results)]
 
 
 def undividable(op: ir.Operation) -> set[TensorDim]:
-    """The dimensions that must be whole, beyond what the op's rule says."""
+    """Returns the dimensions that must be whole, beyond those of the op's rule."""
     find = _FINDERS.get(op.name)
     return set(find(op)) if find else set()
 
 
 def _moved_along(op: ir.Operation) -> list[int]:
-    """The dimensions of the first operand along which elements go elsewhere, or into windows."""
+    """Returns the dimensions of the first operand along which elements are moved, indexed or
+    windowed."""
     relation = dimensions_of(op)
     assert relation is not None, "these ops have static shapes here (P2)"
     by_place = (FactorRole.MOVED, FactorRole.INDEXED, FactorRole.WINDOWED)
@@ -109,7 +111,7 @@ def _moved_along(op: ir.Operation) -> list[int]:
 
 
 def _of_all_tensors(op: ir.Operation, dims: Iterable[int]) -> Iterable[TensorDim]:
-    """The same dimensions of every tensor of an op that has them."""
+    """Yields these dimensions for every tensor of an op that has them."""
     listed = list(dims)
     for number, value in enumerate((*op.operands, *op.results)):
         yield from ((number, dim) for dim in listed if dim < rank_of(value))
@@ -121,14 +123,15 @@ def _dynamic_slice(op: ir.Operation) -> Iterable[TensorDim]:
 
 
 def _dynamic_update(op: ir.Operation) -> Iterable[TensorDim]:
-    """The update must be whole where it is shorter, unless it is known where it goes."""
+    """The dimensions along which the update is shorter than the operand; none if all of its starts
+    there are known."""
     shapes = shapes_of(op)
     known = starts_known(op, shapes)
     yield from ((1, dim) for dim in differing(shapes) if not known)
 
 
 def _window(op: ir.Operation) -> Iterable[TensorDim]:
-    """The dimensions of which each window may see all, as those of a prefix sum do."""
+    """The dimensions along which each window may read all elements, as in a prefix sum."""
     shapes = shapes_of(op)
     every = [(dim, reduced_window(op, dim, shapes)) for dim in _moved_along(op)]
     long = [dim for dim, window in every if window.size >= shapes[0][dim] or not window.places]
@@ -136,40 +139,45 @@ def _window(op: ir.Operation) -> Iterable[TensorDim]:
 
 
 def _select_and_scatter(op: ir.Operation) -> Iterable[TensorDim]:
-    """The dimensions past whose edges a window may reach, where nothing is to be selected."""
+    """The dimensions along which a window may reach over the edge, where it must not select an
+    element."""
     return _of_all_tensors(op, (dim for dim in _moved_along(op) if not _stays_inside(op, dim)))
 
 
 def _stays_inside(op: ir.Operation, dim: int) -> bool:
-    """Whether all windows of a select_and_scatter that adds up are within its operand."""
+    """Returns True if a select_and_scatter adds, and its windows along a dimension are all within
+    its operand."""
     window = reduced_window(op, dim, shapes_of(op))
     adds = reducer_kind(op.regions[1].blocks[0]) == "add"
     return adds and not (window.low or window.high) and window.places > 0
 
 
 def _convolution(op: ir.Operation) -> Iterable[TensorDim]:
-    """Of kernel and result the shorter along each spatial dimension."""
+    """The shorter of kernel and result along each spatial dimension."""
     numbers = conv_numbers(op)
     for kernel, result in zip(numbers.kernel_spatial, numbers.output_spatial, strict=True):
         yield (2, result) if _sums_over_space(op, kernel, result) else (1, kernel)
 
 
 def _sums_over_space(conv: ir.Operation, kernel: int, result: int) -> bool:
-    """Whether the kernel is longer than the result along a spatial dimension: each place of the
-    result is a sum over all of the image, which devices make parts of."""
+    """Returns True if the kernel is longer than the result along a spatial dimension. Each element
+    of the result is then a sum over all of the image, of which each device computes a part."""
     return shape_of(conv.operands[1])[kernel] > shape_of(conv.results[0])[result]
 
 
 def _reduce(op: ir.Operation) -> Iterable[TensorDim]:
-    """The reduced dimensions, where parts of them cannot be combined."""
+    """The reduced dimensions, if partial results cannot be combined."""
     if combines_by(op) is None:
         for dim in integers(op, "dimensions"):
             yield from ((number, dim) for number in range(len(op.operands) // 2))
 
 
 def combines_by(reduce: ir.Operation) -> Literal["all_reduce", "all_gather"] | None:
-    """What makes the whole of a reduce's partial results: an all_reduce with the same reducer, or
-    for several values at once (an argmax) an all_gather and the reduce once more."""
+    """Returns the collective that completes a reduce's partial results; None if there is none.
+
+    It is an all_reduce with the same reducer. For several values at once (an argmax), it is an
+    all_gather, followed by the same reduce.
+    """
     reducer = reducer_kind(Combining(reduce).combiner) if len(reduce.results) == 1 else None
     if reducer is not None and is_identity_of(reducer, reduce.operands[1]):
         return "all_reduce"
@@ -179,7 +187,8 @@ def combines_by(reduce: ir.Operation) -> Literal["all_reduce", "all_gather"] | N
 
 
 def _gather(op: ir.Operation) -> Iterable[TensorDim]:
-    """Dimensions that are cut: in the result, and in the operand unless indexed by element."""
+    """The dimensions of the result and of the operand that are sliced, unless the operand's are
+    indexed by element."""
     numbers = gather_numbers(op)
     sizes = integers(op, "slice_sizes")
     shape = ir.RankedTensorType(op.operands[0].type).shape
@@ -194,7 +203,8 @@ def _gather(op: ir.Operation) -> Iterable[TensorDim]:
 
 
 def _scatter(op: ir.Operation) -> Iterable[TensorDim]:
-    """Window dimensions that are written in part; all of a scatter into several tensors."""
+    """The window dimensions that are written in part; for a scatter into several tensors, all
+    dimensions."""
     if len(op.results) > 1:
         # Every dimension of every tensor.
         for number, value in enumerate((*op.operands, *op.results)):
@@ -209,7 +219,7 @@ def _scatter(op: ir.Operation) -> Iterable[TensorDim]:
             yield from ((0, dim), (2, update_dim), (3, dim))
     reducer = reducer_kind(Combining(op).combiner)
     if reducer is None or identity_of(reducer, element_of(op.operands[0])) is None:
-        # Along these, several updates may meet in one element.
+        # Several updates along these dimensions may write the same element.
         indexed = numbers.index_dims(rank_of(op.operands[1]))
         for dim, source in zip(numbers.batch_dims(len(update)), indexed, strict=True):
             if source not in numbers.indices_batching:
@@ -220,17 +230,19 @@ def _scatter(op: ir.Operation) -> Iterable[TensorDim]:
 
 
 def differing(shapes: Shapes) -> list[int]:
-    """The dimensions along which a dynamic_update_slice writes some of the rows."""
+    """Returns the dimensions along which a dynamic_update_slice writes some of the rows."""
     return [dim for dim, (all_, some) in enumerate(zip(*shapes[:2], strict=True)) if all_ != some]
 
 
 def starts_known(update: ir.Operation, shapes: Shapes) -> bool:
-    """Whether it is known where a dynamic_update_slice writes, along all that it writes some of."""
+    """Returns True if a dynamic_update_slice has known starts along all dimensions of which it
+    writes some rows."""
     return all(known_start(update, dim, 0) is not None for dim in differing(shapes))
 
 
 def _broadcast(op: ir.Operation) -> Iterable[TensorDim]:
-    """Dimensions of one element that are spread: of parts, all but one hold nothing."""
+    """The dimensions of size 1 that are broadcast to a larger size: divided, all parts but one are
+    empty."""
     result = shape_of(op.results[0])
     places = integers(op, "broadcast_dimensions")
     for dim, (size, place) in enumerate(zip(shape_of(op.operands[0]), places, strict=True)):
@@ -257,10 +269,11 @@ MOVING = _ALONG | {CONVOLUTION, DYNAMIC_UPDATE_SLICE, SELECT_AND_SCATTER}
 
 
 def halo_bytes(op: ir.Operation, divided: Dims, axes: MeshAxes) -> float:
-    """The bytes that a device sends at most, so that an op can run with its first operand divided
-    like this; 0 for an op to which each device's own elements are enough.
+    """Returns the most bytes that a device sends so that an op can run with its first operand
+    divided as given.
 
-    Ops of one value each may send less in a row, where the second sees through the first.
+    Returns 0 if each device needs its own elements only. Several such ops in a row may send less,
+    because the second can read the sources of the first.
     """
     shapes = shapes_of(op)
     total = 0.0
@@ -274,7 +287,7 @@ def halo_bytes(op: ir.Operation, divided: Dims, axes: MeshAxes) -> float:
 
 
 def element_bytes(value: ir.Value) -> float:
-    """The bytes of an element; of one whose width is not known, as of a complex number, 8."""
+    """Returns the bytes of an element; 8 if its width is unknown, as that of a complex number."""
     element = element_of(value)
     return element.width / 8 if isinstance(element, ir.IntegerType | ir.FloatType) else 8
 
@@ -282,11 +295,11 @@ def element_bytes(value: ir.Value) -> float:
 def fitting(
     op: ir.Operation, rule: ShardingRule, chosen: dict[int, Axes], axes: MeshAxes
 ) -> tuple[dict[int, Axes], set[int]]:
-    """Which of the axes on an op's factors it can have, and the factors that it cannot have
-    divided, since more would be sent than if all devices got all of them.
+    """Returns the axes on an op's factors that it can have, and the factors that must be whole.
 
-    A dimension that does not divide evenly is padded, where it has no other factors and the op
-    computes nothing of which padding could be asked (a custom call).
+    A factor must be whole if halo exchanges send more than an all_gather would. A dimension that
+    does not divide evenly is padded if it has no other factors and the op is no custom call, whose
+    results could depend on the padding.
     """
     divided = {factor for factor, over in chosen.items() if over}
     if not divided:
@@ -315,14 +328,14 @@ def fitting(
 
 
 def sums_over_space(module: ir.Module) -> bool:
-    """Whether a module has convolutions of which Shardy must know the better rule before it
-    divides values."""
+    """Returns True if a module has convolutions whose better rules Shardy needs before
+    propagation."""
     convolutions = ops_named(module.operation, {CONVOLUTION})
     return any(tensor == 2 for op in convolutions for tensor, _ in _convolution(op))
 
 
 def widen_rules(module: ir.Module) -> None:
-    """Writes better rules on the ops of a module whose rules Shardy has written."""
+    """Writes better rules on ops, after Shardy has written its own."""
 
     def visit(op: ir.Operation) -> ir.WalkResult:
         rule: ShardingRule | None = None
@@ -335,7 +348,7 @@ def widen_rules(module: ir.Module) -> None:
         elif op.name == CONVOLUTION:
             rule = _convolved(op)
         elif op.name in _ALONG:
-            known = rule_of(op)  # of which no dimension needs to be whole
+            known = rule_of(op)  # its dimensions need not be whole
             rule = replace(known, whole=frozenset()) if known and known.whole else None
         if rule is not None:
             op.attributes[RULE] = rule_attribute(rule, op.context)
@@ -345,8 +358,11 @@ def widen_rules(module: ir.Module) -> None:
 
 
 def _update(op: ir.Operation) -> ShardingRule | None:
-    """The dimensions of which an update is shorter are its own, and whole, unless it is known where
-    it goes."""
+    """Returns the rule of a dynamic_update_slice; None if it updates all rows.
+
+    Dimensions along which the update is shorter become factors of its own, which must be whole,
+    unless the starts are known.
+    """
     whole, update = shape_of(op.operands[0]), shape_of(op.operands[1])
     if whole == update:
         return None
@@ -367,7 +383,7 @@ def _update(op: ir.Operation) -> ShardingRule | None:
 
 
 def _convolved(op: ir.Operation) -> ShardingRule | None:
-    """A convolution whose spatial dimensions are divided."""
+    """Returns the rule of a convolution whose spatial dimensions can be divided."""
     rule = rule_of(op)
     if rule is None:
         return None
@@ -391,7 +407,7 @@ def _convolved(op: ir.Operation) -> ShardingRule | None:
 
 
 def _pooled(op: ir.Operation) -> ShardingRule | None:
-    """A select_and_scatter, whose source has an element for each window."""
+    """Returns the rule of a select_and_scatter, whose source has an element for each window."""
     rule = rule_of(op)
     if rule is None:
         return None
@@ -411,7 +427,7 @@ def _pooled(op: ir.Operation) -> ShardingRule | None:
 
 
 def _renumbered(rule: ShardingRule) -> ShardingRule:
-    """A rule without the factors that no tensor has."""
+    """Returns a rule without the factors that no tensor has."""
     used = sorted({f for t in range(len(rule.tensors)) for f in rule.factors_of(t)})
     number = {factor: new for new, factor in enumerate(used)}
     return ShardingRule(

@@ -1,9 +1,9 @@
-"""Ops said in forms that a partitioner divides, by local rewrites before it decides anything.
+"""Rewrites ops locally to forms that a partitioner can divide, before it makes any decision.
 
 chlo.scan by a reducer (jnp.cumsum)                   ==>  reduce_window over all rows so far
 scatter at constant indices (x.at[1:-1].add(u))       ==>  dynamic_update_slice
-reshape of a broadcast of a dimension of 1 (jnp.pad)  ==>  concatenate of as many copies
-reduce from another number than the identity          ==>  reduce from it, and the number added
+reshape of a broadcast of a dimension of 1 (jnp.pad)  ==>  concatenate of the copies
+reduce from another number than the identity          ==>  reduce from it, then add the number
 scatter of windows of one indexed row                 ==>  scatter of rows, by fewer indices
 gather of c[arange(64)[:, None], p]                   ==>  gather with batching dimensions
 """
@@ -49,14 +49,14 @@ from stablehlo_tools.ir.walk import callee_name, functions_by_name, ops_named
 from stablehlo_tools.transforms.parts.partition.needs import REDUCE_WINDOW
 
 _SCAN = "chlo.scan"
-_MOST_COPIES = 8  # of an edge: a wider one is spread by a broadcast
+_MOST_COPIES = 8  # of an edge; a wider one stays a broadcast
 
 
 def scans_as_windows(module: ir.Module) -> None:
     """Rewrites prefix sums by a reducer as windows; other scans stay composites, to be inlined.
 
-    jax writes `jnp.cumsum` as a composite. Its decomposition is a loop over the rows, one at a
-    time, that no compiler takes for a prefix sum again; a window they do.
+    jax writes `jnp.cumsum` as a composite. Its decomposition is a loop over single rows, which no
+    compiler recognizes as a prefix sum. Compilers recognize the window.
 
         %1:2 = stablehlo.composite "chlo.scan" %x, %zeros ({add}) {dimension = 0}
     ==>
@@ -78,9 +78,9 @@ def scans_as_windows(module: ir.Module) -> None:
 
 
 def _window_of_scan(composite: ir.Operation) -> ir.Value | None:
-    """Returns the window that is a scan of one tensor by a reducer, from its identity on.
+    """Writes the window for a scan of one tensor by a reducer that starts from its identity.
 
-    None for any other composite, and for a scan whose last row is used.
+    Returns None for any other composite, and for a scan whose last row is used.
     """
     if ir.StringAttr(composite.attributes["name"]).value != _SCAN:
         return None
@@ -113,7 +113,8 @@ def _window_of_scan(composite: ir.Operation) -> ir.Value | None:
 
 
 def _scan_reducer(composite: ir.Operation) -> str | None:
-    """The op that combines a row with what came before it, which is both kept and handed on."""
+    """Returns the reducer by which a scan combines a row with its carry; None if the body has other
+    ops, or yields other values than the combined row twice."""
     if len(composite.regions) != 1 or not composite.regions[0].blocks:
         return None
     block = composite.regions[0].blocks[0]
@@ -128,9 +129,9 @@ def _scan_reducer(composite: ir.Operation) -> str | None:
 
 
 def plain_moves(module: ir.Module) -> None:
-    """Rewrites ops that only move elements to places known beforehand, in place.
+    """Rewrites ops that only move elements to constant places, in place.
 
-    A partitioner sees which elements go where, and sends those alone.
+    A partitioner then sees the destination of each element, and sends only those that move.
     """
     _UPDATES.apply(module.operation)
     for op in ops_named(module.operation, {RESHAPE}):
@@ -140,7 +141,7 @@ def plain_moves(module: ir.Module) -> None:
 _UPDATES = Patterns()
 
 
-# scatter(x, constants, u) of one window within x, that overwrites or combines by one op
+# scatter(x, constants, u) of one window within x, which overwrites or combines by one op
 #   -> dynamic_update_slice(x, u, constants), dynamic_update_slice(x, slice(x) + u, constants)
 @_UPDATES.on(SCATTER)
 def _write_update(op: ir.Operation, build: Builder) -> ir.Value | None:
@@ -159,7 +160,7 @@ def _write_update(op: ir.Operation, build: Builder) -> ir.Value | None:
         starts[dim] = int(start)
     ends = [start + size for start, size in zip(starts, sizes, strict=True)]
     if min(starts, default=0) < 0 or any(end > n for end, n in zip(ends, whole, strict=True)):
-        return None  # which a scatter drops
+        return None  # a scatter drops such a window, an update would clamp it
     block = Combining(op).combiner
     only = [inner.operation for inner in block.operations]
     overwrites = len(only) == 1 and list(only[0].operands) == [block.arguments[1]]
@@ -174,7 +175,8 @@ def _write_update(op: ir.Operation, build: Builder) -> ir.Value | None:
 
 
 def _as_copies(op: ir.Operation) -> None:
-    """A reshape that joins a new dimension of copies to a dimension of 1 next to it."""
+    """Rewrites a reshape that merges a broadcast dimension with a neighbouring dimension of
+    size 1."""
     spread = producer(op.operands[0])
     if spread is None or spread.name != BROADCAST:
         return
@@ -199,7 +201,8 @@ def _as_copies(op: ir.Operation) -> None:
 
 
 def reduce_from_identities(module: ir.Module) -> None:
-    """Starts reduces and windows, whose initial values may count once only, from the identity.
+    """Starts reduces and windows from the identity, if their initial value must be counted only
+    once.
 
         %s = stablehlo.reduce(%x init: %five) applies stablehlo.add
     ==>
@@ -208,13 +211,13 @@ def reduce_from_identities(module: ir.Module) -> None:
 
     Devices can then reduce their parts. XLA would compute another reduce wrongly: its simplifier
     splits a reduce of a concatenation, which partitioning writes, and counts the initial value in
-    each piece. Around windows XLA:CPU puts nothing, where partitioning pads with it.
+    each piece. XLA:CPU does not pad around windows, but partitioning pads with the initial value.
     """
     for op in ops_named(module.operation, {REDUCE, REDUCE_WINDOW}):
         kinds = reducer_kinds(Combining(op).combiner)
         if kinds is None or static_shapes(op.results) is None:
             continue
-        # Initial values that may count any number of times stay.
+        # Keep initial values that may be counted any number of times.
         if IDEMPOTENT.issuperset(kinds) if op.name == REDUCE_WINDOW else starts_idempotent(op):
             continue
         for position, (result, kind) in enumerate(zip(op.results, kinds, strict=True), len(kinds)):
@@ -232,17 +235,17 @@ def reduce_from_identities(module: ir.Module) -> None:
 
 
 def insert_indexed_dims(module: ir.Module) -> None:
-    """Inserts indexed dimensions of scatters, in place; those whose windows reach over more than
-    one and less than all of an indexed dimension stay.
+    """Inserts indexed dimensions of scatters, in place. A scatter stays if a window has more than
+    one and less than all elements of an indexed dimension.
 
         scatter of windows [1, 1024] into [V, 1024], by two indices (jax.vmap of an embedding)
     ==>
-        scatter of windows [1024], its first dimension inserted, by the first index; where the
-        second is not 0 the first becomes -1
+        scatter of windows [1024], its first dimension inserted, by the first index; if the second
+        is not 0, the first becomes -1
 
     XLA:TPU runs a scatter whose windows have an indexed dimension row by row, in a loop of five
-    kernels (with libtpu 0.0.51, whatever the type, the reducer and the number of indices); and an
-    inserted dimension can be divided where one of the windows cannot.
+    kernels (with libtpu 0.0.51, for any type, reducer and number of indices). An inserted dimension
+    can also be divided if one of the windows cannot.
     """
     for op in ops_named(module.operation, {SCATTER}):
         _insert(op)
@@ -252,7 +255,7 @@ def _insert(op: ir.Operation) -> None:
     numbers, count = scatter_numbers(op), len(op.results)
     whole, update = shape_of(op.operands[0]), shape_of(op.operands[count + 1])
     windows = numbers.window_dims(len(whole))
-    # Of the operand's dimensions in the updates.
+    # Maps window dimensions of the operand to dimensions of the updates.
     places = dict(zip(windows, numbers.update_window_dims, strict=True))
     indexed = [dim for dim in numbers.index_map if dim in places]
     ones = [dim for dim in indexed if update[places[dim]] == 1]
@@ -262,7 +265,7 @@ def _insert(op: ir.Operation) -> None:
     if not indexed or len(ones) + len(full) < len(indexed) or (full and not is_signed):
         return
     if len(full) == len(numbers.index_map):
-        return  # nothing else would say that a window is out of bounds
+        return  # no component is left that could mark a window as out of bounds
     build = Builder(ir.InsertionPoint(op), op.location)
     kept = [dim for dim in numbers.index_map if dim not in full]
     if full:
@@ -289,7 +292,7 @@ def _insert(op: ir.Operation) -> None:
 
 
 def select_components(build: Builder, indices: ir.Value, dim: int, kept: Sequence[int]) -> ir.Value:
-    """These components of indices, whose dimension `dim` holds them."""
+    """Returns these components of indices; dimension `dim` holds the index vectors."""
     op = producer(indices)
     is_joined = op is not None and op.name == CONCATENATE and integer(op, "dimension") == dim
     if op is not None and is_joined and len(op.operands) == shape_of(indices)[dim]:
@@ -300,8 +303,8 @@ def select_components(build: Builder, indices: ir.Value, dim: int, kept: Sequenc
 
 
 def _only(build: Builder, indices: ir.Value, dim: int, kept: Sequence[int]) -> ir.Value:
-    """These components of indices; all -1, where no window is, for an index of which another
-    component is not 0."""
+    """Returns these components of indices. If another component of an index is not 0, all become
+    -1, which is out of bounds."""
     shape = shape_of(indices)
     taken = select_components(build, indices, dim, kept)
     starts: ir.Value | None = None
@@ -325,10 +328,10 @@ def batch_rows(module: ir.Module) -> None:
         gather(%c, %p) start_index_map = [1], operand_batching_dims = [0],
                        start_indices_batching_dims = [0]
 
-    Devices that have the same rows of operand and indices then need nothing from others. An iota
-    is in range, so that clamped starts and dropped updates stay as they are. If no component of
-    the index is left (c[arange(64)]), one of zeros takes the place: the start of a dimension that
-    is taken whole.
+    Devices that have the same rows of operand and indices then need no other elements. An iota is
+    in range, so that clamped starts and dropped updates do not change. If no component of the index
+    is left (c[arange(64)]), a component of zeros replaces it, for a dimension whose slices are
+    whole.
     """
     known = DeviceValues(module, ModuleFacts.of(module, []))
     rewrite_rows(module.operation, partial(_batched, known))
@@ -372,8 +375,8 @@ def _batched(known: DeviceValues, op: ir.Operation, rows: IndexedRows) -> Indexe
 def _iota_dim(
     known: DeviceValues, indices: ir.Value, dim: int, component: int, size: int
 ) -> int | None:
-    """Returns the dimension along which a component of indices, which are along `dim`, counts from
-    0 to `size` - 1; None for any other component."""
+    """Returns the dimension along which a component of indices counts from 0 to `size` - 1; None
+    for any other component. Index vectors are along `dim`."""
     op = producer(indices)
     if op is not None and op.name == "stablehlo.clamp":
         low, high = (known.of(op.operands[n]) for n in (0, 2))
@@ -399,7 +402,8 @@ def _iota_dim(
 
 
 def _along(numbers: Values, size: int) -> int | None:
-    """The dimension along which numbers, alike on all devices, count from 0 to `size` - 1."""
+    """Returns the dimension along which numbers, the same on all devices, count from 0 to `size` -
+    1."""
     shape = numbers.shape[1:]
     for dim, length in enumerate(shape):
         row = np.arange(size).reshape([size if d == dim else 1 for d in range(len(shape))])

@@ -1,7 +1,8 @@
-"""What partitioning asks of a module, and the form that it brings it into first.
+"""Checks the preconditions of partitioning, and brings a module into the form that it needs.
 
-One mesh under one name, no named computations (their shardings stay as constraints on the values
-that go in and come out), no constraints on scalars, nothing that Shardy's passes leave behind.
+That form has one mesh under one name. It has no named computations: their shardings become
+constraints on their operands and results. It has no constraints on scalars, and no ops or notes
+that Shardy's passes leave.
 """
 
 from __future__ import annotations
@@ -68,22 +69,23 @@ _WITH_SHARDINGS = (
 )
 _INLINED = re.compile(r"<\s*mesh<")
 _SYMBOL = re.compile(r'@("[^"]*"|[\w$.-]+)')
-# What Shardy notes about its own work.
+# Shardy's debug attributes.
 _DEBUG = frozenset({"sdy.propagation_edges", "sdy.sharding_origins"})
 _REDUCTIONS = {"sdy.all_reduce": "reduction_axes", "sdy.reduce_scatter": "reduce_scatter_axes"}
-_SUM = 0  # as Shardy's reductions say that they sum; the others are maximum and minimum
-# What moves parts between devices, and leaves the value as it is.
+_SUM = 0  # the reduction_op of a sum in Shardy's reductions; the others are maximum and minimum
+# Ops that move parts between devices, and do not change the value.
 _MOVES = ops_with(Trait.RESHARDING) - _REDUCTIONS.keys()
 
-# A module's copy whose ops have Shardy's sharding rules.
+# Returns a copy of a module whose ops have Shardy's sharding rules.
 WithRules = Callable[[ir.Module], ir.Module]
 
 
 def one_mesh(module: ir.Module, main: ir.Operation) -> ValueShardings | None:
-    """The shardings over the one mesh that the program's name, or its module where it shards
-    nothing; None where it runs on one device.
+    """Returns the shardings over the one mesh of the program; None if it runs on one device.
 
-    Raises a ToolError where `main`, and what it calls, use several that differ (P3).
+    The mesh is the one that the program's shardings name. If they name none, it is one of the
+    module. Raises a ToolError if `main`, and the functions it calls, use several different meshes
+    (P3).
     """
     all_meshes = {n: m for n, m in meshes_of(module).items() if m.size > 1}
     used = _named_meshes(module, main)
@@ -107,7 +109,8 @@ def one_mesh(module: ir.Module, main: ir.Operation) -> ValueShardings | None:
 
 
 def _named_meshes(module: ir.Module, main: ir.Operation) -> set[str]:
-    """The symbols that the shardings and replica groups name, of a function and all it calls."""
+    """Returns the symbols in the shardings and replica groups of a function and of all that it
+    calls."""
     functions = functions_by_name(module)
     texts: dict[ir.Attribute, None] = {}
     pending, seen = [main], {symbol_name(main)}
@@ -128,7 +131,7 @@ def _named_meshes(module: ir.Module, main: ir.Operation) -> set[str]:
 
 
 def stated_shardings(module: ir.Module) -> list[tuple[ir.Operation, str, ir.Attribute]]:
-    """The attributes with shardings of all ops of a module, with the op and the name."""
+    """Returns the attributes with shardings of all ops of a module, each with its op and name."""
     found: list[tuple[ir.Operation, str, ir.Attribute]] = []
 
     def visit(op: ir.Operation) -> ir.WalkResult:
@@ -143,13 +146,17 @@ def stated_shardings(module: ir.Module) -> list[tuple[ir.Operation, str, ir.Attr
 
 
 def has_inlined_meshes(module: ir.Module) -> bool:
-    """Whether a sharding holds its mesh itself instead of naming one of the module."""
+    """Returns True if a sharding contains its mesh instead of naming one of the module."""
     attributes = {attribute for _, _, attribute in stated_shardings(module)}
     return any(_INLINED.search(str(attribute)) for attribute in attributes)
 
 
 def _unify_meshes(module: ir.Module, shardings: ValueShardings) -> None:
-    """Lets every sharding name the one mesh; those over a mesh of no axes divide nothing."""
+    """Makes every sharding name the one mesh. A sharding over a mesh without axes then divides
+    nothing.
+
+    Raises a located ToolError for a value on a single device (P3).
+    """
     others = [
         symbol_name(op)
         for op in module.body.operations
@@ -175,7 +182,7 @@ def _unify_meshes(module: ir.Module, shardings: ValueShardings) -> None:
 
 
 def rename_meshes(module: ir.Module, other: ir.Module) -> None:
-    """Gives the meshes of a module names that neither it nor another one uses."""
+    """Gives the meshes of a module new names that neither `module` nor `other` uses."""
     meshes = [op.operation for op in module.body.operations if op.operation.name == MESH]
     taken = {symbol_name(op) for m in (module, other) for op in m.body.operations}
     for mesh in meshes:
@@ -190,8 +197,8 @@ _ASKS = frozenset({"stablehlo.partition_id", "stablehlo.replica_id", "stablehlo.
 
 
 def is_partitioned(main: ir.Operation, shardings: ValueShardings) -> bool:
-    """Whether all of `main` is one manual computation over every axis of the mesh, which takes and
-    gives the values as the signature divides them."""
+    """Returns True if all of `main` is one manual computation over every axis of the mesh, whose
+    operands and results are divided as the signature states."""
     block = Function(main).body
     *ops, end = [op.operation for op in block.operations]
     manual = next((op for op in ops if op.name == MANUAL_COMPUTATION), None)
@@ -218,7 +225,7 @@ def is_partitioned(main: ir.Operation, shardings: ValueShardings) -> bool:
             said = function_sharding(main, side, number)
             if said is None:
                 continue
-            # Taken and given evenly, and divided further where the signature leaves that open.
+            # The computation may divide evenly, and further if the signature leaves that open.
             wanted = shardings.even_dims(values[number], shardings.read(said))
             dims = zip(dimension_axes(said), wanted, shardings.read(inside[number]), strict=True)
             for (_, is_open), outer, inner in dims:
@@ -234,7 +241,7 @@ def _is_tensor(value: ir.Value) -> bool:
 
 
 def check(module: ir.Module, main: ir.Operation, shardings: ValueShardings) -> None:
-    """Raises a located ToolError for what P2, P4, P5, P6 or P7 excludes."""
+    """Raises a located ToolError if P2, P4, P5, P6 or P7 does not hold."""
     attributes = module.operation.attributes
     replicas = attributes.get("mhlo.num_replicas")
     if replicas is not None and ir.IntegerAttr(replicas).value > 1:
@@ -290,7 +297,7 @@ def _check_static(value: ir.Value, op: ir.Operation) -> None:
 
 
 def prepare(module: ir.Module, shardings: ValueShardings) -> None:
-    """Dissolves named computations, and gives all shardings the one mesh."""
+    """Inlines named computations, and makes all shardings name the one mesh."""
     for op in reversed(ops_named(module.operation, {NAMED_COMPUTATION})):  # inner ones first
         for name, user in (
             ("in_shardings", op),
@@ -303,7 +310,7 @@ def prepare(module: ir.Module, shardings: ValueShardings) -> None:
                     point = ir.InsertionPoint(user)
                     user.operands[number] = constrained(value, sharding, point, op.location)
         dissolve(op)
-    # Takes out constraints on scalars, which nothing divides; jax puts them into reducers.
+    # Erase constraints on scalars, which cannot be divided. jax writes them into reducers.
     for op in ops_named(module.operation, {SHARDING_CONSTRAINT}):
         if not rank_of(op.operands[0]):
             replace(op, op.operands)
@@ -311,7 +318,7 @@ def prepare(module: ir.Module, shardings: ValueShardings) -> None:
 
 
 def drop_propagation_notes(module: ir.Module) -> None:
-    """Takes out what Shardy noted for debugging, which its passes read in some places only."""
+    """Removes Shardy's debug attributes, because some of its passes read them and others do not."""
     drop_attributes(module.operation, _DEBUG)
     for op in ops_named(module.operation, {FUNCTION}):
         for name in ("arg_attrs", "res_attrs"):
@@ -327,19 +334,19 @@ def drop_propagation_notes(module: ir.Module) -> None:
 def restore_global_view(
     module: ir.Module, shardings: ValueShardings, with_rules: WithRules
 ) -> None:
-    """Brings what Shardy's own passes left behind into the view that all devices share, in place.
+    """Rewrites the results of Shardy's own passes to the view that all devices share, in place.
 
         sdy.constant                                  ==>  stablehlo.constant
         sdy.data_flow_edge, sdy.func_data_flow_edge   ==>  a constraint, if they are sharded
         sdy.all_gather, all_slice, all_to_all,        ==>  sdy.reshard: the value is the same
           collective_permute, …_to_unreduced
-        sdy.all_reduce, reduce_scatter                ==>  sdy.reshard, where they complete a sum
-                                                           of parts; else a multiple of it
+        sdy.all_reduce, reduce_scatter                ==>  sdy.reshard if they complete a sum of
+                                                           parts; else a multiple of it
 
-    A program that has been through some of Shardy's passes is partitioned from there on: its
-    reshards are made anew, and sharding rules that Shardy wrote for debugging are dropped.
+    A program after some of Shardy's passes is partitioned from that state on. Its reshards are made
+    again, and sharding rules that Shardy wrote for debugging are dropped.
 
-    Raises a located ToolError for a reduction of which it is not certain what it sums.
+    Raises a located ToolError for a reduction if it is not certain what it sums (P6).
     """
     _PLAIN.apply(module.operation)
     reductions = ops_named(module.operation, _REDUCTIONS)
@@ -361,20 +368,20 @@ def restore_global_view(
 
 
 def drop_barriers(module: ir.Module) -> None:
-    """Takes out the barriers to propagation, when it is over."""
+    """Removes the barriers to propagation, after propagation."""
     _BARRIERS.apply(module.operation)
 
 
 class _PartialSums:
-    """Over which axes each device holds a part only of the sum that a value is."""
+    """Finds the axes along which each device holds only a part of the sum that a value is."""
 
     def __init__(self, shardings: ValueShardings) -> None:
         self._shardings = shardings
         self._known: dict[ir.Value, Axes | None] = {}
 
     def of_each(self, module: ir.Module) -> list[Axes | None]:
-        """Of the operand of each reduction, in the order of a module whose ops have their rules;
-        None where the shardings do not tell."""
+        """Returns these axes for the operand of each reduction, in the order of a module with
+        sharding rules. An entry is None if the shardings do not determine it."""
         operands: list[Axes | None] = []
 
         def visit(op: ir.Operation) -> ir.WalkResult:
@@ -410,7 +417,7 @@ class _PartialSums:
 
 
 def _within(axes: Axes, others: Axes, shardings: ValueShardings) -> bool:
-    """Whether devices that differ along the axes alone differ along the others alone."""
+    """Returns True if each group of devices along `axes` is within one group along `others`."""
     groups = shardings.axes.groups(others)
     number = {device: n for n, group in enumerate(groups) for device in group}
     return all(len({number[d] for d in group}) == 1 for group in shardings.axes.groups(axes))
@@ -421,7 +428,11 @@ def _reduced_axes(op: ir.Operation) -> Axes:
 
 
 def _of_equal_values(op: ir.Operation, build: Builder, shardings: ValueShardings) -> ir.Value:
-    """A reduction of values that are the same on all devices: that value, as many times."""
+    """Replaces a reduction of values that are the same on all devices. A sum becomes a product with
+    the number of devices.
+
+    Raises a located ToolError for a sum of other elements than real numbers (P6).
+    """
     element = element_of(op.results[0])
     summed = ir.IntegerAttr(op.attributes["reduction_op"]).value == _SUM
     if summed and element != ir.IntegerType.get_signless(1, op.context):
@@ -461,7 +472,7 @@ def _constrain_edge(op: ir.Operation, build: Builder) -> ir.Value:
     return value if attribute is None else constrained(value, attribute, build.point, op.location)
 
 
-# sdy.all_gather(x), sdy.all_slice(x), … -> sdy.reshard(x): they leave the value as it is
+# sdy.all_gather(x), sdy.all_slice(x), … -> sdy.reshard(x): they do not change the value
 _MOVED.on(*sorted(_MOVES))(_reshard)
 
 

@@ -1,8 +1,8 @@
-"""Which nodes of a proposal take it: a minimum cut.
+"""Chooses the nodes that take a proposal, by a minimum cut.
 
-A node keeps its choice (no) or takes the proposed one (yes), and a link costs what the layouts of
-its value then cost; one user's share where several want it alike. All links of a program are
-priced at once, in arrays, for most are alike.
+A node keeps its choice (no) or takes the proposed one (yes). A link costs the price of its value's
+layouts. If several users want the same layout, each pays its share. Most links are similar, so all
+links of a program are priced at once, in arrays.
 
 Source: Boykov, Veksler and Zabih, "Fast Approximate Energy Minimization via Graph Cuts", 2001;
 Lempitsky et al., "Fusion Moves for Markov Random Field Optimization", 2010.
@@ -22,12 +22,15 @@ from stablehlo_tools.transforms.parts.partition.choosing.problem import Link, No
 
 Proposal = Mapping[Node, Choice]
 
-_LARGEST = 2**30  # of a cut's capacities, which are integers of 32 bits
+_LARGEST = 2**30  # the largest capacity of an edge, because capacities are integers of 32 bits
 
 
 class Cutter:
-    """Cuts proposals for one problem; `byte_price`: ns that a byte more is worth where the program
-    holds most; `shares`: how much of a value's collectives counts, where that is not all."""
+    """Cuts proposals for one problem.
+
+    `byte_price` is the price, in ns, of one more byte at the memory peak. `shares` are the factors
+    on the collectives of values (default: 1).
+    """
 
     def __init__(
         self, problem: Problem, prices: Prices, byte_price: float, shares: Mapping[Link, float]
@@ -53,7 +56,8 @@ class Cutter:
         self._unused = [n for n, link in enumerate(self._links) if not link.uses]
 
     def taken(self, proposal: Proposal, changes: Sequence[float]) -> dict[Node, Choice]:
-        """What is taken of a proposal; `changes`: what each of its nodes alone then costs more."""
+        """Returns the part of a proposal to take. `changes` are the ns by which each of its nodes
+        itself becomes slower."""
         numbers = _integers(node.number for node in proposal)
         count = len(self._problem.nodes)
         member = np.zeros(count, dtype=bool)
@@ -88,7 +92,8 @@ class Cutter:
             (user == maker, maker, both - kept),
         ):
             cost += np.bincount(node[where], change[where], count)
-        # What two choices cost together; a mixture costs no less than the mean of the others.
+        # Costs of pairs of choices. A minimum cut needs that mixed choices cost at least as much
+        # as equal ones, so raise them by half of the difference.
         pair = np.flatnonzero(is_moved & is_used & (user != maker))
         kept, alone, moved, both = kept[pair], alone[pair], (moved / before)[pair], both[pair]
         lack = np.maximum(kept + both - alone - moved, 0.0) / 2
@@ -103,8 +108,11 @@ class Cutter:
         return dict(items[n] for n in takers)
 
     def _layouts(self, choices: Sequence[Choice]) -> tuple[np.ndarray, ...]:
-        """Where nodes choose so: of each link the layout as made and the atoms to be summed over,
-        of each use the layout wanted and how many want it; as numbers."""
+        """Returns layouts as numbers if nodes make these choices.
+
+        For each link: the layout as made, and the atoms to sum over. For each use: the wanted
+        layout, and the number of uses of the link that want it.
+        """
         atoms = self._problem.atoms
         flat = np.array(atoms.tensor_layouts)
         first = _integers(choice.first_tensor for choice in choices)
@@ -120,9 +128,12 @@ class Cutter:
         return flat[first[self._maker] + self._made_as], partial, wanted, counts[alike]
 
     def _priced(self, columns: Sequence[np.ndarray]) -> np.ndarray:
-        """4 x uses: what a value costs that is made as before or anew, each for a user as before
-        and anew."""
-        # The first row of each kind, and the kind of each row.
+        """Returns the prices of uses, of shape (4, uses).
+
+        The rows are: old maker and old user, old maker and new user, new maker and old user, both
+        new.
+        """
+        # Price each distinct row once: `first` has its first index, `alike` maps rows to kinds.
         first = alike = np.zeros(len(columns[0]), dtype=np.int64)
         for column in columns:
             alike = alike * (column.max(initial=0) + 1) + column
@@ -151,7 +162,8 @@ class Cutter:
     def _shares(
         self, link: np.ndarray, columns: Sequence[np.ndarray], new: Sequence[Choice]
     ) -> np.ndarray:
-        """4 x uses: of the times that a value is made those that parts of it are summed."""
+        """Returns factors of shape (4, uses): the runs in which parts of a value are summed, as a
+        share of all its runs."""
         shares = np.ones((4, len(link)))
         for use in np.flatnonzero(np.isin(link, self._totals)):
             value = self._links[link[use]]
@@ -174,7 +186,7 @@ class Cutter:
     def _hold(
         self, cost: np.ndarray, member: np.ndarray, made: np.ndarray, made_new: np.ndarray
     ) -> None:
-        """Adds what it costs to hold more than propagation said, where the program holds most."""
+        """Adds the price of bytes beyond the propagated layout, for values at the memory peak."""
         links = self._at_peak[member[self._maker[self._at_peak]]]
         parts = np.array(self._problem.atoms.held_parts, dtype=np.float64)
         stated = parts[_integers(self._links[n].stated for n in links)]
@@ -192,7 +204,7 @@ class Cutter:
         before: tuple[np.ndarray, np.ndarray],
         after: tuple[np.ndarray, np.ndarray],
     ) -> None:
-        """Adds what the sums of values cost that nothing uses."""
+        """Adds the price of the sums of unused values."""
         for n in self._unused:
             if member[self._maker[n]]:
                 link = self._links[n]
@@ -211,15 +223,16 @@ def _integers(numbers: Iterable[int]) -> np.ndarray:
 def _least(
     change: np.ndarray, makers: np.ndarray, users: np.ndarray, mixed: np.ndarray
 ) -> list[int]:
-    """Who says yes where that costs least; of equals as few as can be.
+    """Returns the nodes that say yes at the least cost; of equal solutions, the one with the
+    fewest.
 
-    `change`: what each yes costs more; `mixed` is paid where a maker says no and its user yes.
+    `change` is the cost of each yes. `mixed` is paid if a maker says no and its user yes.
     """
     if change.min() >= 0:
         return []
     count = len(change)
     source, sink = count, count + 1
-    # An edge that is cut goes from the yes side (the source's) to the no side.
+    # The cut pays for edges from the yes side, that of the source, to the no side.
     gains, costs = np.flatnonzero(change < 0), np.flatnonzero(change > 0)
     heads = np.concatenate([np.full(len(gains), source), costs, users])
     tails = np.concatenate([gains, np.full(len(costs), sink), makers])

@@ -1,8 +1,8 @@
-"""How values and ops can be divided, in numbers that are quick to compare.
+"""Divisions of values and ops, as numbers that are quick to compare.
 
-A mesh axis is taken apart into *atoms* wherever a sharding of the program names a part of it, so
-that two atoms never overlap. A *layout* lists the atoms that divide each dimension of a value,
-major first; a *strategy* those on each factor of an op.
+A mesh axis is split into *atoms* wherever a sharding of the program names a part of it, so that two
+atoms never overlap. A *layout* lists the atoms that divide each dimension of a value, major first.
+A *strategy* lists those on each factor of an op.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from itertools import pairwise
 from stablehlo_tools.analysis.replica_groups import AxisRef
 from stablehlo_tools.analysis.shardings import Axes, Dims, MeshAxes, ShardingRule
 
-_MOST_PADDED = 2.0  # times the elements that there are
+_MOST_PADDED = 2.0  # limit on the padded size, as a multiple of the actual size
 
 AtomList = tuple[int, ...]
 Layout = tuple[AtomList, ...]
@@ -24,7 +24,7 @@ Strategy = tuple[AtomList, ...]
 
 
 class Atoms:
-    """The atoms of a mesh; axes of one device have none."""
+    """The atoms of a mesh; an axis of one device has none."""
 
     def __init__(self, axes: MeshAxes, used: Iterable[AxisRef]) -> None:
         self.axes = axes
@@ -45,14 +45,14 @@ class Atoms:
                 self._starts.append(start)
         self.sizes = [axes.size([ref]) for ref in self.refs]
         self.layouts: list[Layout] = []
-        self.held_parts: list[int] = []  # into how many parts each layout divides
+        self.held_parts: list[int] = []  # the number of parts of each layout
         self._numbers: dict[Layout, int] = {}
         self.sums: list[AtomList] = []  # the atoms along which choices leave parts of a sum
         self._sum_numbers: dict[AtomList, int] = {}
-        self.tensor_layouts: list[int] = []  # of all choices one behind the other
+        self.tensor_layouts: list[int] = []  # of all choices, concatenated
 
     def number(self, layout: Layout) -> int:
-        """The number by which a layout goes: its place in `layouts`."""
+        """Returns the number of a layout, its index in `layouts`."""
         number = self._numbers.get(layout)
         if number is None:
             number = self._numbers[layout] = len(self.layouts)
@@ -61,7 +61,7 @@ class Atoms:
         return number
 
     def sum_number(self, partial: AtomList) -> int:
-        """The number by which atoms to be summed over go: their place in `sums`."""
+        """Returns the number of a list of atoms to sum over, its index in `sums`."""
         number = self._sum_numbers.setdefault(partial, len(self.sums))
         if number == len(self.sums):
             self.sums.append(partial)
@@ -69,20 +69,20 @@ class Atoms:
 
     @property
     def movable(self) -> list[AtomList]:
-        """What is moved at once: each axis, and each atom of those that are in parts."""
+        """The lists of atoms to move at once: each axis, and each atom of an axis that is split."""
         whole = [tuple(atoms) for atoms in self._of_axis.values() if atoms]
         return whole + [(atom,) for atoms in whole if len(atoms) > 1 for atom in atoms]
 
     def size(self, atoms: Iterable[int]) -> int:
-        """Into how many parts they divide."""
+        """Returns the number of parts into which atoms divide."""
         return math.prod(self.sizes[atom] for atom in atoms)
 
     def parts(self, layout: Layout) -> int:
-        """Into how many parts a layout divides a value."""
+        """Returns the number of parts into which a layout divides a value."""
         return math.prod(self.sizes[atom] for atoms in layout for atom in atoms)
 
     def layout(self, dims: Dims) -> Layout:
-        """The atoms of a sharding."""
+        """Returns the atoms of a sharding."""
 
         def atoms_in(axis: AxisRef) -> list[int]:
             atoms, first = self._of_axis[axis.name], axis.pre_size
@@ -94,21 +94,21 @@ class Atoms:
         return tuple(tuple(n for axis in axes for n in atoms_in(axis)) for axes in dims)
 
     def axes_of(self, atoms: Iterable[int]) -> Axes:
-        """The axes that atoms make."""
+        """Returns the axes that consist of these atoms."""
         return self.axes.canonical(self.refs[atom] for atom in atoms)
 
     def dims(self, layout: Layout) -> Dims:
-        """The sharding that a layout stands for."""
+        """Returns the sharding of a layout."""
         return tuple(self.axes_of(atoms) for atoms in layout)
 
 
 @dataclass(frozen=True, eq=False)
 class Choice:
-    """A strategy that an op can run by, and what follows from it.
+    """A strategy that an op can run by, with its properties.
 
-    `layouts` are the numbers of its tensors' layouts, operands first, which begin at `first_tensor`
-    of `Atoms.tensor_layouts`; `partial` are the atoms along which each device holds a part of the
-    results only, by their number `sum_number`.
+    `layouts` are the numbers of its tensors' layouts, operands first. They begin at `first_tensor`
+    in `Atoms.tensor_layouts`. `partial` are the atoms along which each device holds only a part of
+    the results; their number is `sum_number`.
     """
 
     strategy: Strategy
@@ -116,14 +116,14 @@ class Choice:
     first_tensor: int
     partial: AtomList
     sum_number: int
-    parts: int  # into which the work is divided
-    is_even: bool  # whether no part is padded
+    parts: int  # the number of parts of the work
+    is_even: bool  # True if no part is padded
 
 
 class Form:
-    """A sharding rule as strategies see it, of all ops with the same rule.
+    """The strategies that a sharding rule allows; all ops with the same rule share it.
 
-    `fixed` are the factors that nothing may divide; `pads`: others may be divided unevenly.
+    `fixed` are the factors that must not be divided. With `pads`, others may be divided unevenly.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class Form:
         self._moved: dict[tuple[Strategy, AtomList, int], Choice | None] = {}
 
     def _checked(self, strategy: Strategy) -> Choice | None:
-        """What follows from a strategy; None for one that the op cannot run by."""
+        """Returns the choice of a strategy; None if the op cannot run by it."""
         layouts = self._assembled(strategy)
         if layouts is None:
             return None
@@ -183,8 +183,8 @@ class Form:
         return layouts
 
     def _divides(self, factor: int, parts: int) -> bool:
-        """Whether a factor can be divided so: evenly, or where it may be padded into few more
-        elements than there are."""
+        """Returns True if a factor can have so many parts: evenly, or padded to less than
+        `_MOST_PADDED` times its size."""
         size = self.rule.sizes[factor]
         if size % parts == 0:
             return True
@@ -192,7 +192,7 @@ class Form:
 
     @cached_property
     def _padded(self) -> set[int]:
-        """The factors that are dimensions by themselves wherever they are."""
+        """The factors that never share a dimension with another factor."""
         joined = {
             factor
             for tensor in self.rule.tensors
@@ -203,7 +203,8 @@ class Form:
         return set(range(len(self.rule.sizes))) - joined if self._pads else set()
 
     def moved(self, strategy: Strategy, atoms: AtomList, factor: int) -> Choice | None:
-        """The strategy with these atoms on a factor, behind what it has, or alone."""
+        """Returns the strategy with these atoms on a factor, after the atoms that it has, or as its
+        only ones. Returns None if neither is possible."""
         key = (strategy, atoms, factor)
         if key not in self._moved:
             rest = [tuple(a for a in each if a not in atoms) for each in strategy]
@@ -214,7 +215,8 @@ class Form:
         return self._moved[key]
 
     def fitted(self, tensor: int, layout: Layout) -> dict[int, AtomList]:
-        """The factors that a tensor's layout divides; what does not fit is left out."""
+        """Returns the atoms on each factor by a tensor's layout. Atoms that do not fit are left
+        out."""
         fitted: dict[int, AtomList] = {}
         for factors, atoms in zip(self.rule.tensors[tensor], layout, strict=True):
             rest = atoms
@@ -233,7 +235,8 @@ class Form:
         return fitted
 
     def agreed(self, wishes: Sequence[dict[int, AtomList]]) -> Choice:
-        """What gives each wish what those before it leave."""
+        """Returns the choice that grants the wishes in order; a wish gets what earlier ones left
+        free."""
         key = tuple(tuple(wish.items()) for wish in wishes)
         if key not in self._agreed:
             self._agreed[key] = self._agree(wishes)
@@ -257,7 +260,7 @@ class Form:
 
     @cached_property
     def first_dims(self) -> list[list[tuple[int, int]]]:
-        """For each factor the dimensions, as (tensor, dimension), that it is the first of."""
+        """For each factor, the (tensor, dimension) pairs in which it is the major factor."""
         found: list[list[tuple[int, int]]] = [[] for _ in self.rule.sizes]
         for number, tensor in enumerate(self.rule.tensors):
             for dim, factors in enumerate(tensor):

@@ -1,9 +1,9 @@
-"""Moves between ways to divide a program: one proposal at a time, taken where it pays.
+"""Moves between divisions of a program: tries one proposal at a time, and applies what pays.
 
 A *proposal* gives many nodes a new strategy at once ("this axis goes to the batch dimension,
-wherever there is one"). Which of them take it is a minimum cut: a node keeps its strategy or takes
-the proposed one, a link costs what its value's layouts then cost. What the cut chooses falls into
-connected regions, and each region is taken if its exact cost falls.
+wherever there is one"). A minimum cut decides which of them take it: a node keeps its strategy or
+takes the proposed one, and a link costs the price of its value's layouts. The chosen nodes form
+connected regions. Each region is applied if its exact cost falls.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from stablehlo_tools.transforms.parts.partition.choosing.prices import Machine, 
 from stablehlo_tools.transforms.parts.partition.choosing.problem import Link, Node, Problem
 from stablehlo_tools.transforms.parts.partition.op_rules import MOVING, fitting, halo_bytes
 
-# What all bytes cost that are kept where the program holds most, in times of all its kernels.
+# The price of all bytes that are live at the memory peak, as a multiple of the time of all kernels.
 _HOLDING = 0.5
-_CARRYING = 20.0  # times as much where a loop carries more than propagation said
-_LARGE = 5e6  # ns of kernels, from which on a program stands for itself
-_TOO_FAR = 4.0  # times what it costs to gather an operand
-_LEAST_GAIN = 1e-6  # of what a region costs; less is rounding
+_CARRYING = 20.0  # the factor on bytes that a loop carries beyond the propagated layout
+_LARGE = 5e6  # ns of kernels above which a program represents only itself
+_TOO_FAR = 4.0  # the factor on an operand's all_gather, if halo exchanges would send even more
+_LEAST_GAIN = 1e-6  # share of a region's cost; a smaller gain is rounding
 
 
 class Moves:
-    """Takes proposals for one problem; the nodes' choices change in place.
+    """Applies proposals for one problem; the nodes' choices change in place.
 
-    Where the machine stands for any, the program may be a small one that stands for a large one:
-    latencies count as they would in that, where its kernels took `_LARGE` ns.
+    If the hardware was not stated, a small program may represent a large one. Latencies then count
+    as in a program whose kernels run for `_LARGE` ns.
     """
 
     def __init__(self, problem: Problem, machine: Machine) -> None:
         self.problem = problem
-        self._shares: Mapping[Link, float] = {}  # of values' collectives, where not all count
+        self._shares: Mapping[Link, float] = {}  # of values' collectives; default: 1
         self._machine = machine
         self._compute: dict[tuple[Node, Choice], float] = {}
         kernels = sum(self._kernels(node, node.choice) for node in problem.nodes)
@@ -47,19 +47,19 @@ class Moves:
         self._cutter = Cutter(problem, self.prices, self._byte_price, self._shares)
 
     def counting(self, shares: Mapping[Link, float]) -> Moves:
-        """Moves of the same problem that count only these shares of values' collectives."""
+        """Returns moves of the same problem that count only these shares of values' collectives."""
         other = copy(self)
         other._shares = shares
         other._cutter = Cutter(self.problem, self.prices, self._byte_price, shares)
         return other
 
     def cost(self) -> float:
-        """ns of all that the choices decide."""
+        """Returns the ns of everything that depends on the choices."""
         nodes = sum(self.compute(node, node.choice) for node in self.problem.nodes)
         return nodes + sum(self.link(link, {}) for link in self.problem.links)
 
     def compute(self, node: Node, choice: Choice) -> float:
-        """ns of a node itself."""
+        """Returns the ns of a node itself, in all its runs."""
         key = (node, choice)
         price = self._compute.get(key)
         if price is None:
@@ -72,14 +72,16 @@ class Moves:
         return price
 
     def _kernels(self, node: Node, choice: Choice) -> float:
-        """ns of all runs of a node's kernels."""
+        """Returns the ns of all runs of a node's kernels."""
         if node.time is None:
             return 0.0
         return node.times * node.time.ns(choice, self.problem.atoms, self._machine)
 
     def _halo(self, op: ir.Operation, node: Node, choice: Choice) -> float:
-        """ns of the borders that an op needs of its neighbours' parts; where they are more than all
-        parts, more than to gather these."""
+        """Returns the ns of the border elements that an op needs from its neighbours' parts.
+
+        If these are more than all parts together, the price is higher than that of an all_gather.
+        """
         atoms = self.problem.atoms
         layout = atoms.layouts[choice.layouts[0]]
         divided = tuple(atom for each in layout for atom in each)
@@ -93,7 +95,7 @@ class Moves:
         return self.prices.step(Step("collective_permute", divided, sent)) if sent else 0.0
 
     def link(self, link: Link, changed: Proposal) -> float:
-        """ns to give a value to its users, with some nodes' choices changed."""
+        """Returns the ns to give a value to its users, after the changes in `changed`."""
         if link.maker is None:
             return 0.0
         made, partial, wanted, times = _sent(link, link.maker, changed)
@@ -113,7 +115,7 @@ class Moves:
         return kept + counted * self.prices.value(link.size, made, partial, wanted)
 
     def collectives(self, link: Link) -> float:
-        """ns of a value's collectives in a run."""
+        """Returns the ns of a value's collectives in a run."""
         if link.maker is None:
             return 0.0
         made, partial, wanted, times = _sent(link, link.maker, {})
@@ -122,15 +124,16 @@ class Moves:
         return times * self.prices.value(link.size, made, partial, wanted)
 
     def _held(self, link: Link, layout: int) -> float:
-        """ns that it is worth not to hold a value where the program holds most."""
+        """Returns the price, in ns, of a value in a layout at the memory peak."""
         return self._byte_price * link.size / self.problem.atoms.held_parts[layout]
 
     def _more_held(self, link: Link, layout: int) -> float:
-        """ns that it is worth to hold no more of a value than propagation said."""
+        """Returns the price, in ns, of the bytes of a value beyond those of the propagated
+        layout."""
         return max(0.0, self._held(link, layout) - self._held(link, link.stated))
 
     def steps(self, link: Link) -> tuple[list[Step], int]:
-        """The collectives that give a value to its users, and how often they run."""
+        """Returns the collectives that give a value to its users, and how often they run."""
         if link.maker is None:
             return [], 0
         made, partial, wanted, times = _sent(link, link.maker, {})
@@ -139,7 +142,7 @@ class Moves:
         return self.prices.steps_to(link.size, layouts[made], partial, wishes), times
 
     def take(self, proposal: Proposal) -> float:
-        """Takes what pays of a proposal; the ns gained."""
+        """Applies the parts of a proposal that pay. Returns the ns gained."""
         proposal = {
             node: choice
             for node, choice in proposal.items()
@@ -160,7 +163,7 @@ class Moves:
         return gained
 
     def _changes(self, proposal: Proposal) -> list[float]:
-        """ns that each node of a proposal then takes longer itself."""
+        """Returns the ns by which each node of a proposal becomes slower itself."""
         known, changes = self._compute, list[float]()
         for node, choice in proposal.items():
             new, now = known.get((node, choice)), known.get((node, node.choice))
@@ -169,7 +172,7 @@ class Moves:
         return changes
 
     def gain(self, region: Proposal) -> float:
-        """ns that less is paid where nodes make these choices; below 0, more."""
+        """Returns the ns gained if nodes make these choices; below 0 for a loss."""
         links = list(dict.fromkeys(link for node in region for link in node.links))
         before = sum(self.link(link, {}) for link in links)
         after = sum(self.link(link, region) for link in links)
@@ -180,9 +183,11 @@ class Moves:
 
 
 def _sent(link: Link, maker: Node, changed: Proposal) -> tuple[int, AtomList, frozenset[int], int]:
-    """How a value is made and the layouts it is wanted in, by their numbers, with the atoms along
-    which parts of it are summed in between; and how often: a sum that a loop only adds up, once
-    behind it."""
+    """Returns how a value is sent: (layout as made, atoms to sum over, wanted layouts, number of
+    runs).
+
+    Layouts are numbers. A value that a loop only adds up is summed once, after the loop.
+    """
     choice = changed.get(maker, maker.choice)
     made, partial = choice.layouts[link.made_as], choice.partial
     if link.left and partial:
@@ -199,7 +204,7 @@ def _sent(link: Link, maker: Node, changed: Proposal) -> tuple[int, AtomList, fr
 
 
 def _regions(taken: Proposal) -> list[dict[Node, Choice]]:
-    """The parts of what was taken that no link joins."""
+    """Returns the parts of a proposal that no link joins."""
     regions: list[dict[Node, Choice]] = []
     left = dict(taken)
     while left:

@@ -1,6 +1,6 @@
-"""Writes what was chosen, warns of what was lost, and says what each reshard costs.
+"""Writes the choices into the module, warns of lost divisions, and explains the cost of reshards.
 
-Each result gets its sharding, and a value a reshard if users want it otherwise. A note names the
+Each result gets its sharding. A value gets a reshard if users want another layout. A note names the
 constraint that would remove the reshard.
 """
 
@@ -30,7 +30,7 @@ def write_choices(problem: Problem) -> None:
     stating = (node for node in problem.nodes if node.op is not None and not node.pinned)
     for op, nodes in groupby(stating, key=lambda node: node.op):
         assert op is not None, "these have one"
-        # An op states how its results are divided: by its node, or by one for each carry.
+        # One node divides all results of an op, or one node for each of its carries.
         every = [problem.shardings.of(result) for result in op.results]
         before = list(every)
         for node in nodes:
@@ -47,10 +47,10 @@ def write_choices(problem: Problem) -> None:
 
 
 def _reshard_users(link: Link, problem: Problem) -> None:
-    """Puts a reshard for each layout that users want in front of the first of them.
+    """Writes a reshard for each layout that users want, before the first of these users.
 
-    Of what devices make by themselves, too (nothing is sent for it): the op that takes it would
-    else be divided as that is.
+    This includes values that every device makes by itself, although nothing is sent for them:
+    without the reshard, their sharding would decide how the user is divided.
     """
     made, partial = problem.atoms.layouts[link.stated], ()
     if link.maker is not None:
@@ -66,12 +66,13 @@ def _reshard_users(link: Link, problem: Problem) -> None:
     for layout, uses in wanted.items():
         resharded = value if layout == made else _reshard(value, uses, layout, problem)
         for use in uses:
-            if use.place.op.operands[use.place.operand] != resharded:  # a constraint's result, too
+            # The operand may be the result of a constraint, even if the value needs no reshard.
+            if use.place.op.operands[use.place.operand] != resharded:
                 use.place.op.operands[use.place.operand] = resharded
 
 
 def _reshard(value: ir.Value, uses: list[Use], layout: Layout, problem: Problem) -> ir.Value:
-    """A reshard in the block of the value, or that of a reshard before it."""
+    """Writes a reshard in the block of the value, before the first of its uses."""
     op = producer(value)
     owner = ir.BlockArgument(value).owner.owner.operation if op is None else op.parent
     before = min(uses, key=lambda use: use.place.order).place.op
@@ -83,7 +84,7 @@ def _reshard(value: ir.Value, uses: list[Use], layout: Layout, problem: Problem)
 
 
 def warn_of_lost(problem: Problem, diagnostics: Diagnostics) -> None:
-    """Warns of ops that run on whole dimensions which propagation has divided."""
+    """Warns of ops that run on whole dimensions although propagation divided them."""
     for node in problem.nodes:
         op, rule = node.op, node.form.rule
         if op is None or not node.lost or not any(link.size for link in node.links):
@@ -99,7 +100,7 @@ def warn_of_lost(problem: Problem, diagnostics: Diagnostics) -> None:
 
 @dataclass(frozen=True)
 class _Remedy:
-    """A layout that a value could be held to, and the ns that it saves in all."""
+    """A layout to which a value could be constrained, and the ns that this saves in total."""
 
     link: Link
     layout: Layout
@@ -107,7 +108,7 @@ class _Remedy:
 
 
 def explain_moves(moves: Moves) -> list[Diagnostic]:
-    """A note for each value that is resharded or summed, the dearest first."""
+    """Returns a note for each value that is resharded or summed, the most expensive first."""
     dear: list[tuple[float, int, list[Step], int]] = []
     for link in moves.problem.links:
         steps, times = moves.steps(link)
@@ -146,8 +147,8 @@ def _explained(moves: Moves, link: Link, steps: list[Step], runs: int, price: fl
 
 
 def _remedies(moves: Moves, link: Link) -> Iterator[_Remedy]:
-    """What removes a reshard: the value as a user wants it, or a user as the value is made; what
-    the program itself says of a value included."""
+    """Yields constraints that remove a reshard: the value in the layout of a user, or a user's
+    result so that the user reads the value as made."""
     maker = link.maker
     assert maker is not None
     made = maker.choice.layouts[link.made_as]
@@ -189,7 +190,7 @@ def _told(remedy: _Remedy | None, atoms: Atoms) -> str:
 
 
 def spec(atoms: Atoms, layout: Layout) -> str:
-    """A layout as jax writes it, `P('data', None)`; parts of an axis as Shardy writes them."""
+    """Returns a layout in jax's form, `P('data', None)`; parts of an axis are in Shardy's form."""
     dims: list[str] = []
     for each in layout:
         axes = atoms.axes_of(each)

@@ -1,7 +1,7 @@
-"""What ops and reshards cost on one kind of hardware, in ns, by how they are divided.
+"""Estimates the time of ops and reshards on one kind of hardware, in ns, by how they are divided.
 
-Coarser than `cost/`, which times kernels as compilers make them: a search asks for the time of each
-op divided in thousands of ways, and what counts is the difference between two of them.
+Coarser than `cost/`, which times kernels as compilers make them. A search asks for the time of each
+op with thousands of divisions, and only the difference between two of them matters.
 """
 
 from __future__ import annotations
@@ -29,32 +29,35 @@ from stablehlo_tools.transforms.parts.partition.choosing.layouts import (
 )
 from stablehlo_tools.transforms.parts.partition.op_rules import element_bytes
 
-# Bytes up to which an all_reduce goes along with others: compilers combine those of the norms of
-# all weights into one, for a kernel each that makes what is summed.
+# Up to this many bytes an all_reduce costs the launch of a kernel only: compilers combine those of
+# all weights' norms into one. Each norm still needs a kernel that makes its operand.
 _SCALAR = 16
-# What compilers combine of other small values, and the share of latency that each keeps: of 88
-# sums of a ResNet's statistics XLA:GPU makes 26 all_reduces.
+# Collectives that compilers combine for other small values, and the share of latency that each
+# keeps: XLA:GPU makes 26 all_reduces of the 88 sums of a ResNet's statistics.
 _COMBINED = frozenset({"all_gather", "all_reduce", "reduce_scatter"})
 _SMALL = 2**20  # bytes
 _OWN_LATENCY = 0.3
-# Of the bytes that an op writes, as many go to memory where it becomes part of a kernel.
+# The share of an op's written bytes that go to memory; the others stay within a fused kernel.
 _FUSED = 0.5
-# Times as long take kernels on padded parts: masks, sizes that fit no tile (17 % of a ViT's step).
+# The factor on kernels on padded parts: masks, sizes that fit no tile (17 % of a ViT's step).
 _PADDED = 1.15
-# Images of a convolution that a TPU keeps side by side, also where there are fewer.
+# A TPU pads the batch of a convolution to a multiple of this.
 _TILE = 8
-# ns of a row of a scatter where XLA:TPU runs the rows one by one, in a loop of five kernels.
+# ns per row of a scatter that XLA:TPU runs row by row, in a loop of five kernels.
 _ROW_NS = 5e3
-# Of that, what counts where hardware is not told: a GPU's kernel takes no longer for many rows.
+# The share of that for unknown hardware: a GPU's kernel needs no longer for many rows.
 _ROW_SHARE = 0.1
 
-_Sizes = tuple[tuple[int, int], ...]  # dimensions, with how long they are
+_Sizes = tuple[tuple[int, int], ...]  # dimensions, with their sizes
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Hardware, and what its compiler makes of some ops: the images of a convolution are filled up
-    to `tile`, and each row of a scatter takes `row_ns`. `is_any`: it stands for all kinds."""
+    """Hardware, and how its compiler treats some ops.
+
+    The batch of a convolution is padded to a multiple of `tile`. Each row of a scatter costs
+    `row_ns`. `is_any`: the hardware was not stated, and represents all kinds.
+    """
 
     hardware: Hardware
     is_any: bool
@@ -63,7 +66,8 @@ class Machine:
 
     @classmethod
     def of(cls, hardware: Hardware, *, is_any: bool) -> Self:
-        """What is known of XLA for this hardware; of any, what XLA:TPU is slow at counts, too."""
+        """Returns what is known of XLA for this hardware. For any hardware, ops that are slow on
+        XLA:TPU count, too."""
         if hardware.is_torus:
             return cls(hardware, is_any, _TILE, _ROW_NS)
         if is_any:
@@ -73,11 +77,11 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class OpTime:
-    """What decides how long an op takes: the bytes of its tensors, operands first, and what it
-    multiplies, of which type.
+    """The properties of an op that determine its time: the bytes of its tensors, operands first,
+    and the FLOPs and type of its product.
 
-    `tiled` are the dimensions of the first operand that lie in tiles, `rows` those of the last one
-    that count the windows of a scatter.
+    `tiled` are the dimensions of the first operand that are padded to tiles. `rows` are the
+    dimensions of the last operand that count the windows of a scatter.
     """
 
     sizes: tuple[float, ...]
@@ -90,7 +94,7 @@ class OpTime:
 
     @classmethod
     def of(cls, op: ir.Operation) -> Self | None:
-        """None of a product that nobody can time."""
+        """Returns the properties of an op; None for a product whose work is unknown."""
         sizes, operands = tuple(map(bytes_of, (*op.operands, *op.results))), len(op.operands)
         written = sum(sizes[operands:])
         if op.name not in (DOT_GENERAL, CONVOLUTION):
@@ -102,7 +106,7 @@ class OpTime:
         return cls(sizes, operands, written, product.flops, dtype, tiled=_tiled(op))
 
     def ns(self, choice: Choice, atoms: Atoms, machine: Machine) -> float:
-        """Of one run on one device."""
+        """Returns the ns of one run on one device."""
         padded = 1.0 if choice.is_even else _PADDED
         hardware = machine.hardware
         written = _FUSED * self.written / choice.parts / hardware.memory_rate
@@ -113,7 +117,7 @@ class OpTime:
             return padded * written
         peak = hardware.peak(self.dtype) * hardware.matmul_model.efficiency
         multiplied = self.matrix_flops / choice.parts / peak
-        if not self.tiled:  # a product of few rows takes as long as its weights are read
+        if not self.tiled:  # reading the weights bounds the time of a product of few rows
             parts = (atoms.held_parts[number] for number in choice.layouts)
             moved = sum(size / part for size, part in zip(self.sizes, parts, strict=True))
             return padded * max(multiplied, moved / hardware.memory_rate)
@@ -123,13 +127,13 @@ class OpTime:
 
 
 def _held(sizes: _Sizes, atoms: Atoms, layout: Layout) -> list[int]:
-    """How long dimensions are on one device."""
+    """Returns the sizes of dimensions on one device."""
     return [max(1, -(-size // atoms.size(layout[dim]))) for dim, size in sizes]
 
 
 def _tiled(op: ir.Operation) -> _Sizes:
-    """Of an image its batch, and what is the batch where the gradient of a kernel is a
-    convolution."""
+    """Returns the batch and the feature dimension of a convolution's image; () for other ops. The
+    feature dimension is the batch in the gradient of a kernel."""
     if op.name != CONVOLUTION:
         return ()
     numbers, shape = conv_numbers(op), shape_of(op.operands[0])
@@ -137,8 +141,12 @@ def _tiled(op: ir.Operation) -> _Sizes:
 
 
 def _rows(op: ir.Operation) -> _Sizes:
-    """Of a scatter that XLA:TPU makes a loop of: one whose windows have an indexed dimension (seen
-    with libtpu 0.0.51: of 22 forms these five, of whatever type, reducer and number of indices)."""
+    """Returns the dimensions that count the windows of a scatter that XLA:TPU turns into a loop;
+    else ().
+
+    Such a scatter has windows with an indexed dimension. Seen with libtpu 0.0.51: these five of 22
+    forms, for any type, reducer and number of indices.
+    """
     if op.name != SCATTER:
         return ()
     numbers = scatter_numbers(op)
@@ -149,7 +157,7 @@ def _rows(op: ir.Operation) -> _Sizes:
 
 
 def bytes_of(value: ir.Value) -> float:
-    """Of a whole value; 0 of what is no tensor."""
+    """Returns the bytes of a whole value; 0 if it is not a tensor."""
     if not isinstance(value.type, ir.RankedTensorType):
         return 0.0
     return math.prod(shape_of(value)) * element_bytes(value)
@@ -157,7 +165,7 @@ def bytes_of(value: ir.Value) -> float:
 
 @dataclass(frozen=True)
 class Step:
-    """One collective on the way from one layout to another; `size` as `Transfer` counts it."""
+    """One collective between two layouts. `size` is that of `Transfer`."""
 
     kind: str
     atoms: AtomList
@@ -165,10 +173,10 @@ class Step:
 
 
 class Prices:
-    """Prices of resharding and of sums, of values that all devices of a mesh hold parts of.
+    """Prices of resharding and of sums, for values with parts on all devices of a mesh.
 
-    Latencies count by `latency_share`: all of them, or the part that a small program stands for;
-    of sums of scalars the launch of a kernel.
+    Latencies are multiplied by `latency_share`, which is less than 1 if a small program represents
+    a large one. A sum of scalars costs the launch of a kernel as its latency.
     """
 
     def __init__(self, atoms: Atoms, hardware: Hardware, latency_share: float = 1.0) -> None:
@@ -180,8 +188,11 @@ class Prices:
         self._single: dict[tuple[float, int, AtomList, int], float] = {}
 
     def value(self, size: float, made: int, partial: AtomList, wanted: frozenset[int]) -> float:
-        """ns to give a value of `size` bytes, made divided so and in parts of a sum, to its users,
-        each of whom wants one of these layouts, by their numbers."""
+        """Returns the ns to give a value to its users.
+
+        The value has `size` bytes, is made in the layout of number `made`, and is in parts of a sum
+        along `partial`. `wanted` has the numbers of the users' layouts.
+        """
         key = (size, made, partial, wanted)
         price = self._values.get(key)
         if price is None:
@@ -195,14 +206,15 @@ class Prices:
         return price
 
     def _slice(self, size: float, before: Layout, after: Layout) -> float:
-        """ns in which a device copies its part of what it holds: half of them become part of the
-        kernels that take them."""
+        """Returns the ns in which a device copies its part of the elements that it holds. Half of
+        the copies are fused into the kernels that use them. Without new atoms there is nothing to
+        copy."""
         if all(_has(before, atom) for atoms in after for atom in atoms):
             return 0.0
         return size / self.atoms.parts(after) / self.hardware.memory_rate
 
     def to_one(self, size: float, made: int, partial: AtomList, wanted: int) -> float:
-        """`value`, for one user."""
+        """Returns the ns of `value` for one user."""
         if made == wanted and not partial:
             return 0.0
         key = (size, made, partial, wanted)
@@ -214,7 +226,7 @@ class Prices:
     def steps_to(
         self, size: float, made: Layout, partial: AtomList, wanted: Set[Layout]
     ) -> list[Step]:
-        """The collectives of `value`."""
+        """Returns the collectives of `value`."""
         steps: list[Step] = []
         if partial:
             held = size / self.atoms.parts(made)
@@ -230,7 +242,8 @@ class Prices:
         return steps
 
     def reshard_steps(self, size: float, made: Layout, wanted: Layout) -> list[Step]:
-        """The collectives from one layout to another; slices of what a device holds cost none."""
+        """Returns the collectives from one layout to another. Slices of a device's own elements
+        need none."""
         if made == wanted:
             return []
         place_before = {atom: dim for dim, atoms in enumerate(made) for atom in atoms}
@@ -247,7 +260,7 @@ class Prices:
         is_permuted = _is_permuted(made, wanted) or _changes_order(made, wanted)
         permuted = list(place_before) if is_permuted else []
         for before, after in zip(made, wanted, strict=True):
-            # Other atoms take the place of some: other parts, which other devices hold.
+            # If new atoms replace old ones in a dimension, a device needs another device's part.
             lost = [atom for atom in before if atom in gone]
             new = [atom for atom in after if atom in sliced]
             if lost and new:
@@ -264,8 +277,12 @@ class Prices:
     def _along_each(
         self, kind: str, atoms: Sequence[int], layout: Layout, size: float
     ) -> list[Step]:
-        """A collective along each dimension that has some of the atoms, the largest first, in the
-        order that takes least time; one of all where a small program stands for a large one."""
+        """Returns a collective along each dimension that has some of the atoms, in the fastest
+        order.
+
+        `size` is that of the first collective. If a small program represents a large one, returns
+        one collective over all atoms.
+        """
         if self._latency_share < 1:
             return [Step(kind, tuple(atoms), size)] if atoms else []
         groups = [tuple(atom for atom in atoms if atom in each) for each in layout]
@@ -295,8 +312,8 @@ class Prices:
 
 
 def scattered_layout(made: Layout, partial: AtomList, wanted: Set[Layout]) -> Layout:
-    """The layout in which a sum over `partial` is left by reduce_scatters over those of its atoms
-    that divide it for all who want it; `made` where none does."""
+    """Returns the layout of a sum over `partial` after reduce_scatters. They run over the atoms
+    that every wanted layout has. Returns `made` if there are none."""
     shared = [atom for atom in partial if all(_has(layout, atom) for layout in wanted)]
     if not wanted or not shared:
         return made
@@ -311,7 +328,7 @@ def _has(layout: Layout, atom: int) -> bool:
 
 
 def _changes_order(made: Layout, wanted: Layout) -> bool:
-    """Whether atoms that go from one dimension to another together stand there in another order."""
+    """Returns True if atoms that move together from one dimension to another change their order."""
     for before in made:
         for after in wanted:
             together = [atom for atom in before if atom in after]
@@ -321,7 +338,8 @@ def _changes_order(made: Layout, wanted: Layout) -> bool:
 
 
 def _is_permuted(made: Layout, wanted: Layout) -> bool:
-    """Whether what stays in its dimension stands in another order, or behind what comes or goes."""
+    """Returns True if the atoms that stay in a dimension are not its major atoms, in the same
+    order, both before and after."""
     for before, after in zip(made, wanted, strict=True):
         stays = tuple(atom for atom in before if atom in after)
         if stays not in (before[: len(stays)], ()) or stays != after[: len(stays)]:

@@ -1,8 +1,7 @@
-"""A propagated program as a graph of ops that each choose how they are divided.
+"""A propagated program as a graph of ops, each of which chooses its division.
 
-A *node* is what divides its operands and results by one strategy: an op, a value that a loop
-carries, a result of a branch, a constraint. A *link* is a value between the node that makes it and
-those that use it.
+A *node* divides its operands and results by one strategy: an op, a loop carry, a result of a
+branch, or a constraint. A *link* is a value, between the node that makes it and those that use it.
 """
 
 from __future__ import annotations
@@ -54,14 +53,14 @@ from stablehlo_tools.transforms.parts.partition.dividing import is_made_anywhere
 from stablehlo_tools.transforms.parts.partition.op_rules import is_whole_op, undividable
 
 _FUSED_INTO = ELEMENTWISE | full_names("broadcast_in_dim reshape transpose slice pad concatenate")
-# Through which compilers take a sum, out of a loop that adds up what they give.
+# If a loop adds up the results of these ops, compilers move the sum over devices past them.
 _LINEAR = full_names("convert reshape transpose")
-_UNKNOWN_TRIPS = 8  # of a loop that does not say how often it runs
+_UNKNOWN_TRIPS = 8  # of a loop without a constant trip count
 
 
 @dataclass(eq=False, slots=True)
 class Extent:
-    """From where to where a loop stands in the order of the text."""
+    """The first and the last place of a loop in the order of the text."""
 
     start: int
     end: int
@@ -69,9 +68,9 @@ class Extent:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """An operand: where a node takes a tensor.
+    """The operand of an op that is a node's tensor.
 
-    `order` is that of the text; `loops` are those around, outermost first.
+    `order` is the place in the text; `loops` are the surrounding loops, outermost first.
     """
 
     op: ir.Operation
@@ -87,29 +86,31 @@ class Use:
     node: Node
     tensor: int
     place: Place
-    until: int = 0  # the order of the text until which the value is needed for it
+    until: int = 0  # the place in the text up to which this use keeps the value live
 
 
 @dataclass(frozen=True, slots=True)
 class Total:
-    """What a loop adds values up to and does nothing else with: the node that carries it, and how
-    often it is made. Of what it adds compilers sum the parts once, behind the loop, where they
-    would be all_reduced."""
+    """A sum of values that a loop carries and only adds to.
+
+    `carry` is the node of that carry, `times` the number of runs of the loop. For an added value in
+    parts of a sum, compilers write one all_reduce after the loop, not one in each iteration.
+    """
 
     carry: Node
     times: int
 
     def without(self, choice: Choice, partial: AtomList) -> bool:
-        """Whether the carry, by this choice, is not divided over the atoms of a sum."""
+        """Returns True if the carry, by this choice, is not divided over the atoms of a sum."""
         layout = self.carry.form.atoms.layouts[choice.layouts[0]]
         return not any(atom in partial for atoms in layout for atom in atoms)
 
 
 @dataclass(eq=False)
 class Link:
-    """A value; `size` is that of the whole, in bytes.
+    """A value; `size` is the size of the whole value, in bytes.
 
-    `stated` is the number of the layout that propagation gave it, `left` are the atoms along which
+    `stated` is the number of the layout that propagation gave it. `left` are the atoms along which
     the program wants it in parts of a sum.
     """
 
@@ -117,24 +118,25 @@ class Link:
     number: int
     size: float
     stated: int
-    times: int  # how often the value is made in a run
+    times: int  # how often the value is made in one run of the program
     maker: Node | None = None  # None: every device can make any part of it
     made_as: int = 0  # the maker's tensor
-    born: int = 0  # the order of the op that makes it
-    around: int = 0  # the order where the loop around it begins
+    born: int = 0  # the place of the op that makes it
+    around: int = 0  # the place where the loop around it begins
     left: AtomList = ()
-    is_fused: bool = False  # whether no kernel writes it: part of the one that uses it
-    at_peak: bool = False  # whether it is held where the program, as propagated, holds most
+    is_fused: bool = False  # True if it is fused into its users, so that no kernel writes it
+    at_peak: bool = False  # True if it is live at the memory peak of the propagated program
     uses: list[Use] = field(default_factory=list["Use"])
-    total: Total | None = None  # what it is added to
+    total: Total | None = None  # the sum that it is added to
 
 
 @dataclass(eq=False)
 class Node:
-    """What divides its tensors, operands first, by one strategy, which a pinned node keeps.
+    """An op, or a carry, that divides its tensors, operands first, by one strategy. A pinned node
+    keeps it.
 
-    `op` makes the outputs, or of what a loop or branch carries the one of number `carry`. `lost`
-    are the atoms that propagation put on factors which the op cannot have divided.
+    `op` makes the outputs. If `op` is a loop or a branch, the node is that of its carry, or result,
+    `carry`. `lost` are atoms that propagation put on factors that the op cannot divide.
     """
 
     number: int
@@ -153,18 +155,18 @@ class Node:
 
     @cached_property
     def links(self) -> list[Link]:
-        """Those whose price its choice changes."""
+        """The links whose prices depend on its choice."""
         own = [link for link in (*self.inputs, *self.outputs) if link is not None]
         return own + self.added
 
     def layout(self, tensor: int) -> Layout:
-        """A tensor's layout."""
+        """Returns a tensor's layout."""
         return self.form.atoms.layouts[self.choice.layouts[tensor]]
 
 
 @dataclass(frozen=True, slots=True)
 class _Taken:
-    """An operand; its link, where there is one."""
+    """An operand with its link, if it has one."""
 
     value: ir.Value
     link: Link | None
@@ -174,7 +176,7 @@ class _Taken:
 class Problem:
     """The nodes and links of a function without calls.
 
-    `left`: for each of its results the axes along which devices keep parts of a sum.
+    `left` has, for each of its results, the axes along which devices keep parts of a sum.
     """
 
     def __init__(self, main: ir.Operation, shardings: ValueShardings, left: Sequence[Axes]) -> None:
@@ -208,7 +210,7 @@ class Problem:
             link.at_peak = link.born <= self.peak <= last and not link.is_fused
 
     def held(self) -> np.ndarray:
-        """The bytes that a device holds at each place of the text."""
+        """Returns the live bytes per device at each place of the text."""
         held = np.zeros(self._order + 2)
         for link in self.links:
             if link.maker is None or not link.uses:
@@ -235,8 +237,8 @@ class Problem:
             if op.name in TERMINATORS:
                 continue
             if op.name == RESHARD:
-                # A constraint has had its say in propagation; by itself nothing is sent for it, so
-                # those who use its result use the value that it takes.
+                # Propagation has already followed the constraint, and it causes no transfer by
+                # itself. So users of its result become users of its operand.
                 link = self._of_value.get(op.operands[0])
                 if link is not None:
                     self._of_value[op.results[0]] = link
@@ -260,7 +262,7 @@ class Problem:
                 self._op(op, outputs, times)
 
     def _taken(self, op: ir.Operation) -> list[_Taken]:
-        """The operands of an op."""
+        """Returns the operands of an op."""
         return [
             _Taken(value, self._of_value.get(value), Place(op, number, self._order, self._loops))
             for number, value in enumerate(op.operands)
@@ -284,7 +286,7 @@ class Problem:
             fixed = rule.whole | uncut
         form = self._form(rule, frozenset(fixed), pads=op.name != CUSTOM_CALL)
         taken = self._taken(op)
-        # The choice of propagation: the results' axes first, then those of the largest operands.
+        # Start from the propagated axes: those of the results first, then of the largest operands.
         operands = sorted(
             (-each.link.size, n, each.link) for n, each in enumerate(taken) if each.link is not None
         )
@@ -316,7 +318,7 @@ class Problem:
             self._add_up(argument, end.value, times)
 
     def _add_up(self, argument: ir.Value, end: ir.Value, times: int) -> None:
-        """Notes what a loop adds to a value that it carries."""
+        """Notes the values that a loop adds to a carry."""
         op = producer(end)
         if op is None or op.name != ADD or not (_is_used_once(argument) and _is_used_once(end)):
             return
@@ -331,7 +333,8 @@ class Problem:
             added = maker.operands[0] if maker is not None and maker.name in _LINEAR else None
 
     def _manual(self, op: ir.Operation, outputs: list[Link | None]) -> None:
-        """A manual computation takes and gives what it says, and is divided inside as it was."""
+        """Adds pinned nodes for the operands and results of a manual computation, which keep their
+        shardings."""
         stated = sharding_per_value(op.attributes["in_shardings"])
         for number, taken in enumerate(self._taken(op)):
             if isinstance(taken.value.type, ir.RankedTensorType):
@@ -347,7 +350,7 @@ class Problem:
         outputs: Sequence[Link | None],
         times: int,
     ) -> None:
-        """A value that goes in and comes out divided alike."""
+        """Adds a node for a carry, whose operands and outputs are all divided the same way."""
         made = outputs[0]
         if made is None:
             return
@@ -364,7 +367,7 @@ class Problem:
         outputs: Sequence[Link | None],
         dims: Dims | None = None,
     ) -> None:
-        """A node that takes or makes one value divided as the program says."""
+        """Adds a node that uses or makes one value with the sharding that the program states."""
         value = taken[0].value if taken else outputs[0].value if outputs[0] else None
         if value is None:
             return
@@ -396,7 +399,8 @@ class Problem:
         return node
 
     def _lost(self, node: Node, uncut: set[int]) -> dict[int, AtomList]:
-        """What propagation put on factors that no rule of Shardy's keeps whole, though it must."""
+        """Returns the atoms that propagation put on the factors in `uncut`, which Shardy's rule
+        divides although they must be whole."""
         lost: dict[int, AtomList] = {}
         for number, link in enumerate((*node.inputs, *node.outputs) if uncut else ()):
             if link is not None:
@@ -432,7 +436,8 @@ def _is_used_once(value: ir.Value) -> bool:
 
 
 def _is_fused(link: Link) -> bool:
-    """Whether a value is computed where it is used: elementwise, and used elementwise."""
+    """Returns True if a value is computed within its users' kernels: elementwise or layout ops make
+    it, and such ops or reduces use it."""
     maker = link.maker
     if maker is None or maker.op is None or maker.op.name not in _FUSED_INTO:
         return False
@@ -448,7 +453,7 @@ def _same_rule(shape: tuple[int, ...], operands: int, results: int) -> ShardingR
 
 
 def _axes_used(main: ir.Operation, shardings: ValueShardings) -> set[AxisRef]:
-    """The axes, and parts of them, that shardings of a function name."""
+    """Returns the axes, and parts of them, in the shardings of a function."""
     arguments, yields = Function(main).body.arguments, Function(main).yields
     seen = {function_sharding(main, "arg_attrs", number) for number in range(len(arguments))}
     seen |= {function_sharding(main, "res_attrs", number) for number in range(len(yields))}

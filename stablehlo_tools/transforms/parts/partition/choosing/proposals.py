@@ -1,6 +1,7 @@
-"""What to try: each mesh axis on each dimension of the program, wherever it has that dimension.
+"""Proposes strategies: each mesh axis on each dimension of the program, wherever it has that
+dimension.
 
-Dimensions that ops hand on are one *dimension of the program*: the batch, the positions, the heads
+Dimensions that ops pass on form one *dimension of the program*: the batch, the positions, the heads
 of a layer. Those that never meet in an op are tried at once.
 """
 
@@ -26,23 +27,23 @@ from stablehlo_tools.transforms.parts.partition.choosing.prices import Step
 from stablehlo_tools.transforms.parts.partition.choosing.problem import Link, Node, Problem
 
 _MOST_SWEEPS = 4
-_RANKS = 64  # more than a value has dimensions
-_MOST_ALIKE = 4  # nodes that want a value alike and are tried one by one
-_HOPED = 0.9  # of the cost: what hides is known to a tenth; what counts on more has to gain that
-_WORTH_ANOTHER = 1e-4  # of the cost, that the last proposals have to gain, as many as a sweep has
-_BESIDE = 0.65  # of all kernels, those that collectives run beside
-_HIDDEN = 0.85  # of the collectives that can be hidden, those that are
-_ROOM = 2.0  # times what it takes to gather a value, which kernels beside it have to take
+_RANKS = 64  # more than the rank of any value
+_MOST_ALIKE = 4  # up to so many nodes that want a value in the same layout are tried one by one
+_HOPED = 0.9  # share of the cost: hiding is known to a tenth, so relying on it has to gain a tenth
+_WORTH_ANOTHER = 1e-4  # share of the cost that the last proposals, a sweep of them, have to gain
+_BESIDE = 0.65  # share of all kernels that collectives overlap with
+_HIDDEN = 0.85  # share of the hideable collectives that are hidden
+_ROOM = 2.0  # the time of kernels needed to hide a collective, as a multiple of an all_gather's
 _PRODUCTS = (DOT_GENERAL, CONVOLUTION)
 
 
 def improve(moves: Moves) -> None:
-    """Gives every node of a problem the choice that was found best. Deterministic.
+    """Gives every node of a problem the best choice found. Deterministic.
 
-    Of three, the one that costs least once compilers hide what they can: what was propagated, what
-    costs least as it stands, and what does if little of what kernels can hide counts. The last
-    takes longer where compilers hide less than is hoped, and so has to gain something; of a small
-    program that stands for a large one nobody knows what it hides.
+    There are three candidates: the propagated choices, those of least cost, and those of least cost
+    if hideable collectives hardly count. The one of least cost after hiding is kept. The third is
+    slower if compilers hide less than expected, so it has to gain `1 - _HOPED`. It is left out for
+    a small program that represents a large one, because what that one hides is unknown.
     """
     nodes = moves.problem.nodes
     hiding = Hiding(moves)
@@ -68,7 +69,7 @@ def _choose(nodes: Sequence[Node], choices: Sequence[Choice]) -> None:
 
 def _search(moves: Moves) -> None:
     dimensions = _Dimensions(moves.problem)
-    recent = deque[float](maxlen=dimensions.most_proposals + 1)  # what a sweep up to now gained
+    recent = deque[float](maxlen=dimensions.most_proposals + 1)  # gains of the last proposals
     for _ in range(_MOST_SWEEPS):
         enough = _WORTH_ANOTHER * moves.cost()
         for gained in _sweep(moves, dimensions):
@@ -78,14 +79,15 @@ def _search(moves: Moves) -> None:
 
 
 def _sweep(moves: Moves, dimensions: _Dimensions) -> Iterator[float]:
-    """Tries everything once; the ns gained by each."""
+    """Tries all proposals once. Yields the ns gained by each."""
     for atoms in moves.problem.atoms.movable:
         yield from map(moves.take, dimensions.proposals(atoms))
     yield sum(_settle(moves, link) for link in moves.problem.links)
 
 
 def _settle(moves: Moves, link: Link) -> float:
-    """Lets the nodes at the ends of a value that is resharded divide it as others of them do."""
+    """Tries, for a value that is resharded, the layout of each of its nodes on the others. Returns
+    the ns gained."""
     maker = link.maker
     if maker is None or not link.uses:
         return 0.0
@@ -107,7 +109,8 @@ def _settle(moves: Moves, link: Link) -> float:
 
 
 def adopting(node: Node, tensor: int, layout: int) -> Iterator[dict[Node, Choice]]:
-    """A node with a tensor divided so, and the rest as it is, or free."""
+    """Yields choices of a node with a tensor in this layout: one keeps the rest of its strategy,
+    one drops it."""
     form = node.form
     wish = form.fitted(tensor, form.atoms.layouts[layout])
     own = {factor: atoms for factor, atoms in enumerate(node.choice.strategy) if atoms}
@@ -116,12 +119,12 @@ def adopting(node: Node, tensor: int, layout: int) -> Iterator[dict[Node, Choice
 
 
 class _Dimensions:
-    """The dimensions of a program, in colours: those of a colour never meet in an op."""
+    """The dimensions of a program, in colours. Dimensions of one colour never meet in an op."""
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
         places = [self._places(node) for node in problem.nodes]
-        # A label for each of `count` numbers; those that are listed together share it.
+        # Label all (link, dimension) numbers; those that share a factor get the same label.
         count = len(problem.links) * _RANKS
         pairs = [
             (one, other)
@@ -160,7 +163,8 @@ class _Dimensions:
 
     @staticmethod
     def _places(node: Node) -> list[list[int]]:
-        """For each factor the dimensions of values that it is the first of, as numbers."""
+        """Returns, for each factor, the dimensions of values in which it is the major factor, as
+        numbers."""
         tensors = (*node.inputs, *node.outputs)
         return [
             [link.number * _RANKS + dim for t, dim in each if (link := tensors[t]) is not None]
@@ -169,12 +173,12 @@ class _Dimensions:
 
     @property
     def most_proposals(self) -> int:
-        """Of a sweep."""
+        """The largest number of proposals in a sweep."""
         return 3 * len(self._placed) * len(self._problem.atoms.movable)
 
     def proposals(self, atoms: AtomList) -> Iterator[dict[Node, Choice]]:
-        """The atoms onto the dimensions of each colour; from them; where an op has several of
-        them, onto the first or the last."""
+        """Yields three proposals for each colour: the atoms on its dimensions, on the last of them
+        if an op has several, and on none."""
         for placed in self._placed:
             three: list[dict[Node, Choice]] = [{}, {}, {}]
             known: dict[tuple[Choice, tuple[int, ...]], list[Choice | None]] = {}
@@ -195,7 +199,7 @@ class _Dimensions:
 def _moved(
     form: Form, strategy: Strategy, atoms: AtomList, factors: Sequence[int]
 ) -> list[Choice | None]:
-    """The choices with the atoms on the first of some factors, on the last, and on none."""
+    """Returns the choices with the atoms on the first of some factors, on the last, and on none."""
     off = None
     if any(atom in strategy[f] for f in factors for atom in atoms):
         cleared = (
@@ -207,17 +211,18 @@ def _moved(
 
 
 class Hiding:
-    """What of a problem's collectives its kernels can hide.
+    """Estimates which of a problem's collectives its kernels can hide.
 
-    A collective is hidden by kernels that neither give it its operand nor wait for its result: a
-    gather of weights by the layers before their own, but no sum of activations on their way.
+    Kernels can hide a collective if they neither make its operand nor wait for its result. The
+    gather of weights is hidden by earlier layers. The sum of activations on the critical path is
+    not.
     """
 
     def __init__(self, moves: Moves) -> None:
         problem = moves.problem
         self._moves = moves
         self._first = _earliest(problem.links)
-        # The last place in the text at which the collectives of a value can run.
+        # Find the last place in the text at which the collectives of a value can run.
         end = problem.end + 1
         last: dict[Link, int] = {}
         for link in reversed(problem.links):
@@ -231,18 +236,18 @@ class Hiding:
         self._last = last
 
     def cost(self) -> float:
-        """ns of all that the choices decide, less what runs beside kernels."""
+        """Returns the ns that depend on the choices, minus the collectives that kernels hide."""
         done = self._done()
         hidden = sum(self._moves.collectives(link) for link in self._hideable(done))
         return self._moves.cost() - _HIDDEN * min(hidden, _BESIDE * float(done[-1]))
 
     def shares(self) -> dict[Link, float]:
-        """How much of the collectives of values counts that kernels hide, however these are
-        divided."""
+        """Returns the factor on the collectives of each value that kernels can hide, in any
+        layout."""
         return dict.fromkeys(self._hideable(self._done()), 1 - _HIDDEN)
 
     def _done(self) -> np.ndarray:
-        """ns of kernels up to each place in the text."""
+        """Returns the ns of kernels up to each place in the text."""
         moves, problem = self._moves, self._moves.problem
         kernels = np.zeros(problem.end + 3)
         for node in problem.nodes:
@@ -251,7 +256,7 @@ class Hiding:
         return np.cumsum(kernels)
 
     def _hideable(self, done: np.ndarray) -> Iterator[Link]:
-        """The values whose collectives have room beside kernels."""
+        """Yields the values whose collectives have enough kernels to overlap with."""
         moves = self._moves
         everywhere = tuple(range(len(moves.problem.atoms.sizes)))
         for link, first in self._first.items():
@@ -262,8 +267,8 @@ class Hiding:
 
 
 def _earliest(links: list[Link]) -> dict[Link, int]:
-    """From where in the text the collectives of a value can run; without those that no argument
-    goes into."""
+    """Returns the first place in the text at which the collectives of each value can run. Values
+    that depend on no argument are left out."""
     first: dict[Link, int] = {}
     for link in links:
         maker = link.maker
@@ -280,5 +285,5 @@ def _earliest(links: list[Link]) -> dict[Link, int]:
 
 
 def _is_waited_for(node: Node) -> bool:
-    """Whether a node is a product, or what a loop or branch carries."""
+    """Returns True if a node is a product, or the carry of a loop or branch."""
     return node.carry is not None or (node.op is not None and node.op.name in _PRODUCTS)
