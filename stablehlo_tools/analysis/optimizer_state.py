@@ -1,14 +1,14 @@
-"""Which arguments of a training step are an optimizer's state, and what they are updated by.
+"""Finds the arguments of a training step that are an optimizer's state, and their gradients.
 
     func @main(%w, %m, %batch) -> (%w1, %m1) {
       %g = …                                 // of %w and %batch: the gradient
-      %m1 = stablehlo.add %m, %g             // %m is state: it comes back as %m1
+      %m1 = stablehlo.add %m, %g             // %m is state: its new value is %m1
       %w1 = stablehlo.subtract %w, %m1       // %w is a parameter: a product depends on it
     }
 
-An argument is state if the program gives it back changed, by elementwise ops and reductions, and
-nothing that multiplies matrices, gathers or loops depends on it: the moments of Adam and Lion, the
-rows and columns of Adafactor. The momentum of Muon and the statistics of Shampoo are none.
+An argument is state if the program returns it changed, by elementwise ops and reductions, and no
+matrix product, gather or loop depends on it: the moments of Adam and Lion, the rows and columns of
+Adafactor. The momentum of Muon and the statistics of Shampoo are not state in this sense.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from stablehlo_tools.ir.walk import terminator, values_used_outside
 _HEAVY = ops_with_any(Trait.CONTRACTION | Trait.LOOP | Trait.BRANCH | Trait.OPAQUE) | ops_with(
     Trait.INDEXED
 )
-ON_THE_WAY = ELEMENTWISE | {SHARDING_CONSTRAINT}  # from a state to what it comes back as
+ON_THE_WAY = ELEMENTWISE | {SHARDING_CONSTRAINT}  # ops between a state and its new value
 _FILLED = CONSTANTS | {BROADCAST}  # a rate, a scale: the same for all elements
 
 
 class OptimizerState:
-    """The state among the arguments of a block, which has no calls.
+    """The state among the arguments of a block without calls.
 
-    `aliased`: by argument, the result that lies in its memory, where the program says so.
+    `aliased` maps arguments to the results that share their memory, if the program states that.
     """
 
     def __init__(self, block: ir.Block, aliased: Mapping[int, int]) -> None:
@@ -43,32 +43,34 @@ class OptimizerState:
         self._results_of: dict[ir.Value, list[int]] = {}
         for number, value in enumerate(self.returned):
             self._results_of.setdefault(value, []).append(number)
-        self._made: dict[int, list[int]] = {}  # by argument, what is found once
-        # What a product, a gather, a loop or a call of a library depends on.
+        self._made: dict[int, list[int]] = {}  # cache of `made_of`
+        # Values on which a product, a gather, a loop or a call of a library depends.
         steering: set[ir.Value] = set()
         for view in reversed(list(self._block.operations)):
             op = view.operation
             if op.name in _HEAVY or any(result in steering for result in op.results):
                 steering.update(values_used_outside(op))
         self._steering = steering
-        # The arguments that are state, and the results that they become.
+        # Maps the arguments that are state to the results with their new values.
         self.states = dict(self._find_states())
 
     def made_of(self, argument: int) -> list[int]:
-        """The results that elementwise ops make of an argument, the nearest first."""
+        """Returns the results that elementwise ops make of an argument, the nearest first."""
         if argument not in self._made:
             self._made[argument] = self._followed(self.arguments[argument])
         return self._made[argument]
 
     def is_parameter(self, argument: int) -> bool:
-        """Whether an argument is given back by elementwise ops, and the forward depends on it."""
+        """Returns True if a result is made of an argument by elementwise ops, and a product, a
+        gather or a loop depends on the argument."""
         value = self.arguments[argument]
         if not isinstance(value.type, ir.RankedTensorType) or value not in self._steering:
             return False
         return is_float(value.type) and bool(self.made_of(argument))
 
     def parameters(self) -> dict[int, int]:
-        """The argument that each result is the new value of, where that is a parameter."""
+        """Maps each result that is the new value of a parameter to the parameter's argument
+        number."""
         of: dict[int, int] = {}
         for number in range(len(self.arguments)):
             if number not in self.states and self.is_parameter(number):
@@ -77,8 +79,8 @@ class OptimizerState:
         return of
 
     def gradients(self, argument: int) -> list[ir.Value]:
-        """What a state is updated by: values of its shape that no elementwise op makes of
-        others."""
+        """Returns the values that update a state: those of its shape at which its chain of
+        elementwise ops begins."""
         shape = shape_of(self.arguments[argument])
         found: list[ir.Value] = []
         pending, seen = [self.returned[self.states[argument]]], set[ir.Value]()
@@ -95,8 +97,9 @@ class OptimizerState:
         return found
 
     def _find_states(self) -> Iterator[tuple[int, int]]:
-        """Arguments that are state, each with the result that it is given back as: the one that it
-        shares memory with, or else the one that fewest elementwise ops make of it."""
+        """Yields each argument that is state with the result that is its new value. That is the
+        result that shares its memory or, without aliasing, the one that fewest elementwise ops make
+        of it."""
         taken: set[int] = set()
         for number, value in enumerate(self.arguments):
             type_ = value.type

@@ -1,14 +1,15 @@
-"""Which values of a loop's body, run on one microbatch, are terms of a sum over all of them.
+"""Finds the values in a loop's body, run on one microbatch, that are terms of a sum over all of
+them.
 
-A gradient of weights is a sum over the batch: on a microbatch, the op that sums gives one term of
-it. What is linear in such a term is a term again, so that the terms can be added up wherever they
-end. An op that is not linear, or one that mixes samples without summing them, needs the whole
-batch: it blocks what depends on it.
+A gradient of weights is a sum over the batch. On a microbatch, the op that sums computes one term
+of it. A linear op on such a term returns a term, so terms can be added up at the end of the chain.
+An op that is not linear, or mixes samples without summing them, needs the whole batch: it blocks
+all values that depend on it.
 
     value         on one microbatch
-    early         what it is for these samples, or what it is for all (no entry here)
+    early         its value for these samples, or for all of them (no entry here)
     partial       one term: the whole is their sum (`add`), maximum, …
-    blocked       nothing of use; the op says why
+    blocked       no usable value; the op is the reason
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ from stablehlo_tools.ir.views import Combining
 _SHAPE = LAYOUT | {SLICE, SHARDING_CONSTRAINT}
 _UNARY = ops_with(Trait.UNARY | Trait.LINEAR_IN_FIRST)
 _KEEPS_ZERO = frozenset({BROADCAST, CONVERT, RESHAPE, SHARDING_CONSTRAINT})
-_EXACT_COUNT = 32  # bits of an integer that counts do not wrap around in
+_EXACT_COUNT = 32  # bits of an integer in which counts do not wrap around
 _PRODUCTS = ops_with(Trait.LINEAR_IN_EACH) - {"stablehlo.dot"}
 _COMBINING = ops_with(Trait.ACROSS_DEVICES) | {REDUCE, SCATTER}
 _ALL_TERMS = ops_with_any(Trait.LINEAR_IN_ALL | Trait.EXCHANGE | Trait.ACROSS_DEVICES)
@@ -54,8 +55,8 @@ _ALL_TERMS = ops_with_any(Trait.LINEAR_IN_ALL | Trait.EXCHANGE | Trait.ACROSS_DE
 
 @dataclass
 class PartialSums:
-    """The outcome, by the numbers of values: `terms` gives the reduction that joins the terms,
-    `blocked` the op because of which a value is not available."""
+    """The outcome, by the numbers of values: `terms` has the reduction that combines the terms,
+    `blocked` the op that makes a value unavailable."""
 
     dims: BatchDims
     terms: dict[int, str] = field(default_factory=dict[int, str])
@@ -105,7 +106,7 @@ class PartialSums:
             self.terms.update(dict.fromkeys(node.results, next(iter(reducers))))
 
     def _step(self, node: Node, step: OpTiling) -> None:
-        """An op on samples: a sum over them is a term."""
+        """Follows an op on samples. If it reduces over them, its results are terms."""
         reducer = step.combine
         if step.chained:
             reducer = reducer_kind(Combining(node.op).combiner)
@@ -122,7 +123,8 @@ class PartialSums:
         self.blocked.update(dict.fromkeys(node.results, why))
 
     def is_term(self, number: int, reducer: str) -> bool:
-        """Whether a value can stand among terms: it is one, or the identity of the reduction."""
+        """Returns True if a value can be combined with terms: it is a term, or the identity of the
+        reduction."""
         if number in self.terms:
             return self.terms[number] == reducer
         return number not in self.dims.tilings and self._is_identity(number, reducer)
@@ -132,7 +134,7 @@ class PartialSums:
         return (reducer == "add" and _is_zero(value)) or is_identity_of(reducer, value)
 
     def _is_linear(self, node: Node, reducer: str) -> bool:
-        """Whether an op on terms gives a term."""
+        """Returns True if an op on terms returns a term."""
         op, name = node.op, node.name
         if name in _SHAPE:
             return True
@@ -156,7 +158,7 @@ class PartialSums:
             return starts_from_zero and terms == [True, False]
         if name in (DYNAMIC_SLICE, GATHER):  # the indices, and all else, are known
             return terms[0] and not any(terms[1:])
-        # Of an exchange, some devices receive 0 if anything.
+        # A device that receives no part in an exchange gets 0, which is a term as well.
         if name in _ALL_TERMS:
             among = range(len(terms))
         elif name in (DYNAMIC_UPDATE_SLICE, PAD):
@@ -209,7 +211,8 @@ class PartialSums:
         ends: Sequence[Node | None],
         tried: set[int],
     ) -> list[int]:
-        """Carries that are no terms yet and not available, but may be sums that start from 0."""
+        """Returns the blocked carries that may be sums that start from 0. The loop is then followed
+        again under that assumption."""
         hopeful = [
             place
             for place, (reducer, stop) in enumerate(zip(carried, ends, strict=True))
@@ -225,7 +228,8 @@ class PartialSums:
     def _carried(
         self, node: Node, place: int, before: str | None, now: str | None
     ) -> str | Node | None:
-        """What a carry is of, from before the loop and from an iteration."""
+        """Returns the reduction of a carry, from its states before the loop and after an iteration.
+        Returns the loop if they do not fit together."""
         if before == now:
             return before
         reducer = before or now
@@ -239,7 +243,7 @@ class PartialSums:
     def _put(
         self, numbers: Sequence[int], carried: Sequence[str | None], stopped: Sequence[Node | None]
     ) -> None:
-        """What the carries of a loop are, in it or behind it."""
+        """Sets the states of a loop's carries, in the loop or after it."""
         for number, reducer, stop in zip(numbers, carried, stopped, strict=True):
             self.terms.pop(number, None)
             self.blocked.pop(number, None)
@@ -270,7 +274,7 @@ class PartialSums:
 
 
 def _is_zero(value: ir.Value) -> bool:
-    """Whether a value is 0 throughout, in whatever type it was first written."""
+    """Returns True if a value is 0 everywhere, also through conversions and broadcasts."""
     maker = producer(value)
     while maker is not None and maker.name in _KEEPS_ZERO:
         value = maker.operands[0]
@@ -279,10 +283,10 @@ def _is_zero(value: ir.Value) -> bool:
 
 
 def _keeps_sums(convert: ir.Operation) -> bool:
-    """Whether sums may be converted: between floats but for rounding, between integers where none
-    is cut off that would have carried, from counts to floats.
+    """Returns True if a conversion of terms returns terms: float to float (up to rounding), integer
+    to an integer that is not wider, counts to floats.
 
-    Integers without a sign wrap around below 0.
+    Unsigned integers wrap around below 0.
     """
     before, after = element_of(convert.operands[0]), element_of(convert.results[0])
     if not isinstance(before, ir.IntegerType):
@@ -293,7 +297,7 @@ def _keeps_sums(convert: ir.Operation) -> bool:
 
 
 def source_of(terms: PartialSums, node: Node) -> Node | None:
-    """The op that made the first term which an op takes."""
+    """Returns the op that made the first term among an op's inputs; None if there is none."""
     makers = {number: maker for maker in terms.dims.graph.nodes for number in maker.results}
     pending = [n for n in node.inputs if n in terms.terms]
     seen: set[int] = set()

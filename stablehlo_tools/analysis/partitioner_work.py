@@ -1,13 +1,13 @@
-"""What communication a program leaves to a compiler: by whose shardings, and where they begin.
+"""Finds the communication that a program leaves to a compiler, by the kind of its shardings.
 
 sdy.sharding, sdy.sharding_constraint, a manual computation with free axes      Shardy's
 mhlo.sharding, @Sharding, @SPMDFullToShardShape, mhlo.spmd_output_sharding      GSPMD's
 xla.sdy.sharding among the frontend attributes, @xla.sdy.GlobalToLocalShape     Shardy's, as XLA
                                                                                 passes them on
 
-XLA's partitioner may add collectives of its own to a program for all devices (`op_that_may_add`):
-where a value outside of manual computations is sharded in one way where it is made and in another
-where it is used. Such collectives are not in the module, and nothing orders them.
+XLA's partitioner may add collectives of its own to a program for all devices (`op_that_may_add`).
+It does so if a value outside of manual computations is made in one sharding and used in another.
+Such collectives are not in the module, and their order is not determined.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _TILES = re.compile(r"devices=\[([\d,]+)\]")
 
 
 class Annotation(enum.Enum):
-    """Whose shardings say how a program is divided."""
+    """The kind of shardings by which a program is divided."""
 
     SHARDY = "Shardy's shardings (sdy.sharding)"
     GSPMD = "GSPMD's shardings (mhlo.sharding)"
@@ -68,7 +68,7 @@ class Annotation(enum.Enum):
 class LeftToCompiler:
     """Work that is left to a compiler's partitioner, on `partitions` devices.
 
-    `place` is where the first sharding stands.
+    `place` is the location of the first sharding.
     """
 
     annotation: Annotation
@@ -77,12 +77,13 @@ class LeftToCompiler:
 
     @property
     def advice(self) -> str:
-        """How to get the collectives into the program."""
+        """Advice for messages: the passes that write the collectives into the program."""
         return f"run {EXPLICIT} first"
 
 
 def refuse_unpartitioned(module: ir.Module, name: str, precondition: str) -> None:
-    """Raises ToolError where a pass would miss the collectives that are left to a compiler."""
+    """Raises ToolError if collectives are left to a compiler, because the pass `name` would miss
+    them."""
     left = left_to_the_partitioner(module)
     if left is not None:
         raise ToolError(
@@ -94,7 +95,8 @@ def refuse_unpartitioned(module: ir.Module, name: str, precondition: str) -> Non
 
 
 def left_to_the_partitioner(module: ir.Module) -> LeftToCompiler | None:
-    """What of a program's communication is left to a compiler; None where all is in the program."""
+    """Returns the communication that a program leaves to a compiler; None if it contains all
+    of it."""
     first = first_annotation(module)
     if first is None:
         return None
@@ -103,7 +105,7 @@ def left_to_the_partitioner(module: ir.Module) -> LeftToCompiler | None:
     if partitions < 2:
         return None
     if is_per_device(module):
-        return None  # XLA leaves on parameters how it has divided them
+        return None  # XLA keeps shardings on the parameters after it has partitioned
     if annotation is Annotation.SHARDY:
         block = Function(entry_function(module)).body
         work = [each.operation for each in block.operations if each.operation.name not in _NO_WORK]
@@ -113,7 +115,8 @@ def left_to_the_partitioner(module: ir.Module) -> LeftToCompiler | None:
 
 
 def _partitions(module: ir.Module, annotation: Annotation) -> int:
-    """Into how many partitions the module says that it is divided; else its meshes, or tiles."""
+    """Returns the number of partitions that the module states. If it states none, returns the
+    largest number of its groups, meshes or tiles."""
     stated = module.operation.attributes.get("mhlo.num_partitions")
     if stated is not None:
         return ir.IntegerAttr(stated).value
@@ -130,7 +133,7 @@ def _partitions(module: ir.Module, annotation: Annotation) -> int:
 
 
 def first_annotation(module: ir.Module) -> tuple[Annotation, ir.Operation] | None:
-    """Whose shardings a module has, and the first op with one.
+    """Returns the kind of a module's shardings, and the first op with one; None if it has none.
 
     Older jax writes Shardy's and, beside them, GSPMD's of arguments.
     """
@@ -159,23 +162,23 @@ def first_annotation(module: ir.Module) -> tuple[Annotation, ir.Operation] | Non
 
 
 def _free_axes(computation: ir.Operation, module: ir.Module) -> set[str]:
-    """The axes over which XLA's partitioner divides a manual computation."""
+    """Returns the axes over which XLA's partitioner divides a manual computation."""
     axes = {name for mesh in meshes_of(module).values() for name, size in mesh.axes if size > 1}
     return axes - manual_axes(computation)
 
 
 def partly_manual_computation(module: ir.Module) -> ir.Operation | None:
-    """The first manual computation of `main` that leaves axes to XLA's partitioner, which may add
-    collectives inside of it."""
+    """Returns the first manual computation of `main` that leaves axes to XLA's partitioner, which
+    may add collectives inside it."""
     block = Function(entry_function(module)).body
     computations = (v.operation for v in block.operations if v.operation.name == MANUAL_COMPUTATION)
     return next((op for op in computations if _free_axes(op, module)), None)
 
 
-# Ops that make a value that is the same everywhere, or one that any sharding suits.
+# Ops whose result is the same on all devices, or fits any sharding.
 _FREE = ops_with(Trait.TOKEN) | {CONSTANT, PARTITION_ID}
-# Each result element is made of the operands' elements at its own place. Fewer than have the trait:
-# of CHLO's ops and of these it is not known here how the partitioner treats them.
+# It is not known how the partitioner treats these elementwise ops. CHLO's ops are left out for the
+# same reason.
 _UNTRIED = ops_with_any(Trait.COMPLEX_PART | Trait.INTEGRAL | Trait.SHIFT) | full_names(
     "atan2 cbrt count_leading_zeros exponential_minus_one log_plus_one popcnt reduce_precision "
     "remainder tan"
@@ -184,10 +187,11 @@ _ELEMENTWISE = STABLEHLO & ELEMENTWISE - _UNTRIED
 
 
 def op_that_may_add(main: ir.Operation) -> ir.Operation | None:
-    """The first op of a function without calls for which collectives may be added; None if none.
+    """Returns the first op of a function without calls that may need added collectives; None if
+    none does.
 
-    Harmless are ops on scalars, manual computations that take values as they are sharded, and
-    elementwise ops on values that are all sharded alike.
+    No collectives are added for ops on scalars, and for elementwise ops on values with the same
+    sharding. The same holds for manual computations whose operands have the stated shardings.
     """
     block = Function(main).body
     arguments, end = list(block.arguments), terminator(block)
@@ -209,7 +213,7 @@ def op_that_may_add(main: ir.Operation) -> ir.Operation | None:
 
 
 def _made(op: ir.Operation, shardings: Mapping[ir.Value, str | None]) -> list[str | None] | None:
-    """How an op's results are sharded, where it needs no communication; else None."""
+    """Returns the shardings of an op's results; None if the op may need communication."""
     taken = [shardings.get(value) for value in op.operands]
     if op.name == MANUAL_COMPUTATION:
         wanted = sharding_per_value(op.attributes["in_shardings"])
@@ -232,12 +236,12 @@ def _made(op: ir.Operation, shardings: Mapping[ir.Value, str | None]) -> list[st
 
 
 def _differ(one: str | None, other: str | None) -> bool:
-    """Whether two shardings are both said, and different."""
+    """Returns True if two shardings are both known, and different."""
     return one is not None and other is not None and one != other
 
 
 def _normal(sharding: ir.Attribute) -> str:
-    """A sharding without what leaves its dimensions open."""
+    """Returns the text of a sharding without the marks of open dimensions."""
     return re.sub(r",?\s*\?", "", str(sharding))
 
 

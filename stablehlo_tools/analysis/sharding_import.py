@@ -1,4 +1,4 @@
-"""The import of shardings: Shardy's, in place of those of GSPMD and of older releases of jax."""
+"""Imports shardings: replaces those of GSPMD and of older releases of jax by Shardy's."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _BATCH_DIMS = "num_batch_dims"
 
 
 def import_shardings(module: ir.Module) -> None:
-    """Puts Shardy's shardings in the place of GSPMD's, and of those that older jax wrote as XLA's
-    frontend attributes. What is divided already, or runs on one device, stays as it is.
+    """Replaces GSPMD's shardings, and older jax's XLA frontend attributes, by Shardy's shardings,
+    in place. A module that is divided already, or runs on one device, does not change.
 
-    Raises a located ToolError for what cannot be read (P1), or is over no one mesh (P3).
+    Raises a located ToolError for shardings that cannot be read (P1), or have no common mesh (P3).
     """
     first = first_annotation(module)
     if first is None or first[0] is Annotation.SHARDY or left_to_the_partitioner(module) is None:
@@ -44,8 +44,8 @@ def import_shardings(module: ir.Module) -> None:
             )
     else:
         import_gspmd(module)
-        # Gives each custom call with batch dimensions the sharding rule that jax writes for Shardy:
-        # without it, propagation stops at the call.
+        # Give each custom call with batch dimensions the sharding rule that jax writes for Shardy.
+        # Without it, propagation stops at the call.
         for op in ops_named(module.operation, {CUSTOM_CALL}):
             if RULE not in op.attributes and (count := call_batch_dims(op)):
                 op.attributes[RULE] = rule_attribute(batched_rule(op, count), op.context)
@@ -58,7 +58,7 @@ def import_shardings(module: ir.Module) -> None:
 def call_batch_dims(call: ir.Operation) -> int:
     """Counts the leading dimensions along which jax computes a custom call separately.
 
-    All of them if the call only places its operand in a memory.
+    Counts all of them if the call only places its operand in a memory space.
     """
     if placement(call) is not None:
         return rank_of(call.operands[0])
@@ -71,7 +71,7 @@ def call_batch_dims(call: ir.Operation) -> int:
 
 
 def batched_rule(op: ir.Operation, count: int) -> ShardingRule:
-    """The rule of a custom call whose first `count` dimensions are batch dimensions."""
+    """Returns the rule of a custom call whose first `count` dimensions are batch dimensions."""
     sizes = shape_of(op.operands[0])[:count]
     tensors: list[tuple[Factors, ...]] = []
     for value in (*op.operands, *op.results):
@@ -85,7 +85,7 @@ def batched_rule(op: ir.Operation, count: int) -> ShardingRule:
 
 
 def rule_attribute(rule: ShardingRule, context: ir.Context) -> ir.Attribute:
-    """The `sdy.op_sharding_rule` attribute of a rule."""
+    """Returns the `sdy.op_sharding_rule` attribute of a rule."""
     mappings = [_mapping(tensor, context) for tensor in rule.tensors]
     return bindings.OpShardingRuleAttr.get(
         list(rule.sizes),

@@ -1,11 +1,11 @@
-"""Shardings: which mesh axes divide each value of a module, and Shardy's rules for each op.
+"""Shardings: the mesh axes that divide each value of a module, and Shardy's rules for each op.
 
-A tensor's sharding is, for each dimension, the axes that divide it, major first. Axes are kept in
-canonical form: consecutive parts of one axis are joined, and an axis that is whole says so.
+A tensor's sharding has, for each dimension, the axes that divide it, major first. Axes are in
+canonical form: consecutive parts of one axis are joined, and a whole axis has no part.
 
-`sdy-populate-op-sharding-rules` writes a rule on each op that it knows. A rule names factors; each
-dimension of each operand and result is one factor or, for a reshape, several, major first. A
-factor is passed through, reduced over, or in need of being whole on every device.
+`sdy-populate-op-sharding-rules` writes a rule on each op that it knows. A rule names factors. Each
+dimension of each operand and result is one factor or, for a reshape, several, major first. A factor
+is passed through, reduced over, or has to be whole on every device.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from stablehlo_tools.ir.walk import FUNCTION, ops_named
 Axes = tuple[AxisRef, ...]
 Dims = tuple[Axes, ...]
 
-# What taking an axis away leaves behind: a comma at the end, a priority of nothing, empty lists.
+# Text to clean up after an axis is removed: a trailing comma, a priority of {}, empty lists.
 _LEFT = (
     (re.compile(r", \}"), "}"),
     (re.compile(r"\{\}p\d+"), "{}"),
@@ -44,9 +44,9 @@ _LEFT = (
 
 
 def sharding_axes(attribute: ir.Attribute) -> tuple[str, tuple[str, ...]]:
-    """The mesh of a tensor's sharding (empty for one written in line), and the axes that shard it.
+    """Returns the mesh of a tensor's sharding, and the axes that divide it, by name.
 
-    A sub-axis counts as its axis.
+    The mesh is "" if it is inlined. A sub-axis counts as its axis.
     """
     sharding = bindings.TensorShardingAttr(attribute)
     mesh = sharding.mesh_or_ref
@@ -56,18 +56,19 @@ def sharding_axes(attribute: ir.Attribute) -> tuple[str, tuple[str, ...]]:
 
 
 def axes_by_dimension(attribute: ir.Attribute) -> list[list[str]]:
-    """The axes by which a tensor's sharding divides each dimension, major to minor; a sub-axis
-    counts as its axis."""
+    """Returns the axes by which a tensor's sharding divides each dimension, major to minor. A
+    sub-axis counts as its axis."""
     return [[axis.name for axis in axes] for axes, _ in dimension_axes(attribute)]
 
 
 def sharding_per_value(attribute: ir.Attribute) -> list[ir.Attribute]:
-    """The shardings of a list of values, as `in_shardings` holds them."""
+    """Returns the shardings in an attribute such as `in_shardings`."""
     return list(bindings.TensorShardingPerValueAttr(attribute).shardings)
 
 
 def dimension_axes(attribute: ir.Attribute) -> list[tuple[Axes, bool]]:
-    """The axes that divide each dimension of a tensor's sharding, and if others may."""
+    """Returns, for each dimension of a tensor's sharding, its axes, and True if it is open to
+    others."""
     dims: list[tuple[Axes, bool]] = []
     for each in bindings.TensorShardingAttr(attribute).dimension_shardings:
         dim = bindings.SdyDimensionShardingAttr(each)
@@ -78,24 +79,26 @@ def dimension_axes(attribute: ir.Attribute) -> list[tuple[Axes, bool]]:
 def tensor_sharding(
     mesh: str, dims: Iterable[tuple[Axes, bool]], context: ir.Context
 ) -> ir.Attribute:
-    """The sharding by these axes of each dimension, which is open to others or not."""
+    """Returns the sharding with these axes of each dimension; True beside them means open to
+    others."""
     words = [[*map(axis_text, axes), *(["?"] if is_open else [])] for axes, is_open in dims]
     listed = ", ".join("{" + ", ".join(each) + "}" for each in words)
     return ir.Attribute.parse(f"#sdy.sharding<@{mesh}, [{listed}]>", context)
 
 
 def open_dims(rank: int, dim: int | None = None, axes: Axes = ()) -> list[tuple[Axes, bool]]:
-    """Open dimensions, of which the axes divide one if it is given."""
+    """Returns open dimensions; the axes divide dimension `dim`, if given."""
     return [(axes if each == dim else (), True) for each in range(rank)]
 
 
 def manual_axes(computation: ir.Operation) -> frozenset[str]:
-    """The axes over which a manual computation is divided by hand."""
+    """Returns the manual axes of a manual computation."""
     return frozenset(re.findall(r'"([^"]*)"', str(computation.attributes["manual_axes"])))
 
 
 def without_axis(attribute: ir.Attribute, axis: str) -> ir.Attribute:
-    """The axes that divide a tensor's dimensions, over a mesh of the module, but for one axis."""
+    """Returns a tensor's sharding without an axis. The sharding has to name a mesh of the module;
+    it keeps only the axes of dimensions."""
     dims = [
         (tuple(each for each in axes if each.name != axis), is_open)
         for axes, is_open in dimension_axes(attribute)
@@ -104,7 +107,7 @@ def without_axis(attribute: ir.Attribute, axis: str) -> ir.Attribute:
 
 
 def drop_axis(attribute: ir.Attribute, axis: str) -> ir.Attribute:
-    """A sharding, of one value or several, without the axis and its parts."""
+    """Returns a sharding, of one value or several, without the axis and its parts."""
     text = re.sub(rf'"{re.escape(axis)}"(?::\(\d+\)\d+)?(?:, )?', "", str(attribute))
     for left, meant in _LEFT:
         text = left.sub(meant, text)
@@ -112,7 +115,7 @@ def drop_axis(attribute: ir.Attribute, axis: str) -> ir.Attribute:
 
 
 def with_axis(attribute: ir.Attribute, dimension: int, axis: str) -> ir.Attribute:
-    """A tensor's sharding of which an axis divides a dimension as well, as the fastest one."""
+    """Returns a tensor's sharding with one more axis, the minor-most one of a dimension."""
     sharding, context = bindings.TensorShardingAttr(attribute), attribute.context
     dims = list(sharding.dimension_shardings)
     held = bindings.SdyDimensionShardingAttr(dims[dimension])
@@ -122,16 +125,17 @@ def with_axis(attribute: ir.Attribute, dimension: int, axis: str) -> ir.Attribut
 
 
 class FreeAxes:
-    """Tells of an op whether axes are free around it."""
+    """Finds out if ops have free axes around them."""
 
     def __init__(self, module: ir.Module, meshes: dict[str, DeviceMesh]) -> None:
         self._module = module
         self._meshes = meshes
 
     def around(self, op: ir.Operation) -> bool:
-        """Whether a mesh axis of several devices may be free around an op.
+        """Returns True if a mesh axis of several devices may be free around an op.
 
-        Of an op in no manual computation, a function's that one may call, all of them are asked.
+        An op outside of manual computations may be in a function that any of them calls. So it has
+        free axes if any manual computation does.
         """
         manual: set[str] = set()
         parent = op.parent
@@ -143,7 +147,7 @@ class FreeAxes:
 
     @cached_property
     def manual_computations(self) -> list[ir.Operation]:
-        """Those of the module."""
+        """The manual computations of the module."""
         return ops_named(self._module.operation, {MANUAL_COMPUTATION})
 
     @cached_property
@@ -157,7 +161,7 @@ class FreeAxes:
 
 
 SHARDING = "sdy.sharding"
-# Ops that say the sharding of their one result in an attribute of their own.
+# Ops with one result whose sharding has an attribute of another name.
 _OWN_ATTRIBUTE = {
     **dict.fromkeys((RESHARD, SHARDING_CONSTRAINT), "sharding"),
     **dict.fromkeys(ops_with(Trait.RESHARDING), "out_sharding"),
@@ -168,7 +172,7 @@ _AXIS = re.compile(r'"([^"]+)"(?::\((\d+)\)(\d+))?')
 
 
 class MeshAxes:
-    """The axes of one mesh: sizes, canonical form, and who holds which part."""
+    """The axes of one mesh: sizes, canonical form, and the position of each device."""
 
     def __init__(self, mesh: DeviceMesh) -> None:
         self.mesh = mesh
@@ -176,11 +180,11 @@ class MeshAxes:
         self._positions: dict[Axes, np.ndarray] = {}
 
     def size(self, axes: Iterable[AxisRef]) -> int:
-        """Into how many parts the axes divide."""
+        """Returns the number of parts into which the axes divide."""
         return math.prod(self._extent(axis) for axis in axes)
 
     def canonical(self, axes: Iterable[AxisRef]) -> Axes:
-        """Axes of one part left out, neighbours that make one axis joined."""
+        """Returns the axes without those of size 1, and with adjacent parts of one axis joined."""
         joined: list[tuple[str, int, int]] = []
         for axis in axes:
             extent = self._extent(axis)
@@ -194,9 +198,9 @@ class MeshAxes:
         return tuple(self._normal(*part) for part in joined)
 
     def split(self, axes: Axes, factor: int) -> tuple[Axes, Axes] | None:
-        """The first axes, as many as make `factor` parts or are all; and the rest.
+        """Returns the leading axes, as many as make `factor` parts (or all of them), and the rest.
 
-        None where no part of an axis makes the factor whole.
+        Returns None if the axis at the boundary cannot be split there.
         """
         taken: list[AxisRef] = []
         rest = list(axes)
@@ -216,11 +220,12 @@ class MeshAxes:
         return tuple(taken), tuple(rest)
 
     def groups(self, axes: Axes) -> ProcessGroups:
-        """The devices that differ only along the axes, ordered by them, the first the slowest."""
+        """Returns the groups of devices that differ only along the axes. In a group, the first axis
+        varies slowest."""
         return mesh_axes_groups(self.mesh, axes)
 
     def positions(self, axes: Axes) -> np.ndarray:
-        """Each device's number along the axes, indexed by device id."""
+        """Returns each device's position along the axes, indexed by device id."""
         if axes not in self._positions:
             table = np.zeros(self.mesh.size, dtype=np.int64)
             for group in self.groups(axes):
@@ -230,7 +235,7 @@ class MeshAxes:
         return self._positions[axes]
 
     def overlap(self, one: Iterable[AxisRef], other: Iterable[AxisRef]) -> bool:
-        """Whether the two share a part of an axis."""
+        """Returns True if the two share a part of an axis."""
         return any(
             a.name == b.name
             and a.pre_size < b.pre_size * self._extent(b)
@@ -248,7 +253,7 @@ class MeshAxes:
 
 
 class ValueShardings:
-    """The sharding of every value of a module, as the attributes say it. No attribute: whole."""
+    """The sharding of every value of a module, by its attributes. Values without one are whole."""
 
     def __init__(self, axes: MeshAxes, mesh_name: str) -> None:
         self.axes = axes
@@ -257,7 +262,8 @@ class ValueShardings:
         self._unreduced: set[ir.Attribute] = set()
 
     def of(self, value: ir.Value) -> Dims:
-        """The axes that divide each dimension of a value; none at all for a token."""
+        """Returns the axes that divide each dimension of a value; () for a token. Raises a located
+        ToolError for a value in parts of a sum (P6)."""
         attribute = self._attribute(value)
         if attribute is None:
             return ((),) * rank_of(value)
@@ -271,20 +277,20 @@ class ValueShardings:
         return sharding
 
     def unreduced(self, value: ir.Value) -> Axes:
-        """The axes along which each device holds a part only of the sum that a value is."""
+        """Returns the axes along which each device holds only a part of the sum that a value is."""
         attribute = self._attribute(value)
         if attribute is None:
             return ()
         return self.unreduced_axes(attribute)
 
     def unreduced_axes(self, attribute: ir.Attribute) -> Axes:
-        """The axes along which a sharding leaves parts of a sum."""
+        """Returns the unreduced axes of a sharding, along which devices hold parts of a sum."""
         return self.axes.canonical(
             map(_axis, bindings.TensorShardingAttr(attribute).unreduced_axes)
         )
 
     def read(self, attribute: ir.Attribute) -> Dims:
-        """The sharding that an attribute stands for."""
+        """Returns the axes of each dimension in an attribute."""
         dims = self._read.get(attribute)
         if dims is None:
             if list(bindings.TensorShardingAttr(attribute).unreduced_axes):
@@ -296,26 +302,27 @@ class ValueShardings:
     def attribute(
         self, dims: Dims, context: ir.Context, unreduced: Axes = (), reduction: str = "sum"
     ) -> ir.Attribute:
-        """The closed sharding attribute of axes for each dimension, and of those along which the
-        devices hold parts of a sum, or of another reduction."""
+        """Returns the closed sharding attribute with these axes for each dimension. Along
+        `unreduced`, devices hold parts of a sum, or of another reduction."""
         text = f"@{self.mesh_name}, [{', '.join(map(axes_text, dims))}]"
         if unreduced:
             text += f", unreduced={reduction if reduction != 'sum' else ''}{axes_text(unreduced)}"
         return ir.Attribute.parse(f"#sdy.sharding<{text}>", context)
 
     def per_value(self, shardings: Sequence[Dims], context: ir.Context) -> ir.Attribute:
-        """The attribute that holds the shardings of several values."""
+        """Returns the attribute with the shardings of several values."""
         each = [self.attribute(dims, context) for dims in shardings]
         return bindings.TensorShardingPerValueAttr.get(each, context)
 
     def at_border(self, function: ir.Operation, list_name: str, number: int, rank: int) -> Dims:
-        """The sharding in a function's `arg_attrs` or `res_attrs`; whole where it has none."""
+        """Returns the sharding in a function's `arg_attrs` or `res_attrs`; a whole one if it has
+        none."""
         attribute = function_sharding(function, list_name, number)
         return ((),) * rank if attribute is None else self.read(attribute)
 
     def even(self, size: int, axes: Axes) -> Axes:
-        """The first axes, the last of them in part, that divide a dimension evenly: as XLA stores
-        arguments and results."""
+        """Returns the leading axes that divide a dimension evenly, with a part of the last one, as
+        XLA stores arguments and results."""
         kept: list[AxisRef] = []
         for axis in axes:
             extent = self.axes.size([axis])
@@ -329,15 +336,15 @@ class ValueShardings:
         return self.axes.canonical(kept)
 
     def even_dims(self, value: ir.Value, dims: Dims) -> Dims:
-        """The axes that divide each dimension of a value evenly."""
+        """Returns the axes that divide each dimension of a value evenly."""
         if not any(dims):
             return dims
         shape = ir.RankedTensorType(value.type).shape
         return tuple(self.even(size, axes) for size, axes in zip(shape, dims, strict=True))
 
     def local_shape(self, shape: Sequence[int], dims: Dims) -> list[int]:
-        """What one device holds of a shape: the last blocks of a dimension that does not divide
-        evenly are padded."""
+        """Returns the shape on one device. If a dimension does not divide evenly, its last blocks
+        are padded."""
         return [-(-size // self.axes.size(axes)) for size, axes in zip(shape, dims, strict=True)]
 
     def _attribute(self, value: ir.Value) -> ir.Attribute | None:
@@ -356,7 +363,7 @@ class ValueShardings:
         return result_sharding(op, ir.OpResult(value).result_number)
 
     def inside(self, computation: ir.Operation, attribute: ir.Attribute) -> ir.Attribute:
-        """A sharding at the border of a manual computation, without the axes it divides itself."""
+        """Returns a sharding at the border of a manual computation without its manual axes."""
         manual = manual_axes(computation)
         kept = tuple(
             tuple(axis for axis in axes if axis.name not in manual) for axes in self.read(attribute)
@@ -365,7 +372,7 @@ class ValueShardings:
 
 
 def result_sharding(op: ir.Operation, number: int) -> ir.Attribute | None:
-    """The attribute that says how an op's result is sharded; None where none does."""
+    """Returns the sharding attribute of an op's result; None if it has none."""
     if op.name in _OWN_ATTRIBUTE:
         return op.attributes[_OWN_ATTRIBUTE[op.name]]
     name = "out_shardings" if op.name == MANUAL_COMPUTATION else SHARDING
@@ -375,7 +382,7 @@ def result_sharding(op: ir.Operation, number: int) -> ir.Attribute | None:
 
 
 def function_sharding(function: ir.Operation, list_name: str, number: int) -> ir.Attribute | None:
-    """The sharding in a function's `arg_attrs` or `res_attrs`; None where it has none."""
+    """Returns the sharding in a function's `arg_attrs` or `res_attrs`; None if it has none."""
     if list_name not in function.attributes:
         return None
     entry = ir.DictAttr(ir.ArrayAttr(function.attributes[list_name])[number])
@@ -383,30 +390,30 @@ def function_sharding(function: ir.Operation, list_name: str, number: int) -> ir
 
 
 def without_parts(attribute: ir.Attribute) -> ir.Attribute:
-    """The shardings in an attribute, as those of whole values instead of parts of sums."""
+    """Returns the shardings in an attribute without unreduced axes, as those of whole values."""
     text = str(attribute)
     whole = _UNREDUCED.sub("", text)
     return attribute if whole == text else ir.Attribute.parse(whole, attribute.context)
 
 
 def rank_of(value: ir.Value) -> int:
-    """The number of dimensions; none for what is no tensor."""
+    """Returns the number of dimensions; 0 if the value is not a tensor."""
     return value.type.rank if isinstance(value.type, ir.RankedTensorType) else 0
 
 
 def axis_text(axis: AxisRef) -> str:
-    """An axis as Shardy writes it: `"x"` or `"x":(2)4`."""
+    """Returns an axis in Shardy's form: `"x"` or `"x":(2)4`."""
     name = f'"{axis.name}"'
     return name if axis.size is None else f"{name}:({axis.pre_size}){axis.size}"
 
 
 def axes_text(axes: Iterable[AxisRef]) -> str:
-    """Axes as Shardy writes them: `{"x", "y":(2)4}`."""
+    """Returns axes in Shardy's form: `{"x", "y":(2)4}`."""
     return "{" + ", ".join(map(axis_text, axes)) + "}"
 
 
 def axes_in(text: str) -> Axes:
-    """The axes that a piece of Shardy's text names, in order."""
+    """Returns the axes in a piece of Shardy's text, in order."""
     return tuple(
         AxisRef(name, int(pre), int(size)) if pre else AxisRef(name)
         for name, pre, size in _AXIS.findall(text)
@@ -431,7 +438,7 @@ Factors = tuple[int, ...]
 class ShardingRule:
     """The factors of an op's tensors, operands first and then results.
 
-    `tensors[t][d]` are the factors of dimension d of tensor t, `sizes[f]` the size of a factor;
+    `tensors[t][d]` are the factors of dimension d of tensor t; `sizes[f]` is the size of a factor.
     `reduced` factors leave partial results, `whole` ones cannot be divided.
     """
 
@@ -442,12 +449,12 @@ class ShardingRule:
     whole: frozenset[int]
 
     def factors_of(self, tensor: int) -> set[int]:
-        """The factors that a tensor has in some dimension."""
+        """Returns the factors that a tensor has in some dimension."""
         return {factor for factors in self.tensors[tensor] for factor in factors}
 
 
 def rule_of(op: ir.Operation) -> ShardingRule | None:
-    """The rule that Shardy wrote on an op; None where it has none, or one of the user's."""
+    """Returns the rule that Shardy wrote on an op; None if it has none, or a custom one."""
     attribute = op.attributes.get(RULE)
     if attribute is None:
         return None
@@ -478,7 +485,7 @@ def _mapping(attribute: ir.Attribute) -> tuple[Factors, ...]:
 
 
 def project(rule: ShardingRule, tensor: int, dims: Dims, axes: MeshAxes) -> dict[int, Axes] | None:
-    """The axes on each factor of a tensor; None where an axis straddles factors unevenly."""
+    """Returns the axes on each factor of a tensor; None if an axis straddles factors unevenly."""
     axes_of: dict[int, Axes] = {}
     for factors, divided in zip(rule.tensors[tensor], dims, strict=True):
         if len(factors) == 1:
@@ -498,7 +505,8 @@ def project(rule: ShardingRule, tensor: int, dims: Dims, axes: MeshAxes) -> dict
 
 
 def assemble(rule: ShardingRule, tensor: int, factors: dict[int, Axes], axes: MeshAxes) -> Dims:
-    """The inverse of `project`, where an axis behind a factor that is not used up is dropped."""
+    """Returns the sharding of a tensor from the axes on factors, as the inverse of `project`. In a
+    dimension, axes after a factor that is not fully divided are dropped."""
     dims: list[Axes] = []
     for listed in rule.tensors[tensor]:
         joined: list[Axes] = []

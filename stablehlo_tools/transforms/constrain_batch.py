@@ -59,7 +59,7 @@ from stablehlo_tools.passes.road import Milestone, Stage
 
 @dataclass(frozen=True)
 class Batch:
-    """The dimension of each value that is the batch, and the mesh axes that divide it."""
+    """The batch dimension of each value, and the mesh axes that divide it."""
 
     dims: BatchDims
     axes: Axes
@@ -68,7 +68,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Carry:
-    """A value that a loop carries, of which dimension `dim` is the batch."""
+    """A loop carry whose dimension `dim` is the batch."""
 
     loop: ir.Operation
     argument: ir.Value
@@ -87,7 +87,7 @@ class ConstrainBatchPass(Pass):
     explain: bool = False
 
     def run(self, module: ir.Module, diagnostics: Diagnostics) -> None:
-        """Rewrites the module in place, if anything is constrained. Raises ToolError."""
+        """Rewrites the module in place, if it constrains any value. Raises ToolError (P1)."""
         if left_to_the_partitioner(module) is None:
             raise ToolError(
                 "constrain-batch: the program leaves no collectives to a partitioner: constraints "
@@ -115,8 +115,11 @@ class ConstrainBatchPass(Pass):
 
 
 def batch_of(module: ir.Module) -> Batch | None:
-    """The batch of a program for all devices, without calls: the divided arguments that it does not
-    give back changed, integers first. None where no argument is."""
+    """Returns the batch of a program for all devices, without calls; None if no argument has one.
+
+    It is the dimension of divided arguments that the program does not return changed. Integers come
+    first.
+    """
     main = entry_function(module)
     meshes = {name: mesh for name, mesh in meshes_of(module).items() if mesh.size > 1}
     if not meshes:
@@ -144,7 +147,8 @@ def batch_of(module: ir.Module) -> Batch | None:
 
 
 def batch_carries(module: ir.Module, batch: Batch) -> list[Carry]:
-    """What loops carry and change, in floats of two dimensions or more, with the batch in one."""
+    """Returns the float carries of rank 2 or more that loops change and that have a batch
+    dimension."""
     carries: list[Carry] = []
     for op in ops_named(module.operation, {WHILE}):
         loop = WhileLoop(op)
@@ -162,13 +166,13 @@ def batch_carries(module: ir.Module, batch: Batch) -> list[Carry]:
 
 
 def constrain_carry(carry: Carry, batch: Batch) -> None:
-    """Says of a carry, at the beginning of each iteration, that the batch is divided."""
+    """Constrains the batch of a carry to be divided, at the beginning of each iteration."""
     block = While(carry.loop).body
     constrain(carry.argument, carry.dim, batch, ir.InsertionPoint.at_block_begin(block))
 
 
 def constrain(value: ir.Value, dim: int, batch: Batch, point: ir.InsertionPoint) -> None:
-    """Constrains a value, for all that use it, to have this dimension divided as the batch is."""
+    """Constrains one dimension of a value to be divided as the batch is, for all of its users."""
     dims = open_dims(len(shape_of(value)))
     dims[dim] = (batch.axes, False)
     sharding = tensor_sharding(batch.mesh, dims, value.type.context)

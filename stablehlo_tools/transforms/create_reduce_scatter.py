@@ -108,7 +108,8 @@ class CreateReduceScatterPass(Pass):
     explain: bool = False
 
     def run(self, module: ir.Module, diagnostics: Diagnostics) -> None:
-        """Rewrites the module in place, until nothing is left to do."""
+        """Rewrites the module in place, until no rewrite is left. Raises ToolError for invalid
+        options (P3)."""
         if self.memory_limit and not self.share_gathers:
             raise ToolError(
                 "create-reduce-scatter: memory-limit limits what share-gathers keeps, and that is "
@@ -142,8 +143,12 @@ class CreateReduceScatterPass(Pass):
 
 @dataclass
 class _Findings:
-    """Rewrites that do not touch each other's ops, in program order; why other results stay; and
-    calls that slice a collective's result, each with the collective's number."""
+    """The outcome of one search.
+
+    `plans` are rewrites that do not touch each other's ops, in program order. `left` has the reason
+    why a result stays. `calls` are calls that may slice a collective's result, each with the
+    collective's number.
+    """
 
     plans: list[Rewrite] = field(default_factory=list[Rewrite])
     left: dict[ir.Value, str] = field(default_factory=dict[ir.Value, str])
@@ -151,7 +156,7 @@ class _Findings:
 
 
 def _plan(module: ir.Module) -> _Findings:
-    """Looks at every collective that was not started asynchronously."""
+    """Plans rewrites for all collectives, except asynchronous ones."""
     collectives, functions = find_collectives(module), functions_by_name(module)
     facts = ModuleFacts.of(module, collectives)
     forms, values, is_pure = GroupForms(facts), DeviceValues(module, facts), purity(functions)
@@ -165,7 +170,7 @@ def _plan(module: ir.Module) -> _Findings:
             if collective.kind == _SUM:
                 findings.left[collective.op.results[0]] = "all_reduce stays: it is asynchronous"
             continue
-        # What could be done about the collective as a whole, the best first.
+        # Rewrites of the whole collective, the best first.
         whole: list[Rewrite | None] = []
         if collective.kind in _COPYING:
             whole.append(plan_constant(collective, forms))
@@ -207,7 +212,8 @@ def _inline_useful_calls(module: ir.Module) -> bool:
 
 
 def _inline_calls(module: ir.Module, numbers: Container[int]) -> bool:
-    """Inlines the calls that slice results of these collectives, and the calls in those."""
+    """Inlines the calls that slice results of these collectives, and the calls in their callees.
+    Returns True if there were any."""
     functions, names = functions_by_name(module), set[str]()
     while calls := {call.results[0]: call for n, call in _plan(module).calls if n in numbers}:
         for call in calls.values():
@@ -220,7 +226,8 @@ def _inline_calls(module: ir.Module, numbers: Container[int]) -> bool:
 
 
 def _apply(plans: Sequence[Rewrite], module: ir.Module, made: set[ir.Value]) -> set[ir.Value]:
-    """Applies the plans, and erases what nobody uses after them. Returns what was made so far."""
+    """Applies the plans, and erases the ops that become unused. Returns the results of all new
+    collectives so far."""
     with ir.Location.unknown(module.context):
         made = made.union(*(plan.apply() for plan in plans))
     collectives = {op.results[0]: op for plan in plans for op in plan.replaced}

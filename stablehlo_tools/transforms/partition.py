@@ -120,17 +120,17 @@ from stablehlo_tools.transforms.parts.partition.preparation import (
     restore_global_view,
 )
 
-# Shardy's passes, and why each stands where it does.
+# Shardy's passes, and the reason for their order.
 _LIFT_MESHES = "sdy-lift-inlined-meshes"  # first: every sharding names a mesh of the module
-_RULES = "sdy-populate-op-sharding-rules"  # says what fits each op, to check and to correct
+_RULES = "sdy-populate-op-sharding-rules"  # writes rules, which we check and correct
 _PROPAGATION = (
-    "sdy-propagation-pipeline",  # decides how every value is divided
+    "sdy-propagation-pipeline",  # decides the sharding of every value
     _RULES,
 )
 _RESHARDS = "sdy-insert-explicit-reshards{enable-full-version=true}"  # makes each op fit its rule
-_COLLECTIVES = "sdy-reshard-to-collectives"  # last: reshards that were added become collectives too
+_COLLECTIVES = "sdy-reshard-to-collectives"  # last: added reshards become collectives, too
 
-_ANY = "h100"  # whose figures stand for hardware that is not told
+_ANY = "h100"  # the figures to use if no hardware is given
 
 
 @dataclass(frozen=True)
@@ -155,8 +155,11 @@ class PartitionPass(Pass):
     explain: bool = False
 
     def run(self, module: ir.Module, diagnostics: Diagnostics) -> None:
-        """Partitions the module in place. Raises a located ToolError, and warns of what it gathers
-        for ops that cannot run on parts."""
+        """Partitions the module in place.
+
+        Raises a located ToolError. Warns of ops that cannot run on parts, whose operands are
+        gathered.
+        """
         import_shardings(module)
         with NativePasses(module.context) as native:
             if has_inlined_meshes(module):
@@ -192,7 +195,7 @@ class PartitionPass(Pass):
                 widen_rules(module)
             propagated = native.run(module, *_PROPAGATION)
             even = make_border_even(entry_function(propagated), shardings)
-            if even:  # and values inside are divided as those that come in and go out
+            if even:  # propagate again, so that values inside follow the arguments and results
                 state_border(entry_function(module), even)
                 propagated = native.run(module, *_PROPAGATION)
                 make_border_even(entry_function(propagated), shardings)
@@ -210,7 +213,7 @@ class PartitionPass(Pass):
         )
 
     def _local(self, module: ir.Module, propagated: ir.Module, shardy: _Shardy) -> ir.Module:
-        """The module that one device runs."""
+        """Returns the module that one device runs."""
         if self.partitioner == "xla":
             return _by_xla(module, propagated, shardy.shardings)
         try:
@@ -225,9 +228,9 @@ class PartitionPass(Pass):
 
 @dataclass(frozen=True)
 class _Shardy:
-    """The way by Shardy's reshards and collectives; new channel handles start at `channel`.
+    """Partitions by Shardy's reshards and collectives; new channel handles start at `channel`.
 
-    `left`: for each result of `main` the axes along which devices keep parts of a sum.
+    `left` has, for each result of `main`, the axes along which devices keep parts of a sum.
     """
 
     native: NativePasses
@@ -238,7 +241,8 @@ class _Shardy:
     left: Sequence[Axes]
 
     def local(self, propagated: ir.Module) -> ir.Module:
-        """The module that one device runs, from one whose values all say how they are divided."""
+        """Returns the module that one device runs. In `propagated`, all values have their
+        shardings."""
         make_even(propagated, self.shardings)
         widen_rules(propagated)
         hardware = load_hardware(self.options.hardware or _ANY)
@@ -261,7 +265,8 @@ class _Shardy:
 
 
 def _by_xla(module: ir.Module, propagated: ir.Module, shardings: ValueShardings) -> ir.Module:
-    """XLA's own partitioning of the module, its signature divided as Shardy divides it."""
+    """Partitions the module by XLA's own partitioner, with the signature divided as Shardy divides
+    it."""
     from stablehlo_tools.targets.xla_partitioner import partition_with_xla
 
     main, decided = entry_function(module), entry_function(propagated)
@@ -274,7 +279,8 @@ def _by_xla(module: ir.Module, propagated: ir.Module, shardings: ValueShardings)
 
 
 def _set_apart(module: ir.Module, main: ir.Operation) -> list[ir.OpView]:
-    """Takes the functions that `main` does not name from the module, for Shardy not to see."""
+    """Detaches the functions that `main` does not name from the module, to hide them from Shardy.
+    Returns them."""
     calls = ops_where(main, lambda op: "called_computations" in op.attributes)
     texts = " ".join(str(op.attributes["called_computations"]) for op in calls)
     named = set(re.findall(r"@([\w$.-]+)", texts))
@@ -283,7 +289,8 @@ def _set_apart(module: ir.Module, main: ir.Operation) -> list[ir.OpView]:
 
 
 def _replace(module: ir.Module, other: ir.Module) -> None:
-    """Gives a module the ops of another one; its own meshes stay, which its signature names."""
+    """Gives a module the ops of another one. Its own meshes stay, because its signature names
+    them."""
     for view in list(module.body.operations):
         if view.operation.name != MESH:
             view.operation.erase()

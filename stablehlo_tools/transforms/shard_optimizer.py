@@ -69,7 +69,7 @@ from stablehlo_tools.transforms.parts.partition.preparation import one_mesh
 
 @dataclass(frozen=True)
 class State:
-    """An argument that is state, the result that it comes back as, and the new sharding of both."""
+    """An argument that is state, the result with its new value, and the new sharding of both."""
 
     argument: int
     result: int
@@ -91,7 +91,8 @@ class ShardOptimizerPass(Pass):
     explain: bool = False
 
     def run(self, module: ir.Module, diagnostics: Diagnostics) -> None:
-        """Rewrites a copy of the module, and takes it over."""
+        """Rewrites a copy of the module, and moves it into the module. Raises ToolError (P1, P2,
+        P3)."""
         main = entry_function(module)
         if left_to_the_partitioner(module) is None:
             raise ToolError(
@@ -132,7 +133,8 @@ class _Step:
         self._shardings = shardings
 
     def axis_named(self, name: str) -> str:
-        """The axis to divide over."""
+        """Returns the axis to divide over: `name`, or the axis that divides most bytes of the
+        batch. Raises ToolError if there is none (P2)."""
         if name:
             meshes = {"": self._mesh}
             mesh_with(name, meshes, "shard-optimizer: axis", " (P2)", self._main.location)
@@ -150,8 +152,8 @@ class _Step:
         return max(found, key=lambda axis: (found[axis], axis))
 
     def divided(self, axis: str) -> tuple[list[State], list[int]]:
-        """The state that can be divided over an axis, and the arguments that have no dimension for
-        it. What is divided over it already is neither."""
+        """Returns the state that can be divided over an axis, and the arguments that have no
+        dimension for it. State that is already divided over the axis is in neither list."""
         divided: list[State] = []
         whole: list[int] = []
         for argument, result in sorted(self._state.states.items()):
@@ -166,10 +168,11 @@ class _Step:
         return divided, whole
 
     def write(self, divided: Sequence[State]) -> None:
-        """States the shardings, and those of the parameters that come of the state."""
+        """Writes the shardings of the state, of its gradients, and of the parameters that are
+        updated by it."""
         stated: dict[tuple[str, int], ir.Attribute] = {}
-        updated: dict[int, Dims] = {}  # what comes of the state elementwise: parameters, as it is
-        gradients: dict[ir.Value, Dims] = {}  # what state is updated by
+        updated: dict[int, Dims] = {}  # results made elementwise from state: the new parameters
+        gradients: dict[ir.Value, Dims] = {}  # values that update the state
         of_state = set(self._state.states.values())
         context = self._main.context
         for state in divided:
@@ -195,13 +198,13 @@ class _Step:
             attribute, point = self._shardings.attribute(axes, context), ir.InsertionPoint(end)
             end.operands[number] = constrained(value, attribute, point, place)
         for value, axes in gradients.items():
-            # Has all that use a value take parts of it.
+            # All users of a gradient then read its parts.
             behind = ir.InsertionPoint.after(maker_of(value))
             stand_in(value, constrained(value, self._shardings.attribute(axes, context), behind))
         state_border(self._main, stated)
 
     def notes(self, divided: Sequence[State], whole: Sequence[int], axis: str) -> list[Diagnostic]:
-        """What is divided, and what is not."""
+        """Returns notes for the state that is divided, and for state that stays whole."""
         size = dict(self._mesh.axes)[axis]
         before = sum(self._local_bytes(self._arguments[each.argument]) for each in divided) * size
         location = self._main.location
@@ -222,8 +225,12 @@ class _Step:
         return notes
 
     def _placed(self, value: ir.Value, axis: str) -> tuple[Dims, int] | None:
-        """The sharding of a value with one more axis, and where that is: in the longest dimension
-        that it divides, the first one only if there is no other, for it may be that of layers."""
+        """Returns the sharding of a value with one more axis, and the dimension that the axis
+        divides. Returns None if no dimension fits.
+
+        It is the longest dimension that the axis divides. The first one is the last choice, because
+        it may be that of layers.
+        """
         axes = self._shardings.of(value)
         size = dict(self._mesh.axes)[axis]
         parts = [
@@ -242,11 +249,11 @@ class _Step:
         return {axis.name for dim in self._shardings.of(value) for axis in dim}
 
     def _local_bytes(self, value: ir.Value) -> float:
-        """What a device has of an argument, as it is divided now."""
+        """Returns the bytes of an argument on one device, in its current sharding."""
         parts = prod(self._shardings.axes.size(dim) for dim in self._shardings.of(value))
         return bytes_of(value) / parts
 
 
 def _leaf(value: ir.Value) -> str:
-    """The name of an argument, by its path in the call."""
+    """Returns the name of an argument, by its path in the call; its type if it has no name."""
     return to_place(value.location).name or str(value.type)

@@ -193,7 +193,7 @@ class Reshapings:
         return found[self._taken.get(asked, 0)] if found else None
 
     def others(self) -> Iterator[dict[Reshaping, int]]:
-        """Yields the choices extended by one that is not the likeliest."""
+        """Yields each set of choices with one more choice than now, other than the likeliest."""
         for asked, count in self._counts.items():
             if asked not in self._taken:
                 for number in range(1, count):

@@ -52,7 +52,7 @@ class AxisRemoval(Scaling):
         self._products: list[ir.Operation] = []
 
     def take(self, values: Iterable[ir.Value]) -> None:
-        """Keeps values from outside of the block as they are."""
+        """Uses values from outside of the block unchanged."""
         self.values.update((self.dims.graph.number(value), value) for value in values)
 
     def type_in(self, value: ir.Value, shard: DimTiling | None) -> ir.Type:
@@ -72,7 +72,7 @@ class AxisRemoval(Scaling):
         return self.resize_shared(number, shard, Builder(point, end.location), end)
 
     def write_node(self, node: Node, point: ir.InsertionPoint) -> None:
-        """Writes an op. An operand that is added to terms, and is no term itself, becomes its
+        """Writes an op. An operand that is added to terms without being a term becomes its
         multiple."""
         crossing = self._crossings.get(node.op)
         if crossing is not None:
@@ -191,7 +191,8 @@ def _takers(value: ir.Value) -> list[ir.Operation]:
 def _only_sliced(value: ir.Value) -> tuple[ir.Operation, int] | None:
     """Returns the loop and the number of the carry that a value is.
 
-    Returns None if it is no carry, if an iteration changes it, or if more than one op uses it.
+    Returns None for any other value, for a carry that an iteration changes, and for one with
+    several users.
     """
     if producer(value) is not None:
         return None

@@ -392,9 +392,9 @@ class _Freeing:
         return DimTiling(stated.dim)
 
     def _asked(self, across: AcrossAxis, op: ir.Operation) -> dict[ir.Value, DimTiling]:
-        """Returns the operands of which the body needs a shard, though they enter whole from
-        another computation. The computation that returns them then finds out how they get that
-        dimension."""
+        """Returns whole results of other computations that the body needs as a shard, with that
+        shard. The computation that makes such a result can then find the origin of the dimension.
+        """
         graph = across.dims.graph
         origins = Origins(graph, across.dims.parts).of(wanted(across.dims))
         asked: dict[ir.Value, DimTiling] = {}
@@ -421,8 +421,8 @@ class _Freeing:
         )
 
     def write(self) -> list[_Computation]:
-        """Writes all computations without the axis. Returns those that have other axes left. Raises
-        NotScaledError."""
+        """Writes all computations without the axis. Returns the computations with other axes left.
+        Raises NotScaledError."""
         written = [
             self._write(computation, *looked_at)
             for computation, looked_at in zip(self._group, self._looked_at, strict=True)

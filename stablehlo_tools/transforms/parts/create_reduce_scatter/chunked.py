@@ -83,7 +83,7 @@ class ScatterPlan:
 
 @dataclass(frozen=True)
 class GatherPlan:
-    """The replacement of an all_gather of which each device reads one part.
+    """The replacement of an all_gather if each device reads one part of it.
 
     All None: the device's own operand. `groups`: an all_gather of smaller groups. `pairs`: a
     collective_permute from the device that holds the part.

@@ -288,7 +288,7 @@ class _Padded:
 
 
 def plan_padded(collective: Collective, forms: GroupForms, values: DeviceValues) -> Rewrite | None:
-    """Returns the rewrite of a padded all_gather of which one device in each group reads all; else
+    """Returns the rewrite of a padded all_gather that only one device in each group reads; else
     None."""
     op = collective.op
     if len(op.operands) != 1 or shape_of(op.results[0]) is None:

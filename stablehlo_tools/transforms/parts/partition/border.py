@@ -305,7 +305,7 @@ def make_border_even(main: ir.Operation, shardings: ValueShardings) -> _BorderSh
 
 
 def state_border(main: ir.Operation, stated: _BorderShardings) -> None:
-    """Writes shardings on arguments and results of a function, over those that they have."""
+    """Writes shardings on arguments and results of a function, in place of their old ones."""
     for name in dict.fromkeys(name for name, _ in stated):
         entries = [dict[str, ir.Attribute]() for _ in _values(main, name)]
         for number, entry in enumerate(entries):

@@ -362,8 +362,8 @@ class Divider:
         return False
 
     def _is_reduced(self, op: ir.Operation, summed: Sequence[AxisRef]) -> bool:
-        """Returns True if each result has one user, an all_reduce over just these axes, or if there
-        are no axes."""
+        """Returns True if each result has one user, an all_reduce over just these axes; also for
+        empty axes."""
         axes = self.shardings.axes
         return not summed or all(
             axes.size(reduced) == axes.size(summed)

@@ -316,8 +316,8 @@ class LocalBody:
         self.erase(op)
 
     def stand_in(self, old: ir.Value, new: ir.Value) -> None:
-        """Replaces a value by one that is made from it, in all other uses. Both are divided the
-        same way."""
+        """Replaces a value, in all its other uses, by a value made from it with the same
+        sharding."""
         self.like(new, old)
         stand_in(old, new)
 

@@ -137,7 +137,7 @@ def _dynamic_update_slice(local: LocalBody, op: ir.Operation) -> None:
     """Updates the device's part of the operand with a whole update, or a known part of one.
 
     The rule reads the rows of the part nearest to the start, as many as the update has. It
-    overwrites those that are within the update.
+    overwrites the rows within the update.
     """
     if starts_known(op, [local.whole_shape(value) for value in op.operands]):
         moved_ops.known_update(local, op)

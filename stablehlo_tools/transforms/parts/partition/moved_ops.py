@@ -311,7 +311,8 @@ def assembled(local: LocalBody, build: Builder, moved: Moved, dim: int, axes: Ax
 
 
 def _was_moved(local: LocalBody, value: ir.Value, dim: int) -> bool:
-    """Returns True if a value, or one that it was made from, was put together along a dimension."""
+    """Returns True if a value, or a value that it was made from, was put together along a
+    dimension."""
     found = local.moved(value)
     if found is None:
         return False

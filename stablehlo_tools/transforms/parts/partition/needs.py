@@ -164,7 +164,7 @@ def _slice(op: ir.Operation, dim: int, parts: int, taken: int, size: int) -> Nee
 
 def known_start(update: ir.Operation, dim: int, last: int) -> int | None:
     """Returns the index from which a dynamic_update_slice writes along a dimension, clamped to
-    `last`. Returns None if the start is no constant."""
+    `last`. Returns None unless the start is a constant."""
     start = splat_of(update.operands[2 + dim])
     return max(0, min(start, last)) if isinstance(start, int) else None
 

@@ -7,7 +7,7 @@ slice, pad, concatenate,   along every dimension: each device gets the elements 
 reverse, windows           the devices that have them (`needs`)
 convolution                along spatial dimensions, too; if the kernel is longer than the result
                            (the gradient of a kernel), each device sums a part of the result
-dynamic_update_slice       along a dimension of which it writes some rows: each device writes the
+dynamic_update_slice       along a dimension if it writes some of its rows: each device writes the
                            rows in its part
 custom_call                along the batch dimensions that jax states (`num_batch_dims`), and along
                            all if it only states the memory space of a value
@@ -160,8 +160,11 @@ def _convolution(op: ir.Operation) -> Iterable[TensorDim]:
 
 
 def _sums_over_space(conv: ir.Operation, kernel: int, result: int) -> bool:
-    """Returns True if the kernel is longer than the result along a spatial dimension. Each element
-    of the result is then a sum over all of the image, of which each device computes a part."""
+    """Returns True if the kernel is longer than the result along a spatial dimension.
+
+    Each element of the result is then a sum over all of the image. Each device computes a part of
+    it.
+    """
     return shape_of(conv.operands[1])[kernel] > shape_of(conv.results[0])[result]
 
 
@@ -235,8 +238,8 @@ def differing(shapes: Shapes) -> list[int]:
 
 
 def starts_known(update: ir.Operation, shapes: Shapes) -> bool:
-    """Returns True if a dynamic_update_slice has known starts along all dimensions of which it
-    writes some rows."""
+    """Returns True if a dynamic_update_slice has known starts along all dimensions that it updates
+    partly."""
     return all(known_start(update, dim, 0) is not None for dim in differing(shapes))
 
 
@@ -298,8 +301,8 @@ def fitting(
     """Returns the axes on an op's factors that it can have, and the factors that must be whole.
 
     A factor must be whole if halo exchanges send more than an all_gather would. A dimension that
-    does not divide evenly is padded if it has no other factors and the op is no custom call, whose
-    results could depend on the padding.
+    does not divide evenly is padded if it has no other factors. A custom call never gets padding,
+    because its results could depend on it.
     """
     divided = {factor for factor, over in chosen.items() if over}
     if not divided:

@@ -1,4 +1,4 @@
-"""A propagated program as a graph of ops, each of which chooses its division.
+"""A propagated program as a graph of ops that each choose their division.
 
 A *node* divides its operands and results by one strategy: an op, a loop carry, a result of a
 branch, or a constraint. A *link* is a value, between the node that makes it and those that use it.
