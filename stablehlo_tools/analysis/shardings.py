@@ -35,7 +35,7 @@ from stablehlo_tools.ir.walk import FUNCTION, ops_named
 Axes = tuple[AxisRef, ...]
 Dims = tuple[Axes, ...]
 
-# Text to clean up after an axis is removed: a trailing comma, a priority of {}, empty lists.
+# Text to clean up after an axis is removed: trailing commas, priorities of {}, empty lists.
 _LEFT = (
     (re.compile(r", \}"), "}"),
     (re.compile(r"\{\}p\d+"), "{}"),

@@ -393,8 +393,7 @@ class _Freeing:
 
     def _asked(self, across: AcrossAxis, op: ir.Operation) -> dict[ir.Value, DimTiling]:
         """Returns whole results of other computations that the body needs as a shard, with that
-        shard. The computation that makes such a result can then find the origin of the dimension.
-        """
+        shard. The computation that makes such a result then returns it in that shard."""
         graph = across.dims.graph
         origins = Origins(graph, across.dims.parts).of(wanted(across.dims))
         asked: dict[ir.Value, DimTiling] = {}

@@ -1,9 +1,9 @@
 """Plans smaller collectives for all_reduces and all_gathers that devices slice, and writes them.
 
 An all_reduce is replaced only if every use of a result ends in such a slice; otherwise it would be
-computed as well. If its result is padded with a neutral element, the operands are padded instead,
-so that a dimension that does not divide evenly can be scattered. An all_gather is erased if its
-slices only read what each device holds already.
+computed as well. If its result is padded with a neutral element, the operands are padded instead.
+So a dimension that does not divide evenly can be scattered. An all_gather is erased if its slices
+only read what each device holds already.
 """
 
 from __future__ import annotations

@@ -264,8 +264,8 @@ class Divider:
     def _divide_result(self, op: ir.Operation, number: int, wanted: Dims) -> None:
         """Divides a result as wanted, and reshards it to the old sharding for its users.
 
-        An all_reduce that completes it stays next to it and gets the same sharding, because
-        `local_body` takes the reducer from the op that made the parts.
+        An all_reduce that completes it stays next to it and gets the same sharding. `local_body`
+        takes the reducer from the op that made the parts.
         """
         every = [self.shardings.of(result) for result in op.results]
         old, every[number] = every[number], wanted

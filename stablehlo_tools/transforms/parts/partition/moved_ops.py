@@ -284,8 +284,8 @@ def _assembled(
 def assembled(local: LocalBody, build: Builder, moved: Moved, dim: int, axes: Axes) -> ir.Value:
     """Writes a target from the sources that its own sources were put together from.
 
-    If the last step was along another dimension, this one is applied before that step, so that it
-    finds its sources.
+    If a source was put together along this dimension first, and along another one last, the target
+    is written before that last step. So it finds the original sources.
     """
 
     def known(value: ir.Value) -> Moved | None:

@@ -243,9 +243,9 @@ def insert_indexed_dims(module: ir.Module) -> None:
         scatter of windows [1024], its first dimension inserted, by the first index; if the second
         is not 0, the first becomes -1
 
-    XLA:TPU runs a scatter whose windows have an indexed dimension row by row, in a loop of five
-    kernels (with libtpu 0.0.51, for any type, reducer and number of indices). An inserted dimension
-    can also be divided if one of the windows cannot.
+    XLA:TPU runs a scatter row by row if its windows have an indexed dimension: in a loop of five
+    kernels, for any type, reducer and number of indices (libtpu 0.0.51). Besides, an inserted
+    dimension can be divided in cases in which a dimension of the windows cannot.
     """
     for op in ops_named(module.operation, {SCATTER}):
         _insert(op)

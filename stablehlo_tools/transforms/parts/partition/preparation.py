@@ -197,8 +197,8 @@ _ASKS = frozenset({"stablehlo.partition_id", "stablehlo.replica_id", "stablehlo.
 
 
 def is_partitioned(main: ir.Operation, shardings: ValueShardings) -> bool:
-    """Returns True if all of `main` is one manual computation over every axis of the mesh, whose
-    operands and results are divided as the signature states."""
+    """Returns True if all of `main` is one manual computation over every axis of the mesh. Its
+    operands and results have to be divided as the signature states."""
     block = Function(main).body
     *ops, end = [op.operation for op in block.operations]
     manual = next((op for op in ops if op.name == MANUAL_COMPUTATION), None)
