@@ -79,7 +79,7 @@ def dimension_axes(attribute: ir.Attribute) -> list[tuple[Axes, bool]]:
 def tensor_sharding(
     mesh: str, dims: Iterable[tuple[Axes, bool]], context: ir.Context
 ) -> ir.Attribute:
-    """Returns the sharding with these axes of each dimension; True beside them means open to
+    """Returns a tensor's sharding. `dims` has the axes of each dimension, and True if it is open to
     others."""
     words = [[*map(axis_text, axes), *(["?"] if is_open else [])] for axes, is_open in dims]
     listed = ", ".join("{" + ", ".join(each) + "}" for each in words)
@@ -115,7 +115,7 @@ def drop_axis(attribute: ir.Attribute, axis: str) -> ir.Attribute:
 
 
 def with_axis(attribute: ir.Attribute, dimension: int, axis: str) -> ir.Attribute:
-    """Returns a tensor's sharding with one more axis, the minor-most one of a dimension."""
+    """Returns a tensor's sharding with one more axis, as the minor-most axis of a dimension."""
     sharding, context = bindings.TensorShardingAttr(attribute), attribute.context
     dims = list(sharding.dimension_shardings)
     held = bindings.SdyDimensionShardingAttr(dims[dimension])

@@ -227,7 +227,7 @@ def _inline_calls(module: ir.Module, numbers: Container[int]) -> bool:
 
 def _apply(plans: Sequence[Rewrite], module: ir.Module, made: set[ir.Value]) -> set[ir.Value]:
     """Applies the plans, and erases the ops that become unused. Returns the results of all new
-    collectives so far."""
+    collectives so far that remain."""
     with ir.Location.unknown(module.context):
         made = made.union(*(plan.apply() for plan in plans))
     collectives = {op.results[0]: op for plan in plans for op in plan.replaced}

@@ -193,7 +193,8 @@ class Reshapings:
         return found[self._taken.get(asked, 0)] if found else None
 
     def others(self) -> Iterator[dict[Reshaping, int]]:
-        """Yields each set of choices with one more choice than now, other than the likeliest."""
+        """Yields the current choices with one more of second rank or lower, for each reshape with
+        several."""
         for asked, count in self._counts.items():
             if asked not in self._taken:
                 for number in range(1, count):
@@ -202,8 +203,11 @@ class Reshapings:
 
 @cache
 def _all_reshapings(tiling: DimTiling, before: Shape, after: Shape) -> Sequence[DimTiling]:
-    """Returns the tilings that a reshape can give, also those for which it has to move the parts.
-    Those are the dimensions whose strides overlap the strides of the divided dimension."""
+    """Returns the tilings that a reshape can give.
+
+    Those for which it has to move the parts come last: dimensions whose strides overlap the strides
+    of the divided dimension.
+    """
     found = reshapings(tiling, before, after, _ONE_SHARD)
     low, high = _strides(before, tiling.dim)
     for dim in range(len(after)):

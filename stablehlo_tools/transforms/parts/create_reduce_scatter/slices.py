@@ -118,7 +118,7 @@ def window_before(op: ir.Operation, position: int, window: Window) -> Window | N
 
 def _leading(relation: OpDimensions, position: int, dim: int) -> Link | None:
     """Returns the outermost factor of a result's dimension if it is outermost in an operand's
-    dimension, too. In row-major order, a chunk of one is then a chunk of the other."""
+    dimension, too; else None. In row-major order, a chunk of one is then a chunk of the other."""
     for link in relation.of_result(0, dim):
         one, other, size = link.operand, link.result, link.factor.size
         if one.tensor != position or link.role not in PASSED_THROUGH:
@@ -237,8 +237,8 @@ class _Search:
                 self.follow(user.results[0], (*path, (user, position)))
 
     def _enter(self, user: ir.Operation, path: tuple[tuple[ir.Operation, int], ...]) -> bool:
-        """Returns True if the search may continue at an op. It visits no op twice, as in `x *
-        x`."""
+        """Returns True if the search may continue at an op. It visits an op once, even if it is `x
+        * x`."""
         if len(user.results) != 1 or user.block != self.block:
             return False
         result = user.results[0]

@@ -40,8 +40,8 @@ Shapes = Sequence[Sequence[int]]  # of operands, then of results
 class Need:
     """Pieces of operands that each device puts together along a dimension.
 
-    `parts` are the operands one after another. With `fills`, places between and around the pieces
-    have to be filled, too. Before the exchange each device spreads its elements `spread` apart.
+    `parts` says how each operand is held. With `fills`, places between and around the pieces have
+    to be filled, too. Before the exchange each device spreads its elements `spread` apart.
     """
 
     parts: tuple[Parts, ...]

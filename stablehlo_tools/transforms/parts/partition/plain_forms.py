@@ -402,8 +402,8 @@ def _iota_dim(
 
 
 def _along(numbers: Values, size: int) -> int | None:
-    """Returns the dimension along which numbers, the same on all devices, count from 0 to `size` -
-    1."""
+    """Returns the dimension along which numbers count from 0 to `size` - 1, the same on all
+    devices."""
     shape = numbers.shape[1:]
     for dim, length in enumerate(shape):
         row = np.arange(size).reshape([size if d == dim else 1 for d in range(len(shape))])

@@ -56,7 +56,7 @@ class Machine:
     """Hardware, and how its compiler treats some ops.
 
     The batch of a convolution is padded to a multiple of `tile`. Each row of a scatter costs
-    `row_ns`. `is_any`: the hardware was not stated, and represents all kinds.
+    `row_ns`. `is_any` is True if no hardware was given, and this one represents all kinds.
     """
 
     hardware: Hardware
@@ -144,8 +144,8 @@ def _rows(op: ir.Operation) -> _Sizes:
     """Returns the dimensions that count the windows of a scatter that XLA:TPU turns into a loop;
     else ().
 
-    Such a scatter has windows with an indexed dimension. Seen with libtpu 0.0.51: these five of 22
-    forms, for any type, reducer and number of indices.
+    Such a scatter has windows with an indexed dimension: five of the 22 forms tried with libtpu
+    0.0.51, for any type, reducer and number of indices.
     """
     if op.name != SCATTER:
         return ()
