@@ -193,8 +193,8 @@ class Reshapings:
         return found[self._taken.get(asked, 0)] if found else None
 
     def others(self) -> Iterator[dict[Reshaping, int]]:
-        """Yields the current choices with one more of second rank or lower, for each reshape with
-        several."""
+        """Yields the current choices plus a less likely one, for each reshape with several
+        choices."""
         for asked, count in self._counts.items():
             if asked not in self._taken:
                 for number in range(1, count):

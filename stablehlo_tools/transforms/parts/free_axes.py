@@ -88,7 +88,7 @@ def free_axes(module: ir.Module, starts: Sequence[ir.Operation], kept: str = "")
     for op in starts:
         together.setdefault(manual_axes(op), []).append(op)
     for ops in together.values():
-        # The same for manual computations over the same axes.
+        # Linked computations exchange values as each device has them, so free them together.
         linked = _linked(ops)
         for op in linked:
             batch_units(op)  # a dimension of size 1 does not show if it is divided
@@ -252,7 +252,7 @@ class _Computation:
 
     @property
     def block(self) -> ir.Block:
-        """Its body."""
+        """The block of its body."""
         return ManualComputation(self.op).body
 
     @cached_property
@@ -320,7 +320,7 @@ def _looked_at(looks: Sequence[_Look], axis: MeshAxis, values: DeviceValues) -> 
 
 
 class _Freeing:
-    """Takes one axis out of manual computations that belong together."""
+    """Removes one axis from linked manual computations."""
 
     def __init__(
         self,

@@ -365,7 +365,7 @@ def _pairs(
     for member in range(members):
         pairs = tuple((g[member], d) for g in groups for d in g if d in takers)
         if len({source for source, _ in pairs}) < len(pairs):
-            return None  # two takers of one group
+            return None  # two readers in one group
         if all(source == target for source, target in pairs):
             attributes.append(None)
             continue

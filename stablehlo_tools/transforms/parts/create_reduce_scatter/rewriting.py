@@ -40,7 +40,7 @@ from stablehlo_tools.transforms.parts.create_reduce_scatter.slices import (
     spreads,
 )
 
-_MOST_AXES = 5  # whose subsets are tried in every order
+_MOST_AXES = 5  # all subsets of these are tried in every order, so keep it small
 _IDS = frozenset({"stablehlo.partition_id", "stablehlo.replica_id"})
 _ENDS = frozenset({"func.return", "sdy.return"})
 _PURE = COMPUTED | ELEMENTWISE | _IDS | _ENDS | {"stablehlo.pad"}

@@ -237,7 +237,7 @@ class _Search:
                 self.follow(user.results[0], (*path, (user, position)))
 
     def _enter(self, user: ir.Operation, path: tuple[tuple[ir.Operation, int], ...]) -> bool:
-        """Returns True if the search may continue at an op. It visits an op once, even if it is `x
+        """Returns True if the search may continue at an op. It visits an op once, even for `x
         * x`."""
         if len(user.results) != 1 or user.block != self.block:
             return False

@@ -60,7 +60,7 @@ ALL_REDUCE = "sdy.all_reduce"  # makes a partial result whole
 _MADE_ANYWHERE = ops_with(Trait.CONSTANT) | {IOTA}
 # Ops that pass each value on with the same sharding.
 _CARRIERS = frozenset({WHILE, BARRIER})
-# Nothing to fit: each device makes its part of the result by itself.
+# Ops that need no fitting: each device makes its part of the result by itself.
 _SKIPPED = _MADE_ANYWHERE | {RESHARD}
 
 
@@ -182,7 +182,8 @@ class Divider:
     _dead: list[ir.Operation] = field(default_factory=list[ir.Operation])
 
     def run(self, function: ir.Operation) -> None:
-        """Fits every op of the function."""
+        """Divides the operands and results of every op of the function so that the op can run on
+        parts."""
         self._block(function, Function(function).body)
         for op in self._dead:
             op.erase()

@@ -267,7 +267,7 @@ _FINDERS: dict[str, Callable[[ir.Operation], Iterable[TensorDim]]] = {
 
 
 _ALONG = frozenset({SLICE, PAD, CONCATENATE, REVERSE, REDUCE_WINDOW})
-# Ops that may need elements of other parts.
+# Ops that may need elements of other devices' parts.
 MOVING = _ALONG | {CONVOLUTION, DYNAMIC_UPDATE_SLICE, SELECT_AND_SCATTER}
 
 
