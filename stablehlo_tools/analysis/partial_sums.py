@@ -156,7 +156,7 @@ class PartialSums:
         if name == REDUCE:
             starts_from_zero = len(terms) == 2 and is_identity_of("add", op.operands[1])
             return starts_from_zero and terms == [True, False]
-        if name in (DYNAMIC_SLICE, GATHER):  # linear in the operand if the indices are no terms
+        if name in (DYNAMIC_SLICE, GATHER):  # linear in the operand, not in the indices
             return terms[0] and not any(terms[1:])
         # A device that receives no part in an exchange gets 0, which is a term as well.
         if name in _ALL_TERMS:
