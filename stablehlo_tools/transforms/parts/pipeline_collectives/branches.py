@@ -1,8 +1,8 @@
-"""Collectives in branches of a loop's body, brought out of them, so that they can leave the loop.
+"""Moves collectives out of branches of a loop's body, so that they can leave the loop.
 
-The head of a pipeline runs in the ticks that have a microbatch at it, in a branch. What it gathers
-there, of weights that do not change in the loop, can be gathered in front of the branch; and what
-it reduces and adds up, behind:
+The first stage of a pipeline runs in a branch, in the ticks in which it has a microbatch. Gathers
+there of weights that do not change in the loop can run before the branch. A reduction whose result
+is added to a sum can run after it:
 
     %next = stablehlo.if %due {                        // %sum is read by nothing else
       %g = "stablehlo.all_reduce"(%x)
@@ -17,7 +17,7 @@ it reduces and adds up, behind:
   ==>                                                  // the all_reduce left: `put_back`
     %next = stablehlo.if %due { stablehlo.return stablehlo.add(%local, %x) } else { … %local }
 
-So the branch adds up what a device has of its own, and only where there is something to add.
+So the branch adds only local values, and only in ticks that have something to add.
 """
 
 from __future__ import annotations
@@ -43,15 +43,18 @@ from stablehlo_tools.ir.values import (
 from stablehlo_tools.ir.views import Case
 from stablehlo_tools.ir.walk import terminator
 
-_OPENED = "stablehlo_tools.opened"  # on a branch whose sums stand behind it
+_OPENED = "stablehlo_tools.opened"  # on a branch whose sums were moved after it
 _BLOCKS = 2
 
 Wanted = Callable[[ir.Operation], bool]
 
 
 class _Sum(NamedTuple):
-    """Result `number` of a branch: the first region adds to `total` what `steps` make of a value,
-    collectives among them, and the second one returns it as it is."""
+    """Result `number` of a branch that adds to `total` in its first region.
+
+    The addend is the result of `steps`, with collectives among them. The second region returns
+    `total` unchanged.
+    """
 
     number: int
     total: ir.Value
@@ -59,9 +62,11 @@ class _Sum(NamedTuple):
 
 
 def bring_out(body: LoopBody, wanted: Wanted) -> bool:
-    """Takes wanted collectives out of the branches of a loop's body, where they follow from what
-    does not change in the loop, or lead to a sum; whether there were any, and so the body is to be
-    read anew."""
+    """Moves wanted collectives out of the branches of a loop's body.
+
+    They must follow from invariants of the loop, or lead to a sum. Returns True if there were any;
+    then `body` is out of date.
+    """
     changed = False
     for op in body.ops:
         if op.name != IF or not body.communicates(op):
@@ -77,7 +82,7 @@ def bring_out(body: LoopBody, wanted: Wanted) -> bool:
 
 
 def put_back(body: LoopBody) -> None:
-    """Lets branches add up themselves what they were opened for, where nothing stands between."""
+    """Moves sums back into opened branches, if no op is left between a branch and its sum."""
     for op in body.ops:
         if op.name == IF and _OPENED in op.attributes:
             del op.attributes[_OPENED]
@@ -85,8 +90,8 @@ def put_back(body: LoopBody) -> None:
 
 
 def _ahead(body: LoopBody, branch: ir.Operation, block: ir.Block, wanted: Wanted) -> bool:
-    """Moves what leads to collectives from what does not change in the loop in front of a
-    branch."""
+    """Moves wanted collectives that follow from invariants of the loop, with their operands, before
+    a branch."""
     moved = list[ir.Operation]()
     for view in block.operations:
         if wanted(view.operation):
@@ -97,8 +102,10 @@ def _ahead(body: LoopBody, branch: ir.Operation, block: ir.Block, wanted: Wanted
 
 
 def _leading_to(body: LoopBody, block: ir.Block, collective: ir.Operation) -> list[ir.Operation]:
-    """The ops of a block that a collective follows from, itself among them; none where it follows
-    from what changes in the loop."""
+    """Returns the ops of a block that a collective depends on, with the collective itself.
+
+    Empty if one of them is costly, has regions, or depends on a value that changes in the loop.
+    """
     ops, pending = [collective], list[ir.Value](collective.operands)
     while pending:
         value = pending.pop()
@@ -132,8 +139,11 @@ def _sums(body: LoopBody, blocks: Sequence[ir.Block], wanted: Wanted) -> list[_S
 
 
 def _chain(body: LoopBody, block: ir.Block, value: ir.Value, wanted: Wanted) -> list[ir.Operation]:
-    """The ops of a block that make a value, from the first wanted collective on, each read by the
-    next one alone; none where there is no such collective, or another one between."""
+    """Returns the ops of a block that compute a value, from the first wanted collective on.
+
+    Each is read by the next one alone. Empty if there is no wanted collective, or if an unwanted
+    one is between.
+    """
     steps, last = list[ir.Operation](), 0
     while _only(value):
         op = producer(value)
@@ -157,7 +167,7 @@ def _only(value: ir.Value) -> bool:
 
 
 def _write_behind(branch: ir.Operation, sums: Sequence[_Sum]) -> None:
-    """Lets a branch return what the chains begin with, and runs these behind it."""
+    """Lets a branch return the first operands of the chains, and runs the chains after it."""
     runs, rests = Case(branch).branches
     ends = [list(terminator(block).operands) for block in (runs, rests)]
     types = [result.type for result in branch.results]
@@ -188,7 +198,7 @@ def _write_behind(branch: ir.Operation, sums: Sequence[_Sum]) -> None:
 def _run_behind(
     opened: ir.Operation, branch: ir.Operation, each: _Sum, add: ir.Operation
 ) -> ir.Value:
-    """The chain of a sum, and its addition, in front of the branch that it was in."""
+    """Moves the chain of a sum, and its addition, out of its branch, before the old branch."""
     value: ir.Value = opened.results[each.number]
     for op in each.steps:
         operands = [value, *(_again(other, branch) for other in list(op.operands)[1:])]
@@ -203,7 +213,7 @@ def _run_behind(
 
 
 def _again(value: ir.Value, branch: ir.Operation) -> ir.Value:
-    """A value of the outside; one of constants is written again in front of a branch."""
+    """Returns a value that is available before a branch; clones constants from inside it."""
     maker = producer(value)
     if maker is None or maker.block == branch.block or not is_spread_constant(value):
         return value
@@ -246,8 +256,10 @@ def _add_inside(body: LoopBody, branch: ir.Operation) -> None:
 
 
 def _adding(body: LoopBody, value: ir.Value) -> list[ir.Operation]:
-    """The ops that add a value, widened perhaps, to a carry that nothing else reads, the addition
-    last; none where it is taken otherwise."""
+    """Returns the ops that add a value, converted perhaps, to a carry with no other reader.
+
+    The addition is last. Empty if the value is used in another way.
+    """
     if not _only(value):
         return []
     op = next(iter(value.uses)).owner.operation

@@ -1,15 +1,15 @@
-"""The values of a loop's iterations as they are known at one place of the rewritten program.
+"""The values of a loop's iterations that are known at one place of the rewritten program.
 
-A frame is a block with an insertion point: before the loop, in its new body, or behind it. It maps
-a value of the old body, of some iteration, to the value that stands for it there. Iterations are
-counted from the frame's own zero: the first one before the loop, that of stage 0 in the body, one
-past the last behind it. `OpenedLoop` is a loop whose carries and body change, with the frame behind
-it.
+A frame is an insertion point before the loop, in its new body, or after it. It maps a value of the
+old body, of a given iteration, to the value that replaces it there. Iterations are counted from the
+frame's own zero: before the loop this is the first iteration, in the body the iteration of stage 0,
+after the loop one past the last iteration. `OpenedLoop` is a loop whose carries and body change,
+with the frame after it.
 
 `hoist` is its simplest client: collectives that send the same in every iteration run once:
 
   while {
-    %g = "stablehlo.all_gather"(%w)     // of a %w that every iteration hands on as it came
+    %g = "stablehlo.all_gather"(%w)     // of an invariant carry %w
   }
 ==>
   %g = "stablehlo.all_gather"(%w)
@@ -37,7 +37,7 @@ from stablehlo_tools.ir.walk import terminator
 
 
 class Frame:
-    """Makes copies of a body's ops at one place.
+    """Copies a body's ops to one place.
 
     `counted`: the induction variables at iteration zero, by carry. `kept`: the invariant carries.
     """
@@ -56,11 +56,12 @@ class Frame:
         self._known: dict[tuple[ir.Value, int], ir.Value] = {}
 
     def bind(self, value: ir.Value, iteration: int, there: ir.Value) -> None:
-        """Says what a value of the body is here."""
+        """Records the value that replaces `value` of `iteration` here."""
         self._known[value, iteration] = there
 
     def get(self, value: ir.Value, iteration: int) -> ir.Value:
-        """What a value of the body is here, computed if it is indexed."""
+        """Returns the value that replaces `value` of `iteration` here; computes it if it is
+        indexed."""
         if not self._body.is_inside(value):
             return value
         if not self._body.is_moving(value) and self._body.is_indexed(value):
@@ -70,7 +71,7 @@ class Frame:
         return self._known[value, iteration]
 
     def run(self, op: ir.Operation, iteration: int) -> None:
-        """Copies an op, for one iteration; what it reads is known."""
+        """Copies an op for one iteration; its operands must be known here."""
         values = {value: self.get(value, iteration) for value in self._body.reads(op)}
         copy = copy_with(op, values, self._point)
         for old, new in zip(op.results, copy.results, strict=True):
@@ -101,7 +102,7 @@ class Frame:
         return self.get(self._body.ends[number], iteration - 1)
 
     def _compute(self, value: ir.Value, iteration: int) -> None:
-        """Copies the indexed ops that lead to a value and are not here yet."""
+        """Copies the indexed ops that lead to a value and were not copied yet."""
         body = self._body
         needed: dict[int, ir.Operation] = {}
         pending = [value]
@@ -126,22 +127,22 @@ class Frame:
 
 
 def frame_before(body: LoopBody) -> Frame:
-    """A frame in front of a loop, for what does not depend on the iteration."""
+    """Returns a frame before a loop, for values that do not depend on the iteration."""
     kept = {number: body.loop.operands[number] for number in body.invariant}
     return Frame(body, ir.InsertionPoint(body.loop), {}, kept)
 
 
 def is_the_same(body: LoopBody, ops: Sequence[ir.Operation]) -> bool:
-    """Whether ops compute the same in every iteration, from what does not change in the loop."""
+    """Returns True if ops compute the same in every iteration: all they read is invariant."""
     made = {result for op in ops for result in op.results}
     read = (value for op in ops for value in body.reads(op) if value not in made)
     return all(body.is_indexed(value) and not body.is_moving(value) for value in read)
 
 
 def hoist(body: LoopBody, ops: Sequence[ir.Operation]) -> ir.Operation:
-    """Runs ops, in their order, before the loop, which carries what others need of them.
+    """Runs ops, in their order, before the loop, and carries those of their results that are read.
 
-    Returns the new loop; `body` is not valid any more.
+    Returns the new loop; `body` is invalid afterwards.
     """
     frame = frame_before(body)
     for op in ops:
@@ -163,11 +164,11 @@ def hoist(body: LoopBody, ops: Sequence[ir.Operation]) -> ir.Operation:
 
 
 class OpenedLoop:
-    """A loop that is taken apart: its carries, its body and what follows it are open to changes.
+    """A loop under construction: its carries, its body and the ops after it may change.
 
-    Carries are taken first, then `open` makes the new loop, and `close` does away with the old.
-
-    `dead` are carries that nothing will read: they serve as others of their type, or hand zeros on.
+    First reserve carries, then `open` makes the new loop, and `close` removes the old one. `dead`
+    are carries that no op will read. They are reused for new carries of the same type, or carry
+    zeros.
     """
 
     def __init__(self, body: LoopBody, dead: Sequence[int]) -> None:
@@ -182,25 +183,25 @@ class OpenedLoop:
             self._ends[number] = body.arguments[number]
 
     def carry(self, type_: ir.Type, start: float) -> int:
-        """The number of a carry that is free, which starts with one number in all elements."""
+        """Reserves a carry that starts with `start` in all elements; returns its number."""
         value = self._constant(type_, start)
         number = next((n for n in self._free if self._starts[n].type == type_), None)
         if number is None:
             self._starts.append(value)
-            self._ends.append(value)  # until `hand_on` says what
+            self._ends.append(value)  # until `hand_on` sets it
             return len(self._starts) - 1
         self._free.remove(number)
         self._starts[number] = value
         return number
 
     def carry_of_rows(self, value: ir.Value, rows: tuple[int, ...], type_: ir.Type) -> int:
-        """The carry whose `rows` a value is written to, in turn; the same for all who ask."""
+        """Returns the carry to whose `rows` a value is written in turn; all callers share it."""
         if (value, rows) not in self._rows:
             self._rows[value, rows] = self.carry(type_, 0)
         return self._rows[value, rows]
 
     def open(self) -> None:
-        """Makes the new loop, with the old one's regions."""
+        """Creates the new loop and moves the old one's regions into it."""
         old = self.body.loop
         for number in self._free:
             self._starts[number] = self._constant(self._starts[number].type, 0)
@@ -218,24 +219,27 @@ class OpenedLoop:
         self.after = Frame(self.body, self.point, counted, kept)
 
     def argument(self, number: int) -> ir.Value:
-        """A carry at the beginning of an iteration."""
+        """Returns a carry's value at the beginning of an iteration."""
         return self.body.block.arguments[number]
 
     def result(self, number: int) -> ir.Value:
-        """A carry after the loop."""
+        """Returns a carry's value after the loop."""
         return self.new.results[number]
 
     def is_handed_on(self, number: int) -> bool:
-        """Returns True if it was said what a new carry is at the end of an iteration."""
+        """Returns True if the yielded value of a carry was set by `hand_on`."""
         return number in self._said
 
     def hand_on(self, number: int, value: ir.Value) -> None:
-        """Says what a carry is at the end of an iteration."""
+        """Sets the value that an iteration yields for a carry."""
         self._ends[number] = value
         self._said.add(number)
 
     def close(self, removed: set[Key], results: Mapping[int, ir.Value]) -> None:
-        """Drops ops from the body, and lets others stand for results of the old loop."""
+        """Erases `removed` from the body, replaces results of the old loop, and erases it.
+
+        `results`: replacements by carry number; other results become those of the new loop.
+        """
         old = self.body.loop
         rebuild(terminator(self.body.block), self._ends, [])
         for op in reversed(self.body.ops):
@@ -247,10 +251,10 @@ class OpenedLoop:
         old.erase()
 
     def behind(self, location: ir.Location) -> Builder:
-        """Writes behind the new loop."""
+        """Returns a builder that writes after the new loop."""
         return Builder(self.point, location)
 
     def _constant(self, type_: ir.Type, number: float) -> ir.Value:
-        """One number in all elements of a type."""
+        """Returns a constant with `number` in all elements of a type."""
         like = ir.RankedTensorType(type_)
         return self._before.splat(number, like.shape, like.element_type)

@@ -1,10 +1,10 @@
-"""Makes XLA:GPU keep to what was planned: fences in the loops, and one behind them.
+"""Holds XLA:GPU to the plan: writes fences in the loops and a barrier after them.
 
-XLA:GPU begins what waits for nothing at once, one collective after the other, and so hides one of
-them at most: in the loop's new body a fence lets each begin with the compute that is to hide it
-(see `schedule-overlap`). What stands behind the loop and does not depend on it could begin before
-the last iterations are over, now that they stand behind the loop too, and take memory meanwhile: a
-barrier keeps it back.
+XLA:GPU issues at once all collectives whose operands are ready, one after the other, and so hides
+at most one of them. In the loop's new body a fence lets each begin with the compute that is to hide
+it (see `schedule-overlap`). Ops after the loop that do not depend on it could begin before the last
+iterations end, because these now run after the loop too. They would need memory meanwhile, so a
+barrier holds them back.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from stablehlo_tools.transforms.parts.schedule_overlap.scheduled_block import (
     write_block,
 )
 
-_LARGE = 2.0**20  # bytes: what takes less need not wait
-_LEAST_NS = 10_000.0  # an iteration: what saves less is not written
-_LEAST_CLOSED = 0.85  # of what could be hidden: the same
-_HEADROOM = 2.0**28  # bytes that a body may need more than it does
+_LARGE = 2.0**20  # bytes: smaller collectives need not wait
+_LEAST_NS = 10_000.0  # an iteration: fences that save less are not written
+_LEAST_CLOSED = 0.85  # of the time that could be hidden: fences that hide less are not written
+_HEADROOM = 2.0**28  # bytes by which a body's peak may grow
 
 
 def hold_loop(module: ir.Module, loop: ir.Operation, hardware: Hardware) -> bool:
-    """Orders a loop's body and fences its collectives; whether that was worth it."""
+    """Orders a loop's body and fences its collectives; returns True if that was worth it."""
     clock = Clock(hardware, ModuleFacts.of(module).grid.size)
     traced = _body_of(traced_task_graph(module, clock, ""), loop)
     if traced is None:
@@ -56,10 +56,10 @@ def hold_loop(module: ir.Module, loop: ir.Operation, hardware: Hardware) -> bool
 
 
 def is_worth_holding(graph: TaskGraph, plan: Schedule) -> bool:
-    """Whether a body with fences is better than what XLA:GPU makes of it without.
+    """Returns True if a body with fences is faster than XLA:GPU's own schedule.
 
-    Measured against one task after the other: of collectives that wait for nothing, XLA:GPU runs
-    all but one so.
+    The baseline runs one task after the other, because XLA:GPU does so with all but one of the
+    collectives whose operands are ready.
     """
     alone = sum(task.ns for task in graph.tasks)
     saved = alone - plan.total_ns
@@ -67,9 +67,9 @@ def is_worth_holding(graph: TaskGraph, plan: Schedule) -> bool:
 
 
 def keep_back(ends: Sequence[ir.Value]) -> None:
-    """Lets the large collectives behind a pipelined loop wait for it.
+    """Makes large collectives after a pipelined loop wait for its last iterations.
 
-    `ends` are what its last iterations make; only what does not follow from them has to wait.
+    `ends` are the values that these compute. Collectives that depend on them wait anyway.
     """
     made = [value for value in ends if producer(value) is not None and has_uses(value)]
     made = [value for value in made if not is_future(value)]
@@ -93,7 +93,10 @@ def keep_back(ends: Sequence[ir.Value]) -> None:
 
 
 def _waiting(anchor: ir.Operation, made: Sequence[ir.Value]) -> list[ir.Value]:
-    """The operands, there already, of large collectives behind an op that do not follow from it."""
+    """Returns operands of large collectives after `anchor` that do not depend on `made`.
+
+    Only operands that are computed before `anchor`.
+    """
     classify = classify_communication(anchor.context)
     follows = set(made)
     waiting: dict[ir.Value, None] = {}
@@ -115,7 +118,7 @@ def _waiting(anchor: ir.Operation, made: Sequence[ir.Value]) -> list[ir.Value]:
 
 
 def _body_of(traced: TracedGraph, loop: ir.Operation) -> TracedGraph | None:
-    """The task graph of a loop's body, wherever the loop stands."""
+    """Returns the task graph of a loop's body, at any depth; None if the loop is not found."""
     for task, body in traced.bodies.items():
         if any(op == loop for op in traced.ops[task]):
             return body

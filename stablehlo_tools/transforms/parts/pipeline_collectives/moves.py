@@ -1,12 +1,14 @@
-"""Which collectives of a loop can run in another iteration, and why the others cannot.
+"""Finds the collectives of a loop that can run in another iteration, and why the others cannot.
 
-`survey_loop` reads a loop once; its `ahead` and `late` say for each collective which ops would move
-with it. XLA has a pass for the same (collective_pipeliner.cc), which demands more of the loop:
-backwards (here: ahead) it moves chains of ops that nothing else reads and that begin at carries
-which stay as they are; forwards (late) it wants the result formatted into the one
-dynamic_update_slice of a carry. Here whatever a collective needs, or whatever depends on it, moves
-along, others may read it too, and carries may be handed from one position to another, as long as no
-costly op is among them: moved with the collective, it could not hide it.
+`survey_loop` reads a loop once. Its `ahead` and `late` list for each collective the ops that would
+move with it.
+
+XLA has a pass for the same (collective_pipeliner.cc) that demands more of the loop. Backward (here:
+ahead) it moves chains of ops that no other op reads and that begin at invariant carries. Forward
+(here: late) it needs the result to be formatted into the one dynamic_update_slice of a carry. Here
+all operands or all dependents of a collective move with it. Other ops may read them too, and
+carries may be passed from one position to another. A costly op among them is refused: if it moved
+with the collective, it could not hide it.
 """
 
 from __future__ import annotations
@@ -32,13 +34,13 @@ from stablehlo_tools.dialect.traits import COLLECTIVES, short_names
 from stablehlo_tools.ir.values import key_of, named, producer
 from stablehlo_tools.ir.walk import functions_by_name, ops_named
 
-MOVABLE = short_names(COLLECTIVES)  # transfers to a host, and Shardy's reshards, keep their place
+MOVABLE = short_names(COLLECTIVES)  # without transfers to a host and Shardy's reshards
 _SHARDINGS = ("sdy.sharding", "mhlo.sharding")
 
 
 @dataclass(frozen=True)
 class Move:
-    """A collective and the ops that change place with it, or why it stays."""
+    """A collective and the ops that move with it; `reason` says why it stays, if it does."""
 
     collective: Collective
     ops: Sequence[ir.Operation] = ()
@@ -46,11 +48,11 @@ class Move:
 
 
 def ahead(body: LoopBody, collective: Collective) -> Move:
-    """The move of a collective before its iteration, with all that it needs."""
+    """Returns the move of a collective to an earlier iteration, with all ops that it depends on."""
     stays = why_unmovable(collective)
     if stays:
         return Move(collective, reason=stays)
-    # The iteration may only send a result on and reformat it.
+    # If the iteration only reformats the result or sends it on, the collective hides nowhere else.
     read_by = body.depending_on([collective.op], later=False)
     if all(
         op.name in FORMATTING or (body.communicates(op) and op.name not in CONTROL_FLOW)
@@ -77,7 +79,7 @@ def ahead(body: LoopBody, collective: Collective) -> Move:
 
 
 def late(body: LoopBody, collective: Collective, indices: LoopIndices) -> Move:
-    """The move of a collective behind its iteration, with all that depends on it."""
+    """Returns the move of a collective to a later iteration, with all ops that depend on it."""
     stays = why_unmovable(collective)
     if stays:
         return Move(collective, reason=stays)
@@ -95,7 +97,7 @@ def late(body: LoopBody, collective: Collective, indices: LoopIndices) -> Move:
 def _stays_here(
     body: LoopBody, collective: Collective, here: Sequence[ir.Operation], indices: LoopIndices
 ) -> str:
-    """Why what depends on a collective in its own iteration cannot wait; empty where it can."""
+    """Says why the dependents in a collective's own iteration cannot wait; empty if they can."""
     for op in here:
         if body.is_costly(op):
             return f"its result is needed by the {named(op)}"
@@ -108,9 +110,9 @@ def _stays_here(
 
 
 def _needed_next(body: LoopBody, collective: Collective, here: Sequence[ir.Operation]) -> str:
-    """Why a result cannot come late because of the next iteration; empty where it can.
+    """Says why the next iteration cannot wait for a result; empty if it can.
 
-    A collective_permute, the transfer between the stages of a pipeline, may come as late as the
+    A collective_permute transfers activations between pipeline stages. It may end as late as the
     beginning of the next iteration, if that has compute that does not wait for it.
     """
     inside = {key_of(op) for op in here}
@@ -129,7 +131,7 @@ def _needed_next(body: LoopBody, collective: Collective, here: Sequence[ir.Opera
 
 
 def why_unmovable(collective: Collective) -> str:
-    """Why a collective keeps its place whatever the loop; empty where that depends on the loop."""
+    """Says why a collective cannot move in any loop; empty if that depends on the loop."""
     if collective.is_async:
         return "it is asynchronous already, with a start and a done of its own"
     if collective.kind not in MOVABLE:
@@ -138,7 +140,7 @@ def why_unmovable(collective: Collective) -> str:
 
 
 def why_unsinkable(collective: Collective) -> str:
-    """Why a collective can run behind no loop; empty where that depends on the loop."""
+    """Says why a collective cannot run after any loop; empty if that depends on the loop."""
     op = collective.op
     stays = why_unmovable(collective)
     if stays:
@@ -153,19 +155,20 @@ def why_unsinkable(collective: Collective) -> str:
 
 
 def is_static_tensor(type_: ir.Type) -> bool:
-    """Whether a type is that of a tensor of numbers whose dimensions are all known."""
+    """Returns True for a ranked tensor type of numbers with a static shape."""
     if not isinstance(type_, ir.RankedTensorType) or not type_.has_static_shape:
         return False
     return isinstance(type_.element_type, ir.IntegerType | ir.FloatType | ir.ComplexType)
 
 
 def has_sharding(op: ir.Operation) -> bool:
-    """Whether an op says how its results are sharded, in the words of Shardy or of XLA."""
+    """Returns True if an op has a sharding attribute, of Shardy or of XLA."""
     return any(name in op.attributes for name in _SHARDINGS)
 
 
 def _is_late(body: LoopBody, collective: Collective) -> bool:
-    """Whether what a collective sends comes as it is from the iteration before."""
+    """Returns True if a collective's operands are the previous iteration's values, at most
+    reformatted."""
     pending = list(collective.op.operands)
     was_there = False
     while pending:
@@ -183,7 +186,8 @@ def _is_late(body: LoopBody, collective: Collective) -> bool:
 
 
 def _is_regular(op: ir.Operation, body: LoopBody, indices: LoopIndices) -> bool:
-    """Whether the updates go up or down along one dimension, by indices known before the run."""
+    """Returns True if the written positions are monotonic in one dimension and known before the
+    run."""
     starts = list(op.operands)[2:]
     if not all(body.is_indexed(start) for start in starts):
         return False
@@ -194,7 +198,7 @@ def _is_regular(op: ir.Operation, body: LoopBody, indices: LoopIndices) -> bool:
 
 
 def _with_tensors(collective: Collective, ops: Sequence[ir.Operation]) -> Move:
-    """The move, if all that its ops make can be carried from one iteration to the next."""
+    """Returns the move; refused if an op has a result that a loop cannot carry."""
     for op in ops:
         for result in op.results:
             if not isinstance(result.type, ir.RankedTensorType):
@@ -204,11 +208,11 @@ def _with_tensors(collective: Collective, ops: Sequence[ir.Operation]) -> Move:
 
 @dataclass(frozen=True)
 class LoopSurvey:
-    """A loop as it stands; not valid any more once the module changes.
+    """What is known of a loop; invalid as soon as the module changes.
 
-    `trips` is how often it runs on all devices, if they agree, `fewest` how often at least on any;
-    `reason` why that is not known. `alike` tells which values are the same on all devices of a
-    collective's groups.
+    `trips`: the trip count, if it is the same on all devices. `fewest`: the lowest trip count on
+    any device. `reason`: why the trip count is unknown. `alike`: decides which values are the same
+    on all devices of a collective's groups.
     """
 
     body: LoopBody
@@ -220,28 +224,28 @@ class LoopSurvey:
 
     @property
     def collectives(self) -> list[Collective]:
-        """Those of the body itself, in order."""
+        """The collectives of the body itself, in order."""
         return self.body.collectives
 
     @cached_property
     def ahead(self) -> list[Move]:
-        """The moves ahead of their iteration."""
+        """The moves to an earlier iteration, one for each collective."""
         return self._checked(ahead(self.body, each) for each in self.collectives)
 
     @cached_property
     def late(self) -> list[Move]:
-        """The moves to a later iteration."""
+        """The moves to a later iteration, one for each collective."""
         return self._checked(late(self.body, each, self.indices) for each in self.collectives)
 
     def _checked(self, moves: Iterable[Move]) -> list[Move]:
-        """The moves, of which none is possible if the trip count is not known."""
+        """Returns the moves; refuses all of them if the trip count is not known."""
         return [
             Move(m.collective, reason=self.reason) if self.reason and m.ops else m for m in moves
         ]
 
 
 def survey_loop(loop: ir.Operation, module: ir.Module, facts: ModuleFacts) -> LoopSurvey:
-    """Reads a loop of a module without calls."""
+    """Analyzes a loop of a module without calls."""
     values = DeviceValues(module, facts)
 
     def known(value: ir.Value) -> Sequence[int] | None:
@@ -267,10 +271,11 @@ def survey_loop(loop: ir.Operation, module: ir.Module, facts: ModuleFacts) -> Lo
 
 
 def loops_of(module: ir.Module) -> list[ir.Operation]:
-    """All loops, inner ones before those around them."""
+    """Returns all loops, inner ones before those around them."""
     return ops_named(module.operation, (WHILE,))[::-1]
 
 
 def next_loop(module: ir.Module, mark: str) -> ir.Operation | None:
-    """The first loop that has a mark, an attribute, inner ones before those around them."""
+    """Returns the first loop with the attribute `mark`, inner loops first; None if there is
+    none."""
     return next((loop for loop in loops_of(module) if mark in loop.attributes), None)

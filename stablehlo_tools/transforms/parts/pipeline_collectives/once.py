@@ -1,8 +1,8 @@
-"""What a loop over microbatches does alike in each iteration, done once: weights gathered in front
-of it, gradients reduced behind it.
+"""Runs collectives once that a loop over microbatches repeats: weights are gathered before it,
+gradients are reduced after it.
 
-The collectives stand in a loop of their own, over layers, and each of its iterations gathers other
-weights. What all of its iterations gather is the same for every microbatch:
+The collectives are in an inner loop over layers, and each of its iterations gathers other weights.
+But over all its iterations it gathers the same for every microbatch:
 
     while (%microbatch) {
       while (%layer) {
@@ -18,17 +18,19 @@ weights. What all of its iterations gather is the same for every microbatch:
       }
     }
 
-A row of `%all` is what the ops between `%weights` and `%g` make of that row, if all devices of a
-group take the same one, whatever the index: so rows need not come in order, nor all be used, and a
-pipeline that runs a chunk of its layers every now and then has its weights gathered once, too. It
-pays where there are fewer rows than iterations. The other way, a gradient that an iteration reduces
-and stores is stored as it is, the stack reduced behind the inner loop (`sinking.rows`), and the sum
-that the outer loop makes of these behind that one (`sinking.sums`); one that is added to a row of
-sums is added as it is (`sinking.rows`, too).
+A row of `%all` is the result of the ops between `%weights` and `%g` on that row. This holds for any
+index, if all devices of a group use the same one. So rows need not be in order, and some may be
+unused. A pipeline that runs a chunk of its layers only in some iterations gathers its weights once,
+too. The rewrite pays if there are fewer rows than iterations.
 
-Loops are gone through from the inside, and from each goes what can go. Only that which has then
-left a loop that repeats it is worth it: `liftable` tries all on a copy and sees what has become of
-it. So collectives have numbers, as an attribute, which copies of them keep.
+Gradients leave in the other direction. An iteration reduces a gradient and stores it in a row: it
+stores the local gradient instead. The stack is reduced after the inner loop (`sinking.rows`), and
+the sum over microbatches after the outer one (`sinking.sums`). A gradient that is added to a row of
+sums is added unreduced (`sinking.rows`, too).
+
+Loops are rewritten from the inside out, and each gives up what can leave it. Only collectives that
+leave a loop that repeats them are worth it. So `liftable` tries all on a copy and compares the
+traffic. For that, collectives have numbers in an attribute, which copies keep.
 """
 
 from __future__ import annotations
@@ -82,19 +84,19 @@ from stablehlo_tools.transforms.parts.pipeline_collectives.sinking.rows import (
 
 _NUMBER = "stablehlo_tools.number"  # of a collective
 _TO_LIFT = "stablehlo_tools.to_lift"  # on the loops that are not done yet
-_LIFTED = "stablehlo_tools.lifted"  # on what has been written in front of a loop
+_LIFTED = "stablehlo_tools.lifted"  # on ops written before a loop
 _NOT_FULL = 0.9  # of a device: beyond, XLA:GPU gives up overlap for memory
 _LITTLE_MORE = 1.05
-_REPEATED = 2  # a loop that runs who knows how often
+_REPEATED = 2  # assumed trips of a loop with an unknown trip count
 
 
 @dataclass(frozen=True)
 class Lifted:
     """A collective that can leave loops that repeat it.
 
-    `saved`: bytes that a device sends no more in a run; `kept`: bytes that stay in memory for it,
-    from in front of the loops, or until behind them. `is_ahead`: it runs in front of them.
-    `is_nested`: it leaves more than one loop, or runs on rows that were stacked.
+    `saved`: bytes that a device sends less in a run. `kept`: bytes that stay live for it, from
+    before the loops or until after them. `is_ahead`: it runs before them. `is_nested`: it leaves
+    more than one loop, or runs on stacked rows.
     """
 
     number: int
@@ -106,7 +108,7 @@ class Lifted:
 
 
 def number_collectives(module: ir.Module) -> None:
-    """Numbers the collectives of loops whose results are used, so that they are known in copies."""
+    """Numbers the collectives in loops whose results are used, to find them again in copies."""
     type_ = ir.IntegerType.get_signless(64, module.context)
     for number, found in enumerate(find_collectives(module)):
         if ops_around(found.op, WHILE) and any(map(has_uses, found.op.results)):
@@ -114,14 +116,14 @@ def number_collectives(module: ir.Module) -> None:
 
 
 def forget_numbers(module: ir.Module) -> None:
-    """Removes what `number_collectives` and `lift` have left on ops."""
+    """Removes the attributes of `number_collectives` and `lift`."""
     drop_attributes(module.operation, (_NUMBER, _LIFTED))
 
 
 def liftable(module: ir.Module, facts: ModuleFacts) -> list[Lifted]:
-    """What `lift` can take out of loops that repeat it, of the collectives that have numbers.
+    """Returns the numbered collectives that `lift` can take out of loops that repeat them.
 
-    What saves most for what it keeps comes first.
+    Sorted by bytes saved for each byte kept, highest first.
     """
     before, after = _traffic(module), dict[int, _Traffic]()
     chosen = frozenset(before)
@@ -138,7 +140,7 @@ def liftable(module: ir.Module, facts: ModuleFacts) -> list[Lifted]:
 
 
 def lift(module: ir.Module, facts: ModuleFacts, chosen: frozenset[int]) -> None:
-    """Takes the chosen collectives out of loops, as far out as each can go."""
+    """Takes the chosen collectives out of loops, each as far out as possible."""
     for loop in loops_of(module):
         loop.attributes[_TO_LIFT] = ir.UnitAttr.get(loop.context)
     while (loop := next_loop(module, _TO_LIFT)) is not None:
@@ -163,8 +165,10 @@ def _number_of(op: ir.Operation) -> int | None:
 
 @dataclass(frozen=True)
 class _Traffic:
-    """What a collective sends in a run, and takes or gives in one go, whichever is more; bytes of a
-    device. If there are several copies of it, of all of them.
+    """The bytes that a collective sends in a run of one device (`sent`), and that it holds at once
+    (`held`).
+
+    `held` is the larger of operands and results. Copies of a collective are summed up.
     """
 
     collective: Collective
@@ -174,7 +178,7 @@ class _Traffic:
 
 
 def _traffic(module: ir.Module) -> dict[int, _Traffic]:
-    """The traffic of the collectives that have numbers."""
+    """Returns the traffic of the collectives that have numbers."""
     traffic: dict[int, _Traffic] = {}
     for found in find_collectives(module):
         number = _number_of(found.op)
@@ -190,7 +194,7 @@ def _traffic(module: ir.Module) -> dict[int, _Traffic]:
 
 
 def _lifted(number: int, before: _Traffic, after: _Traffic | None) -> Lifted:
-    """What has become of a collective; None where another one stands for it as well."""
+    """Describes a lifted collective; `after` is None if another collective replaced it."""
     ranks = [len(shape_of(each.collective.op.operands[0])) for each in (before, after) if each]
     is_stacked = after is None or ranks[0] < ranks[1]
     is_ahead = after is None or _LIFTED in after.collective.op.attributes
@@ -208,7 +212,7 @@ def _lifted(number: int, before: _Traffic, after: _Traffic | None) -> Lifted:
 
 
 def _hoist(surveyed: LoopSurvey, chosen: frozenset[int]) -> None:
-    """Runs what is the same in all iterations in front of the loop."""
+    """Moves ops that compute the same in all iterations before the loop."""
     body = surveyed.body
     moves = [m for m in surveyed.ahead if m.ops and _number_of(m.collective.op) in chosen]
     needed = {key_of(op) for m in moves if is_the_same(body, m.ops) for op in m.ops}
@@ -225,16 +229,16 @@ def _hoist(surveyed: LoopSurvey, chosen: frozenset[int]) -> None:
 
 
 def _mark(value: ir.Value) -> None:
-    """Marks what makes a value as written in front of a loop."""
+    """Marks the producer of a value as written before a loop."""
     maker = maker_of(value)
     maker.attributes[_LIFTED] = ir.UnitAttr.get(maker.context)
 
 
 def _sunk(surveyed: LoopSurvey, chosen: frozenset[int]) -> ir.Operation:
-    """Runs what can run behind the loop there; returns the loop.
+    """Sinks the chosen collectives after the loop where possible; returns the loop.
 
-    What an iteration stores in a row is stacked only in a loop within another one, which may add
-    the stacks up.
+    Rows that an iteration stores are stacked only in an inner loop, because the outer loop may add
+    up the stacks.
     """
     body = surveyed.body
     ways = {"sum", "row sum", "batch"} if ops_around(body.loop, WHILE) else {"sum", "row sum"}
@@ -245,10 +249,9 @@ def _sunk(surveyed: LoopSurvey, chosen: frozenset[int]) -> ir.Operation:
 
 
 def _stacked(surveyed: LoopSurvey, chosen: frozenset[int]) -> bool:
-    """Runs what iterations do with a row on all rows, in front of the loop; of one collective, and
-    whether there is one.
+    """Runs one collective on all rows before the loop; returns True if there was one.
 
-    In a loop that stands in no other one, only with fewer rows than iterations.
+    An outermost loop needs fewer rows than iterations for that.
     """
     body = surveyed.body
     most = inf if ops_around(body.loop, WHILE) else (surveyed.trips or 0) - 1
@@ -262,10 +265,10 @@ def _stacked(surveyed: LoopSurvey, chosen: frozenset[int]) -> bool:
 
 @dataclass(frozen=True)
 class _Row:
-    """What an iteration makes of a row: that at `index` in the first dimensions, of `sizes`.
+    """The computation of an iteration on the row at `index` of the first dimensions, of `sizes`.
 
-    `ops` lead, in order, to a collective, the last of them. `slices` gives what each slice of a row
-    is taken of, `behind` what a result of a barrier is.
+    `ops` lead, in order, to a collective, which is the last of them. `slices` maps each slice of a
+    row to the sliced operand, `behind` a result of a barrier to its operand.
     """
 
     body: LoopBody
@@ -277,11 +280,11 @@ class _Row:
 
     @property
     def count(self) -> int:
-        """How many rows there are."""
+        """The number of rows."""
         return prod(self.sizes)
 
     def run_on_all(self) -> None:
-        """Runs the ops on all rows in front of the loop; iterations take one of the result."""
+        """Runs the ops on all rows before the loop; iterations slice their row of the result."""
         loop, collective = self.body.loop, self.ops[-1]
         point = ir.InsertionPoint(loop)
         frame = frame_before(self.body)
@@ -318,7 +321,8 @@ class _Row:
 
 
 def _row_of(body: LoopBody, collective: Collective) -> _Row | None:
-    """How a collective follows from a row that each iteration takes; None where it does not."""
+    """Traces a collective back to the row that an iteration slices; None if it does not follow from
+    one."""
     ops: dict[int, ir.Operation] = {}
     slices: dict[ir.Value, ir.Value] = {}
     behind: dict[ir.Value, ir.Value] = {}
@@ -332,7 +336,7 @@ def _row_of(body: LoopBody, collective: Collective) -> _Row | None:
             continue
         if maker is None or not body.is_inside(value):
             return None
-        if maker.name == BARRIER:  # it kept apart what becomes one
+        if maker.name == BARRIER:  # it kept gathers from merging that now become one
             behind[value] = maker.operands[ir.OpResult(value).result_number]
             pending.append(behind[value])
         elif dims := _row_dims(body, maker):
@@ -355,7 +359,10 @@ def _is_fixed(body: LoopBody, value: ir.Value) -> bool:
 
 
 def _row_dims(body: LoopBody, op: ir.Operation) -> list[int] | None:
-    """The dimensions that a slice of what does not change in the loop is one row of."""
+    """Returns the indexed dimensions of a slice that reads one row of an invariant operand.
+
+    None if the op is not such a slice.
+    """
     if op.name != DYNAMIC_SLICE or has_sharding(op) or not _is_fixed(body, op.operands[0]):
         return None
     if not is_static_tensor(op.operands[0].type):
@@ -364,7 +371,7 @@ def _row_dims(body: LoopBody, op: ir.Operation) -> list[int] | None:
 
 
 def _runs_on_rows(body: LoopBody, op: ir.Operation) -> bool:
-    """Whether it is known how to run an op on all rows at once."""
+    """Returns True if an op can run on all rows at once."""
     if not has_rule(op) or has_sharding(op) or len(op.results) != 1:
         return False
     if body.communicates(op) and len(op.operands) != 1:
@@ -376,8 +383,8 @@ def _runs_on_rows(body: LoopBody, op: ir.Operation) -> bool:
 
 
 def _share(module: ir.Module) -> None:
-    """Lets one of the ops that were written in front of a loop stand for others that do the same:
-    forward and backward gather the same weights."""
+    """Merges equal ops that were written before a loop: forward and backward gather the same
+    weights."""
     known: dict[tuple[object, ...], ir.Operation] = {}
     unused: list[ir.Operation] = []
 
@@ -397,7 +404,7 @@ def _share(module: ir.Module) -> None:
 
 
 def _described(op: ir.Operation) -> tuple[object, ...]:
-    """A key that is equal for ops that do the same; their channels may differ."""
+    """Returns a key that is equal for ops that compute the same; their channels may differ."""
     ours = (_NUMBER, _LIFTED, "channel_handle")
     key = op_key(op, is_said=lambda name: name not in ours)
     has_region = [key_of(op)] if len(op.regions) else []
@@ -406,7 +413,10 @@ def _described(op: ir.Operation) -> tuple[object, ...]:
 
 
 def _origin(value: ir.Value) -> object:
-    """A value, or how it is formatted: two loops may each have a reshape of the same weights."""
+    """Returns a key for a value: a description of its formatting ops, or else the value itself.
+
+    Two loops may each have a reshape of the same weights.
+    """
     maker = producer(value)
     if maker is None or maker.name not in FORMATTING or _LIFTED in maker.attributes:
         return value
@@ -416,14 +426,15 @@ def _origin(value: ir.Value) -> object:
 def best_lifting(
     module: ir.Module, facts: ModuleFacts, hardware: Hardware, limit: float | None
 ) -> list[Lifted]:
-    """Chooses what to lift of what leaves several loops, so that the program is expected to be
-    fastest within `limit` bytes; nothing, where that is as it stands. Without a limit, most of the
-    device, or a little more than the program needs anyway.
+    """Chooses the collectives to lift out of several loops so that the predicted time is shortest.
 
-    All, only what goes ahead and only what goes behind are tried; of each, what saves least for the
-    memory that it takes stays where it does not fit.
+    Returns an empty list if no choice is faster within `limit` bytes. Without a limit, it is most
+    of the device's memory, or a little more than the program needs anyway.
 
-    Raises ToolError for a program that cannot be timed.
+    Tries all collectives, only those that go before the loops, and only those that go after them.
+    If the program does not fit, drops those that save least for the memory that they need.
+
+    Raises ToolError if the program cannot be timed.
     """
     found = [each for each in liftable(module, facts) if each.is_nested]
     if not found:
@@ -441,7 +452,7 @@ def best_lifting(
             lift(copy, facts, frozenset(each.number for each in chosen))
             run = expected_run(copy, hardware)
             if run.peak_bytes > most:
-                # Without the last ones that keep so many bytes together, one at least.
+                # Drops collectives from the end until they free the excess, at least one.
                 excess, left = run.peak_bytes - most, list(chosen)
                 while left and (excess > 0 or len(left) == len(chosen)):
                     excess -= left.pop().kept

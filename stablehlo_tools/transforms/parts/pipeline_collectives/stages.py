@@ -1,13 +1,14 @@
-"""Software pipelining: a stage for each op of a loop's body, and the loop written by its stages.
+"""Software pipelining: assigns a stage to each op of a loop's body, and writes the staged loop.
 
-A stage is how many iterations late an op runs. At time t the pipelined loop runs the ops of stage s
-for iteration t - s. With `depth` the highest stage, the first `depth` times run before the loop
-(the prologue), with the stages that have begun, and the last `depth` behind it (the epilogue), with
-those that have not ended: no iteration runs too often, none out of range.
+A stage is the number of iterations by which an op runs late. At time t the pipelined loop runs the
+ops of stage s for iteration t - s. Let `depth` be the highest stage. The first `depth` times run
+before the loop (the prologue), with only the stages that have begun. The last `depth` times run
+after it (the epilogue), with only the stages that have not ended. So every op runs exactly once for
+each iteration of the old loop.
 
-What one stage makes and a later one reads travels through the loop in further carries, one for each
-iteration that it waits. The condition stays as it is, for the counter is that of stage 0; where it
-starts moves on instead.
+A value that one stage computes and a later stage reads travels in additional carries: one for each
+iteration that it waits. The condition does not change, because the loop counter belongs to stage 0.
+Its start value moves instead.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ class Stages:
     """The stages of a body's placed ops; indexed ones run wherever they are needed."""
 
     of_op: dict[Key, int]
-    ahead: frozenset[Key]  # those before all others
-    of_carry: dict[int, int]  # of the carries that are neither invariant nor induction variables
+    ahead: frozenset[Key]  # the ops that run before all others
+    of_carry: dict[int, int]  # by carry, without invariant carries and induction variables
 
     @property
     def depth(self) -> int:
@@ -44,9 +45,9 @@ class Stages:
 
 
 def broken_dependence(body: LoopBody, stages: Stages) -> str | None:
-    """A dependence that the stages do not keep; None where they keep all.
+    """Describes a dependence that the stages break; None if they keep all.
 
-    Barriers that can be read past do not count.
+    Reads through a barrier that may be bypassed (`body.behind_barrier`) do not count.
     """
     for op in body.ops:
         if not body.is_placed(op):
@@ -64,7 +65,11 @@ def broken_dependence(body: LoopBody, stages: Stages) -> str | None:
 
 
 def _carry_stage(body: LoopBody, number: int, stages: dict[Key, int]) -> int:
-    """The stage of the op that makes a carry; 0 where it is handed on in a ring or indexed."""
+    """Returns the stage of the op that computes a carry.
+
+    Follows carries that are passed on from other carries. Returns 0 for an indexed value, and for a
+    ring of carries that no op computes.
+    """
     seen: set[int] = set()
     while number not in seen:
         seen.add(number)
@@ -79,7 +84,7 @@ def _carry_stage(body: LoopBody, number: int, stages: dict[Key, int]) -> int:
 
 @dataclass(frozen=True)
 class Choice:
-    """A choice of which collectives of a loop, by their number, go ahead and which end late."""
+    """The collectives of a loop, by number, that go ahead and those that end late."""
 
     ahead: frozenset[int] = frozenset()
     late: frozenset[int] = frozenset()
@@ -89,7 +94,7 @@ class Choice:
 
 
 def stages_for(surveyed: LoopSurvey, choice: Choice, distance: int) -> Stages | str:
-    """The stages that a choice asks for, or why the loop cannot have them."""
+    """Returns the stages for a choice, or the reason why the loop cannot have them."""
     ahead = _ops(surveyed, surveyed.ahead, choice.ahead)
     early = {key_of(op) for op in ahead}
     late = [
@@ -98,8 +103,8 @@ def stages_for(surveyed: LoopSurvey, choice: Choice, distance: int) -> Stages | 
         if early.isdisjoint(key_of(op) for op in surveyed.late[number].ops)
         for op in surveyed.late[number].ops
     ]
-    # The ops ahead, with all that they need, run `distance` iterations before the others, those
-    # that are late, with all of the iteration that depends on them, as many after.
+    # The ops that go ahead, with all their operands' producers, run `distance` iterations before
+    # the others. The late ones, with their dependents in the iteration, run as many after.
     body, last = surveyed.body, {key_of(op) for op in late}
     middle = distance if early else 0
     of_op: dict[Key, int] = {}
@@ -123,10 +128,11 @@ def _times(count: int) -> str:
 
 
 def pass_barriers(surveyed: LoopSurvey, choice: Choice) -> bool:
-    """Lets what goes ahead read past barriers; whether there were any, so that `surveyed` is old.
+    """Lets the ops that go ahead read the operands of barriers instead of their results.
 
-    A barrier between a weight and its gather in the backward pass keeps a compiler from computing
-    the gather of the forward pass only once. Between loops nothing of that kind is done.
+    Returns True if there were any; then `surveyed` is out of date. A barrier between a weight and
+    its gather in the backward pass keeps a compiler from reusing the gather of the forward pass.
+    XLA does not merge ops across loops, so a pipelined loop does not need the barrier.
     """
     passed = False
     for op in _ops(surveyed, surveyed.ahead, choice.ahead):
@@ -145,14 +151,15 @@ def _ops(
 
 @dataclass(frozen=True)
 class Waiting:
-    """A value of the body that waits: what it is `age` iterations after it was made."""
+    """A value of the body as it was `age` iterations after it was computed."""
 
     value: ir.Value
     age: int
 
 
 def waiting_values(body: LoopBody, stages: Stages) -> list[Waiting]:
-    """What the pipelined loop carries besides what it did, in order."""
+    """Returns the values that the pipelined loop carries in addition to the old carries, in
+    order."""
     oldest: dict[ir.Value, int] = {}
     for op in body.ops:
         if not body.is_placed(op):
@@ -165,7 +172,7 @@ def waiting_values(body: LoopBody, stages: Stages) -> list[Waiting]:
 
 
 def _made_at(body: LoopBody, stages: Stages, value: ir.Value) -> int:
-    """The stage that a value belongs to."""
+    """Returns the stage of the op or the carry that a value comes from."""
     maker = producer(value)
     if maker is not None:
         return stages.at(maker)
@@ -175,29 +182,30 @@ def _made_at(body: LoopBody, stages: Stages, value: ir.Value) -> int:
 
 
 class StagedLoop:
-    """Rewrites one loop, which runs more often than `stages.depth`.
+    """Rewrites one loop, which must run more than `stages.depth` times.
 
-    The stages keep all dependences.
+    The stages must keep all dependences (`broken_dependence` returns None).
     """
 
     def __init__(self, body: LoopBody, stages: Stages) -> None:
         self._body = body
         self._stages = stages
         self._waiting = waiting_values(body, stages)
-        # What goes ahead waits for nothing and comes first, then what a carry hands over.
+        # Ops that go ahead wait for no other op, so they are first. Later stages follow before
+        # earlier ones: they read carries.
         self._order: list[ir.Operation] = sorted(
             (op for op in body.ops if body.is_placed(op)),
             key=lambda op: (key_of(op) not in stages.ahead, -stages.at(op)),
         )
 
     def write(self) -> tuple[ir.Operation, list[ir.Value]]:
-        """Replaces the loop; returns the new one, and what stands for the old one's results.
+        """Replaces the loop; returns the new loop and the values that replace the old results.
 
-        The body and what was read of it are not valid any more.
+        The body, and all handles into it, are invalid afterwards.
         """
         body, depth = self._body, self._stages.depth
         old = body.loop
-        # The first times, in front of the loop; iterations are counted from the first.
+        # The prologue. Its frame counts iterations from the first one.
         operands = list(old.operands)
         before = self._frame(ir.InsertionPoint(old), operands)
         for number in self._stages.of_carry:
@@ -243,7 +251,7 @@ class StagedLoop:
         )
 
     def _epilogue(self, new: ir.Operation) -> Frame:
-        """The last times, behind the loop; iterations are counted from one past the last."""
+        """Writes the last times after the loop; its frame's zero is one past the last iteration."""
         results = list(new.results)
         frame = self._frame(ir.InsertionPoint(self._body.loop), results)
         self._bind_state(frame, results)
@@ -265,5 +273,5 @@ class StagedLoop:
             frame.bind(waiting.value, -self._waits(waiting.value) - waiting.age, value)
 
     def _waits(self, value: ir.Value) -> int:
-        """The stage of a value; 0 for an indexed one."""
+        """Returns the stage of a value; 0 for an indexed one."""
         return 0 if self._body.is_indexed(value) else _made_at(self._body, self._stages, value)
