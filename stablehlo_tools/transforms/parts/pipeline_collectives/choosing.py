@@ -1,13 +1,13 @@
-"""What goes ahead and what ends late, chosen by predicted time and within memory.
+"""Chooses which collectives go ahead and which end late, by predicted time and within memory.
 
-`predict` says what a program takes, and needs, with some of its loops held to a schedule. A loop
-that is to be held takes what its body takes scheduled by itself, with one collective in flight at a
-time; all else what it takes in the order in which it is written, for that is nearer to what XLA:GPU
-makes of it than any plan. XLA:TPU schedules well: there every loop counts as held.
+`predict` estimates time and memory of a program, some of whose loops fences hold to a schedule. A
+held loop takes the time of its body's own schedule, with one collective in flight at a time. All
+other ops are timed in the order in which they are written, which is nearer to XLA:GPU's schedule
+than any plan. XLA:TPU schedules well, so there every loop counts as held.
 
-`prefetch_groups` says which collectives only gain something together: XLA merges dots that share an
-operand, the query, key and value projections of a layer, and the merged dot waits for all of their
-weights. To prefetch one of them alone gains nothing.
+`prefetch_groups` finds collectives that gain only together. XLA merges dots that share an operand,
+like the query, key and value projections of a layer. The merged dot waits for all of their weights,
+so prefetching one of them gains nothing.
 """
 
 from __future__ import annotations
@@ -34,8 +34,10 @@ from stablehlo_tools.transforms.parts.pipeline_collectives.stages import Choice
 
 @dataclass(frozen=True)
 class Prediction:
-    """Time and memory of one run on a device; `holds`: fences are worth it in each loop that is to
-    be held."""
+    """Time and memory of one run on a device.
+
+    `holds`: fences are worth it in each loop that is to be held.
+    """
 
     ns: float
     peak_bytes: float
@@ -45,10 +47,12 @@ class Prediction:
 def predict(
     module: ir.Module, hardware: Hardware, held: str | None, *, at_once: int | None = 1
 ) -> Prediction:
-    """Predicts a run; `held` is the attribute of the loops that are held, None if all are.
-    `at_once`: how many collectives are in flight at most, None for any number.
+    """Predicts a run.
 
-    Raises ToolError for a program that cannot be timed.
+    `held`: the attribute that marks the held loops, None if all are. `at_once`: the most
+    collectives in flight, None for any number.
+
+    Raises ToolError if the program cannot be timed.
     """
     clock = Clock(hardware, ModuleFacts.of(module).grid.size)
     traced = traced_task_graph(module, clock, "")
@@ -56,7 +60,7 @@ def predict(
     holds = True
 
     def nanoseconds(traced: TracedGraph, *, in_loop: bool, scheduled: bool) -> float:
-        """The ns of a graph, inner loops first, each a task of what its body takes."""
+        """Returns the ns of a graph; each inner loop is one task of its iterations' time."""
         nonlocal holds
         tasks = list(traced.graph.tasks)
         for number, body in traced.bodies.items():
@@ -80,7 +84,7 @@ _DOT = "stablehlo.dot_general"
 
 
 def prefetch_groups(surveyed: LoopSurvey) -> list[frozenset[int]]:
-    """The collectives that can go ahead, by their numbers, in groups, as they are first read."""
+    """Groups the collectives that can go ahead, by number, in the order of their first readers."""
     groups: list[set[int]] = []
     group_of: dict[ir.Value, set[int]] = {}
     starts: dict[int, int] = {}
@@ -109,7 +113,7 @@ def prefetch_groups(surveyed: LoopSurvey) -> list[frozenset[int]]:
 
 
 def _shared_operands(body: LoopBody, op: ir.Operation) -> Iterator[ir.Value]:
-    """What the dots that read a collective's result, reformatted or not, multiply it with."""
+    """Yields the other operands of dots that read a collective's result, also reformatted."""
     pending: list[ir.Value] = list(op.results)
     while pending:
         value = pending.pop()
@@ -122,19 +126,18 @@ def _shared_operands(body: LoopBody, op: ir.Operation) -> Iterator[ir.Value]:
 
 Judge = Callable[[Choice], Prediction | None]
 
-_GAIN = 0.002  # of the program's time: what saves less is not worth a longer program
-_AS_GOOD = 0.01  # of what the best choice saves: so much less saved for less memory is as good
-_SLACK = 1.1  # of what a choice may add: what else is alive with it
+_GAIN = 0.002  # of the program's time: smaller savings are not worth a longer program
+_AS_GOOD = 0.01  # of the best choice's savings: choices this close compete by memory
+_SLACK = 1.1  # factor on the bytes that a choice may add, for temporaries
 _LATE_ITSELF = "reduce_scatter"
 
 
 @dataclass(frozen=True)
 class Budget:
-    """What a choice may use.
+    """The memory that a choice may use.
 
-    `limit` in bytes; without one, what the collectives that go ahead make in `distance` iterations,
-    and in the one that runs, may be added to what the program needs. `is_held`: fences hold XLA:GPU
-    to the choice.
+    `limit` in bytes. Without one, a choice may add the results of the collectives that go ahead,
+    for `distance` iterations and the one that runs. `is_held`: fences hold XLA:GPU to the choice.
     """
 
     limit: float | None
@@ -142,7 +145,7 @@ class Budget:
     is_held: bool
 
     def most_bytes(self, surveyed: LoopSurvey, whole: Choice, own: Prediction) -> float:
-        """How much memory the program may need."""
+        """Returns the bytes that the program may need."""
         if self.limit is not None:
             return max(self.limit, own.peak_bytes)
         ahead = sum(surveyed.collectives[number].bytes_out or 0 for number in whole.ahead)
@@ -151,15 +154,15 @@ class Budget:
 
 
 def possible(surveyed: LoopSurvey) -> Choice:
-    """Everything that may move."""
+    """Returns the choice of all collectives that may move."""
     return Choice(_numbers(surveyed.ahead), _numbers(surveyed.late))
 
 
 def sensible(surveyed: LoopSurvey, budget: Budget) -> Choice:
-    """What `auto` considers.
+    """Returns the collectives that `auto` considers.
 
-    XLA:GPU lets reduce_scatters end late by itself, several as one, and other late ones were found
-    to come between the gathers that fences place.
+    XLA:GPU lets reduce_scatters end late by itself, several as one. Other late collectives were
+    measured to run between the gathers that fences place.
     """
     whole = possible(surveyed)
     if not budget.is_held:
@@ -171,12 +174,12 @@ def sensible(surveyed: LoopSurvey, budget: Budget) -> Choice:
 
 
 def best_choice(surveyed: LoopSurvey, judge: Judge, budget: Budget) -> Choice:
-    """The choice that is predicted to be fastest among those that the budget allows.
+    """Returns the choice with the shortest predicted time within the budget.
 
-    `judge` predicts the program with a choice; None for one that the loop cannot have, or that no
-    fences hold. Where fences hold it, a part of what could go ahead does only if all does not fit:
-    they hold a gather best that has a whole iteration to hide in. Otherwise, of choices that are as
-    good, the one that needs least memory.
+    `judge` predicts the program with a choice; None if the loop cannot have it or no fences hold
+    it. If fences hold it, only part of the collectives go ahead only if all do not fit: fences work
+    best if a gather has a whole iteration to hide in. Of choices that are about as fast, returns
+    the one that needs least memory.
     """
     whole = sensible(surveyed, budget)
     own = judge(Choice()) if whole else None
@@ -199,7 +202,7 @@ def best_choice(surveyed: LoopSurvey, judge: Judge, budget: Budget) -> Choice:
 
 
 def _choices(surveyed: LoopSurvey, whole: Choice) -> Iterator[Choice]:
-    """All that is possible, only one kind, and the first groups that go ahead."""
+    """Yields all that may move, each kind alone, and the first groups that go ahead."""
     groups = prefetch_groups(surveyed)
     counts = [2**n for n in range(len(groups).bit_length())]
     fewer = [frozenset[int]().union(*groups[:count]) for count in reversed(counts)]

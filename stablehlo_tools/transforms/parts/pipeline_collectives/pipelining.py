@@ -1,14 +1,14 @@
-"""Goes through the loops of a module, inner ones first, and moves their collectives.
+"""Visits the loops of a module, inner ones first, and moves their collectives.
 
-Each loop is rewritten by kinds, in this order: what sends the same in every iteration runs before
-it (`frame.hoist`), what can run once runs behind it (`sinking`), and of what is left some runs in
+Each loop is rewritten in this order. Collectives that send the same in every iteration run before
+it (`frame.hoist`). Those that can run once run after it (`sinking`). Of the others, some run in
 other iterations (`stages`). The order matters: the fewer collectives are left in the body, the more
 compute there is to hide each of them.
 
-A rewriting replaces the loop and so ends the life of all handles to it and to what is in it, in
-loops around it too. So the loops that are still to be done, those to be fenced at the end, and the
-collectives that came out of loops are marked by attributes: copies of a module have them too, in
-which `auto` tries what it considers.
+A rewrite replaces the loop. So it invalidates all handles to the loop, to its ops, and to the loops
+around it. Therefore attributes mark the loops that are not done yet, those to be fenced at the end,
+and the collectives that left a loop. Copies of a module, on which `auto` tries its choices, have
+these marks too.
 """
 
 from __future__ import annotations
@@ -71,10 +71,10 @@ from stablehlo_tools.transforms.parts.pipeline_collectives.stages import (
 
 @dataclass(frozen=True)
 class Options:
-    """The options of the pass; `limit` in bytes, None if none is given.
+    """The options of the pass; `limit` is in bytes, None if there is none.
 
-    `as_compiled`: no fences, and choices are timed as the compiler is expected to schedule them.
-    `merges`: what has left a loop becomes one message with others that are alike.
+    `as_compiled`: write no fences, and time choices as the compiler is expected to schedule them.
+    `merges`: merge collectives of the same kind that left a loop into one message.
     """
 
     direction: str
@@ -87,16 +87,16 @@ class Options:
 
     @property
     def most_bytes(self) -> float:
-        """What a program may need."""
+        """The bytes that a program may need on a device."""
         return self.hardware.memory_bytes if self.limit is None else self.limit
 
     @property
     def holds(self) -> bool:
-        """Whether fences are written: XLA:TPU keeps to none."""
+        """True if fences are written; never for XLA:TPU, which ignores them."""
         return self.hold and not self.hardware.is_torus and not self.as_compiled
 
     def allows(self, direction: str) -> bool:
-        """Whether collectives may move in a direction."""
+        """Returns True if collectives may move in a direction."""
         return self.direction in (direction, "auto")
 
 
@@ -110,7 +110,7 @@ def mark(op: ir.Operation, name: str) -> None:
 
 
 def unmarked(module: ir.Module, name: str) -> list[ir.Operation]:
-    """The ops with a mark, inner ones last; they lose it."""
+    """Removes a mark from all ops; returns those that had it, inner ones last."""
     marked = ops_where(module.operation, lambda op: name in op.attributes)
     for op in marked:
         del op.attributes[name]
@@ -127,13 +127,13 @@ _SUNK_ON = {
     "batch": "on what all iterations send",
 }
 _SMALL = 1 << 22  # bytes: rows that `auto` lets a loop carry to its end
-_HELD_IS_SAFER = 1.005  # what fences hold is as good with so much more time expected
-_UNEXPECTED = 0.2  # of what is exposed: what is more, on the forward passes of the zoo
+_HELD_IS_SAFER = 1.005  # a fenced program is preferred up to this ratio of expected times
+_UNEXPECTED = 0.2  # of the exposed time: additional exposure, from the zoo's forward passes
 _NO_GAIN = "it is predicted to save no time within memory"
 
 
 class OneLoop:
-    """The next loop of a module that is not done."""
+    """The rewriting of the next loop of a module that is not done."""
 
     def __init__(self, module: ir.Module, options: Options, facts: ModuleFacts) -> None:
         self._module = module
@@ -170,18 +170,18 @@ class OneLoop:
             del loop.attributes[TO_PIPELINE]
 
     def _surveyed(self) -> LoopSurvey:
-        """The loop as it stands in the module."""
+        """Returns the survey of the loop in the module; cached until the module changes."""
         if self._as_it_is is None:
             self._as_it_is = self._survey(self._module)
         return self._as_it_is
 
     def _has_changed(self) -> None:
-        """Forgets what was read of the module before it was rewritten."""
+        """Drops the cached survey and prediction after a rewrite."""
         self.changed = True
         self._as_it_is = self._own = None
 
     def _survey(self, module: ir.Module) -> LoopSurvey:
-        """The loop as it stands in the module, or in a copy of it."""
+        """Surveys the loop in the module, or in a copy of it."""
         loop = next_loop(module, TO_PIPELINE)
         assert loop is not None, "the loop is marked until it is done"
         return survey_loop(loop, module, self._facts)
@@ -197,7 +197,7 @@ class OneLoop:
         self._has_changed()
 
     def _sink(self) -> None:
-        """Lets collectives run behind the loop."""
+        """Sinks collectives after the loop."""
         surveyed = self._surveyed()
         plans = list(sinkings(surveyed).values())
         chosen = self._sunk_choice(plans)
@@ -213,7 +213,7 @@ class OneLoop:
             self._has_changed()
 
     def _sunk_choice(self, plans: Sequence[Sinking | str]) -> frozenset[int]:
-        """The groups that are sunk: all, or without those that are stacked, or none."""
+        """Returns the groups to sink: all, those without stacked rows, or none."""
         sunk = [plan for plan in plans if isinstance(plan, Sinking)]
         if self._options.direction == "sink":
             return frozenset(plan.group for plan in sunk)
@@ -223,7 +223,7 @@ class OneLoop:
         rows = [p for p in batches if p.extra_bytes is not None and p.extra_bytes <= _SMALL]
         for chosen in ([*summed, *rows], summed) if rows else (summed,):
             groups = frozenset(plan.group for plan in chosen)
-            # What the loop carries for a collective, and both its ends.
+            # The additional carries count twice: at the start and at the end of the loop.
             added = sum(
                 (plan.collective.bytes_in or 0)
                 + (plan.collective.bytes_out or 0)
@@ -246,7 +246,8 @@ class OneLoop:
         return best_choice(surveyed, self._judge, budget)
 
     def _judge(self, choice: Choice) -> Prediction | None:
-        """What a choice is predicted to make of the program."""
+        """Predicts the program with a choice; None if the loop cannot have it or no fences hold
+        it."""
         if choice:
             copy = copy_module(self._module)
             surveyed = self._survey(copy)
@@ -259,7 +260,7 @@ class OneLoop:
         return predicted if predicted.holds else None
 
     def _write(self, module: ir.Module, surveyed: LoopSurvey, choice: Choice) -> None:
-        """Writes a choice that the loop can have."""
+        """Writes a choice; the loop must be able to have it."""
         if pass_barriers(surveyed, choice):
             surveyed = self._survey(module)
         stages = stages_for(surveyed, choice, self._options.distance)
@@ -271,9 +272,9 @@ class OneLoop:
                 keep_back(ends)
 
     def _pays(self, change: Callable[[LoopSurvey], object], extra: float | None = None) -> bool:
-        """Whether `auto` predicts that a change costs neither time nor too much memory.
+        """Returns True if `auto` predicts that a change costs neither time nor too much memory.
 
-        `extra`: bytes that it may add where no limit is given; None for what the device has.
+        `extra`: bytes that it may add if no limit is given; None allows the whole device.
         """
         if self._options.direction != "auto":
             return True
@@ -288,7 +289,7 @@ class OneLoop:
         return fits and predicted.ns <= own.ns
 
     def _predicted_own(self) -> Prediction:
-        """What the module takes as it stands."""
+        """Predicts the module without further changes; cached until it changes."""
         if self._own is None:
             self._own = self._predicted(self._module)
         return self._own
@@ -304,7 +305,7 @@ class OneLoop:
         self.notes.append(note(f"{collective.kind} {text}", collective.op.location))
 
     def _said(self, surveyed: LoopSurvey, number: int, choice: Choice) -> str:
-        """Where a collective runs, or why it stays."""
+        """Says where a collective runs, or why it stays."""
         distance = self._options.distance
         times = "one iteration" if distance == 1 else f"{distance} iterations"
         if number in choice.ahead:
@@ -314,7 +315,7 @@ class OneLoop:
         return f"stays in its iteration: {'; '.join(self._reasons(surveyed, number))}"
 
     def _reasons(self, surveyed: LoopSurvey, number: int) -> Iterator[str]:
-        """Why a collective stays, for each direction that is allowed."""
+        """Yields why a collective stays, for each allowed direction."""
         one = frozenset({number})
         sides = {
             "prefetch": (surveyed.ahead[number], Choice(ahead=one)),
@@ -335,29 +336,28 @@ class OneLoop:
 
 
 def _write_sunk(surveyed: LoopSurvey, groups: frozenset[int]) -> None:
-    """Sinks groups of collectives, and marks what then stands behind the loop."""
+    """Sinks groups of collectives, and marks them."""
     plans = sinkings(surveyed).values()
     chosen = [p for p in plans if isinstance(p, Sinking) and p.group in groups]
     write_sinkings(surveyed.body, chosen)
 
 
 def _unchanging(surveyed: LoopSurvey) -> list[Move]:
-    """The collectives that send the same in every iteration, with what they need."""
+    """Returns the moves of collectives that send the same in every iteration."""
     return [move for move in surveyed.ahead if move.ops and is_the_same(surveyed.body, move.ops)]
 
 
 def _hoist_all(surveyed: LoopSurvey) -> None:
-    """Hoists whatever sends the same in every iteration."""
+    """Hoists all collectives that send the same in every iteration."""
     needed = {key_of(op) for move in _unchanging(surveyed) for op in move.ops}
     hoist(surveyed.body, [op for op in surveyed.body.ops if key_of(op) in needed])
 
 
 def pipelined(module: ir.Module, options: Options) -> LoopPipelining:
-    """The loops of a module that has no calls, rewritten, with what was done.
+    """Rewrites the loops of a module that has no calls.
 
-    `auto` does it with and without what could leave several loops at once, and by plans that fences
-    hold the compiler to or as the compiler is expected to schedule by itself; of these it returns
-    what is expected to be fastest.
+    `auto` tries four variants: with and without lifting out of several loops, and with fences or as
+    the compiler is expected to schedule by itself. Returns the one that is expected to be fastest.
     """
     facts = ModuleFacts.of(module)
     number_collectives(module)
@@ -376,23 +376,23 @@ def pipelined(module: ir.Module, options: Options) -> LoopPipelining:
 
 
 def is_better(draft: ir.Module, module: ir.Module, hardware: Hardware) -> bool:
-    """Whether XLA is expected to be faster with a draft of a module than with the module.
+    """Returns True if XLA is expected to run `draft` faster than `module`.
 
-    Raises ToolError for a program that cannot be timed.
+    Raises ToolError if a program cannot be timed.
     """
     own = _weighed(expected_run(module, hardware))
     return _weighed(expected_run(draft, hardware)) < own
 
 
 def _weighed(run: Expected) -> float:
-    """The ns by which runs are compared: XLA leaves more exposed than the model expects."""
+    """Returns the ns that runs are compared by: XLA leaves more exposed than the model expects."""
     return run.contended_ns + _UNEXPECTED * run.exposed_ns
 
 
 def _lifted(
     module: ir.Module, facts: ModuleFacts, options: Options, lifted: Sequence[Lifted]
 ) -> LoopPipelining:
-    """Takes collectives out of loops first."""
+    """Lifts the given collectives out of several loops, then rewrites each loop."""
     if lifted:
         lift(module, facts, frozenset(each.number for each in lifted))
     forget_numbers(module)
@@ -411,7 +411,7 @@ class LoopPipelining:
     notes: list[Diagnostic] = field(default_factory=list[Diagnostic])
 
     def run(self) -> None:
-        """Rewrites what there is to rewrite."""
+        """Rewrites all loops that communicate."""
         facts = ModuleFacts.of(self.module)
         effects = Effects(functions_by_name(self.module))
         loops = loops_of(self.module)
@@ -425,7 +425,7 @@ class LoopPipelining:
             one.run()
             self.changed = self.changed or one.changed
             self.notes += one.notes
-        # Merges the collectives that were sunk, once no loop around them is rewritten any more.
+        # Sunk collectives are merged last: rewriting a loop around them would invalidate them.
         sunk: dict[ir.Block, list[ir.Operation]] = {}
         for op in unmarked(self.module, SUNK):
             sunk.setdefault(op.block, []).append(op)
@@ -436,7 +436,7 @@ class LoopPipelining:
 
 
 def _nothing_to_pipeline(module: ir.Module, loops: int) -> Diagnostic:
-    """The note on a program without a loop that communicates, and on what to do with it."""
+    """Returns the note for a program in which no loop communicates, with a remedy."""
     collectives = find_collectives(module)
     if not collectives:
         message = "there is nothing to pipeline: the program has no collective"

@@ -1,10 +1,10 @@
-"""Collectives whose result the loop never reads: that of the last iteration is all that matters.
+"""Sinks collectives whose results the loop never reads: only the last iteration's result matters.
 
     %norm = "stablehlo.all_reduce"(%x)        // in the loop, the next value of a carry
   ==>                                         // that nothing in the loop reads
-    %norm = "stablehlo.all_reduce"(%x_of_the_last_iteration)    // behind it
+    %norm = "stablehlo.all_reduce"(%x_of_the_last_iteration)    // after it
 
-Values are bitwise those of before: the same ops read the same operands.
+Values are bitwise the same as before: the same ops read the same operands.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ from stablehlo_tools.transforms.parts.pipeline_collectives.moves import is_stati
 
 @dataclass(frozen=True, eq=False)
 class LastValue:
-    """`ops` run after the loop, once; `read` of them is carried there, `carries` end in them."""
+    """`ops` that run once after the loop.
+
+    `read`: the operands that the loop carries to them. `carries`: the carries that they compute.
+    """
 
     ops: Sequence[ir.Operation]
     read: Sequence[ir.Value]
@@ -29,8 +32,10 @@ class LastValue:
 
 
 def last_value(body: LoopBody, ops: Sequence[ir.Operation], trips: int | None) -> LastValue | str:
-    """Plans to run collectives, and all that depends on them, on what the last iteration sends, or
-    says why they cannot."""
+    """Plans to run collectives, with all their dependents, on the last iteration's operands.
+
+    Returns the reason if they cannot.
+    """
     if trips is None:
         return "it is not known that the loop runs at all"
     if not trips:
@@ -55,7 +60,7 @@ def last_value(body: LoopBody, ops: Sequence[ir.Operation], trips: int | None) -
 
 
 def why_read(body: LoopBody, carry: int) -> str | None:
-    """Who reads in the loop what the iteration before left in a carry."""
+    """Says which op in the loop reads a carry of the previous iteration; None if none does."""
     argument = body.arguments[carry]
     users = body.users.get(argument, [])
     if users:
@@ -67,11 +72,11 @@ def why_read(body: LoopBody, carry: int) -> str | None:
     return None
 
 
-_LAST = -1  # the frame behind the loop counts from one past the last iteration
+_LAST = -1  # the frame after the loop counts from one past the last iteration
 
 
 class LastWriter:
-    """Carries what the ops read out of the loop, and runs them there."""
+    """Carries the operands of the ops out of the loop, and runs the ops there."""
 
     def __init__(self, body: LoopBody, plan: LastValue) -> None:
         self._body = body
@@ -81,7 +86,7 @@ class LastWriter:
         self._numbers: list[int] = []
 
     def take_carries(self, opened: OpenedLoop) -> None:
-        """What is read and no carry of the loop anyway gets a carry of its own."""
+        """Reserves a carry for each operand that the loop does not carry anyway."""
         for value in self._plan.read:
             carried = self._body.carries_of(value)
             self._numbers.append(carried[0] if carried else opened.carry(value.type, 0))

@@ -1,11 +1,11 @@
-"""Which collectives of a loop can run once, behind it, and the loop without them.
+"""Finds the collectives of a loop that can run once, after it, and writes the loop without them.
 
-Five ways are tried, in this order: on the sum that an accumulator makes of what is sent (`sums`),
-on a sum that goes on from one device's carry (`sums`), on what the last iteration sends
-(`last_values`), on the sums that it makes in the rows of a buffer (`rows`), on what all iterations
-send, stacked (`rows`). The first two need least memory and the last most. A collective
-that the loop's own rewriting has brought out is then merged with others that are alike: one message
-for each kind of them.
+Five ways are tried, in this order: on the total of an accumulator (`sums`), on a sum that continues
+from one device's carry (`sums`), on the last iteration's operand (`last_values`), on sums that are
+accumulated in the rows of a buffer (`rows`), and on the stacked operands of all iterations
+(`rows`). The first two need least memory and the last most.
+
+A collective that left the loop is then merged with others of its kind into one message.
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ Plan = Accumulated | MaskedSum | LastValue | RowSum | Stacked
 class Sinking:
     """How a collective runs after the loop.
 
-    Those of one `group`, a number, share their plan and go together: one of them stands for all.
-    `extra_bytes` are what the loop carries more for the whole group, or less if negative: a full
-    gradient instead of a shard, rows of both what is sent and what else is stacked.
+    Collectives of one `group`, a number, share their plan and move together: one of them represents
+    all. `extra_bytes`: the bytes that the loop carries more for the whole group, negative if less.
+    Examples are a full gradient instead of a shard, and stacked rows of all operands.
     """
 
     collective: Collective
@@ -72,13 +72,13 @@ class Sinking:
 
 
 def sinkings(surveyed: LoopSurvey) -> dict[Key, Sinking | str]:
-    """Plans how each collective of a loop can run after it, by `key_of`, or says why it cannot."""
+    """Plans how each collective of a loop can run after it, or says why it cannot; by `key_of`."""
     outcomes = _Planner(surveyed).outcomes
     return {key_of(c.op): outcomes[key_of(c.op)] for c in surveyed.collectives}
 
 
 class _Planner:
-    """Tries the ways for all collectives of one loop."""
+    """Tries the five ways for all collectives of one loop."""
 
     def __init__(self, surveyed: LoopSurvey) -> None:
         body, trips, alike = surveyed.body, surveyed.trips, surveyed.alike
@@ -115,13 +115,13 @@ class _Planner:
             self.outcomes[key] = self._telling(dependents[key], *reasons)
 
     def _left(self) -> list[Collective]:
-        """The collectives that no way was found for yet."""
+        """Returns the collectives without a plan so far."""
         return [c for c in self._body.collectives if key_of(c.op) not in self.outcomes]
 
     def _note_chains(
         self, found: Mapping[Key, Accumulated | str] | Mapping[Key, RowSum | str]
     ) -> None:
-        """A chain that begins at an earlier collective takes later ones of it along."""
+        """Records plans of chains, longest first, for all collectives in each chain."""
         plans = [plan for plan in found.values() if not isinstance(plan, str)]
         for plan in sorted(plans, key=lambda plan: -len(plan.steps)):
             members = [key_of(step.op) for step in plan.steps]
@@ -132,7 +132,7 @@ class _Planner:
         plans: dict[Key, LastValue | str] | dict[Key, Stacked | str],
         dependents: Mapping[Key, Sequence[ir.Operation]],
     ) -> list[tuple[list[Key], list[ir.Operation]]]:
-        """Collectives whose followers overlap, with all these in order."""
+        """Groups collectives whose dependents overlap; returns each group's dependents in order."""
         groups: list[tuple[list[Key], set[int]]] = []
         for key, plan in plans.items():
             if isinstance(plan, str):
@@ -155,7 +155,7 @@ class _Planner:
             )
 
     def _telling(self, dependents: Sequence[ir.Operation], *plans: Plan | str) -> str:
-        """Of the reasons against the ways, that against the one which comes closest."""
+        """Returns the reason against the way that fits the dependents best."""
         against = [plan if isinstance(plan, str) else "" for plan in plans]
         if any(op.name == DYNAMIC_UPDATE_SLICE for op in dependents):
             added = [value for op in dependents if op.name == ADD for value in op.operands]
@@ -207,7 +207,7 @@ _WAYS: dict[type, Literal["sum", "last", "row sum", "batch"]] = {
 
 
 def _bytes(values: Iterable[ir.Value]) -> int | None:
-    """Bytes of tensors; None where one has a dimension that is not known."""
+    """Returns the bytes of tensors; None if one has a dimension that is not known."""
     sizes = [tensor_bytes(ir.ShapedType(value.type)) for value in values]
     known = [size for size in sizes if size is not None]
     return sum(known) if len(known) == len(sizes) else None
@@ -217,20 +217,20 @@ def _difference(more: int | None, less: int | None) -> int | None:
     return None if more is None or less is None else more - less
 
 
-# What writes the plan of one or several collectives. `dead` are the carries that nothing reads any
-# more, `removed` the ops that leave the body. `take_carries` reserves what the loop carries
-# instead, `write` writes the body's share and what follows the loop; it returns what stands for
-# results of the loop, and the collectives behind it.
+# Writers of one plan each. `dead`: the carries that no op reads any more. `removed`: the ops that
+# leave the body. `take_carries` reserves the new carries. `write` writes the ops in the body and
+# those after the loop; it returns replacements for results of the loop, by carry, and the
+# collectives after it.
 SinkWriter = SumWriter | MaskedSumWriter | LastWriter | RowSumWriter | RowsWriter
 
 
 def write_sinkings(
     body: LoopBody, chosen: Sequence[Sinking]
 ) -> tuple[ir.Operation, list[ir.Operation]]:
-    """Replaces a loop; returns the new one and the collectives that now stand after it, in order,
-    marked as sunk.
+    """Replaces a loop; returns the new one and the collectives now after it, in order, marked as
+    sunk.
 
-    One of a group stands for all of it. `body` and the plans made of it are not valid any more.
+    One member of a group is enough. `body` and the plans made from it are invalid afterwards.
     """
     writers = list(_writers(body, chosen))
     opened = OpenedLoop(body, [number for writer in writers for number in writer.dead])
@@ -251,7 +251,7 @@ def write_sinkings(
 
 
 def _writers(body: LoopBody, chosen: Sequence[Sinking]) -> Iterator[SinkWriter]:
-    """One for each group, but one for all the groups that one tree of an accumulator has."""
+    """Yields a writer for each group; all leaves of one accumulator's tree share a writer."""
     plans: dict[int, Plan] = {sinking.group: sinking.plan for sinking in chosen}
     sums: dict[int, list[Accumulated]] = {}
     for group in sorted(plans):
@@ -273,10 +273,10 @@ def _writers(body: LoopBody, chosen: Sequence[Sinking]) -> Iterator[SinkWriter]:
 
 
 def merge_sunk(module: ir.Module, ops: Sequence[ir.Operation]) -> list[ir.Operation]:
-    """Makes one collective of several where that keeps their values; returns all that are left.
+    """Merges collectives if that keeps their values; returns all that are left, in order.
 
-    `ops` are collectives of one block. Handles to those that are merged become invalid. Raises a
-    located ToolError for groups that the module does not have.
+    `ops` are collectives of one block. Handles to merged ones become invalid. Raises a located
+    ToolError for groups that the module does not have.
     """
     if not ops:
         return []
@@ -304,7 +304,7 @@ def merge_sunk(module: ir.Module, ops: Sequence[ir.Operation]) -> list[ir.Operat
 
 
 def _mergeable(bucket: Sequence[Collective], merger: Merger) -> list[list[Collective]]:
-    """A bucket in parts, none of whose members leads to another; mostly as a whole."""
+    """Splits a bucket into parts in which no member depends on another; mostly into one."""
     if len(bucket) == 1 or merger.why_not(bucket) is None:
         return [list(bucket)]
     parts: list[list[Collective]] = []

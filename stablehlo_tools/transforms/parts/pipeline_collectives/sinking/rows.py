@@ -1,4 +1,4 @@
-"""Collectives whose results are rows of a buffer: one collective of all the rows, after the loop.
+"""Sinks collectives whose results are rows of a buffer: one collective of all rows, after the loop.
 
     %y = "stablehlo.all_reduce"(%x)                                   // tensor<8x128xf32>
     %row = stablehlo.reshape %y                                       // tensor<1x8x128xf32>
@@ -8,20 +8,20 @@
   and after the loop
     %rows = "stablehlo.all_reduce"(%all_x)                            // tensor<3x8x128xf32>
 
-For that every row is written once, or of a higher buffer some that lie next to each other: they are
-put into it behind the collective, and the rest of it stays what it was. Values are bitwise those of
-before, but for sums of floats that a compiler may take in another order for a larger operand.
+For that, every row must be written once. In a higher buffer the written rows must be adjacent: they
+are written into it after the collective, and its other rows do not change. Values are bitwise the
+same, except for sums of floats that a compiler may re-associate for a larger operand.
 
-The collectives and what stands between them and the buffer then run on one row for each iteration,
-stacked along a new first dimension (`run_stacked`), which their attributes have to count:
+The collectives, and the ops between them and the buffer, then run on one row for each iteration,
+stacked along a new first dimension (`run_stacked`). Their attributes have to count that dimension:
 
     %y = stablehlo.transpose %x, dims = [0, 2, 1]             // tensor<1x8x128>, of one iteration
   ==>
     %y = stablehlo.transpose %x, dims = [0, 1, 3, 2]          // tensor<3x1x8x128>, of all three
 
-Sums that a loop makes in the rows of a buffer (`row_sum`) are reduced on all rows behind it, too. A
-pipeline's ranks add a chunk's gradients to the chunk's row, where what they have done was none of
-their work (`%valid`) to nothing:
+Sums that a loop accumulates in the rows of a buffer (`row_sum`) are also reduced on all rows after
+it. The ranks of a pipeline add a chunk's gradients to the chunk's row. In ticks without work of
+their own (`%valid` is false) they write the row back unchanged:
 
     %old = stablehlo.dynamic_slice %sums, %row            // in the loop
     %g = "stablehlo.all_reduce"(%x)
@@ -34,14 +34,14 @@ their work (`%valid`) to nothing:
     %put = stablehlo.select %valid, %new, %old
     %next = stablehlo.dynamic_update_slice %local, %put, %row
 
-    %g = "stablehlo.all_reduce"(%local_at_the_end)        // behind it, all rows at once
+    %g = "stablehlo.all_reduce"(%local_at_the_end)        // after it, all rows at once
     %total = stablehlo.add %sums_at_the_start, %g
 
-What leads from the collective to the sum is linear, as for sums of whole carries (`sums`, which has
-the bound of the rounding). Rows may come in any order, several times or never, and the loop may run
-any number of times. But `%row` and `%valid` must be the same on all devices of a group: what one of
-them leaves out, the others would miss. They are traced to constants, counters of loops and what is
-known of each device before the run.
+The chain from the collective to the sum must be linear, as for sums of whole carries (`sums`, which
+has the bound of the rounding). Rows may be written in any order, several times or never, and the
+loop may run any number of times. But `%row` and `%valid` must be the same on all devices of a
+group: otherwise a term that one device leaves out would be missing on the others. They are traced
+to constants, loop counters and values that are known for each device before the run.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ from stablehlo_tools.transforms.parts.pipeline_collectives.sinking.sums import (
 
 @dataclass(frozen=True)
 class Store:
-    """A `dynamic_update_slice` that writes a row of a carry, at `rows` in the iterations."""
+    """A `dynamic_update_slice` that writes one row of a carry; `rows` are the rows by iteration."""
 
     op: ir.Operation
     carry: int
@@ -94,25 +94,28 @@ class Store:
 
     @property
     def first(self) -> int:
-        """The lowest row that is written; those that follow it are, too."""
+        """The lowest row that is written; the rows of all other iterations follow it."""
         return min(self.rows)
 
 
 @dataclass(frozen=True, eq=False)
 class Stacked:
-    """`ops` run after the loop on stacked rows of what they `read`; `stores` take the results."""
+    """`ops` that run after the loop on the stacked rows of `read`, and `stores` of their
+    results."""
 
     trips: int
     ops: Sequence[ir.Operation]
     stores: Sequence[Store]
-    read: Sequence[ir.Value]  # what differs from iteration to iteration
+    read: Sequence[ir.Value]  # the operands that differ from iteration to iteration
 
 
 def stacked(
     body: LoopBody, dependents: Sequence[ir.Operation], indices: LoopIndices, trips: int | None
 ) -> Stacked | str:
-    """Plans to run collectives, and all that depends on them, on the rows of all iterations, or
-    says why they cannot."""
+    """Plans to run collectives, with all their dependents, on the rows of all iterations.
+
+    Returns the reason if they cannot.
+    """
     if trips is None:
         return "it is not known how often the loop runs"
     if not trips:
@@ -145,7 +148,10 @@ def stacked(
 
 
 def _why_not(body: LoopBody, op: ir.Operation, made: set[ir.Value]) -> str | None:
-    """Why an op cannot run on stacked rows; `made` are those that depend on the collective."""
+    """Says why an op cannot run on stacked rows; None if it can.
+
+    `made`: the values that depend on the collective.
+    """
     if body.is_costly(op):
         return f"its result is needed by the {named(op)}"
     carried = [n for value in op.results for n in body.carries_of(value)]
@@ -164,7 +170,10 @@ def _why_not(body: LoopBody, op: ir.Operation, made: set[ir.Value]) -> str | Non
 
 
 def _store(body: LoopBody, op: ir.Operation, indices: LoopIndices, trips: int) -> Store | str:
-    """The store of an update that writes a row in each iteration, of a buffer of its own."""
+    """Returns the store of an update that writes one row of its own buffer in each iteration.
+
+    Returns the reason if it does not.
+    """
     buffer = op.operands[0]
     first = op.operands[2] if len(op.operands) > 2 else None
     carry = body.argument_number(buffer)
@@ -196,7 +205,8 @@ def _store(body: LoopBody, op: ir.Operation, indices: LoopIndices, trips: int) -
 
 
 class RowsWriter:
-    """Stacks what the ops read, in rows as those that they wrote, and runs them on the stack."""
+    """Stacks the operands of the ops in rows, in the order of the stores, and runs the ops on the
+    stack."""
 
     def __init__(self, body: LoopBody, plan: Stacked) -> None:
         self._body = body
@@ -206,7 +216,7 @@ class RowsWriter:
         self._numbers: list[int] = []
 
     def take_carries(self, opened: OpenedLoop) -> None:
-        """A buffer for each value that is stacked, the old ones first."""
+        """Reserves a buffer for each stacked value; reuses dead buffers first."""
         for value in self._plan.read:
             shape = [self._plan.trips, *_row(value)[1:]]
             type_ = ir.RankedTensorType.get(shape, element_of(value), loc=self._body.loop.location)
@@ -214,7 +224,7 @@ class RowsWriter:
             self._numbers.append(number)
 
     def write(self, opened: OpenedLoop) -> tuple[dict[int, ir.Value], list[ir.Operation]]:
-        """Writes rows in the body, and all else behind the loop."""
+        """Writes rows in the body, and the ops and stores after the loop."""
         trips = self._plan.trips
         known: dict[ir.Value, ir.Value] = {}
         for number, value in zip(self._numbers, self._plan.read, strict=True):
@@ -248,7 +258,7 @@ class RowsWriter:
         return buffers, collectives
 
     def _with_row(self, opened: OpenedLoop, number: int, value: ir.Value) -> ir.Value:
-        """A buffer with the value of this iteration in its place."""
+        """Writes this iteration's value into its row of a buffer."""
         store = self._plan.stores[0]
         builder = Builder(opened.inside, store.op.location)
         row = reshaped(builder, value, _row(value))
@@ -263,16 +273,16 @@ class RowsWriter:
 
 
 def _row(value: ir.Value) -> Sequence[int]:
-    """The shape of a value as one row: with a first dimension of size 1."""
+    """Returns the shape of a value as one row: with a first dimension of size 1."""
     shape = shape_of(value)
     return shape if shape[:1] == [1] else [1, *shape]
 
 
-# A constraint would have to say how the new dimension is sharded.
+# Sharding constraints are excluded: one would have to say how the new dimension is sharded.
 _STACKABLE = ELEMENTWISE | COLLECTIVES | {REDUCE} | (FORMATTING - {SHARDING_CONSTRAINT})
 
-# What attributes of these ops say of dimensions: the number of one, the numbers of some, a number
-# for each that the operand has, an entry for each (here what it is of the new first one).
+# Attributes that refer to dimensions: by one number, by some numbers, by one number for each
+# dimension of the operand, or by one entry for each (with its value for the new first dimension).
 _ONE_DIMENSION = frozenset(
     {"all_gather_dim", "concat_dimension", "dimension", "scatter_dimension", "split_dimension"}
 )
@@ -289,12 +299,12 @@ _FOR_EACH = {
 
 
 def has_rule(op: ir.Operation) -> bool:
-    """Whether it is known how to run an op on stacked rows."""
+    """Returns True if an op can run on stacked rows."""
     return op.name in _STACKABLE
 
 
 def parameters_of(op: ir.Operation) -> range:
-    """The operands that must be the same in all iterations, by number."""
+    """Returns the numbers of the operands that must be the same in all iterations."""
     count = len(op.operands)
     if op.name in (PAD, DYNAMIC_SLICE):
         return range(1, count)
@@ -302,7 +312,7 @@ def parameters_of(op: ir.Operation) -> range:
 
 
 def captured_by(body: LoopBody, op: ir.Operation) -> list[ir.Value]:
-    """What an op's region reads of the body around it."""
+    """Returns the values of the loop's body that an op's region reads."""
     inner = values_used(op)[len(op.operands) :]
     return [value for value in dict.fromkeys(inner) if body.is_inside(value)]
 
@@ -317,8 +327,9 @@ def run_stacked(
 ) -> list[ir.Value]:
     """Writes an op for all iterations, and returns its results.
 
-    `operands` come with whether they are stacked; `captured` is what its region reads from outside.
-    `element`: the type that the operands' elements have now, for a sum that runs in another one.
+    `operands`: each with True if it is stacked. `captured`: replacements for the values that its
+    region captures. `element`: the operands' current element type, if it differs from the op's, for
+    a sum in another type.
     """
     builder = Builder(point, op.location)
     fixed = parameters_of(op)
@@ -327,7 +338,7 @@ def run_stacked(
         value if number in fixed else _stacked(op, value, is_stacked, trips, shape, builder)
         for number, (value, is_stacked) in enumerate(operands)
     ]
-    if op.name == DYNAMIC_SLICE:  # at the same place of all rows
+    if op.name == DYNAMIC_SLICE:  # the same start indices for all rows
         value, *starts = given
         if not starts:
             return [value]
@@ -353,7 +364,7 @@ def _stacked(
     shape: Sequence[int],
     builder: Builder,
 ) -> ir.Value:
-    """An operand with a row for each iteration; scalars beside tensors become tensors."""
+    """Returns an operand with a row for each iteration; broadcasts scalars of elementwise ops."""
     rank = len(shape_of(value)) - is_stacked
     if op.name in ELEMENTWISE and rank == 0 and len(shape):
         if not is_stacked:
@@ -365,7 +376,7 @@ def _stacked(
 
 
 def _count_from_next(op: ir.Operation, trips: int, builder: Builder) -> None:
-    """Makes the attributes of an op speak of tensors with one more dimension in front."""
+    """Shifts an op's attributes to tensors with one more dimension at the front."""
     for name, attribute in list(op.attributes.items()):
         if name in _ONE_DIMENSION:
             op.attributes[name] = builder.integer(ir.IntegerAttr(attribute).value + 1)
@@ -381,7 +392,7 @@ def _count_from_next(op: ir.Operation, trips: int, builder: Builder) -> None:
 
 @dataclass(frozen=True, eq=False)
 class RowSum:
-    """A collective, and the ops behind it, whose result is added to a row of a carry."""
+    """A collective, and the ops after it, whose result is added to a row of a carry."""
 
     steps: Sequence[ChainOp]
     row: AddedRow
@@ -389,18 +400,18 @@ class RowSum:
 
     @property
     def local(self) -> ir.Value:
-        """The value that is added up in the loop instead."""
+        """The value that the loop accumulates instead."""
         first = self.steps[0]
         return first.op.operands[first.through]
 
     @property
     def rows(self) -> list[int]:
-        """The sizes of the dimensions that a row is one of."""
+        """The sizes of the dimensions that the row indices select from."""
         return [shape_of(self.buffer)[dim] for dim in self.row.dims]
 
     @property
     def local_rows(self) -> ir.Type:
-        """The type of what the loop carries instead of the buffer."""
+        """The type of the carry that replaces the buffer in the loop."""
         shape = [*self.rows, *shape_of(self.local)]
         return ir.RankedTensorType.get(
             shape, element_of(self.buffer), loc=self.steps[0].op.location
@@ -432,7 +443,8 @@ def row_sum(body: LoopBody, collective: Collective, alike: AlikeInGroups) -> Row
 
 
 class RowSumWriter:
-    """Adds up what the first collective sends, and runs the chain on all rows of that."""
+    """Accumulates the operand of the first collective, and runs the chain on all rows of the
+    sums."""
 
     def __init__(self, body: LoopBody, plan: RowSum) -> None:
         self._body = body
@@ -444,15 +456,15 @@ class RowSumWriter:
         self._number = -1
 
     def take_carries(self, opened: OpenedLoop) -> None:
-        """A row for each of the sums."""
+        """Reserves a carry for the local sums of all rows."""
         identity = identity_of("add", self._element)
         assert identity is not None, "of an accumulation that was planned"
         self._number = opened.carry(self._plan.local_rows, identity)
 
     def write(self, opened: OpenedLoop) -> tuple[dict[int, ir.Value], list[ir.Operation]]:
-        """Writes the sums in the body, and the chain and the totals behind the loop."""
+        """Writes the sums in the body, and the chain and the totals after the loop."""
         plan, number = self._plan, self._number
-        # The sums with what this iteration adds to a row.
+        # In the body: add this iteration's term to its row.
         row, local = plan.row, plan.local
         builder = Builder(opened.inside, self._where)
         sums = opened.argument(number)

@@ -1,39 +1,41 @@
-"""Collectives of what an accumulator takes in: one collective of the whole suffices.
+"""Sinks collectives whose results are accumulated: one collective of the total suffices.
 
     %g = "stablehlo.all_reduce"(%x)                  // in the loop
     %next = stablehlo.add %sum, %g                   // %sum is read by nothing else
   ==>
     %next = stablehlo.add %local, %x                 // in the loop, from zero
-    %g = "stablehlo.all_reduce"(%local_at_the_end)   // behind it
+    %g = "stablehlo.all_reduce"(%local_at_the_end)   // after it
     %total = stablehlo.add %sum_at_the_start, %g
 
-What accumulates is a tree of ops of one kind (`Tree`), `%next = %sum + (%a + %b) - %c`; what leads
-from the collective to a leaf of it is a chain f of ops that is linear for the accumulation ⊕: f(x)
-⊕ f(y) = f(x ⊕ y), and f makes the identity of ⊕ of the identity, for then a loop that never ran is
-no exception. With ⊕ an addition: whatever moves elements or drops some, negation, multiplication
-and division by what does not change in the loop, and collectives that add or move; a device that is
-sent nothing has zeros, the identity. With ⊕ a maximum, a minimum, `and` or `or`: what moves
-elements, and collectives that do so or combine by ⊕.
+The accumulation is a tree of ops of one kind (`Tree`), for example `%next = %sum + (%a + %b) - %c`.
+A chain f of ops leads from the collective to a leaf of it. It must be linear for the accumulation
+⊕: f(x) ⊕ f(y) = f(x ⊕ y). It must also map the identity of ⊕ to the identity, so that the rewrite
+holds for a loop that never ran.
 
-The rewritten chain has the accumulator's element type throughout. Conversions to it from a
-narrower type of its own kind are no obstacle, and fall away: of floats they are exact, of integers
-too unless something before them may have wrapped around.
+If ⊕ is an addition, these ops are linear: ops that move or drop elements, negation, multiplication
+and division by an invariant of the loop, and collectives that add or move. A device that receives
+no message has zeros, the identity. If ⊕ is a maximum, a minimum, `and` or `or`, the linear ops are
+those that move elements, and collectives that do so or combine by ⊕.
 
-Integers are exact, and so are maxima and minima. A sum of floats is taken in another order. With u
-the unit roundoff of the accumulator's type (2⁻⁵³ for f64), T iterations, L terms in each, D members
-of a group and k roundings of the chain, each of the two results is a sum of at most n = T·L·D + k
-roundings away from the exact one, so that for γ = n·u / (1 − n·u) (Higham, Accuracy and Stability
-of Numerical Algorithms, section 4.2)
+The rewritten chain has the accumulator's element type throughout. Conversions to it from a narrower
+type of the same kind are allowed and disappear. They are exact for floats, and for integers too
+unless an earlier op may have wrapped around.
+
+Integers are exact, and so are maxima and minima. A sum of floats is re-associated. Let u be the
+unit roundoff of the accumulator's type (2⁻⁵³ for f64), T the iterations, L the terms in each, D the
+members of a group and k the roundings of the chain. Each of the two results is a sum with at most n
+= T·L·D + k roundings. With γ = n·u / (1 − n·u) (Higham, Accuracy and Stability of Numerical
+Algorithms, section 4.2)
 
     |before − after| ≤ 2 γ (|start| + Σ |terms|)
 
-where Σ is over iterations, terms and members. What the chain computed in a narrower type than the
-accumulator's it now computes in that one, so that `before` has its own rounding besides. A sum
-that overflows in one order may not in another.
+where Σ is over iterations, terms and members. If the chain computed in a narrower type than the
+accumulator's, it now computes in the accumulator's, so `before` has the rounding of the narrower
+type besides. A sum that overflows in one order may not in another.
 
-A sum may also go on from one device's carry (`masked_sum`): a partitioner writes
-`sum.at[indices].add(updates)` of divided updates so. The carry stays local, one all_reduce follows
-the loop, and the same bound holds:
+A sum may also continue from one device's carry (`masked_sum`). A partitioner writes
+`sum.at[indices].add(updates)` of sharded updates like this. The carry stays local, one all_reduce
+follows the loop, and the same bound holds:
 
     %own = stablehlo.select %first, %sum, %zeros     // %first: on one device of each group
     %next = "stablehlo.all_reduce"(stablehlo.scatter(%own, %indices, %updates))   // adds
@@ -87,9 +89,9 @@ from stablehlo_tools.transforms.parts.pipeline_collectives.frame import OpenedLo
 from stablehlo_tools.transforms.parts.pipeline_collectives.moves import is_static_tensor
 
 _REDUCING = ops_with(Trait.ACROSS_DEVICES)
-# A device that nobody sends to has zeros: the identity of a sum alone.
+# A device that receives no message has zeros, which are the identity of a sum only.
 _SENDING = frozenset({COLLECTIVE_PERMUTE, COLLECTIVE_BROADCAST})
-# What moves elements, to every device of a group if to another one; not a gather, which is costly.
+# Ops that move elements; if across devices, to all of a group. A gather is too costly to repeat.
 _MOVING = ops_with_any(Trait.LAYOUT | Trait.PIECE | Trait.EXCHANGE) - _SENDING - {GATHER}
 _SCALING = frozenset({MULTIPLY, DIVIDE})
 _LEAST_FLOAT = 16  # bits of an accumulator of floats
@@ -98,21 +100,24 @@ _WIDER = {"bf16": ("f32", "f64"), "f16": ("f32", "f64"), "f32": ("f64",)}
 
 @dataclass(frozen=True, eq=False)
 class ChainOp:
-    """An op of a chain, and the number of the operand that the chain comes through."""
+    """An op of a chain, and the number of its operand that belongs to the chain."""
 
     op: ir.Operation
     through: int
 
     @property
     def others(self) -> list[ir.Value]:
-        """The other operands of the op."""
+        """The operands that do not belong to the chain."""
         return [value for i, value in enumerate(self.op.operands) if i != self.through]
 
 
 def why_not_linear(
     body: LoopBody, steps: Sequence[ChainOp], reducer: str, element: ir.Type
 ) -> str | None:
-    """Says why a chain is not linear for accumulation by `reducer` in elements of a type."""
+    """Says why a chain is not linear for accumulation by `reducer` in elements of a type.
+
+    None if it is linear.
+    """
     # The identity must be known, and a total well defined.
     if isinstance(element, ir.FloatType):
         accumulates = element.width >= _LEAST_FLOAT and reducer in ("add", "maximum", "minimum")
@@ -138,8 +143,10 @@ def why_not_linear(
 
 
 def signature(step: ChainOp) -> tuple[object, ...]:
-    """A key that is equal for steps that do the same; their types may differ, and their channels,
-    as long as ids count the same."""
+    """Returns a key that is equal for steps that compute the same.
+
+    Types may differ. Channels may differ too, if both number partitions or both replicas.
+    """
     op = step.op
     attributes = [
         (name, str(value)) for name, value in op.attributes.items() if name != "channel_handle"
@@ -154,7 +161,7 @@ def signature(step: ChainOp) -> tuple[object, ...]:
 
 
 def takes_number(op: ir.Operation) -> bool:
-    """Whether what an op of a chain reads besides is of the chain's element type."""
+    """Returns True if the other operands of a chain's op must have the chain's element type."""
     return op.name in _SCALING or op.name == PAD
 
 
@@ -176,7 +183,7 @@ def _why_not(body: LoopBody, step: ChainOp, reducer: str) -> str | None:
     if op.name in _MOVING:
         return None if step.through == 0 else f"the {named(op)} reads it as an index"
     if op.name == CONVERT:
-        # Conversions are to a type that has all values of the one before, and is of its kind.
+        # A conversion must be to a type of the same kind that represents all values.
         before, after = element_of(op.operands[0]), element_of(op.results[0])
         if isinstance(before, ir.FloatType) and isinstance(after, ir.FloatType):
             is_wider = before == after or str(after) in _WIDER.get(str(before), ())
@@ -202,7 +209,7 @@ def _why_not(body: LoopBody, step: ChainOp, reducer: str) -> str | None:
 
 @dataclass(frozen=True, eq=False)
 class Accumulated:
-    """A leaf of a tree that a chain of ops, collectives among them, makes of a local value."""
+    """A leaf of a tree that a chain of ops, collectives among them, computes from a local value."""
 
     tree: Tree
     leaf: Leaf
@@ -210,13 +217,13 @@ class Accumulated:
 
     @property
     def local(self) -> ir.Value:
-        """What is accumulated in the loop instead."""
+        """The value that the loop accumulates instead of the chain's result."""
         first = self.steps[0]
         return first.op.operands[first.through]
 
     @cached_property
     def signature(self) -> tuple[object, ...]:
-        """Equal for leaves that one local accumulator can hold together."""
+        """A key that is equal for leaves that one local accumulator can hold together."""
         shape = tuple(shape_of(self.local))
         steps = [signature(step) for step in self.steps if step.op.name != CONVERT]
         return (self.tree.carry, self.leaf.negative, shape, tuple(steps))
@@ -225,8 +232,12 @@ class Accumulated:
 def chain_from(
     body: LoopBody, collective: Collective, ends: Callable[[ir.Operation], bool]
 ) -> tuple[list[ChainOp], ir.Operation, ir.Value] | str:
-    """The ops that lead from a collective, each read by the next alone, to one that ends a chain;
-    that one, and what it reads of the chain. Or why there is none."""
+    """Returns the ops that lead from a collective, each read by the next alone, to an op that
+    `ends` accepts.
+
+    Returns the steps, that op, and its operand from the chain; or the reason why there is no such
+    chain.
+    """
     steps: list[ChainOp] = []
     op, value = collective.op, collective.op.operands[0]
     while not ends(op):
@@ -261,7 +272,7 @@ def accumulated(body: LoopBody, collective: Collective, trees: Trees) -> Accumul
 
 
 class SumWriter:
-    """Writes leaves of one tree; those that other ops make stay in it."""
+    """Writes leaves of one tree; leaves that other ops compute stay in it."""
 
     def __init__(self, body: LoopBody, leaves: Sequence[Accumulated]) -> None:
         self._body = body
@@ -278,7 +289,7 @@ class SumWriter:
         self._numbers: list[int] = []
 
     def take_carries(self, opened: OpenedLoop) -> None:
-        """A local accumulator for each kind of chain."""
+        """Reserves a local accumulator for each kind of chain."""
         identity = identity_of(self._tree.reducer, self._element)
         assert identity is not None, "of an accumulation that was planned"
         for leaves in self._alike.values():
@@ -288,7 +299,7 @@ class SumWriter:
             self._numbers.append(opened.carry(type_, identity))
 
     def write(self, opened: OpenedLoop) -> tuple[dict[int, ir.Value], list[ir.Operation]]:
-        """Writes the body's share, and the totals."""
+        """Writes the local sums in the body, and the chains and totals after the loop."""
         carry, where = self._tree.carry, self._tree.nodes[0].location
         inside = Builder(opened.inside, where)
         if self._staying:
@@ -301,7 +312,7 @@ class SumWriter:
             else:
                 parts = [Leaf(inside.convert(p.local, self._element), False) for p in leaves]
                 opened.hand_on(number, self._added(inside, opened.argument(number), parts))
-            # What the chain makes of the total, in the accumulator's element type.
+            # The chain runs on the total in the accumulator's type, so conversions are dropped.
             value = opened.result(number)
             for step in leaves[0].steps:
                 if step.op.name == CONVERT:
@@ -314,8 +325,10 @@ class SumWriter:
         return {carry: total}, collectives
 
     def _goes_on(self, local: ir.Value, total: ir.Value) -> bool:
-        """Whether an inner loop that sums up a local value goes on where the total has come to, in
-        place of zero."""
+        """Lets an inner loop that sums up `local` start from `total` in place of zero.
+
+        Returns False if it cannot.
+        """
         maker = producer(local)
         source = maker.operands[0] if maker is not None and maker.name == RESHAPE else local
         loop = producer(source)
@@ -356,7 +369,7 @@ class SumWriter:
 
 @dataclass(frozen=True, eq=False)
 class MaskedSum:
-    """An all_reduce whose result is a carry, which the next iteration reads in a select alone."""
+    """An all_reduce whose result is a carry that the next iteration reads in one select only."""
 
     op: ir.Operation
     select: ir.Operation
@@ -389,7 +402,7 @@ def masked_sum(
 
 
 class MaskedSumWriter:
-    """Lets a loop carry local sums; the first device's begins with what the carry began with."""
+    """Lets a loop carry local sums; the first device's sum begins with the carry's start value."""
 
     def __init__(self, body: LoopBody, plan: MaskedSum) -> None:
         self._plan = plan
@@ -401,10 +414,10 @@ class MaskedSumWriter:
         body.loop.operands[plan.carry] = before.get(plan.select.results[0], 0)
 
     def take_carries(self, opened: OpenedLoop) -> None:
-        """Needs none."""
+        """Reserves no carry: the old one holds the local sum."""
 
     def write(self, opened: OpenedLoop) -> tuple[dict[int, ir.Value], list[ir.Operation]]:
-        """Ends iterations in the local sums, and reduces the last ones after the loop."""
+        """Yields the local sums from each iteration, and reduces the last ones after the loop."""
         op, carry = self._plan.op, self._plan.carry
         opened.hand_on(carry, op.operands[0])
         self._plan.select.results[0].replace_all_uses_with(opened.argument(carry))
