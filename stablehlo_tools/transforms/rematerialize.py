@@ -141,8 +141,10 @@ class RematerializePass(Pass):
     def _chosen(
         self, module: ir.Module, hardware: Hardware, limit: float
     ) -> tuple[Tried, list[Diagnostic]]:
-        """The fastest program that fits, the one that was given if that is best, and what is said
-        of it."""
+        """Returns the fastest program that fits, with notes; the given module if that is best.
+
+        Raises ToolError if none fits.
+        """
         draft = copy_module(module)
         prepare(draft)
         is_global = left_to_the_partitioner(draft) is not None
@@ -165,7 +167,8 @@ class RematerializePass(Pass):
     def _fastest(
         self, choice: Choice, module: ir.Module, hardware: Hardware, safe: float
     ) -> tuple[Compiled, list[Diagnostic]]:
-        """The program, what it needs, and what a compiler says of it."""
+        """Returns the fastest program with its time and memory, and notes on the compiler's
+        figures."""
         if self.compiler == "none":
             chosen = choice.fastest(module, safe)
             return Compiled(chosen, Run(chosen.ns, chosen.peak_bytes)), []
@@ -194,7 +197,7 @@ class RematerializePass(Pass):
 
 @contextmanager
 def _no_collection() -> Generator[None]:
-    """Spares Python's search for cycles: programs are graphs of many objects, all of which stay."""
+    """Disables Python's garbage collection: the programs' many objects all stay live."""
     was_on = gc.isenabled()
     gc.disable()
     try:

@@ -1,6 +1,7 @@
-"""What a training step keeps for its backward, and what it computes again.
+"""Chooses what a training step keeps for its backward, and what it recomputes.
 
-`same_values` says which values of the backward are values of the forward, `passages` what crosses
-from one to the other, `prices` what it takes to keep or to repeat it, `cheapest_cut` which to do at
-a price of memory, `choosing` at which price the program fits, and `writing` writes it.
+`same_values` finds values of the backward that equal values of the forward. `passages` finds the
+residuals that cross from one to the other. `prices` estimates the cost to keep or to recompute
+them. `cheapest_cut` decides which to do at a price of memory, and `choosing` finds the price at
+which the program fits. `writing` writes the result.
 """

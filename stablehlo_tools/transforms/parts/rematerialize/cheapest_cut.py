@@ -1,17 +1,17 @@
-"""What to keep and what to compute again, at a price of memory: a minimum cut.
+"""Decides what to keep and what to recompute at a given price of memory, by a minimum cut.
 
-A value that is needed is kept, at a price, or the op that makes it is repeated, at the time that
-this takes, and then needs its operands. For a linear price of memory the best choice is a closure,
-and so a minimum cut (Picard, "Maximal closure of a graph", 1976); PyTorch's partitioner of joint
-graphs cuts likewise, by bytes alone.
+A required value is either kept, at a price, or its producer is repeated. Repeating costs the op's
+time and requires its operands. For a linear price of memory the best choice is a closure, and so a
+minimum cut (Picard, "Maximal closure of a graph", 1976). PyTorch's partitioner of joint graphs uses
+a similar cut, by bytes alone.
 
     source --endless--> value that is required
     value ---keeping---> op that makes it           cut: kept
     op ----repeating---> sink                       cut: repeated
     op ----endless-----> values that it reads       repeated ops need them
 
-The plans for all prices are the corners of a convex curve of time against memory, found by halving:
-between two of them, the price at which both are equally good shows the best one in between.
+The plans for all prices are the corners of a convex curve of time against memory. They are found by
+bisection: the cut at the price at which two plans are equally good is the best plan between them.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from scipy.sparse import csr_array
 
 from stablehlo_tools.analysis.minimum_cut import source_side
 
-_ENDLESS = (1 << 31) - 1  # the most that SciPy's capacities hold
-_LARGEST = 1 << 29  # of a finite one
-_APART = 0.02  # of the price of memory: between values that would change together
-_FAR = 0.02  # of the bytes of the fastest plan: between corners so far apart others are looked for
-_LITTLE = 0.002  # of the bytes of the fastest plan: not worth a plan of its own
+_ENDLESS = (1 << 31) - 1  # infinite: the largest capacity in SciPy
+_LARGEST = 1 << 29  # the largest finite capacity
+_APART = 0.02  # relative spread of the price of memory, so that equal values change separately
+_FAR = 0.02  # of the fastest plan's bytes: corners further apart get intermediate plans
+_LITTLE = 0.002  # of the fastest plan's bytes: smaller differences need no separate plan
 _MOST_LEFT_OUT = 12
 
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """Something that may be needed again: what it takes to keep it, and the op that makes it.
+    """A value that may be required, the cost to keep it, and the op that produces it.
 
-    `keep_ns` is the traffic of keeping, endless of what cannot be kept, `keep_bytes` what stays in
-    memory; `maker` is None of what no op can make again.
+    `keep_ns`: the traffic of keeping it, infinite if it cannot be kept. `keep_bytes`: the memory.
+    `maker`: None if no op can recompute it.
     """
 
     keep_ns: float
@@ -49,7 +49,7 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Repeatable:
-    """An op that can be run again: ns that this takes, and the values that it reads."""
+    """An op that can be repeated: its ns, and the values that it reads."""
 
     ns: float
     reads: tuple[int, ...]
@@ -57,8 +57,10 @@ class Repeatable:
 
 @dataclass(frozen=True)
 class Plan:
-    """Which values are kept and which ops run again, with the time and the bytes of it: the best
-    if a byte costs `price` ns and the values `without` may not be kept."""
+    """The values that are kept and the ops that are repeated, with their total time and bytes.
+
+    It is the best plan if a byte costs `price` ns and the values `without` may not be kept.
+    """
 
     price: float
     without: frozenset[int]
@@ -66,13 +68,16 @@ class Plan:
     repeated: frozenset[int]
     ns: float
     bytes: float
-    weight: float  # the bytes as they count, where equal values shall not change together
+    weight: float  # the bytes as the cut weighs them (`_APART`)
 
 
 @dataclass(frozen=True, slots=True)
 class _CutGraph:
-    """Edges from `tails` to `heads`: those to values that are required, the `priced` ones of values
-    and then of ops, and those to what ops read. The last two nodes are the source and the sink."""
+    """Edges from `tails` to `heads`.
+
+    First those to required values, then the `priced` ones of values and of ops, then those to the
+    operands of ops. The last two nodes are the source and the sink.
+    """
 
     tails: np.ndarray
     heads: np.ndarray
@@ -84,7 +89,8 @@ class _CutGraph:
 
 @dataclass
 class KeepOrRepeat:
-    """The choice for a forward and a backward: `required` are values that the backward reads."""
+    """The choice for a forward and a backward; `required` are the values that the backward
+    reads."""
 
     values: list[Value] = field(default_factory=list[Value])
     ops: list[Repeatable] = field(default_factory=list[Repeatable])
@@ -94,8 +100,10 @@ class KeepOrRepeat:
     )
 
     def cheapest(self, ns_per_byte: float, without: frozenset[int] = frozenset()) -> Plan:
-        """The plan of least time if each byte that is kept costs so much, give or take a little, so
-        that equal layers, or halves of one, do not change all at once."""
+        """Returns the plan with the lowest time if each kept byte costs `ns_per_byte`.
+
+        Prices vary slightly by position, so that equal layers do not all change at once.
+        """
         known = self._known.get((ns_per_byte, without))
         if known is not None:
             return known
@@ -137,14 +145,17 @@ class KeepOrRepeat:
         )
 
     def _weight(self, number: int) -> float:
-        """The bytes of keeping a value, somewhat less for the first ones, more for the last."""
+        """Returns the bytes of a kept value, slightly less for the first values, more for the
+        last."""
         part = number / len(self.values) - 0.5
         return self.values[number].keep_bytes * (1.0 + _APART * part)
 
     def curve(self, most: int = 64) -> list[Plan]:
-        """Plans from the fastest to the smallest, at most so many: the corners of the curve, and
-        between two that are far apart some that keep part of what the one keeps and the other does
-        not."""
+        """Returns plans from the fastest to the smallest: the corners of the curve, at most `most`.
+
+        Between two corners that are far apart, adds plans that keep part of the values in which
+        they differ.
+        """
         corners = self._corners(most)
         plans = list(corners)
         for fast, small in pairwise(corners):

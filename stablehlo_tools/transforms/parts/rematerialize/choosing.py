@@ -1,8 +1,8 @@
-"""At which price of memory a program fits, and is fastest.
+"""Finds the price of memory at which a program fits, and is fastest.
 
-Each passage has a plan for each price of memory. Prices are tried on copies of the program, which
-are timed as the compiler is expected to schedule them: the cut knows single ops, not what becomes
-one kernel, or which collective something hides.
+Each passage has a plan for each price of memory. Prices are tried on copies of the program. These
+are timed as the compiler is expected to schedule them, because the cut sees single ops: it does not
+know which ops become one kernel, or what hides a collective.
 """
 
 from __future__ import annotations
@@ -57,20 +57,23 @@ from stablehlo_tools.transforms.parts.rematerialize.problems import (
 from stablehlo_tools.transforms.parts.rematerialize.writing import BlockWriter, LoopWriter
 
 _CONTRACTIONS = ops_with(Trait.CONTRACTION)
-_WORTH = 0.002  # of the time: what a rewrite has to save
-_PATIENCE = 4  # settings in a row that are no better
+_WORTH = 0.002  # of the time: the least that a rewrite has to save
+_PATIENCE = 4  # settings in a row without improvement, after which the search ends
 _PATIENCE_IF_LARGE = 2
 _STRIDES = (1, 2, 4)
-_LARGE = 1500  # ops that can be repeated: of such programs not every setting is tried, but those
-_NEAR = 0.2  # that keep so much less than another, of what is kept at most
+_LARGE = 1500  # ops that can be repeated: for larger programs only some settings are tried,
+_NEAR = 0.2  # whose kept bytes differ by this share of the most that is kept
 _CORNERS, _CORNERS_IF_LARGE = 64, 16
 
 
 @dataclass(frozen=True, order=True)
 class Setting:
-    """What decides all plans: the price of memory in ns per byte, which waists of blocks are kept
-    (`problem_of`), and values, by passage and position, that are not kept; with `only_loops` what
-    crosses a block stays as it is."""
+    """The parameters that decide all plans.
+
+    `price`: of memory, in ns per byte. `stride`: which waists of blocks are kept (`problem_of`).
+    `without`: values, by passage and position, that are not kept. `only_loops`: blocks do not
+    change.
+    """
 
     price: float
     stride: int = 1
@@ -78,7 +81,7 @@ class Setting:
     only_loops: bool = False
 
     def of(self, passage: int) -> frozenset[int]:
-        """What is not kept in a passage."""
+        """Returns the positions of values that are not kept in a passage."""
         return frozenset(position for number, position in self.without if number == passage)
 
 
@@ -92,8 +95,10 @@ class Level:
 
 @dataclass(frozen=True)
 class Tried:
-    """What a program takes with a setting, or as it is, if the compiler schedules it as expected:
-    ns, and the most bytes alive; and how many stacks lie in the host's memory."""
+    """A program with a setting, or unchanged, with its expected ns and peak bytes.
+
+    `moved`: how many stacks are in the host's memory.
+    """
 
     setting: Setting | None
     module: ir.Module
@@ -102,13 +107,16 @@ class Tried:
     moved: int = 0
 
     def same_as(self, other: Tried) -> bool:
-        """Whether both are the same choice, of the same program."""
+        """Returns True if both are the same choice for the same program."""
         return (self.setting, self.moved) == (other.setting, other.moved)
 
 
 class Choice:
-    """Tries prices of memory on a program. `local` makes of a copy what one device runs; with
-    `offload` what does not fit may lie in the host's memory."""
+    """Tries prices of memory on a program.
+
+    `local` turns a copy into the program of one device. With `offload`, stacks that do not fit may
+    be moved to the host's memory.
+    """
 
     def __init__(
         self,
@@ -127,9 +135,13 @@ class Choice:
         self._tried: dict[tuple[Setting | None, float], Tried] = {}
 
     def settings(self) -> Iterator[list[Level]]:
-        """The settings at which plans change, those that keep most first, by which waists are kept;
-        of large programs not those that keep about as much as another. Around loops over layers a
-        block has the loss, whose logits may take more if they are made again."""
+        """Yields the settings at which plans change, one list for each stride, most bytes kept
+        first.
+
+        For large programs, only settings whose kept bytes differ enough. If loops over layers are
+        in a block with the loss, also settings that leave the block unchanged: recomputed logits
+        may need more.
+        """
         has_waists = any(isinstance(each, BlockPassage) and each.waists for each in self._whole)
         for stride in _STRIDES if has_waists else _STRIDES[:1]:
             yield self._of_stride(stride)
@@ -138,7 +150,7 @@ class Choice:
 
     @cached_property
     def _whole(self) -> list[Passage]:
-        """The passages of the program before anything is tried."""
+        """The passages of the original program."""
         return [each for _, each in self._named]
 
     @cached_property
@@ -146,7 +158,7 @@ class Choice:
         return passages_of(self._module, self._prices)
 
     def applied(self, setting: Setting, notes: list[Diagnostic] | None = None) -> ir.Module:
-        """A copy of the program with a setting; `notes` gets what is said of its plans."""
+        """Returns a copy of the program with a setting; appends remarks on its plans to `notes`."""
         draft = copy_module(self._module)
         match self._named:
             case [(name, BlockPassage() as passage)]:
@@ -173,7 +185,7 @@ class Choice:
                     BlockWriter(passage, frozenset(kept)).run()
             _erase_unused(draft)
             del waiting[name]
-            if waiting:  # which may have read the ops that have been rewritten
+            if waiting:  # their passages may refer to ops that were rewritten
                 waiting = {n: p for n, p in passages_of(draft, self._prices) if n in waiting}
         return draft
 
@@ -202,18 +214,21 @@ class Choice:
         return apart
 
     def fastest(self, module: ir.Module, safe: float) -> Tried:
-        """The fastest program of which at most `safe` bytes are expected to be alive, `module`
-        itself if no other is faster; the one that needs least where none is safe."""
+        """Returns the fastest program with at most `safe` expected peak bytes.
+
+        Returns `module` itself if no other is faster, and the smallest program if none fits.
+        """
         best = self.tried(None, safe, module)
         for levels in self.settings():
             best = self._fastest_of(levels, safe, best)
             if self._is_large and best.peak_bytes <= safe:
-                break  # fewer waists are for less memory
+                break  # larger strides keep fewer waists, which only saves memory
         return best
 
     def _fastest_of(self, levels: Sequence[Level], safe: float, best: Tried) -> Tried:
         waited, patience = 0, _PATIENCE_IF_LARGE if self._is_large else _PATIENCE
-        # The first setting that fits: trials on the way show what is alive beside what is kept.
+        # Finds the first setting that fits. Each trial shows how much is live besides the kept
+        # values, so the search can skip settings.
         number = 0
         while number < len(levels) - patience:
             peak = self.tried(levels[number].setting, safe).peak_bytes
@@ -237,15 +252,18 @@ class Choice:
         return best
 
     def notes(self, tried: Tried) -> list[Diagnostic]:
-        """What is said of the plans of a setting, and of what lies in the host's memory."""
+        """Returns remarks on the plans of a setting, and on stacks in the host's memory."""
         notes: list[Diagnostic] = []
         setting = tried.setting
         draft = copy_module(self._module) if setting is None else self.applied(setting, notes)
         return notes + said_of_moved(draft, tried.moved)
 
     def tried(self, setting: Setting | None, safe: float, module: ir.Module | None = None) -> Tried:
-        """The program with a setting, or `module`, the program before anything is chosen; `safe`
-        is what decides how many rows are moved to the host's memory."""
+        """Returns the program with a setting, expected time and memory; cached.
+
+        `module`: the original program, if the setting is None. `safe`: the bytes that decide how
+        many rows are moved to the host's memory.
+        """
         key = (setting, safe if self._offload else 0.0)
         if key not in self._tried:
             inlined = self._module if setting is None else self.applied(setting)
@@ -253,7 +271,7 @@ class Choice:
             run = self._expected(module)
             self._tried[key] = Tried(setting, module, run.contended_ns, run.peak_bytes)
             if self._offload and run.peak_bytes > safe:
-                # Rows are found where calls are inlined.
+                # `offloaded` finds rows only in programs with inlined calls.
                 found = offloaded(inlined, self._expected, safe)
                 if found is not None and found.run.peak_bytes < run.peak_bytes:
                     run = found.run
@@ -267,7 +285,7 @@ class Choice:
 
 
 def prepare(module: ir.Module) -> None:
-    """Brings a program into the form that passages are read from, its ops numbered."""
+    """Brings a program into the form that passages are read from, and numbers its ops."""
     inline_all_calls(module)
     fold_equal_branches(module)
     link_loops(module)
@@ -276,12 +294,12 @@ def prepare(module: ir.Module) -> None:
 
 
 def _plan(problem: Problem, number: int, setting: Setting) -> Plan:
-    """The plan of a setting for a passage, by its number."""
+    """Returns the plan of a setting for the passage with this number."""
     return problem.choice.cheapest(setting.price, setting.of(number))
 
 
 def _erase_unused(module: ir.Module) -> None:
-    """Erases what nothing uses: ops, loops that surely end, carries, parts of barriers."""
+    """Erases unused ops, loops that surely terminate, carries, and operands of barriers."""
     block = Function(entry_function(module)).body
     effects = Effects(functions_by_name(module))
     for loop in reversed(ops_named(block.owner.operation, {WHILE})):
@@ -294,11 +312,11 @@ def _erase_unused(module: ir.Module) -> None:
     drop_unused_carries(block)
 
 
-type _Name = tuple[int, int]  # the numbers of two loops; of the op that a block is in, and -1
+type _Name = tuple[int, int]  # the numbers of two loops; or of a block's parent op, and -1
 
 
 def passages_of(module: ir.Module, prices: Prices) -> list[tuple[_Name, Passage]]:
-    """The passages of a program, whose ops have numbers: blocks before the loops in them."""
+    """Returns the passages of a program with numbered ops: blocks before the loops in them."""
     effects = Effects(functions_by_name(module))
     loops: list[tuple[_Name, Passage]] = []
     inside: set[ir.Value] = set()

@@ -1,9 +1,9 @@
-"""The fastest program within a limit by what a compiler says of it, not by what is expected.
+"""Finds the fastest program within a limit by compiling candidates.
 
-What is expected of the memory is off by a factor that differs less between the forms of one program
-than between programs. So each program that is compiled says for which expected memory the next one
-has to be chosen; where that leads nowhere, what is known to fit and what is known not to are closed
-in on.
+The expected memory is off by a factor. This factor differs less between forms of one program than
+between programs. So each compiled program tells which expected memory to aim for next. If that
+makes no progress, the search bisects between the largest program known to fit and the smallest
+known not to.
 """
 
 from __future__ import annotations
@@ -24,37 +24,43 @@ from stablehlo_tools.targets.hlo.tasks import hlo_task_graph
 from stablehlo_tools.transforms.parts.rematerialize.choosing import Tried
 
 _MOST = 6  # programs that are compiled
-_APART = 1.02  # expected memory that fits and that does not, nearer than which nothing is tried
+_APART = 1.02  # ratio of bounds on the expected memory at which the search ends
 
 
 @dataclass(frozen=True)
 class Run:
-    """What a compiler makes of a program: ns of its schedule with contention, infinite where it
-    refuses the program for lack of memory, and the bytes that a device has to have."""
+    """The compiler's figures for a program.
+
+    `ns`: of its schedule with contention, infinite if it runs out of memory at compile time.
+    `peak_bytes`: the memory that a device must have.
+    """
 
     ns: float
     peak_bytes: float
 
     def fits(self, limit: float) -> bool:
-        """Whether the compiler takes it, and it needs no more than a number of bytes."""
+        """Returns True if the compiler accepts the program and it needs at most `limit` bytes."""
         return self.peak_bytes <= limit and math.isfinite(self.ns)
 
 
 @dataclass(frozen=True)
 class Compiled:
-    """A program that was chosen, and what the compiler makes of it."""
+    """A chosen program, and the compiler's figures for it."""
 
     tried: Tried
     run: Run
 
     @property
     def scale(self) -> float:
-        """The compiler's memory to the expected one."""
+        """The ratio of the compiler's memory to the expected one."""
         return self.run.peak_bytes / max(self.tried.peak_bytes, 1.0)
 
 
 def compiled_run(module: ir.Module, target: Target, hardware: Hardware) -> Run:
-    """Compiles a program. Raises ToolError where the compiler refuses it, but for its memory."""
+    """Compiles a program; the ns are infinite if the compiler runs out of memory.
+
+    Raises ToolError if the compiler refuses it for another reason.
+    """
     artifact = Artifact("the program", Form.BYTECODE, module)
     try:
         compiled = compile_artifact(artifact, target, hardware=hardware)
@@ -74,11 +80,11 @@ def fastest_compiled(
     compiled: Callable[[ir.Module], Run],
     safe: float,
 ) -> Compiled:
-    """The fastest of the programs that were compiled of which at most `safe` bytes are alive, the
-    one that needs least where there is none.
+    """Returns the fastest compiled program with at most `safe` peak bytes, or the smallest if none
+    fits.
 
-    `base` is the program as it is, `fastest` what is chosen for a limit on what is expected,
-    `compiled` asks the compiler.
+    `base`: the original program. `fastest`: chooses a program for a limit on expected bytes.
+    `compiled`: runs the compiler.
     """
     known = [Compiled(base, compiled(base.module))]
     enough, too_much = 0.0, math.inf  # of expected bytes

@@ -1,7 +1,7 @@
-"""Large values that every iteration of a loop is given, though they are made of little.
+"""Moves large invariants that are cheap to compute, like masks, from before a loop into it.
 
-jax moves what does not depend on the iteration in front of a loop over layers: a causal mask, as
-large as all scores of attention, is in memory for both loops, and read in every iteration.
+JAX hoists ops that do not depend on the iteration out of a loop over layers. A causal mask is as
+large as all scores of attention. It is live during both loops, and read in every iteration.
 
     %mask = stablehlo.broadcast_in_dim %causal       // 4096 x 4096 -> 32 x 4096 x 4096
     while (%i, %x, %m = %mask) { … %m … }
@@ -24,14 +24,14 @@ from stablehlo_tools.ir.walk import ops_named, terminator
 from stablehlo_tools.ir.while_loop import WhileLoop
 
 _IOTA = "stablehlo.iota"
-_TIMES = 4  # as many elements as what it is made of: then it is worth it
-_LEAST = 1 << 16  # elements
+_TIMES = 4  # least ratio of a broadcast's elements to its operand's
+_LEAST = 1 << 16  # elements of the smallest value that is moved
 
 
 def sink_broadcasts(module: ir.Module) -> None:
-    """Makes large broadcasts, splats and iotas in the loops that take them.
+    """Recomputes large broadcasts, splats and iotas inside the loops that carry them.
 
-    Handles of loops must not be used afterwards.
+    Handles of loops are invalid afterwards.
     """
     for loop in ops_named(module.operation, {WHILE}):
         body = WhileLoop(loop)

@@ -1,12 +1,12 @@
-"""What crosses from a forward to its backward: which values the backward reads of the forward.
+"""Finds the residuals of a forward: the values that its backward reads.
 
-Two kinds of passages. A *loop* over layers writes rows of stacks, which another one reads, an
-iteration each, mostly in reverse. And in a *block* of ops, unrolled layers, what comes before a
-border is read behind it.
+There are two kinds of passages. A *loop* over layers writes rows of stacks that another loop reads,
+one iteration each, mostly in reverse. In a *block* of ops, unrolled layers, ops after a border read
+values from before it.
 
-Whatever the backward computes again already, as jax.checkpoint writes it, is recognised as what the
-forward has computed (`same_values`): the choice is between all that the backward reads of the
-forward, however it comes by it now.
+If the backward already recomputes values, as jax.checkpoint does, they are recognized as values of
+the forward (`same_values`). So the choice is between all values that the backward reads of the
+forward, kept or recomputed so far.
 """
 
 from __future__ import annotations
@@ -48,22 +48,21 @@ from stablehlo_tools.ir.walk import entry_function, terminator, values_used_outs
 from stablehlo_tools.transforms.parts.rematerialize.same_values import SameValues
 
 _CONTRACTIONS = ops_with(Trait.CONTRACTION)
-_WAIST = 1.05  # times the least bytes: as little
-_EDGE = 6  # of the ops, on either side
-_FEW_WAISTS = 3  # that a value crosses at most, if it is of one of them
+_WAIST = 1.05  # times the fewest live bytes: the most for a waist
+_EDGE = 6  # one in so many ops is skipped at either end
+_FEW_WAISTS = 3  # the most waists that a value of a waist may cross
 _VIEWS = frozenset({BARRIER, SHARDING_CONSTRAINT, RESHAPE})
 _NEVER_REPEATED = ops_with(Trait.OPAQUE) | ops_with(Trait.EFFECT) | ops_with(Trait.TOKEN)
 
 
 @dataclass
 class Passage:
-    """Values by their numbers: what the forward makes, and what the backward reads of it.
+    """Values by their numbers: those that the forward produces, and those that the backward reads.
 
-    `makers`: the op that makes each value in the forward; `constraints`: the sharding constraint
-    that it has there. `given`: values that the backward has
-    anyway, or that cost nothing to have: constants, counters, what comes from outside of both.
-    `required`: those that the backward reads, `reads` how: each op with the values that are of the
-    forward. `stacked`: those that are kept now. `trips`: how often forward and backward run.
+    `makers`: the op that produces each value in the forward. `constraints`: its sharding constraint
+    there. `given`: values that the backward can read at no cost: constants, counters and values
+    from outside of both. `required`: those that the backward reads. `reads`: its ops, with the
+    forward values that each reads. `trips`: how often forward and backward run.
     """
 
     same: SameValues
@@ -92,8 +91,10 @@ class Passage:
                 self.makers.setdefault(number, op)
 
     def read_backward(self, ops: Sequence[ir.Operation], ends: Sequence[ir.Value]) -> None:
-        """Notes what the numbered ops of a backward read of the forward, for what it hands on in
-        the end; not those that only do again what the forward has done."""
+        """Records the forward values that the numbered ops of a backward read to compute `ends`.
+
+        Skips ops that only recompute values of the forward.
+        """
         needed = set(ends)
         for op in reversed(ops):
             if op.name in (BARRIER, SHARDING_CONSTRAINT):
@@ -113,23 +114,26 @@ class Passage:
         self.reads.reverse()
 
     def is_of_forward(self, value: ir.Value) -> bool:
-        """Whether a value is one that the forward makes, and that is not to be had anyway."""
+        """Returns True if the forward produces a value that is not available at no cost."""
         number = self.same[value]
         return number in self.values and number not in self.given
 
     def numbers_read(self, op: ir.Operation) -> list[int]:
-        """The numbers of what an op reads, each once."""
+        """Returns the numbers of an op's operands and captured values, each once."""
         return list(dict.fromkeys(self.same[value] for value in values_used_outside(op)))
 
     def can_repeat(self, op: ir.Operation) -> bool:
-        """Whether an op may run again: it computes, and nothing else."""
+        """Returns True if an op may run again: it has no effect, token or hidden state."""
         return op.name not in _NEVER_REPEATED and not self.effects.has_effect(op)
 
 
 @dataclass(frozen=True)
 class Stacked:
-    """A value that is kept in rows: the carry of the backward that they are, and which row, of the
-    iteration's own, it is."""
+    """A value that is kept in rows of a stack.
+
+    `carry`: the carry of the backward that holds the stack. `offset`: the row among those of an
+    iteration.
+    """
 
     carry: int
     written: Rows
@@ -138,10 +142,10 @@ class Stacked:
 
 @dataclass
 class LoopPassage(Passage):
-    """A loop over layers and the one that reads the rows that it has written.
+    """A loop over layers, and the loop that reads the rows that it writes.
 
-    `is_mirrored`: the backward takes the last row first. `stacked`: where the backward finds what
-    is kept now.
+    `is_mirrored`: the backward reads the last row first. `stacked`: the rows of values that are
+    kept now.
     """
 
     forward: LoopBody = field(kw_only=True)
@@ -153,12 +157,11 @@ class LoopPassage(Passage):
 
 @dataclass
 class BlockPassage(Passage):
-    """The ops of a block before and behind a border, where most is alive.
+    """The ops of a block before and after a border, at which most bytes are live.
 
-    `forward` are those before it, `backward` those behind it; `loops`, that write rows for others,
-    are never repeated.
-    `waists`: where least of the forward is read further on, as between layers, the numbers of
-    those values.
+    `forward`: those before it. `backward`: those after it. `loops`: results of loops that write
+    rows for other loops; these are never repeated. `waists`: the numbers of the values that cross
+    places with the fewest live bytes, as between layers.
     """
 
     forward: list[ir.Operation] = field(kw_only=True)
@@ -167,7 +170,7 @@ class BlockPassage(Passage):
     waists: list[frozenset[int]] = field(default_factory=list[frozenset[int]])
 
     def in_copy(self, block: ir.Block, effects: Effects) -> BlockPassage:
-        """The passage in a copy of its block, whose effects those are."""
+        """Returns the passage in a copy of its block; `effects` are those of the copy."""
         values = counterparts(self.backward[-1].block, block)
         ops = [view.operation for view in block.operations]
         silent, copied = (
@@ -197,7 +200,7 @@ class BlockPassage(Passage):
 
 
 def blocks_of(module: ir.Module) -> list[ir.Block]:
-    """The blocks that may hold a forward and its backward, inner ones behind those around them."""
+    """Returns the blocks that may hold a forward and its backward, outer blocks first."""
     blocks = [Function(entry_function(module)).body]
     for block in blocks:
         for view in block.operations:
@@ -212,12 +215,15 @@ def block_passage(
     size_of: Callable[[ir.Value], float],
     loops: set[ir.Value],
 ) -> BlockPassage | None:
-    """What crosses the border of a block; None where nothing does. `loops` are never repeated."""
+    """Returns the residuals that cross the border of a block; None if there are none.
+
+    `size_of`: the bytes of a value. `loops`: results of loops that are never repeated.
+    """
     ops = [view.operation for view in block.operations]
     border = _border(ops, size_of)
     forward, backward = ops[:border], ops[border:]
     if len(backward) < 2:
-        return None  # nothing but the end of the block
+        return None  # only the terminator follows
     passage = BlockPassage(
         SameValues(), 1, effects, forward=forward, backward=backward, loops=loops
     )
@@ -231,11 +237,11 @@ def block_passage(
 
 
 def _waists(passage: BlockPassage, size_of: Callable[[ir.Value], float]) -> list[frozenset[int]]:
-    """Where least crosses from an op of the forward to those behind it, of what it makes itself.
+    """Finds the places in the forward that the fewest bytes cross, and the values that cross each.
 
-    Looked for between the first and the last contraction. What crosses many of them, as a mask for
-    all layers does, is no part of one, nor what follows from no contraction, as weights that are
-    converted.
+    Searches between the first and the last contraction. A value that crosses many waists, like a
+    mask for all layers, belongs to none. Neither does one that depends on no contraction, like a
+    converted weight.
     """
     same, ops = passage.same, passage.forward
     made: dict[int, int] = {}
@@ -263,7 +269,7 @@ def _waists(passage: BlockPassage, size_of: Callable[[ir.Value], float]) -> list
     if len(work) < 2:
         return []
     inner = range(work[0], work[-1])
-    edge = len(inner) // _EDGE  # where arguments, which are not counted, stand for what crosses
+    edge = len(inner) // _EDGE  # at the ends, arguments cross, which are not counted
     least = _WAIST * min(alive[position] for position in inner[edge : len(inner) - edge])
     waists: list[frozenset[int]] = []
     runs = [[*run] for narrow, run in groupby(inner, lambda at: alive[at] <= least) if narrow]
@@ -280,7 +286,7 @@ def _waists(passage: BlockPassage, size_of: Callable[[ir.Value], float]) -> list
 
 
 def _border(ops: Sequence[ir.Operation], size_of: Callable[[ir.Value], float]) -> int:
-    """The number of ops behind which most bytes are alive, of what a block makes."""
+    """Returns the number of ops after which the most bytes of a block's own values are live."""
     lies_in: dict[ir.Value, ir.Value] = {}
     last: dict[ir.Value, int] = {}
     for position, op in enumerate(ops):
@@ -301,7 +307,7 @@ def _border(ops: Sequence[ir.Operation], size_of: Callable[[ir.Value], float]) -
 
 
 def loop_passages(block: ir.Block, effects: Effects) -> list[LoopPassage]:
-    """The passages between loops of a block, in the order of their backwards."""
+    """Returns the passages between loops of a block, in the order of their backwards."""
     readings = _readings(block, effects)
     passages: list[LoopPassage] = []
     for number, backward in enumerate(readings):
@@ -314,8 +320,10 @@ def loop_passages(block: ir.Block, effects: Effects) -> list[LoopPassage]:
 
 @dataclass(frozen=True)
 class RowReader:
-    """A loop that reads rows, and the slices of those that each update writes, in their order;
-    `takes_last_first`: the row that was written last is the first that it reads, and so on back."""
+    """A loop that reads rows, and its slices for each update of the writer, in order.
+
+    `takes_last_first`: it reads the rows in the reverse order of writing.
+    """
 
     loop: ir.Operation
     slices: list[list[ir.Operation]]
@@ -324,8 +332,10 @@ class RowReader:
 
 @dataclass(frozen=True)
 class KeptRows:
-    """Rows that a loop writes in a new stack and others read, and nothing else uses: the loop's
-    result, its trips, and the updates."""
+    """Rows that a loop writes into a new stack and that only other loops read.
+
+    `stack`: the loop's result. `updates`: the ops that write rows.
+    """
 
     stack: ir.Value
     trips: int
@@ -334,7 +344,7 @@ class KeptRows:
 
 
 def kept_rows(block: ir.Block, effects: Effects) -> list[KeptRows]:
-    """What loops of a block keep for other loops of it."""
+    """Returns the rows that loops of a block keep for other loops of it."""
     readings = _readings(block, effects)
     found: dict[ir.Value, KeptRows] = {}
     for number, backward in enumerate(readings):
@@ -362,7 +372,7 @@ def kept_rows(block: ir.Block, effects: Effects) -> list[KeptRows]:
 
 
 def _count_uses(value: ir.Value) -> int:
-    """The uses of a value, through sharding constraints."""
+    """Counts the uses of a value, through sharding constraints."""
     users = [use.owner.operation for use in value.uses]
     through = [user for user in users if user.name == SHARDING_CONSTRAINT]
     return len(users) - len(through) + sum(_count_uses(user.results[0]) for user in through)
@@ -370,7 +380,7 @@ def _count_uses(value: ir.Value) -> int:
 
 @dataclass(frozen=True)
 class _Reading:
-    """A loop that counts, and the rows that it reads and writes, by carry."""
+    """A counted loop, and the rows that it reads and writes, by carry."""
 
     body: LoopBody
     counted: Counted
@@ -434,7 +444,7 @@ def _passage(forward: _Reading, backward: _Reading, effects: Effects) -> LoopPas
 
 
 def _links(forward: _Reading, backward: _Reading) -> list[tuple[Rows, Rows]]:
-    """The rows that the backward reads of stacks which the forward has written, with those."""
+    """Returns pairs of rows written by the forward and the same rows read by the backward."""
     links: list[tuple[Rows, Rows]] = []
     for carry in sorted(backward.body.invariant):
         source = unconstrained(backward.op.operands[carry])
@@ -477,8 +487,10 @@ def _number_backward(
 def _number_arguments(
     passage: LoopPassage, reading: _Reading, given: set[int], order: Iterable[int]
 ) -> None:
-    """Numbers what every iteration has alike, and what counts, in the order of the iterations of
-    the forward."""
+    """Numbers the invariants and counters of a loop.
+
+    Counters get their values in the order of the forward's iterations.
+    """
     body, same = reading.body, passage.same
     for number, argument in enumerate(body.arguments):
         if number in body.invariant:

@@ -1,13 +1,11 @@
-"""What it takes to keep a value, and to run an op again, on one device.
+"""Estimates the cost of keeping a value, and of running an op again, on one device.
 
-Coarser than the times of kernels: what becomes one kernel is not known before it is written. Of an
-op that compilers fuse, a part of what it writes is taken to go to memory; of a collective, a part
-of its time to be exposed. The plans that come of it are compared by the times of kernels
-(`choosing`).
+The prices are coarser than kernel times, because fusions are not known before the program is
+written. A fusible op is assumed to write a share of its result to memory. A collective is assumed
+to be exposed for a share of its time. Plans are compared by kernel times later (`choosing`).
 
-Of a program that a partitioner has yet to divide, the prices are those of what it makes of each op:
-ops are numbered, a copy is partitioned, and a collective that is added counts with the op that
-reads it.
+For a program that is not partitioned yet, the prices are those of the partitioned ops. Ops are
+numbered and a copy is partitioned. An added collective counts towards the op that reads it.
 """
 
 from __future__ import annotations
@@ -39,8 +37,8 @@ from stablehlo_tools.dialect.names import COMPOSITE, WHILE
 from stablehlo_tools.ir.values import producer
 from stablehlo_tools.ir.walk import drop_attributes, walk
 
-_FUSED = 0.1  # of the bytes that a fused op writes: mostly its users are in the same kernel
-_EXPOSED = 0.5  # of a collective that is repeated: other work hides the rest
+_FUSED = 0.1  # share of a fused op's bytes that reach memory: most users are in the same kernel
+_EXPOSED = 0.5  # share of a repeated collective's time: other work hides the rest
 _FREE = (Role.VIEW, Role.RESHAPE, Role.NOTHING, Role.CHEAP)
 _KERNELS = (Role.KERNEL, Role.REDUCTION)
 _ORIGIN = "stablehlo_tools.origin"  # the number of an op, which copies of it keep
@@ -48,7 +46,7 @@ _ORIGIN = "stablehlo_tools.origin"  # the number of an op, which copies of it ke
 
 @dataclass
 class Prices:
-    """Nanoseconds and bytes of a module that one device runs."""
+    """Costs in ns and bytes for a module that one device runs."""
 
     hardware: Hardware
     facts: ModuleFacts
@@ -56,25 +54,25 @@ class Prices:
 
     @classmethod
     def of(cls, module: ir.Module, hardware: Hardware) -> Prices:
-        """The prices of a module whose collectives are explicit."""
+        """Returns the prices for a module with explicit collectives."""
         return cls(hardware, ModuleFacts.of(module), classify_communication(module.context))
 
     def bytes(self, value: ir.Value) -> float:
-        """What a value takes; endless of one that no stack can hold."""
+        """Returns the bytes of a value; infinite if no stack can hold it."""
         return bytes_of(value) if isinstance(value.type, ir.RankedTensorType) else inf
 
     def traffic_ns(self, size: float) -> float:
-        """To write so many bytes and to read them."""
+        """Returns the ns to write `size` bytes and to read them again."""
         return 2.0 * size / self.hardware.memory_rate
 
     def is_fusible(self, op: ir.Operation) -> bool:
-        """Whether compilers make an op part of the kernels that read it."""
+        """Returns True if compilers fuse an op into the kernels that read it."""
         if len(op.regions) or self.classify(op) is not None:
             return False
         return op_work(op, short_name(op)).role not in _KERNELS
 
     def ns(self, op: ir.Operation) -> float:
-        """How long an op takes; endless where nobody can tell."""
+        """Returns the ns of an op; infinite if they cannot be estimated."""
         try:
             return self._ns(op)
         except ToolError:
@@ -115,14 +113,16 @@ class Prices:
 
 @dataclass
 class PartitionedPrices(Prices):
-    """Prices of a module that is yet to be partitioned: those of what became of each op."""
+    """Prices of a module that is yet to be partitioned, from its partitioned ops."""
 
     op_ns: dict[int, float] = field(default_factory=dict[int, float])
     sizes: dict[int, list[float]] = field(default_factory=dict[int, list[float]])
 
     def bytes(self, value: ir.Value) -> float:
-        """What a device holds of a value; of one that is an argument, as much as of what reads it
-        at the same type."""
+        """Returns the bytes of a value on a device.
+
+        For an argument, the bytes of the smallest reader's result of the same type.
+        """
         maker = producer(value)
         if maker is not None:
             sizes = self.sizes.get(origin_of(maker), [])
@@ -134,12 +134,12 @@ class PartitionedPrices(Prices):
         return min([whole, *(self.bytes(result) for result in alike)])
 
     def ns(self, op: ir.Operation) -> float:
-        """How long what became of an op takes."""
+        """Returns the ns of the partitioned form of an op."""
         return self.op_ns.get(origin_of(op), 0.0)
 
 
 def number_ops(module: ir.Module) -> None:
-    """Numbers all ops, so that they are known in copies."""
+    """Numbers all ops with results, to find them again in copies."""
     type_ = ir.IntegerType.get_signless(64, module.context)
     count = 0
 
@@ -154,10 +154,10 @@ def number_ops(module: ir.Module) -> None:
 
 
 def partitioned_prices(local: ir.Module, hardware: Hardware) -> PartitionedPrices:
-    """The prices of a module by what its partitioned copy has become, whose ops have numbers."""
+    """Returns the prices of a module with numbered ops from `local`, its partitioned copy."""
     plain = Prices.of(local, hardware)
     prices = PartitionedPrices(hardware, plain.facts, plain.classify)
-    waiting: dict[ir.Value, float] = {}  # ns of ops without a number, by what they make
+    waiting: dict[ir.Value, float] = {}  # ns of ops without a number, by first result
 
     def visit(op: ir.Operation) -> ir.WalkResult:
         if not len(op.results):
@@ -176,10 +176,10 @@ def partitioned_prices(local: ir.Module, hardware: Hardware) -> PartitionedPrice
 
 
 def forget_numbers(module: ir.Module) -> None:
-    """Removes what `number_ops` has left."""
+    """Removes the attributes of `number_ops`."""
     drop_attributes(module.operation, (_ORIGIN,))
 
 
 def origin_of(op: ir.Operation) -> int:
-    """The number of an op; -1 of one that has none."""
+    """Returns the number of an op; -1 if it has none."""
     return ir.IntegerAttr(op.attributes[_ORIGIN]).value if _ORIGIN in op.attributes else -1

@@ -1,6 +1,6 @@
-"""A passage as a choice: what each value takes to be kept, and each op to run again.
+"""Turns a passage into a choice: the cost to keep each value, and to run each op again.
 
-Notes say what is kept and what is computed again, where, at what price, and how jax says so.
+Notes say what is kept and what is recomputed, where, at what cost, and how to write it in JAX.
 """
 
 from __future__ import annotations
@@ -27,14 +27,16 @@ from stablehlo_tools.transforms.parts.rematerialize.passages import (
 )
 from stablehlo_tools.transforms.parts.rematerialize.prices import Prices
 
-_SMALL = 0.01  # of what is kept, or of the time that is repeated: too little to be named
+_SMALL = 0.01  # share of the kept bytes, or of the repeated ns: smaller ones get no note
 _WORK = ops_with_any(Trait.CONTRACTION | Trait.COLLECTIVE | Trait.REDUCTION | Trait.LOOP)
 
 
 @dataclass(frozen=True)
 class Problem:
-    """A passage, and the choice that it is: `numbers` are those of the choice's values, `ops` what
-    it can repeat."""
+    """A passage and its choice.
+
+    `numbers`: the numbers of the choice's values. `ops`: the ops that it can repeat.
+    """
 
     passage: Passage
     choice: KeepOrRepeat
@@ -42,15 +44,16 @@ class Problem:
     ops: Sequence[ir.Operation]
 
     def kept(self, plan: Plan) -> list[int]:
-        """The numbers of the values that a plan keeps."""
+        """Returns the numbers of the values that a plan keeps."""
         return [self.numbers[position] for position in sorted(plan.kept)]
 
 
 def problem_of(passage: Passage, prices: Prices, stride: int = 1) -> Problem:
-    """Reads what can be kept for the backward, or repeated in it, with its prices.
+    """Lists the values that can be kept for the backward and the ops that can be repeated, with
+    costs.
 
-    Of a block, what crosses every so many waists of the forward is not repeated: or else all that
-    comes behind would be made again at once.
+    In a block, values that cross every `stride`-th waist of the forward are not recomputed.
+    Otherwise all layers up to the border would be recomputed at once.
     """
     fixed: frozenset[int] = frozenset()
     if isinstance(passage, BlockPassage):
@@ -71,7 +74,7 @@ def problem_of(passage: Passage, prices: Prices, stride: int = 1) -> Problem:
                     ns *= passage.trips  # a row in every iteration
                 elif maker is not None and prices.is_fusible(maker):
                     ns /= 2
-                else:  # what a kernel of its own makes is in memory anyway, and so is an argument
+                else:  # results of separate kernels are in memory anyway, and so are arguments
                     ns = 0.0
                 choice.values.append(Value(ns, taken * passage.trips, None))
             else:
@@ -99,13 +102,15 @@ def problem_of(passage: Passage, prices: Prices, stride: int = 1) -> Problem:
 
 
 def explained(problem: Problem, plan: Plan, prices: Prices) -> list[Diagnostic]:
-    """Notes on a plan that is about to be written: one on all of it, one for each value that is
-    kept and each op that runs again, but for small ones."""
+    """Returns notes on a plan that is about to be written.
+
+    One summarizes it, and there is one for each kept value and each repeated op, except small ones.
+    """
     passage, choice = problem.passage, problem.choice
     kept: list[int] = []
     for position in sorted(plan.kept):
         maker = producer(passage.values[problem.numbers[position]])
-        if maker is None or maker.name != WHILE:  # whose own passage says what it keeps
+        if maker is None or maker.name != WHILE:  # a loop's own passage lists what it keeps
             kept.append(position)
     kept_bytes = sum(choice.values[position].keep_bytes for position in kept)
     repeated_ns = sum(choice.ops[number].ns for number in plan.repeated)
@@ -139,7 +144,8 @@ def explained(problem: Problem, plan: Plan, prices: Prices) -> list[Diagnostic]:
 
 
 def _policy(values: Iterator[ir.Value]) -> str:
-    """The policy of jax.checkpoint that keeps the same, beside what a layer is given."""
+    """Returns the policy of jax.checkpoint that keeps the same values, besides a layer's
+    arguments."""
     listed = list(values)
     if not listed:
         return "jax.checkpoint(layer), which keeps nothing but what a layer is given"

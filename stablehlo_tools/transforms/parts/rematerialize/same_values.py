@@ -1,11 +1,12 @@
-"""Which values of a backward are values of the forward: equal ops on equal values.
+"""Finds values of a backward that equal values of the forward: equal ops on equal operands.
 
-Every value gets a number, and two with the same number are the same. Numbers are given op by op:
-what an op says, and the numbers of what it reads, in its regions too. Seen through are barriers,
-sharding constraints, and reshapes that only add or drop dimensions of size one, as they stand where
-rows of stacks are written and read: a gather in front of one is the gather behind it. A scalar
-integer of a loop is what it is in each iteration, so that indices are the same whatever they are
-computed from.
+Every value gets a number, and two values with the same number are equal. The number of a result
+depends on the op's attributes, its regions, and the numbers of its operands and captured values.
+
+Barriers, sharding constraints, and reshapes that only add or drop dimensions of size one are
+ignored. Such reshapes occur where rows of stacks are written and read: a gather before one equals
+the gather after it. A scalar integer of a loop is numbered by its values in all iterations. So
+indices are equal however they are computed.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from stablehlo_tools.ir.structural_key import block_key
 from stablehlo_tools.ir.values import CONSTANTS, producer, value_text
 from stablehlo_tools.ir.walk import values_used_outside
 
-_UNSAID = ("sdy.", "stablehlo_tools.")  # how it is divided, and marks
+_UNSAID = ("sdy.", "stablehlo_tools.")  # shardings and our marks do not affect values
 _UNSAID_NAMES = frozenset({"channel_handle", "mhlo.sharding"})
 _NEVER_EQUAL = ops_with(Trait.EFFECT)
 _ELEMENT_BY_ELEMENT = ELEMENTWISE | {ALL_GATHER, ALL_REDUCE}
@@ -41,11 +42,11 @@ class SameValues:
     def __init__(self) -> None:
         self._number_of: dict[ir.Value, int] = {}
         self._numbers: dict[Hashable, int] = {}
-        self._units: dict[int, tuple[int, tuple[int, ...]]] = {}  # of which root, in which shape
-        self._shapes: dict[int, tuple[int, ...]] = {}  # the first one, by root
+        self._units: dict[int, tuple[int, tuple[int, ...]]] = {}  # the root, and its shape
+        self._shapes: dict[int, tuple[int, ...]] = {}  # the first shape, by root
 
     def in_copy(self, values: Mapping[ir.Value, ir.Value]) -> SameValues:
-        """The numbers of what stands for these values in a copy."""
+        """Returns the numbers for the copies of values; `values` maps originals to copies."""
         copied = copy(self)
         copied._number_of = {
             values.get(value, value): number for value, number in self._number_of.items()
@@ -53,13 +54,13 @@ class SameValues:
         return copied
 
     def __getitem__(self, value: ir.Value) -> int:
-        """The number of a value; a new one, the first time that it is asked of an unknown one."""
+        """Returns the number of a value; assigns a new one to an unknown value."""
         if value not in self._number_of:
             self._number_of[value] = self._numbered(("value", len(self._number_of), value))
         return self._number_of[value]
 
     def add_leading_to(self, value: ir.Value) -> None:
-        """Numbers the ops that a value is computed by, back to arguments and loops."""
+        """Numbers the ops that compute a value, back to arguments and loops."""
         pending = [value]
         while pending:
             op = producer(pending[-1])
@@ -80,19 +81,19 @@ class SameValues:
             pending.pop()
 
     def root(self, number: int) -> int:
-        """The number of what a value is but for dimensions of size one."""
+        """Returns the number of a value without regard to dimensions of size one."""
         return self._units.get(number, (number, ()))[0]
 
     def same(self, value: ir.Value, other: ir.Value) -> None:
-        """Says that a value is another one."""
+        """Records that `value` equals `other`."""
         self._number_of[value] = self[other]
 
     def is_integers(self, value: ir.Value, integers: Sequence[int]) -> None:
-        """Says what a scalar is, in each iteration."""
+        """Records the values of a scalar in each iteration."""
         self._number_of[value] = self._numbered(("integers", value.type, tuple(integers)))
 
     def add(self, op: ir.Operation) -> None:
-        """Numbers the results of an op, whose operands are numbered."""
+        """Numbers the results of an op."""
         if any(result in self._number_of for result in op.results):
             return
         if op.name in (BARRIER, SHARDING_CONSTRAINT):
@@ -103,7 +104,7 @@ class SameValues:
             self._number_of[op.results[0]] = self._numbered(("constant", value_text(op)))
             return
         if _only_adds_units(op):
-            # Of what it was first, before dimensions of size one came or went.
+            # The root is the value before any dimensions of size one were added or dropped.
             shape = tuple(shape_of(op.results[0]))
             number = self[op.operands[0]]
             root, was = self._units.get(number, (number, tuple(shape_of(op.operands[0]))))
@@ -131,7 +132,7 @@ class SameValues:
         return op.name, types, _said(op), reads, _inside(op)
 
     def _by_elements(self, op: ir.Operation) -> int:
-        """The result of an op that does not see dimensions of size one."""
+        """Returns the number of an elementwise result, without regard to dimensions of size one."""
         said, along = _said(op), 0
         if op.name == ALL_GATHER:
             dim = ir.IntegerAttr(op.attributes["all_gather_dim"]).value
@@ -157,13 +158,13 @@ class SameValues:
 
 
 def _inside(op: ir.Operation) -> Hashable:
-    """The regions of an op, in which what is outside of them has no name."""
+    """Returns a key for the regions of an op; values from outside of them are not distinguished."""
     blocks = [block for region in op.regions for block in region.blocks]
     return tuple(block_key(block, lambda value: "outside", is_said=_is_said) for block in blocks)
 
 
 def _said(op: ir.Operation) -> tuple[tuple[str, ir.Attribute], ...]:
-    """What an op says of what it computes; MLIR sorts attributes by their names."""
+    """Returns the attributes that affect an op's results; MLIR sorts them by name."""
     attributes = op.attributes
     if not len(attributes):
         return ()
@@ -175,7 +176,8 @@ def _is_said(name: str) -> bool:
 
 
 def _only_adds_units(op: ir.Operation) -> bool:
-    """Whether an op keeps the order of all elements and the sizes of all dimensions but ones."""
+    """Returns True if an op keeps the order of elements and all dimensions except those of size
+    one."""
     if op.name not in (RESHAPE, BROADCAST):
         return False
     types = (op.operands[0].type, op.results[0].type)

@@ -1,4 +1,4 @@
-"""Writes a plan: stacks for what is kept, and ops in the backward for what is computed again.
+"""Writes a plan: stacks for kept values, and copies of ops in the backward for recomputed ones.
 
   while (%i, %x, %rows) {                        // the forward
     %a = stablehlo.dot_general %x, %w[%i]
@@ -37,7 +37,7 @@ from stablehlo_tools.transforms.parts.rematerialize.passages import (
     Stacked,
 )
 
-_FAR = 400  # ops that are looked at for a gradient
+_FAR = 400  # the most ops that are searched for a gradient
 
 
 class _Writer(ABC):
@@ -45,11 +45,10 @@ class _Writer(ABC):
 
     def __init__(self, passage: Passage) -> None:
         self._passage = passage
-        self._there: dict[int, ir.Value] = {}  # by number: what a value is in the backward
+        self._there: dict[int, ir.Value] = {}  # by number: the value in the backward
 
     def value(self, number: int, user: ir.Operation) -> ir.Value:
-        """What a value of the forward is in the backward, computed in front of an op if it is not
-        there yet."""
+        """Returns the backward's copy of a forward value; computes it before `user` if needed."""
         passage = self._passage
         pending = [number]
         while pending:
@@ -69,7 +68,7 @@ class _Writer(ABC):
         return self._there[number]
 
     def _constrained(self, old: ir.Value, new: ir.Value, user: ir.Operation) -> ir.Value:
-        """A value with the sharding constraint that it has in the forward."""
+        """Adds the sharding constraint that a value has in the forward."""
         constraint = self._passage.constraints.get(self._passage.same[old])
         if constraint is None:
             return new
@@ -78,18 +77,18 @@ class _Writer(ABC):
 
     @abstractmethod
     def _is_made(self, value: ir.Value) -> bool:
-        """Whether an op of the forward makes a value."""
+        """Returns True if an op of the forward computes a value."""
 
     @abstractmethod
     def _source(self, value: ir.Value, number: int, user: ir.Operation) -> ir.Value:
-        """What a copied op reads in the place of a value of the forward."""
+        """Returns the operand that a copied op reads in place of a value of the forward."""
 
 
 class BlockWriter(_Writer):
-    """Lets the backward of a block read what is kept of the forward, and ops that run again.
+    """Makes the backward of a block read kept values and recomputed ones.
 
-    Those read, through a barrier, what they start from: so no compiler takes them for those that
-    ran before, nor runs them before the gradient is there that they are needed with.
+    Recomputed ops read their first operands through a barrier. So no compiler merges them with the
+    originals, or runs them before the gradient that they are needed with.
     """
 
     def __init__(self, passage: BlockPassage, kept: Collection[int]) -> None:
@@ -101,13 +100,13 @@ class BlockWriter(_Writer):
         self._position = {key_of(op): number for number, op in enumerate(self._ops)}
 
     def run(self) -> None:
-        """Lets the backward read what is kept, and ops that run again."""
+        """Rewrites all reads of the backward."""
         for op, read in self._block.reads:
             numbers = dict.fromkeys(self._block.same[value] for value in read)
             again = [n for n in numbers if n not in self._kept and n not in self._there]
             leaves = self._leading_to(again)
             if leaves:
-                # A barrier in front of the user, for what is read again and a gradient.
+                # The barrier before the user ties the leaves to a gradient that is computed late.
                 late = self._met_by(op, set(read))
                 values = [*leaves, *([late[1]] if late else [])]
                 tied = barrier(values, ir.InsertionPoint(op), op.location)
@@ -121,7 +120,7 @@ class BlockWriter(_Writer):
             rename(op, {value: there[self._block.same[value]] for value in read})
 
     def _leading_to(self, numbers: Sequence[int]) -> list[ir.Value]:
-        """What values are computed from that has no stand-in behind a barrier yet."""
+        """Returns the leaves that values are recomputed from and that have no barrier yet."""
         same, seen = self._block.same, set(numbers)
         leaves: dict[int, ir.Value] = {}
         pending = list(numbers)
@@ -141,8 +140,12 @@ class BlockWriter(_Writer):
     def _met_by(
         self, user: ir.Operation, read: set[ir.Value]
     ) -> tuple[ir.Operation, ir.Value] | None:
-        """The first op that reads what comes of a user together with a value of the backward that
-        is there before the user is; and that value. Of the end of a block nothing comes."""
+        """Finds a gradient to delay the recomputation of a user's operands.
+
+        Returns the first op that reads both a result of `user` and a tensor that the backward
+        computes before `user`, with that tensor. Results are followed transitively. None if there
+        is no such op, or `user` has no results.
+        """
         if not len(user.results):
             return None
         begin = self._position[key_of(user)]
@@ -170,8 +173,10 @@ class BlockWriter(_Writer):
 
 
 class LoopWriter(_Writer):
-    """Keeps values of the forward, by their numbers, in stacks, and computes what else the backward
-    reads of it from them. The passage is not valid any more."""
+    """Keeps values of the forward, by number, in stacks, and recomputes the others from them.
+
+    The passage is invalid afterwards.
+    """
 
     def __init__(self, passage: LoopPassage, kept: Sequence[int]) -> None:
         super().__init__(passage)
@@ -207,7 +212,7 @@ class LoopWriter(_Writer):
             rename(op, {value: self.value(loops.same[value], op) for value in read})
 
     def _stack(self, values: Sequence[ir.Value]) -> list[ir.Value]:
-        """Writes rows of what is newly kept in the forward; the stacks behind it."""
+        """Writes rows of newly kept values in the forward; returns the stacks after it."""
         if not values:
             return []
         body = self._loops.forward
@@ -231,7 +236,10 @@ class LoopWriter(_Writer):
         return results[-len(values) :]
 
     def _iteration(self, build: Builder, arguments: Sequence[ir.Value], which: int) -> ir.Value:
-        """Which iteration of the forward one of the forward, 0, or the backward, 1, belongs to."""
+        """Returns the forward iteration for the current iteration of a loop.
+
+        `which`: 0 for the forward loop, 1 for the backward.
+        """
         counted = self._loops.counts[which]
         counter = counted.counter
         index = iteration_of(build, arguments[counter.position], counted.starts[0], counter.step)
@@ -241,7 +249,7 @@ class LoopWriter(_Writer):
         return build.same("subtract", last, index)
 
     def _old_row(self, build: Builder, stacked: Stacked) -> ir.Value:
-        """The row of an iteration of the backward in a stack that was there before."""
+        """Returns the row in an existing stack for the current iteration of the backward."""
         rows, row = stacked.written, self._iteration(build, self._loops.backward.arguments, 1)
         element = element_of(row)
         if rows.is_reverse:
@@ -266,7 +274,7 @@ class LoopWriter(_Writer):
         if carry in body.invariant:
             return self._operands[carry]
         assert carry in body.steps, "an activation is kept"
-        # What a counter of the forward was in the iteration that the backward is at.
+        # The forward's counter in the iteration that the backward is at.
         build = Builder(ir.InsertionPoint(user), self._location)
         iteration = self._iteration(build, self._loops.backward.arguments, 1)
         element = element_of(body.arguments[carry])
