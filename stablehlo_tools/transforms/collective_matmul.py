@@ -118,7 +118,7 @@ class CollectiveMatmulPass(Pass):
             take_over(module, draft)
 
     def _asks(self, way: Way) -> bool:
-        """Whether blocks may go round so."""
+        """Returns True if the `directions` option allows a way."""
         return self.directions == "auto" or (self.directions == "one") == (way is Way.ONE)
 
 

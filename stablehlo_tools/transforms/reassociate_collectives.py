@@ -82,8 +82,8 @@ _LONGEST = 16  # ops between a collective and the sum that it is a term of
 _MOVES = short_names(LAYOUT | {SLICE})
 _SCALES = frozenset({"divide", "multiply"})
 _PASSED = full_names("convert dynamic_slice negate pad slice divide multiply") | LAYOUT
-_GROUPING = "_scheduling_group_id"  # with which others a collective is scheduled: of a sum, none
-_OF_ONE = frozenset({SHARDING, FRONTEND_ATTRIBUTES, *LAYOUTS})  # not of what stands for two
+_GROUPING = "_scheduling_group_id"  # dropped: the merged op is scheduled with no other one
+_OF_ONE = frozenset({SHARDING, FRONTEND_ATTRIBUTES, *LAYOUTS})  # not copied to the merged op
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class ReassociateCollectivesPass(Pass):
         classify = classify_communication(module.context)
         groups = Groups(ModuleFacts.of(draft))
         changed = False
-        # The ops that combine two values as a reduction would, in program order.
+        # Visits the ops that combine two values as a reduction would, in program order.
         for combine in ops_where(
             draft.operation,
             lambda op: (
@@ -133,16 +133,16 @@ class ReassociateCollectivesPass(Pass):
 
 @dataclass(frozen=True)
 class Term:
-    """`after(collective(before(operand)))`, each a run of ops, the innermost first.
+    """`after(collective(before(operand)))`: each is a chain of ops, the innermost first.
 
-    A reduction over devices combines elements in place, so that an op which moves all elements
-    alike, or widens them, may as well come before it:
+    A reduction over devices combines elements in place. So an op that moves all elements in the
+    same way, or widens them, may as well run before it:
 
         slice(all_reduce(x))  =  all_reduce(slice(x))
 
-    What depends on the device (dynamic_slice), or rounds (a scale), stays behind; two terms may
-    have it in common. Of a reduce_scatter each device has a part, so that only elementwise ops come
-    before.
+    Ops that depend on the device (dynamic_slice) or round (a scale) stay after it; two terms may
+    share them. Each device has only a part of a reduce_scatter's result, so only elementwise ops
+    may run before that.
     """
 
     collective: Collective
@@ -152,19 +152,19 @@ class Term:
 
     @property
     def between(self) -> ir.Value:
-        """The result of the collective and the ops of `before` as the program is written."""
+        """The result of the collective and the ops of `before`, in the original order."""
         return (self.before[-1] if self.before else self.collective.op).results[0]
 
     @property
     def ops(self) -> tuple[ir.Operation, ...]:
-        """All that goes where the term is merged, users before what they use."""
+        """All ops that are erased if the term is merged, users before their operands."""
         return (*reversed((*self.before, *self.after)), self.collective.op)
 
 
 def term_of(
     value: ir.Value, combine: ir.Operation, kind: str, classify: Classify, groups: Groups
 ) -> Term | None:
-    """A value that only `combine` uses, as a term of its own kind; None where it is none.
+    """Returns a value that only `combine` uses as a term of its kind; None if it is not one.
 
     Raises a located ToolError for groups that the module does not have.
     """
@@ -189,7 +189,7 @@ def term_of(
 
 
 def why_not_merged(one: Term, other: Term) -> str | None:
-    """Says why two terms cannot be one; None if they can, and nothing larger comes of it."""
+    """Says why two terms cannot be merged; None if they can without moving more bytes."""
     unlike = why_not_alike(_grouped(one.traits), _grouped(other.traits))
     if unlike is not None:
         return unlike
@@ -207,7 +207,7 @@ def why_not_merged(one: Term, other: Term) -> str | None:
 
 
 def merged_bytes(term: Term) -> int:
-    """Bytes that a collective takes which the ops of `before` come before."""
+    """Returns the operand bytes of a collective after the ops of `before` are moved before it."""
     if term.collective.kind == "all_reduce":
         return _bytes(term.between.type)
     operand = term.collective.op.operands[0]
@@ -224,7 +224,7 @@ def _reduction(
     if len(op.operands) != 1 or reducer_kind(Combining(op).combiner) != kind:
         return None
     if element_of(op.operands[0]) != element_of(op.results[0]):
-        return None  # a reduction that promotes what it takes
+        return None  # a reduction that promotes its operand's element type
     traits = traits_of(collective, groups)
     if isinstance(traits, str):
         return None
@@ -245,13 +245,14 @@ def _reduction(
 
 
 def through(op: ir.Operation) -> int:
-    """The operand of an op that a term may be; of a scale the one that is no splat."""
+    """Returns the number of the operand that a term continues through; for a scale, the one not a
+    splat."""
     scale = op.name == "stablehlo.multiply" and splat_of(op.operands[0]) is not None
     return 1 if scale else 0
 
 
 def _commutes(op: ir.Operation, kind: str, collective: str) -> bool:
-    """Returns True if an op may as well come before the reduction."""
+    """Returns True if an op may as well run before the reduction."""
     name = op.name.removeprefix("stablehlo.")
     if name == "convert":
         # A convert must keep every value; a sum of its results is then the same, or closer.
@@ -274,7 +275,8 @@ def _commutes(op: ir.Operation, kind: str, collective: str) -> bool:
 
 
 def _is_same(one: ir.Operation, other: ir.Operation) -> bool:
-    """Returns True if ops do the same with their terms; other operands may be equal constants."""
+    """Returns True if ops compute the same on their terms; other operands may be equal
+    constants."""
     if one.name != other.name or one.results[0].type != other.results[0].type:
         return False
     if _attributes(one) != _attributes(other) or through(one) != through(other):
@@ -306,9 +308,9 @@ def _bytes(type_: ir.Type) -> int:
 
 
 def write_merged(combine: ir.Operation, one: Term, other: Term) -> None:
-    """Combines what two terms' collectives take, and lets one collective take the op's place.
+    """Combines the operands of two terms' collectives, and replaces the op by one collective.
 
-    The op, and of the terms what nothing uses any more, is erased.
+    Erases the op, and the terms' ops.
     """
     point = ir.InsertionPoint(combine)
     operands = [_before(term, point) for term in (one, other)]
@@ -330,7 +332,7 @@ def write_merged(combine: ir.Operation, one: Term, other: Term) -> None:
 
 
 def _before(term: Term, point: ir.InsertionPoint) -> ir.Value:
-    """Writes what the term's collective takes, after the ops that may come before it."""
+    """Writes the operand of a term's collective, after the ops that may run before it."""
     value = term.collective.op.operands[0]
     for op in term.before:
         type_ = op.results[0].type
@@ -360,7 +362,7 @@ def _collective(value: ir.Value, one: Term, other: Term, point: ir.InsertionPoin
 def _create(
     like: ir.Operation, operands: Sequence[ir.Value], type_: ir.Type, point: ir.InsertionPoint
 ) -> ir.Value:
-    """An op like another on other operands; how its result is sharded is not said."""
+    """Writes a copy of an op with other operands, without its sharding."""
     attributes = {name: a for name, a in like.attributes.items() if name != SHARDING}
     build = Builder(point, like.location)
     return build.create(like.name, operands, [type_], attributes).results[0]

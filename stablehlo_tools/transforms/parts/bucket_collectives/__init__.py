@@ -1,1 +1,1 @@
-"""Makes one collective of several; which ones is for others to decide."""
+"""Merges several collectives into one; callers decide which."""

@@ -1,6 +1,7 @@
-"""Makes one collective of several of a block.
+"""Merges several collectives of a block into one.
 
-Operands that differ in one dimension only, along which nothing is exchanged, are joined along it:
+Operands that differ only in one dimension, along which no data is exchanged, are concatenated along
+it:
 
     %a = "stablehlo.all_gather"(%x) {all_gather_dim = 0}       // tensor<4x2xf32>, 8 devices
     %b = "stablehlo.all_gather"(%y) {all_gather_dim = 0}       // tensor<4x3xf32>
@@ -10,8 +11,8 @@ Operands that differ in one dimension only, along which nothing is exchanged, ar
     %a = stablehlo.slice %ab [0:32, 0:2]
     %b = stablehlo.slice %ab [0:32, 2:5]
 
-Others run along dimension 0, in what shape they fit beside each other, and what a device gives or
-takes is a part of its own (see `writing`). Were %a gathered along dimension 1:
+Others run along dimension 0, reshaped so that they can be concatenated, with each device's part
+separate (see `writing`). If %a were gathered along dimension 1:
 
     %xy = stablehlo.concatenate %x, %y, dim = 1
     %ab = "stablehlo.all_gather"(%xy) {all_gather_dim = 0}
@@ -22,21 +23,21 @@ takes is a part of its own (see `writing`). Were %a gathered along dimension 1:
     %b1 = stablehlo.slice %parts [0:8, 0:4, 2:5]
     %b = stablehlo.reshape %b1                                 // tensor<32x3xf32>
 
-Both read and write each operand and each result once more than before, unless a compiler fuses
-that with what is around it.
+Both forms read and write each operand and each result once more than before, unless a compiler
+fuses the copies.
 
-An all_reduce or all_gather may have several operands instead, and nothing is copied. XLA takes
-that where every device is a replica. It refuses it in a manual computation and where its
-partitioner runs ("Sharding is tuple-shaped but validation shape is not"), and XLA:TPU makes
-several of such an all_gather again: hence `several_operands`. An all_to_all of several operands
-means something else to XLA than to StableHLO, namely the parts of one, and gives other values.
+An all_reduce or all_gather may have several operands instead, without copies. XLA accepts that if
+every device is a replica. It refuses it in a manual computation and if its partitioner runs
+("Sharding is tuple-shaped but validation shape is not"). XLA:TPU splits such an all_gather again.
+Hence the option `several_operands`. An all_to_all of several operands has another meaning in XLA
+than in StableHLO, the parts of one operand, and gives other values.
 
-Values are bitwise as before, but for sums and products of floats, which a compiler may take in
-another order for a larger operand: of the same elements of the same devices.
+Values are bitwise the same, except for sums and products of floats: a compiler may re-associate the
+same elements of the same devices for a larger operand.
 
-The one op stands where the first of them stands, or behind the last op that another one needs.
-Users of results that stand in between move down behind it, and what uses them; ops with effects
-keep their order, so those that follow one that moves go along.
+The merged op is written at the first of them, or after the last op that another one needs. Users of
+results that are in between move after it, with their own users. Ops with effects keep their order,
+so those after a moved one move too.
 
     %y = C(%x);  %z = f(%y);  %v = g(%u);  %w = C(%v)
   ==>
@@ -77,14 +78,15 @@ _EFFECT_BETWEEN = "ops with effects between them would change their order (C9)"
 
 @dataclass(frozen=True)
 class MergePlace:
-    """The place to write what stands for some ops, and the ops that then follow it, in order."""
+    """The place to write a merged op, and the ops that move after it, in order."""
 
     point: ir.InsertionPoint
     moved: Sequence[ir.Operation]
 
 
 def find_place(ops: Sequence[ir.Operation], effects: Effects) -> MergePlace | str:
-    """The place where one op can stand for `ops`, of one block; or why there is none."""
+    """Returns the place where one op can replace `ops`, of one block; or the reason why there is
+    none."""
     block = ops[0].block
     first = in_block_order(ops)[0]
     read = [producer(value) for op in ops for value in op.operands]
@@ -93,7 +95,7 @@ def find_place(ops: Sequence[ir.Operation], effects: Effects) -> MergePlace | st
     if not later:
         leads = any(op == first for op in makers)
         return _LEADS if leads else MergePlace(ir.InsertionPoint(first), ())
-    # What must follow the ops, of those up to the last that they need.
+    # Collects the ops up to the last needed one that must follow the merged op.
     reached = _Reached(ops, later[-1])
     if not reached.add_users([op for op in ops if reached.is_near(op)]):
         return _LEADS
@@ -114,17 +116,17 @@ class _Reached:
         self.found: dict[ir.Value | ir.Operation, ir.Operation] = {}
 
     def is_near(self, op: ir.Operation) -> bool:
-        """Whether an op stands before `last`, or is it."""
+        """Returns True if an op is `last` or before it."""
         return op == self.last or op.is_before_in_block(self.last)
 
     def add_users(self, ops: Sequence[ir.Operation]) -> bool:
-        """Takes in all that uses some ops; False where a member does."""
+        """Adds all users of some ops, transitively; returns False if a member is among them."""
         pending = list(ops)
         while pending:
             op = pending.pop()
             for use in [use for result in op.results for use in result.uses]:
                 user = use.owner.operation
-                while user.block != op.block:  # the op of the block that it is in a region of
+                while user.block != op.block:  # go out to the op of this block that contains it
                     user = user.block.owner.operation
                 key = key_of(user)
                 if key in self.members:
@@ -135,16 +137,17 @@ class _Reached:
         return True
 
     def followers(self, effects: Sequence[ir.Operation]) -> list[ir.Operation]:
-        """The ops with effects that stand behind the first that is taken in, and are not."""
+        """Returns the ops with effects that are after the first one found, and not found yet."""
         taken = [key_of(op) in self.found for op in effects]
         behind = effects[taken.index(True) :] if True in taken else ()
         return [op for op in behind if key_of(op) not in self.found]
 
 
 class Merger:
-    """Merges collectives of one module, which nobody else rewrites meanwhile.
+    """Merges collectives of one module, which must not be rewritten otherwise meanwhile.
 
-    `several_operands`: an all_reduce or all_gather has them where every device is a replica.
+    `several_operands`: an all_reduce or all_gather gets several operands if every device is a
+    replica.
     """
 
     def __init__(
@@ -163,7 +166,7 @@ class Merger:
         self._traits: dict[object, Traits | str] = {}
 
     def traits(self, collective: Collective) -> Traits | str:
-        """What a collective must share with those that it is merged with, or why it never is.
+        """Returns what a collective must share with others to be merged, or why it never can be.
 
         Raises a located ToolError for groups that the module does not have.
         """
@@ -178,7 +181,7 @@ class Merger:
         return self._traits[key]
 
     def why_not(self, members: Sequence[Collective]) -> str | None:
-        """Why these cannot become one, as things stand, with the constraint; None where they can.
+        """Says why collectives cannot be merged now, with the constraint; None if they can.
 
         Raises a located ToolError for groups that the module does not have.
         """
@@ -186,10 +189,10 @@ class Merger:
         return place if isinstance(place, str) else None
 
     def merge(self, members: Sequence[Collective]) -> ir.Operation:
-        """Merges collectives, in the order given, and returns the op that stands for them.
+        """Merges collectives, in the order given, and returns the merged op.
 
-        Handles to them become invalid, all others stay. Raises a located ToolError with the
-        reason where they cannot be merged, and then changes nothing.
+        Handles to them become invalid, all others stay valid. Raises a located ToolError with the
+        reason if they cannot be merged, and then changes nothing.
         """
         place = self._placed(members)
         if isinstance(place, str):
@@ -214,13 +217,14 @@ class Merger:
         return merged
 
     def copied_bytes(self, member: Collective) -> int:
-        """Bytes read and written more for a collective where it is merged, if nothing is fused."""
+        """Returns the additional bytes read and written for a merged collective, if no copy is
+        fused."""
         if self._takes_several(member):
             return 0
         return 2 * ((member.bytes_in or 0) + (member.bytes_out or 0))
 
     def _placed(self, members: Sequence[Collective]) -> MergePlace | str:
-        """Where one op can stand for these, or why none can."""
+        """Returns the place where one op can replace `members`, or why there is none."""
         traits = [self.traits(member) for member in members]
         refused = next((reason for reason in traits if isinstance(reason, str)), None)
         if refused is not None:
@@ -235,7 +239,7 @@ class Merger:
         return find_place([member.op for member in members], self._effects)
 
     def _takes_several(self, member: Collective) -> bool:
-        """Whether the merged op has several operands, where XLA understands it so."""
+        """Returns True if the merged op has several operands: if it may, and XLA accepts it."""
         if not self._several_operands or member.kind not in SEVERAL_OPERANDS:
             return False
         return self.facts.grid.num_partitions == 1 and not self._free_axes.manual_computations

@@ -1,8 +1,8 @@
-"""Which collectives of a module to merge: what the scheduler puts together and can become one.
+"""Plans which collectives of a module to merge.
 
-The scheduler merges where the simulated total falls; of each of its buckets, those are taken that
-`Merger` can make one. Merging copies operands and results, which the simulator does not know of:
-a collective whose copies take longer than its latency is left out.
+The scheduler forms buckets that lower the simulated total. From each bucket, the collectives that
+`Merger` can merge are chosen. The simulator does not know the copies of operands and results, so a
+collective whose copies take longer than its latency is left out.
 """
 
 from __future__ import annotations
@@ -24,15 +24,14 @@ from stablehlo_tools.overlap.memory import memory_profile
 from stablehlo_tools.overlap.scheduling.scheduler import Limits, schedule
 from stablehlo_tools.transforms.parts.bucket_collectives.merge import Merger
 
-HEADROOM = 2.0**30  # bytes that a plan may need more than the program's own order
+HEADROOM = 2.0**30  # additional bytes that a plan may need, beyond the program's own order
 
 
 @dataclass(frozen=True)
 class Bucket:
-    """Collectives to merge, by their places among all of a module whose calls are inlined.
+    """Collectives to merge, by their numbers among all of a module with inlined calls.
 
-    `saved_ns` is the latency that is paid once instead of each time, `copied_ns` what copying
-    operands and results takes of that.
+    `saved_ns`: the latencies that are saved. `copied_ns`: the time to copy operands and results.
     """
 
     members: tuple[int, ...]
@@ -44,7 +43,7 @@ class Bucket:
 
 @dataclass(frozen=True)
 class _Member:
-    """A collective that the scheduler puts in a bucket, its place and its latency."""
+    """A collective of one of the scheduler's buckets, its number and its latency."""
 
     place: int
     collective: Collective
@@ -58,11 +57,10 @@ class _Member:
 def plan_buckets(
     module: ir.Module, hardware: Hardware, memory_limit: float | None
 ) -> tuple[list[Bucket], list[Diagnostic]]:
-    """Plans on a copy of a module; what to merge, in order, and notes on what is left out of it.
+    """Plans on a copy of a module; returns the buckets in order, and notes on collectives left out.
 
-    `memory_limit` is in bytes; None: some more than it needs.
-
-    Raises ToolError for a program that cannot be timed, or for a limit that no order meets.
+    `memory_limit`: in bytes; None for `HEADROOM` more than the program needs. Raises ToolError if
+    the program cannot be timed, or no order meets the limit.
     """
     scratch = copy_module(module)
     inline_all_calls(scratch)
@@ -89,7 +87,7 @@ def plan_buckets(
 
 
 def apply_buckets(module: ir.Module, buckets: Sequence[Bucket]) -> None:
-    """Merges what was planned; calls are inlined where something is."""
+    """Merges planned buckets; inlines calls if there are any buckets."""
     if not buckets:
         return
     inline_all_calls(module)
@@ -104,7 +102,7 @@ _Tasks = Sequence[tuple[Sequence[ir.Operation], float]]  # the ops and the laten
 
 
 def _scheduled(traced: TracedGraph, headroom: float, *, in_loop: bool = False) -> Iterator[_Tasks]:
-    """The scheduler's buckets for a graph and for the bodies of its loops."""
+    """Yields the scheduler's buckets for a graph and for the bodies of its loops."""
     tasks = traced.graph.tasks
     if any(task.communication is not None for task in tasks):
         peak = memory_profile(traced.graph, in_loop=in_loop).peak_bytes
@@ -121,7 +119,7 @@ def _members(
     places: Mapping[ir.Value | ir.Operation, int],
     collectives: Sequence[Collective],
 ) -> list[_Member]:
-    """The collectives of a bucket's tasks, in program order."""
+    """Returns the collectives of a bucket's tasks, in program order."""
     members: dict[int, _Member] = {}
     for ops, latency in tasks:
         for op in ops:
@@ -134,7 +132,7 @@ def _members(
 def _divide(
     members: Sequence[_Member], merger: Merger, hardware: Hardware
 ) -> tuple[list[Bucket], list[Diagnostic]]:
-    """A bucket as sets of two and more that can become one; and notes on what is in none."""
+    """Splits a bucket into sets of two or more that can be merged; returns notes on the others."""
     sets: list[list[_Member]] = []
     reasons: dict[int, str] = {}
     for member in members:
@@ -171,7 +169,7 @@ def _divide(
 
 
 def _why_not_alone(member: _Member, merger: Merger, hardware: Hardware) -> str | None:
-    """Why a collective is not merged with any other; None where it may be."""
+    """Says why a collective cannot be merged with any other; None if it can."""
     reason = merger.why_not([member.collective])
     copied = _copied_ns(member, merger, hardware)
     if reason is None and copied > member.latency_ns:
@@ -186,5 +184,5 @@ def _copied_ns(member: _Member, merger: Merger, hardware: Hardware) -> float:
 
 
 def us(ns: float) -> str:
-    """Microseconds, in words."""
+    """Formats ns as microseconds, with the unit."""
     return f"{ns / 1e3:.3g} us"

@@ -1,25 +1,23 @@
-"""Writes the collective that stands for several, and what brings operands to it and results back.
-What is to be merged, and where, is known by then; `merge` shows the form.
+"""Writes a merged collective, and the ops that convert its operands and results.
 
-An operand is brought to [parts in, *piece] and a result back from [parts out, *piece]:
+The members and the place are known by then; `merge` shows the form. An operand is reshaped to
+[parts in, *piece], and a result from [parts out, *piece]:
 
-| kind | parts in | parts out | piece |
-|---|---|---|---|
-| all_gather along d | none | members | the operand |
-| reduce_scatter along d | members | none | the result |
-| all_to_all from d to e | members | members | the operand, its dimension d divided by the members |
-| all_reduce, collective_permute | none | none | the operand, a scalar as a vector |
+| kind | parts in | parts out | piece | |---|---|---|---| | all_gather along d | none | members |
+the operand | | reduce_scatter along d | members | none | the result | | all_to_all from d to e |
+members | members | the operand, its dimension d divided by the members | | all_reduce,
+collective_permute | none | none | the operand, a scalar as a vector |
 
-So pieces can lie beside each other, whatever dimensions their collectives run along. Reshapes
-that only add or merge dimensions move nothing; a transpose copies, where a compiler lays it out no
-better.
+So pieces can be concatenated whatever dimensions their collectives run along. Reshapes that only
+add or merge dimensions copy nothing. A transpose copies, unless a compiler chooses a layout that
+avoids it.
 
-Elements of several types become integers of one, the narrowest that all are whole multiples of:
+Elements of several types are bitcast to unsigned integers of the narrowest type's width:
 
     tensor<4x3xf32>, tensor<5xbf16>  ==>  tensor<4x6xui16>, tensor<5xui16>
 
-A bitcast keeps every bit, those of a NaN too, which an exchange of mixed floats does not: XLA:CPU
-and XLA:GPU convert the narrower ones.
+A bitcast keeps every bit, also of a NaN. Exchanging mixed floats does not: XLA:CPU and XLA:GPU
+convert the narrower ones.
 """
 
 from __future__ import annotations
@@ -40,13 +38,13 @@ from stablehlo_tools.ir.values import in_block_order, maker_of
 
 
 def encoded_shape(shape: Sequence[int], own: ir.Type, element: ir.Type) -> list[int]:
-    """The shape that `encoded` gives a tensor of its own element type."""
+    """Returns the shape of a tensor of element type `own` after `encoded` as `element`."""
     count = 1 if own == element else _width(own) // _width(element)
     return [*shape[:-1], shape[-1] * count] if count > 1 else list(shape)
 
 
 def encoded(builder: Builder, value: ir.Value, element: ir.Type) -> ir.Value:
-    """The value's bits as elements of another type, so many more in the last dimension."""
+    """Bitcasts a value to another element type; the last dimension grows by the ratio of widths."""
     own, shape = element_of(value), shape_of(value)
     if own == element:
         return value
@@ -57,7 +55,7 @@ def encoded(builder: Builder, value: ir.Value, element: ir.Type) -> ir.Value:
 
 
 def decoded(builder: Builder, value: ir.Value, element: ir.Type) -> ir.Value:
-    """What `encoded` made the value of, of elements of the given type."""
+    """Reverts `encoded`; `element` is the original element type."""
     own, shape = element_of(value), shape_of(value)
     if own == element:
         return value
@@ -75,13 +73,15 @@ def _width(element: ir.Type) -> int:
 _CUT = {"reduce_scatter": "scatter_dimension", "all_to_all": "split_dimension"}
 _JOINED = {"all_gather": "all_gather_dim", "all_to_all": "concat_dimension"}
 
-_LANES = 128  # of the last dimension, in the tiles that a TPU lays data out in
+_LANES = 128  # the last dimension of a TPU's tiles
 
 
 @dataclass(frozen=True)
 class Exchange:
-    """A kind of collective among `members` devices: which dimension of its operands it cuts into
-    their parts, and along which of its results it joins them.
+    """A kind of collective among `members` devices.
+
+    `cut`: the operand's dimension that it splits into their parts. `joined`: the result's dimension
+    along which it concatenates them.
     """
 
     members: int
@@ -90,7 +90,7 @@ class Exchange:
 
     @staticmethod
     def of(collective: Collective, members: int) -> Exchange:
-        """The exchange that a collective makes in groups of so many."""
+        """Returns the exchange of a collective in groups of `members`."""
         cut, joined = (
             integer(collective.op, names[collective.kind]) if collective.kind in names else None
             for names in (_CUT, _JOINED)
@@ -99,23 +99,23 @@ class Exchange:
 
     @property
     def parts_in(self) -> list[int]:
-        """The dimension in front of what goes in, if any."""
+        """The leading dimension of the operand, if any."""
         return [] if self.cut is None else [self.members]
 
     @property
     def parts_out(self) -> list[int]:
-        """The dimension in front of what comes out, if any."""
+        """The leading dimension of the result, if any."""
         return [] if self.joined is None else [self.members]
 
     def piece(self, shape: Sequence[int]) -> list[int]:
-        """The shape of one device's part of an operand."""
+        """Returns the shape of one device's part of an operand."""
         return [
             size // self.members if dimension == self.cut else size
             for dimension, size in enumerate(shape)
         ]
 
     def take_apart(self, builder: Builder, operand: ir.Value) -> ir.Value:
-        """An operand as [parts in, *piece]."""
+        """Reshapes an operand to [parts in, *piece]."""
         shape = shape_of(operand)
         if self.cut is None:
             return reshaped(builder, operand, shape or [1])
@@ -125,7 +125,7 @@ class Exchange:
         return transposed(builder, reshaped(builder, operand, split), [self.cut, *rest])
 
     def put_together(self, builder: Builder, parts: ir.Value, shape: Sequence[int]) -> ir.Value:
-        """The result, of the given shape, that [parts out, *piece] is."""
+        """Reshapes [parts out, *piece] to a result of the given shape."""
         if self.joined is None:
             return reshaped(builder, parts, shape)
         order = list(range(1, len(shape) + 1))
@@ -134,12 +134,12 @@ class Exchange:
 
 
 def reshaped(builder: Builder, value: ir.Value, shape: Sequence[int]) -> ir.Value:
-    """The value in a shape, with no op where it has it."""
+    """Reshapes a value; writes no op if it has the shape already."""
     return value if shape_of(value) == list(shape) else builder.reshape(value, shape)
 
 
 def transposed(builder: Builder, value: ir.Value, order: Sequence[int]) -> ir.Value:
-    """The value with its dimensions in an order; a reshape where only those of size 1 move."""
+    """Transposes a value; writes a reshape if only dimensions of size 1 move."""
     shape = shape_of(value)
     target = [shape[dimension] for dimension in order]
     moving = [dimension for dimension in order if shape[dimension] != 1]
@@ -150,18 +150,19 @@ def transposed(builder: Builder, value: ir.Value, order: Sequence[int]) -> ir.Va
 
 @dataclass(frozen=True)
 class Joint:
-    """Shapes that agree in all dimensions but one, along which they are joined."""
+    """Shapes that agree in all dimensions but one, along which they are concatenated."""
 
     shapes: tuple[tuple[int, ...], ...]
     dimension: int
 
     @staticmethod
     def of(pieces: Sequence[Sequence[int]]) -> Joint:
-        """The joint that reshapes pieces, of one dimension at least, the least.
+        """Returns the joint that reshapes pieces, of one dimension at least, the least.
 
-        Those that differ in one dimension only stay as they are; of others the last dimensions do
-        that all share. What is left with one dimension gets a last one of 128 where it can: XLA:TPU
-        makes an all-reduce of a reduce_scatter of a vector, and lays data out in such rows anyway.
+        Pieces that differ only in one dimension keep their shapes. Of others, only the last
+        dimensions that all share are kept. Vectors get a last dimension of 128 if possible. XLA:TPU
+        turns a reduce_scatter of a vector into an all-reduce, and lays data out in such rows
+        anyway.
         """
         dimension = only_uneven(pieces, ())
         if dimension is not None and len(pieces[0]) > 1:
@@ -179,9 +180,9 @@ class Joint:
 
 
 def only_uneven(shapes: Sequence[Sequence[int]], taken: Sequence[int | None]) -> int | None:
-    """The one dimension in which shapes differ, the first one where they are equal.
+    """Returns the one dimension in which shapes differ, or the first one if they are equal.
 
-    None where it would be one of those that are taken, or where they differ in more.
+    None if this is one of `taken`, or if they differ in several.
     """
     if len({len(shape) for shape in shapes}) > 1:
         return None
@@ -193,13 +194,13 @@ def only_uneven(shapes: Sequence[Sequence[int]], taken: Sequence[int | None]) ->
 
 
 SEVERAL_OPERANDS = frozenset({"all_reduce", "all_gather"})
-_OF_ONE = frozenset({SHARDING, FRONTEND_ATTRIBUTES, *LAYOUTS})  # not of what stands for several
+_OF_ONE = frozenset({SHARDING, FRONTEND_ATTRIBUTES, *LAYOUTS})  # not copied to the merged op
 _DIMENSIONS = ("all_gather_dim", "scatter_dimension", "split_dimension", "concat_dimension")
 
 
 @dataclass(frozen=True)
 class _Part:
-    """One operand of a collective that is merged, its result, and where to write what it needs."""
+    """One operand of a merged collective, its result, and a builder for their conversions."""
 
     exchange: Exchange
     operand: ir.Value
@@ -211,10 +212,10 @@ class _Part:
 def write_merged(
     members: Sequence[Collective], group: int, point: ir.InsertionPoint, *, several: bool
 ) -> tuple[ir.Operation, ir.Operation]:
-    """Writes one collective for several and lets it take their place; the first loses its region.
+    """Writes one collective for several and replaces their results; the first loses its region.
 
-    `group` is how many devices exchange data with each other; `several` lets the op have several
-    operands. Returns the op and the last one that was written.
+    `group`: how many devices exchange data with each other. `several`: the op may have several
+    operands. Returns the op and the last op that was written.
     """
     parts = [part for member in members for part in _parts(member, group, point)]
     writer = _BucketWriter(members, point)
@@ -263,7 +264,8 @@ class _BucketWriter:
         types: Sequence[ir.Type],
         changed: Mapping[str, ir.Attribute],
     ) -> ir.Operation:
-        """The collective, with attributes changed; it takes the first member's region, once."""
+        """Writes the collective with changed attributes; moves the first member's region into
+        it."""
         kept = {name: a for name, a in self.like.attributes.items() if name not in _OF_ONE}
         attributes = {**kept, **self.frontend, **changed}
         count = len(self.like.regions)
@@ -275,7 +277,7 @@ class _BucketWriter:
     def along_first(
         self, operands: Sequence[ir.Value], exchange: Exchange, element: ir.Type
     ) -> ir.Operation:
-        """The collective along dimension 0 of operands whose parts are merged into it."""
+        """Writes the collective along dimension 0, into which the operands' parts are merged."""
         grown = math.prod(exchange.parts_out), math.prod(exchange.parts_in)
         shapes = [shape_of(operand) for operand in operands]
         types = [
@@ -288,9 +290,10 @@ class _BucketWriter:
 
 
 def _common_dimension(parts: Sequence[_Part], element: ir.Type) -> int | None:
-    """A dimension along which operands can be joined as they are; None where there is none.
+    """Returns a dimension along which operands can be concatenated without reshapes; None if there
+    is none.
 
-    They exchange along the same others, and differ in no other.
+    They must exchange along the same dimensions, and differ in no other one.
     """
     first = parts[0].exchange
     if any(part.exchange != first for part in parts):
@@ -309,7 +312,7 @@ def _common_dimension(parts: Sequence[_Part], element: ir.Type) -> int | None:
 def _several(
     writer: _BucketWriter, parts: Sequence[_Part], element: ir.Type
 ) -> tuple[ir.Operation, list[ir.Value]]:
-    """One collective of several operands, and the results."""
+    """Writes one collective of several operands; returns it and the results."""
     exchange = parts[0].exchange
     mixed = any(element_of(part.operand) != element for part in parts)
     if not mixed and all(part.exchange == exchange for part in parts):
@@ -328,7 +331,8 @@ def _several(
 def _side_by_side(
     writer: _BucketWriter, parts: Sequence[_Part], element: ir.Type, dimension: int
 ) -> tuple[ir.Operation, list[ir.Value]]:
-    """One collective of the operands as they are, joined along a dimension; and the results."""
+    """Writes one collective of the operands, concatenated along a dimension; returns it and the
+    results."""
     laid = [encoded(part.builder, part.operand, element) for part in parts]
     joined = writer.builder.concatenate(laid, dimension)
     first = parts[0].result
@@ -348,7 +352,10 @@ def _side_by_side(
 def _behind_parts(
     writer: _BucketWriter, parts: Sequence[_Part], element: ir.Type
 ) -> tuple[ir.Operation, list[ir.Value]]:
-    """One collective of pieces beside each other behind their parts, and the results."""
+    """Writes one collective of the pieces, concatenated after their parts dimension.
+
+    Returns it and the results.
+    """
     exchange = parts[0].exchange
     parts_in, parts_out = exchange.parts_in, exchange.parts_out
     pieces = _pieces(parts, element)
@@ -361,8 +368,8 @@ def _behind_parts(
     joined = writer.builder.concatenate(laid, len(parts_in) + joint.dimension)
     whole = shape_of(joined)[len(parts_in) :]
     element_out = element_of(parts[0].result) if writer.reduces else element
-    # The parts stay in the collective's own dimension: XLA:TPU makes an all-reduce of a
-    # reduce_scatter that leaves a dimension of size 1.
+    # The parts are merged into the collective's dimension, because XLA:TPU turns a reduce_scatter
+    # that leaves a dimension of size 1 into an all-reduce.
     operand = reshaped(writer.builder, joined, [math.prod(parts_in) * whole[0], *whole[1:]])
     merged = writer.along_first([operand], exchange, element_out)
     result = reshaped(writer.builder, merged.results[0], [*parts_out, *whole])
@@ -376,7 +383,7 @@ def _behind_parts(
 
 
 def _pieces(parts: Sequence[_Part], element: ir.Type) -> list[ir.Value]:
-    """The operands as [parts in, *piece], of one element type."""
+    """Returns the operands as [parts in, *piece], of one element type."""
     return [
         encoded(part.builder, part.exchange.take_apart(part.builder, part.operand), element)
         for part in parts
@@ -384,7 +391,7 @@ def _pieces(parts: Sequence[_Part], element: ir.Type) -> list[ir.Value]:
 
 
 def _results(parts: Sequence[_Part], outs: Sequence[ir.Value]) -> list[ir.Value]:
-    """The results that [parts out, *piece] are."""
+    """Returns the results for values of [parts out, *piece]."""
     return [
         part.exchange.put_together(
             part.builder,
@@ -398,7 +405,7 @@ def _results(parts: Sequence[_Part], outs: Sequence[ir.Value]) -> list[ir.Value]
 def _slices(
     parts: Sequence[_Part], value: ir.Value, dimension: int, sizes: Sequence[int]
 ) -> list[ir.Value]:
-    """Cuts apart the values that are beside each other in a dimension."""
+    """Slices the concatenated values apart along a dimension."""
     bounds = pairwise(accumulate(sizes, initial=0))
     return [
         part.builder.slice_along(value, dimension, *bound)
@@ -407,7 +414,7 @@ def _slices(
 
 
 def _keep_shardings(merged: ir.Operation, parts: Sequence[_Part], outs: Sequence[ir.Value]) -> None:
-    """Says how results are sharded where their collectives did."""
+    """Copies the shardings of the original results."""
     known = [(part.sharding, out) for part, out in zip(parts, outs, strict=True) if part.sharding]
     if not known:
         return

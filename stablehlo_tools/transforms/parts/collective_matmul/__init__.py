@@ -1,1 +1,1 @@
-"""What `collective-matmul` is made of: regions, rings, and their writing."""
+"""Parts of `collective-matmul`: regions, rings, the choice of regions, and writing."""

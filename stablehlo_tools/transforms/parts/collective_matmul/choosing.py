@@ -1,8 +1,8 @@
-"""Which regions become rings, and in which directions: those that are predicted to save time.
+"""Chooses the regions that become rings, and their directions, by predicted time.
 
-Each choice is written on a copy of the program and timed by the cost model, all collectives where a
-scheduler would issue them: what a ring saves is then what no order hides. Regions that do the same
-at another place are decided together.
+Each choice is written on a copy of the program and timed by the cost model. All other collectives
+are timed as a scheduler would issue them, so a ring saves only what no order hides. Equal regions
+at different places are decided together.
 """
 
 from __future__ import annotations
@@ -57,17 +57,17 @@ from stablehlo_tools.transforms.parts.pipeline_collectives.choosing import predi
 
 _PRODUCTS = frozenset({DOT_GENERAL, CONVOLUTION})
 _ENDS = frozenset({"all_gather", "all_to_all", "reduce_scatter"})
-_BLOCK = 2.0**20  # bytes, to compare hops by
-_TOGETHER = 2.0  # times that bytes put together are written more than the model knows
-_GAIN = 0.03  # of the program's time: the model is no nearer to what compilers make of blocks
-_ROUNDS = 2  # a region can save time once another one leaves it blocks
+_BLOCK = 2.0**20  # bytes of a hop, to compare cycles by
+_TOGETHER = 2.0  # additional writes of concatenated blocks that the model does not predict
+_GAIN = 0.03  # of the program's time: the model's error for compiled blocks
+_ROUNDS = 2  # a region can save time after another one provides its operands as blocks
 
-Ways = Mapping[int, Way]  # of regions by their numbers
+Ways = Mapping[int, Way]  # by number of the region
 
 
 @dataclass(frozen=True)
 class Survey:
-    """All regions of a module, in the order of the text; the same of a copy of the module."""
+    """All regions of a module, in program order; the order is the same for copies of the module."""
 
     forms: GroupForms
     blocks: list[ir.Block]
@@ -75,7 +75,7 @@ class Survey:
 
     @classmethod
     def of(cls, module: ir.Module) -> Survey:
-        """Reads the module. Raises a located ToolError for groups that it does not have."""
+        """Analyzes the module. Raises a located ToolError for groups that it does not have."""
         collectives = find_collectives(module)
         forms = GroupForms(ModuleFacts.of(module, collectives))
         known = {
@@ -88,7 +88,7 @@ class Survey:
         return cls(forms, blocks, regions)
 
     def kinds(self) -> list[list[int]]:
-        """The numbers of the regions, those together that do the same."""
+        """Returns the numbers of the regions, grouped by signature."""
         alike: dict[tuple[object, ...], list[int]] = {}
         for number, region in enumerate(self.regions):
             alike.setdefault(region.signature(), []).append(number)
@@ -96,8 +96,10 @@ class Survey:
 
 
 def write(module: ir.Module, chosen: Ways, compiler: Compiler) -> float:
-    """Rewrites the regions of these numbers; the bytes that are put together of blocks, each time
-    that it is done."""
+    """Rewrites the chosen regions, by number.
+
+    Returns the bytes that are assembled from blocks in a run, counting each loop iteration.
+    """
     survey = Survey.of(module)
     channels, held = Channels(module), Held()
     ways_of = {survey.regions[number]: way for number, way in chosen.items()}
@@ -120,20 +122,23 @@ def write(module: ir.Module, chosen: Ways, compiler: Compiler) -> float:
 
 @dataclass(frozen=True)
 class Compiler:
-    """What rings are written for: `hold` keeps a compiler to the order that is written."""
+    """The compiler that rings are written for; `hold`: barriers keep it to the written order."""
 
     hardware: Hardware
     hold: bool
 
     def ns(self, module: ir.Module, together: float = 0.0) -> float:
-        """What a program is predicted to take that puts so many bytes together: into zeros, which
-        are written first, and both as kernels of their own more often than the model knows."""
+        """Returns the predicted ns of a program that assembles `together` bytes from blocks.
+
+        Blocks are written into zeros, which are written first. Compilers use separate kernels for
+        both more often than the model predicts.
+        """
         at_once = None if self.hardware.is_torus else 1
         known = predict(module, self.hardware, None, at_once=at_once)
         return known.ns + _TOGETHER * together / self.hardware.memory_rate
 
     def ring(self, region: Region, way: Way, devices: int) -> Ring:
-        """The ring that the blocks of a region go round."""
+        """Returns the ring that the blocks of a region travel in."""
         if not region.goes_straight:
             return Ring(region.groups, self.cycle(region.groups, devices), way)
         order, returns = tuple(range(region.size)), bool(region.gathers and region.exchanges)
@@ -142,12 +147,14 @@ class Compiler:
         return direct if self._overlaps(direct, devices) or not cube.exists else cube
 
     def hides(self, region: Region, devices: int) -> bool:
-        """Whether compute can run beside what the blocks of a region go by."""
+        """Returns True if compute can run beside all hops of a region's blocks."""
         return self._overlaps(self.ring(region, Way.ONE, devices), devices)
 
     def cycle(self, groups: ProcessGroups, devices: int) -> tuple[int, ...]:
-        """The way round the devices of a group with the quickest hops, of those that compute can
-        run beside, if there are any."""
+        """Returns the cycle through the devices of a group with the quickest hops.
+
+        Prefers cycles whose hops compute can run beside.
+        """
 
         def price(cycle: tuple[int, ...]) -> tuple[bool, float]:
             ring = Ring(groups, cycle, Way.BOTH)
@@ -156,11 +163,11 @@ class Compiler:
         return min(cycles(len(groups[0])), key=price)
 
     def _overlaps(self, ring: Ring, devices: int) -> bool:
-        """Whether compute can run beside all hops."""
+        """Returns True if compute can run beside all hops."""
         return all(permute_overlaps(pairs, self.hardware, devices) for pairs in ring.sends)
 
     def _hop_ns(self, ring: Ring, devices: int) -> float:
-        """A hop in each direction: side by side, where they take different ways of links."""
+        """Returns the ns of one hop in each direction, which overlap if they share no link."""
         there, back = (
             transfer_time(
                 Transfer("collective_permute", _BLOCK, ring.pairs(direction)),
@@ -174,15 +181,15 @@ class Compiler:
         return there.ns + back.ns if is_shared else max(there.ns, back.ns)
 
     def ways_round(self, region: Region, asked: Callable[[Way], bool]) -> list[Way]:
-        """How blocks may go round, those that are worth a trial; the best first where the model
-        sees no difference.
+        """Returns the ways worth a trial; the first is best if the model sees no difference.
 
-        Of two devices the one is on either side. Where one collective is in flight at a time, as on
-        XLA:GPU, sums go in both directions, so that one travels while the other gets its term (0.79
-        ms, and 0.89 in one), and what is only gathered goes in one (0.79, and 0.87). On a torus a
-        region with both ends goes by halves: XLA:TPU does not schedule two phases well (6.9 ms, and
-        6.0 by halves). All for products of 8192 x 8192 x 28672 on eight devices. What goes straight
-        to its device has no way round: both directions are those of the nearest first.
+        With two devices, both directions are the same. On XLA:GPU one collective is in flight at a
+        time. There, sums travel in both directions, so that one travels while the other gets its
+        term (0.79 ms, one direction 0.89 ms). Blocks that are only gathered travel in one (0.79 ms,
+        both directions 0.87 ms). On a torus a region with both ends uses halves, because XLA:TPU
+        does not schedule two phases well (6.9 ms, by halves 6.0 ms). All for products of 8192 x
+        8192 x 28672 on eight devices. Blocks that are sent directly to their device do not travel
+        round: both directions mean nearest first.
         """
         if region.size == 2:
             return [Way.ONE]
@@ -200,8 +207,11 @@ class Compiler:
 def best(
     module: ir.Module, compiler: Compiler, asked: Callable[[Way], bool], *, at_any_price: bool
 ) -> dict[int, Way]:
-    """The choice that is predicted to be fastest, kind after kind; `at_any_price`: of those in
-    which all are rings. A region that saves nothing is asked once more after the others."""
+    """Returns the choice with the shortest predicted time, decided kind by kind.
+
+    `asked` tells which ways are allowed. With `at_any_price` all regions become rings. A region
+    that saves no time is tried once more after the others.
+    """
     survey = Survey.of(module)
     chosen: dict[int, Way] = {}
     now = compiler.ns(module)
@@ -238,14 +248,12 @@ def best(
 
 
 class Slack:
-    """The other work of a block while one of its collectives is on its way.
+    """The other work of a block that an order can hide a collective behind, without a ring.
 
-    If an order can hide the collective behind that, it needs no ring.
-
-    A gather that follows from no product (of a weight) can be issued as early as is wished, and a
-    scatter that no product follows (of a weight's gradient) waited for as late. If there are
-    products that neither make what it sends nor need what it gives, and take as long, a scheduler
-    hides it behind those; in a ring it would be waited for block by block.
+    A gather that depends on no product (of a weight) can be issued as early as wished. A scatter
+    that no product depends on (of a weight's gradient) can be awaited as late as wished. If enough
+    products neither compute its operand nor read its result, a scheduler hides it behind those. A
+    ring would have to wait for it block by block.
     """
 
     def __init__(self, graph: Graph, hardware: Hardware, devices: int) -> None:
@@ -265,7 +273,12 @@ class Slack:
         )
 
     def _is_hidden(self, node: Node, whole: int, groups: ProcessGroups, *, before: bool) -> bool:
-        """Returns True if it is free at one end, and has as much beside it as it takes."""
+        """Returns True if no product is at one end, and independent products take as long as the
+        collective.
+
+        `whole`: the number of the value that it gathers or scatters. `before`: True for the end
+        before it.
+        """
         above = self._following(node.operands, backward=True)
         below = self._following(node.results, backward=False)
         if above if before else below:
@@ -277,12 +290,14 @@ class Slack:
         return sum(self._ns[each] for each in beside) >= sent.ns
 
     def _following(self, numbers: tuple[int, ...], *, backward: bool) -> set[Node]:
-        """The products that values are made of, or that follow from them; in a loop also those of
-        other iterations."""
+        """Returns the products that values depend on (`backward`), or that depend on them.
+
+        In a loop, also those of other iterations.
+        """
         graph, reached = self._graph, dict.fromkeys(numbers, True)
         root, carried = graph.root, list[tuple[int, int]]()
         if root.block.owner.name == WHILE and len(root.arguments) == len(root.returned):
-            # What a loop's body is given, and gives to the next iteration in its place.
+            # Each carry's argument and yielded value, to follow dependences between iterations.
             carried = list(zip(root.arguments, root.returned, strict=True))
         while True:
             transfer = dependences if backward else dependents
@@ -304,7 +319,7 @@ class Slack:
 
     @cached_property
     def _ns(self) -> dict[Node, float]:
-        """The products of the block, loops and branches that have any among them, and their ns."""
+        """The ns of the block's products, by node; loops and branches count with their products."""
         found: dict[Node, float] = {}
         for node in self._graph.root.nodes:
             for op in ops_named(node.op, _PRODUCTS):
@@ -319,7 +334,7 @@ class Slack:
 
 
 def _rings(collective: Collective, forms: GroupForms) -> ProcessGroups | None:
-    """The groups of a collective that can be rings."""
+    """Returns the groups of a collective that can be rings; None if they cannot."""
     op = collective.op
     if collective.kind not in _ENDS or collective.is_async or len(op.operands) != 1:
         return None

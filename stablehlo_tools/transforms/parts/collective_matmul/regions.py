@@ -1,4 +1,4 @@
-"""Where products can run block by block beside the collectives before and after them.
+"""Finds products that can run block by block beside the collectives before and after them.
 
     %g = all_gather %x                       // of rows
     %h = dot_general %g, %w1
@@ -6,15 +6,15 @@
     %p = dot_general %a, %w2
     %y = reduce_scatter %p                   // of rows
 
-A region is all that works on the rows of a gather, or towards those of a scatter, each block by
-itself: here all five ops. It begins at gathers over the same groups, goes on as long as an op's
-dimensions say that it runs on a block alone, and ends at the first products on each way, or at
-reduce_scatters over these groups. What else uses a value of it gets the blocks put together.
-Without a gather, it goes back from a reduce_scatter to the products that it sums.
+A region is the set of ops that work on each block of a gather's rows, or a scatter's, by itself:
+here all five ops. It begins at gathers over the same groups. It continues as long as the relation
+of an op's dimensions lets it run on one block. It ends at the first products on each path, or at
+reduce_scatters over these groups. Other users of its values get the assembled blocks. Without a
+gather, it goes back from a reduce_scatter to the products that this sums.
 
-An all_to_all that gives the blocks of all devices begins a region as a gather does, and one that
-takes the blocks of all, to give each back to the device it is of, ends it as a scatter does: the
-tokens of experts. What they send goes straight from device to device.
+For the tokens of experts, an all_to_all also begins a region if its result consists of the blocks
+of all devices. It ends one if it returns each block to its device. Their blocks are sent directly
+from device to device.
 """
 
 from __future__ import annotations
@@ -45,25 +45,25 @@ _NOT_FOLLOWED = COLLECTIVES | {BARRIER}
 
 
 class Order:
-    """The order in which the ops of a block stand, which regions change as they are written."""
+    """The order of the ops in a block, which changes as regions are written."""
 
     def __init__(self, nodes: Sequence[Node]) -> None:
         self._nodes: list[Node | None] = list(nodes)  # None for those that are erased
         self._place = {node: place for place, node in enumerate(self._nodes)}
 
     def sorted(self, nodes: Collection[Node]) -> list[Node]:
-        """These ops in their order."""
+        """Returns nodes in their order."""
         return sorted(nodes, key=self._place.__getitem__)
 
     def without(self, nodes: Collection[Node]) -> None:
-        """Forgets ops that are erased."""
+        """Removes nodes whose ops are erased."""
         for node in nodes:
             self._nodes[self._place.pop(node)] = None
 
     def make_room(self, nodes: Sequence[Node]) -> None:
-        """Moves all that follows from some ops behind the last one of them: they are written there.
+        """Moves all dependents of `nodes` after the last of them, where the region is written.
 
-        They are in their order, and none of them follows from what is moved.
+        `nodes` must be in order, and none of them may depend on a moved op.
         """
         first, last = self._place[nodes[0]], self._place[nodes[-1]]
         inside = set(nodes)
@@ -87,12 +87,12 @@ class Order:
 
 @dataclass(eq=False)
 class Region:
-    """What runs block by block over the rings of some groups.
+    """Ops that run block by block over the rings of some groups.
 
-    `gathers` and `scatters` are the collectives at its ends, by the values that they give and take,
-    all_to_alls at its beginning among the `gathers`, and those at its end the `exchanges`; `steps`
-    are the ops between, in the order of the text, each with the dimensions that blocks are cut
-    along. `like`: a collective of it, whose mode and channel those written are to have.
+    `gathers` and `scatters`: the collectives at its ends, with the tiling of their values.
+    `gathers` includes all_to_alls at its beginning; `exchanges` are those at its end. `steps`: the
+    ops between, in program order, with the dimensions that blocks split. `like`: a collective of
+    the region, whose mode and channel the written ones get.
     """
 
     graph: Graph
@@ -106,36 +106,36 @@ class Region:
 
     @property
     def size(self) -> int:
-        """Into how many blocks it is cut."""
+        """The number of blocks."""
         return len(self.groups[0])
 
     @property
     def products(self) -> list[Node]:
-        """Its products, in order."""
+        """The products, in order."""
         return [node for node in self.steps if node.name == DOT_GENERAL]
 
     @property
     def nodes(self) -> list[Node]:
-        """All its ops, in the order of the text."""
+        """All nodes, in program order."""
         return self.order.sorted({*self.gathers, *self.steps, *self.scatters, *self.exchanges})
 
     @property
     def has_exchanges(self) -> bool:
-        """Whether blocks go straight from device to device at one of its ends."""
+        """True if blocks are sent directly from device to device at one of its ends."""
         return bool(self.exchanges) or any(node.name == ALL_TO_ALL for node in self.gathers)
 
     @property
     def goes_straight(self) -> bool:
-        """Whether all its blocks go straight from device to device."""
+        """True if all blocks are sent directly from device to device."""
         return not self.scatters and all(node.name == ALL_TO_ALL for node in self.gathers)
 
     def end(self, node: Node, tiling: DimTiling) -> None:
-        """Takes a collective as one at its end."""
+        """Adds a collective at the region's end."""
         ends = self.exchanges if node.name == ALL_TO_ALL else self.scatters
         ends[node] = tiling
 
     def summed_products(self) -> set[Node]:
-        """The products right before the scatters, and what stands between the two."""
+        """Returns the products right before the scatters, and the ops between the two."""
         found: set[Node] = set()
         pending = [number for node in self.scatters for number in node.operands]
         while pending:
@@ -146,7 +146,7 @@ class Region:
         return found
 
     def can_halve(self) -> bool:
-        """Whether all its ops run on halves of blocks, too."""
+        """Returns True if all ops also run on halves of blocks."""
         if self.has_exchanges:
             return False
         ends = (*self.gathers.items(), *self.scatters.items())
@@ -161,7 +161,7 @@ class Region:
         )
 
     def used_outside(self) -> list[tuple[int, DimTiling]]:
-        """The values that are in blocks, and that other ops, or the end of the block, take."""
+        """Returns the values in blocks that other ops, or the block's terminator, read."""
         graph, inside = self.graph, set(self.nodes)
         made = [(node.results[0], tiling) for node, tiling in self.gathers.items()]
         for node, step in self.steps.items():
@@ -175,7 +175,8 @@ class Region:
         ]
 
     def signature(self) -> tuple[object, ...]:
-        """The same for regions that do the same at another place: in another layer."""
+        """Returns a key that is equal for regions that compute the same, for example in other
+        layers."""
         return (
             self.groups,
             tuple(
@@ -188,8 +189,11 @@ class Region:
 def find_regions(
     block: ir.Block, collectives: Mapping[ir.Value, tuple[Collective, ProcessGroups]]
 ) -> list[Region]:
-    """The regions of one block; `collectives` are those of the module that may be taken apart, by
-    their results. Each op is in one of them at most, and all can be written at one place each."""
+    """Returns the regions of one block; each op is in at most one, and each can be written at one
+    place.
+
+    `collectives`: those of the module that may be decomposed, by their results.
+    """
     graph = Graph.of(block, opened=())
     order = Order(graph.root.nodes)
     known: dict[Node, tuple[Collective, ProcessGroups]] = {}
@@ -201,7 +205,8 @@ def find_regions(
     for groups in dict.fromkeys(groups for _, groups in known.values()):
         ends = {node: c for node, (c, theirs) in known.items() if theirs == groups}
         candidates += _Finder(graph, order, groups, ends).regions()
-    # An order hides a gather of weights beside the same products, and no all_to_all of tokens.
+    # all_to_alls of tokens take precedence: a schedule cannot hide them, but it can hide a gather
+    # of weights beside the same products.
     candidates.sort(key=lambda region: not region.has_exchanges)
     regions: list[Region] = []
     taken: set[Node] = set()
@@ -217,9 +222,10 @@ def find_regions(
 
 
 def in_order(regions: Sequence[Region]) -> list[Region]:
-    """Regions of one block, each behind those that it follows from: it is written at its last op,
-    and they are there by then. Without those that follow from each other, or from themselves by way
-    of other ops."""
+    """Sorts regions of one block so that each follows those that it depends on.
+
+    A region is written at its last op. Regions in a cycle of dependences are left out.
+    """
     follows = _follows(regions)
     done, listed, left = 0, list[Region](), dict(enumerate(regions))
     while True:
@@ -231,7 +237,8 @@ def in_order(regions: Sequence[Region]) -> list[Region]:
 
 
 def _follows(regions: Sequence[Region]) -> list[int]:
-    """For each region those that it follows from, as bits, where each stands at one place."""
+    """Returns for each region the regions that it depends on, as bits, if each is written at one
+    place."""
     owner = {node: number for number, region in enumerate(regions) for node in region.nodes}
     follows = [0] * len(regions)
     is_new = bool(regions)
@@ -269,13 +276,14 @@ class _Finder:
         self._tilings: dict[int, DimTiling] = {}
         self._steps: dict[Node, OpTiling] = {}
         self._scatters: dict[Node, DimTiling] = {}  # and all_to_alls at the end
-        # Sets of gathers, as bits: those that a value is blocks of, or follows from otherwise.
+        # Sets of gathers, as bits: those whose blocks a value consists of (`_in_blocks`), and those
+        # that it depends on in another way (`_behind`).
         self._in_blocks: dict[int, int] = {}
         self._behind: dict[int, int] = {}
-        self._before: list[int] = []  # of each gather, those that it follows from
+        self._before: list[int] = []  # for each gather, those that it depends on
 
     def regions(self) -> list[Region]:
-        """Those that have a product."""
+        """Returns the regions that have a product."""
         for node in self._graph.root.nodes:
             self._follow(node)
         kept = self._kept()
@@ -294,8 +302,10 @@ class _Finder:
         return found
 
     def _follow(self, node: Node) -> None:
-        """Takes blocks through an op, as far as it runs on them and needs nothing that follows
-        from the same gathers outside of the region."""
+        """Continues a region through an op, if it runs on blocks.
+
+        The op must not depend on the same gathers outside of the region.
+        """
         collective = self._ends.get(node)
         if collective is not None and collective.kind == "all_gather":
             self._start(node, "all_gather_dim")
@@ -313,7 +323,7 @@ class _Finder:
             return
         step = None
         if blocks & behind:
-            pass  # it needs what follows from the region outside
+            pass  # it would depend on the region from outside
         elif collective is not None and tilings[0] is not None:
             if _scattered(collective) == tilings[0]:
                 self._scatters[node] = tilings[0]
@@ -331,8 +341,11 @@ class _Finder:
                 self._behind[number] = behind
 
     def _taken(self, node: Node) -> Tilings:
-        """The operands of an op that it can take in blocks: where some follow from a gather that
-        itself follows from the others' (in a backward pass, from the forward's), those alone."""
+        """Returns the tilings of the operands that an op can read in blocks.
+
+        If one gather depends on another (in a backward pass, on the forward's), only the later
+        one's.
+        """
         tilings = [self._tilings.get(number) for number in node.operands]
         of = [self._in_blocks.get(number, 0) for number in node.operands]
         gathers, later = reduce(or_, of, 0), 0
@@ -354,21 +367,21 @@ class _Finder:
             self._before.append(self._in_blocks.get(operand, 0) | self._behind.get(operand, 0))
 
     def _step(self, node: Node, tilings: Tilings) -> OpTiling | None:
-        """Says how an op runs on blocks; None if it does not."""
+        """Returns the tiling of an op that runs on blocks; None if it does not."""
         if node.name in _NOT_FOLLOWED or any(n in self._tilings for n in node.captures):
             return None
         step = self._graph.tiling(node, tilings, self._parts)
         if step is None:
             return None
-        # All that it gives is in blocks, or it is a product that is summed over them.
+        # All results must be in blocks, unless the op is a product that is summed over them.
         if step.combine is not None:
             return step if node.name == DOT_GENERAL else None
         return None if step.chained or None in step.results else step
 
     def _kept(self) -> set[Node]:
-        """The ops on the way to the first product, or to a scatter behind one."""
+        """Returns the ops on the way to the first product, or to a scatter after one."""
         to_scatter, to_product = set(self._scatters), set[Node]()
-        behind_product: set[int] = set()  # blocks that follow from a product
+        behind_product: set[int] = set()  # values in blocks that depend on a product
         for node in self._steps:
             taken = self._blocks_of(node)
             if node.name == DOT_GENERAL and behind_product.isdisjoint(taken):
@@ -387,7 +400,7 @@ class _Finder:
         return to_product | to_scatter
 
     def _blocks_of(self, node: Node) -> list[int]:
-        """The values that an op takes in blocks which are there."""
+        """Returns the operands that an op reads in blocks."""
         if node in self._scatters:
             return [node.operands[0]]
         step = self._steps.get(node)
@@ -397,7 +410,7 @@ class _Finder:
         return [number for number, given, taken in pairs if given is not None and taken is not None]
 
     def _components(self, kept: set[Node]) -> Iterator[Region]:
-        """The kept ops, each set of those that hand blocks to each other as a region."""
+        """Yields each connected set of kept ops as a region."""
         group_of: dict[Node, list[Node]] = {}
         gathers = [n for n in self._ends if n.results[0] in self._tilings]
         for node in self._graph.root.nodes:
@@ -426,8 +439,10 @@ class _Finder:
             yield region
 
     def _go_back(self, number: int, tiling: DimTiling, region: Region, taken: set[Node]) -> bool:
-        """Adds the ops that make a value, up to products; whether there is one that the value is
-        the blocks of."""
+        """Adds the ops that compute a value to a region, back to products.
+
+        Returns True if there is a product whose blocks lead to the value.
+        """
         node = self._graph.maker.get(number)
         if node is None or node in taken or node in region.steps:
             return node in region.steps if node is not None else False
@@ -451,7 +466,7 @@ class _Finder:
         return any(reached)
 
     def _backwards(self, node: Node, tiling: DimTiling) -> OpTiling | None:
-        """How an op runs to give its result in blocks."""
+        """Returns the tiling of an op whose result is in blocks; None if there is none."""
         relation = self._graph.relation(node)
         shape = self._graph.shape(node.results[0])
         if relation is None or shape is None or not tiling.fits(shape, self._parts):
@@ -478,8 +493,10 @@ class _Finder:
 
 
 def _scattered(collective: Collective) -> DimTiling | None:
-    """The blocks that a reduce_scatter or an all_to_all hands out; None for other collectives, and
-    other sums."""
+    """Returns the tiling of the operand of a reduce_scatter that adds, or of an all_to_all.
+
+    None for other collectives.
+    """
     if collective.kind == "all_to_all":
         return DimTiling(integer(collective.op, "split_dimension"))
     if collective.kind != "reduce_scatter":

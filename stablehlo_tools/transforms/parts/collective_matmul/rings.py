@@ -1,20 +1,20 @@
-"""The order in which blocks go round a ring of devices, and what each device does on their way.
+"""The order in which blocks travel round a ring of devices, and the work of each device meanwhile.
 
-Devices of a group stand in a ring. A block goes by its *offset*: on a device, block o is that of
-the device o places further on, so that every device runs the same program on other blocks.
+The devices of a group form a ring. A block is named by its *offset*: on a device, block o belongs
+to the device o places further on. So every device runs the same program on other blocks.
 
-    gathering: block 0 is the device's own. It is handed on forwards, which makes it block -1 of the
-    next device, then block -2 of the one behind; or backwards, as blocks 1, 2, …
+    gathering: block 0 is the device's own. Sent forwards, it becomes block -1 of the next device,
+    then block -2 of the one after that. Sent backwards, it becomes blocks 1, 2, …
 
-    summing: what all devices add to the block of one travels to it. Forwards, a device first makes
-    its term of the block that has furthest to go, sends it on, and adds its own term to each sum
-    that comes in; last to that of block 0, which stays.
+    summing: the terms of all devices for the block of one travel to it. Forwards, a device first
+    computes its term of the block that has furthest to go, and sends it on. Then it adds its own
+    term to each sum that arrives, last to that of block 0, which stays.
 
-Three ways to go round n devices:
+There are three ways round n devices:
 
     ONE     n - 1 hops forwards; blocks arrive in the order in which sums need them
-    BOTH    n / 2 hops in each direction: a block comes from the nearer side, and a sum is made of
-            one from either side; the block that arrives last is the one that a sum begins with
+    BOTH    n / 2 hops in each direction: a block comes from the nearer side, and a sum has one
+            part from either side; the block that arrives last is needed first by a sum
     HALVES  each block in two halves, one forwards and one backwards: n - 1 hops of half the bytes
 """
 
@@ -32,7 +32,7 @@ FORWARDS, BACKWARDS = 1, -1
 
 
 class Way(enum.Enum):
-    """How blocks go round."""
+    """The directions in which blocks travel."""
 
     ONE = "one direction"
     BOTH = "both directions"
@@ -41,7 +41,7 @@ class Way(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One of two halves of a block, or with `half` 0 of one all of it, at an offset."""
+    """A block at an offset, or one of its two halves; `half` is 0 for a whole block."""
 
     half: int
     offset: int
@@ -49,7 +49,8 @@ class Part:
 
 @dataclass(frozen=True)
 class Ring:
-    """Groups of devices, each a ring: `cycle` are the positions in a group one after the other."""
+    """Groups of devices, each a ring; `cycle` lists positions in a group in the order of the
+    ring."""
 
     groups: ProcessGroups
     cycle: tuple[int, ...]
@@ -57,16 +58,16 @@ class Ring:
 
     @property
     def size(self) -> int:
-        """Devices in each ring."""
+        """The number of devices in each ring."""
         return len(self.cycle)
 
     @property
     def halves(self) -> int:
-        """Into how many parts a block is cut."""
+        """The number of parts of a block."""
         return 2 if self.way is Way.HALVES else 1
 
     def hops(self, half: int) -> dict[int, int]:
-        """How many hops a half of a block makes in each direction."""
+        """Returns how many hops a half of a block makes in each direction."""
         most = self.size - 1
         if self.way is Way.BOTH:
             return {FORWARDS: most - most // 2, BACKWARDS: most // 2}
@@ -88,7 +89,7 @@ class Ring:
 
     @cached_property
     def sums(self) -> list[tuple[int, tuple[Part, ...]]]:
-        """For each direction and half the parts whose sums travel so, the furthest first."""
+        """For each direction and half, the parts whose sums travel in it, the furthest first."""
         return [
             (direction, tuple(self.part(direction * hop, half) for hop in range(hops, 0, -1)))
             for half in range(self.halves)
@@ -104,16 +105,16 @@ class Ring:
         return (*(part for turn in turns for part in turn if part is not None), *own)
 
     def straight(self, part: Part) -> list[ProcessGroups]:
-        """From whom to whom what is of a part goes, to the device that it is of, in one hop or
-        more."""
+        """Returns the source and target pairs of the hops that send a part directly to its
+        device."""
         return [self.pairs(part.offset)]
 
     def opposite(self, part: Part) -> Part:
-        """The part of this device that has it as another's."""
+        """Returns the part by which the owner of `part` refers to this device."""
         return self.part(-part.offset)
 
     def part(self, offset: int, half: int = 0) -> Part:
-        """A part as `arriving` has it."""
+        """Returns the part of `arriving` with this offset, modulo the ring's size."""
         return next(
             part
             for part in self.arriving
@@ -121,7 +122,7 @@ class Ring:
         )
 
     def pairs(self, direction: int) -> ProcessGroups:
-        """From whom to whom a hop goes."""
+        """Returns the source and target pairs of a hop."""
         return tuple(
             (group[self.cycle[place]], group[self.cycle[(place + direction) % self.size]])
             for group in self.groups
@@ -129,8 +130,10 @@ class Ring:
         )
 
     def places(self, devices: int, part: Part) -> list[int]:
-        """For each device the place of a part among all that a dimension is cut into; 0 for a
-        device in no ring."""
+        """Returns for each device the index of a part in the split dimension.
+
+        0 for a device that is in no ring.
+        """
         table = [0] * devices
         for group in self.groups:
             for place, position in enumerate(self.cycle):
@@ -138,26 +141,29 @@ class Ring:
         return table
 
     def _owner(self, place: int, part: Part) -> int:
-        """The position in its group of whom a part is that is seen from a place of the ring."""
+        """Returns the position in its group of the device that owns a part, seen from a place of
+        the ring."""
         return self.cycle[(place + part.offset) % self.size]
 
     @property
     def sends(self) -> list[ProcessGroups]:
-        """From whom to whom blocks are sent, one way round."""
+        """The source and target pairs of all distinct hops."""
         return [self.pairs(FORWARDS)]
 
 
 @dataclass(frozen=True)
 class Direct(Ring):
-    """Groups in which each block goes straight to the device that it is of, and what is made of it
-    straight back if it `returns`: then a near one comes first and another near one late, and the
-    device's own last, so that nothing is left on its way when all is made."""
+    """Groups in which each block is sent directly to its device.
+
+    If it `returns`, its result is sent back directly. Then a near block is first, another near one
+    is late, and the device's own is last, so that no block is in flight at the end.
+    """
 
     returns: bool = False
 
     @cached_property
     def arriving(self) -> tuple[Part, ...]:
-        """All parts, in the order in which they are taken."""
+        """All parts, in the order in which their blocks are used."""
         own, *others = self._nearest_first()
         if not self.returns:
             return (own, *others)
@@ -165,26 +171,28 @@ class Direct(Ring):
 
     @cached_property
     def summing(self) -> tuple[Part, ...]:
-        """All parts, in the order in which they are given."""
+        """All parts, in the order in which their results are sent."""
         return self._nearest_first()[::-1]
 
     @property
     def sends(self) -> list[ProcessGroups]:
-        """From whom to whom blocks are sent."""
+        """The source and target pairs of all distinct hops."""
         return [pairs for part in self.arriving if part.offset for pairs in self.straight(part)]
 
 
 @dataclass(frozen=True)
 class Cube(Direct):
-    """Groups of 2, 4, 8 … devices, each a hypercube: block o is that of the device whose position
-    differs in the bits of o, and goes there bit by bit.
+    """Groups of 2, 4, 8 … devices, each a hypercube.
 
-    Where compute can only run beside hops to numbers that differ in one bit (`cost.as_compiled`).
+    Block o belongs to the device whose position differs in the bits of o, and is sent there bit by
+    bit. Used if compute can only run beside hops between numbers that differ in one bit
+    (`cost.as_compiled`).
     """
 
     @property
     def exists(self) -> bool:
-        """Whether the positions in a group have bits, and neighbours numbers that differ in one."""
+        """True if a group's size is a power of two, and neighbors' device numbers differ in one
+        bit."""
         bits = self.size.bit_length() - 1
         return 1 << bits == self.size and all(
             (source ^ target).bit_count() == 1
@@ -196,12 +204,12 @@ class Cube(Direct):
         return tuple(Part(0, bits) for bits in sorted(range(self.size), key=int.bit_count))
 
     def straight(self, part: Part) -> list[ProcessGroups]:
-        """A hop for each bit."""
+        """Returns the source and target pairs of a hop for each bit."""
         bits = (1 << bit for bit in range(self.size.bit_length()))
         return [self._flipped(bit) for bit in bits if part.offset & bit]
 
     def opposite(self, part: Part) -> Part:
-        """The same: the other's bits differ in the same places."""
+        """Returns the same part: both differ in the same bits."""
         return part
 
     def _flipped(self, bits: int) -> ProcessGroups:
@@ -212,14 +220,17 @@ class Cube(Direct):
         )
 
     def _owner(self, place: int, part: Part) -> int:
-        """The position that differs in the part's bits."""
+        """Returns the position that differs in the part's bits."""
         return place ^ part.offset
 
 
 def cycles(size: int) -> Iterator[tuple[int, ...]]:
-    """Ways round a group: in its order; in that of a Gray code, from one number to the next of
-    which one bit changes; and if it is a grid of rows that a compiler numbers one after the other,
-    down along all rows and back along the first column, so that neighbours are neighbours."""
+    """Yields cycles through a group of `size` devices.
+
+    First in order. For a power of two, also as a Gray code, in which neighbors differ in one bit.
+    For each grid of rows that a compiler numbers one after the other, also along all rows and back
+    along the first column, so that neighbors in the cycle are neighbors in the grid.
+    """
     yield tuple(range(size))
     if size > 2 and not size & (size - 1):
         yield tuple(number ^ number >> 1 for number in range(size))

@@ -7,9 +7,10 @@
     …
     %y = dynamic_update_slice … %h1 at the rows of the device before, and so on
 
-With `hold`, barriers keep XLA:GPU to that. It would begin hop after hop at once, one in flight, and
-multiply when all are there; and it makes one product of several that share an operand. So a hop
-waits for the product before the one that it runs beside, and each product has its own operands.
+With `hold`, barriers keep XLA:GPU to this order. Otherwise it would begin hop after hop at once,
+one in flight, and multiply when all blocks are there. It would also merge several products that
+share an operand into one. So a hop waits for the product before the one that it runs beside, and
+each product has its own operands.
 """
 
 from __future__ import annotations
@@ -52,26 +53,26 @@ _OF_OTHERS = (
 )
 
 
-type Blocks = dict[tuple[int, Part], ir.Value]  # of values by number
+type Blocks = dict[tuple[int, Part], ir.Value]  # by number of the value, and part
 
 
 @dataclass
 class Held:
-    """What the regions of a module that are written have left in blocks: of values put together,
-    which another one that goes round alike takes as they are."""
+    """The blocks of assembled values, for later regions of the module with the same ring and
+    tiling."""
 
     blocks: dict[ir.Value, tuple[Ring, DimTiling, dict[Part, ir.Value]]] = field(
         default_factory=dict[ir.Value, tuple[Ring, DimTiling, dict[Part, ir.Value]]]
     )
 
     def get(self, value: ir.Value, ring: Ring, tiling: DimTiling, part: Part) -> ir.Value | None:
-        """A part of a value, if it is there."""
+        """Returns a part of a value; None if it was not assembled from such parts."""
         known = self.blocks.get(value)
         return known[2][part] if known is not None and known[:2] == (ring, tiling) else None
 
 
 class RegionWriter:
-    """Rewrites one region, in the place of its last op."""
+    """Rewrites one region at the place of its last op."""
 
     def __init__(
         self,
@@ -95,22 +96,22 @@ class RegionWriter:
         self._held = held
         self._blocks: Blocks = {}
         self._cut: dict[tuple[int, DimTiling, Part], ir.Value] = {}
-        self._places: dict[tuple[Part, int], ir.Value] = {}  # of parts so long: scalars of i32
+        self._places: dict[tuple[Part, int], ir.Value] = {}  # start indices, by part and length
         self._start: ir.Value | None = None
         self._device: ir.Value | None = None
-        self._over_blocks: dict[Node, ir.Value] = {}  # what products have summed so far
+        self._over_blocks: dict[Node, ir.Value] = {}  # partial sums of products over blocks
         self._sums = [
             _Sum(node, direction, order)
             for node in region.scatters
             for direction, order in ring.sums
         ]
-        self._leaving: dict[int, ir.Value] = {}  # what of each sum is to be sent on
-        self._arrived: dict[int, ir.Value] = {}  # what has come in, for the next term
-        self._taken_later: list[int] = []  # values whose blocks are not used up in their turn
-        self._anchor: _Slot | None = None  # what a product of the turn before has made
+        self._leaving: dict[int, ir.Value] = {}  # partial sums to be sent on, by sum
+        self._arrived: dict[int, ir.Value] = {}  # partial sums that arrived, for the next term
+        self._taken_later: list[int] = []  # values whose blocks are used after their turn
+        self._anchor: _Slot | None = None  # a product's result of the previous turn
 
     def run(self) -> None:
-        """Rewrites it."""
+        """Rewrites the region."""
         region = self._region
         region.order.make_room(self._nodes)
         for node, tiling in region.gathers.items():
@@ -124,8 +125,8 @@ class RegionWriter:
             for number in range(len(self._sums)):
                 self._add_term(number)
             for node in region.exchanges:
-                # What was made of a part goes to the device it is of; what comes in, in its place,
-                # is what that one's opposite has made of a part of this device.
+                # The result for a part is sent to the part's device. The block that arrives in
+                # exchange is another device's result for a part of this device.
                 block, back = self._blocks.get((node.operands[0], part)), self._back(node, part)
                 if block is not None and back not in self._blocks:
                     self._blocks[back] = self._send_straight(node, block, part)
@@ -136,7 +137,7 @@ class RegionWriter:
         region.order.without(self._nodes)
 
     def _numbers_taken_later(self) -> list[int]:
-        """The values of products, or behind them, whose blocks have a use after their turn."""
+        """Returns values that depend on products and whose blocks are used after their turn."""
         region = self._region
         numbers = [number for number, _ in region.used_outside()]
         numbers += [node.operands[0] for node in region.scatters]
@@ -146,7 +147,7 @@ class RegionWriter:
         return [number for number in dict.fromkeys(numbers) if number not in gathered]
 
     def _anchor_of(self, part: Part) -> _Slot | None:
-        """Something that the products of a turn have made, and that is still to be used."""
+        """Returns a result of a turn's products that is still to be used; None if there is none."""
         if self._leaving:
             return self._leaving, next(reversed(self._leaving))
         for node in self._region.exchanges:
@@ -161,7 +162,7 @@ class RegionWriter:
         return None
 
     def _own_parts(self, node: Node, tiling: DimTiling) -> None:
-        """The device's own block of what is gathered, or its halves."""
+        """Writes the device's own block of a gathered value, or its halves."""
         (operand,), halves = node.op.operands, self._ring.halves
         if node.name == ALL_TO_ALL:
             own = self._ring.part(0)
@@ -178,10 +179,10 @@ class RegionWriter:
             self._blocks[node.results[0], Part(half, 0)] = own
 
     def _turns(self) -> list[tuple[Part, list[Node]]]:
-        """Which ops run on which part, one turn after the other.
+        """Returns the ops that run on each part, one turn after the other.
 
-        Where the block that arrives last is needed first, what is summed is multiplied when all
-        blocks are there.
+        If the block that arrives last is needed first by a sum, the summed products run after all
+        blocks have arrived.
         """
         region, ring = self._region, self._ring
         steps = list(region.steps)
@@ -215,7 +216,7 @@ class RegionWriter:
             region.graph.values[number].replace_all_uses_with(whole)
 
     def _finished(self, node: Node, own: Part) -> ir.Value:
-        """The sum of a part that is the device's own."""
+        """Completes and returns the sum of the device's own part."""
         total = self._blocks[node.operands[0], own]
         for number, each in enumerate(self._sums):
             if each.node is not node or each.order[0].half != own.half:
@@ -228,11 +229,11 @@ class RegionWriter:
         return total
 
     def _back(self, node: Node, part: Part) -> tuple[int, Part]:
-        """The block of what an exchange gives that comes in as a part goes out."""
+        """Returns the block of an exchange's result that arrives as a part is sent."""
         return node.results[0], self._ring.opposite(part)
 
     def _exchange(self, node: Node, there: Part) -> None:
-        """Begins to send a part straight to where it is taken."""
+        """Begins to send the part that arrives as `there` directly to its device."""
         if (node.results[0], there) in self._blocks:
             return
         (operand,) = node.op.operands
@@ -243,14 +244,14 @@ class RegionWriter:
         self._blocks[node.results[0], there] = self._send_straight(node, block, leaving)
 
     def _send_straight(self, node: Node, block: ir.Value, part: Part) -> ir.Value:
-        """Sends what is of a part to the device that it is of, as all do; returns what comes in."""
+        """Sends the block of a part directly to its device; returns the block that arrives."""
         if part.offset:
             for pairs in self._ring.straight(part):
                 block = self._permute(node.op, block, pairs)
         return block
 
     def _hand_on(self, node: Node, part: Part) -> None:
-        """Begins the hops of a part, to where it is used later."""
+        """Begins the next hops of a part, to the devices that use it later."""
         value = node.results[0]
         if node.name == ALL_TO_ALL:
             arriving = self._ring.arriving
@@ -267,7 +268,7 @@ class RegionWriter:
                 self._blocks[value, there] = self._permute(node.op, block, pairs)
 
     def _copy(self, node: Node, step: OpTiling, part: Part) -> None:
-        """An op on one part; sums begin to travel with the first product."""
+        """Writes an op on one part; before a product, sends the waiting sums."""
         op = node.op
         operands: Sequence[ir.Value] = [
             value if tiling is None else self._block(node.operands[place], value, tiling, part)
@@ -295,14 +296,14 @@ class RegionWriter:
             self._over_blocks[node] = made
 
     def _send(self, number: int) -> None:
-        """Sends a sum on that waits for it."""
+        """Sends a waiting sum to the next device."""
         each, total = self._sums[number], self._leaving.pop(number, None)
         if total is not None:
             pairs = self._ring.pairs(each.direction)
             self._arrived[number] = self._permute(each.node.op, total, pairs)
 
     def _add_term(self, number: int) -> None:
-        """Adds the device's term to a sum that has come in, where the term is made already."""
+        """Adds the device's term to a sum that arrived, if the term is computed already."""
         each = self._sums[number]
         if each.is_complete or number in self._leaving:
             return
@@ -310,14 +311,14 @@ class RegionWriter:
         if term is None:
             return
         if each.added:
-            if len(self._sums) == 1:  # no other sum to run beside, so that this term has to
+            if len(self._sums) == 1:  # there is no other sum to overlap with, so hold this term
                 (term,) = self._fenced([term], [])
             term = self._build.same("add", self._arrived.pop(number), term)
         self._leaving[number] = term
         each.added += 1
 
     def _block(self, number: int, value: ir.Value, tiling: DimTiling, part: Part) -> ir.Value:
-        """A block of what an op takes: one that is there, or is cut from all of it."""
+        """Returns a block of an operand: a known one, or one cut from the whole value."""
         known = self._blocks.get((number, part))
         if known is not None:
             return known
@@ -342,7 +343,7 @@ class RegionWriter:
         return build.reshape(taken, sizes)
 
     def _together(self, number: int, tiling: DimTiling) -> ir.Value:
-        """All of a value, of its blocks."""
+        """Assembles a value from its blocks."""
         build, value = self._build, self._region.graph.values[number]
         shape = shape_of(value)
         rows = shape if tiling.outer == 1 else apart(shape, tiling, self._parts)
@@ -375,8 +376,11 @@ class RegionWriter:
         return sent
 
     def _fenced(self, values: Sequence[ir.Value], awaited: Sequence[_Slot]) -> Sequence[ir.Value]:
-        """The same values, there no sooner than others, which from then on stand for themselves:
-        XLA drops what nobody takes out of a barrier. Not the same values to a compiler."""
+        """Returns values after a barrier that also waits for `awaited`; without `hold`, the values.
+
+        `awaited` slots get the barrier's results, because XLA drops unused ones. The results are
+        different values to a compiler, so that it does not merge their users.
+        """
         if not self._hold:
             return values
         operands = [*values, *(held[key] for held, key in awaited)]
@@ -386,7 +390,8 @@ class RegionWriter:
         return results[: len(values)]
 
     def _at(self, tiling: DimTiling, part: Part, sizes: Sequence[int]) -> list[ir.Value]:
-        """The start of a part, in a value or in one whose parts stand apart."""
+        """Returns the start indices of a part, also in a value whose parts have their own
+        dimension."""
         if self._start is None:
             self._start = self._build.i32(0)
         starts = [self._start] * len(sizes)
@@ -408,7 +413,7 @@ class RegionWriter:
 
 @dataclass
 class _Sum:
-    """A sum on its way in one direction: the next term is that of the part order[added]."""
+    """A sum that travels in one direction; its next term is that of the part `order[added]`."""
 
     node: Node
     direction: int
@@ -417,13 +422,13 @@ class _Sum:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all have added to it."""
+        """True if all devices have added their term."""
         return self.added == len(self.order)
 
 
-type _Slot = tuple[MutableMapping[Any, ir.Value], Any]  # where a value is kept, by its key
+type _Slot = tuple[MutableMapping[Any, ir.Value], Any]  # a mapping of values, and a key in it
 
 
 def _split(node: Node) -> DimTiling:
-    """The parts that an all_to_all sends."""
+    """Returns the tiling of the parts that an all_to_all sends."""
     return DimTiling(integer(node.op, "split_dimension"))

@@ -1,4 +1,4 @@
-"""How much has to lie in the host's memory so that a program fits."""
+"""Finds how much to move to the host's memory so that a program fits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from stablehlo_tools.transforms.parts.offload.state import move_state, state_gro
 
 @dataclass(frozen=True)
 class Offloaded:
-    """A program of which the first `count` that can be moved are, and its run."""
+    """A program with the first `count` movable stacks and states moved, and its expected run."""
 
     count: int
     module: ir.Module
@@ -28,8 +28,7 @@ class Offloaded:
 def check_limits(
     name: str, memory_limit: float | None, margin: float, precondition: str, place: ir.Location
 ) -> None:
-    """Raises a located ToolError for a limit that is not positive or a margin that leaves nothing
-    of it."""
+    """Raises a located ToolError if the limit is not positive, or the margin is not in [0, 1)."""
     wrong = ""
     if memory_limit is not None and not memory_limit > 0:
         wrong = "memory-limit is a positive number of GiB"
@@ -42,7 +41,10 @@ def check_limits(
 def does_not_fit(
     name: str, least: float, limit: float, precondition: str, place: ir.Location
 ) -> ToolError:
-    """The error of a pass that finds nothing within a limit: the least that it has found, bytes."""
+    """Returns the error of a pass that finds no program within a limit.
+
+    `least`: the fewest bytes that it found.
+    """
     return ToolError(
         f"{name}: the least memory that was found is {least / GIB:.3g} GiB a device, and the "
         f"limit is {limit / GIB:.3g} GiB ({precondition})",
@@ -51,7 +53,7 @@ def does_not_fit(
 
 
 def check_host_link(name: str, hardware: str, precondition: str, place: ir.Location) -> None:
-    """Raises a located ToolError where a pass knows nothing of the link to the host."""
+    """Raises a located ToolError if the hardware profile has no data on the link to the host."""
     if load_hardware(hardware).host is None:
         raise ToolError(
             f"{name}: the profile {hardware!r} has no [host]: how fast its link to the host copies "
@@ -63,9 +65,11 @@ def check_host_link(name: str, hardware: str, precondition: str, place: ir.Locat
 def offloaded(
     module: ir.Module, run: Callable[[ir.Module], Expected], safe: float, *, state: bool = False
 ) -> Offloaded | None:
-    """The program with as little moved as it takes to have at most `safe` bytes alive, or with
-    what leaves least alive; None where there is nothing. `run` says what the compiler is expected
-    to make of a program. `state`: the optimizer's too, and that first."""
+    """Moves as little as needed for at most `safe` peak bytes.
+
+    If that is impossible, returns the program with the lowest peak; None if there is nothing to
+    move. `run` predicts a program's run. `state`: also moves the optimizer's state, and that first.
+    """
     groups = len(state_groups(module)) if state else 0
     most = groups + len(movable(module))
 
@@ -73,7 +77,7 @@ def offloaded(
         draft = copy_module(module)
         of_state = min(count, groups)
         for rows in movable(draft)[: count - of_state]:
-            move(rows)  # loops become others, which gradients are results of: before the state
+            move(rows)  # before the state: this replaces loops whose results are gradients
         if of_state:
             move_state(draft, state_groups(draft)[:of_state])
         return Offloaded(count, draft, run(draft))
@@ -84,7 +88,7 @@ def offloaded(
         if best is None or tried.run.peak_bytes < best.run.peak_bytes:
             best = tried
         if tried.run.peak_bytes <= safe:
-            # The least that is enough, of more than `low` and at most what is moved in `tried`.
+            # Bisects for the smallest count that is enough, between `low` and `tried.count`.
             while tried.count - low > 1:
                 fewer = moved((low + tried.count) // 2)
                 if fewer.run.peak_bytes <= safe:
@@ -97,8 +101,11 @@ def offloaded(
 
 
 def how_to_run(name: str, place: ir.Location) -> Diagnostic:
-    """What the copies need to be hidden by: inside a command buffer XLA:GPU runs them one after the
-    other with all that computes (measured on an H100, docs/offload.md)."""
+    """Returns the note on the flag that lets XLA:GPU hide the copies.
+
+    Inside a command buffer XLA:GPU serializes them with all compute (measured on an H100,
+    docs/offload.md).
+    """
     return note(
         f"{name}: XLA:GPU copies to the host and from it while it computes only without command "
         "buffers: XLA_FLAGS=--xla_gpu_enable_command_buffer=",
@@ -107,7 +114,7 @@ def how_to_run(name: str, place: ir.Location) -> Diagnostic:
 
 
 def explained(module: ir.Module, count: int, *, state: bool = False) -> list[Diagnostic]:
-    """Notes on what has been moved, given the program before."""
+    """Returns notes on the moved stacks and states; `module` is the program before."""
     groups = state_groups(module)[:count] if state else []
     place = module.operation.location
     notes = [

@@ -1,21 +1,22 @@
-"""Rows that a loop over layers writes and others read, and how they go to the host's memory.
+"""Moves rows that a loop over layers writes and others read to the host's memory.
 
   while (%i, %x, %rows) {
     %rows' = dynamic_update_slice %rows, %y, %i
   }
   while (%j, %d) { … dynamic_slice %rows, %j … }
 ==>
-  while (%i, %x, %rows, %y0) {                   // the rows lie in the host's memory
+  while (%i, %x, %rows, %y0) {                   // the rows are in the host's memory
     %h = custom_call @annotate_device_placement(%y0)  "pinned_host"     // of the iteration before
     %rows' = dynamic_update_slice %rows, %h, %i
-  }                                              // hands on %y
+  }                                              // yields %y for %y0
   while (%j, %d, %y) {
     %h = dynamic_slice %rows, %j
     %y' = custom_call @annotate_device_placement(%h)  "device"          // for the next iteration
   }
 
-Row k lies in place k + 1, the last one in none, so that indices stay what they were: XLA:GPU knows
-only loops' counters by iteration, and takes for one what carries the counter's last value.
+Row k is at index k + 1, and the last row is never stored, so that the indices do not change.
+XLA:GPU recognizes only a loop's counter by iteration, and mistakes a carry of the counter's last
+value for it.
 """
 
 from __future__ import annotations
@@ -37,31 +38,31 @@ from stablehlo_tools.transforms.parts.rematerialize.passages import (
 
 
 def movable(module: ir.Module) -> list[KeptRows]:
-    """The rows that can be moved, the largest first."""
+    """Returns the rows that can be moved, the largest first."""
     effects = Effects(functions_by_name(module))
     found: list[KeptRows] = []
     for rows in (rows for block in blocks_of(module) for rows in kept_rows(block, effects)):
         makers = [producer(update.operands[1]) for update in rows.updates]
         if all(maker is None or placement(maker) is None for maker in makers):
-            found.append(rows)  # they do not lie in the host's memory yet
+            found.append(rows)  # they are not in the host's memory yet
     return sorted(found, key=lambda rows: -bytes_of_rows(rows))
 
 
 def bytes_of_rows(rows: KeptRows) -> float:
-    """All of them, by their type."""
+    """Returns the bytes of all rows, by their type."""
     return rows.trips * sum(bytes_of(update.operands[1]) for update in rows.updates)
 
 
 def move(rows: KeptRows) -> None:
-    """Lets rows lie in the host's memory."""
+    """Moves rows to the host's memory."""
     pairs = [
         (update, reader, piece)
         for number, update in enumerate(rows.updates)
         for reader in rows.readers
         for piece in reader.slices[number]
     ]
-    # Rows can be copied an iteration later, and back an iteration earlier, where the last one that
-    # was made is the first one that is read.
+    # Rows can be copied an iteration later, and back an iteration earlier, if they are read in the
+    # reverse order of writing: then the last row can stay on the device.
     is_ahead = all(
         reader.takes_last_first
         and piece.results[0].type == update.operands[1].type
@@ -71,8 +72,8 @@ def move(rows: KeptRows) -> None:
     if is_ahead:
         last = {key_of(update): _write_later(update) for update in rows.updates}
         for update, _, piece in pairs:
-            # Each iteration reads the row of the next one, which lies in the place of its own; the
-            # first one's is the last that was made.
+            # Each iteration reads the row of the next one, which is at its own index. The first
+            # iteration gets the last row that was computed.
             back = _place_behind(piece)
             made = _loop_of(update).results[last[key_of(update)]]
             (row,) = add_carries(_loop_of(piece), [made], [back])
@@ -86,10 +87,11 @@ def move(rows: KeptRows) -> None:
 
 
 def _write_later(update: ir.Operation) -> int:
-    """Lets each iteration write the row of the one before it, where its own was to lie, so that all
-    of an iteration hides the copy; which result of the loop the row is that the last one has made.
+    """Makes each iteration write the previous iteration's row, so that a whole iteration hides the
+    copy.
 
-    The first iteration writes what nobody reads.
+    Returns the number of the loop's result that is the last row. The row that the first iteration
+    writes is never read.
     """
     row = update.operands[1]
     loop = _loop_of(update)
@@ -102,7 +104,7 @@ def _write_later(update: ir.Operation) -> int:
 
 
 def _place_behind(piece: ir.Operation) -> ir.Value:
-    """A slice of what lies in the host's memory, on the device for all that reads it."""
+    """Copies a slice of rows in the host's memory to the device; all its users read the copy."""
     (result,) = piece.results
     back = placed(result, DEVICE, piece.location, ir.InsertionPoint.after(piece))
     stand_in(result, back)
@@ -110,5 +112,5 @@ def _place_behind(piece: ir.Operation) -> ir.Value:
 
 
 def _loop_of(op: ir.Operation) -> ir.Operation:
-    """The loop whose body an op is in; another one once values are carried."""
+    """Returns the loop whose body an op is in; adding carries replaces that loop."""
     return op.block.owner.operation

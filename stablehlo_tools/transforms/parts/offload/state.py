@@ -1,4 +1,4 @@
-"""State of an optimizer that lies in the host's memory, and comes to the device for its update.
+"""Keeps an optimizer's state in the host's memory, and copies it to the device for its update.
 
     func @main(%w, %m) -> (%w1, %m1) {
       %g = …                                                     // the gradient
@@ -14,9 +14,9 @@
       %kh = custom_call @annotate_device_placement(%t#2)  "pinned_host"
     }
 
-A group is the state that the same gradients update. XLA:GPU begins every copy of an argument with
-the program, so that the state would be on the device all the time: the barrier holds a group until
-its gradients are there, and until the group two before it has been updated. So there are two
+A group is the state that the same gradients update. XLA:GPU begins all copies of arguments at the
+start of the program, so the whole state would be on the device all the time. The barrier holds a
+group back until its gradients are computed and the group two before it is updated. So there are two
 groups on the device at a time.
 """
 
@@ -49,9 +49,10 @@ _AT_ONCE = 2  # groups on the device
 
 @dataclass(frozen=True)
 class StateGroup:
-    """State that the same gradients update: arguments of the body, and what they come back as.
+    """State that the same gradients update.
 
-    `bytes` of all of it on a device; `path`: the largest, by its name in the call.
+    `states`: pairs of an argument of the body and the result that returns it. `bytes`: of all of it
+    on a device. `path`: the name of the largest argument in the call.
     """
 
     gradients: tuple[ir.Value, ...]
@@ -62,10 +63,10 @@ class StateGroup:
 
 @dataclass(frozen=True)
 class _Body:
-    """Where a device's ops are: in `main`, or in the one manual computation that it consists of.
+    """The block with a device's ops: of `main`, or of the one manual computation in it.
 
-    `arguments` and `results` of `main`, by those of the body; those that are not used as they are
-    have none.
+    `arguments` and `results`: numbers in `main` by numbers in the block. Values that `main` uses in
+    another way have none.
     """
 
     main: ir.Operation
@@ -75,7 +76,7 @@ class _Body:
 
     @staticmethod
     def of(module: ir.Module) -> _Body:
-        """The body of a program without calls."""
+        """Returns the body of a program without calls."""
         main = entry_function(module)
         block = Function(main).body
         ops = [view.operation for view in block.operations]
@@ -97,7 +98,7 @@ class _Body:
 
 
 def state_groups(module: ir.Module) -> list[StateGroup]:
-    """The state that a program without calls is given on the device, the largest group first."""
+    """Returns the state on the device of a program without calls, the largest group first."""
     body = _Body.of(module)
     outer = aliased_results(body.main)
     inner = {result: number for number, result in body.results.items()}
@@ -127,7 +128,7 @@ def state_groups(module: ir.Module) -> list[StateGroup]:
 
 
 def move_state(module: ir.Module, groups: Iterable[StateGroup]) -> None:
-    """Lets groups of a program's state lie in the host's memory."""
+    """Moves groups of a program's state to the host's memory."""
     body = _Body.of(module)
     arguments, end = list(body.block.arguments), terminator(body.block)
     order = _in_order(body.block, groups)
@@ -146,7 +147,7 @@ def move_state(module: ir.Module, groups: Iterable[StateGroup]) -> None:
 
 
 def _places(block: ir.Block) -> dict[ir.Value, tuple[int, int]]:
-    """Where values stand: the number of the op that makes each, and of the result."""
+    """Returns the position of each value: its op's index, and the result's number."""
     return {
         result: (place, number)
         for place, view in enumerate(block.operations)
@@ -155,9 +156,9 @@ def _places(block: ir.Block) -> dict[ir.Value, tuple[int, int]]:
 
 
 def _in_order(block: ir.Block, groups: Iterable[StateGroup]) -> list[StateGroup]:
-    """Groups as their gradients become known, none before those whose state it depends on.
+    """Sorts groups by when their gradients are computed, each after the groups that it depends on.
 
-    Groups whose state depends on each other's are left out.
+    Groups whose states depend on each other are left out.
     """
     places = _places(block)
     left = sorted(groups, key=lambda group: places[group.gradients[-1]])
@@ -167,7 +168,7 @@ def _in_order(block: ir.Block, groups: Iterable[StateGroup]) -> list[StateGroup]
         for argument, _ in group.states
     }
     end = terminator(block)
-    # The groups that values depend on the state of.
+    # For each value, the groups whose state it depends on.
     found = {value: frozenset({number}) for value, number in owners.items()}
     for view in block.operations:
         op = view.operation
@@ -197,7 +198,10 @@ def _hold(
     arguments: Sequence[ir.Value],
     behind: Sequence[tuple[int, int]],
 ) -> None:
-    """Lets a group come to the device behind its gradients, and behind the new state of another."""
+    """Delays a group's copy to the device until its gradients and another group's new state exist.
+
+    `behind`: that group's pairs of argument and result.
+    """
     end = terminator(block)
     held = [*arguments, *group.gradients, *(end.operands[result] for _, result in behind)]
     last = maker_of(group.gradients[-1])
@@ -215,10 +219,10 @@ def _hold(
 
 
 def _read_images(behind: ir.Operation, images: dict[ir.Value, ir.Value]) -> None:
-    """Has the op that first combines a state with its gradients read these from the barrier.
+    """Makes the op that first combines a state with its gradients read these from the barrier.
 
-    No compiler then finds that it has them for nothing. What else reads them, as their norm, comes
-    earlier.
+    Otherwise a compiler would see that the barrier's gradients are unused. Other users of the
+    gradients, like their norm, run earlier.
     """
     of_state = {behind.results[0]}
     pending = [behind.results[0]]
@@ -237,8 +241,10 @@ def _read_images(behind: ir.Operation, images: dict[ir.Value, ir.Value]) -> None
 def _is_made_of(
     value: ir.Value, images: Collection[ir.Value], without: Collection[ir.Value]
 ) -> bool:
-    """Whether elementwise ops make a value of others, none of them made of what it is to be
-    without."""
+    """Returns True if elementwise ops compute a value from `images`.
+
+    False if it also depends on `without`.
+    """
     found = False
     pending, seen = [value], {value}
     while pending:
@@ -255,7 +261,7 @@ def _is_made_of(
 
 
 def _copied(value: ir.Value, images: dict[ir.Value, ir.Value]) -> ir.Value:
-    """A value made of the images of what it is made of."""
+    """Recomputes a value from the images of the values that it depends on."""
     op = producer(value)
     if value in images or op is None:
         return images.get(value, value)
@@ -270,7 +276,7 @@ def _copied(value: ir.Value, images: dict[ir.Value, ir.Value]) -> ir.Value:
 
 
 def restore_order(block: ir.Block) -> None:
-    """Moves each op that stands in front of what it reads behind that; the others keep their order.
+    """Moves each op that is before its operands' producers after them; the others keep their order.
 
     No op may depend on itself.
     """
