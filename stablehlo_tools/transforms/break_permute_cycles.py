@@ -111,7 +111,7 @@ class BreakPermuteCyclesPass(Pass):
 
 @dataclass(frozen=True)
 class _Plan:
-    """A permute to break; `all_own` where every device of the module keeps its operand."""
+    """A permute to break; `all_own`: every device of the module keeps its operand."""
 
     permute: Collective
     cut: Cut
@@ -121,13 +121,13 @@ class _Plan:
 def _plan(
     module: ir.Module, facts: ModuleFacts, membership: Membership, min_bytes: int
 ) -> tuple[list[_Plan], list[Diagnostic]]:
-    """The permutes to break, and a note for each cyclic one."""
+    """Returns the permutes to break, and a note for each cyclic one."""
     plans: list[_Plan] = []
     notes: list[Diagnostic] = []
     for permute in find_collectives(module):
         if permute.kind != PERMUTE:
             continue
-        facts.groups(permute)  # raises where the pairs name processes that there are not
+        facts.groups(permute)  # raises if the pairs name processes that do not exist
         cut = cut_cycles(pairs_of(permute))
         if not cut.cycles:
             continue
@@ -146,7 +146,7 @@ def _plan(
         notes.append(Diagnostic(Severity.NOTE, text, to_place(permute.op.location)))
         if reason is not None:
             continue
-        # How many ids there are, as the permute counts them; None where the module does not say.
+        # The number of ids, replicas or partitions; None if the module does not state it.
         processes, grid = None, facts.grid
         if stated_grid(module) is not None:
             is_replica = permute.group_mode is GroupMode.CROSS_REPLICA
@@ -167,7 +167,7 @@ def _plan(
 
 
 def _apply(plan: _Plan, membership: Membership, channels: Channels) -> None:
-    """Writes the acyclic permutes in front of the one they replace, and the selects."""
+    """Writes the acyclic permutes and the selects before the permute, and erases it."""
     permute, cut = plan.permute, plan.cut
     op, operand = permute.op, permute.op.operands[0]
     build = Builder(ir.InsertionPoint(op), op.location)
@@ -188,7 +188,8 @@ def _apply(plan: _Plan, membership: Membership, channels: Channels) -> None:
 def _permuted(
     permute: Collective, pairs: Sequence[Pair], channels: Channels | None = None
 ) -> ir.Value:
-    """The permute with some of its pairs; with a new channel where it has one and `channels`."""
+    """Copies a permute with some of its pairs; with a new channel if it has one and `channels` is
+    given."""
     copy = permute.op.clone(ip=ir.InsertionPoint(permute.op))
     copy.attributes[PAIRS] = device_table(pairs, copy.context)
     if channels is not None:
@@ -197,10 +198,11 @@ def _permuted(
 
 
 class Membership:
-    """Writes, in front of a module's permutes, whether a device's id is one of a few.
+    """Writes predicates before a module's permutes: True if the device's id is in a set.
 
-    It is one comparison where the ids are one, or the first ones; else a lookup in a table, whose
-    last entry, of no id in the set, is what `dynamic_slice` gives to all ids behind it:
+    If the set is one id, or the first ids, the predicate is one comparison. Otherwise it is a
+    lookup in a table. The table's last entry belongs to no id in the set. `dynamic_slice` clamps,
+    so all higher ids read this entry:
 
         %id = stablehlo.partition_id                          // ids 0 and 2
         %in = stablehlo.dynamic_slice [true, false, true, false], %id
@@ -211,10 +213,11 @@ class Membership:
         self._free = FreeAxes(module, facts.meshes)
 
     def check(self, permute: Collective, ids: Set[int], precondition: str) -> None:
-        """Raises a located ToolError where no predicate of these ids can stand beside a permute.
+        """Raises a located ToolError if a predicate for these ids cannot be written beside a
+        permute.
 
-        A value inside a manual computation is one for all devices that differ along the axes which
-        are left free, so that a predicate has to be too.
+        A value inside a manual computation is the same for all devices that differ only along free
+        axes. So the predicate must be, too.
         """
         if not ids or not self._free.around(permute.op):
             return
@@ -237,12 +240,13 @@ class Membership:
                 )
 
     def predicate(self, permute: Collective, ids: Set[int]) -> ir.Value:
-        """The truth of the device's id, as the permute counts them, being one of `ids`."""
+        """Writes the predicate that the device's id is one of `ids`, counted as the permute
+        does."""
         build = Builder(ir.InsertionPoint(permute.op), permute.op.location)
         is_replica = permute.group_mode is GroupMode.CROSS_REPLICA
         if is_replica or not self._free.around(permute.op):
             return _contains(build, "replica_id" if is_replica else "partition_id", ids)
-        # Out of a computation over the axes left free: only there is an id a scalar.
+        # The id is a scalar only in a computation that is manual over the free axes, too.
         mesh, free = self._free_axes(ops_around(permute.op, MANUAL_COMPUTATION))
         sharding = ir.Attribute.parse(f"#sdy.sharding<@{mesh}, []>", build.context)
         boolean = build.tensor([], ir.IntegerType.get_signless(1, build.context))
@@ -253,7 +257,7 @@ class Membership:
         return manual.results[0]
 
     def _free_axes(self, around: list[ir.Operation]) -> tuple[str, list[str]]:
-        """The mesh of the manual computations, and its axes that none of them takes."""
+        """Returns the mesh of the manual computations, and its axes that none of them uses."""
         taken = {axis for op in around for axis in manual_axes(op)}
         mesh = _mesh_name(around)
         return mesh, [name for name, _ in self._facts.meshes[mesh].axes if name not in taken]

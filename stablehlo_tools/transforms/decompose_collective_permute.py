@@ -159,7 +159,7 @@ class DecomposeCollectivePermutePass(Pass):
             to_transfers(module, chosen, ordered, channel)
 
     def _why_left(self, permute: Collective, facts: ModuleFacts) -> str | None:
-        facts.groups(permute)  # raises where the pairs name processes that there are not
+        facts.groups(permute)  # raises if the pairs name processes that do not exist
         if self.form == _PERMUTES:
             return f"form={_PERMUTES}"
         if not pairs_of(permute):
@@ -196,7 +196,7 @@ def _explained(
     ordered: list[Collective],
     channel: int,
 ) -> list[Diagnostic]:
-    """A note for each permute and each collective between them, in program order."""
+    """Returns a note for each permute and each ordered collective, in program order."""
     between = {key_of(collective.op) for collective in ordered}
     notes: list[Diagnostic] = []
     for collective in collectives:
@@ -217,14 +217,14 @@ def _explained(
 def conflicting(
     transfers: Sequence[Collective], others: Sequence[Collective], facts: ModuleFacts
 ) -> list[Collective]:
-    """Those of `others` that conflict with one of `transfers`, directly or through each other.
+    """Returns those of `others` that conflict with one of `transfers`, directly or through each
+    other.
 
-    They conflict with a transfer where they could wait for it while it waits for them: where they
-    have two devices in common, in one connected group of each: the one device can be in the first
-    while the other is in the second. What conflicts with a transfer joins its group, through which
-    further ones may conflict. (XLA's decomposer draws the same line: collectives along the other
-    axes of a mesh stay free.) Only collectives whose participants are known: the host never waits
-    for a device's peers.
+    A collective and a transfer conflict if each could wait for the other. That needs two devices in
+    common, in one connected group of each: one device can be in the first while the other is in the
+    second. A conflicting collective joins the transfer's group, through which others may conflict.
+    XLA's decomposer uses the same rule: collectives along the other axes of a mesh stay free. Only
+    collectives with known participants count, because the host never waits for a device's peers.
     """
     together: _Groups = []
     for transfer in transfers:
@@ -243,14 +243,14 @@ def conflicting(
 
 
 def _groups(collective: Collective, facts: ModuleFacts) -> _Groups:
-    """The connected groups of a collective's participants."""
+    """Returns the connected groups of a collective's participants."""
     if collective.kind in TRANSFERS:
         return []
     return _join_groups([], [frozenset(group) for group in facts.groups(collective) or ()])
 
 
 def _join_groups(groups: _Groups, more: Sequence[frozenset[int]]) -> _Groups:
-    """The groups with more of them, those that have a device in common as one."""
+    """Adds groups; joins those that have a device in common."""
     joined = list(groups)
     for group in more:
         touching = [g for g in joined if g & group]
@@ -262,20 +262,20 @@ def _join_groups(groups: _Groups, more: Sequence[frozenset[int]]) -> _Groups:
 def to_transfers(
     module: ir.Module, permutes: Sequence[Collective], ordered: Sequence[Collective], channel: int
 ) -> None:
-    """Replaces the permutes by send and recv, on channels from `channel` on; `ordered` keep
-    their place in the chain between them.
+    """Replaces the permutes by send and recv, on channels from `channel` on.
 
-    The chain is what `thread-tokens` would put through these permutes, and through what conflicts
-    with them; a permute between its two barriers is then replaced:
+    `ordered` keep their place in the chain between them. The chain is the one that `thread-tokens`
+    would write through these permutes and the collectives that conflict with them. A permute
+    between its two barriers is then replaced:
 
         %x1, %t1 = stablehlo.optimization_barrier %x, %t0      %y, %r = "stablehlo.recv"(%t0)
         %y0 = "stablehlo.collective_permute"(%x1)         ==>  %s = "stablehlo.send"(%x, %t0)
         %y, %t2 = stablehlo.optimization_barrier %y0, %t1      %t2 = stablehlo.after_all %r, %s
 
-    The rest of the chain stays, without its marks: it is part of the program now, not for
-    `strip-tokens` to take out.
+    The rest of the chain stays, without its marks: it is part of the program now, so `strip-tokens`
+    must not remove it.
 
-    Raises a located ToolError where no token can be led to one of them.
+    Raises a located ToolError if a token cannot reach one of them.
     """
     chained = {key_of(collective.op) for collective in (*permutes, *ordered)}
     thread_collectives(module, lambda collective: key_of(collective.op) in chained)
@@ -290,8 +290,8 @@ def _replace(permute: ir.Operation, channel: int) -> None:
     after = use.owner.operation
     data, token = before.operands
     build = Builder(ir.InsertionPoint(permute), permute.location)
-    # What a send and its recv have in common. XLA reads the pairs as a frontend attribute of its
-    # own, which its import of StableHLO writes.
+    # A send and its recv share these attributes. XLA's importer of StableHLO writes the pairs as a
+    # frontend attribute, which XLA reads.
     shared = {
         "channel_handle": bindings.ChannelHandle.get(channel, DEVICE_TO_DEVICE, permute.context),
         "is_host_transfer": ir.BoolAttr.get(False, permute.context),

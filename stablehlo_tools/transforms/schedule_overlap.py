@@ -89,12 +89,12 @@ from stablehlo_tools.transforms.parts.schedule_overlap.scheduled_block import (
     write_block,
 )
 
-_HEADROOM = GIB  # bytes that a plan may need more than the program's own order
-_HIDES = 0.6  # of what could be hidden: a plan that hides less is not written
-_WORTH = 0.98  # of what XLA makes of a block by itself: fences cost fusions that no model has
-_HIDDEN = 0.02  # of a transfer's time: exposed for less, it is as good as hidden
-_SMALL = 4096  # bytes: such a collective takes its latency, whatever it carries
-_FEW = 3  # collectives that are alike have a note each
+_HEADROOM = GIB  # additional bytes that a plan may need, beyond the program's own order
+_HIDES = 0.6  # of the time that could be hidden: a plan that hides less is not written
+_WORTH = 0.98  # of XLA's own time for a block: fences prevent fusions that the model does not know
+_HIDDEN = 0.02  # of a transfer's time: if less is exposed, it counts as hidden
+_SMALL = 4096  # bytes: a smaller collective takes its latency, whatever its size
+_FEW = 3  # up to so many equal collectives have a note each
 _IN_ORDER = "the compute that could hide it hides others, or memory does not allow it"
 _TRIES = 3  # plans, each with less memory than the one before
 
@@ -145,12 +145,12 @@ class ScheduleOverlapPass(Pass):
             diagnostics.collected += explain(_Work.of(module, hardware).traced)
 
     def _draft(self, module: ir.Module, hardware: Hardware) -> _Draft:
-        """Schedules the blocks of a module that are faster so, within the memory limit."""
+        """Schedules the blocks of a module that get faster, within the memory limit."""
         whole = self._within_limit(module, hardware, None)
         if None not in whole.left:
             return whole
         written = _Work.of(whole.module, hardware)
-        # What XLA is expected to make of each block, in ns, inner ones first.
+        # The expected ns of each block as XLA schedules it, inner ones first.
         passages = [
             expected(work.traced.graph, hardware, work.devices, streams=self.streams).blocks
             for work in (written, whole.work)
@@ -168,9 +168,10 @@ class ScheduleOverlapPass(Pass):
     def _within_limit(
         self, module: ir.Module, hardware: Hardware, chosen: Container[int] | None
     ) -> _Draft:
-        """What to make of some of a module's blocks within the memory limit as it is written.
+        """Schedules the chosen blocks so that the written module is within the memory limit.
 
-        Fences keep some tensors longer than the plan does: then the plan gets less.
+        Fences keep some tensors live for longer than the plan does. If so, plans again with less
+        memory.
         """
         draft, less = self._written(module, hardware, 0.0, chosen), 0.0
         for _ in range(_TRIES):
@@ -181,16 +182,16 @@ class ScheduleOverlapPass(Pass):
             try:
                 draft = self._written(module, hardware, less, chosen)
             except ToolError:
-                break  # there is no such order
+                break  # no order meets this limit
         reason = "what the fences keep would exceed the memory limit"
         return replace(draft, left=[known or reason for known in draft.left])
 
     def _written(
         self, module: ir.Module, hardware: Hardware, less: float, chosen: Container[int] | None
     ) -> _Draft:
-        """A copy with its blocks scheduled; `less` bytes than the limit are the plan's."""
+        """Returns a copy with scheduled blocks; the plan gets `less` bytes fewer than the limit."""
         copy = copy_module(module)
-        # One body: calls are inlined, manual computations joined.
+        # Schedules need one body: calls are inlined, manual computations joined.
         inline_all_calls(copy)
         fold_equal_branches(copy)
         block = Function(entry_function(copy)).body
@@ -219,7 +220,7 @@ class ScheduleOverlapPass(Pass):
         *,
         depth: int = 0,
     ) -> Iterator[tuple[int, ScheduledBlock]]:
-        """The blocks with collectives by their numbers, inner ones first, with their schedules."""
+        """Yields the blocks with collectives and their schedules, by number, inner ones first."""
         for body in traced.bodies.values():
             yield from self._blocks(work, body, max(0.0, headroom), numbers, depth=depth + 1)
         number, in_loop = next(numbers), depth > 0
@@ -241,7 +242,7 @@ class _Draft:
     """A rewritten copy of a module, why each of its blocks is left, and the bytes it needs."""
 
     module: ir.Module
-    work: _Work  # as it was before it was rewritten
+    work: _Work  # before the rewrite
     blocks: Mapping[int, ScheduledBlock]  # by number, inner ones first
     left: Sequence[str | None]
     peak: float
@@ -259,7 +260,7 @@ class _Work:
 
     @staticmethod
     def of(module: ir.Module, hardware: Hardware) -> _Work:
-        """Raises ToolError for a program that cannot be timed."""
+        """Analyzes a module. Raises ToolError if the program cannot be timed."""
         devices = ModuleFacts.of(module).grid.size
         traced = traced_task_graph(module, Clock(hardware, devices), "")
         return _Work(
@@ -274,7 +275,7 @@ class _Work:
 def _why_left(
     number: int, block: ScheduledBlock, hardware: Hardware, chosen: Container[int] | None
 ) -> str | None:
-    """Says why a block is left as it is; None if it is written."""
+    """Says why a block is left unchanged; None if it is written."""
     if hardware.is_torus:
         return "no form was found that XLA:TPU keeps to where it leaves time exposed"
     if not block.holds:
@@ -290,7 +291,7 @@ def _why_left(
 
 
 def _explained(draft: _Draft) -> Iterator[Diagnostic]:
-    """A note for each block: its times, and why it is left as it is."""
+    """Yields a note for each block: its times, and why it is left unchanged."""
     for block, reason in zip(draft.blocks.values(), draft.left, strict=True):
         schedule = block.schedule
         times = (
@@ -315,17 +316,18 @@ class _Explained:
 
     @property
     def alike(self) -> object:
-        """Equal for those that may share a note: small ones, or those of one line of source."""
+        """A key that is equal for collectives that may share a note: small ones, or those of one
+        source line."""
         if self.row.bytes <= _SMALL:
             return self.path, self.row.kind, None
         return self.path, self.row.kind, to_place(self.location), self.row.bytes
 
 
 def explain(traced: TracedGraph) -> Iterator[Diagnostic]:
-    """A note for each collective of a program as it is written: what hides it, or why nothing does.
+    """Yields a note for each collective of a program: what hides it, or why nothing does.
 
-    Of collectives that are alike there can be hundreds: sums of scalars, or those of each layer of
-    an unrolled program. They share one note, with their number and their times taken together.
+    There can be hundreds of equal collectives, like sums of scalars, or those of each layer of an
+    unrolled program. They share one note, with their number and total times.
     """
     rows = collective_rows(traced.graph, simulate(traced.graph))
     explained: list[_Explained] = []
@@ -358,7 +360,7 @@ def _sentence(one: _Explained) -> str:
 
 
 def _sentence_of_all(group: Sequence[_Explained]) -> str:
-    """The text of a note on collectives that are alike, which stands at the first of them."""
+    """Returns the text of the note on equal collectives, which is at the first of them."""
     rows = [one.row for one in group]
     what = (
         f"{len(group)} {rows[0].kind}s of {size(max(row.bytes for row in rows))}"

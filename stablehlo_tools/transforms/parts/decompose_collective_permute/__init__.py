@@ -1,1 +1,1 @@
-"""How decompose-collective-permute skips transfers of loops."""
+"""Skips transfers of loops, for decompose-collective-permute."""

@@ -1,17 +1,18 @@
-"""Which edges of a permute run in which iterations of its loop, and the branch that skips the rest.
+"""Plans which edges of a permute run in which iterations, and writes the branch that skips the
+others.
 
-The needed windows of the edges cut the iterations into phases. Each phase has one permute with
-just its edges, so that an iteration still runs at most one permute, however many windows there are.
+The needed windows of the edges split the iterations into phases. Each phase has one permute with
+only its edges. So an iteration still runs at most one permute, however many windows there are.
 
     %y = permute(%x) [[0,1],[1,2]]
 ==>
     %y = if (%counter < 3) { permute(%x) [[0,1],[1,2]] } else { zeros }
 
-The counter is the same on all devices, so all of them take the same branch and a permute always
-meets its partners. Where no edge runs the result is zeros, as of a permute without pairs.
+The counter is the same on all devices, so all of them take the same branch, and a permute always
+meets its partners. If no edge runs the result is zeros, as for a permute without pairs.
 
-A permute in a branch overlaps nothing outside of it: XLA:GPU, which splits one in the plain into a
-start and a done, runs it in one piece there. So this pays where the transfer is exposed anyway.
+A permute in a branch overlaps no op outside of it. XLA:GPU splits other permutes into a start and a
+done, but runs this one in one piece. So the rewrite pays if the transfer is exposed anyway.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from stablehlo_tools.ir.views import Case, While
 Strategy = Literal["edges", "whole"]
 Edges = frozenset[int]  # positions in the pairs of a permute
 
-MOST_FORMS = 8  # permutes that one is replaced by: each costs a branch and code, once
+MOST_FORMS = 8  # the most permutes that replace one: each costs a branch and its code
 SYMBOLIC = "its result has a symbolic dimension, of which there are no zeros"
 NOT_PLAIN = "its elements are not integers, floats or complex numbers, of which a zero is known"
 WRITTEN = "it stands in a branch on the iteration already"
@@ -45,7 +46,7 @@ ALL_NEEDED = "every edge is needed in every iteration"
 
 @dataclass(frozen=True)
 class Phase:
-    """Iterations from `first` to `last`, and the edges that run in them."""
+    """The edges that run in the iterations from `first` to `last`."""
 
     first: int
     last: int
@@ -53,35 +54,35 @@ class Phase:
 
     @property
     def length(self) -> int:
-        """How many iterations."""
+        """The number of iterations."""
         return self.last - self.first + 1
 
 
 @dataclass(frozen=True)
 class ValidityPlan:
-    """What becomes of one permute; the phases cover all iterations of its loop."""
+    """The plan for one permute; its phases cover all iterations of the loop."""
 
     demand: PermuteDemand
     phases: tuple[Phase, ...]
 
     @property
     def forms(self) -> tuple[Edges, ...]:
-        """The different sets of edges, as they first appear."""
+        """The distinct sets of edges, in order of appearance."""
         return tuple(dict.fromkeys(phase.edges for phase in self.phases))
 
     @property
     def before(self) -> int:
-        """Transfers of the permute as it was, an edge in an iteration being one."""
+        """The number of transfers of the original permute, one for each edge and iteration."""
         return len(self.demand.pairs) * sum(_lengths(self.demand.executed))
 
     @property
     def needed(self) -> int:
-        """Transfers that something depends on."""
+        """The number of transfers that an output depends on."""
         return sum(sum(_lengths(windows)) for windows in self.demand.needed)
 
     @property
     def after(self) -> int:
-        """Transfers that stay; more than are needed where phases were joined."""
+        """The number of transfers that stay; more than needed if phases were joined."""
         runs = set(_iterations(self.demand.executed))
         return sum(
             len(phase.edges)
@@ -94,10 +95,10 @@ class ValidityPlan:
 def plan(
     demand: PermuteDemand, strategy: Strategy = "edges", most_forms: int = MOST_FORMS
 ) -> ValidityPlan | str:
-    """Plans what becomes of a permute, or says why it stays as it is.
+    """Plans the forms of a permute, or says why it does not change.
 
-    `edges`: each edge runs in the iterations that need it, and in further ones where there would
-    be more than `most_forms` sets of edges. `whole`: all edges that are ever needed run in the
+    `edges`: each edge runs in the iterations that need it. It also runs in others if there would be
+    more than `most_forms` sets of edges. `whole`: all edges that are ever needed run in the
     iterations that need any.
     """
     if demand.reason:
@@ -113,7 +114,7 @@ def plan(
         return NEVER
     phases = _phases(demand, strategy)
     while len({phase.edges for phase in phases}) > max(most_forms, 1):
-        # The phases with those two neighbours joined for which that adds the fewest transfers.
+        # Joins the two neighbouring phases for which that adds the fewest transfers.
         added: list[int] = []
         for one, two in pairwise(phases):
             both = len(one.edges | two.edges)
@@ -131,7 +132,7 @@ def plan(
 
 
 def describe(chosen: ValidityPlan | PermuteDemand) -> str:
-    """The windows of the edges, iterations counted from 0: for a note."""
+    """Returns the needed windows of the edges as text for a note; iterations count from 0."""
     demand = chosen.demand if isinstance(chosen, ValidityPlan) else chosen
     alike: dict[Ranges, list[str]] = {}
     for (source, target), windows in zip(demand.pairs, demand.needed, strict=True):
@@ -155,7 +156,10 @@ def _told(names: Sequence[str], windows: Ranges, trips: int) -> str:
 
 
 def _phases(demand: PermuteDemand, strategy: Strategy) -> list[Phase]:
-    """Iterations with equal edges in a row; where the permute does not run, those before it."""
+    """Returns phases of successive iterations with equal edges.
+
+    Iterations without the permute belong to the phase before them.
+    """
     wanted: list[set[int]] = [set() for _ in range(demand.trips)]
     for edge, windows in enumerate(demand.needed):
         for n in _iterations(windows):
@@ -171,7 +175,7 @@ def _phases(demand: PermuteDemand, strategy: Strategy) -> list[Phase]:
 
 
 def _join_equal(phases: Sequence[Phase]) -> list[Phase]:
-    """Phases with those in a row that have equal edges as one."""
+    """Joins successive phases with equal edges."""
     joined: list[Phase] = []
     for phase in phases:
         if joined and joined[-1].edges == phase.edges:
@@ -182,7 +186,7 @@ def _join_equal(phases: Sequence[Phase]) -> list[Phase]:
 
 
 def _is_written(op: ir.Operation) -> bool:
-    """Returns True if the branch around an op holds nothing but permutes and constants."""
+    """Returns True if the branch around an op contains only permutes and constants."""
     branch = op.parent
     if branch is None or branch.name not in BRANCHES:
         return False
@@ -203,9 +207,9 @@ _MOST_COMPARED = 2  # ranges of a condition that is written with comparisons
 
 
 def write(plan: ValidityPlan) -> ir.Value:
-    """Replaces the permute of a plan; returns what stands for its result.
+    """Replaces the permute of a plan; returns the new result.
 
-    The handle to the permute becomes invalid, those to its loop and to other permutes do not.
+    The handle to the permute becomes invalid; those to its loop and to other permutes stay valid.
     """
     op = plan.demand.op
     forms = plan.forms
@@ -241,7 +245,7 @@ class _SkippingWriter:
                 for test in others:
                     within = self.builder.same("or", within, test)
                 return self._branch("if", within, chosen)
-        # The number of the form, out of a table by the iteration.
+        # A table maps the iteration to the number of its form.
         numbers = {form: n for n, form in enumerate(forms)}
         table = [numbers[p.edges] for p in self.plan.phases for _ in range(p.length)]
         elements = self.builder.table(table)
@@ -281,7 +285,7 @@ class _SkippingWriter:
 
 
 def _form(op: ir.Operation, plan: ValidityPlan, form: Edges, at: ir.InsertionPoint) -> ir.Value:
-    """The permute with some of its edges; zeros without any."""
+    """Writes the permute with only the edges of a form; zeros without any."""
     if not form:
         return Builder(at, op.location).splat_like(0, op.results[0])
     copy = op.clone(ip=at)
@@ -291,11 +295,11 @@ def _form(op: ir.Operation, plan: ValidityPlan, form: Edges, at: ir.InsertionPoi
 
 
 def skip_unneeded(module: ir.Module, least_bytes: int, name: str) -> list[Diagnostic]:
-    """Rewrites the module, calls inlined, if there is something to skip; a note for each permute
-    of a loop.
+    """Rewrites the module, with inlined calls, if there is a transfer to skip.
 
-    Permutes of fewer than `least_bytes` bytes stay. Raises a located ToolError in the name of a
-    pass for a module that has tokens, if something is to be rewritten.
+    Returns a note for each permute of a loop. Permutes of fewer than `least_bytes` bytes do not
+    change. Raises a located ToolError in the name of the pass `name` if a module to rewrite has
+    tokens.
     """
     draft = copy_module(module)
     inline_all_calls(draft)

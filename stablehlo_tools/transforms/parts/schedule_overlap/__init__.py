@@ -1,1 +1,1 @@
-"""Writing a schedule into a module so that compilers keep it."""
+"""Writes a schedule into a module so that compilers keep it."""

@@ -1,20 +1,22 @@
-"""One block with its schedule: planned for what a compiler can be held to, and written.
+"""Plans the schedule of one block, as far as a compiler can be held to it, and writes it.
 
-A task of the schedule stands for ops of the block, or of regions inside ops of it: then for the
-op of the block around them. Ops that no task stands for (constants, what each reader makes anew,
-what nobody uses) come right before the first op that needs them.
+A task of the schedule represents ops of the block. If its ops are in nested regions, it represents
+the op of the block around them. Ops of no task (constants, recomputed values, unused ops) come
+right before the first op that needs them.
 
-A compiler is held to the schedule by fences. A fence is one barrier at an anchor. The operands of
-the collectives that begin there go through it, so that none begins earlier; so do the results of
-those that have to be over there, which keeps their slot free for the next. Compute that was moved
-is linked to what runs before it. What follows from the program's own dependences needs no fence.
+Fences hold a compiler to the schedule. A fence is one barrier at an anchor. The operands of the
+collectives that begin there pass through it, so that none begins earlier. So do the results of
+those that must have ended, which keeps their slot free for the next. Compute that was moved is
+linked to the compute before it. The program's own dependences need no fence.
 
-An anchor is a point in time of the block that a barrier can hold on to.
-XLA does not fuse across a barrier, so it stands where a kernel begins or ends in any case: before
-a matrix product, a convolution, a kernel call or a loop, on the operand that is ready last; or
-behind a reduction to something small, on its result. Should XLA have fused what makes the operand
-into the op after all, the operand has to be written and read: where that takes long beside the op,
-as the attention scores do that a product with the values reads, there is no anchor.
+An anchor is a point in time of the block at which a barrier can be placed. XLA does not fuse across
+a barrier, so an anchor is where a kernel begins or ends anyway. One kind is before a matrix
+product, a convolution, a kernel call or a loop, on the operand that is ready last. The other is
+after a reduction to a small result, on this result.
+
+XLA may have fused the producer of the operand into the op. Then a barrier forces the operand to be
+written and read. If that takes long compared with the op, there is no anchor. An example are the
+attention scores that a product with the values reads.
 """
 
 from __future__ import annotations
@@ -39,24 +41,27 @@ from stablehlo_tools.overlap.scheduling.problem import Problem, problem_of
 from stablehlo_tools.overlap.scheduling.scheduler import Limits, Schedule, schedule
 from stablehlo_tools.overlap.scheduling.timing import time_order
 
-type Places = Mapping[ir.Value | ir.Operation, int]  # numbers of ops, by what stands for them
+type Places = Mapping[ir.Value | ir.Operation, int]  # numbers of ops, by `key_of`
 type _Takes = Callable[[ir.Operation], bool]
 _BEFORE = frozenset({CONVOLUTION, CUSTOM_CALL, WHILE})
 _DOT = "stablehlo.dot_general"
 _REDUCE = "stablehlo.reduce"
-_SMALLER = 16  # times: what a reduction to something small makes of its operand
-_SHARE = 0.15  # of an op's time
-_LEAST_NS = 20_000.0  # of a reduction: a shorter one is as good as a moment
-_MOST_LOOKED_AT = 200  # values that are made of a collective's result
-_SLACK = 5_000.0  # ns: anchors so close to each other are the same moment
-_END = 0.05  # of the longest chain: what so little hangs on may end last
+_SMALLER = 16  # least ratio of a reduction's operand to its result for an anchor
+_SHARE = 0.15  # of an op's time: the most that writing and reading an operand may take
+_LEAST_NS = 20_000.0  # of a reduction: a shorter one is no anchor
+_MOST_LOOKED_AT = 200  # dependents of a collective's result that are searched
+_SLACK = 5_000.0  # ns: anchors closer to each other count as the same moment
+_END = 0.05  # of the longest chain: collectives with shorter chains after them may end last
 
 
 @dataclass(frozen=True, slots=True)
 class PlanLimits:
-    """What a plan may use: bytes more than the block's own order needs, how many transfers at a
-    time (0: no limit), whether compute may be reordered, the bytes a ns that memory moves, and how
-    much of the time of compute hides transfers."""
+    """The limits of a plan.
+
+    `headroom`: bytes beyond the block's own order. `streams`: transfers in flight at a time (0: no
+    limit). `reorder_compute`: compute may be reordered. `copy_rate`: bytes per ns that memory
+    moves. `compute_overlap_multiplier`: the share of the time of compute that hides transfers.
+    """
 
     headroom: float
     streams: int
@@ -76,27 +81,31 @@ class ScheduledBlock:
 
     @property
     def location(self) -> ir.Location:
-        """Of the op that the block is part of."""
+        """The location of the op that contains the block."""
         owner = self.plan.block.owner
         return owner.operation.location
 
     @property
     def holds(self) -> bool:
-        """Whether a collective begins at a fence."""
+        """True if a collective begins at a fence."""
         return any(fence.begins for fence in self.fences)
 
     @property
     def closed(self) -> float:
-        """The share that it hides of what the program's own order takes above the floor."""
+        """The share of the time above the floor that the schedule saves.
+
+        It is (before - total) / (before - floor), with `before` the time of the program's own
+        order.
+        """
         before, floor = self.schedule.before_ns, self.schedule.floor_ns
         return (before - self.schedule.total_ns) / (before - floor) if before > floor else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class BlockPlan:
-    """All ops of a block but its last in their new order; by op, its place in it.
+    """All ops of a block but the terminator, in their new order.
 
-    `ops` are those of each task in this block, in program order.
+    `ops`: the ops of each task in this block, in program order.
     """
 
     block: ir.Block
@@ -106,26 +115,27 @@ class BlockPlan:
 
 @dataclass(frozen=True, slots=True)
 class Anchor:
-    """A moment: before an op, on its operands of these numbers, or behind it, on its result."""
+    """A point in time: before an op, on its operands of these numbers, or after it, on its
+    result."""
 
     task: int
     op: ir.Operation
     place: int  # of the op in the block
-    operands: tuple[int, ...]  # none: behind it
+    operands: tuple[int, ...]  # none: after it
     time: float  # ns
 
     @property
     def served_from(self) -> int:
-        """The place of the first op that can read what goes through a barrier here."""
+        """The place of the first op that can read the results of a barrier here."""
         return self.place if self.operands else self.place + 1
 
 
 @dataclass(frozen=True, slots=True)
 class Flight:
-    """A collective of the block: when it begins, and how long it takes, in ns.
+    """A collective of the block, with its begin and its time in ns.
 
-    One that is `fixed` lies in a region of `op`, and begins where that stands. `domain` is its
-    communication domain.
+    A `fixed` one is in a region of `op`, and begins with that op. `domain`: its communication
+    domain.
     """
 
     op: ir.Operation
@@ -137,7 +147,8 @@ class Flight:
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """A barrier at an anchor: what begins there, and values that have to be there by then."""
+    """A barrier at an anchor: the collectives that begin there, and values that must exist by
+    then."""
 
     anchor: Anchor
     begins: list[ir.Operation] = field(default_factory=list[ir.Operation])
@@ -147,9 +158,9 @@ class Fence:
 def schedule_block(
     traced: TracedGraph, effects: Effects, limits: PlanLimits, own_peak: float, *, in_loop: bool
 ) -> ScheduledBlock | None:
-    """The schedule of a block with collectives; None where there are none.
+    """Schedules a block with collectives; returns None if it has none.
 
-    `own_peak` is what its own order needs, in bytes. Raises ToolError for a memory limit that no
+    `own_peak`: the bytes that its own order needs. Raises ToolError for a memory limit that no
     order meets.
     """
     graph = traced.graph
@@ -196,9 +207,10 @@ def _flights(
     *,
     in_loop: bool,
 ) -> list[Flight]:
-    """The collectives of a block that something hangs on, in issue order.
+    """Returns the collectives of a block that later ops wait for, in issue order.
 
-    The others, gradients that are summed at the end, XLA combines and puts where there is room.
+    XLA combines the others, gradients that are summed at the end, and places them where there is
+    room.
     """
     behind = [0.0] * problem.size
     for task in reversed(range(problem.size)):
@@ -221,12 +233,12 @@ def _flights(
 
 
 def plan_block(traced: TracedGraph, order: Sequence[int], effects: Effects) -> BlockPlan | None:
-    """The plan of the block that most tasks of a graph stand in; None if nothing stands in one."""
+    """Returns the plan of the block that contains most tasks of a graph; None if there is none."""
     counts = Counter(op.block for ops in traced.ops for op in ops[-1:])
     block = counts.most_common(1)[0][0] if counts else None
     if block is None:
         return None
-    # The ops of each task, or those of the block around them.
+    # The ops of each task; nested ones are represented by the op of this block around them.
     lifted: list[list[ir.Operation]] = []
     for ops in traced.ops:
         around = [each for op in ops if (each := _ancestor_in(op, block)) is not None]
@@ -248,10 +260,11 @@ def _ancestor_in(op: ir.Operation, block: ir.Block) -> ir.Operation | None:
 def _in_order(
     block: ir.Block, wanted: Iterable[ir.Operation], effects: Effects
 ) -> list[ir.Operation]:
-    """The ops of a block: those wanted in this order, each behind all that it needs."""
+    """Returns the ops of a block: the wanted ones in this order, each after all ops that it
+    needs."""
     ops = [op.operation for op in block.operations][:-1]
     number = {key_of(op): i for i, op in enumerate(ops)}
-    # The ops of the block whose results an op, or an op in its regions, uses.
+    # For each op, the ops of the block whose results it or an op in its regions uses.
     needs: list[list[int]] = []
     for i, op in enumerate(ops):
         makers = (producer(value) for value in values_used(op))
@@ -284,12 +297,12 @@ def find_anchors(
     ns: Sequence[float],
     copy_rate: float,
 ) -> list[Anchor]:
-    """The anchors of a block in their order; `begin` and `ns` are those of the tasks.
+    """Returns the anchors of a block in order; `begin` and `ns` are those of the tasks.
 
-    `copy_rate` is how many bytes memory reads or writes in a ns.
+    `copy_rate`: bytes that memory reads or writes per ns.
     """
     places = {key_of(op): place for place, op in enumerate(plan.order)}
-    # The task that each op of the block stands in.
+    # The task of each op of the block.
     task_of = {key_of(op): task for task in order for op in plan.ops[task]}
     levels: dict[ir.Value | ir.Operation, int] = {}  # how many anchors in a row lead to an op
     anchors: list[Anchor] = []
@@ -297,7 +310,7 @@ def find_anchors(
         level = max((_of_maker(operand, levels, 0) for operand in op.operands), default=0)
         task = task_of.get(key_of(op))
         if task is not None and (op.name == _DOT or op.name in _BEFORE):
-            # A barrier may make the compiler write and read a value: that must not last long.
+            # A barrier may force the compiler to write and read a value, which must not take long.
             ready = _ready_last(op, levels, places)
             numbers = [
                 number
@@ -316,13 +329,17 @@ def find_anchors(
 
 
 def _of_maker(value: ir.Value, numbers: Places, default: int) -> int:
-    """The number of the op that makes a value; a default for one that has none."""
+    """Returns the number of the op that produces a value; the default if it has none."""
     maker = producer(value)
     return default if maker is None else numbers.get(key_of(maker), default)
 
 
 def _ready_last(op: ir.Operation, levels: Places, places: Places) -> list[int]:
-    """The numbers of the tensor operands that other anchors lead to, the last ready one last."""
+    """Returns the numbers of the tensor operands that other anchors lead to, the last ready one
+    last.
+
+    Without such operands, the last ready one alone.
+    """
     ranked = sorted(
         (_of_maker(operand, levels, 0), _of_maker(operand, places, -1), number)
         for number, operand in enumerate(op.operands)
@@ -332,7 +349,7 @@ def _ready_last(op: ir.Operation, levels: Places, places: Places) -> list[int]:
 
 
 def unordered_neighbours(plan: BlockPlan, anchors: Sequence[Anchor]) -> list[tuple[Anchor, Anchor]]:
-    """Anchors that follow each other of which the second does not need the first's result."""
+    """Returns successive anchors of which the second does not depend on the first's result."""
     unordered: list[tuple[Anchor, Anchor]] = []
     for first, second in pairwise(anchors):
         between = {key_of(op) for op in plan.order[first.place : second.place + 1]}
@@ -358,11 +375,11 @@ def plan_fences(
     *,
     one_slot: bool,
 ) -> list[Fence]:
-    """The fences of a block in order.
+    """Plans the fences of a block, in order.
 
-    `flights` are in issue order; with `one_slot` one must be over before the next of its
-    communication domain can begin.
-    `moved` are pairs of anchors of which the second must not run before the first.
+    `flights`: the collectives, in issue order. With `one_slot`, one must end before the next of its
+    communication domain can begin. `moved`: pairs of anchors of which the second must not run
+    before the first.
     """
     at = _Anchored(plan, anchors, flights)
     fences: dict[Anchor, Fence] = {}
@@ -390,7 +407,7 @@ def plan_fences(
 
 
 class _Anchored:
-    """Where the ops of a block stand, and between which anchors."""
+    """The places of a block's ops, and its anchors."""
 
     def __init__(
         self, plan: BlockPlan, anchors: Sequence[Anchor], flights: Sequence[Flight]
@@ -401,7 +418,8 @@ class _Anchored:
         self._times = [anchor.time for anchor in anchors]
 
     def begin(self, flight: Flight) -> Anchor | None:
-        """The last anchor before a flight begins, if it can begin there and is used later."""
+        """Returns the last anchor before a flight's begin, if it can begin there and is used
+        later."""
         number = bisect_right(self._times, flight.begin + _SLACK) - 1
         if number < 0 or flight.fixed:
             return None
@@ -413,19 +431,19 @@ class _Anchored:
         return anchor if anchor.place < first and all(at < anchor.place for at in made) else None
 
     def move(self, op: ir.Operation, anchor: Anchor) -> None:
-        """Lets a collective stand at an anchor."""
+        """Records that a collective moves to an anchor."""
         self._places[key_of(op)] = anchor.served_from
 
     def itself(self, flight: Flight) -> Anchor:
-        """A collective as an anchor, for what has to be over before it begins."""
+        """Returns a collective as an anchor, for values that must exist before it begins."""
         place = self._places[key_of(flight.op)]
         return Anchor(-1, flight.op, place, (0,), flight.begin)
 
     def alive_behind(self, op: ir.Operation, place: int) -> list[ir.Value]:
-        """A tensor that an op makes, or that is made of one, and that is used from a place on.
+        """Returns a tensor that depends on an op and is used at or after a place, in a list; or [].
 
-        None is found where all that is made of it is used up before, or not there yet: the future
-        of an async_start stays in flight, and what another collective makes of it may come later.
+        Empty if all its dependents are used up earlier, or do not exist yet. The future of an
+        async_start stays in flight, and results of other collectives may come later.
         """
         pending = list(op.results)
         seen = set(pending)
@@ -450,7 +468,7 @@ class _Anchored:
 
 
 def place_of(op: ir.Operation, places: Places) -> int | None:
-    """The place of an op, or of the op of the block around it."""
+    """Returns the place of an op, or of the op of the block around it; None if there is none."""
     current: ir.Operation | None = op
     while current is not None:
         place = places.get(key_of(current))
@@ -462,7 +480,7 @@ def place_of(op: ir.Operation, places: Places) -> int | None:
 
 
 def write_block(block: ScheduledBlock) -> None:
-    """Puts a block into the order of its schedule, with the fences that hold it."""
+    """Reorders a block by its schedule, and writes the fences that hold it."""
     end = terminator(block.plan.block)
     for op in block.plan.order:
         op.move_before(end)
@@ -476,11 +494,11 @@ class _BlockWriter:
 
     def __init__(self, plan: BlockPlan, anchors: Sequence[Anchor]) -> None:
         self._places = {key_of(op): place for place, op in enumerate(plan.order)}
-        self._now: dict[ir.Value, ir.Value] = {}  # what stands for values that went through
+        self._now: dict[ir.Value, ir.Value] = {}  # the barrier's result for each operand
         self._before = {key_of(a.op): a.place for a in anchors if a.operands}
 
     def write(self, fence: Fence) -> None:
-        """Writes a barrier where it holds anything."""
+        """Writes a barrier, if it holds anything."""
         anchor = fence.anchor
         through = [
             (value, takes)
@@ -498,8 +516,7 @@ class _BlockWriter:
             takers = [takes for other, takes in through if other == value]
             for op, number in [(use.owner.operation, use.operand_number) for use in value.uses]:
                 if op != written and any(takes(op) for takes in takers):
-                    # An op without results stands for itself, and with other operands for another
-                    # one.
+                    # An op without results is its own key, which changes with its operands.
                     place = None if len(op.results) else self._places.pop(op, None)
                     op.operands[number] = result
                     if place is not None:
@@ -511,7 +528,8 @@ class _BlockWriter:
             last = op
 
     def _through(self, fence: Fence) -> list[tuple[ir.Value, _Takes]]:
-        """Lists what goes through a barrier, and who takes it from there."""
+        """Returns the operands of a barrier, each with a predicate for the users that read its
+        result."""
         anchor = fence.anchor
         place, served_from, own = anchor.place, anchor.served_from, key_of(anchor.op)
         begun = {key_of(op) for op in fence.begins}
@@ -521,7 +539,7 @@ class _BlockWriter:
 
         def is_later(op: ir.Operation) -> bool:
             at = place_of(op, self._places)
-            return at is None or at >= served_from  # none: the last op
+            return at is None or at >= served_from  # None: the terminator
 
         through: list[tuple[ir.Value, _Takes]] = []
         if not anchor.operands:
