@@ -45,9 +45,10 @@ type _Placed = tuple[int, Block, Sequence[ir.Operation]]  # a program, a block o
 
 @dataclass(frozen=True)
 class Aligned:
-    """What came of it: nothing where there is a `finding`, which says why.
+    """The result of an alignment.
 
-    `warnings` go with the name of the artifact that each is about.
+    If there is a `finding`, the programs could not be aligned, and it says why. `warnings`: each
+    with the name of its artifact.
     """
 
     programs: tuple[Program, ...]
@@ -58,11 +59,11 @@ class Aligned:
 def align_order(job: Job, threading: ThreadTokensPass, *, keeps_all: bool = False) -> Aligned:
     """Rewrites the modules of a job's artifacts in place.
 
-    `keeps_all`: a compiler deleted a collective, so a returned value uses each that no output
-    surely needs.
+    `keeps_all`: a compiler deleted a collective, so each collective that no output surely needs
+    gets a use by a returned value.
 
-    Where the result has a finding they are left half-way, and must not be written. Raises a located
-    ToolError where a program is not understood or cannot be threaded.
+    If the result has a finding the modules are only partly rewritten, and must not be written to
+    files. Raises a located ToolError if a program is not understood or cannot be threaded.
     """
     for loaded in job.artifacts:
         strip_module(loaded.module)
@@ -82,7 +83,7 @@ def align_order(job: Job, threading: ThreadTokensPass, *, keeps_all: bool = Fals
         return Aligned(programs, choice)
     for number, part in enumerate(issued):
         orders = {block: order for (program, block), order in choice.items() if program == number}
-        # Moves ops so that the text has the nodes in the orders given.
+        # Moves ops so that the program order is the chosen order.
         program = programs[number]
         for block, sites in zip(blocks_of(program.block), part.sites, strict=True):
             wanted = [sites[position] for position in orders.get(block, ())]
@@ -94,7 +95,7 @@ def align_order(job: Job, threading: ThreadTokensPass, *, keeps_all: bool = Fals
         with naming(loaded.name), loaded.module.context, counted:
             threading.run(loaded.module, diagnostics)
         warnings += [(loaded.name, told) for told in diagnostics.collected]
-    copies = tuple(loaded.copy() for loaded in job.artifacts)  # reading changes them
+    copies = tuple(loaded.copy() for loaded in job.artifacts)  # `read` changes the artifacts
     decided = decide([part.program for part in replace(job, artifacts=copies).read()])
     return Aligned(decided.programs, decided.finding, tuple(warnings))
 
@@ -102,7 +103,10 @@ def align_order(job: Job, threading: ThreadTokensPass, *, keeps_all: bool = Fals
 def _agreeing(
     job: Job, warnings: list[tuple[str, Diagnostic]]
 ) -> tuple[list[Issued], Finding | None]:
-    """The programs once every participant issues every collective; or why that cannot be."""
+    """Returns the programs after every participant issues every collective; or why it cannot.
+
+    Gives dead collectives a use for that.
+    """
     while True:
         issued = job.read(keeps_platforms=True)
         programs, finding = pair_transfers([part.program for part in issued])
@@ -129,7 +133,7 @@ def _keep_alive(loaded: Artifact, collective: Collective) -> Diagnostic:
 
 
 def _common_order(programs: Sequence[Program], issued: Sequence[Issued]) -> Choice | Finding:
-    """The text orders where they agree already; else an order that suits all."""
+    """Returns the text orders if they agree already; otherwise an order that suits all."""
     simulator = Simulator(programs)
     if simulator.run().ended:
         return {}
@@ -159,11 +163,12 @@ type _Anchored = dict[ir.Value | ir.Operation, tuple[ir.Operation, list[int]]]
 
 
 def _anchors(ops: Sequence[ir.Operation]) -> list[tuple[ir.Block, _Anchored]]:
-    """What of each block moves with the ops of a level: an op itself, or what it stands in.
+    """Returns for each block the ops (anchors) that move with the ops of a level.
 
-    A level's ops may stand in regions of others: manual computations, and branches that are surely
-    taken, as those of a platform are. By its key, each anchor comes with the positions of the ops
-    that it holds, in text order; blocks in which nothing passes anything are left out.
+    An anchor is one of the ops, or an op that contains some. These are manual computations, and
+    branches that are surely taken, like those of a platform. Each anchor, by its key, is listed
+    with the positions of the ops that it holds, in text order. Blocks with only one anchor are left
+    out.
     """
     found: dict[ir.Block, _Anchored] = {}
     for position, op in enumerate(ops):
@@ -176,7 +181,8 @@ def _anchors(ops: Sequence[ir.Operation]) -> list[tuple[ir.Block, _Anchored]]:
 
 
 def _can_be_written(choice: Choice | Finding, blocks: Sequence[_Placed]) -> bool:
-    """Whether nothing comes between ops that one anchor holds; there may be no order at all."""
+    """Returns True if no other op is ordered between ops that one anchor holds, or there is no
+    order."""
     if isinstance(choice, Finding):
         return True
     return all(
@@ -188,10 +194,10 @@ def _can_be_written(choice: Choice | Finding, blocks: Sequence[_Placed]) -> bool
 
 
 def _constraints(ops: Sequence[ir.Operation], *, stays: bool = False) -> list[int]:
-    """For each op of a block's nodes the earlier ones that it cannot be moved before, as bits.
+    """Returns for each op the earlier ones that it cannot be moved before, as bits.
 
-    Where two stand in different regions, what moves is what they stand in: it comes after what it
-    is computed from. What holds several nodes `stays` where it is among the others, if asked to,
+    If two ops are in different regions, their anchors move: each stays after the ops that it is
+    computed from. With `stays`, an anchor that holds several ops keeps its place among the others,
     so that none of them comes between.
     """
     bound = [0] * len(ops)
@@ -211,7 +217,7 @@ def _constraints(ops: Sequence[ir.Operation], *, stays: bool = False) -> list[in
 
 
 def _computed_from(block: ir.Block, ops: Sequence[ir.Operation]) -> list[int]:
-    """For each of some ops of a block which of the others it is computed from, as bits."""
+    """Returns for each of some ops of a block the others that it is computed from, as bits."""
     positions = {key_of(op): i for i, op in enumerate(ops)}
     sources = [0] * len(ops)
     known: dict[ir.Value, int] = {}
@@ -230,10 +236,10 @@ def _computed_from(block: ir.Block, ops: Sequence[ir.Operation]) -> list[int]:
 
 
 def _rearrange(block: ir.Block, wanted: Sequence[ir.Operation]) -> None:
-    """Puts ops of a block into the wanted order; the others stay where they are if they can.
+    """Reorders ops of a block to the wanted order; the others stay where they are if they can.
 
-    What stands before an op of the wanted order, in the text, goes before it still, unless it is
-    computed from an op that now comes later.
+    An op that is before an op of the wanted order stays before it, unless it is computed from an op
+    that now comes later.
     """
     listed = [view.operation for view in block.operations]
     ordered = {key_of(op) for op in wanted}
@@ -261,7 +267,7 @@ def _rearrange(block: ir.Block, wanted: Sequence[ir.Operation]) -> None:
                 emit(position)
         reached = max(reached, last + 1)
         held = [p for p in range(reached) if p not in done]
-        emit(last)  # ready: the common order lets no op pass what it is computed from
+        emit(last)  # ready: the common order moves no op before the ops that it is computed from
     for position in range(len(listed)):
         if position not in done:
             emit(position)

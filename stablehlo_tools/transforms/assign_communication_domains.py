@@ -61,7 +61,7 @@ from stablehlo_tools.passes.road import Milestone, Stage
 from stablehlo_tools.transforms.parts.create_reduce_scatter.rewriting import collective_like
 
 _ALL_TO_ALL = "all_to_all"
-# Ops that XLA flattens all but the first operand of: it copies an attribute of what made them.
+# Ops for which XLA reshapes all operands but the first, and copies the producers' attributes.
 _RESHAPING = frozenset({GATHER, SCATTER})
 _KINDS = frozenset(
     {"all_gather", "all_reduce", "reduce_scatter", "collective_permute", _ALL_TO_ALL}
@@ -105,7 +105,7 @@ class AssignCommunicationDomainsPass(Pass):
             diagnostics.collected += notes.collected
 
     def _rewrite(self, module: ir.Module, hardware: Hardware, notes: Diagnostics) -> str | None:
-        """Rewrites a module in place; why it is left, None where anything was assigned."""
+        """Rewrites a module in place; says why it is left, None if a domain was assigned."""
         collectives = find_collectives(module)
         facts = ModuleFacts.of(module, collectives)
         grouped = [(collective, facts.groups(collective)) for collective in collectives]
@@ -133,7 +133,7 @@ class AssignCommunicationDomainsPass(Pass):
 
 
 def _is_within(groups: ProcessGroups, network: Network) -> bool:
-    """Whether no group leaves a domain of a network."""
+    """Returns True if no group leaves a domain of a network."""
     return all(len({domain(network, device) for device in group}) < 2 for group in groups)
 
 
@@ -160,10 +160,10 @@ def _why_left(
 
 
 def _written_apart(collective: Collective) -> ir.Operation:
-    """The op of a collective, an all_to_all with the parts that it exchanges along dimension 0.
+    """Returns the op of a collective; rewrites an all_to_all to exchange parts along dimension 0.
 
-    [.., n·a, .., b, ..] → [n, .., a, .., b, ..] → all_to_all → [n, .., a, .., b, ..]
-    → [.., a, .., n·b, ..]
+    [.., n·a, .., b, ..] → [n, .., a, .., b, ..] → all_to_all → [n, .., a, .., b, ..] → [.., a, ..,
+    n·b, ..]
     """
     op = collective.op
     if collective.kind != _ALL_TO_ALL:

@@ -115,7 +115,7 @@ class HierarchicalCollectivesPass(Pass):
             diagnostics.collected += notes.collected
 
     def _rewrite(self, module: ir.Module, hardware: Hardware, notes: Diagnostics) -> bool:
-        """Rewrites a module in place; whether there was anything to rewrite."""
+        """Rewrites a module in place; returns True if anything changed."""
         collectives = find_collectives(module)
         facts = ModuleFacts.of(module, collectives)
         forms, channels = GroupForms(facts), Channels(module)
@@ -146,7 +146,7 @@ class HierarchicalCollectivesPass(Pass):
 
 
 def _why_left(collective: Collective, groups: ProcessGroups) -> str | None:
-    """Why a collective cannot be taken apart; None where it may be."""
+    """Says why a collective cannot be decomposed; None if it can."""
     if collective.is_async:
         return "left as it is, its start and its end are placed already"
     if len(collective.op.operands) > 1:
@@ -164,7 +164,8 @@ def _why_left(collective: Collective, groups: ProcessGroups) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """One collective of a plan: what it makes, over which groups, and what of it is sent."""
+    """One collective of a plan: its kind, groups, result type, and the type of the data it
+    moves."""
 
     kind: str
     groups: ProcessGroups
@@ -174,13 +175,13 @@ class _Step:
     dimension: int
 
 
-type _Plan = Sequence[_Step]  # the collectives that a collective becomes
+type _Plan = Sequence[_Step]  # the collectives that replace one
 
 
 def _tables(
     collective: Collective, groups: ProcessGroups, forms: GroupForms, rows: int
 ) -> Iterator[_Plan]:
-    """All plans of a collective, or those with such rows."""
+    """Yields all plans of a collective; if `rows` is not 0, only those with rows of that length."""
     members = len(groups[0])
     for length in range(2, members):
         if members % length or (rows and rows != length):
@@ -203,7 +204,7 @@ type _Groups = tuple[ProcessGroups, ir.Attribute]
 def _steps(
     collective: Collective, along: _Groups, across: _Groups, length: int
 ) -> Sequence[_Step] | None:
-    """The collectives in their order; None for an all_reduce without a dimension to divide."""
+    """Returns the collectives in order; None for an all_reduce without a dimension to divide."""
     source = ir.RankedTensorType(collective.op.operands[0].type)
     result = ir.RankedTensorType(collective.op.results[0].type)
     members = len(along[0][0]) * len(across[0][0])
@@ -241,7 +242,7 @@ def _scaled(
 
 @dataclass(frozen=True, slots=True)
 class _Pricing:
-    """Times a collective and its plans, in ns, by themselves."""
+    """Predicts the ns of a collective and of its plans, each without other work."""
 
     kind: str
     size: float
@@ -250,11 +251,11 @@ class _Pricing:
     devices: int
 
     def best(self, plans: Iterator[_Plan], rows: int) -> _Plan | None:
-        """The fastest plan, if it is worth it; any, if its rows are asked for."""
+        """Returns the fastest plan if it is worth it; any plan if its rows are asked for."""
         if rows:
             return next(plans, None)
-        # On switches rows are only good where they and the columns have no kind of link in common:
-        # there the libraries' own algorithms take as few steps.
+        # On switches rows help only if rows and columns share no kind of link. Otherwise the
+        # libraries' own algorithms need no more steps.
         fitting: list[_Plan] = []
         for plan in plans:
             links = [set(self._time(step.kind, 1.0, step.groups).links) for step in plan[:2]]
@@ -265,11 +266,11 @@ class _Pricing:
 
     @property
     def whole(self) -> float:
-        """The collective as it is, or as the compiler makes it."""
+        """The ns of the collective as the compiler runs it."""
         return self._time(self.kind, self.size, self.groups).ns
 
     def of_plan(self, plan: _Plan) -> float:
-        """All of its collectives in a row."""
+        """Returns the ns of all collectives of a plan, one after the other."""
         return sum(
             self._time(step.kind, tensor_bytes(step.sent) or 0, step.groups).ns for step in plan
         )
@@ -281,14 +282,14 @@ class _Pricing:
 
 
 def _moved(collective: Collective) -> ir.ShapedType:
-    """The type whose bytes count: of what is gathered, or of what is reduced."""
+    """Returns the type whose bytes count: the result of a gather, the operand of a reduction."""
     op = collective.op
     value = op.results[0] if collective.kind == "all_gather" else op.operands[0]
     return ir.ShapedType(value.type)
 
 
 def _write(collective: Collective, plan: _Plan, channels: Channels) -> None:
-    """Puts the collectives of a plan in the place of one."""
+    """Replaces a collective by the collectives of a plan."""
     op = collective.op
     value = op.operands[0]
     for step in plan:

@@ -80,7 +80,7 @@ class HoldCollectivesPass(Pass):
                     waiting, ir.InsertionPoint(after), after.location
                 ).results[0]
             for op in sums:
-                # Hides from a compiler what becomes of the results.
+                # The barrier hides the users of the results from the compiler.
                 users = [use.owner.operation for result in op.results for use in result.uses]
                 waiting = [user for user in users if user.name == BARRIER]
                 held = barrier(op.results, ir.InsertionPoint.after(op), op.location)

@@ -30,13 +30,14 @@ from stablehlo_tools.ir.walk import FUNCTION, terminator
 
 
 def keep_alive(collective: Collective, live: Set[ir.Value]) -> None:
-    """Makes a value that the collective's block returns depend on it, in place: one that is `live`.
+    """Makes a returned `live` value of the collective's block depend on the collective, in place.
 
-    Raises a located ToolError where there is none: in a loop or branch, or beside tokens only.
+    Raises a located ToolError if there is none: in a loop or branch, or if only tokens are
+    returned.
     """
     op = collective.op
     owner = op.block.owner.operation
-    # The op that has the collective's results: of an asynchronous one its done, if any.
+    # The results of an asynchronous collective are those of its done, if any.
     uses = [use for result in op.results for use in result.uses]
     dones = [use.owner.operation for use in uses if is_async_done(use.owner.operation)]
     results = (dones[0] if collective.is_async and dones else op).results
@@ -53,7 +54,7 @@ def keep_alive(collective: Collective, live: Set[ir.Value]) -> None:
             op.location,
         )
     end = terminator(op.block)
-    # The smallest returned tensor that is used outside.
+    # Chooses the smallest returned tensor that is used outside.
     sizes: dict[int, int] = {}
     for position, value in enumerate(end.operands):
         type_ = value.type
@@ -73,13 +74,13 @@ def keep_alive(collective: Collective, live: Set[ir.Value]) -> None:
         )
     build = Builder(ir.InsertionPoint(end), op.location)
     value = end.operands[chosen]
-    # The value where the predicate holds, as it always does.
+    # The predicate is always true, so the select keeps the value.
     operands = [_write_true(build, element), value, _write_zero(build, value)]
     end.operands[chosen] = _opaque(build.op("select", operands, value.type))
 
 
 def _write_true(build: Builder, value: ir.Value) -> ir.Value:
-    """A predicate computed from the first element of a tensor."""
+    """Writes a predicate that is always true, computed from the first element of a tensor."""
     element, rank = element_of(value), len(shape_of(value))
     if rank:
         value = build.reshape(build.slice(value, [0] * rank, [1] * rank), [])
@@ -103,6 +104,6 @@ def _write_zero(build: Builder, like: ir.Value) -> ir.Value:
 
 
 def _opaque(value: ir.Value) -> ir.Value:
-    """Marks the op that makes a value as one that compilers do not see through."""
+    """Marks the producer of a value as an op that compilers do not simplify."""
     maker_of(value).attributes[OPAQUE] = ir.UnitAttr.get(value.context)
     return value

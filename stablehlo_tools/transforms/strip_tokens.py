@@ -56,11 +56,10 @@ class StripTokensPass(Pass):
 def strip_module(module: ir.Module) -> None:
     """Removes every marked op, carry, argument and decomposition.
 
-    Every use of a chain token is first pointed at one placeholder, which frees the order in which
-    links and carriers can then be removed; that no use of the placeholder is left proves that
-    nothing but the chain had used its tokens.
+    First all uses of chain tokens are replaced by one placeholder. So links and carriers can be
+    removed in any order. If the placeholder is unused at the end, only the chain used its tokens.
 
-    Raises a located ToolError where later rewriting has damaged the chain.
+    Raises a located ToolError if later rewriting has damaged the chain.
     """
     links, carriers, decompositions = _marked(module)
     if not (links or carriers or decompositions):
@@ -83,7 +82,7 @@ def strip_module(module: ir.Module) -> None:
 def _marked(
     module: ir.Module,
 ) -> tuple[list[ir.Operation], list[ir.Operation], dict[str, ir.Operation]]:
-    """The links, the carriers and the decompositions of the chain."""
+    """Returns the links, the carriers and the decompositions of the chain."""
     links: list[ir.Operation] = []
     carriers: list[ir.Operation] = []
     decompositions: dict[str, ir.Operation] = {}

@@ -95,7 +95,7 @@ class ThreadTokensPass(Pass):
                 collective.op.location,
             )
         _warn_of_unpartitioned(module, bool(functions), diagnostics)
-        # Two asynchronous collectives in flight together cannot be ordered by tokens.
+        # Tokens cannot order two asynchronous collectives that are in flight together.
         pending = [step for function in functions for step in function.steps]
         while pending:
             step = pending.pop(0)
@@ -113,14 +113,18 @@ class ThreadTokensPass(Pass):
 
 
 def thread_collectives(module: ir.Module, counts: Callable[[Collective], bool]) -> None:
-    """Threads one chain through the collectives that `counts` says, for passes that need an order
-    of some ops only. Raises a located ToolError where a precondition fails."""
+    """Threads one chain through the collectives that `counts` accepts, for passes that order only
+    some.
+
+    Raises a located ToolError if a precondition fails.
+    """
     for function in plan_chain(module, by_group=False, minimal=False, counts=counts):
         Threader().function(function)
 
 
 def _warn_of_unpartitioned(module: ir.Module, communicates: bool, diagnostics: Diagnostics) -> None:
-    """A plain sharded jit holds no collective before a compiler partitions it."""
+    """Warns about a sharded module without collectives: a compiler adds them when it partitions
+    it."""
     if communicates:
         return
     meshes = [op for op in module.body.operations if op.operation.name == MESH]

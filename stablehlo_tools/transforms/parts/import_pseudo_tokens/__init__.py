@@ -1,1 +1,1 @@
-"""torch-xla's pseudo-tokens: where they flow, which are tokens, how they are taken out."""
+"""Finds torch-xla's pseudo-tokens, decides which are tokens, and removes them."""

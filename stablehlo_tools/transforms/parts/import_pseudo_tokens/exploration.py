@@ -1,10 +1,10 @@
-"""Follows a root's zero forward through a module, by the arithmetic that pseudo-tokens are made of.
+"""Follows a root's zero forward through a module, through the arithmetic of pseudo-tokens.
 
-Loops, branches and calls are taken to hand a token on; where it turns out that one of their
-other values is none, the guess is taken back and the search begins anew.
+Loops, branches and calls are assumed to pass a token on. If another value at the same position
+turns out not to be a token, the assumption is dropped and the search restarts.
 
-The pieces of arithmetic are recognised by structure alone; what that asks of a module is gathered
-in one walk (`Program`).
+The arithmetic is recognized by structure alone. One walk collects what is needed of a module
+(`Program`).
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ from stablehlo_tools.ir.walk import (
     walk,
 )
 
-Base = ir.Value | None  # the token that a value is made of; None is the constant zero
+Base = ir.Value | None  # the token that a value is computed from; None is the constant zero
 
 
 def is_same(first: Base, second: Base) -> bool:
-    """Whether two tokens are one. (A value refuses to be compared with None.)"""
+    """Returns True if two tokens are the same. (A value cannot be compared with None.)"""
     if first is None or second is None:
         return first is second
     return first == second
@@ -65,7 +65,7 @@ class Link:
 
 @dataclass(frozen=True, eq=False)
 class Maker:
-    """What makes a token that comes after a collective, from the one that came before it.
+    """The op that computes the token after a collective from the token before it.
 
     `op` is the product, or the all_reduce itself; its operand at `position` is the old token.
     """
@@ -79,13 +79,13 @@ class Maker:
 
     @property
     def is_carry(self) -> bool:
-        """Whether the token goes through the collective as an operand and a result of its own."""
+        """True if the token is an operand and a result of the collective itself."""
         return self.op.name == ALL_REDUCE
 
 
 @dataclass(frozen=True, eq=False)
 class Flow:
-    """A token handed through a loop, a branch or a call by the operand of `op` at `position`."""
+    """A token that the operand of `op` at `position` passes through a loop, a branch or a call."""
 
     op: ir.Operation
     position: int
@@ -95,7 +95,7 @@ class Flow:
 
 @dataclass(frozen=True, eq=False)
 class Escape:
-    """A use of a token that is no part of a chain."""
+    """A use of a token that is not part of a chain."""
 
     op: ir.Operation
     position: int
@@ -106,7 +106,7 @@ class Escape:
 class TokenGraph:
     """The candidate chain of one root: None for the constant zeros of the module.
 
-    To be asked only when it is filled.
+    Its methods may be called only after it is filled.
     """
 
     root: Base
@@ -119,11 +119,11 @@ class TokenGraph:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no collective takes a token of this root."""
+        """True if no collective takes a token of this root."""
         return not self.links and not any(maker.is_carry for maker in self.makers)
 
     def collectives(self) -> Iterator[ir.Operation]:
-        """The collectives that take a token, with repeats."""
+        """Yields the collectives that take a token, with repeats."""
         yield from (link.collective for link in self.links)
         yield from (maker.collective for maker in self.makers if maker.is_carry)
 
@@ -147,7 +147,10 @@ class TokenGraph:
         return {*carries, *(link.base for link in self.links)}
 
     def downstream(self, base: Base, *, through_makers: bool) -> set[Base]:
-        """The tokens that a token becomes by being handed on, or also by being made into others."""
+        """Returns the tokens that a token is passed on to.
+
+        `through_makers`: also those that are computed from it after a collective.
+        """
         reached: set[Base] = {base}
         pending: list[Base] = [base]
         while pending:
@@ -160,7 +163,7 @@ class TokenGraph:
         return reached
 
     def made_tokens(self) -> set[Base]:
-        """The tokens that come after some collective, wherever they are handed."""
+        """Returns the tokens that come after some collective, wherever they are passed on to."""
         return {
             token
             for maker in self.makers
@@ -168,11 +171,11 @@ class TokenGraph:
         }
 
     def feeds(self, token: ir.Value) -> bool:
-        """Whether a collective takes this token."""
+        """Returns True if a collective takes this token."""
         return not self._taken.isdisjoint(self.downstream(token, through_makers=False))
 
     def is_chain(self) -> bool:
-        """Whether a token made after one collective is taken by a further one."""
+        """Returns True if a collective takes a token that was computed after another one."""
         return any(self.feeds(maker.token) for maker in self.makers)
 
 
@@ -208,18 +211,19 @@ class Program:
         return program
 
     def position(self, op: ir.Operation) -> int:
-        """The place in the program of an op that has results."""
+        """Returns the position in the program of an op with results."""
         return self.positions[op.results[0]]
 
     def callee(self, call: ir.Operation) -> ir.Operation | None:
-        """The function of one block that a call leads to and that only calls reach."""
+        """Returns the called function if it has one block and only calls reach it; otherwise
+        None."""
         function = self.functions.get(callee_name(call))
         if function is None or is_public(function) or len(function.regions[0].blocks) != 1:
             return None
         return function
 
     def entries(self) -> Sequence[tuple[str, ir.Operation]]:
-        """The public functions that have a body, by name: `main` alone, where there is one."""
+        """Returns the public functions with a body, by name; only `main`, if it exists."""
         public = [
             (name, function)
             for name, function in self.functions.items()
@@ -229,13 +233,13 @@ class Program:
 
 
 OR = "stablehlo.or"  # the sum of two booleans
-# Ops that hand a zero on, in another element type or shape.
+# Ops that convert or reshape a zero to a zero.
 RESHAPING = frozenset({CONVERT, BROADCAST, RESHAPE})
 
-# The collectives that torch-xla hands its token by an addition; an all_reduce has it as an operand.
+# The collectives to whose input torch-xla adds its token; an all_reduce has it as an operand.
 FED_BY_ADDITION = COLLECTIVES - {ALL_REDUCE, "stablehlo.collective_broadcast"}
 TOKENED = FED_BY_ADDITION | {ALL_REDUCE}
-# Reductions of zeros that are zero; by `xor`, which would be one too, torch-xla reduces nothing.
+# Reductions of zeros that are zero. `xor` would be one too, but torch-xla does not use it.
 ZERO_KEEPING = REDUCERS - {"xor"}
 
 # Ops between a collective's result and the element of it that a token is multiplied by.
@@ -243,22 +247,22 @@ _ON_THE_WAY = frozenset({CONVERT, RESHAPE, TRANSPOSE})
 
 
 def element_type(value: ir.Value) -> ir.Type | None:
-    """The element type of a tensor, None for a value of another type."""
+    """Returns the element type of a tensor; None for a value of another type."""
     type_ = value.type
     return type_.element_type if isinstance(type_, ir.RankedTensorType) else None
 
 
 def is_scalar(value: ir.Value) -> bool:
-    """Whether a value is a tensor of rank 0."""
+    """Returns True if a value is a tensor of rank 0."""
     type_ = value.type
     return isinstance(type_, ir.RankedTensorType) and type_.rank == 0
 
 
 def is_zero_constant(op: ir.Operation) -> bool:
-    """Whether an op is a constant that is +0 in every element, or false."""
+    """Returns True if an op is a constant with +0, or false, in every element."""
     if op.name != CONSTANT:
         return False
-    # The attribute of a constant of another element type cannot even be read.
+    # The bindings cannot read the attribute of a constant of another element type.
     if not isinstance(element_type(op.results[0]), ir.FloatType | ir.IntegerType):
         return False
     splat = splat_element(op)
@@ -268,13 +272,13 @@ def is_zero_constant(op: ir.Operation) -> bool:
 
 
 def is_zero(value: ir.Value) -> bool:
-    """Whether a value is shown to be zero in every element by constants alone."""
+    """Returns True if constants alone show that a value is zero in every element."""
     source = _reshaped(value)
     return source is not None and is_zero_constant(source)
 
 
 def is_uniform_constant(value: ir.Value) -> bool:
-    """Whether a value is a constant that is the same in every element."""
+    """Returns True if a value is a constant with the same number in every element."""
     source = _reshaped(value)
     if source is None or source.name != CONSTANT:
         return False
@@ -284,15 +288,18 @@ def is_uniform_constant(value: ir.Value) -> bool:
 
 
 def is_test_for_zero(op: ir.Operation, position: int) -> bool:
-    """Whether an op is `operand != 0`, torch-xla's conversion to a boolean."""
+    """Returns True if an op is `operand != 0`, torch-xla's conversion to a boolean."""
     if op.name != COMPARE or "NE" not in str(op.attributes["comparison_direction"]):
         return False
     return is_zero(op.operands[1 - position])
 
 
 def first_element(value: ir.Value) -> tuple[ir.Operation, Sequence[ir.Operation]] | None:
-    """The collective that a scalar is the first element of, as torch-xla picks and scales it, and
-    the ops that do so, the last one first."""
+    """Traces a scalar back to the collective whose first element it is, as torch-xla picks and
+    scales it.
+
+    Returns the collective and the ops between, the last one first; None if there is none.
+    """
     path: list[ir.Operation] = []
     op = producer(value) if is_scalar(value) else None
     while op is not None and op.name not in TOKENED:
@@ -305,7 +312,7 @@ def first_element(value: ir.Value) -> tuple[ir.Operation, Sequence[ir.Operation]
 
 
 def _step_back(op: ir.Operation) -> ir.Value | None:
-    """The array that an op on the way to a first element picks from, None for another op."""
+    """Returns the array that an op on the way to a first element reads; None for another op."""
     if op.name in _ON_THE_WAY or _picks_first(op):
         return op.operands[0]
     if op.name != MULTIPLY:
@@ -333,7 +340,7 @@ def _all_are(numbers: ir.Attribute, number: int) -> bool:
 
 
 def _reshaped(value: ir.Value) -> ir.Operation | None:
-    """The op that a value is made of by reshaping and converting alone."""
+    """Returns the op that a value comes from, through reshapes and conversions."""
     op = producer(value)
     while op is not None and op.name in RESHAPING:
         op = producer(op.operands[0])
@@ -346,9 +353,9 @@ _RETURNS = frozenset({"func.return", "stablehlo.return"})
 def explore(
     program: Program, root: Base, not_tokens: frozenset[ir.Value] = frozenset()
 ) -> TokenGraph:
-    """Everything that is zero because `root` is, and what it is used for.
+    """Returns all values that are zero because `root` is, with their uses.
 
-    `not_tokens` are results that make no token whatever goes into them.
+    `not_tokens`: results that are not tokens, whatever their operands are.
     """
     refuted: set[Hashable] = set()
     while True:
@@ -386,9 +393,9 @@ class _Explorer:
         self.refuted = refuted
         self.not_tokens = not_tokens
         self.pending: list[ir.Value] = []
-        self.fed: set[tuple[ir.Value, Base]] = set()  # which collective takes which token
-        self.products: list[_Product] = []  # of a first element, that may make a token
-        # By its key, that a value handed around is a token; so it is, if all these values are.
+        self.fed: set[tuple[ir.Value, Base]] = set()  # pairs of a collective and its token
+        self.products: list[_Product] = []  # products with a first element that may be tokens
+        # By key, the assumption that a passed value is a token, which holds if all these are.
         self.guesses: list[tuple[Hashable, Sequence[ir.Value]]] = []
         self.rules: dict[str, Callable[[ir.Operation, int, ir.Value, Base], bool]] = {
             ADD: self._sum,
@@ -418,7 +425,7 @@ class _Explorer:
             progress = self._make_products()
         for product in self.products:
             self._escape(product.op, product.position, product.base)
-        # A token plus a token is no operand with a token added.
+        # A token plus a token is not a link.
         bases = self.graph.bases
         sums = [link for link in self.graph.links if link.plain in bases]
         for link in sums:
@@ -434,7 +441,7 @@ class _Explorer:
         self.graph.escapes.append(Escape(op, position, base))
 
     def _use(self, op: ir.Operation, position: int, value: ir.Value, base: Base) -> bool:
-        """Notes one use of a token; False for one that is no part of a chain."""
+        """Records one use of a token; returns False if it is not part of a chain."""
         name = op.name
         if name in RESHAPING or is_test_for_zero(op, position):
             self.graph.images.append(op)
@@ -446,7 +453,8 @@ class _Explorer:
         return rule is not None and rule(op, position, value, base)
 
     def _sum(self, op: ir.Operation, position: int, _: ir.Value, base: Base) -> bool:
-        """x + token: a link for each collective that reads it."""
+        """Records a link for each collective that reads x + token; returns False for other
+        readers."""
         plain = op.operands[1 - position]
         uses = list(op.results[0].uses)
         readers = [use for use in uses if use.owner.operation.name in FED_BY_ADDITION]
@@ -466,12 +474,12 @@ class _Explorer:
         return True
 
     def _all_reduce(self, op: ir.Operation, position: int, value: ir.Value, base: Base) -> bool:
-        """An all_reduce with the token as one operand more, the last."""
+        """Records an all_reduce with the token as an additional last operand."""
         is_extra = position == len(op.operands) - 1 > 0
         token = op.results[position]
         if not is_extra or not is_scalar(value) or token in self.not_tokens:
             return False
-        # Zeros are reduced to zero by `op(%a, %b)` of the region's own two arguments.
+        # The region must be `op(%a, %b)` of its two arguments, which reduces zeros to zero.
         block = Combining(op).combiner
         first = block.operations[0].operation
         if not (
@@ -485,7 +493,7 @@ class _Explorer:
         return True
 
     def _make_products(self) -> bool:
-        """Turns token * first element into new tokens, where the collective took that token."""
+        """Turns token * first element into new tokens, if the collective took that token."""
         waiting: list[_Product] = []
         for product in self.products:
             collective, base, token = product.collective, product.base, product.op.results[0]
@@ -546,7 +554,7 @@ class _Explorer:
         key: Hashable,
         values: Sequence[ir.Value],
     ) -> bool:
-        """A token handed to `targets`, which are tokens if `values` all are."""
+        """Records a token that is passed on to `targets`, which are tokens if `values` all are."""
         if key in self.refuted:
             return False
         self.guesses.append((key, values))

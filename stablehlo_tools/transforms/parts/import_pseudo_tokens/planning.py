@@ -1,20 +1,21 @@
-"""Which candidate chains are torch-xla's, and what of them goes.
+"""Decides which candidate chains are torch-xla's, and which of their links to remove.
 
-The candidate chain of a root is where the values flow that are zero because the root is:
+The candidate chain of a root consists of the values that are zero because the root is:
 
     C(x + T)            a link: the collective C takes the token T
     T' = T * C(…)[0]    a maker: T' comes after C
     …, T' = all_reduce(…, T)    a maker that takes T as well
 
-T may be converted and broadcast on the way to each. What else uses a token is an escape.
+T may be converted and broadcast on the way to each. Other uses of a token are escapes.
 
-A chain may go when its root is zero and it is no user's arithmetic. A constant root is zero; there
-the doubt is whether the user wrote the addition. The form of an argument shows a chain, never that
-the caller passes zero: that takes torch-xla's own module, or the user's word.
+A chain may be removed if its root is zero and the user did not write its arithmetic. A constant
+root is zero; there the question is whether the user wrote the addition. An argument's uses may have
+the form of a chain, but never show that the caller passes zero. That needs torch-xla's own module,
+or the user's word.
 
-Of an accepted chain every link goes but one kind. A collective whose own results nobody uses lives
-by its token alone. Without it compilers delete the collective, on this device only, so its token
-stays, as a number, in the next input.
+All links of an accepted chain are removed, with one exception. If a collective's own results are
+unused, only its token keeps it alive. Without the token compilers would delete the collective, on
+this device only. So its token stays, as a number, in the next input.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ _RESULT_LISTS = ("xla_shape", "result_layout")
 
 @dataclass(frozen=True, eq=False)
 class _Argument:
-    """A scalar argument of an entry function that a chain may start from."""
+    """A scalar argument of an entry function at which a chain may begin."""
 
     number: int
     function: str
@@ -60,15 +61,15 @@ class _Argument:
 def accepted_chains(
     module: ir.Module, program: Program, assumed: int | None, diagnostics: Diagnostics
 ) -> list[TokenGraph]:
-    """The chains to take out. Raises a located ToolError where one is not shown to be zero."""
+    """Returns the chains to remove. Raises a located ToolError if one is not shown to be zero."""
     _check_assumed(module, program, assumed)
     chains: list[TokenGraph] = []
     for argument in _scalar_arguments(program):
         graph = explore(program, argument.value)
         if graph.is_empty:
             continue
-        # Nothing depends on the value of a token that only goes through all_reduces:
-        # torch-xla with DISABLE_NUMERIC_CC_TOKEN=1 writes no other links.
+        # If a token is only an operand of all_reduces, no other result depends on its value.
+        # torch-xla with DISABLE_NUMERIC_CC_TOKEN=1 writes only such links.
         needs_no_showing = argument.number == assumed or (
             not graph.links and not graph.escapes and not graph.flows
         )
@@ -130,7 +131,7 @@ def _is_shown_zero(
     """Returns True if torch-xla made this token; if not, raises for a chain."""
     doubts = _doubts(module, program, argument, graph)
     first = min(graph.collectives(), key=program.position)
-    # Into the buckets of one coalesced collective, one for each type, torch-xla adds its token.
+    # torch-xla adds its token to all buckets of one coalesced collective, one for each type.
     ops = [link.collective for link in graph.links]
     types = {element_type(link.collective.operands[link.position]) for link in graph.links}
     is_coalesced = len(types) == len(ops) > 1 and len({op.name for op in ops}) == 1
@@ -161,7 +162,7 @@ def _is_shown_zero(
 def _doubts(
     module: ir.Module, program: Program, argument: _Argument, graph: TokenGraph
 ) -> list[Diagnostic]:
-    """Notes on what speaks against a token that torch-xla itself made."""
+    """Returns notes on facts that speak against a token of torch-xla."""
     doubts: list[Diagnostic] = []
     if not _is_of_torch_xla(module):
         names = " or ".join(_TORCH_XLA_MODULES)
@@ -188,17 +189,18 @@ def _is_of_torch_xla(module: ir.Module) -> bool:
 
 
 def _not_in(program: Program, graphs: Sequence[TokenGraph]) -> ir.Operation | None:
-    """The first collective, of a kind that torch-xla gives a token, that takes none of these."""
+    """Returns the first collective that takes none of these tokens, though torch-xla would give it
+    one."""
     linked = {op.results[0] for graph in graphs for op in graph.collectives()}
     return next((op for op in program.tokened if op.results[0] not in linked), None)
 
 
 def _of_constants(module: ir.Module, program: Program, others: Sequence[TokenGraph]) -> TokenGraph:
-    """The chain among the uses of constant zeros; the rest is the user's."""
+    """Returns the chain among the uses of constant zeros; other uses are the user's."""
     not_tokens: set[ir.Value] = set()
     while True:
         graph = explore(program, None, frozenset(not_tokens))
-        # An all_reduce's sum of constant zeros is the user's where something else reads it.
+        # An all_reduce's sum of constant zeros is the user's if another op reads it.
         used: set[ir.Value] = set()
         for maker in graph.makers:
             if maker.is_carry:
@@ -217,7 +219,7 @@ def _of_constants(module: ir.Module, program: Program, others: Sequence[TokenGra
     graph = replace(graph, links=free)
     if _is_of_torch_xla(module) and _not_in(program, [graph]) is None:
         return graph
-    # Only the links that come after a collective or that a further one comes after.
+    # Otherwise keeps only links that are ordered after a collective, or before another one.
     made = graph.made_tokens()
     followed = {maker.collective.results[0] for maker in graph.makers if graph.feeds(maker.token)}
     links = [
@@ -232,7 +234,7 @@ def _of_constants(module: ir.Module, program: Program, others: Sequence[TokenGra
 
 @dataclass(frozen=True, eq=False)
 class KeptLink:
-    """A float link that stays: the token that `maker` makes, into what `reader` takes it by."""
+    """A link that stays a float: from the token of `maker` to the collective of `reader`."""
 
     maker: Maker
     reader: Link | Maker
@@ -240,7 +242,7 @@ class KeptLink:
 
 @dataclass(frozen=True, eq=False)
 class ImportPlan:
-    """What to rewrite. `members` are the chained collectives, in program order."""
+    """The rewrite; `members` are the chained collectives, in program order."""
 
     program: Program
     chains: tuple[TokenGraph, ...]
@@ -248,12 +250,15 @@ class ImportPlan:
     kept: tuple[KeptLink, ...]
 
     def stays(self, link: Link | Maker) -> bool:
-        """Whether this link into a collective stays a number."""
+        """Returns True if this link into a collective stays a number."""
         return any(link is kept.reader for kept in self.kept)
 
 
 def plan_import(module: ir.Module, program: Program, chains: Sequence[TokenGraph]) -> ImportPlan:
-    """The plan for accepted chains. Raises a located ToolError for what has to stay and cannot."""
+    """Plans the removal of accepted chains.
+
+    Raises a located ToolError if a link would have to stay and cannot.
+    """
     for chain in chains:
         for carry in (maker for maker in chain.makers if maker.is_carry):
             listed = next((name for name in _RESULT_LISTS if name in carry.op.attributes), None)
@@ -270,7 +275,7 @@ def plan_import(module: ir.Module, program: Program, chains: Sequence[TokenGraph
 
 
 def sources(plan: ImportPlan) -> list[list[ir.Operation]]:
-    """For each member, the collectives whose tokens it takes, in program order.
+    """Returns for each member the collectives whose tokens it takes, in program order.
 
     Raises a located ToolError for a token that came through a loop, a branch or a call.
     """
@@ -290,7 +295,7 @@ def sources(plan: ImportPlan) -> list[list[ir.Operation]]:
 
 
 def not_in_one_block(member: ir.Operation) -> ToolError:
-    """The refusal of a partial order that runs through control flow."""
+    """Returns the error for a partial order that runs through control flow."""
     return ToolError(
         f"fork=preserve: the token of this {member.name} comes through a loop, a branch or a call, "
         "and a partial order is kept inside one block only (P4); use fork=strengthen",
@@ -304,8 +309,7 @@ def _kept_links(
     live = live_values(module)
     still_live = live_values(module, _Removed(chains).operands)
     # Refuses a call that, unlike others of its function, only a token result keeps alive.
-    #
-    # A collective in the function is alive or not by each call, and its text is one.
+    # Its collectives would be live in some calls only, but the function has one text.
     for calls in program.calls.values():
         uses = [tuple(result in still_live for result in call.results) for call in calls]
         for call, used in zip(calls, uses, strict=True):
@@ -334,9 +338,9 @@ def _kept_links(
 def _first_reader(
     program: Program, chain: TokenGraph, maker: Maker, live: set[ir.Value]
 ) -> Link | Maker | None:
-    """The first live link that takes just the token that a collective makes.
+    """Returns the first live link that takes the token of this maker; None if there is none.
 
-    One in the same block goes before one in a loop or a branch, which may not run.
+    Links in the same block have precedence over those in a loop or a branch, which may not run.
     """
     carries = [carry for carry in chain.makers if carry.is_carry]
     readers = [
@@ -362,7 +366,7 @@ def _cannot_be_saved(op: ir.Operation) -> ToolError:
 
 
 class _Removed:
-    """What ops are computed from once no collective takes a pseudo-token."""
+    """The operands of ops after all pseudo-tokens are removed from collectives."""
 
     def __init__(self, chains: Sequence[TokenGraph]) -> None:
         self.plain: dict[ir.Value, dict[int, ir.Value]] = {}
@@ -375,7 +379,7 @@ class _Removed:
                     self.carried[maker.collective.results[0]] = maker.position
 
     def operands(self, result: ir.Value) -> Sequence[ir.Value]:
-        """The operands that a live result makes live."""
+        """Returns the operands that a live result makes live."""
         op = maker_of(result)
         operands = list(op.operands)
         if not len(op.results):

@@ -1,7 +1,7 @@
-"""Takes planned chains out of the IR. Applying decides nothing.
+"""Removes planned chains from the IR. Writing decides nothing.
 
-The order that pseudo-tokens made is kept as it is: forks stay forks, joins are by after_all. The
-argument that held the zero is dropped.
+With fork=preserve, the partial order of the pseudo-tokens is kept: forks stay forks, and joins
+become after_all. The argument that held the zero can be removed.
 """
 
 from __future__ import annotations
@@ -28,11 +28,14 @@ from stablehlo_tools.transforms.parts.import_pseudo_tokens.planning import (
     sources,
 )
 
-PartialOrder = list[list[int]]  # by member: those it comes directly after
+PartialOrder = list[list[int]]  # by member: its direct predecessors
 
 
 def partial_order(plan: ImportPlan) -> PartialOrder:
-    """The members that each member's token comes from. Raises where they share no block."""
+    """Returns the members that each member's token comes from.
+
+    Raises a located ToolError if the members are in several blocks.
+    """
     first = plan.members[0]
     for member in plan.members:
         if member.block != first.block:
@@ -42,7 +45,7 @@ def partial_order(plan: ImportPlan) -> PartialOrder:
 
 
 def thread_partial_order(members: Sequence[ir.Operation], order: PartialOrder) -> None:
-    """Ties each member after those it has to come after; a token leaves where one is awaited."""
+    """Ties each member after its predecessors; a token leaves it if another member waits for it."""
     first = members[0]
     root = create_join([], ir.InsertionPoint(first), first.location)
     awaited = {source for sources_of_one in order for source in sources_of_one}
@@ -68,9 +71,9 @@ _LISTS = (
 
 
 def drop_token_arguments(module: ir.Module, chains: Sequence[TokenGraph]) -> None:
-    """Removes the arguments that the chains started from.
+    """Removes the arguments at which the chains begin.
 
-    Raises a located ToolError where one is still used, or the arguments are listed elsewhere.
+    Raises a located ToolError if one is still used, or an attribute lists the arguments.
     """
     arguments = [ir.BlockArgument(chain.root) for chain in chains if chain.root is not None]
     for argument in sorted(arguments, key=lambda argument: -argument.arg_number):
@@ -97,7 +100,7 @@ def drop_token_arguments(module: ir.Module, chains: Sequence[TokenGraph]) -> Non
 
 
 def take_out(plan: ImportPlan) -> list[ir.Operation]:
-    """Removes the arithmetic of the tokens; returns the members of the chain as they now are."""
+    """Removes the arithmetic of the tokens; returns the rewritten members of the chain."""
     arithmetic = {
         position: op for chain in plan.chains for position, op in _arithmetic(plan.program, chain)
     }
@@ -110,10 +113,10 @@ def take_out(plan: ImportPlan) -> list[ir.Operation]:
     members = {plan.program.position(op): op for op in plan.members}
     for chain in plan.chains:
         _unlink(plan, chain)
-    # From the last to the first, so that what uses a value is gone before what makes it.
+    # From the last to the first, so that users are erased before producers.
     for position in sorted({*arithmetic, *carries}, reverse=True):
         if position in carries:
-            # Without its extra operand and result, unless something still needs them.
+            # Drops its additional operand and result, unless they are still used.
             carry = carries[position]
             is_needed = plan.stays(carry) or has_uses(carry.token)
             members[position] = carry.op if is_needed else drop(carry.op, 1, 1)
@@ -128,14 +131,14 @@ def _unlink(plan: ImportPlan, chain: TokenGraph) -> None:
             link.collective.operands[link.position] = link.plain
     made = chain.made_tokens()
     if any(escape.base in made for escape in chain.escapes):
-        return  # what the tokens are made of is needed as it is
+        return  # the user reads tokens, so their arithmetic must not change
     for kept in plan.kept:
         cuts_kept_link = plan.stays(kept.maker)
         if kept.maker in chain.makers and kept.maker.base in made and not cuts_kept_link:
             _start_anew(chain, kept.maker.op, kept.maker.position)
     for flow in chain.flows:
         if flow.base in made:
-            # What carries a token through control flow carries one that comes after nothing.
+            # Control flow still carries a token, but one without predecessors.
             op, parent = flow.op, flow.op.parent
             if op.name == "stablehlo.return" and parent is not None and parent.name == WHILE:
                 op.operands[flow.position] = op.block.arguments[flow.position]
@@ -144,7 +147,7 @@ def _unlink(plan: ImportPlan, chain: TokenGraph) -> None:
 
 
 def _start_anew(chain: TokenGraph, op: ir.Operation, position: int) -> None:
-    """Replaces a token operand by the root of the chain, where one can be had."""
+    """Replaces a token operand by the root of the chain, if the root is available."""
     build, token = Builder(ir.InsertionPoint(op), op.location), op.operands[position]
     if chain.root is None:
         op.operands[position] = build.splat_like(0, token)
@@ -159,7 +162,7 @@ def _start_anew(chain: TokenGraph, op: ir.Operation, position: int) -> None:
 
 
 def _arithmetic(program: Program, chain: TokenGraph) -> Iterator[tuple[int, ir.Operation]]:
-    """The ops that may have served tokens only, with their places, and the constants they use."""
+    """Yields the ops that may serve only tokens, with their positions, and their constants."""
     made = chain.made_tokens()
     pending = [op for maker in chain.makers for op in maker.path]
     pending += [maker.op for maker in chain.makers]

@@ -1,1 +1,1 @@
-"""The token chain: the plan of its links, and the two forms that it is written in."""
+"""Plans the links of the token chain, and writes them in one of two forms."""

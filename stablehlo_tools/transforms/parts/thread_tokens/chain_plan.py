@@ -1,17 +1,17 @@
-"""Plans a token chain: which links it needs, before any IR is touched.
+"""Plans the links of a token chain before any IR changes.
 
-Every site of communication becomes a step. A step knows the chains that pass through it, whether
-a token must enter it (order after what came before) and whether one must leave it (order before
-what comes next).
+Every site of communication becomes a step. A step lists the chains that pass through it. It says
+whether a token must enter it (ordered after earlier communication), and whether one must leave it
+(ordered before later communication).
 
-A recv and a send that are one transfer are one step, whose own order the chain leaves open:
+A recv and a send of one transfer are one step, and the chain does not order the two:
 
     %y, %r = "stablehlo.recv"(%t) {pairs = [[0, 1], [1, 2]], channel = 1}
     %s = "stablehlo.send"(%x, %t) {pairs = [[0, 1], [1, 2]], channel = 1}
 
-Where the pairs have no cycle, any device may do either first, even where each blocks until the
-other side has come (`decompose-collective-permute` says why). Ordered, each device of a chain would
-wait for the one before it.
+If the pairs have no cycle, any device may do either first, even if each blocks until the other side
+is ready (see `decompose-collective-permute`). If they were ordered, each device of a chain of pairs
+would wait for the one before it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ type Unit = tuple[Site, ...]  # one site, or the two halves of a transfer
 
 
 def in_units(sites: Sequence[Site]) -> Iterator[Unit]:
-    """The sites of a block in their order, neighbours that are one transfer together."""
+    """Yields the sites of a block in order; the two neighbours that form a transfer are one
+    unit."""
     position = 0
     while position < len(sites):
         two = tuple(sites[position : position + 2])
@@ -88,9 +89,9 @@ FUTURE = "!stablehlo.future"
 class ChainStep:
     """A site on the chain.
 
-    `chains`, sorted, are those that pass through it: one for a collective. `token_operand` and
-    `token_result` are the positions of tokens the op already has. Both halves of a transfer are one
-    step: the first in program order, with the other `beside` it.
+    `chains`: those that pass through it, sorted; one for a collective. `token_operand` and
+    `token_result`: the positions of tokens that the op already has. The two halves of a transfer
+    are one step: the first in program order, with the other `beside` it.
     """
 
     op: ir.Operation
@@ -104,13 +105,13 @@ class ChainStep:
     token_result: int | None = None
     done: ir.Operation | None = None
     done_moves_before: ir.Operation | None = None  # the next communication
-    beside: ChainStep | None = None  # the other half of a transfer, which no order is asked with
-    is_sealed: bool = False  # a computation that no token may enter: tied by its tensors
+    beside: ChainStep | None = None  # the other half of a transfer; the two are not ordered
+    is_sealed: bool = False  # a computation that no token may enter: its tensors are tied instead
 
 
 @dataclass(frozen=True, eq=False)
 class FunctionPlan:
-    """The steps of one function; a public one starts its chains itself."""
+    """The steps of one function; a public one begins its chains itself."""
 
     op: ir.Operation
     name: str
@@ -126,10 +127,11 @@ def plan_chain(
     minimal: bool,
     counts: Callable[[Collective], bool] | None = None,
 ) -> list[FunctionPlan]:
-    """The plan for a module, callees before callers: of all collectives, or those that `counts`.
+    """Plans the chains of a module, callees before callers: of all collectives, or those that
+    `counts`.
 
-    `by_group` keeps a chain for each set of collectives whose participants meet; `minimal` leaves
-    out the links that dataflow implies. Raises a located ToolError where a precondition fails.
+    `by_group`: keep one chain for each set of collectives with common participants. `minimal`:
+    leave out the links that dataflow implies. Raises a located ToolError if a precondition fails.
     """
     functions = communicating_functions(module, counts)
     collectives = [c for f in functions for c in iterate_collectives(f.sites)]
@@ -148,8 +150,9 @@ def _chains_by_group(
 ) -> Callable[[Collective], Chain]:
     """Numbers the classes of collectives that share a participant, directly or through others.
 
-    Two such collectives must keep one order: with overlapping groups, a cycle of waits can run
-    through devices no two of which share both. An op whose participants are unknown meets all.
+    Two such collectives must keep one order. With overlapping groups, a cycle of waits can include
+    devices although no two of them are in both groups. An op with unknown participants is in a
+    class with all.
     """
     facts = ModuleFacts.of(module)
     members: list[set[int] | None] = []
@@ -176,7 +179,7 @@ def _chains_by_group(
 
 
 class _Planner:
-    """Turns sites into steps; functions must come callees first."""
+    """Turns sites into steps; callees must be planned before their callers."""
 
     def __init__(
         self,
@@ -185,7 +188,7 @@ class _Planner:
         minimal: bool,
         sealed_arguments: set[ir.Value] | None,
     ) -> None:
-        self.sealed_arguments = sealed_arguments  # live values, where computations are sealed
+        self.sealed_arguments = sealed_arguments  # live values, if computations are sealed
         self.chain_of = chain_of
         self.token = token
         self.minimal = minimal
@@ -199,9 +202,9 @@ class _Planner:
         return FunctionPlan(function.op, function.name, function.is_public, steps, chains)
 
     def _block(self, sites: Sequence[Site], *, open_ended: bool) -> tuple[ChainStep, ...]:
-        """The steps of a block; one that is `open_ended` has communication around it."""
-        # The starts whose dones have to stand further up, and before which op: no token leaves a
-        # start, so nothing may communicate before the done.
+        """Returns the steps of a block; an `open_ended` block has communication around it."""
+        # By start, the op that its done has to move before. No token leaves a start, so no op may
+        # communicate between it and its done.
         moves: dict[ir.Value | ir.Operation, ir.Operation] = {}
         for site, following in zip_longest(sites, sites[1:]):
             if site.collective is None or not site.collective.is_async:
@@ -235,10 +238,10 @@ class _Planner:
     def _needed_links(
         self, units: Sequence[Unit], chains: Sequence[tuple[Chain, ...]], open_ended: bool
     ) -> list[tuple[bool, bool]]:
-        """For each unit, whether a token must enter it and whether one must leave it.
+        """Returns for each unit whether a token must enter it, and whether one must leave it.
 
-        A token leaves every unit that a later token must come after, also one whose successor is
-        ordered by dataflow alone: should compilers delete that successor, the chain still holds.
+        A token leaves every unit that a later token must follow. This includes units whose
+        successor is ordered by dataflow: if compilers delete that successor, the chain still holds.
         """
         if not self.minimal:
             return [(True, True)] * len(units)
@@ -316,17 +319,18 @@ def _check_can_be_tied(
 
 
 def _has_effect(site: Site) -> bool:
-    """Whether a site communicates even where nobody uses its results."""
+    """Returns True if a site communicates even if its results are unused."""
     if site.collective is not None:
         return has_effect(site.collective)
     return site.callee is not None or any(_has_effect(s) for region in site.regions for s in region)
 
 
 def _check_computation(site: Site, live: set[ir.Value] | None) -> None:
-    """Refuses a computation that communicates and that no token can be brought into.
+    """Raises a located ToolError for a communicating computation that no token can enter.
 
-    XLA ends the process at two that take a token and nothing else. A sealed one (`live` is given)
-    is entered beside its arguments and left beside its results, so one of each has to be used.
+    XLA aborts at two computations with only a token operand. A token enters a sealed one (`live` is
+    given) beside its arguments and leaves beside its results. So an argument and a result must be
+    used.
     """
     op = site.op
     if not len(op.operands):
@@ -352,7 +356,10 @@ def _check_computation(site: Site, live: set[ir.Value] | None) -> None:
 
 
 def _async_done(start: ir.Operation) -> ir.Operation:
-    """What waits for an asynchronous start, which must stand in the same block."""
+    """Returns the done of an asynchronous start.
+
+    Raises a located ToolError if there is none in the same block.
+    """
     users = [use.owner.operation for use in start.results[0].uses]
     done = users[0] if len(users) == 1 else None
     if done is not None and is_async_done(done) and done.block == start.block:

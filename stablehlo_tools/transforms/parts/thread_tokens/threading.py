@@ -1,8 +1,8 @@
-"""Writes a planned chain into the IR: links at the collectives, tokens through what carries.
+"""Writes a planned chain into the IR: links at the collectives, tokens through control flow.
 
-Applying decides nothing. Functions are done callees first, so that a call finds its callee
-already taking and returning tokens. A collective is linked by barriers around it or, in the
-composite form, becomes an op with a token in and a token out:
+Writing decides nothing. Functions are threaded callees first, so that a call's callee already takes
+and returns tokens. A collective is linked by barriers around it. In the composite form it becomes
+one op with a token operand and a token result:
 
     %x1, %t1 = optimization_barrier %x, %t0
     %g0 = "stablehlo.all_gather"(%x1)
@@ -12,8 +12,8 @@ composite form, becomes an op with a token in and a token out:
         {decomposition = @stablehlo_tools.all_gather.0}
 
 The decomposition holds the barrier form, so a compiler that does not know the composite gets the
-same order from it. Collectives that are alike share one decomposition. Async pairs and ops with a
-token of their own already carry one and stay as they are.
+same order from it. Equal collectives share one decomposition. Async pairs, and ops with a token of
+their own, do not become composites.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Threader:
     decompositions: Decompositions | None = None
 
     def function(self, function: FunctionPlan) -> None:
-        """Threads the chains of one function; a private one takes and returns them."""
+        """Threads the chains of one function; a private one takes and returns the tokens."""
         block = Function(function.op).body
         if function.is_public:
             self._block(function.steps, {})
@@ -73,10 +73,10 @@ class Threader:
         mark_carrier(function.op, len(function.chains))
 
     def _block(self, steps: Sequence[ChainStep], tokens: Tokens) -> None:
-        """Threads the steps of a block; `tokens` is left holding the chains' last tokens."""
+        """Threads the steps of a block, and updates `tokens` to the chains' last tokens."""
         for step in steps:
             if step.collective is None or step.enters or step.leaves:
-                for chain in step.chains:  # those that have not begun
+                for chain in step.chains:  # begins the chains that have no token yet
                     if chain not in tokens:
                         point = ir.InsertionPoint(step.op)
                         tokens[chain] = create_join([], point, step.op.location)
@@ -95,7 +95,7 @@ class Threader:
     def _carrier(self, step: ChainStep, tokens: Tokens) -> None:
         op = step.op
         if op.name == WHILE:
-            # The condition sees the tokens; that it runs before the body needs no token.
+            # The condition gets the tokens, but returns none: it runs before the body anyway.
             condition = _token_arguments(While(op).condition, step.chains)
             self._block(step.regions[0], condition)
             self._returning(step, 1, _token_arguments(While(op).body, step.chains))
@@ -114,8 +114,10 @@ class Threader:
         tokens.update(zip(step.chains, leaving, strict=True))
 
     def _sealed(self, step: ChainStep, tokens: Tokens) -> None:
-        """A computation that no token enters: its operands and results are tied outside of it, its
-        arguments and returned values inside, and the data between orders the one with the other.
+        """Threads a computation that no token may enter.
+
+        Tokens tie its operands and results outside, and its arguments and returned values inside.
+        The data between orders the two chains.
         """
         op, block = step.op, OneRegion(step.op).body
         positions = [i for i, a in enumerate(block.arguments) if not may_decide_platform(a)]
@@ -124,8 +126,8 @@ class Threader:
         inner: Tokens = {}
         arguments = [block.arguments[position] for position in positions]
         for chain in reversed(step.chains):
-            # Behind the constants: MLIR moves them to the front of a block, where they would change
-            # places.
+            # After the constants: MLIR moves these to the front of a block, which would reorder
+            # them.
             first = next(v for v in block.operations if v.operation.name != CONSTANT)
             point = ir.InsertionPoint(first)
             root = create_join([], point, op.location)
@@ -138,7 +140,8 @@ class Threader:
             tokens[chain] = tie_results(op, tokens[chain])
 
     def _returning(self, step: ChainStep, region: int, tokens: Tokens) -> None:
-        """Threads a region that returns the tokens at its end, a silent one as they came."""
+        """Threads a region that returns the tokens at its end, unchanged if it does not
+        communicate."""
         self._block(step.regions[region], tokens)
         block = step.op.regions[region].blocks[0]
         append_to_terminator(block, [tokens[chain] for chain in step.chains])
@@ -147,10 +150,10 @@ class Threader:
 def _after_conditions(
     step: ChainStep, loop: ir.Operation, leaving: Sequence[ir.Value]
 ) -> list[ir.Value]:
-    """The loop's tokens, tied to its results where the condition communicates.
+    """Returns the loop's tokens, tied to its results if the condition communicates.
 
-    Where the body does not, or only in collectives that are deleted, it hands the token on as it
-    came; compilers see through that and take the token from before the loop.
+    If the body has no collectives, or only some that are deleted, it yields the token unchanged.
+    Compilers then replace the loop's token by the one before the loop.
     """
     in_condition = {chain for inner in step.regions[0] for chain in inner.chains}
     values = list(loop.results)[: -len(leaving)]
@@ -162,7 +165,7 @@ def _after_conditions(
 
 
 def _link(step: ChainStep, tokens: Tokens) -> None:
-    """Ties one communicating op into its chain, before and after, as the plan says."""
+    """Ties one communicating op into its chain, before and after, as planned."""
     (chain,) = step.chains
     if step.done is not None and step.done_moves_before is not None:
         step.done.move_before(step.done_moves_before)
@@ -181,9 +184,10 @@ def _link(step: ChainStep, tokens: Tokens) -> None:
 
 
 def _link_both(step: ChainStep, beside: ChainStep, token: ir.Value) -> ir.Value:
-    """Ties both halves of a transfer in, side by side: what comes next comes after both.
+    """Ties both halves of a transfer in, in parallel: the next step follows both.
 
-    The join holds the entering token too: of two tokens it would be one in front of an op.
+    The join includes the entering token too, to differ from a join of two tokens, which is one
+    before an op.
     """
     if step.enters:
         _enter(step, token)
@@ -226,7 +230,8 @@ class Decompositions:
         }
 
     def of(self, collective: ir.Operation, kind: str) -> str:
-        """The symbol of the collective's decomposition, made when it is the first of its like."""
+        """Returns the symbol of a collective's decomposition; creates it for the first of equal
+        ones."""
         if self.is_refined:
             types = [value.type for value in (*collective.operands, *collective.results)]
             if any(isinstance(t, ir.RankedTensorType) and not t.has_static_shape for t in types):
@@ -235,7 +240,7 @@ class Decompositions:
                     "shapes jax does not refine: use form=barrier (P9)",
                     collective.location,
                 )
-        # Equal for two collectives that differ in nothing but their operands and place.
+        # The key is equal for two collectives that differ only in their operands and place.
         key = (_signature(collective), tuple(_region_likeness(collective, {}, collective)))
         if key not in self.names:
             stem = _composite_name(kind)
@@ -272,7 +277,7 @@ def to_composite(step: ChainStep, token: ir.Value, decompositions: Decomposition
 
 
 def _composite_name(kind: str) -> str:
-    """A name that composites may have: cross-replica-sum has dashes, which those have not."""
+    """Returns a valid composite name: the dashes of cross-replica-sum are not allowed."""
     return COMPOSITE_PREFIX + kind.replace("-", "_")
 
 
@@ -310,7 +315,7 @@ def _signature(op: ir.Operation) -> Hashable:
 def _region_likeness(
     op: ir.Operation, numbers: dict[ir.Value, int], collective: ir.Operation
 ) -> Iterator[Hashable]:
-    """What stands in the regions of an op, nested ones too, with where each operand comes from."""
+    """Yields keys for the contents of an op's regions, nested ones too, with operands by number."""
     for region in op.regions:
         for block in region.blocks:
             for value in block.arguments:
