@@ -98,7 +98,7 @@ class CollectiveMatmulPass(Pass):
     explain: bool = False
 
     def run(self, module: ir.Module, diagnostics: Diagnostics) -> None:
-        """Rewrites a copy of the module, and takes it over where there is a ring."""
+        """Rewrites a copy of the module, and replaces the module by it if there is a ring."""
         hardware = load_hardware(self.hardware)
         refuse_tokens(module, self.name, "P2")
         compiler = Compiler(hardware, self.hold and not hardware.is_torus)

@@ -147,7 +147,7 @@ class DecomposeCollectivePermutePass(Pass):
         others = [c for c in collectives if reasons.get(key_of(c.op), "other") is not None]
         ordered = conflicting(chosen, others, facts)
         channel = next_channel(module)
-        if self.explain and not (self.validity and self.form == _PERMUTES):  # all has been said
+        if self.explain and not (self.validity and self.form == _PERMUTES):  # explained above
             diagnostics.collected += _explained(collectives, reasons, ordered, channel)
         if chosen:
             refuse_tokens(module, self.name, "P3")

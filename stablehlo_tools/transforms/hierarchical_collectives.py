@@ -73,7 +73,7 @@ from stablehlo_tools.transforms.parts.create_reduce_scatter.rewriting import (
 
 _DIMENSION = {"all_gather": "all_gather_dim", "reduce_scatter": "scatter_dimension"}
 _KINDS = frozenset({*_DIMENSION, "all_reduce"})
-_PAYS = 0.95  # of the time: the cost model is no nearer than that
+_PAYS = 0.95  # of the time: the cost model is not more accurate
 
 
 @dataclass(frozen=True)

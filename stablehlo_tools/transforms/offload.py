@@ -85,7 +85,7 @@ class OffloadPass(Pass):
     explain: bool = False
 
     def run(self, module: ir.Module, diagnostics: Diagnostics) -> None:
-        """Rewrites a copy of the module, and takes it over where anything has changed."""
+        """Rewrites a copy of the module, and replaces the module by it if anything changed."""
         place = entry_function(module).location
         check_limits(self.name, self.memory_limit, self.margin, "P1", place)
         check_host_link(self.name, self.hardware, "P2", place)

@@ -97,7 +97,7 @@ class PipelineCollectivesPass(Pass):
     explain: bool = False
 
     def run(self, module: ir.Module, diagnostics: Diagnostics) -> None:
-        """Rewrites a copy of the module, and takes it over where anything has changed."""
+        """Rewrites a copy of the module, and replaces the module by it if anything changed."""
         hardware = load_hardware(self.hardware)
         location = module.operation.location
         if self.distance < 1:

@@ -97,7 +97,7 @@ class ReassociateCollectivesPass(Pass):
     explain: bool = False
 
     def run(self, module: ir.Module, diagnostics: Diagnostics) -> None:
-        """Rewrites a copy of the module, and takes it over where anything has changed."""
+        """Rewrites a copy of the module, and replaces the module by it if anything changed."""
         if not find_collectives(module):
             return
         refuse_tokens(module, self.name, "P3")
@@ -233,7 +233,7 @@ def _reduction(
         len(passed),
     )
     before, after = tuple(passed[:split]), tuple(passed[split:])
-    for inner in after:  # `op(a) + op(b)` has to be `op(a + b)`, of one and the same op
+    for inner in after:  # `op(a) + op(b)` must equal `op(a + b)`, with the same op
         name = inner.name.removeprefix("stablehlo.")
         if name in _SCALES:
             floats = isinstance(element_of(inner.results[0]), ir.FloatType)
@@ -336,7 +336,7 @@ def _before(term: Term, point: ir.InsertionPoint) -> ir.Value:
     value = term.collective.op.operands[0]
     for op in term.before:
         type_ = op.results[0].type
-        if term.collective.kind == "reduce_scatter":  # an elementwise op, on all that it takes
+        if term.collective.kind == "reduce_scatter":  # an elementwise op on the whole operand
             type_ = Builder(point, op.location).tensor(shape_of(value), element_of(op.results[0]))
         value = _create(op, [value, *list(op.operands)[1:]], type_, point)
     return value

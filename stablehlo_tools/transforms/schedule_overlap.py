@@ -122,7 +122,8 @@ class ScheduleOverlapPass(Pass):
     explain: bool = False
 
     def run(self, module: ir.Module, diagnostics: Diagnostics) -> None:
-        """Plans on a copy of the module; takes it over where anything is written."""
+        """Schedules a copy of the module, and replaces the module by it if any block was
+        written."""
         hardware = load_hardware(self.hardware)
         location = module.operation.location
         if self.memory_limit is not None and not self.memory_limit > 0:
@@ -254,7 +255,7 @@ class _Work:
 
     traced: TracedGraph
     effects: Effects
-    copy_rate: float  # bytes a ns
+    copy_rate: float  # bytes per ns
     peak: float  # bytes, of the program's own order
     devices: int
 

@@ -128,7 +128,7 @@ def _warn_of_unpartitioned(module: ir.Module, communicates: bool, diagnostics: D
     if communicates:
         return
     meshes = [op for op in module.body.operations if op.operation.name == MESH]
-    # By shard_map the user has partitioned the module, in part at least.
+    # With a manual computation, from shard_map, the user has partitioned the module in part.
     if meshes and not ops_named(module.operation, {MANUAL_COMPUTATION}):
         told = warning(
             "the module is sharded but has no collective to order: they appear only when it is "

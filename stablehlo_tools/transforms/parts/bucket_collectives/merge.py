@@ -108,7 +108,7 @@ def find_place(ops: Sequence[ir.Operation], effects: Effects) -> MergePlace | st
 
 
 class _Reached:
-    """The ops up to `last` that must follow some members, as they are found."""
+    """The ops up to `last` that must follow some members, collected step by step."""
 
     def __init__(self, members: Sequence[ir.Operation], last: ir.Operation) -> None:
         self.members = {key_of(op) for op in members}

@@ -157,7 +157,7 @@ class Joint:
 
     @staticmethod
     def of(pieces: Sequence[Sequence[int]]) -> Joint:
-        """Returns the joint that reshapes pieces, of one dimension at least, the least.
+        """Returns the joint that needs the fewest reshapes; pieces have at least one dimension.
 
         Pieces that differ only in one dimension keep their shapes. Of others, only the last
         dimensions that all share are kept. Vectors get a last dimension of 128 if possible. XLA:TPU
@@ -254,7 +254,7 @@ class _BucketWriter:
         locations = list(dict.fromkeys(member.op.location for member in members))
         self.like = members[0].op
         self.frontend = shared([member.op for member in members])
-        self.reduces = len(self.like.regions) > 0  # to a type that its region may have promoted
+        self.reduces = len(self.like.regions) > 0  # then its region may promote the element type
         self.point = point
         self.builder = Builder(point, ir.Location.fused(locations, context=self.like.context))
 

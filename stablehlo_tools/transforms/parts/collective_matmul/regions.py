@@ -48,7 +48,7 @@ class Order:
     """The order of the ops in a block, which changes as regions are written."""
 
     def __init__(self, nodes: Sequence[Node]) -> None:
-        self._nodes: list[Node | None] = list(nodes)  # None for those that are erased
+        self._nodes: list[Node | None] = list(nodes)  # None for erased ones
         self._place = {node: place for place, node in enumerate(self._nodes)}
 
     def sorted(self, nodes: Collection[Node]) -> list[Node]:
@@ -280,7 +280,7 @@ class _Finder:
         # that it depends on in another way (`_behind`).
         self._in_blocks: dict[int, int] = {}
         self._behind: dict[int, int] = {}
-        self._before: list[int] = []  # for each gather, those that it depends on
+        self._before: list[int] = []  # for each gather, the gathers that it depends on
 
     def regions(self) -> list[Region]:
         """Returns the regions that have a product."""

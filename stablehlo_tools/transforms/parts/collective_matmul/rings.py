@@ -156,7 +156,7 @@ class Direct(Ring):
     """Groups in which each block is sent directly to its device.
 
     If it `returns`, its result is sent back directly. Then a near block is first, another near one
-    is late, and the device's own is last, so that no block is in flight at the end.
+    is late, and the device's own is last. So no block is in flight at the end.
     """
 
     returns: bool = False
@@ -227,9 +227,10 @@ class Cube(Direct):
 def cycles(size: int) -> Iterator[tuple[int, ...]]:
     """Yields cycles through a group of `size` devices.
 
-    First in order. For a power of two, also as a Gray code, in which neighbors differ in one bit.
-    For each grid of rows that a compiler numbers one after the other, also along all rows and back
-    along the first column, so that neighbors in the cycle are neighbors in the grid.
+    The first is in order. For a power of two, the second is a Gray code, in which neighbors differ
+    in one bit. Then there is one for each grid of rows that a compiler numbers one after the other.
+    It goes along all rows and back along the first column, so neighbors in the cycle are neighbors
+    in the grid.
     """
     yield tuple(range(size))
     if size > 2 and not size & (size - 1):

@@ -259,7 +259,7 @@ class RegionWriter:
                 self._exchange(node, following)
             return
         for direction, hops in self._ring.hops(part.half).items():
-            hop = -direction * part.offset + 1  # the number of the one that would be next
+            hop = -direction * part.offset + 1  # the number of the next hop
             there = Part(part.half, -direction * hop)
             if 0 < hop <= hops and (value, there) not in self._blocks:
                 awaited = [] if self._anchor is None else [self._anchor]
@@ -311,7 +311,7 @@ class RegionWriter:
         if term is None:
             return
         if each.added:
-            if len(self._sums) == 1:  # there is no other sum to overlap with, so hold this term
+            if len(self._sums) == 1:  # only this term can run beside the hop
                 (term,) = self._fenced([term], [])
             term = self._build.same("add", self._arrived.pop(number), term)
         self._leaving[number] = term

@@ -198,7 +198,7 @@ def _write_behind(branch: ir.Operation, sums: Sequence[_Sum]) -> None:
 def _run_behind(
     opened: ir.Operation, branch: ir.Operation, each: _Sum, add: ir.Operation
 ) -> ir.Value:
-    """Moves the chain of a sum, and its addition, out of its branch, before the old branch."""
+    """Moves the chain of a sum, and its addition, out of the old branch, after the new one."""
     value: ir.Value = opened.results[each.number]
     for op in each.steps:
         operands = [value, *(_again(other, branch) for other in list(op.operands)[1:])]

@@ -1,9 +1,9 @@
 """Chooses which collectives go ahead and which end late, by predicted time and within memory.
 
-`predict` estimates time and memory of a program, some of whose loops fences hold to a schedule. A
-held loop takes the time of its body's own schedule, with one collective in flight at a time. All
-other ops are timed in the order in which they are written, which is nearer to XLA:GPU's schedule
-than any plan. XLA:TPU schedules well, so there every loop counts as held.
+`predict` estimates time and memory of a program in which fences hold some loops to a schedule. The
+time of a held loop is that of its body's own schedule, with one collective in flight at a time.
+All other ops are timed in the order in which they are written, which is nearer to XLA:GPU's
+schedule than any plan. XLA:TPU schedules well, so there every loop counts as held.
 
 `prefetch_groups` finds collectives that gain only together. XLA merges dots that share an operand,
 like the query, key and value projections of a layer. The merged dot waits for all of their weights,
@@ -177,9 +177,9 @@ def best_choice(surveyed: LoopSurvey, judge: Judge, budget: Budget) -> Choice:
     """Returns the choice with the shortest predicted time within the budget.
 
     `judge` predicts the program with a choice; None if the loop cannot have it or no fences hold
-    it. If fences hold it, only part of the collectives go ahead only if all do not fit: fences work
-    best if a gather has a whole iteration to hide in. Of choices that are about as fast, returns
-    the one that needs least memory.
+    it. With fences, moving only part of the collectives ahead is tried only if moving all does not
+    fit: fences work best if a gather has a whole iteration to hide in. Of choices that are about as
+    fast, returns the one that needs least memory.
     """
     whole = sensible(surveyed, budget)
     own = judge(Choice()) if whole else None

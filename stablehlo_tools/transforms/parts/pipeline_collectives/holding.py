@@ -95,7 +95,7 @@ def keep_back(ends: Sequence[ir.Value]) -> None:
 def _waiting(anchor: ir.Operation, made: Sequence[ir.Value]) -> list[ir.Value]:
     """Returns operands of large collectives after `anchor` that do not depend on `made`.
 
-    Only operands that are computed before `anchor`.
+    Only operands that are available at `anchor`.
     """
     classify = classify_communication(anchor.context)
     follows = set(made)

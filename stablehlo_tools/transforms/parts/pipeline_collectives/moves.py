@@ -52,7 +52,7 @@ def ahead(body: LoopBody, collective: Collective) -> Move:
     stays = why_unmovable(collective)
     if stays:
         return Move(collective, reason=stays)
-    # If the iteration only reformats the result or sends it on, the collective hides nowhere else.
+    # A collective is ahead already if its iteration only reformats its result or sends it on.
     read_by = body.depending_on([collective.op], later=False)
     if all(
         op.name in FORMATTING or (body.communicates(op) and op.name not in CONTROL_FLOW)
@@ -208,7 +208,7 @@ def _with_tensors(collective: Collective, ops: Sequence[ir.Operation]) -> Move:
 
 @dataclass(frozen=True)
 class LoopSurvey:
-    """What is known of a loop; invalid as soon as the module changes.
+    """Facts about a loop; invalid as soon as the module changes.
 
     `trips`: the trip count, if it is the same on all devices. `fewest`: the lowest trip count on
     any device. `reason`: why the trip count is unknown. `alike`: decides which values are the same

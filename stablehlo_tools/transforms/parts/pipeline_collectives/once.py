@@ -85,7 +85,7 @@ from stablehlo_tools.transforms.parts.pipeline_collectives.sinking.rows import (
 _NUMBER = "stablehlo_tools.number"  # of a collective
 _TO_LIFT = "stablehlo_tools.to_lift"  # on the loops that are not done yet
 _LIFTED = "stablehlo_tools.lifted"  # on ops written before a loop
-_NOT_FULL = 0.9  # of a device: beyond, XLA:GPU gives up overlap for memory
+_NOT_FULL = 0.9  # of a device's memory: beyond it, XLA:GPU gives up overlap
 _LITTLE_MORE = 1.05
 _REPEATED = 2  # assumed trips of a loop with an unknown trip count
 

@@ -128,7 +128,7 @@ _SUNK_ON = {
 }
 _SMALL = 1 << 22  # bytes: rows that `auto` lets a loop carry to its end
 _HELD_IS_SAFER = 1.005  # a fenced program is preferred up to this ratio of expected times
-_UNEXPECTED = 0.2  # of the exposed time: additional exposure, from the zoo's forward passes
+_UNEXPECTED = 0.2  # of the exposed time: XLA exposes more, by the zoo's forward passes
 _NO_GAIN = "it is predicted to save no time within memory"
 
 
@@ -217,13 +217,13 @@ class OneLoop:
         sunk = [plan for plan in plans if isinstance(plan, Sinking)]
         if self._options.direction == "sink":
             return frozenset(plan.group for plan in sunk)
-        takes_rows = not self._options.holds  # XLA:GPU hides what is small
+        takes_rows = not self._options.holds  # held XLA:GPU hides small ones
         summed = [p for p in sunk if p.way in ("sum", "last")]
         batches = [p for p in sunk if p.way == "batch" and takes_rows]
         rows = [p for p in batches if p.extra_bytes is not None and p.extra_bytes <= _SMALL]
         for chosen in ([*summed, *rows], summed) if rows else (summed,):
             groups = frozenset(plan.group for plan in chosen)
-            # The additional carries count twice: at the start and at the end of the loop.
+            # The memory that sinking may add: operands, results, and twice the additional carries.
             added = sum(
                 (plan.collective.bytes_in or 0)
                 + (plan.collective.bytes_out or 0)
@@ -357,7 +357,8 @@ def pipelined(module: ir.Module, options: Options) -> LoopPipelining:
     """Rewrites the loops of a module that has no calls.
 
     `auto` tries four variants: with and without lifting out of several loops, and with fences or as
-    the compiler is expected to schedule by itself. Returns the one that is expected to be fastest.
+    the compiler is expected to schedule by itself. Returns the variant with the shortest expected
+    time.
     """
     facts = ModuleFacts.of(module)
     number_collectives(module)

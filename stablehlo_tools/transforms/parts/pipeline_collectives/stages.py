@@ -151,7 +151,7 @@ def _ops(
 
 @dataclass(frozen=True)
 class Waiting:
-    """A value of the body as it was `age` iterations after it was computed."""
+    """A value of the body, `age` iterations after it was computed."""
 
     value: ir.Value
     age: int
@@ -191,8 +191,8 @@ class StagedLoop:
         self._body = body
         self._stages = stages
         self._waiting = waiting_values(body, stages)
-        # Ops that go ahead wait for no other op, so they are first. Later stages follow before
-        # earlier ones: they read carries.
+        # Ops that go ahead wait for no other op, so they are first. Later stages precede earlier
+        # ones, which may read a carry that a later stage computes at the same time.
         self._order: list[ir.Operation] = sorted(
             (op for op in body.ops if body.is_placed(op)),
             key=lambda op: (key_of(op) not in stages.ahead, -stages.at(op)),

@@ -61,8 +61,8 @@ _WORTH = 0.002  # of the time: the least that a rewrite has to save
 _PATIENCE = 4  # settings in a row without improvement, after which the search ends
 _PATIENCE_IF_LARGE = 2
 _STRIDES = (1, 2, 4)
-_LARGE = 1500  # ops that can be repeated: for larger programs only some settings are tried,
-_NEAR = 0.2  # whose kept bytes differ by this share of the most that is kept
+_LARGE = 1500  # ops that can be repeated: beyond it, only some settings are tried, which differ
+_NEAR = 0.2  # by at least this share of the most bytes that are kept
 _CORNERS, _CORNERS_IF_LARGE = 64, 16
 
 

@@ -31,8 +31,8 @@ _APART = 1.02  # ratio of bounds on the expected memory at which the search ends
 class Run:
     """The compiler's figures for a program.
 
-    `ns`: of its schedule with contention, infinite if it runs out of memory at compile time.
-    `peak_bytes`: the memory that a device must have.
+    `ns`: of its schedule with contention, infinite if the compiler refuses the program for lack of
+    memory. `peak_bytes`: the memory that a device must have.
     """
 
     ns: float
@@ -57,7 +57,7 @@ class Compiled:
 
 
 def compiled_run(module: ir.Module, target: Target, hardware: Hardware) -> Run:
-    """Compiles a program; the ns are infinite if the compiler runs out of memory.
+    """Compiles a program; the ns are infinite if the compiler refuses it for lack of memory.
 
     Raises ToolError if the compiler refuses it for another reason.
     """

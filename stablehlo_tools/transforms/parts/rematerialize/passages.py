@@ -49,7 +49,7 @@ from stablehlo_tools.transforms.parts.rematerialize.same_values import SameValue
 
 _CONTRACTIONS = ops_with(Trait.CONTRACTION)
 _WAIST = 1.05  # times the fewest live bytes: the most for a waist
-_EDGE = 6  # one in so many ops is skipped at either end
+_EDGE = 6  # 1/6 of the ops at either end does not count for the fewest live bytes
 _FEW_WAISTS = 3  # the most waists that a value of a waist may cross
 _VIEWS = frozenset({BARRIER, SHARDING_CONSTRAINT, RESHAPE})
 _NEVER_REPEATED = ops_with(Trait.OPAQUE) | ops_with(Trait.EFFECT) | ops_with(Trait.TOKEN)

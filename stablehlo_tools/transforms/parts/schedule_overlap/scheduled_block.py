@@ -15,8 +15,8 @@ product, a convolution, a kernel call or a loop, on the operand that is ready la
 after a reduction to a small result, on this result.
 
 XLA may have fused the producer of the operand into the op. Then a barrier forces the operand to be
-written and read. If that takes long compared with the op, there is no anchor. An example are the
-attention scores that a product with the values reads.
+written and read. If that takes long compared with the op, there is no anchor. Attention
+scores, which a product with the values reads, are an example.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _DOT = "stablehlo.dot_general"
 _REDUCE = "stablehlo.reduce"
 _SMALLER = 16  # least ratio of a reduction's operand to its result for an anchor
 _SHARE = 0.15  # of an op's time: the most that writing and reading an operand may take
-_LEAST_NS = 20_000.0  # of a reduction: a shorter one is no anchor
+_LEAST_NS = 20_000.0  # of a reduction: shorter ones are not anchors
 _MOST_LOOKED_AT = 200  # dependents of a collective's result that are searched
 _SLACK = 5_000.0  # ns: anchors closer to each other count as the same moment
 _END = 0.05  # of the longest chain: collectives with shorter chains after them may end last
@@ -60,7 +60,7 @@ class PlanLimits:
 
     `headroom`: bytes beyond the block's own order. `streams`: transfers in flight at a time (0: no
     limit). `reorder_compute`: compute may be reordered. `copy_rate`: bytes per ns that memory
-    moves. `compute_overlap_multiplier`: the share of the time of compute that hides transfers.
+    moves. `compute_overlap_multiplier`: factor on the time of compute that hides transfers.
     """
 
     headroom: float
@@ -349,7 +349,7 @@ def _ready_last(op: ir.Operation, levels: Places, places: Places) -> list[int]:
 
 
 def unordered_neighbours(plan: BlockPlan, anchors: Sequence[Anchor]) -> list[tuple[Anchor, Anchor]]:
-    """Returns successive anchors of which the second does not depend on the first's result."""
+    """Returns pairs of successive anchors; the second does not depend on the first's result."""
     unordered: list[tuple[Anchor, Anchor]] = []
     for first, second in pairwise(anchors):
         between = {key_of(op) for op in plan.order[first.place : second.place + 1]}
@@ -378,8 +378,8 @@ def plan_fences(
     """Plans the fences of a block, in order.
 
     `flights`: the collectives, in issue order. With `one_slot`, one must end before the next of its
-    communication domain can begin. `moved`: pairs of anchors of which the second must not run
-    before the first.
+    communication domain can begin. `moved`: pairs of anchors; the second must not run before the
+    first.
     """
     at = _Anchored(plan, anchors, flights)
     fences: dict[Anchor, Fence] = {}

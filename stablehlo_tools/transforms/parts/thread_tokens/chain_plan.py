@@ -269,7 +269,7 @@ class _Planner:
 
     def _step(self, site: Site, chains: tuple[Chain, ...], enters: bool, leaves: bool) -> ChainStep:
         if site.collective is None:
-            # Lists, not generators: those would nest on the C stack.
+            # Lists, because generators would nest on the C stack.
             regions = tuple([self._block(region, open_ended=True) for region in site.regions])
             is_sealed = self.sealed_arguments is not None and site.op.name in COMPUTATIONS
             if site.op.name in COMPUTATIONS:

@@ -186,7 +186,7 @@ def _link(step: ChainStep, tokens: Tokens) -> None:
 def _link_both(step: ChainStep, beside: ChainStep, token: ir.Value) -> ir.Value:
     """Ties both halves of a transfer in, in parallel: the next step follows both.
 
-    The join includes the entering token too, to differ from a join of two tokens, which is one
+    The join includes the entering token too. `strip-tokens` would take a join of two tokens for one
     before an op.
     """
     if step.enters:

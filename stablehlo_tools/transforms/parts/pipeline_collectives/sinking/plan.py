@@ -1,9 +1,12 @@
 """Finds the collectives of a loop that can run once, after it, and writes the loop without them.
 
-Five ways are tried, in this order: on the total of an accumulator (`sums`), on a sum that continues
-from one device's carry (`sums`), on the last iteration's operand (`last_values`), on sums that are
-accumulated in the rows of a buffer (`rows`), and on the stacked operands of all iterations
-(`rows`). The first two need least memory and the last most.
+Five ways are tried, in this order. The first two need least memory and the last most:
+
+  - on the total of an accumulator (`sums`)
+  - on a sum that continues from one device's carry (`sums`)
+  - on the last iteration's operand (`last_values`)
+  - on sums that are accumulated in the rows of a buffer (`rows`)
+  - on the stacked operands of all iterations (`rows`)
 
 A collective that left the loop is then merged with others of its kind into one message.
 """
@@ -171,7 +174,7 @@ class _Planner:
 
     def _extra(self, plan: Plan) -> int | None:
         if isinstance(plan, Accumulated):
-            # The first of a tree's leaves with one chain pays for their common local accumulator.
+            # Leaves of a tree with equal chains share an accumulator: the first accounts for it.
             accumulator = self._body.arguments[plan.tree.carry]
             alike = [p for p in self._sums.values() if isinstance(p, Accumulated)]
             alike = [p for p in alike if p.signature == plan.signature]
@@ -217,7 +220,7 @@ def _difference(more: int | None, less: int | None) -> int | None:
     return None if more is None or less is None else more - less
 
 
-# Writers of one plan each. `dead`: the carries that no op reads any more. `removed`: the ops that
+# The writers of plans. `dead`: the carries that no op reads any more. `removed`: the ops that
 # leave the body. `take_carries` reserves the new carries. `write` writes the ops in the body and
 # those after the loop; it returns replacements for results of the loop, by carry, and the
 # collectives after it.

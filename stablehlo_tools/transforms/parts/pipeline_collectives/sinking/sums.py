@@ -91,7 +91,7 @@ from stablehlo_tools.transforms.parts.pipeline_collectives.moves import is_stati
 _REDUCING = ops_with(Trait.ACROSS_DEVICES)
 # A device that receives no message has zeros, which are the identity of a sum only.
 _SENDING = frozenset({COLLECTIVE_PERMUTE, COLLECTIVE_BROADCAST})
-# Ops that move elements; if across devices, to all of a group. A gather is too costly to repeat.
+# Ops that move elements; if across devices, to all of a group. A gather is costly, so excluded.
 _MOVING = ops_with_any(Trait.LAYOUT | Trait.PIECE | Trait.EXCHANGE) - _SENDING - {GATHER}
 _SCALING = frozenset({MULTIPLY, DIVIDE})
 _LEAST_FLOAT = 16  # bits of an accumulator of floats
