@@ -162,8 +162,8 @@ def _why_left(
 def _written_apart(collective: Collective) -> ir.Operation:
     """Returns the op of a collective; rewrites an all_to_all to exchange parts along dimension 0.
 
-    [.., n·a, .., b, ..] → [n, .., a, .., b, ..] → all_to_all → [n, .., a, .., b, ..] → [.., a, ..,
-    n·b, ..]
+    [.., n·a, .., b, ..] → [n, .., a, .., b, ..] → all_to_all → [n, .., a, .., b, ..]
+    → [.., a, .., n·b, ..]
     """
     op = collective.op
     if collective.kind != _ALL_TO_ALL:

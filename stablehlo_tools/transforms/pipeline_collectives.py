@@ -97,7 +97,10 @@ class PipelineCollectivesPass(Pass):
     explain: bool = False
 
     def run(self, module: ir.Module, diagnostics: Diagnostics) -> None:
-        """Rewrites a copy of the module, and replaces the module by it if anything changed."""
+        """Rewrites a copy of the module, and replaces the module by it if it changed.
+
+        With `auto`, only if XLA is expected to run it faster.
+        """
         hardware = load_hardware(self.hardware)
         location = module.operation.location
         if self.distance < 1:

@@ -3,10 +3,12 @@
 The members and the place are known by then; `merge` shows the form. An operand is reshaped to
 [parts in, *piece], and a result from [parts out, *piece]:
 
-| kind | parts in | parts out | piece | |---|---|---|---| | all_gather along d | none | members |
-the operand | | reduce_scatter along d | members | none | the result | | all_to_all from d to e |
-members | members | the operand, its dimension d divided by the members | | all_reduce,
-collective_permute | none | none | the operand, a scalar as a vector |
+| kind | parts in | parts out | piece |
+|---|---|---|---|
+| all_gather along d | none | members | the operand |
+| reduce_scatter along d | members | none | the result |
+| all_to_all from d to e | members | members | the operand, its dimension d divided by the members |
+| all_reduce, collective_permute | none | none | the operand, a scalar as a vector |
 
 So pieces can be concatenated whatever dimensions their collectives run along. Reshapes that only
 add or merge dimensions copy nothing. A transpose copies, unless a compiler chooses a layout that

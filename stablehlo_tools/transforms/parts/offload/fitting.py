@@ -65,10 +65,10 @@ def check_host_link(name: str, hardware: str, precondition: str, place: ir.Locat
 def offloaded(
     module: ir.Module, run: Callable[[ir.Module], Expected], safe: float, *, state: bool = False
 ) -> Offloaded | None:
-    """Moves as little as needed for at most `safe` peak bytes.
+    """Returns a copy with as little moved as needed for at most `safe` peak bytes.
 
-    If that is impossible, returns the program with the lowest peak; None if there is nothing to
-    move. `run` predicts a program's run. `state`: also moves the optimizer's state, and that first.
+    If that is impossible, returns the copy with the lowest peak; None if there is nothing to move.
+    `run` predicts a program's run. `state`: also moves the optimizer's state, and that first.
     """
     groups = len(state_groups(module)) if state else 0
     most = groups + len(movable(module))

@@ -1,1 +1,1 @@
-"""Software pipelining of loops: ops of one iteration run together with those of another."""
+"""Software pipelining of loops: runs ops of one iteration together with those of another."""

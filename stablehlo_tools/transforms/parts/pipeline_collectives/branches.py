@@ -90,8 +90,10 @@ def put_back(body: LoopBody) -> None:
 
 
 def _ahead(body: LoopBody, branch: ir.Operation, block: ir.Block, wanted: Wanted) -> bool:
-    """Moves wanted collectives that follow from invariants of the loop, with their operands, before
-    a branch."""
+    """Moves wanted collectives that follow from invariants of the loop before a branch.
+
+    Their operands' producers in the branch move with them. Returns True if there were any.
+    """
     moved = list[ir.Operation]()
     for view in block.operations:
         if wanted(view.operation):

@@ -235,7 +235,7 @@ def _mark(value: ir.Value) -> None:
 
 
 def _sunk(surveyed: LoopSurvey, chosen: frozenset[int]) -> ir.Operation:
-    """Sinks the chosen collectives after the loop where possible; returns the loop.
+    """Sinks those of the chosen collectives that can run after the loop; returns the loop.
 
     Rows that an iteration stores are stacked only in an inner loop, because the outer loop may add
     up the stacks.

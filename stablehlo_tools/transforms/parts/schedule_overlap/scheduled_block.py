@@ -15,8 +15,8 @@ product, a convolution, a kernel call or a loop, on the operand that is ready la
 after a reduction to a small result, on this result.
 
 XLA may have fused the producer of the operand into the op. Then a barrier forces the operand to be
-written and read. If that takes long compared with the op, there is no anchor. Attention
-scores, which a product with the values reads, are an example.
+written and read. If that takes long compared with the op, there is no anchor. Attention scores,
+which a product with the values reads, are an example.
 """
 
 from __future__ import annotations

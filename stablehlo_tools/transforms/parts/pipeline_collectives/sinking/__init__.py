@@ -1,1 +1,1 @@
-"""Collectives of a loop that run once after it: which can, and how they are written there."""
+"""Runs collectives of a loop once, after it: finds those that can, and writes them."""

@@ -22,9 +22,9 @@ type of the same kind are allowed and disappear. They are exact for floats, and 
 unless an earlier op may have wrapped around.
 
 Integers are exact, and so are maxima and minima. A sum of floats is re-associated. Let u be the
-unit roundoff of the accumulator's type (2⁻⁵³ for f64), T the iterations, L the terms in each, D the
-members of a group and k the roundings of the chain. Each of the two results is a sum with at most n
-= T·L·D + k roundings. With γ = n·u / (1 − n·u) (Higham, Accuracy and Stability of Numerical
+unit roundoff of the accumulator's type (2⁻⁵³ for f64). There are T iterations, L terms in each, D
+members of a group and k roundings of the chain. Each of the two results is a sum with at most
+n = T·L·D + k roundings. With γ = n·u / (1 − n·u) (Higham, Accuracy and Stability of Numerical
 Algorithms, section 4.2)
 
     |before − after| ≤ 2 γ (|start| + Σ |terms|)
