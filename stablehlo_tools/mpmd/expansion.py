@@ -1,22 +1,23 @@
-"""From one training step to a program for each rank of a pipeline, under any schedule.
+"""Expands one training step into a program for each pipeline rank, under any schedule.
 
-The loop over microbatches is found, or made; the loops over layers in it are cut where stages
-begin; every op gets a stage and a phase by what it depends on; the phases become functions, which
-each rank calls in the order of its row of the schedule's table, with sends and recvs in between.
+First it finds or makes the loop over microbatches, and cuts the loops over layers in it where
+stages begin. Each op gets a stage and a phase from its dependences. The phases become functions.
+Each rank calls its functions in the order of its row of the schedule's table, with sends and recvs
+in between.
 
 Preconditions:
-  P1  There is one loop over microbatches, which runs a known number of times; `microbatches` makes
-      one of a step that has none (see accumulate-gradients).
-  P2  What the loop carries is counted, constant, or a sum (a maximum, …; rows): no microbatch uses
-      what another one left.
-  P3  Nothing in the loop has an effect.
+  P1  There is one loop over microbatches, which runs a known number of times. If a step has none,
+      `microbatches` makes one (see accumulate-gradients).
+  P2  Each carry of the loop is a counter, a constant, or a sum (a maximum, …; rows): no microbatch
+      uses results of another one.
+  P3  No op in the loop has side effects.
   P4  The loop has a backward: it computes gradients.
   P5  The forward can be cut into as many stages as the schedule has.
-  P6  What is added to a sum by several stages can be added up apart.
-  P7  No stage needs what a later one makes.
-  P8  A program for several devices is one that `partition` takes; what its devices divide is not
-      cut by layers. An axis that ranks are laid along has as many devices as there are ranks, and
-      nothing is written for single devices.
+  P6  If several stages add to a sum, their contributions can be added up separately.
+  P7  No stage needs a result of a later one.
+  P8  `partition` accepts a program for several devices. Dimensions that its devices divide are not
+      cut by layers. A mesh axis that ranks are laid along has as many devices as there are ranks,
+      and the program has no code for single devices.
   P9  The schedule is of whole microbatches, whose activations stay on their devices.
 """
 
@@ -87,12 +88,14 @@ from stablehlo_tools.transforms.pipeline_collectives import communicate_once
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked for: a schedule of the catalogue over `ranks`, with `chunks` stages on each
-    where it leaves that free; `microbatches` of a step that has no loop over them. `given`: a
-    schedule from elsewhere, in place of the catalogue's. `axis`: that of a mesh which the ranks are
-    laid along, so that each is a mesh of the others; without, each is the whole mesh.
+    """A schedule of the catalogue over `ranks`, and the options of the expansion.
 
-    Raises ToolError for counts of which no schedule is written.
+    `chunks` is the number of stages on each rank, if the schedule leaves it free. `microbatches` is
+    for a step that has no loop over them. `given` is a schedule that replaces the catalogue's.
+    `axis` is the mesh axis that the ranks are laid along: each rank is then a mesh of the other
+    axes. Without it each rank is the whole mesh.
+
+    Raises ToolError for counts that no schedule supports.
     """
 
     schedule: str
@@ -109,9 +112,11 @@ class Request:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A step that can be cut, as one device of a rank runs it, and the devices of a rank. `alone`:
-    the seconds that it takes on one rank as it is, not cut into stages or further microbatches.
-    `once`: whether collectives have left the loop over microbatches."""
+    """A step that can be cut, as one device of a rank runs it, and the devices of a rank.
+
+    `alone` is the time in seconds of the uncut step on one rank. `once` is True if collectives were
+    moved out of the loop over microbatches.
+    """
 
     module: ir.Module
     devices: Devices
@@ -121,7 +126,7 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Timed:
-    """A step that was cut into stages, and what these cost; `hop` is the time of a message."""
+    """A step cut into stages, with their costs. `hop` is the time of a message in seconds."""
 
     staged: Staged
     stages: tuple[Stage, ...]
@@ -129,14 +134,14 @@ class Timed:
 
     @cached_property
     def costs(self) -> Costs:
-        """What schedules are built and timed by."""
+        """The costs by which schedules are built and timed."""
         return costs_of_stages(self.stages, self.hop)
 
 
 @dataclass(frozen=True)
 class Expansion:
-    """The programs of the ranks, and what is known of them; `alone`: the seconds of the step on one
-    rank, as it is."""
+    """The programs of the ranks and their manifest. `alone` is the time in seconds of the uncut
+    step on one rank."""
 
     modules: tuple[ir.Module, ...]
     manifest: Manifest
@@ -145,13 +150,13 @@ class Expansion:
 
 
 def expand_mpmd(artifact: Artifact, request: Request) -> Expansion:
-    """The programs of the ranks. The artifact stays as it is.
+    """Returns the programs of the ranks. The artifact is not changed.
 
-    What devices of a rank send each other alike for every microbatch they send once, unless the
-    whole weights and gradients that this takes are more than a device has room for.
+    Collectives with the same operands in every microbatch run once, if the whole weights and
+    gradients that this needs fit in the memory of a device.
 
-    Raises a located ToolError for a broken precondition, and for a schedule that does not exist
-    for so many ranks, chunks and microbatches.
+    Raises a located ToolError for a broken precondition, and for a schedule that does not exist for
+    so many ranks, chunks and microbatches.
     """
     with naming(artifact.name):
         prepared = prepare(artifact, request)
@@ -176,9 +181,9 @@ def expand_mpmd(artifact: Artifact, request: Request) -> Expansion:
 
 
 def _expand_prepared(artifact: Artifact, request: Request, prepared: Prepared) -> Expansion:
-    """The programs of a prepared step."""
+    """Returns the programs of a prepared step."""
     loop = read_step(prepared.module).loop
-    # Ranks run no schedule of slices, or of copies to the host.
+    # Ranks cannot run schedules of sequence slices, or with copies to the host.
     given = request.given
     if given is None:
         sliced = any(each.sliced for each in entries() if each.name == request.schedule)
@@ -189,13 +194,13 @@ def _expand_prepared(artifact: Artifact, request: Request, prepared: Prepared) -
         instead = (request.schedule, "1f1b") if given is None else None
         raise ToolError(f"expand-mpmd: {why} (P9)", loop.op.location, instead=instead)
     microbatches = loop.trips
-    # What stages cost shows once the step is cut, and how many there are once a table is built;
-    # unit costs do for the latter, but where a schedule is searched for.
+    # The costs of stages are known only after the cut, and the number of stages only after the
+    # table is built. Unit costs are enough for the latter, unless the schedule is searched for.
     first = _table(request, microbatches, unit_costs(request.ranks))
     timed = time_stages(prepared, request, first.stages, splits=first.splits)
     table = _table(request, microbatches, timed.costs)
     if (table.stages, table.splits) != (first.stages, first.splits):
-        # A search takes another placement for these costs.
+        # With these costs a search chose another placement.
         timed = time_stages(prepared, request, table.stages, splits=table.splits)
         table = _table(request, microbatches, timed.costs)
     if not table.communicates:
@@ -205,10 +210,11 @@ def _expand_prepared(artifact: Artifact, request: Request, prepared: Prepared) -
 
 
 def prepare(artifact: Artifact, request: Request, *, once: bool = True) -> Prepared:
-    """A copy of what one device of a rank does, with calls inlined and a loop over microbatches,
-    which collectives leave that can run `once` for all of them.
+    """Returns a copy of the program of one device of a rank, with a loop over microbatches.
 
-    Raises a located ToolError where there is none, or another one than was asked for.
+    Calls are inlined. With `once`, collectives that can run once for all microbatches leave the
+    loop. Raises a located ToolError if there is no such loop, or one with another number of
+    microbatches.
     """
     module = artifact.copy().module
     wanted = request.microbatches
@@ -229,13 +235,13 @@ def prepare(artifact: Artifact, request: Request, *, once: bool = True) -> Prepa
             lay_along(module, request.axis, request.ranks)
         whole = copy_module(module) if wanted is not None else None
         devices = take_off_devices(module)
-        # One after the other, as the kernels of the phases of stages are counted.
+        # The time without overlap between ops, as for the phases of stages.
         clock = Clock(request.hardware, devices.count)
         alone = total_ns(module_task_graph(module, clock, "expand-mpmd")) / 1e9
         use_plain_forms(module)
         if wanted is not None and whole is not None and not _has_own_loop(module, request):
-            # Before the program is partitioned, as accumulate-gradients alone sees it: over an axis
-            # that divides no argument the partitioner has devices pick samples by their numbers.
+            # Accumulate before the program is partitioned, as accumulate-gradients alone would. If
+            # an axis divides no argument, the partitioned program selects samples by device number.
             _accumulate(whole, wanted)
             module, devices = whole, take_off_devices(whole)
             use_plain_forms(module)
@@ -244,8 +250,11 @@ def prepare(artifact: Artifact, request: Request, *, once: bool = True) -> Prepa
 
 
 def _has_own_loop(module: ir.Module, request: Request) -> bool:
-    """Whether the step loops over as many microbatches as are asked for. Raises a located ToolError
-    where it loops over another number."""
+    """Returns True if the step loops over as many microbatches as requested; False if it has no
+    loop.
+
+    Raises a located ToolError if it loops over another number.
+    """
     own = own_loop(module, Weigher(request.hardware))
     if own is not None and own.trips != request.microbatches:
         raise ToolError(
@@ -258,8 +267,10 @@ def _has_own_loop(module: ir.Module, request: Request) -> bool:
 
 
 def _accumulate(module: ir.Module, microbatches: int) -> None:
-    """Makes the loop over microbatches. Where the pass asks for the batch by options of its own,
-    which expand-mpmd has not, the refusal says how to give them."""
+    """Makes the loop over microbatches.
+
+    If the pass needs its own option for the batch, which expand-mpmd lacks, the error has a hint.
+    """
     try:
         AccumulateGradientsPass(microbatches=microbatches).accumulate(
             module, Diagnostics(), even=True
@@ -276,8 +287,11 @@ def _accumulate(module: ir.Module, microbatches: int) -> None:
 
 
 def _communicate_once(module: ir.Module, hardware: Hardware) -> bool:
-    """Gathers weights in front of the loop over microbatches and reduces gradients behind it, each
-    by itself, for they are of different stages; whether there were any."""
+    """Gathers weights before the loop over microbatches, and reduces gradients after it.
+
+    Each has its own collective, because they belong to different stages. Returns True if there are
+    any.
+    """
     changed = communicate_once(module, hardware)
     block = Function(entry_function(module)).body
     if changed:
@@ -287,8 +301,8 @@ def _communicate_once(module: ir.Module, hardware: Hardware) -> bool:
 
 
 def time_stages(prepared: Prepared, request: Request, stages: int, *, splits: bool) -> Timed:
-    """A copy of the step, cut into so many stages, for a schedule that runs weight gradients apart
-    or not. Raises a located ToolError."""
+    """Returns a copy of the step, cut into so many stages. `splits` is for a schedule with separate
+    weight gradients. Raises a located ToolError."""
     module, devices = copy_module(prepared.module), prepared.devices
     with module.context, ir.Location.unknown():
         clock = Clock(request.hardware, devices.count)
@@ -313,7 +327,8 @@ def _table(request: Request, microbatches: int, costs: Costs) -> Table:
 
 
 def _check_given(table: Table, request: Request, microbatches: int) -> Table:
-    """A schedule from elsewhere. Raises ToolError where it is not valid, or not for this step."""
+    """Returns a schedule from elsewhere. Raises ToolError if it is invalid, or not for this
+    step."""
     check(table)
     if not table.training:
         raise ToolError(f"expand-mpmd: {table.name} has no backward, and the step has one")
@@ -393,7 +408,7 @@ def _entries(
 def compare_schedules(
     artifact: Artifact, request: Request, limit: float | None = None
 ) -> Comparison:
-    """The schedules of a training step, best first; times in seconds, memory in bytes.
+    """Returns the schedules of a training step, best first. Times are in seconds, memory in bytes.
 
     `limit` is the most bytes that a rank may hold. Raises a located ToolError for a step that
     cannot be cut for one stage on each rank.
@@ -403,7 +418,7 @@ def compare_schedules(
         why: dict[str, str] = {}
         setting: Setting | None = None
         prepared = prepare(artifact, request)
-        # The stages on a rank that schedules are tried with.
+        # The numbers of stages per rank for which schedules are tried.
         tried = [1, 2, MOST_CHUNKS] if request.chunks is None else [request.chunks]
         for chunks, splits in itertools.product(tried, (False, True)):
             try:

@@ -1,10 +1,10 @@
-"""Where the values in `main` of a rank come from, barriers looked through, and who takes them.
+"""Finds the origins of the values in `main` of a rank, through barriers, and their uses.
 
-That is most of what there is to read of a rank, and only what judges the rank itself asks for it:
-of several processes one reads it.
+This is most of the work of reading a rank. So it is done lazily: of several processes, only the one
+that judges a rank needs it.
 
-Most events are alike: each backward of a stage takes the same results of its forward as the same
-operands. What one event takes of another one is told once for all that agree in it.
+Most events have equal forms: each backward of a stage reads the same results of its forward as the
+same operands. Events that agree share one object for the results that they read of another event.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from stablehlo_tools.ir.walk import terminator
 
 
 class Source(enum.Enum):
-    """What makes a value."""
+    """The op that yields a value."""
 
     ARGUMENT = "argument"
     CONSTANT = "constant"
@@ -35,7 +35,7 @@ class Source(enum.Enum):
 
 
 class Origin(NamedTuple):
-    """Where a value comes from: `number` counts arguments, constants, or results of `event`."""
+    """The origin of a value: `number` counts arguments, constants, or results of `event`."""
 
     source: Source
     number: int = 0
@@ -47,7 +47,7 @@ RETURN = -1
 
 
 class Use(NamedTuple):
-    """An operand of an event that a value becomes; the event RETURN is what `main` returns."""
+    """The operand of an event that a value is. The event RETURN is the return of `main`."""
 
     event: int
     operand: int
@@ -55,23 +55,23 @@ class Use(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Taken:
-    """The results that are taken of an event, with the operands that each of them becomes.
+    """The results that one event reads of another, each with its operand positions.
 
-    One object stands for all who take the same, and so is compared by identity.
+    Events that read the same share one object, so it is compared by identity.
     """
 
     operands: dict[int, list[int]]
 
 
 class Edge(NamedTuple):
-    """What an event, or RETURN, takes of another one: the other end, seen from one of the two."""
+    """An event, or RETURN, at the other end of a dependence, and the results that are read."""
 
     event: int
     taken: Taken
 
 
 class Bundle(NamedTuple):
-    """Results of an event that the same events take, in their order and RETURN behind them."""
+    """Results of an event with the same readers, which are in order, with RETURN last."""
 
     numbers: tuple[int, ...]
     takers: tuple[int, ...]
@@ -79,10 +79,11 @@ class Bundle(NamedTuple):
 
 @dataclass
 class Origins:
-    """The origins of what the calls and messages of a block take, by event, and of what it returns.
+    """The origins of the operands of the calls and messages of a block, by event, and of its
+    results.
 
-    Operands and results are those of functions, and of messages what is sent and received.
-    `constants` numbers the texts of the constants.
+    A message has the sent value as operand, or the received one as result. `constants` numbers the
+    texts of the constants.
     """
 
     operands: list[tuple[Origin, ...]] = field(default_factory=list[tuple[Origin, ...]])
@@ -91,7 +92,7 @@ class Origins:
     returned: tuple[Origin, ...] = ()
 
     def uses(self, made: Origin) -> list[Use]:
-        """Who takes a result of an event."""
+        """Returns the uses of a result of an event."""
         assert made.event >= 0, "who takes an argument or a constant is not known here"
         return [
             Use(event, operand)
@@ -101,12 +102,13 @@ class Origins:
 
     @cached_property
     def makers(self) -> Sequence[Sequence[Edge]]:
-        """Of which events each event takes something, and behind them, `main` as it returns."""
+        """The events whose results each event reads. The last entry is for the return of `main`."""
         known: dict[object, list[Taken]] = {}
         makers: list[list[Edge]] = []
         for operands in chain(self.operands, [self.returned]):
             events = [origin.event for origin in operands]
-            # What no event makes has no number here: that of a microbatch is one for each call.
+            # Values without an event get number 0: the numbers of microbatches differ from call to
+            # call.
             numbers = [origin.number if origin.event >= 0 else 0 for origin in operands]
             distinct = list(dict.fromkeys(events))
             places = [distinct.index(event) for event in events]
@@ -121,7 +123,7 @@ class Origins:
 
     @cached_property
     def takers(self) -> Sequence[Sequence[Edge]]:
-        """Which events take something of each event."""
+        """The events that read results of each event."""
         takers: list[list[Edge]] = [[] for _ in self.operands]
         for event, makers in zip([*range(len(takers)), RETURN], self.makers, strict=True):
             for maker, taken in makers:
@@ -136,7 +138,7 @@ class Origins:
         for results, takers in zip(self.results, self.takers, strict=True):
             shape = (len(results), *[taker.taken for taker in takers])
             if shape not in known:
-                together: dict[tuple[int, ...], list[int]] = {}  # results, by who takes them
+                together: dict[tuple[int, ...], list[int]] = {}  # results, by their readers
                 for number in range(len(results)):
                     where = [at for at, each in enumerate(takers) if number in each.taken.operands]
                     together.setdefault(tuple(where), []).append(number)
@@ -152,7 +154,7 @@ class Origins:
 
 
 def origins_in(block: ir.Block, ops: Sequence[ir.Operation]) -> Origins:
-    """The origins in a block of these ops."""
+    """Returns the origins in a block of these ops."""
     read = Origins()
     origins: dict[ir.Value, Origin] = {}
     for number, argument in enumerate(block.arguments):

@@ -1,11 +1,12 @@
-"""Reads what a rank's program does from its IR alone: its calls and messages, and what they take.
+"""Reads the calls and messages of a rank's program from its IR, with their operands.
 
-A value is told by where it comes from, barriers looked through: an argument, a constant, a result
-of a call, or a message. Nothing is judged here; what is not understood has an unknown origin.
+A value is identified by its origin, which barriers do not change: an argument, a constant, a result
+of a call, or a message. This module checks nothing; a value that it does not understand has an
+unknown origin.
 
-The schedule says what its actions take and send. What `prepare`, the calls of the finish and their
-messages take, and what a rank returns, only the one who wrote it knows; so the manifest says it, as
-`wiring` reads it from the program:
+The schedule implies the operands of its actions and messages. For `prepare`, the calls of the
+finish, their messages and the results, only the writer of the program knows the operands. So the
+manifest contains them, as `wiring` reads them from the program:
 
     {"@finish_0": ["result 1 of 0B5", "argument 2"], "channel 9": ["result 0 of @finish_0"],
      "return": ["result 1 of @finish_1"]}
@@ -31,9 +32,9 @@ from stablehlo_tools.schedules.table import Action
 RETURN_KEY = "return"
 
 
-@dataclass(eq=False, slots=True)  # not frozen: there are many, and each would take thrice as long
+@dataclass(eq=False, slots=True)  # not frozen, which would triple the time to create one
 class _Event:
-    """An op in `main` that is number `index` of those that do something."""
+    """A call or message in `main`; `index` counts them in program order."""
 
     index: int
     op: ir.Operation
@@ -41,20 +42,20 @@ class _Event:
 
     @property
     def operands(self) -> tuple[Origin, ...]:
-        """What a function takes, or a message sends."""
+        """The operands of the call, or the sent value."""
         return self.reading.origins.operands[self.index]
 
     @property
     def results(self) -> tuple[Origin, ...]:
-        """What a function gives, or a message brings."""
+        """The results of the call, or the received value."""
         return self.reading.origins.results[self.index]
 
 
 @dataclass(eq=False, slots=True)
 class Call(_Event):
-    """A call in `main`. `action` is what of the schedule it is, None for another function.
+    """A call in `main`. `action` is its action in the schedule, None for another function.
 
-    The microbatch of an action that does not take a constant as its operand 0 is below 0.
+    If operand 0 of an action is not a constant, its microbatch is negative.
     """
 
     function: str
@@ -62,20 +63,22 @@ class Call(_Event):
 
     @property
     def round(self) -> int | None:
-        """Which round behind the schedule it is; None for any other call."""
+        """The round of the finish that it is; None for any other call."""
         name, _, number = self.function.rpartition("_")
         return int(number) if name == FINISH and number.isdecimal() else None
 
     @property
     def is_prepare(self) -> bool:
-        """Whether it runs once before the schedule."""
+        """True if it is the call of `prepare`, once before the schedule."""
         return self.function == PREPARE
 
 
 @dataclass(eq=False, slots=True)
 class Message(_Event):
-    """A send or a receive in `main`: one tensor. Between devices it is where it
-    `is_host_transfer` not, and its channel is of `channel_type` 1."""
+    """A send or a receive of one tensor in `main`.
+
+    Between devices `is_host_transfer` is False and `channel_type` is 1.
+    """
 
     is_send: bool
     channel: int
@@ -86,7 +89,7 @@ class Message(_Event):
 
     @property
     def operand(self) -> Origin | None:
-        """What is sent."""
+        """The sent value; None for a receive."""
         return self.operands[0] if self.is_send else None
 
 
@@ -95,7 +98,7 @@ type Event = Call | Message
 
 @dataclass(frozen=True, eq=False)
 class Reading:
-    """What a rank does, in the order of its text, read when it is first asked for."""
+    """The calls and messages of a rank in program order, read on first use."""
 
     rank: int
     name: str
@@ -114,7 +117,7 @@ class Reading:
 
     @cached_property
     def origins(self) -> Origins:
-        """Where the values in the block come from."""
+        """The origins of the values in the block."""
         return origins_in(self.block, self.ops)
 
     @cached_property
@@ -124,7 +127,7 @@ class Reading:
 
     @property
     def returned(self) -> tuple[Origin, ...]:
-        """What `main` returns."""
+        """The results of `main`."""
         return self.origins.returned
 
     @cached_property
@@ -138,7 +141,7 @@ class Reading:
         return tuple(event for event in self.events if isinstance(event, Message))
 
     def described(self, origin: Origin) -> str:
-        """`result 2 of 0F3`, `what channel 5 brings`, `argument 3`."""
+        """Returns a name such as `result 2 of 0F3`, `what channel 5 brings`, or `argument 3`."""
         if origin.source is Source.CALL:
             return f"result {origin.number} of {self.titled(origin.event)}"
         if origin.source is Source.MESSAGE:
@@ -150,7 +153,7 @@ class Reading:
         return "a value of unknown origin"
 
     def titled(self, event: int) -> str:
-        """`0F3`, `finish_0`, `the send on channel 5`."""
+        """Returns a name such as `0F3`, `finish_0`, or `the send on channel 5`."""
         known = self.events[event]
         if isinstance(known, Call):
             return f"@{known.function}" if known.action is None else str(known.action)
@@ -158,7 +161,7 @@ class Reading:
 
 
 def read_rank(module: ir.Module, rank: int, name: str) -> Reading:
-    """What the program of a rank does. Raises a located ToolError for a `main` of another form."""
+    """Returns the reading of a rank's program. Raises a located ToolError if it has no `main`."""
     main = main_function(module)
     if main is None or not len(main.regions) or not len(main.regions[0].blocks):
         raise ToolError(f"{name} has no @main: it is not the program of a rank")
@@ -166,13 +169,13 @@ def read_rank(module: ir.Module, rank: int, name: str) -> Reading:
 
 
 def microbatch_of(call: Call) -> int:
-    """The microbatch of a call of the schedule."""
+    """Returns the microbatch of a call of the schedule."""
     assert call.action is not None
     return call.action.microbatch
 
 
 def body_of(main: ir.Operation) -> ir.Block:
-    """The block that holds what `main` does: that of a manual computation, if there is one."""
+    """Returns the block of `main`, or that of a manual computation in it."""
     block = Function(main).body
     for view in block.operations:
         if view.operation.name == MANUAL_COMPUTATION:
@@ -181,9 +184,9 @@ def body_of(main: ir.Operation) -> ir.Block:
 
 
 def _events_of(reading: Reading) -> list[Event]:
-    """Reads the events, and of what they take the numbers of microbatches alone."""
+    """Returns the events. Of operands it reads only the numbers of microbatches."""
     events: list[Event] = []
-    numbers: dict[ir.Value, int] = {}  # constants
+    numbers: dict[ir.Value, int] = {}  # values of constants
     pairs: dict[ir.Attribute | None, tuple[tuple[int, ...], ...]] = {}
     types: dict[ir.Type, str] = {}
     for op in reading.ops:
@@ -224,7 +227,8 @@ def _events_of(reading: Reading) -> list[Event]:
 
 
 def _microbatch(call: ir.Operation, numbers: Mapping[ir.Value, int]) -> int:
-    """The constant that a call takes as operand 0, barriers looked through; -1 where it is none."""
+    """Returns the constant that is operand 0 of a call, read through barriers; -1 if there is
+    none."""
     value = call.operands[0] if len(call.operands) else None
     while value is not None and value not in numbers:
         op = producer(value)
@@ -235,8 +239,11 @@ def _microbatch(call: ir.Operation, numbers: Mapping[ir.Value, int]) -> int:
 
 
 def wiring(reading: Reading, scheduled: Collection[int]) -> dict[str, tuple[str, ...]]:
-    """Where the operands come from, of the calls that are no actions, of the sends on channels that
-    are not `scheduled`, and of what `main` returns."""
+    """Returns the origins of operands that the schedule does not imply.
+
+    These are the operands of calls that are not actions, the values sent on channels that are not
+    `scheduled`, and the results of `main`.
+    """
     sources: dict[str, tuple[str, ...]] = {}
     for event in reading.events:
         if isinstance(event, Call):

@@ -1,4 +1,4 @@
-"""What the reports of a set of rank programs show, as plain data."""
+"""The data of reports on a set of rank programs."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from stablehlo_tools.schedules.simulator import Timeline
 
 @dataclass(frozen=True)
 class Level:
-    """What a rank holds of microbatches behind an action or a message, and the schedule's bound.
+    """The bytes that a rank holds for microbatches after an action or a message, and the schedule's
+    bound.
 
-    Bytes. `time` is when a phase of the schedule ends, in microseconds; None behind what takes no
-    time of its rank.
+    `time` is the end of the schedule's phase in microseconds; None for events that take no time.
     """
 
     behind: str
@@ -23,11 +23,12 @@ class Level:
 
 @dataclass(frozen=True)
 class RankRow:
-    """A rank's program: what it does, and its memory in bytes.
+    """The program of a rank: its counts of actions and messages, and its memory in bytes.
 
-    `held` and `bound` are the most of the levels, `peak` all that is alive at once, `arguments` and
-    the temporaries of functions included, and `limit` what it cannot exceed while the bound holds.
-    `weights` are those that the schedule counts. All of these are known of a proven set only.
+    `held` and `bound` are the maxima of the levels. `peak` is the most that is live at once,
+    including `arguments` and the temporaries of functions. `limit` is its upper bound while `held`
+    is within the bound. `weights` are those that the schedule counts. All of these are 0 if the set
+    is not proven.
     """
 
     rank: int
@@ -48,7 +49,8 @@ class RankRow:
 
 @dataclass(frozen=True)
 class Link:
-    """The messages from a rank to another: of the schedule, and behind it; bytes of a device."""
+    """The messages from one rank to another, during the schedule and after it, with the bytes of a
+    device."""
 
     source: int
     target: int
@@ -62,7 +64,7 @@ class Link:
 class SetReport:
     """A set of rank programs: its schedule as read back, timed in microseconds, and its proof.
 
-    `ranks` have no levels where the set is not proven, or nobody asked for them.
+    `ranks` have no levels if the set is not proven, or if they were not requested.
     """
 
     name: str
@@ -78,15 +80,15 @@ class SetReport:
 
     @property
     def is_proven(self) -> bool:
-        """Whether no rule is broken."""
+        """True if no rule is broken."""
         return not self.finding_count
 
     @property
     def messages(self) -> int:
-        """The tensors that go between ranks."""
+        """The number of tensors that are sent between ranks."""
         return sum(link.scheduled + link.finish for link in self.links)
 
     @property
     def bytes(self) -> float:
-        """Their bytes, of one device of each rank."""
+        """The bytes of all messages, of one device of each rank."""
         return sum(link.scheduled_bytes + link.finish_bytes for link in self.links)

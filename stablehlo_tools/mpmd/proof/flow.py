@@ -1,15 +1,18 @@
-"""Where the operands of actions come from, and where their results go: M3 and M4.
+"""Checks the data flow between actions: M3 and M4.
 
-A phase of a stage is one function, called once for each microbatch, so every operand of it has one
-meaning. It is the same value for all microbatches; or comes from the same result of the same phase,
-or the same message, of the call's own microbatch; or goes through all calls, each of which takes
-what the call before left: a sum. Whatever deviates is one call that takes something else.
+A phase of a stage is one function, called once for each microbatch. So each of its operands has one
+meaning, which is one of these:
 
-A sum, of gradients above all, is an operand and a result of every function that adds to it. The
-calls of these functions, in the order of the text, make one chain: the first takes what was
-prepared, every other one what the call before left, and nobody but the next call, or for the last
-one what comes behind the schedule, takes a result. In the function itself the result depends on the
-operand.
+- The same value for all microbatches.
+- The same result of the same phase, or the same message, of the call's own microbatch.
+- A sum that goes through all calls: each call reads the result of the call before.
+
+A deviation shows up as a call that reads another value than the other calls.
+
+A sum, usually of gradients, is an operand and a result of every function that adds to it. The calls
+of these functions form one chain in program order. The first call reads the prepared value, each
+other one the result of the call before. Only the next call reads a result; the last result is read
+after the schedule. Within a function the result depends on the operand.
 """
 
 from __future__ import annotations
@@ -38,7 +41,7 @@ _LATER = frozenset(
 
 
 def check_flow(reading: Reading, labels: Labels, findings: Findings) -> InSums:
-    """M3 and M4 of one rank. Returns its sums."""
+    """Checks M3 and M4 for one rank. Returns its sums."""
     calls: defaultdict[str, list[Call]] = defaultdict(list)
     for call in reading.calls:
         calls[call.function].append(call)
@@ -52,7 +55,8 @@ def check_flow(reading: Reading, labels: Labels, findings: Findings) -> InSums:
         if (function, slot) in in_sums.operands:
             continue
         if (function, slot) in all_even:
-            # Forwards read of forwards only, and nothing of a microbatch reads a weight gradient.
+            # A forward reads results of forwards only, and only sums read those of weight
+            # gradients.
             call = flow.calls[function][0]
             made = flow.action_of(call.operands[slot])
             assert call.action is not None
@@ -75,10 +79,10 @@ def check_flow(reading: Reading, labels: Labels, findings: Findings) -> InSums:
 
 
 def _is_even(flow: Flow, function: str, slot: int) -> bool:
-    """Whether all calls, in groups of those that are alike, take the same, relative to their
-    microbatch.
+    """Returns True if all calls read the same operand, relative to their microbatch.
 
-    A gradient may come from another phase where the microbatches do not run the same ones.
+    Calls are grouped by the phases of their microbatch. Between groups a gradient may come from
+    another phase of the same stage.
     """
     seen: set[Relative] = set()
     for views in flow.views[function]:
@@ -90,7 +94,7 @@ def _is_even(flow: Flow, function: str, slot: int) -> bool:
 
 
 def _tell_deviants(flow: Flow, calls: Sequence[Call], slot: int) -> None:
-    """The calls that take another value than most that are like them."""
+    """Reports the calls that read another value than most calls of their group."""
     told = False
     for group in flow.alike(calls):
         seen = [flow.view(call).taken[slot] for call in group]
@@ -116,13 +120,17 @@ def _expected(flow: Flow, usual: Relative) -> str:
 
 
 def _check_uses(flow: Flow, used: Sequence[Sequence[Used]], number: int) -> None:
-    """Results that differ in their microbatch alone go to the same places, relative to it, and to
-    some. Where microbatches run other phases, these are places in the same stages."""
+    """Checks that results that differ in their microbatch alone have the same uses, and at least
+    one.
+
+    The uses are relative to the microbatch. If microbatches run different phases, gradients of one
+    stage count as the same use.
+    """
     usual_of_all: list[str] | None = None
     for group in used:
         seen = [uses[number] for _, uses in group]
         usual = Counter(seen).most_common(1)[0][0]
-        # The uses without what differs between a gradient as a whole and its two parts.
+        # Backward, input gradient and weight gradient of a stage count as one.
         loose = sorted({_GRADIENT.sub(r"gradients of stage \1", use) for use in usual})
         usual_of_all = usual_of_all or loose
         for (event, _), each in zip(group, seen, strict=True):
@@ -160,7 +168,7 @@ def _listed(uses: Sequence[str]) -> str:
 
 
 def _check_sends(flow: Flow) -> None:
-    """What a stage sends is the same for all microbatches."""
+    """Checks that a stage sends the same value for all microbatches, relative to the microbatch."""
     sent: defaultdict[tuple[object, ...], list[tuple[Message, Relative]]] = defaultdict(list)
     for message in flow.reading.messages:
         label = flow.labels.get(message.index)
@@ -181,7 +189,8 @@ def _check_sends(flow: Flow) -> None:
 
 
 def _check_receives(flow: Flow) -> None:
-    """What is received is used, by the stage and the microbatch that it is for."""
+    """Checks that received values are used, and only by their own stage (or a later one) and
+    microbatch."""
     reading = flow.reading
     received: defaultdict[tuple[Kind, int, int], list[Message]] = defaultdict(list)
     for message in reading.messages:
@@ -196,7 +205,8 @@ def _check_receives(flow: Flow) -> None:
             continue
         received[label.action.kind, label.action.stage, label.tensor].append(message)
         users = [_user(flow, use) for use in reading.origins.uses(origin)]
-        # A rank that holds a later stage, for gradients an earlier one, may keep what it receives.
+        # A rank that holds a later stage (for gradients an earlier one) may use the value there
+        # too.
         kind, stage, microbatch = label.action
         may_take = [
             user is not None
@@ -217,8 +227,8 @@ def _user(flow: Flow, use: Use) -> Action | None:
 
 
 def _check_others(flow: Flow) -> None:
-    """What is prepared, and what the finish leaves, is used; no round takes a value of
-    microbatches, or a message, twice."""
+    """Checks functions outside the schedule: each result is used, and no call reads a value of a
+    microbatch, or a message, twice."""
     reading = flow.reading
     for event in reading.events:
         if not isinstance(event, Call) or event.action is not None:
@@ -239,10 +249,10 @@ def _check_others(flow: Flow) -> None:
 
 
 class Relative(NamedTuple):
-    """A value as a call sees it: what it is, and whether it is of the call's own microbatch.
+    """A value from the view of a call; `is_own` says if it is of the call's own microbatch.
 
-    `name` is a function, or a receive without its microbatch; empty for what is the same value
-    always, which `origin` then is.
+    `name` is a function, or a receive without its microbatch. If the value is the same for all
+    microbatches, `name` is empty and `origin` is the value.
     """
 
     name: str
@@ -253,14 +263,14 @@ class Relative(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class View:
-    """What a call takes, as seen from its microbatch, by its operands; operand 0, the number of
-    that, is left out. Calls that take the same share one."""
+    """The operands of a call, relative to its microbatch, by position. Operand 0, the number of the
+    microbatch, is left out. Calls with the same operands share one view."""
 
     taken: dict[int, Relative]
 
 
 class Used(NamedTuple):
-    """An event, and where each of its results goes, as seen from its microbatch."""
+    """An event, and the uses of each of its results, relative to its microbatch."""
 
     event: Event
     uses: Sequence[tuple[str, ...]]
@@ -268,8 +278,8 @@ class Used(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Flow:
-    """What the checks of a rank share. What calls that look alike take, and where their results go,
-    is found once for all of them."""
+    """The shared state of a rank's checks. Operands and uses are computed once for calls of one
+    form."""
 
     reading: Reading
     labels: Mapping[int, Label]
@@ -282,7 +292,7 @@ class Flow:
     )
 
     def relative(self, origin: Origin, microbatch: int) -> Relative:
-        """An origin as seen from a microbatch."""
+        """Returns a value from the view of a microbatch."""
         action = self.action_of(origin)
         if action is None:
             return Relative("", 0, True, origin)
@@ -293,7 +303,7 @@ class Flow:
         return Relative(f"{action.stage}{action.kind.value}", self._tensor(event), is_own, None)
 
     def view(self, call: Call) -> View:
-        """What a call of the schedule takes."""
+        """Returns the operands of a call of the schedule."""
         microbatch, operands = microbatch_of(call), call.operands
         fixed = [origin for origin in operands[1:] if origin.event < 0]
         makers = self.reading.origins.makers[call.index]
@@ -306,14 +316,14 @@ class Flow:
 
     @cached_property
     def views(self) -> dict[str, list[list[View]]]:
-        """What the calls of each function take, in groups of those that are alike."""
+        """The operands of the calls of each function, in groups as in `alike`."""
         return {
             function: [list(dict.fromkeys(map(self.view, group))) for group in self.alike(calls)]
             for function, calls in self.calls.items()
         }
 
     def used(self, events: Sequence[Event]) -> list[list[Used]]:
-        """Where the results of events of the schedule go, in groups of those that are alike."""
+        """Returns the uses of the results of events of the schedule, in groups as in `alike`."""
         return [[Used(event, self._uses(event)) for event in group] for group in self.alike(events)]
 
     def _uses(self, event: Event) -> Sequence[tuple[str, ...]]:
@@ -327,13 +337,13 @@ class Flow:
         return self._used[looks]
 
     def _seen(self, event: int, microbatch: int) -> object:
-        """What decides what is told of an event that a call of a microbatch takes, or goes to."""
+        """Returns the part of an event's identity that matters to an event of `microbatch`."""
         action = None if event < 0 else self.actions[event]
         return event if action is None else (self._names[event], action.microbatch == microbatch)
 
     @cached_property
     def _names(self) -> list[object]:
-        """What each event of the schedule is, whatever its microbatch."""
+        """The identity of each event of the schedule without its microbatch."""
         names: list[object] = []
         for event, action in zip(self.reading.events, self.actions, strict=True):
             if isinstance(event, Call):
@@ -349,9 +359,9 @@ class Flow:
 
     @cached_property
     def phases(self) -> dict[int, tuple[str, ...]]:
-        """For each microbatch the functions that are called for it, in the order of their names.
+        """The functions that are called for each microbatch, sorted by name.
 
-        A schedule may run both gradients at once for one microbatch, and apart for another.
+        A schedule may run one backward for a microbatch, and two separate gradients for another.
         """
         readers: defaultdict[int, set[str]] = defaultdict(set)
         for call in self.reading.calls:
@@ -359,7 +369,7 @@ class Flow:
         return {microbatch: tuple(sorted(names)) for microbatch, names in readers.items()}
 
     def alike[E: Event](self, events: Sequence[E]) -> list[list[E]]:
-        """The events in groups of those whose microbatches run the same phases."""
+        """Returns the events in groups whose microbatches run the same phases."""
         groups: defaultdict[tuple[str, ...], list[E]] = defaultdict(list)
         for event in events:
             action = self.actions[event.index]
@@ -368,19 +378,20 @@ class Flow:
         return list(groups.values())
 
     def loosely(self, relative: Relative) -> Relative:
-        """The same for microbatches that run other phases: of gradients only the stage counts."""
+        """Returns the same for microbatches that run different phases: for gradients only the stage
+        counts."""
         phase = phase_of(relative.name)
         if phase is None or phase[0] is Kind.FORWARD:
             return relative
         return Relative(f"a gradient of stage {phase[1]}", 0, relative.is_own, None)
 
     def action_of(self, origin: Origin) -> Action | None:
-        """The phase or the receive that makes a value; None for what no microbatch makes."""
+        """Returns the phase or receive that yields a value; None if it is outside the schedule."""
         return None if origin.event < 0 else self.actions[origin.event]
 
 
 class Slot(NamedTuple):
-    """An operand, or a result, of a function of the schedule."""
+    """An operand or a result of a function of the schedule."""
 
     function: str
     number: int
@@ -393,7 +404,7 @@ type Group = tuple[list[Slot], list[Slot]]  # operands and results
 class InSums:
     """The operands and the results that belong to sums.
 
-    `chains` are the results of each sum: one for every function that adds to it.
+    `chains` has the results of each sum, one for each function that adds to it.
     """
 
     operands: set[Slot] = field(default_factory=set[Slot])
@@ -402,10 +413,11 @@ class InSums:
 
 
 def check_sums(flow: Flow, uneven: Sequence[Slot], even: Sequence[Slot]) -> InSums:
-    """Finds the sums among the operands that are not the same for all calls, and checks them.
+    """Finds the sums among the `uneven` operands, which are not the same for all calls, and checks
+    them.
 
-    Where stages of the rank take turns, some of these operands are always what another stage left
-    for the same microbatch: one of the `even`.
+    If stages of the rank take turns in a sum, some of its operands are always the result of another
+    stage for the same microbatch. These are among the `even` operands.
     """
     in_sums = InSums()
     dependences = Dependences(flow.reading.module)
@@ -439,7 +451,7 @@ def check_sums(flow: Flow, uneven: Sequence[Slot], even: Sequence[Slot]) -> InSu
 class Link(NamedTuple):
     """The operand and the result of a function that a sum goes through.
 
-    The operand is not known of the function that begins the sum, and is called but once.
+    The operand is None for a function that is called once and begins the sum.
     """
 
     operand: int | None
@@ -449,9 +461,10 @@ class Link(NamedTuple):
 def _links(
     flow: Flow, entries: dict[str, int], exits: dict[str, int], dependences: Dependences
 ) -> dict[str, Link] | None:
-    """How a sum goes through each of its functions; None where this is no sum.
+    """Returns the link of a sum in each of its functions; None if this is not a sum.
 
-    No link leads into a function that is called once, and first, nor out of one called once, last.
+    No result feeds a function that is called once and first, and no operand one called once and
+    last.
     """
     calls = [call for call in flow.reading.calls if call.function in {*entries, *exits}]
     links: dict[str, Link] = {}
@@ -472,7 +485,8 @@ def _links(
 
 
 def _left_by(flow: Flow, call: Call, entry: int, dependences: Dependences) -> int | None:
-    """The result that the last call leaves of a sum: of its type, and computed from it."""
+    """Returns the result of the last call that is the sum: it has its type and depends on it. None
+    if there is none."""
     type_ = call.op.operands[entry].type
     for number, depends in enumerate(dependences.of(call.function)):
         uses = flow.reading.origins.uses(call.results[number])
@@ -483,13 +497,13 @@ def _left_by(flow: Flow, call: Call, entry: int, dependences: Dependences) -> in
 
 
 def _linked(flow: Flow, uneven: Sequence[Slot]) -> list[Group]:
-    """Groups of operands and results of actions that values go between."""
+    """Returns groups of operands and results of actions that are connected by values."""
     feeding = {slot: _results_of(flow, slot) for slot in uneven}
     groups: list[Group] = []
     left = list(uneven)
     while left:
         operands, results = [left.pop(0)], list[Slot]()
-        for slot in operands:  # which grows
+        for slot in operands:  # the list grows in the loop
             results += [result for result in feeding[slot] if result not in results]
             linked = [other for other in left if any(r in results for r in feeding[other])]
             left = [other for other in left if other not in linked]
@@ -499,8 +513,11 @@ def _linked(flow: Flow, uneven: Sequence[Slot]) -> list[Group]:
 
 
 def _closed(groups: list[Group], dependences: Dependences) -> list[Group]:
-    """The groups, those joined that are parts of one sum: a function takes it as one of the one
-    group, and gives it as one of the other. So it is where several functions take turns."""
+    """Returns the groups, with the groups of one sum joined.
+
+    Two groups are joined if a function reads the sum as an operand of one and returns it as a
+    result of the other. This happens if several functions take turns.
+    """
     closed: list[Group] = []
     for group in groups:
         joined = group
@@ -512,7 +529,7 @@ def _closed(groups: list[Group], dependences: Dependences) -> list[Group]:
 
 
 def _with_turns(groups: list[Group], turns: list[Group], dependences: Dependences) -> list[Group]:
-    """The groups, with the operands that go on with a sum in another function."""
+    """Returns the groups, with the `turns` that continue a sum in another function."""
     left = list(turns)
     joined = list(groups)
     for i in range(len(joined)):
@@ -526,7 +543,8 @@ def _with_turns(groups: list[Group], turns: list[Group], dependences: Dependence
 
 
 def _takes_turns(group: Group, turn: Group, dependences: Dependences) -> bool:
-    """Whether what an operand takes was computed from the sum, and leads to it."""
+    """Returns True if the value that an operand reads depends on the sum, and the sum depends on
+    the operand."""
     operands, taken = group[0], turn[1]
     comes_from = any(
         slot.function == result.function
@@ -552,7 +570,7 @@ def _continues(one: Group, other: Group, dependences: Dependences) -> bool:
 
 
 def _results_of(flow: Flow, slot: Slot) -> list[Slot]:
-    """The results of actions that an operand takes in one call or another."""
+    """Returns the results of actions that some call reads as this operand."""
     taken = [view.taken[slot.number] for view in chain(*flow.views[slot.function])]
     results = [Slot(one.name, one.number) for one in taken if phase_of(one.name) is not None]
     return list(dict.fromkeys(results))
@@ -582,7 +600,8 @@ def _check_chain(flow: Flow, links: dict[str, Link]) -> None:
 def _check_taken(
     flow: Flow, call: Call, left: Origin, behind: Call | None, links: dict[str, Link]
 ) -> None:
-    """What a call leaves of a sum is taken by the next call alone, or by what is behind them."""
+    """Checks that only the next call reads a sum, or only ops after the schedule for the last
+    call."""
     uses = flow.reading.origins.uses(left)
     if behind is not None:
         if uses == [Use(behind.index, links[behind.function].operand or 0)]:

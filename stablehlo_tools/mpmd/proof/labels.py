@@ -1,6 +1,6 @@
-"""Which action of the schedule every message belongs to: M5, as far as the manifest is concerned.
+"""Finds the action of the schedule that each message belongs to, and checks M5.
 
-A message is told by its channel. What a channel is for stands in the manifest; what is sent on it
+A channel identifies a message. The manifest has the action of each channel. The value that is sent
 is read from the sender's program, and the two have to agree.
 """
 
@@ -33,7 +33,7 @@ type Pairs = tuple[tuple[int, ...], ...]  # of devices
 
 
 class Label(NamedTuple):
-    """What a message is: an end of a transfer, None behind the schedule, and which tensor of it."""
+    """An end of a transfer (None after the schedule), and the number of its tensor."""
 
     action: Action | None
     tensor: int
@@ -42,11 +42,11 @@ class Label(NamedTuple):
 
 @dataclass(frozen=True)
 class Labels:
-    """The labels of the messages, by what the manifest has for their channels; a message on no
-    known channel has none. Those of a rank are made when they are first asked for.
+    """The labels of the messages, from the manifest's entries for their channels.
 
-    `sends` are the actions that the transfers belong to, by their texts, and `tensors` how many
-    each of them has.
+    A message on an unknown channel has no label. The labels of a rank are computed on first use.
+
+    `sends` has the action of each transfer, by its text, and `tensors` the number of its tensors.
     """
 
     transfers: Mapping[int, Transfer]
@@ -59,12 +59,12 @@ class Labels:
 
     @staticmethod
     def of_manifest(manifest: Manifest) -> Labels:
-        """The labels of the programs of a manifest."""
+        """Returns the labels of the programs of a manifest."""
         tensors = Counter(transfer.action for transfer in manifest.transfers)
         return Labels(manifest.of_channel(), {text: _send(text) for text in tensors}, tensors)
 
     def of_rank(self, reading: Reading) -> Mapping[int, Label]:
-        """The labels of a rank by its events."""
+        """Returns the labels of a rank by the index of the event."""
         if reading.rank not in self._of_ranks:
             known: dict[int, Label] = {}
             for message in reading.messages:
@@ -76,8 +76,8 @@ class Labels:
         return self._of_ranks[reading.rank]
 
     def actions(self, reading: Reading) -> list[Action | None]:
-        """Of each event of a rank the phase that it is, or what the message belongs to; None behind
-        the schedule."""
+        """Returns for each event of a rank its phase, or the action of the message; None after the
+        schedule."""
         if reading.rank not in self._actions:
             known = self.of_rank(reading)
             listed: list[Action | None] = []
@@ -94,7 +94,8 @@ class Labels:
 def check_transfers(
     manifest: Manifest, readings: Sequence[Reading], labels: Labels, findings: Findings
 ) -> None:
-    """M5: each message is what the manifest has for its channel, and each channel is there once."""
+    """Checks M5: each message agrees with the manifest's entry for its channel, and each channel
+    has one send and one receive."""
     _check_listed(manifest, labels.sends, findings)
     ends: defaultdict[tuple[int, bool], list[tuple[Reading, Message]]] = defaultdict(list)
     pairs_of: dict[tuple[int, int], Pairs] = {}
@@ -117,7 +118,8 @@ def check_transfers(
 
 
 def check_messages(reading: Reading, labels: Labels, findings: Findings) -> None:
-    """M5 of one rank by itself: what it sends, and that the tensors of an action are together."""
+    """Checks M5 within one rank: the sent values, and that the tensors of an action are
+    adjacent."""
     _check_groups(reading, labels, findings)
     _check_sent(reading, labels, findings)
 
@@ -154,7 +156,8 @@ def _check_listed(
 
 
 def _send(action: str) -> Action | None:
-    """The send that a transfer belongs to; None behind the schedule, and for what is no send."""
+    """Returns the send that a transfer belongs to; None after the schedule, and for any other
+    text."""
     send = None if action == FINISH else step_of(action)
     return send if isinstance(send, Action) and send.kind.is_send else None
 
@@ -162,7 +165,8 @@ def _send(action: str) -> Action | None:
 def _check_message(
     transfer: Transfer, pairs: Pairs, reading: Reading, message: Message, findings: Findings
 ) -> None:
-    """One end of a transfer: rank, type, devices, of which `pairs` are those of its two ranks."""
+    """Checks rank, type and devices of one end of a transfer. `pairs` are the devices of its two
+    ranks."""
     rank = transfer.source if message.is_send else transfer.target
     is_host, channel_type = message.is_host_transfer, message.channel_type
     found = (reading.rank, message.type, message.pairs, is_host, channel_type)
@@ -200,7 +204,8 @@ def _check_once(
 
 
 def _check_groups(reading: Reading, labels: Labels, findings: Findings) -> None:
-    """The tensors of an action stand in a row, 0, 1, …, all of them that the manifest has."""
+    """Checks that the tensors of an action are adjacent and in order: 0, 1, …, up to the manifest's
+    count."""
     known = labels.of_rank(reading)
     labelled = [(event, known.get(event.index)) for event in reading.events]
     for action, row in groupby(labelled, lambda each: each[1] and each[1].action):
@@ -215,7 +220,7 @@ def _check_groups(reading: Reading, labels: Labels, findings: Findings) -> None:
 
 
 def _check_sent(reading: Reading, labels: Labels, findings: Findings) -> None:
-    """What is sent is of the stage and the microbatch that the channel is for."""
+    """Checks that a sent value is of the stage and the microbatch of its channel."""
     known, actions = labels.of_rank(reading), labels.actions(reading)
     last = max((call.index for call in reading.calls), default=-1)
     for message in reading.messages:
@@ -226,7 +231,7 @@ def _check_sent(reading: Reading, labels: Labels, findings: Findings) -> None:
         if label.action is None:
             said = "it stands before the last action" if message.index < last else ""
         elif sent is not None:
-            # The action that the value comes from: a phase, or a receive of the schedule.
+            # the action that yields the value: a phase, or a receive of the schedule
             made = actions[sent.event] if sent.event >= 0 else None
             if made is None:
                 said = f"it sends {reading.described(sent)}, which no microbatch makes"
@@ -238,10 +243,11 @@ def _check_sent(reading: Reading, labels: Labels, findings: Findings) -> None:
 
 
 def _may_send(send: Action, made: Action) -> bool:
-    """Whether a send may send what an action made: of its microbatch, and of its stage, or of one
-    before it (behind it, for gradients), which was handed on as it is.
+    """Returns True if a send may send the result of an action.
 
-    A gradient may be there from the forward on, where nothing is left to be computed for it.
+    It must be of the send's microbatch, and of its stage. A value that is passed through may be of
+    a stage before it (after it, for gradients). A gradient may be a result of the forward, if the
+    backward has nothing to compute for it.
     """
     if made.microbatch != send.microbatch or made.kind not in _SENT_BY:
         return False
@@ -254,7 +260,7 @@ def _may_send(send: Action, made: Action) -> bool:
 
 
 def check_fifo(readings: Sequence[Reading], labels: Labels, findings: Findings) -> None:
-    """From one rank to another, receives are in the order of the sends."""
+    """Checks that receives from one rank are in the order of that rank's sends."""
     sent: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
     received: defaultdict[tuple[int, int], list[tuple[Reading, Message]]] = defaultdict(list)
     for reading in readings:

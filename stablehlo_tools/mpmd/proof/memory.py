@@ -1,14 +1,17 @@
-"""What a rank holds at each of its calls and messages, and the bound that its schedule puts on it.
+"""Computes the bytes that a rank holds at each event, and the bound that its schedule sets.
 
-A value lives from the call or the message that makes it to the last one that takes it; barriers
-make nothing. Arguments and what is returned live to the end. What a microbatch leaves for later,
-received tensors and those not yet sent included, is `held`, which the schedule bounds.
+A value is live from the call or message that yields it to its last reader. Barriers make no copy.
+Arguments and results are live to the end. `held` is the memory of microbatches, which the schedule
+bounds. It includes received tensors, and tensors that are not yet sent.
 
-The bound follows from the schedule and what the manifest has of its stages: a stage holds its
-activation from F to B or I, and what is kept of it from I to W; a message is held from its receive
-to the phase that it is for, and from the phase that makes it to its send. What goes from a stage to
-another one on the same rank is held from the one to the other. Without messages and what goes
-between stages, the most of it is at most what `simulate` has for the rank.
+The bound follows from the schedule and the stages in the manifest:
+
+- A stage holds its activation from F to B or I, and the part that is kept from I to W.
+- A message is held from its receive to the phase that reads it, or from the phase that computes it
+to its send.
+- A value that goes to another stage of the same rank is held from its maker to its reader.
+
+Without messages and values between stages, the maximum is at most that of `simulate` for the rank.
 """
 
 from __future__ import annotations
@@ -49,13 +52,16 @@ def bounds(
     stages: Sequence[Stage],
     sizes: Sequence[Sequence[float]],
 ) -> list[float]:
-    """What the schedule holds behind each event, of which `actions` are those of the schedule, and
-    `sizes` the bytes of their results."""
+    """Returns the bytes that the schedule holds after each event.
+
+    `actions` has the action of each event; None outside the schedule. `sizes` has the bytes of the
+    results of each event.
+    """
     return _ScheduledBytes(reading, actions, stages, sizes).held()
 
 
 class _ScheduledBytes:
-    """The bytes that the schedule holds, of a rank."""
+    """The bytes that the schedule holds on a rank."""
 
     def __init__(
         self,
@@ -72,7 +78,7 @@ class _ScheduledBytes:
         }
 
     def held(self) -> list[float]:
-        """The bytes held behind each event."""
+        """Returns the bytes held after each event."""
         changes = [0.0] * (len(self._actions) + 1)
         for index, (event, action) in enumerate(
             zip(self._reading.events, self._actions, strict=True)
@@ -89,8 +95,10 @@ class _ScheduledBytes:
         return list(accumulate(changes[:-1]))
 
     def _change(self, action: Action) -> float:
-        """By how many bytes a phase changes what its stage holds. Where nothing is to be computed
-        for the input gradient, all of it is held until the weight gradient."""
+        """Returns the bytes by which a phase changes the memory of its stage.
+
+        If the stage has no input gradient, the whole activation is held until the weight gradient.
+        """
         stage = self._stages[action.stage]
         if action.kind is Kind.FORWARD:
             return stage.activation
@@ -101,9 +109,11 @@ class _ScheduledBytes:
         return -stage.kept if self._has(Kind.INPUT_GRADIENT, action) else -stage.activation
 
     def _for_want_of_a_phase(self, action: Action, index: int) -> tuple[int, float]:
-        """When, and how, what a stage holds changes where it has nothing to compute for a phase:
-        with no gradients it gives its activation up as it sends, with no forward it has it as it
-        receives."""
+        """Returns the event and the bytes of a change that belongs to a phase with no call.
+
+        A stage without gradients frees its activation after its gradient is sent. A stage without a
+        forward holds its activation from the receive on.
+        """
         activation = self._stages[action.stage].activation
         if action.kind is Kind.FORWARD:
             if any(self._has(kind, action) for kind in _GRADIENTS):
@@ -123,7 +133,7 @@ class _ScheduledBytes:
         return max(places, default=default)
 
     def _waiting(self, event: Event, action: Action) -> list[tuple[int, int, float]]:
-        """What waits because of an event: from when, until when, and its bytes."""
+        """Returns the values that wait because of an event, as (first event, last event, bytes)."""
         if isinstance(event, Message) and event.is_send:
             made, sent = self._maker_of_sent(action), event.operand
             if made is None or sent is None:
@@ -136,7 +146,8 @@ class _ScheduledBytes:
         for numbers, takers in self._reading.origins.bundles[event.index]:
             last = self._waits(takers, action)
             if isinstance(event, Message):
-                # The phase that reads a received value keeps it in its stage, or uses it up.
+                # The phase that reads a received value keeps it as part of its activation, or frees
+                # it.
                 is_forward = action.kind is Kind.RECEIVE_FORWARD
                 reader = self._first((Kind.FORWARD,) if is_forward else _GRADIENTS, action)
                 last = max(last, (event.index if reader is None else max(reader, event.index)))
@@ -146,8 +157,8 @@ class _ScheduledBytes:
         return waiting
 
     def _waits(self, takers: Sequence[int], action: Action) -> int:
-        """Until when what an action makes waits for others than the gradients of its stage; -1
-        where it does not."""
+        """Returns the last event at which a result of an action waits for a reader other than its
+        stage's gradients; -1 if there is none."""
         last = -1
         for event in takers:
             taker = None if event == RETURN else self._actions[event]
@@ -156,8 +167,8 @@ class _ScheduledBytes:
         return last if last >= 0 and last > self._kept(takers, action) else -1
 
     def _kept(self, takers: Sequence[int], action: Action) -> int:
-        """Until when what an action makes is part of what its stage holds for gradients of its own;
-        -1 if it is not."""
+        """Returns the last event at which a gradient of the same stage reads a result; -1 if there
+        is none. Until then the result is part of what the stage holds."""
         later = _GRADIENTS if action.kind in _FORWARDS else (Kind.WEIGHT_GRADIENT,)
         last = -1
         for event in takers:
@@ -167,12 +178,12 @@ class _ScheduledBytes:
         return last
 
     def _needed(self, maker: Action, event: int, taker: Action) -> int:
-        """Until when a value waits for another stage that takes it in an event; -1 where it does
-        not.
+        """Returns the event until which a value waits for `taker`, another stage or a send; -1 if
+        it does not wait.
 
-        From its forward on, a stage's activation counts what its gradients take of forwards up to
-        it; what is kept counts from its input gradient on, a message from the phase before its send
-        on.
+        An activation counts from its stage's forward on, and contains the operands of its
+        gradients. The part that is kept counts from the input gradient on, a message from the phase
+        before its send on.
         """
         if taker.stage == maker.stage:
             is_passed = taker.kind.is_send and self._maker_of_sent(taker) is None
@@ -200,7 +211,7 @@ class _ScheduledBytes:
 
 
 class Moment(NamedTuple):
-    """What is held of microbatches behind an event of a rank, and what its schedule holds then."""
+    """The bytes of microbatches that a rank holds after an event, and the bound of its schedule."""
 
     event: int
     held: float
@@ -211,10 +222,11 @@ class Moment(NamedTuple):
 class RankMemory:
     """The memory of a rank, in bytes.
 
-    `peak` is all that is alive at once, the temporaries of functions included, while event
-    `peak_at` runs; `arguments` are those of `main`. `weights` are parameters and sums of gradients,
-    each once: stages of the rank may share one. `fixed` is the most that is alive of what belongs
-    to no microbatch, `temporary` the most that a function takes while it runs.
+    `peak` is the most that is live at once, including temporaries of functions. It occurs during
+    event `peak_at`, -1 for the start. `arguments` is the size of the arguments of `main`. `weights`
+    is the size of parameters and sums of gradients; one that several stages share counts once.
+    `fixed` is the peak of the values that belong to no microbatch. `temporary` is the peak within a
+    function.
     """
 
     rank: int
@@ -228,24 +240,24 @@ class RankMemory:
 
     @property
     def held(self) -> float:
-        """The most that is held of microbatches."""
+        """The maximum of the bytes held for microbatches."""
         return max((moment.held for moment in self.moments), default=0.0)
 
     @property
     def bound(self) -> float:
-        """The most that the schedule holds of microbatches."""
+        """The maximum of the bytes that the schedule allows for microbatches."""
         return max((moment.bound for moment in self.moments), default=0.0)
 
     @property
     def limit(self) -> float:
-        """What the peak cannot exceed while no more is held than by the schedule."""
+        """The upper bound of the peak if no more is held than by the schedule."""
         return self.fixed + self.bound + self.temporary
 
 
 def rank_memory(
     reading: Reading, labels: Labels, sums: InSums, manifest: Manifest, temporaries: Temporaries
 ) -> RankMemory:
-    """The memory of a rank whose program runs its row of the manifest's table, and has these sums.
+    """Returns the memory of a rank whose program runs its row of the manifest's table.
 
     Raises a located ToolError for a tensor of unknown size, and for an op whose memory is unknown.
     """
@@ -282,8 +294,10 @@ def rank_memory(
 
 
 def _weights(reading: Reading, actions: Sequence[Action | None], sums: InSums) -> float:
-    """The bytes of what phases take that is of no microbatch, the same in all calls, and of the
-    sums that they add to. A sum begins where no other phase has added to what a first call takes.
+    """Returns the bytes of operands of phases that belong to no microbatch, and of the sums.
+
+    Each value and each sum counts once. A sum counts at the first call that reads it from no other
+    phase.
     """
     first = {call.function: call for call in reversed(reading.calls)}
     fixed: dict[Origin, float] = {}
@@ -301,7 +315,8 @@ def _weights(reading: Reading, actions: Sequence[Action | None], sums: InSums) -
 
 
 def _sizes(reading: Reading) -> list[list[float]]:
-    """The bytes of what each event makes, alike for all calls of a function."""
+    """Returns the bytes of the results of each event; they are the same for all calls of a
+    function."""
     known: dict[tuple[bool, str], list[float]] = {}
     sizes: list[list[float]] = []
     for event, results in zip(reading.events, reading.origins.results, strict=True):
@@ -314,7 +329,7 @@ def _sizes(reading: Reading) -> list[list[float]]:
 
 
 class _Part(NamedTuple):
-    """Results of an event that live alike: their bytes, and the events that take them."""
+    """Results of an event with the same lifetime: their bytes, and the events that read them."""
 
     bytes: float
     takers: tuple[int, ...]
@@ -322,7 +337,7 @@ class _Part(NamedTuple):
 
 
 def _parts(reading: Reading, sums: InSums, sizes: Sequence[Sequence[float]]) -> list[list[_Part]]:
-    """The results of each event, in parts; sums are parts of their own."""
+    """Returns the results of each event, in parts; sums are separate parts."""
     known: dict[tuple[str, tuple[int, ...]], list[tuple[float, bool]]] = {}
     parts: list[list[_Part]] = []
     for event, bundles, own in zip(reading.events, reading.origins.bundles, sizes, strict=True):
@@ -333,7 +348,7 @@ def _parts(reading: Reading, sums: InSums, sizes: Sequence[Sequence[float]]) -> 
                 continue
             key = (event.function, numbers)
             if key not in known:
-                # The bytes of some results of a function that are in no sum, and of those that are.
+                # The bytes of the results that are no sums, and of the sums.
                 in_sums = [number for number in numbers if (event.function, number) in sums.results]
                 others = [number for number in numbers if number not in in_sums]
                 known[key] = [
@@ -346,9 +361,9 @@ def _parts(reading: Reading, sums: InSums, sizes: Sequence[Sequence[float]]) -> 
 
 
 def _changes(parts: Sequence[Sequence[_Part]]) -> tuple[list[float], list[float]]:
-    """The bytes of some parts that each event makes, and those that it is the last to take."""
+    """Returns the bytes that each event allocates, and the bytes that it reads last."""
     count = len(parts)
-    begun, ended = [0.0] * count, [0.0] * (count + 1)  # what is returned lives to the end
+    begun, ended = [0.0] * count, [0.0] * (count + 1)  # results of main live to the end
     for event, each in enumerate(parts):
         for part in each:
             last = event
@@ -362,9 +377,9 @@ def _changes(parts: Sequence[Sequence[_Part]]) -> tuple[list[float], list[float]
 def _of_microbatches(
     actions: Sequence[Action | None], parts: Sequence[Sequence[_Part]]
 ) -> list[list[_Part]]:
-    """The parts that are of one microbatch: taken by actions of it alone.
+    """Returns the parts that belong to one microbatch: only its own actions read them.
 
-    Not sums, which go on to other microbatches and behind the schedule.
+    Sums are excluded, because other microbatches and the finish read them.
     """
     return [
         [
@@ -384,10 +399,11 @@ def _is_of(microbatch: int, event: int, actions: Sequence[Action | None]) -> boo
 
 
 class Temporaries:
-    """The most that functions take while they run, beside their arguments. Their results are in it.
+    """The peak bytes of functions while they run, including results and excluding arguments.
 
-    Each is read once, and so are those of several modules that differ in their own name alone, or
-    in the numbers that their loops count between, as the same phases of stages do.
+    Each function is analysed once. Functions of several modules share an analysis if they differ
+    only in their own name, or in whole-number constants that do not change the trip counts of
+    loops. Phases of equal stages are such functions.
     """
 
     _hardware = load_hardware(_ANY_HARDWARE)
@@ -396,8 +412,8 @@ class Temporaries:
         self._known: dict[tuple[str, tuple[int, ...]], float] = {}
 
     def of(self, module: ir.Module, function: str) -> float:
-        """Bytes of a function. Raises a located ToolError where they are not known."""
-        # A module with a function as its entry, and with what it refers to.
+        """Returns the bytes of a function. Raises a located ToolError if they are unknown."""
+        # A module that holds the function as its entry, and the symbols that it refers to.
         attributes = module.operation.attributes
         with module.context, ir.Location.unknown():
             alone = ir.Module.create()
@@ -407,8 +423,8 @@ class Temporaries:
             entry.attributes["sym_name"] = ir.StringAttr.get(ENTRY)
             entry.attributes["sym_visibility"] = ir.StringAttr.get("public")
             copy_referenced_symbols(module.operation, alone)
-        # The memory of a function follows from its text, in which whole numbers do not count where
-        # they are known to matter only by how often its loops run.
+        # The memory of a function follows from its text. Whole numbers do not count if all loops
+        # have known trip counts, which are then part of the key.
         text = str(alone)
         runs = [constant_trips(loop) for loop in ops_named(alone.operation, {WHILE})]
         known = tuple(count for count in runs if count is not None)

@@ -1,14 +1,14 @@
-"""The form of a rank's program (M1, M2), and the schedule read back from it (M6, M7, M11).
+"""Checks the form of a rank's program (M1, M2), and the schedule read back from it (M6, M7, M11).
 
-An action that is in no program is one that nothing has to be computed for, or sent: that can only
-be all microbatches of it. Such an action counts where the manifest has it.
+An action that is in no program has nothing to compute or send. This is possible only for all
+microbatches at once. Such an action counts as placed where the manifest has it.
 
-Rank r runs on the devices from r * count on, and on no others. Where these are several, `main` is
-one manual computation over a mesh whose slowest axis are the ranks, which divides no value; what
-functions communicate stays within each rank, and is the same for all ranks. So the devices of a
-rank run one program: they issue the same collectives in the same order, and device d sends to
-device d of another rank, whatever d is. Whether ranks can wait for each other is then seen from one
-device of each, by its sends and receives alone.
+Rank r runs on the devices from r * count on, and on no others. If count > 1, `main` is one manual
+computation over a mesh. The slowest axis of the mesh is the ranks, and it divides no value. The
+collectives in functions stay within each rank, and are the same for all ranks. So the devices of a
+rank run one program: they issue the same collectives in the same order, and device d sends only to
+device d of another rank. One device of each rank, with its sends and receives, is therefore enough
+to decide if ranks can deadlock.
 """
 
 from __future__ import annotations
@@ -54,16 +54,16 @@ from stablehlo_tools.schedules.table import (
 from stablehlo_tools.schedules.validator import other_end, violations
 
 _ALLOWED = frozenset({AFTER_ALL, BARRIER, CALL, CONSTANT, RECV, SEND})
-_VALUES = 3  # a message is a tensor, a token before it and one behind it
+_VALUES = 3  # a message has a tensor, a token operand and a token result
 _ENDS = frozenset({"func.return", "sdy.return"})
 _IN_FUNCTIONS = frozenset({SEND, RECV, "stablehlo.infeed", "stablehlo.outfeed"})
-_SAME_TIME = 1e-9  # as a share of it
+_SAME_TIME = 1e-9  # relative tolerance
 _WRAPPED = [MANUAL_COMPUTATION, "func.return"]
 _TRANSFERS = frozenset({SEND, RECV})
 
 
 def check_structure(reading: Reading, stages: Sequence[int], findings: Findings) -> None:
-    """M1 and M2 of one rank, which has these stages."""
+    """Checks M1 and M2 of one rank, which has these stages."""
     for op in reading.ops:
         name = op.name
         if name not in _ALLOWED and name not in _ENDS:
@@ -74,9 +74,9 @@ def check_structure(reading: Reading, stages: Sequence[int], findings: Findings)
     _check_calls(reading, stages, findings)
     _check_functions(reading, findings)
     _check_messages_chain(reading, findings)
-    # Around every call of an action stand two barriers that hand on one token.
+    # Two barriers surround every call of an action, and one token passes through all of them.
     token: ir.Value | None = None
-    known: set[ir.Value] = set()  # tokens: an op's hash takes in all of its operands
+    known: set[ir.Value] = set()  # tokens, because the hash of an op covers all of its operands
     for call in reading.calls:
         before = producer(call.op.operands[0]) if len(call.op.operands) else None
         said, after = _around(call, before, token)
@@ -125,7 +125,7 @@ def _check_calls(reading: Reading, stages: Sequence[int], findings: Findings) ->
 
 
 def _check_functions(reading: Reading, findings: Findings) -> None:
-    """Bodies are there and communicate with no other rank; a phase that is there is called."""
+    """Checks that functions have bodies without messages, and that each phase is called."""
     functions = functions_by_name(reading.module)
     called = {event.function for event in reading.events if isinstance(event, Call)}
     for name, function in functions.items():
@@ -148,7 +148,8 @@ def _check_functions(reading: Reading, findings: Findings) -> None:
 
 
 def _check_messages_chain(reading: Reading, findings: Findings) -> None:
-    """Every message takes the token of the one before it, the first one a new token."""
+    """Checks that every message reads the token of the one before it, and the first one a new
+    token."""
     before: Message | None = None
     for message in reading.messages:
         token = message.op.operands[-1]
@@ -168,10 +169,10 @@ def _is_new(token: ir.Value) -> bool:
 def _around(
     call: Call, before: ir.Operation | None, token: ir.Value | None
 ) -> tuple[str, ir.Operation | None]:
-    """What is wrong with the barriers around a call, and the one behind it.
+    """Returns an error about the barriers around a call ("" if none), and the barrier after it.
 
-    `before` is what makes the number of its microbatch, `token` what the action before it left,
-    None at the first.
+    `before` is the op that yields the number of its microbatch. `token` is the token of the action
+    before it, None for the first.
     """
     if (
         before is None
@@ -191,8 +192,11 @@ def _around(
 
 
 def _of_handed(call: Call, before: ir.Operation, after: ir.Operation) -> str:
-    """What is wrong with what the barriers hand on: one before it what it takes, one behind it what
-    it gives. What a barrier took besides would be held until then."""
+    """Returns an error about the values in the barriers around a call; "" if there is none.
+
+    The barrier before it may hold its operands only, the one after it its results only. Any other
+    value would be live until then.
+    """
     if not set(call.op.operands).issuperset(before.results[:-1]):
         return "the barrier before it holds a value that the call does not take"
     if len(after.operands) < 2:
@@ -205,7 +209,7 @@ def _of_handed(call: Call, before: ir.Operation, after: ir.Operation) -> str:
 def check_rows(
     manifest: Manifest, readings: Sequence[Reading], labels: Labels, findings: Findings
 ) -> Table:
-    """M6, M7 and M11. Returns the table read back."""
+    """Checks M6, M7 and M11. Returns the table read back."""
     wanted = compacted(manifest.table)
     standing = [_actions(reading, labels) for reading in readings]
     empty = _empty(wanted.stages, readings, standing, labels)
@@ -222,7 +226,8 @@ def check_rows(
 
 
 def _actions(reading: Reading, labels: Labels) -> list[tuple[int, Action]]:
-    """The actions of a rank, each with its first event; the tensors of a message count as one."""
+    """Returns the actions of a rank, each with its first event. The tensors of a message count as
+    one."""
     positions: list[tuple[int, Action]] = []
     previous: tuple[Action, int] | None = None
     known = labels.of_rank(reading)
@@ -248,7 +253,7 @@ def _empty(
     standing: Sequence[Sequence[tuple[int, Action]]],
     labels: Labels,
 ) -> set[tuple[Kind, int]]:
-    """The kinds of action, with their stages, that no program has, or defines."""
+    """Returns the kinds of action, with their stages, that no program runs or defines."""
     there: set[tuple[Kind, int]] = set()
     for reading, actions in zip(readings, standing, strict=True):
         there.update(action[:2] for _, action in actions)
@@ -265,7 +270,7 @@ def _empty(
 def _completed(
     row: Row, standing: Sequence[tuple[int, Action]], empty: set[tuple[Kind, int]]
 ) -> list[Step]:
-    """The steps, with the actions that are empty behind what they stand behind in the row."""
+    """Returns the steps, with each empty action after the action that it follows in the row."""
     behind: dict[Action | None, list[Action]] = {}
     last: Action | None = None
     for action in actions_of(row):
@@ -276,7 +281,7 @@ def _completed(
     actions = list(behind.get(None, ()))
     for _, action in standing:
         actions += [action, *behind.pop(action, ())]
-    # The actions, those in one step where the row has a pair of them.
+    # Two actions become one step if the row has a pair of them.
     pairs = {step.forward: step for step in row if isinstance(step, Pair)}
     steps: list[Step] = []
     position = 0
@@ -308,7 +313,7 @@ def _check_row(
 
 
 def _check_bubble(manifest: Manifest, table: Table, wanted: Table, findings: Findings) -> None:
-    """M11: both tables with the costs of the manifest."""
+    """Checks M11: simulates both tables with the costs of the manifest."""
     try:
         ours = simulate(table, manifest.costs)
         asked = simulate(wanted, manifest.costs)
@@ -324,7 +329,7 @@ def _check_bubble(manifest: Manifest, table: Table, wanted: Table, findings: Fin
 
 
 def check_devices(manifest: Manifest, readings: Sequence[Reading], findings: Findings) -> None:
-    """M1 of all ranks, as far as devices are concerned."""
+    """Checks the part of M1 about devices, for all ranks."""
     for reading in readings:
         facts = ModuleFacts.of(reading.module)
         ranks, size = len(manifest.ranks), manifest.devices
@@ -339,7 +344,7 @@ def check_devices(manifest: Manifest, readings: Sequence[Reading], findings: Fin
 def _check_wrapping(
     reading: Reading, facts: ModuleFacts, ranks: int, size: int, findings: Findings
 ) -> None:
-    """The manual computation is all of `main`, and divides nothing over the ranks."""
+    """Checks that the manual computation is all of `main`, and divides nothing over the ranks."""
     outer = Function(reading.main).body
     if outer == reading.block:
         if size > 1:
@@ -390,7 +395,7 @@ def _is_over_ranks(mesh: DeviceMesh, ranks: int, size: int) -> bool:
 
 
 def _check_groups(reading: Reading, facts: ModuleFacts, size: int, findings: Findings) -> None:
-    """What functions communicate goes between the devices of a rank, the same on each rank."""
+    """Checks that collectives stay between the devices of a rank, the same on each rank."""
     try:
         own = [one for one in find_collectives(reading.module) if one.kind not in TRANSFERS]
         groups = [(one, facts.groups(one)) for one in own]

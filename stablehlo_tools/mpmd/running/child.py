@@ -1,7 +1,7 @@
-"""Children that run rank programs: how they are asked, and arrays in the files of their directory.
+"""Starts child processes that run rank programs, and exchanges arrays with them through files.
 
-Arrays are of any element type, and cut into the pieces of ranks and of devices. What a child
-refuses is raised as an error of the parent.
+Arrays may have any element type, and are cut into the pieces of ranks and devices. An error of the
+child is raised in the parent.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ _TENSOR = re.compile(r"tensor<((?:\d+x)*)([\w<>]+)>")
 
 
 def ask(module: str, directory: Path, request: Any, devices: int, timeout: float, what: str) -> Any:
-    """Has a module of this package answer a request. `what` it does goes into messages.
+    """Runs a module of this package in a child that answers a request. `what` describes it in
+    messages.
 
-    Raises ToolError for what it raised, and where it died or took more than `timeout` seconds.
+    Raises the child's ToolError, or one if the child died or ran longer than `timeout` seconds.
     """
     variables = environment(devices, timeout)
     outcome = child.ask(
@@ -46,31 +47,33 @@ def ask(module: str, directory: Path, request: Any, devices: int, timeout: float
 
 
 def serve(answer: Callable[[Path, Any], Any]) -> None:
-    """In the child: answers the request in the directory that the command line names."""
-    activity.trust_input()  # the parent has read it, and tells how this process ended
+    """Answers, in the child, the request in the directory that the command line names."""
+    activity.trust_input()  # the parent has read it, and reports how this process ended
     child.answer_request(answer)
 
 
 def environment(devices: int, timeout: float) -> dict[str, str]:
-    """The variables of a process with so many CPU devices, whose compiler keeps to the rounding of
-    programs."""
-    # Ranks meet at an address of this machine, which no proxy knows.
+    """Returns the environment of a process with so many CPU devices.
+
+    Its compiler keeps the rounding of programs.
+    """
+    # ranks meet at a local address, which a proxy cannot reach
     inherited = {n: text for n, text in os.environ.items() if not n.lower().endswith("_proxy")}
     return virtual_devices(devices, timeout, ["--xla_allow_excess_precision=false"], inherited)
 
 
 def inputs_of(rank: int) -> str:
-    """The file with the arguments of a rank."""
+    """Returns the file name for the arguments of a rank."""
     return f"inputs_{rank}.npz"
 
 
 def outputs_of(rank: int) -> str:
-    """The file with the results of a rank."""
+    """Returns the file name for the results of a rank."""
     return f"outputs_{rank}.npz"
 
 
 def write_arrays(path: Path, arrays: Sequence[Array], types: Sequence[str]) -> None:
-    """Writes arrays of the given tensor types; the file appears when it is whole."""
+    """Writes arrays of the given tensor types. The file appears when it is complete."""
     unfinished = path.with_suffix(".part")
     flat = [np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in arrays]
     with unfinished.open("wb") as file:
@@ -79,7 +82,7 @@ def write_arrays(path: Path, arrays: Sequence[Array], types: Sequence[str]) -> N
 
 
 def read_arrays(path: Path) -> list[Array]:
-    """What `write_arrays` wrote."""
+    """Returns the arrays of a file of `write_arrays`."""
     with np.load(path) as stored:
         types: list[str] = json.loads(str(stored["arr_0"]))
         values = [value_of(type_) for type_ in types]
@@ -90,7 +93,7 @@ def read_arrays(path: Path) -> list[Array]:
 
 
 def cut_pieces(manifest: Manifest, arrays: Sequence[Array]) -> list[list[Array]]:
-    """The arguments of each rank's `main`, of the inputs of the original program."""
+    """Returns the arguments of each rank's `main`, from the inputs of the original program."""
     pieces: list[dict[int, Array]] = [{} for _ in manifest.ranks]
     for entry, array in zip(manifest.inputs, arrays, strict=True):
         for piece in entry.pieces:
@@ -99,9 +102,9 @@ def cut_pieces(manifest: Manifest, arrays: Sequence[Array]) -> list[list[Array]]
 
 
 def join_pieces(manifest: Manifest, results: Sequence[Sequence[Array]]) -> list[Array]:
-    """The outputs of the original program, of the results of each rank's `main`.
+    """Returns the outputs of the original program, from the results of each rank's `main`.
 
-    Raises ToolError where the pieces of an output are not all of it.
+    Raises ToolError if the pieces of an output overlap or do not cover it.
     """
     outputs: list[Array] = []
     for entry in manifest.outputs:
@@ -125,7 +128,8 @@ def index_of(piece: Piece) -> tuple[slice, ...]:
 
 
 def value_of(type_: str, name: str = "") -> Value:
-    """The value of a tensor type in text. Raises ToolError for what NumPy cannot hold."""
+    """Returns the value of a tensor type in text. Raises ToolError for types that NumPy cannot
+    hold."""
     match = _TENSOR.fullmatch(type_)
     element = None if match is None else element_type(match[2])
     if match is None or element is None:
@@ -135,19 +139,20 @@ def value_of(type_: str, name: str = "") -> Value:
 
 
 def type_of(value: Value) -> str:
-    """The tensor type of a value."""
+    """Returns the tensor type of a value."""
     return f"tensor<{''.join(f'{size}x' for size in value.shape)}{value.element}>"
 
 
 def element_of(value: Value) -> ElementType:
-    """The element type of a value."""
+    """Returns the element type of a value."""
     element = element_type(value.element)
     assert element is not None, value
     return element
 
 
 def about_the_set(refusal: ToolError) -> ToolError:
-    """The error with its places in the messages: they are not in the set, which it is about."""
+    """Returns the error with its locations as text: they are in a mapped copy, not in the set
+    itself."""
     texts: list[str] = []
     for each in (refusal.diagnostic, *refusal.diagnostic.notes):
         place = each.place.render("").strip()

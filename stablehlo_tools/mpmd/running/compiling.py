@@ -15,11 +15,11 @@ _TRANSFERS = ("send", "recv")
 
 @dataclass(frozen=True)
 class RankCompilation:
-    """What XLA:GPU made of a rank; `refusal` says why it made nothing.
+    """The result of XLA:GPU for a rank; `refusal` is the error, "" if it compiled.
 
-    `transfers` counts the sends and recvs of the schedule that it made, `expected` those of the
-    program; `in_order` is whether they come in the program's order. `temporaries` in bytes, for
-    each device, beside arguments and outputs.
+    `transfers` counts the sends and recvs in the compiled schedule, `expected` those in the
+    program. `in_order` is True if both have the same order. `temporaries` is in bytes per device,
+    without arguments and outputs.
     """
 
     rank: int
@@ -32,18 +32,18 @@ class RankCompilation:
 
     @property
     def is_right(self) -> bool:
-        """Whether it compiled, with every transfer in its place."""
+        """True if it compiled with every transfer in order."""
         return not self.refusal and self.in_order
 
     def to_json(self) -> dict[str, Any]:
-        """The answer as plain data."""
+        """Returns the fields as plain data."""
         return {**asdict(self), "seconds": round(self.seconds, 3)}
 
 
 def compile_ranks(ranks: RankSet, timeout: float) -> list[RankCompilation]:
     """Compiles each rank in the form `both-ends`; `timeout` is in seconds, for one rank.
 
-    Raises ToolError for a set in another form than that one and `pairs`.
+    Raises ToolError for a set that is in neither this form nor `pairs`.
     """
     written = ranks if ranks.manifest.form == BOTH_ENDS else with_both_ends(ranks)
     compiled: list[RankCompilation] = []

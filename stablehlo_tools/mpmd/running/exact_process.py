@@ -20,10 +20,10 @@ from stablehlo_tools.verify.execution import Instances, Program, Shards
 
 
 class SetComparison(FieldComparison):
-    """Compares a program with the set that lies beside it, which is `after`."""
+    """Compares a program with the set in the same directory, which is `after`."""
 
     def compile_program(self, name: str) -> tuple[Program, Host]:
-        """A program, or the set, that is ready to run, and its host."""
+        """Returns a program, or the set, that is ready to run, and its host."""
         if name != "after":
             return super().compile_program(name)
         described = self.plan.runs[name]
@@ -32,7 +32,8 @@ class SetComparison(FieldComparison):
 
 
 class SetProgram:
-    """A set that is called as its origin is, with whole arrays, of which it takes some."""
+    """A set that is called like its origin, with whole arrays. `taken` are the inputs that it
+    reads."""
 
     def __init__(self, ranks: RankSet, taken: Sequence[int]) -> None:
         self.taken = taken
@@ -40,7 +41,7 @@ class SetProgram:
         self.player = SetPlayer(ranks, bindings.SIMPLIFYING_PASSES)
 
     def __call__(self, instances: Instances) -> Shards:
-        """The outputs, each as one shard, for the inputs of the only instance."""
+        """Returns the outputs, each as one shard, for the inputs of the only instance."""
         [inputs] = instances
         pieces = cut_pieces(self.manifest, [inputs[number] for number in self.taken])
         results = self.player.run(pieces)

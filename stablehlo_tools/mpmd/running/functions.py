@@ -1,12 +1,12 @@
-"""What the `main` of a rank calls, each function as a module of its own, for that rank's devices.
+"""Extracts the functions that the `main` of a rank calls, each as a module for that rank's devices.
 
     func @stage_1_backward(…) { … func.call @helper_3 … all_reduce groups [[0, 1], [2, 3]] … }
     ==>                                                  // rank 1 of two with two devices each
     func public @main(…) { … func.call @called_1 … all_reduce groups [[0, 1]] … }
     func private @called_1 …
 
-Names and groups are those of the rank, so that functions which do the same are equal as text. And
-how compiled ones run on the devices.
+Names and groups are relative to the rank, so that equal functions have equal text. The module also
+runs compiled functions on the devices.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from stablehlo_tools.ir.walk import (
     ops_named,
 )
 
-type Parts = list[jax.Array]  # what each device has of a value
+type Parts = list[jax.Array]  # the part of a value on each device
 _PERMUTE = re.compile(r"collective-permute(-start)?\(")
 
 
 def as_module(module: ir.Module, name: str, rank: int, devices: int) -> ir.Module:
-    """Function `name` and what it calls, with `main` in its place, in the same context.
+    """Returns a module whose `main` is function `name`, with the functions that it calls.
 
-    Raises a located ToolError for a collective between ranks.
+    The module is in the same context. Raises a located ToolError for a collective between ranks.
     """
     functions = functions_by_name(module)
     called = _called(functions, name)
@@ -61,7 +61,7 @@ def as_module(module: ir.Module, name: str, rank: int, devices: int) -> ir.Modul
                 symbol = ir.FlatSymbolRefAttr.get(new_names[callee_name(call)])
                 call.attributes[attribute] = symbol
         copy_referenced_symbols(module.operation, result)
-        # Writes groups of devices as the rank counts them, and device numbers as all ranks do.
+        # Groups name devices within the rank; partition_id still yields the number in the set.
         own = range(rank * devices, (rank + 1) * devices)
         stated = ModuleFacts.of(module, [])
         meshes = ModuleFacts.of(result, []).meshes
@@ -76,7 +76,7 @@ def as_module(module: ir.Module, name: str, rank: int, devices: int) -> ir.Modul
             offset = build.splat(own.start, [], element_of(number))
             total = build.same("add", number, offset)
             number.replace_all_uses_except(total, [maker_of(total)])
-        erase_unused_meshes(result)  # those of the ranks tell equal functions apart
+        erase_unused_meshes(result)  # meshes with the ranks would make equal functions differ
         number = ir.IntegerType.get_signless(32)
         for what, count in (("partitions", devices), ("replicas", 1)):
             result.operation.attributes[f"mhlo.num_{what}"] = ir.IntegerAttr.get(number, count)
@@ -84,7 +84,7 @@ def as_module(module: ir.Module, name: str, rank: int, devices: int) -> ir.Modul
 
 
 def module_of(op: ir.Operation) -> ir.Module:
-    """A module whose `main` does what `op` does, which is no call and has no regions."""
+    """Returns a module whose `main` runs `op`, which is not a call and has no regions."""
     inputs, outputs = ([value.type for value in side] for side in (op.operands, op.results))
     with op.context, ir.Location.unknown():
         result = ir.Module.create()
@@ -107,9 +107,10 @@ def module_of(op: ir.Operation) -> ir.Module:
 
 
 def _called(functions: dict[str, ir.Operation], name: str) -> list[str]:
-    """A function and those that it calls, directly or not, in the order of their first calls."""
+    """Returns a function and those that it calls, directly or not, in the order of their first
+    calls."""
     called = [name]
-    for caller in called:  # grows while it is walked
+    for caller in called:  # the list grows in the loop
         if caller not in functions:
             raise ToolError(f"there is no function @{caller} to call")
         callees = map(callee_name, ops_named(functions[caller], CALLS))
@@ -138,12 +139,16 @@ def _set_groups(collective: Collective, groups: Sequence[Sequence[int]], own: ra
 
 
 def any_values(devices: Sequence[Any]) -> NamedSharding:
-    """ "Replicated" with other contents on each device: the only form that holds any values."""
+    """Returns the sharding of arrays with any contents on each device.
+
+    It is formally "replicated". No other sharding allows contents that differ in any way.
+    """
     return NamedSharding(Mesh(np.array(devices), ("device",)), PartitionSpec())
 
 
 def run_on(executable: Any, taken: Sequence[Parts], whole: NamedSharding) -> list[Parts]:
-    """Runs a program of one device on those of this process; `whole` is over all of it."""
+    """Runs a per-device program on the devices of this process; `whole` is the sharding over all of
+    them."""
     if whole.num_devices == 1:
         results = executable.execute_sharded([part for (part,) in taken])
     else:
@@ -153,5 +158,5 @@ def run_on(executable: Any, taken: Sequence[Parts], whole: NamedSharding) -> lis
 
 
 def permutes_left(executable: Any) -> int:
-    """The permutes in a compiled program: a compiler may have deleted some."""
+    """Returns the number of permutes in a compiled program: a compiler may have deleted some."""
     return len(_PERMUTE.findall(executable.hlo_modules()[0].to_string()))

@@ -1,4 +1,4 @@
-"""The program of a rank as each of its devices runs it, without the manual computation around it.
+"""Unwraps the program of a rank into the program of each of its devices.
 
     func @main(%x: tensor<8xf32>) {
       %r = sdy.manual_computation(%x) in_shardings=[<@mesh, [{"data"}]>] …
@@ -8,7 +8,7 @@
     ==>
     func @main(%a: tensor<4xf32>) { BODY  return %y }
 
-and, for every argument and result, which part each device has.
+It also finds the part of every argument and result on each device.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _WHOLE: tuple[Index, ...] = ((),)  # on the only device
 class LocalProgram:
     """The program of a device of a rank; `inputs[i][d]` is the part of argument i on device d.
 
-    `types` are those of the arguments and the results as the rank has them, over all its devices.
+    `types` are the types of the arguments and the results over all devices of the rank.
     """
 
     module: ir.Module
@@ -56,31 +56,31 @@ class LocalProgram:
 
     @property
     def block(self) -> ir.Block:
-        """What `main` does."""
+        """The body of `main`."""
         return Function(entry_function(self.module)).body
 
     def divided(self, arrays: Sequence[Array]) -> list[list[Array]]:
-        """The arguments `[argument][device]`."""
+        """Returns the parts of whole arguments, `[argument][device]`."""
         return [
             [np.asarray(array[index]) for index in indices]
             for array, indices in zip(arrays, self.inputs, strict=True)
         ]
 
     def joined(self, parts: Sequence[Sequence[Array]]) -> list[Array]:
-        """The results over all devices, of results `[result][device]`."""
+        """Returns the whole results, from parts `[result][device]`."""
         whole: list[Array] = []
         for devices, indices, type_ in zip(parts, self.outputs, self.types[1], strict=True):
             value = value_of(type_)
             whole.append(np.zeros(value.shape, element_of(value).dtype))
             for part, index in reversed(list(zip(devices, indices, strict=True))):
-                whole[-1][index] = part  # device 0 has the last word on what all have
+                whole[-1][index] = part  # device 0 comes last and wins
         return whole
 
 
 def localised(ranks: RankSet, rank: int) -> LocalProgram:
-    """The program of each device of a rank, in a copy.
+    """Returns the program of each device of a rank, in a copy.
 
-    Raises a located ToolError where a rank has several devices and its `main` is not one manual
+    Raises a located ToolError if a rank has several devices and its `main` is not one manual
     computation over all of them.
     """
     module = copy_module(ranks.programs[rank].module)
@@ -125,7 +125,7 @@ def _parts(
     meshes: Mapping[str, DeviceMesh],
     devices: range,
 ) -> Iterator[tuple[Index, ...]]:
-    """For each value, and each device of the rank, its part."""
+    """Yields for each value its part on each device of the rank."""
     for value, attribute in zip(values, sharding_per_value(manual.attributes[name]), strict=True):
         mesh, _ = sharding_axes(attribute)
         if mesh not in meshes:

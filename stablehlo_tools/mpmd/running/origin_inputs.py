@@ -1,8 +1,7 @@
-"""The inputs of a set and of its origin, the program that it was made of: which is which, and
-random ones.
+"""Matches the inputs of a set with those of its origin, and generates random ones.
 
-An export may have inputs that its module lacks, since nothing reads them. A module for several
-platforms has the index of one in front, which no caller gives.
+An export may have inputs that its module lacks, because no op reads them. A module for several
+platforms has the index of the platform as an additional first input, which callers do not pass.
 """
 
 from __future__ import annotations
@@ -30,10 +29,10 @@ def check_origin(
     outputs: Sequence[Value],
     instances: int,
 ) -> tuple[int, ...]:
-    """The numbers of the original's inputs that the manifest lists, in its order, without the index
-    of a platform.
+    """Returns the numbers of the original's inputs that the manifest lists, in its order, without
+    the platform index.
 
-    Raises ToolError if the original has other inputs or outputs than the manifest says.
+    Raises ToolError if the inputs or outputs of the original differ from those of the manifest.
     """
     if instances != 1:
         raise ToolError("each device has a value of its own for each input of this program")
@@ -61,15 +60,17 @@ def check_origin(
 
 
 def platform_inputs(manifest: Manifest) -> int:
-    """Returns how many inputs of a set say which platform it is: 1 of a program for several, in
-    front."""
+    """Returns the number of leading inputs that are a platform index: 1 for a program for several,
+    else 0."""
     return int(bool(manifest.inputs) and not manifest.inputs[0].path)
 
 
 @dataclass(frozen=True)
 class OriginInputs:
-    """Arrays for the original, in its order, and how that is run (None without one); `of_set` are
-    those that the manifest lists."""
+    """Arrays for the original, in its order, and the plan to run it (None without one).
+
+    `of_set` are the arrays that the manifest lists.
+    """
 
     arrays: list[Array]
     of_set: list[Array]
@@ -79,7 +80,8 @@ class OriginInputs:
 def make_inputs(
     manifest: Manifest, original: Artifact | None, seed: int, fixed: Mapping[int, float]
 ) -> OriginInputs:
-    """Random floats and integers. `fixed` gives inputs, by number, one value in every element.
+    """Returns random floats and integers. `fixed` maps numbers of inputs to a value for all
+    elements.
 
     Raises ToolError as `check_origin` does.
     """
@@ -100,7 +102,7 @@ def make_inputs(
 def _arrays(
     values: Sequence[Value], first: int, seed: int, fixed: Mapping[int, float]
 ) -> list[Array]:
-    """Arrays for values, the `first` of which are the index of a platform."""
+    """Returns arrays for values, the first `first` of which are platform indices."""
     count = len(values) - first
     wrong = next((index for index in fixed if index >= count), None)
     if wrong is not None:
@@ -122,8 +124,8 @@ def _check_type(what: str, value: Value, entry: Entry) -> None:
 
 
 def _check_paths(what: str, paths: Sequence[str], entries: Sequence[Entry]) -> None:
-    """Compares the names if both programs have some of pytrees; the index of a platform has none
-    and is not counted."""
+    """Compares the pytree paths if both programs have some; the platform index has none and is not
+    counted."""
     named = [path for path in paths if path]
     listed = [entry for entry in entries if entry.path]
     for number, (path, entry) in enumerate(zip(named, listed, strict=False)):

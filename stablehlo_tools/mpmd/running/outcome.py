@@ -1,7 +1,7 @@
-"""Runs a set one way or another and compares its values with those of its origin.
+"""Runs a set, and compares its outputs with those of its origin.
 
-In exact arithmetic the two are the same bit for bit (`set_in_field`). In floats a set may differ by
-rounding, since it adds up the same terms in another order; a rule says what is allowed.
+In exact arithmetic the two are equal bit for bit (`set_in_field`). In floats a set may differ by
+rounding, because it adds the same terms in another order. A rule defines the tolerance.
 """
 
 from __future__ import annotations
@@ -67,9 +67,10 @@ class SetOptions(Options):
 
 @dataclass(frozen=True)
 class SetOutcome:
-    """A run of a set: the paths and types of its `outputs`, and its `values` beside the original's.
+    """The result of a run: the paths and types of its `outputs`, and `values`, compared to the
+    original's.
 
-    `values` is None without an original. In exact arithmetic it is not known what was `played`.
+    `values` is None without an original. In exact arithmetic `played` is empty.
     """
 
     how: RunnerName
@@ -86,7 +87,7 @@ class SetOutcome:
         return self.values is None or self.values.same
 
     def to_json(self) -> dict[str, Any]:
-        """The outcome as plain data."""
+        """Returns the outcome as plain data."""
         return {
             "how": self.how,
             "ranks": self.ranks,
@@ -100,10 +101,10 @@ class SetOutcome:
 
 
 def run_set(ranks: RankSet, original: Artifact | None, options: SetOptions) -> SetOutcome:
-    """Runs a set on random inputs, and the original program on the same, if there is one.
+    """Runs a set on random inputs, and the original program on the same inputs, if there is one.
 
-    Raises ToolError for what cannot be run, for ranks that wait for each other for ever, and for
-    an original that the set was not made of.
+    Raises ToolError for programs that cannot be run, for ranks that deadlock, and for an original
+    that the set was not made from.
     """
     started = time.monotonic()
     why = ""
@@ -162,7 +163,8 @@ def _run_in_floats(
 def _run_original(
     directory: Path, plan: Plan, inputs: Sequence[Array], timeout: float
 ) -> list[Array]:
-    """The outputs of the original in floats; `directory` is empty, and for files between."""
+    """Returns the outputs of the original in floats. `directory` is empty, and for temporary
+    files."""
     run = plan.run
     write_arrays(directory / inputs_of(0), inputs, [type_of(value) for value in run.inputs])
     devices = run.replicas * run.partitions

@@ -1,10 +1,10 @@
-"""Plays the ranks of a set against each other in one process: a send ends when its receive does.
+"""Runs the ranks of a set together in one process: a send ends with its receive.
 
-A player walks the `main` of its rank op by op and stops where another rank is needed. What `main`
-calls is compiled with XLA:CPU, equal functions once (`functions`), and runs on virtual devices. A
-`SetPlayer` has a player for each rank, and runs them on as many inputs as one likes.
+A player runs the `main` of its rank op by op and stops at each op that needs another rank. XLA:CPU
+compiles the functions that `main` calls, equal ones once (`functions`), for virtual devices. A
+`SetPlayer` has a player for each rank, and can run them on any number of inputs.
 
-Imported by child processes only: values are arrays on JAX's devices, which it starts.
+Only child processes import this module: its import starts JAX's devices, which hold the values.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ Pairs = tuple[tuple[int, int], ...]
 
 
 class SetPlayer:
-    """The ranks of a set in this process; XLA runs none of the `skipped` passes."""
+    """The ranks of a set in this process. XLA skips the passes `skipped`."""
 
     def __init__(self, ranks: RankSet, skipped: Sequence[str] = bindings.REROUNDING_PASSES) -> None:
         self.manifest = ranks.manifest
@@ -62,7 +62,8 @@ class SetPlayer:
         self.machine.compile_ahead([m for player in self.players for m in player.functions()])
 
     def run(self, inputs: Sequence[Sequence[Array]]) -> list[list[Array]]:
-        """The results of each rank's `main` for its arguments. Raises ToolError as `play` does."""
+        """Returns the results of each rank's `main` for its arguments. Raises ToolError as `play`
+        does."""
         for player, program, arrays in zip(self.players, self.programs, inputs, strict=True):
             player.start(program.divided(arrays))
         play(self.manifest, self.players)
@@ -75,8 +76,7 @@ class SetPlayer:
 def play(manifest: Manifest, players: Sequence[Player]) -> None:
     """Runs every rank to its end.
 
-    Raises ToolError where ranks wait for each other for ever, and where a transfer of the manifest
-    did not take place.
+    Raises ToolError if the ranks deadlock, or if a transfer of the manifest did not take place.
     """
     done: set[int] = set()
     while True:
@@ -99,7 +99,7 @@ def play(manifest: Manifest, players: Sequence[Player]) -> None:
 
 
 def _transfers(players: Sequence[Player]) -> list[int]:
-    """Makes each transfer whose two ranks stand at it; their channels."""
+    """Runs each transfer whose two ranks have both reached it. Returns the channels."""
     met: list[int] = []
     for sender in players:
         sent = sender.waiting
@@ -117,7 +117,7 @@ def _transfers(players: Sequence[Player]) -> list[int]:
 
 
 def _permute(manifest: Manifest, players: Sequence[Player]) -> bool:
-    """Makes the permute at which all ranks stand."""
+    """Runs the permute that all ranks have reached. Returns False if there is none."""
     waiting = [player.waiting for player in players]
     first = waiting[0]
     if first is None or any(w is None or w.transfer or w.pairs != first.pairs for w in waiting):
@@ -138,7 +138,7 @@ def _permute(manifest: Manifest, players: Sequence[Player]) -> bool:
 
 
 def _stuck(players: Sequence[Player]) -> ToolError:
-    """Who waits where, and for whom."""
+    """Returns the error of a deadlock, with the op and the peer that each rank waits for."""
     notes: list[Diagnostic] = []
     for player in players:
         waiting = player.waiting
@@ -164,12 +164,12 @@ class Waiting:
 
     @property
     def is_send(self) -> bool:
-        """Whether it is the sending end of a transfer."""
+        """True if it is the sending end of a transfer."""
         return self.op.name == SEND
 
     @property
     def end(self) -> str:
-        """How a schedule writes the end: `1RECV_F5`; `finish` behind the schedule."""
+        """The name of this end in a schedule, such as `1RECV_F5`; `finish` after the schedule."""
         assert self.transfer is not None, "a permute is no end"
         if self.is_send or not self.transfer.is_scheduled:
             return self.transfer.action
@@ -185,7 +185,7 @@ class Waiting:
 
 
 class Player:
-    """A rank, somewhere in its program."""
+    """A rank and its position in its program."""
 
     def __init__(
         self, manifest: Manifest, rank: int, program: LocalProgram, machine: Executables
@@ -194,7 +194,7 @@ class Player:
         block = program.block
         self._ops = [view.operation for view in block.operations][:-1]
         self._returned = list(terminator(block).operands)
-        # The values that nothing reads after an op, by its position.
+        # The values whose last use is an op, by its position.
         last: dict[ir.Value, int] = {}
         for position, op in enumerate(self._ops):
             for value in (*op.results, *op.operands):
@@ -210,7 +210,7 @@ class Player:
         self._functions: dict[str, object] = {}  # compiled
 
     def start(self, inputs: Sequence[Sequence[Array]]) -> None:
-        """Goes to the beginning, with these arguments `[argument][device]`."""
+        """Returns to the beginning, with these arguments `[argument][device]`."""
         self._position = 0
         self._values: dict[ir.Value, Parts | None] = {
             argument: self.machine.placed(parts)
@@ -222,27 +222,27 @@ class Player:
 
     @property
     def is_done(self) -> bool:
-        """Whether it has come to the end."""
+        """True if the program has ended."""
         return self._position == len(self._ops)
 
     @property
     def results(self) -> list[list[Array]]:
-        """What it returns, `[result][device]`."""
+        """The results of the program, `[result][device]`."""
         return [[np.asarray(part) for part in self.parts(value)] for value in self._returned]
 
     @property
     def played(self) -> Played:
-        """What it did."""
+        """The actions so far, and the peak memory."""
         return Played(tuple(self._actions), self._peak, self._peak_at)
 
     def parts(self, value: ir.Value) -> Parts:
-        """What the devices have of a tensor."""
+        """Returns the part of a tensor on each device."""
         parts = self._values[value]
         assert parts is not None, "a token is no tensor"
         return parts
 
     def advance(self) -> None:
-        """Goes on to where another rank is needed, or to the end."""
+        """Runs up to the next op that needs another rank, or to the end."""
         while not self.is_done and self.waiting is None:
             op = self._ops[self._position]
             if op.name in (SEND, RECV):
@@ -271,7 +271,7 @@ class Player:
                     raise ToolError(f"{op.name} does not belong into @main of a rank", op.location)
 
     def pass_by(self, received: Parts | None = None) -> None:
-        """Leaves the op at which it waits, with what it received there."""
+        """Leaves the op at which the rank waits, with the value received there."""
         assert self.waiting is not None
         waiting, self.waiting = self.waiting, None
         if waiting.transfer is not None and waiting.transfer.tensor == 0:
@@ -279,7 +279,8 @@ class Player:
         self._give(waiting.op, [] if waiting.is_send else [received])
 
     def zeros(self, value: ir.Value) -> Parts:
-        """Zeros of a tensor's type on every device: what nobody sends."""
+        """Returns zeros of a tensor's type on every device, the value that a permute yields without
+        a source."""
         tensor = value_of(str(value.type))
         zeros = np.zeros(tensor.shape, element_of(tensor).dtype)
         return self.machine.placed([zeros] * len(self.machine.devices))
@@ -291,7 +292,8 @@ class Player:
         return [self.machine.placed([np.array(number, np.int32)] * self.manifest.devices)]
 
     def functions(self) -> list[ir.Module]:
-        """All that `main` calls, each as a module of its own, kept for the calls."""
+        """Returns all functions that `main` calls, each as a separate module, and keeps them for
+        the calls."""
         names = dict.fromkeys(callee_name(op) for op in self._ops if op.name == CALL)
         for name in names:
             self._modules[name] = as_module(
@@ -307,7 +309,8 @@ class Player:
             raise ToolError(f"XLA:CPU cannot compile {what}: {error}", op.location) from None
 
     def _meet(self, op: ir.Operation) -> None:
-        """Stops at an end of a transfer; the other end of one that is written twice is nothing."""
+        """Stops at an end of a transfer of this rank. An end that belongs to the other rank (form
+        `both-ends`) yields zeros."""
         channel = bindings.ChannelHandle(op.attributes["channel_handle"]).handle
         transfer = self._channels.get(channel)
         if transfer is None:
@@ -344,7 +347,7 @@ class Player:
             )
 
     def _give(self, op: ir.Operation, results: Iterable[Parts | None]) -> None:
-        """Ends an op: its results, and tokens for those that are left."""
+        """Completes an op: stores its results, with None for tokens, and frees dead values."""
         given = list(results)
         given += [None] * (len(op.results) - len(given))
         self._values.update(zip(op.results, given, strict=True))
@@ -369,7 +372,7 @@ def _pairs(op: ir.Operation) -> Pairs:
 
 
 class Executables:
-    """Compiles for `count` devices and keeps what it compiled."""
+    """Compiles modules for `count` devices and caches the executables."""
 
     def __init__(self, count: int, skipped: Sequence[str]) -> None:
         self.devices = jax.devices()[:count]
@@ -381,9 +384,9 @@ class Executables:
         return len(self._compiled)
 
     def compiled(self, module: ir.Module) -> Any:
-        """What XLA:CPU makes of a module. Raises whatever XLA raises.
+        """Returns the executable of a module. Raises the errors of XLA.
 
-        It keeps to the program's rounding where it can: see `verify.execution_process`.
+        It keeps the program's rounding if possible: see `verify.execution_process`.
         """
         text = to_text(module)
         if text not in self._compiled:
@@ -391,7 +394,7 @@ class Executables:
         return self._compiled[text]
 
     def compile_ahead(self, modules: Sequence[ir.Module]) -> None:
-        """Compiles several at once. What XLA refuses is left for `compiled` to say."""
+        """Compiles several modules in parallel. `compiled` raises the errors."""
         codes = {to_text(module): bindings.write_bytecode(module) for module in modules}
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             futures = {t: pool.submit(self._keeping_rounding, code) for t, code in codes.items()}
@@ -399,19 +402,19 @@ class Executables:
         self._compiled.update(done)
 
     def run(self, executable: Any, operands: Sequence[Parts]) -> list[Parts]:
-        """The results of what `compiled` returned; operands are left as they are."""
+        """Runs an executable of `compiled`. Returns the results; the operands are not changed."""
         made = run_on(executable, operands, self._whole)
-        return jax.block_until_ready(made)  # a host function is there only while a program runs
+        return jax.block_until_ready(made)  # a host function exists only while its program runs
 
     def placed(self, parts: Sequence[Array]) -> Parts:
-        """Arrays, one for each device, on the devices."""
+        """Copies arrays to the devices, one to each."""
         pairs = zip(parts, self.devices, strict=True)
         return [jax.device_put(np.array(part), device) for part, device in pairs]
 
     def _keeping_rounding(self, code: bytes) -> Any:
         try:
             return self._compile(code, self._skipped)
-        except Exception:  # XLA's own types; what it says counts when it fails again
+        except Exception:  # XLA's own types; if the second attempt fails, its error counts
             kept = [name for name in self._skipped if name not in bindings.INDISPENSABLE_PASSES]
             return self._compile(code, kept)
 

@@ -1,4 +1,4 @@
-"""Runs a set as it runs on a cluster: a process for each rank, connected by gloo on this machine.
+"""Runs a set as on a cluster: a process for each rank, connected by gloo on this machine.
 
 Each process compiles its own rank's program, in the form `permutes`, for its own devices.
 """
@@ -32,7 +32,7 @@ from stablehlo_tools.processes.child import end_group, free_port, start, write_r
 from stablehlo_tools.processes.ending import how_it_ended, last_words
 from stablehlo_tools.verify.element_types import Array
 
-ATTEMPTS = 3  # at a port that nobody else takes
+ATTEMPTS = 3  # because another program may take the port
 _MODULE, _COMPILED, _FAILED = "module.mlirbc", "compiled", "failed"
 _ERRORS = "errors.txt"
 _PORT_TAKEN = "already in use"
@@ -42,10 +42,10 @@ _POLL = 0.02
 def run_processes(
     ranks: RankSet, inputs: Sequence[Sequence[Array]], directory: Path, timeout: float
 ) -> Run:
-    """Runs a set on the arguments of each rank's `main`; no process outlives the call.
+    """Runs a set on the arguments of each rank's `main`. No process outlives the call.
 
-    A set in the form `pairs` is rewritten. Raises ToolError where a rank fails or dies, and where
-    they are not done within `timeout` seconds.
+    A set in the form `pairs` is rewritten. Raises ToolError if a rank fails or dies, or if they are
+    not done within `timeout` seconds.
     """
     with naming(ranks.name):
         written = ranks if ranks.manifest.form == PERMUTES else with_permutes(ranks)
@@ -69,13 +69,13 @@ def run_processes(
 
 
 class _PortTakenError(Exception):
-    """Somebody else took the port between its choice and its use."""
+    """Another program took the port between its choice and its use."""
 
 
 def _prepare(
     ranks: RankSet, rank: int, program: LocalProgram, inputs: Sequence[Array], room: Path
 ) -> None:
-    """Leaves for a rank's process what it needs."""
+    """Writes the files that a rank's process needs."""
     block = program.block
     devices = ranks.manifest.devices
     request: dict[str, Any] = {
@@ -110,7 +110,8 @@ def _attempt(rooms: Sequence[Path], devices: int, timeout: float) -> None:
 
 
 def _wait(processes: Sequence[_Process], file: str, deadline: float, late: str) -> None:
-    """Until each process has left a file. Raises ToolError when one failed, or it is too late."""
+    """Waits until each process has written a file. Raises ToolError if one fails, or after
+    `deadline`."""
     while not all((process.room / file).exists() for process in processes):
         failed = next((process for process in processes if process.failed), None)
         if failed is not None:
@@ -123,7 +124,7 @@ def _wait(processes: Sequence[_Process], file: str, deadline: float, late: str) 
 
 
 class _Process:
-    """The process of a rank, which leads a group of its own; leaving the context ends it."""
+    """The process of a rank, which leads its own process group. Leaving the context ends it."""
 
     def __init__(self, rank: int, room: Path, port: int, devices: int, timeout: float) -> None:
         self.rank, self.room = rank, room
@@ -156,11 +157,11 @@ class _Process:
     def go(self) -> None:
         """Tells the rank that all have compiled."""
         assert self.process.stdin is not None
-        with suppress(BrokenPipeError):  # where it ended just now
+        with suppress(BrokenPipeError):  # if the process has just ended
             self.process.stdin.write(b"go\n")
 
     def error(self) -> Exception:
-        """What became of a rank that failed."""
+        """Returns the error of a rank that failed."""
         errors = (self.room / _ERRORS).read_text(encoding="utf-8", errors="replace")
         if _PORT_TAKEN in errors:
             return _PortTakenError()

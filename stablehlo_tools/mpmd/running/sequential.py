@@ -1,4 +1,4 @@
-"""Plays a set in one process on XLA:CPU: the ranks in turn, each function compiled once."""
+"""Runs a set in one process on XLA:CPU: the ranks in turn, each function compiled once."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from stablehlo_tools.verify.element_types import Array
 
 @dataclass(frozen=True)
 class Run:
-    """What a set left: the results of each rank's `main`, and what is known of each rank."""
+    """The result of a run: the results of each rank's `main`, and the activity of each rank."""
 
     results: tuple[tuple[Array, ...], ...]
     played: tuple[Played, ...] = ()
-    functions: int = 0  # compiled, equal ones once
+    functions: int = 0  # number of compiled functions, equal ones counted once
 
 
 def run_sequentially(
     ranks: RankSet, inputs: Sequence[Sequence[Array]], directory: Path, timeout: float
 ) -> Run:
-    """Plays a set on the arguments of each rank's `main`; `directory` is for files between.
+    """Runs a set on the arguments of each rank's `main`; `directory` is for temporary files.
 
-    Raises ToolError for messages that do not fit the manifest, ranks that wait for each other for
-    ever, and whatever XLA:CPU refuses.
+    Raises ToolError for messages that do not fit the manifest, ranks that deadlock, and errors of
+    XLA:CPU.
     """
     write_inputs(ranks, inputs, directory)
     request, devices = {"set": ranks.name}, ranks.manifest.devices
@@ -44,7 +44,7 @@ def run_sequentially(
 
 
 def write_inputs(ranks: RankSet, inputs: Sequence[Sequence[Array]], directory: Path) -> None:
-    """Leaves the arguments of each rank's `main` for a child."""
+    """Writes the arguments of each rank's `main` for a child."""
     for rank, arrays in enumerate(inputs):
         block = Function(ranks.main(rank)).body
         types = [str(argument.type) for argument in block.arguments]
@@ -52,18 +52,17 @@ def write_inputs(ranks: RankSet, inputs: Sequence[Sequence[Array]], directory: P
 
 
 def read_results(ranks: RankSet, directory: Path) -> tuple[tuple[Array, ...], ...]:
-    """The results of each rank's `main` that a child left."""
+    """Returns the results of each rank's `main` that a child wrote."""
     files = (directory / outputs_of(rank) for rank in range(ranks.ranks))
     return tuple(tuple(read_arrays(file)) for file in files)
 
 
 @dataclass(frozen=True)
 class Played:
-    """What a rank did: its actions in order, and the most bytes of values that it held at once.
+    """The actions of a rank in order, and its peak memory in bytes of one device.
 
-    Arguments count all the time, other values from where they are made to their last use, each
-    once; temporaries inside a function do not count. `peak_at` is the action that held the most.
-    Bytes are those of one device.
+    Arguments count all the time, other values from their op to their last use, each once.
+    Temporaries within a function do not count. `peak_at` is the action at which the peak occurs.
     """
 
     actions: tuple[str, ...]

@@ -1,6 +1,6 @@
-"""The child process that plays a set: `python -m stablehlo_tools.mpmd.running.sequential_process`.
+"""The child process that runs a set: `python -m stablehlo_tools.mpmd.running.sequential_process`.
 
-A process of its own because the number of virtual devices is fixed when JAX starts.
+It is a separate process because the number of virtual devices is fixed when JAX starts.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from stablehlo_tools.mpmd.running.player import SetPlayer
 
 
 def answer(directory: Path, request: dict[str, str]) -> dict[str, object]:
-    """Plays the set that the request names on the inputs that lie in `directory`."""
+    """Runs the set that the request names on the inputs in `directory`."""
     ranks = load(request["set"])
     player = SetPlayer(ranks)
     results = player.run([read_arrays(directory / inputs_of(rank)) for rank in range(ranks.ranks)])

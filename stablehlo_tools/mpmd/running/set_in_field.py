@@ -1,14 +1,14 @@
 """Compares a set with its origin in exact arithmetic: both compute modulo a prime (`verify.exact`).
 
-The set becomes another one, of ranks that compute with residues, beside the original in one field:
+The set is mapped to ranks that compute with residues, in the same field as the original:
 
     "type": "tensor<4x8xf32>"                       ==>  "type": "tensor<4x8xi64>"
     %y = stablehlo.tanh %x : tensor<4x8xf32>        ==>  %y = call @field_tanh(%x)
     stablehlo.send(%y, %t) on channel 3             ==>  the same, of residues
 
-One process runs both on the same residues, the ranks in turn as far as their messages let them. A
-rank adds up its terms in another order, which changes no bit. So what differs is wrong: operands,
-residuals, messages or gradients that were exchanged, too, which `check-mpmd` cannot know.
+One process runs both on the same residues, the ranks in turn as far as their messages allow. A rank
+adds its terms in another order, which changes no bit. So each difference is an error. This includes
+exchanged operands, residuals, messages or gradients, which `check-mpmd` cannot detect.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ from stablehlo_tools.verify.verification import run_plan
 def verify_in_field(ranks: RankSet, original: Artifact, options: Options) -> Verification:
     """Runs both on the same random residues and compares every output bit for bit.
 
-    Raises UnmappedError for an op that has no form in the field, and ToolError for what cannot be
-    run, ranks that wait for each other for ever, and an original that the set was not made of.
+    Raises UnmappedError for an op that has no form in the field. Raises ToolError for programs that
+    cannot be run, ranks that deadlock, and an original that the set was not made from.
     """
     started = time.monotonic()
     original.check_values_known()
@@ -74,14 +74,14 @@ def plan_set(ranks: RankSet, original: Artifact) -> FieldPlan:
     taken: dict[Side, tuple[int, ...]] = {"before": (*platforms, *numbers)}
     run = replace(run, replicas=1, partitions=manifest.devices, taken=taken, programs={})
     runs = {**plan.runs, "after": FieldRun(run, functions, branchings)}
-    # Ranks are composed, and the degree of that is not known.
+    # the degree of a composition of ranks is unknown
     return replace(plan, runs=runs, files=code, degree=None)
 
 
 def map_set(
     ranks: RankSet, field: Field
 ) -> tuple[dict[str, bytes], tuple[HostFunction, ...], tuple[Branching, ...]]:
-    """The files of the mapped set by name, the functions of its host, and its branches and loops.
+    """Returns the files of the mapped set by name, its host functions, and its branches and loops.
 
     Raises UnmappedError, about the program of the rank, for an op that has no form in the field.
     """
@@ -102,7 +102,7 @@ def map_set(
 
 
 def _map_manifest(manifest: Manifest, files: Sequence[str]) -> Manifest:
-    """The manifest of the mapped set, whose programs are these files."""
+    """Returns the manifest of the mapped set, whose programs are these files."""
 
     def mapped(type_: str) -> str:
         return str(field_type(ir.Type.parse(type_)))

@@ -1,4 +1,4 @@
-"""One rank in a process of its own: compiles its program, waits for the others, and runs it.
+"""One rank in a separate process: compiles its program, waits for the others, and runs it.
 
     python -m stablehlo_tools.mpmd.running.worker_process DIRECTORY PORT
 
@@ -27,7 +27,7 @@ _STANDARD_INPUT = 0
 
 
 def main(directory: Path, port: int) -> None:
-    """Leaves the results of each device in `directory`; raises whatever JAX or XLA raises."""
+    """Writes the results of each device to `directory`. Raises the errors of JAX and XLA."""
     go = threading.Event()
     _listen(go)
     request = read_request(directory)
@@ -38,7 +38,7 @@ def main(directory: Path, port: int) -> None:
     )
     executable = _compiled((directory / MODULE).read_bytes(), request["permutes"])
     parts = [read_arrays(directory / inputs_of(d)) for d in range(request["devices"])]
-    # What the devices of this rank have of each argument, among the devices of all ranks.
+    # the parts of each argument on this rank's devices, as an array over the devices of all ranks
     whole, own = any_values(jax.devices()), jax.local_devices()
     arguments: list[jax.Array] = []
     for shares in zip(*parts, strict=True):
@@ -47,24 +47,24 @@ def main(directory: Path, port: int) -> None:
     (directory / COMPILED).touch()
     go.wait()
     results = executable.execute_sharded(arguments).disassemble_into_single_device_arrays()
-    for device in range(request["devices"])[::-1]:  # the first, which is waited for, comes last
+    for device in range(request["devices"])[::-1]:  # the parent waits for the first
         outputs = [np.asarray(of_devices[device]) for of_devices in results]
         write_arrays(directory / outputs_of(device), outputs, request["types"])
 
 
 def _listen(go: threading.Event) -> None:
-    """Sets `go` when the parent says something, and ends this process when the parent is gone."""
+    """Sets `go` when the parent writes a line, and ends this process when the parent is gone."""
 
     def follow() -> None:
-        while os.read(_STANDARD_INPUT, 1):  # not sys.stdin, whose lock ends Python badly
+        while os.read(_STANDARD_INPUT, 1):  # not sys.stdin, whose lock breaks Python's shutdown
             go.set()
-        os._exit(1)  # whatever hangs
+        os._exit(1)  # also if the main thread hangs
 
     threading.Thread(target=follow, daemon=True).start()
 
 
 def _compiled(code: bytes, permutes: int) -> Any:
-    """The executable, in which every permute of the program must be left."""
+    """Returns the executable. Raises RuntimeError if the compiler deleted permutes."""
     devices = jax.devices()
     executable = bindings.compile_for_devices(
         code, 1, len(devices), devices, partitioned=False, skipped_passes=bindings.REROUNDING_PASSES
@@ -79,8 +79,8 @@ if __name__ == "__main__":
     place = Path(sys.argv[1])
     try:
         main(place, int(sys.argv[2]))
-    except Exception:  # whatever JAX or XLA has to say
+    except Exception:  # any error of JAX or XLA
         traceback.print_exc()
         (place / FAILED).touch()
-    # Leaves the end to the parent: one rank's goodbye makes JAX end the others, too.
+    # Wait for the parent to end this process: if one rank exits, JAX also ends the others.
     threading.Event().wait()

@@ -1,8 +1,8 @@
-"""All ranks on the devices of one process.
+"""Runs all ranks on the devices of one process.
 
-The functions that ranks call are compiled for the devices of their rank, and run in one order that
-all ranks agree with. A transfer is a copy from devices to devices. What does not depend on each
-other runs at the same time, for jax dispatches without waiting.
+The functions that ranks call are compiled for the devices of their rank. They run in one order that
+respects the order of every rank. A transfer is a copy between devices. Independent calls overlap,
+because jax dispatches asynchronously.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from stablehlo_tools.mpmd.runtime.engine import Engine, Prepared, Values, device
 
 @dataclass(frozen=True)
 class _Call:
-    """A function on a rank: values in and out, by their places."""
+    """A call of a function on a rank. `taken`, `given` and `dying` are the slots of values."""
 
     rank: int
     executable: Any
@@ -40,7 +40,7 @@ class _Call:
 
 @dataclass(frozen=True)
 class _Copy:
-    """A value that goes to the devices of another rank, by its places there and here."""
+    """A copy of a value to the devices of another rank, with its slot on both ranks."""
 
     source: int
     taken: int
@@ -53,7 +53,7 @@ type _Instruction = _Call | _Copy
 
 
 class AllRanks(Engine):
-    """All ranks, on the devices of this process."""
+    """Runs all ranks, on the devices of this process."""
 
     def __init__(self, prepared: Prepared) -> None:
         super().__init__(prepared)
@@ -108,7 +108,7 @@ class AllRanks(Engine):
         return results
 
     def _compiled(self, readers: Sequence[_Reader]) -> dict[tuple[int, str], Any]:
-        """The functions of all ranks, several at a time."""
+        """Compiles the functions of all ranks, several at a time."""
         wanted = {
             (reader.rank, key): bindings.write_bytecode(module)
             for reader in readers
@@ -125,7 +125,7 @@ class AllRanks(Engine):
 
 
 class _Reader:
-    """The program of a rank as calls, sends and receives of values in numbered places."""
+    """The program of a rank as calls, sends and receives of values in numbered slots."""
 
     def __init__(self, prepared: Prepared, rank: int) -> None:
         self.rank = rank
@@ -148,7 +148,7 @@ class _Reader:
             self.last.pop(place, None)
 
     def dying(self, number: int) -> tuple[int, ...]:
-        """The places that nothing reads behind a step."""
+        """Returns the slots whose last use is a step."""
         _, _, taken, given = self.steps[number]
         places = dict.fromkeys((*taken, *given))
         return tuple(place for place in places if self.last.get(place) == number)
@@ -159,7 +159,7 @@ class _Reader:
         return self._count - 1
 
     def _named(self, module: ir.Module) -> str:
-        """A module that no function is, by what it says."""
+        """Registers a module of a single op. Returns its text as its name."""
         name = to_text(module)
         self.modules.setdefault(name, module)
         return name
@@ -167,7 +167,7 @@ class _Reader:
     def _read(self, module: ir.Module, op: ir.Operation) -> None:
         if op.name == BARRIER:
             for result, operand in zip(op.results, op.operands, strict=True):
-                if operand in self._places:  # no token
+                if operand in self._places:  # not a token
                     self._places[result] = self._places[operand]
         elif op.name == CALL:
             name = callee_name(op)
@@ -190,8 +190,10 @@ class _Reader:
 def _in_one_order(
     readers: Sequence[_Reader], compiled: Mapping[tuple[int, str], Any]
 ) -> Iterator[_Instruction]:
-    """The steps of all ranks in an order in which what is received has been sent. Raises ToolError
-    where there is none."""
+    """Yields the steps of all ranks in an order in which each send precedes its receive.
+
+    Raises ToolError if there is none.
+    """
     at = [0] * len(readers)
     ends = {
         named: (reader.rank, given[0])
@@ -210,7 +212,7 @@ def _in_one_order(
                 if what == "call":
                     yield _Call(reader.rank, compiled[reader.rank, named], taken, given, dying)
                 elif what == "send":
-                    sent.add(named)  # it is there before it is received
+                    sent.add(named)  # the copy precedes the receive
                     yield _Copy(reader.rank, taken[0], *ends[named], dying)
                 elif named not in sent:
                     break

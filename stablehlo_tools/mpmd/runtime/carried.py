@@ -1,7 +1,7 @@
-"""Which results of a step are arguments of the next one, and copies of them for other ranks.
+"""Finds the results of a step that are arguments of the next one, and copies them to other ranks.
 
-A result is on one rank, an argument on every rank that reads it: a step counter, tied weights. So
-where another rank reads the next value, it is sent there behind all else:
+A result is on one rank, an argument on every rank that reads it, such as a step counter or tied
+weights. If another rank reads the next value, it is sent there at the end of the program:
 
     return %new, %count                                  // rank 0 has the counter
   ==>
@@ -38,7 +38,8 @@ _KEY = re.compile(r"""\[(?:'((?:[^'\\]|\\.)*)'|"((?:[^"\\]|\\.)*)"|([^\]]+))\]|\
 
 
 def keys_of(path: str) -> Keys:
-    """The steps of a path in a pytree: `[0]['w'].mu[3]` is 0, w, mu, 3; none of what is no path."""
+    """Returns the keys of a path in a pytree: `[0]['w'].mu[3]` yields 0, w, mu, 3; () if it is
+    invalid."""
     matches = list(_KEY.finditer(path))
     if "".join(match.group(0) for match in matches) != path:
         return ()
@@ -47,21 +48,24 @@ def keys_of(path: str) -> Keys:
 
 @dataclass(frozen=True)
 class Carried:
-    """What results are in the next step. `inputs`: the output that is the next value of an input,
-    by number; `unread`: of an argument that the program does not have, for nothing reads it, by the
-    keys of its path."""
+    """The results that are arguments of the next step.
+
+    `inputs` has, by the number of an input, the output that is its next value. `unread` has the
+    outputs for arguments that the program lacks because no op reads them, by the keys of their
+    paths.
+    """
 
     inputs: Mapping[int, int]
     unread: Mapping[Keys, int]
 
 
 def carried_of(manifest: Manifest, told: Mapping[str, str] | None) -> Carried:
-    """The results that are the next values of arguments.
+    """Returns the results that are the next values of arguments.
 
-    `told` maps paths of results to paths of arguments, each with all that is below it. Without it
-    a result is the next value of an argument where they are trees of names with the same leaves, of
-    which the argument may lack some, that nothing reads: of several such, those in the same place,
-    then the first ones. Raises ToolError where nothing is.
+    `told` maps paths of results to paths of arguments, each with all leaves below it. Without it, a
+    result is the next value of an argument if both are trees of names with the same leaves. The
+    argument may lack leaves that no op reads. Of several such arguments, the one at the same
+    position is chosen, else the first. Raises ToolError if there is no match.
     """
     inputs = [keys_of(entry.path) for entry in manifest.inputs]
     outputs = [keys_of(entry.path) for entry in manifest.outputs]
@@ -93,7 +97,7 @@ def carried_of(manifest: Manifest, told: Mapping[str, str] | None) -> Carried:
 
 
 def _below(entries: Sequence[Entry], keys: Sequence[Keys], prefix: Keys) -> dict[Keys, int]:
-    """The entries below a path, by the rest of their paths. Raises ToolError where there are
+    """Returns the entries below a path, by the rest of their paths. Raises ToolError if there are
     none."""
     found = {
         each[len(prefix) :]: number
@@ -109,8 +113,10 @@ def _below(entries: Sequence[Entry], keys: Sequence[Keys], prefix: Keys) -> dict
 def _inferred(
     manifest: Manifest, inputs: Sequence[Keys], outputs: Sequence[Keys]
 ) -> list[tuple[Keys, Keys]]:
-    """Trees of names that are on both sides. A bare array is never taken for the next value of
-    another: a loss may have the type of a learning rate."""
+    """Returns the pairs of result and argument that are the same tree of names.
+
+    A bare array is never the next value of another: a loss may have the type of a learning rate.
+    """
     arguments = _trees(manifest.inputs, inputs, 1)
     left = set(arguments)
     pairs: list[tuple[Keys, Keys]] = []
@@ -129,7 +135,7 @@ type _Tree = frozenset[tuple[Keys, str]]
 
 
 def _trees(entries: Sequence[Entry], keys: Sequence[Keys], depth: int) -> dict[Keys, _Tree]:
-    """What lies below the first steps of the paths, where that has names: leaves and types."""
+    """Returns the leaves and types below the paths cut at `depth`, if all keys below exist."""
     found: dict[Keys, set[tuple[Keys, str]]] = {}
     for entry, each in zip(entries, keys, strict=True):
         if len(each) > depth:
@@ -143,8 +149,10 @@ def _trees(entries: Sequence[Entry], keys: Sequence[Keys], depth: int) -> dict[K
 
 @dataclass(frozen=True)
 class Next:
-    """What argument `number` of a rank is in the next step: parts in the order of their rows along
-    `dim`. A part is a result of a rank, or those of its own rows that it says."""
+    """The next value of argument `number` of a rank: parts in the order of their rows along `dim`.
+
+    A part is a whole result of a rank, or the rows of it that the piece names.
+    """
 
     rank: int
     number: int
@@ -153,14 +161,14 @@ class Next:
 
     @property
     def own(self) -> int | None:
-        """The result of the same rank that it is, where it is one as a whole."""
+        """The result of the same rank that is the whole next value; None if there is none."""
         (first, *others) = self.parts
         is_own = not others and first.rank == self.rank and first.dim is None
         return first.number if is_own else None
 
 
 def next_values(manifest: Manifest, carried: Mapping[int, int]) -> list[Next]:
-    """The next values of all arguments that are carried, in one order for all ranks."""
+    """Returns the next values of all arguments that are carried, in one order for all ranks."""
     return [
         _next(manifest.outputs[output], piece)
         for number, output in sorted(carried.items())
@@ -169,7 +177,7 @@ def next_values(manifest: Manifest, carried: Mapping[int, int]) -> list[Next]:
 
 
 def _next(output: Entry, wanted: Piece) -> Next:
-    """The rows of a piece of an argument, among the pieces of its next value."""
+    """Returns the next value of a piece of an argument, as rows of the output's pieces."""
     dims = {piece.dim for piece in (wanted, *output.pieces)} - {None}
     if len(dims) > 1:
         raise ToolError(f"{output.path} is cut along several dimensions")
@@ -199,8 +207,8 @@ def _rows(entry: Entry, piece: Piece, dim: int) -> tuple[int, int]:
 def check_devices(
     manifest: Manifest, programs: Sequence[LocalProgram], values: Sequence[Next]
 ) -> None:
-    """Raises ToolError where the devices of a rank divide a result otherwise than the argument that
-    it becomes."""
+    """Raises ToolError if the devices of a rank divide a result in another way than its next
+    argument."""
     paths = {
         (piece.rank, piece.number): entry.path
         for entry in manifest.inputs
@@ -224,8 +232,10 @@ def check_devices(
 def with_copies(
     ranks: RankSet, values: Sequence[Next]
 ) -> tuple[RankSet, dict[int, dict[int, int]]]:
-    """The set with what ranks need of each other's results, in place; and by rank and number of an
-    argument, the result that is its next value."""
+    """Returns the set with copies of results that other ranks read next, and the results to carry.
+
+    The second value has, by rank and number of an argument, the result that is its next value.
+    """
     writers = [_Writer(ranks, rank) for rank in range(ranks.ranks)]
     transfers = list(ranks.manifest.transfers)
     following: dict[int, dict[int, int]] = {rank: {} for rank in range(ranks.ranks)}
@@ -256,7 +266,7 @@ def with_copies(
 
 
 class _Writer:
-    """Writes behind all else in the program of a rank."""
+    """Appends ops to the program of a rank."""
 
     def __init__(self, ranks: RankSet, rank: int) -> None:
         self._main = entry_function(ranks.programs[rank].module)
@@ -272,7 +282,7 @@ class _Writer:
                 self._token = view.operation.results[-1]
 
     def rows(self, part: Piece) -> ir.Value:
-        """The rows of a result."""
+        """Returns the rows of a result."""
         value = self._results[part.number]
         if part.dim is None:
             return value
@@ -284,7 +294,7 @@ class _Writer:
         self._token = self._builder.create(SEND, operands, [operands[1].type], ends).results[0]
 
     def receive(self, type_: ir.Type, transfer: Transfer) -> ir.Value:
-        """Receives a value of a type, which may be another context's."""
+        """Receives a value of a type, which may belong to another context."""
         with self._main.context:
             own = ir.Type.parse(str(type_))
         token, ends = self._chain(), self._ends(transfer)
@@ -293,13 +303,13 @@ class _Writer:
         return op.results[0]
 
     def give(self, values: Sequence[ir.Value], dim: int) -> int:
-        """The number of the result that values are together, row behind row."""
+        """Adds the concatenation of values along `dim` as a result. Returns its number."""
         value = values[0] if len(values) == 1 else self._builder.concatenate(values, dim)
         self._given.append(value)
         return len(self._results) + len(self._given) - 1
 
     def end(self) -> None:
-        """Makes `main` return what was given."""
+        """Makes `main` return the added results."""
         with self._main.context, self._main.location:
             append_to_terminator(self._block, self._given)
             resize_function(self._main, 0, len(self._given))

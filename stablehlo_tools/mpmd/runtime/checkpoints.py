@@ -1,4 +1,4 @@
-"""Checkpoints of the whole state, by Orbax: the pytree of the original program, no more."""
+"""Writes and reads Orbax checkpoints of the whole state, as the pytree of the original program."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from stablehlo_tools.diagnostics import ToolError, installing
 
 
 def save(directory: str | os.PathLike[str], tree: Any) -> None:
-    """Writes a pytree; every process calls it. Raises ToolError where there is something."""
+    """Writes a pytree; every process calls it. Raises ToolError if the directory exists."""
     path = _absolute(directory)
     if path.exists():
         raise ToolError(f"{path} exists: a checkpoint is never written over")
@@ -19,7 +19,7 @@ def save(directory: str | os.PathLike[str], tree: Any) -> None:
 
 
 def restore(directory: str | os.PathLike[str]) -> Any:
-    """Reads a pytree as NumPy arrays. Raises ToolError for what is no checkpoint."""
+    """Returns a pytree of NumPy arrays. Raises ToolError for an invalid checkpoint."""
     import jax
     import numpy as np
     from orbax import checkpoint as orbax

@@ -1,7 +1,7 @@
-"""What runs the ranks of a set on the devices of a process: `one_rank` or `all_ranks`.
+"""Defines the engines that run the ranks of a set on the devices of a process.
 
-Values are `Parts`: what each device of a rank has of an argument or a result, of those devices that
-are this process's.
+They are `one_rank` and `all_ranks`. Values are `Parts`: the parts of an argument or a result on the
+devices of a rank that belong to this process.
 """
 
 from __future__ import annotations
@@ -25,8 +25,10 @@ type Values = dict[int, list[Parts]]  # by rank, in order
 
 @dataclass(frozen=True)
 class Prepared:
-    """A set whose programs are those of a device, in the form `pairs`, and what each device has of
-    what they take and give; `following[r][n]`: the result that argument n is in the next step."""
+    """A set with per-device programs in the form `pairs`, and the parts that each device has.
+
+    `following[r][n]` is the result of rank r that is argument n in the next step.
+    """
 
     ranks: RankSet
     local: tuple[LocalProgram, ...]
@@ -34,47 +36,53 @@ class Prepared:
 
 
 class Engine(ABC):
-    """Runs steps. `ranks`: those of this process."""
+    """Runs steps. `ranks` are those of this process."""
 
     ranks: tuple[int, ...]
 
     def __init__(self, prepared: Prepared) -> None:
         self.prepared = prepared
         self.devices_of_rank = prepared.ranks.manifest.devices
-        self.signs: deque[Parts] = deque()  # there when a step is done, of those on their way
+        self.signs: deque[Parts] = deque()  # results of the steps in flight
 
     @abstractmethod
     def devices(self, rank: int) -> list[tuple[int, Any]]:
-        """The devices of a rank that are this process's, with their places in it."""
+        """Returns the devices of a rank that belong to this process, with their positions in the
+        rank."""
 
     @abstractmethod
     def run(self, arguments: Values) -> Values:
-        """The results of a step; what is donated of the arguments is gone."""
+        """Runs a step. Returns its results; donated arguments are deleted."""
 
     def wait(self) -> None:
-        """Until no more than one step is on its way."""
+        """Waits until at most one step is in flight."""
         while len(self.signs) > 1:
             jax.block_until_ready(self.signs.popleft())
 
     @abstractmethod
     def process_of(self, rank: int, place: int) -> int:
-        """The process that has a device of a rank."""
+        """Returns the process of a device of a rank."""
 
     def placed(self, rank: int, array: Any, indices: Sequence[Index]) -> Parts:
-        """What the devices of a rank have of a value, each what its index says. Copies, for a step
-        may take their memory, and whoever gave the value may write it over."""
+        """Copies the indexed parts of a value to the devices of a rank.
+
+        The copies are needed because a step may reuse their memory, and the caller may overwrite
+        the value.
+        """
         parts: Parts = []
         for place, device in self.devices(rank):
             part = array[indices[place]]
-            if not isinstance(part, jax.Array):  # jax may copy NumPy's memory later than it returns
+            if not isinstance(part, jax.Array):  # jax may read NumPy's memory later
                 part = np.array(part)
             parts.append(jax.device_put(part, device, may_alias=False))
         return parts
 
 
 def devices_for(ranks: RankSet) -> list[Any]:
-    """The devices of a set: all of a job's, the first ones of a process by itself. Raises ToolError
-    where there are others."""
+    """Returns the devices of a set: all of a job's, or the first ones of a single process.
+
+    Raises ToolError if their number does not fit.
+    """
     everything, size = jax.devices(), ranks.manifest.devices
     count, alone = ranks.ranks * size, jax.process_count() == 1
     if len(everything) < count or (len(everything) > count and not alone):

@@ -47,10 +47,11 @@ type _ByRank = dict[int, dict[int, Parts]]  # by rank and number
 
 @dataclass
 class State:
-    """What this process has of the state; a step consumes it.
+    """The part of the state that this process holds; a step consumes it.
 
-    `arguments`: those of ranks. `beside`: results that no rank takes as arguments. `rest`: by path,
-    what no rank reads or makes. `step`: how many have been run.
+    `arguments` are those of the ranks, and `beside` are results that no rank reads as arguments.
+    `rest` has, by path, the leaves that no rank reads or computes. `step` is the number of steps so
+    far.
     """
 
     leaves: Leaves = field(repr=False)
@@ -62,7 +63,7 @@ class State:
 
 
 class Results(Mapping[str, np.ndarray]):
-    """The results of a step that are no state, by their paths, as far as this process has them.
+    """The results of a step that are not state, by path, if they are on this process.
 
     Reading one waits for the step.
     """
@@ -81,8 +82,10 @@ class Results(Mapping[str, np.ndarray]):
         return self._job.read(f"{path} of step {self.step}", *self.parts[path])
 
     def later(self, path: str) -> Callable[[], np.ndarray] | None:
-        """Reads a result when it is called, so that the next steps need not wait; None where it is
-        on another process."""
+        """Returns a function that reads a result when called, so that the next steps need not wait.
+
+        Returns None if the result is on another process.
+        """
         return None if path not in self.parts else lambda: self[path]
 
     def __iter__(self) -> Iterator[str]:
@@ -99,21 +102,23 @@ def load(
     silence: float = 15.0,
     patience: float = 600.0,
 ) -> Job:
-    """The job of this process: of one rank, where `jax.distributed` has been initialized with a
-    process for each (or more for ranks of many devices), otherwise of all ranks.
+    """Returns the job of this process.
 
-    `carried` says which results are the state's next values, by paths: `{"[0]": "[0]"}`, results
-    first; without it they are found by their names. Every process ends with a message when another
-    one has not been heard of for `silence` seconds, or been in the same step for `patience`
-    seconds. Raises ToolError for a set that is none, another one than other processes have, and
-    devices that do not fit it.
+    It runs one rank if `jax.distributed` was initialized with a process for each rank (or several,
+    for ranks of many devices). Otherwise it runs all ranks.
+
+    `carried` maps results to the state arguments that they are next, by paths: `{"[0]": "[0]"}`.
+    Without it they are matched by their names. A process ends with a message if another one has
+    been silent for `silence` seconds, or in the same step for `patience` seconds. Raises ToolError
+    for an invalid set, one that differs from that of other processes, and devices that do not fit
+    it.
     """
     with naming(os.fspath(directory)):
         ranks = load_set(directory)
         watch = Watch(ranks.name, _digest(Path(directory), ranks), silence, patience)
         watch.agree()
         with watch.during("compiling"):
-            # Programs of devices, which copy the state that other ranks read.
+            # per-device programs, which also copy the state that other ranks read
             local = tuple(localised(ranks, rank) for rank in range(ranks.ranks))
             programs = tuple(
                 Artifact(program.name, program.form, of.module)
@@ -130,7 +135,7 @@ def load(
 
 
 def _digest(directory: Path, ranks: RankSet) -> str:
-    """Of the bytes of all files of a set."""
+    """Returns the SHA-256 of all files of a set."""
     digest = hashlib.sha256()
     for name in (NAME, *(rank.program for rank in ranks.manifest.ranks)):
         data = (directory / name).read_bytes()
@@ -139,8 +144,10 @@ def _digest(directory: Path, ranks: RankSet) -> str:
 
 
 class Job:
-    """What this process does of a set. Every process calls the same methods in the same order;
-    leaving its context closes it."""
+    """The part of a set that this process runs.
+
+    Every process calls the same methods in the same order. Leaving its context closes the job.
+    """
 
     def __init__(
         self, prepared: Prepared, engine: Engine, signature: Signature, watch: Watch
@@ -156,22 +163,22 @@ class Job:
 
     @property
     def carried(self) -> dict[str, str]:
-        """The results that are arguments of the next step, by their paths, of those that it
-        reads."""
+        """The results that are arguments of the next step, as a map of paths. Only arguments that
+        the step reads are listed."""
         manifest = self.signature.manifest
         pairs = self.signature.carried.items()
         return {manifest.outputs[o].path: manifest.inputs[i].path for i, o in pairs}
 
     @property
     def data_spec(self) -> dict[str, Need]:
-        """What ranks need of the data, by its path: a rank that is not there needs none of it."""
+        """The rows of the data that ranks need, by path. A rank that is missing needs none."""
         return self.signature.needs
 
     def init(self, *arguments: Any, **named: Any) -> State:
-        """Places the state: its arguments as the original program takes them, in order, or named as
-        there. Leaves are arrays of the whole, of which this process takes its part.
+        """Places the state, given as the arguments of the original program, by position or by name.
 
-        Raises ToolError for a leaf that is missing, or of another type.
+        Leaves are whole arrays, of which this process copies its part. Raises ToolError if a leaf
+        is missing, or has another type.
         """
         with self._watch.during("placing the state"):
             leaves = self.signature.state_leaves(arguments, named)
@@ -180,9 +187,9 @@ class Job:
     def step(self, state: State, *data: Any, **named: Any) -> tuple[State, Results]:
         """Runs a step on the data, in the order of its arguments, and consumes the state.
 
-        A leaf of the data is an array of the whole, or of the rows that this process needs; None
-        will do for what no rank of this process reads. Raises ToolError where data does not fit;
-        then nothing has run, and the state stays.
+        A leaf of the data is the whole array, or the rows that this process needs. It may be None
+        if no rank of this process reads it. Raises ToolError if data does not fit; then nothing has
+        run, and the state is still valid.
         """
         with self._watch.during(f"step {state.step}", state.step):
             if state.is_consumed:
@@ -196,12 +203,12 @@ class Job:
             after = replace(state, step=state.step + 1, beside={}, arguments={})
             numbers = {rank: set(numbered) for rank, numbered in state.arguments.items()}
             beside = {rank: set(numbered) for rank, numbered in state.beside.items()}
-            # The part of the state that no step changes.
+            # the part of the state that no step changes
             constants = {
                 rank: {n: parts for n, parts in numbered.items() if n not in self._following[rank]}
                 for rank, numbered in state.arguments.items()
             }
-            # From here on nothing but the engine has the values that may be written over.
+            # From here on only the engine refers to the donated values, so that it can free them.
             state.is_consumed, state.arguments, state.beside = True, {}, {}
             results = self._engine.run(arguments)
             for rank, given_back in results.items():
@@ -213,7 +220,8 @@ class Job:
             return after, self._results(results, state.step)
 
     def share(self, results: Results) -> dict[str, np.ndarray]:
-        """The results of a step on every process: meant for scalars, a loss or a norm."""
+        """Returns the results of a step on every process. It is meant for scalars: a loss or a
+        norm."""
         found: dict[str, np.ndarray] = {}
         with self._watch.during(f"sharing results of step {results.step}"):
             for path, entry in self.signature.results.items():
@@ -222,8 +230,11 @@ class Job:
         return found
 
     def gather(self, state: State) -> Any:
-        """The whole state on every process, as NumPy arrays in the structure that `init` took: of
-        several arguments, a tuple of them."""
+        """Returns the whole state on every process, as NumPy arrays in the structure that `init`
+        was given.
+
+        Several arguments yield a tuple.
+        """
         with self._watch.during("gathering the state", state.step):
             if state.is_consumed:
                 raise ToolError("this state was consumed by a step: use the one that it returned")
@@ -233,22 +244,28 @@ class Job:
             return given[0] if len(given) == 1 else given
 
     def save(self, directory: str | os.PathLike[str], state: State) -> None:
-        """Writes the whole state as an Orbax checkpoint of the original's pytree, whole or not at
-        all. Every process calls it. Raises ToolError where the directory exists."""
+        """Writes the whole state as an Orbax checkpoint of the original's pytree.
+
+        The checkpoint is complete or absent. Every process calls this method. Raises ToolError if
+        the directory exists.
+        """
         whole = self.gather(state)
         with self._watch.during(f"writing {os.fspath(directory)}", state.step):
             save(directory, whole)
 
     def restore(self, directory: str | os.PathLike[str], step: int = 0) -> State:
-        """Places the state of an Orbax checkpoint, by whatever program, ranks and schedule it was
-        written. `step`: how many have been run. Raises ToolError for what is none."""
+        """Places the state of an Orbax checkpoint, from any program, number of ranks and schedule.
+
+        `step` is the number of steps so far. Raises ToolError for an invalid checkpoint.
+        """
         with self._watch.during(f"reading {os.fspath(directory)}"):
             whole = restore(directory)
         several = isinstance(whole, tuple | list)
         return replace(self.init(*whole) if several else self.init(whole), step=step)
 
     def close(self) -> None:
-        """Says that this process is done, so that no other one takes its end for a fault."""
+        """Declares that this process is done, so that the others do not treat its end as a
+        fault."""
         self._watch.close()
 
     def __enter__(self) -> Job:
@@ -261,7 +278,8 @@ class Job:
             self._watch.failed(error)
 
     def read(self, what: str, piece: Piece, parts: Parts) -> np.ndarray:
-        """A result of a rank over those of its devices that this process has; `what` in words."""
+        """Returns a result of a rank from its devices of this process. `what` describes it in
+        messages."""
         with self._watch.during(f"reading {what}"):
             local = self._local[piece.rank]
             indices = local.outputs[piece.number]
@@ -292,7 +310,7 @@ class Job:
                     indices = self._local[piece.rank].outputs[piece.number]
                     parts = self._engine.placed(piece.rank, leaf[index_of(piece)], indices)
                     state.beside[piece.rank][piece.number] = parts
-        # The leaves are not kept: their paths are all that is needed.
+        # Only the paths of the leaves are needed from here on.
         state.leaves = Leaves(dict.fromkeys(leaves.of), leaves.structure)
         return state
 
@@ -344,7 +362,8 @@ class Job:
         homes: Sequence[tuple[Piece, tuple[Index, ...]]],
         parts_of: Callable[[Piece], Parts],
     ) -> np.ndarray:
-        """A value on every process, of what devices have of its pieces."""
+        """Returns a whole value on every process, assembled from the parts of its pieces on
+        devices."""
         value = value_of(entry.type, entry.path)
         whole = np.zeros(value.shape, element_of(value).dtype)
         for piece, indices in homes:
@@ -361,7 +380,8 @@ class Job:
 
 
 def from_owner(part: Any, owner: int, shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
-    """What process `owner` has, on every process; all call this, the others with anything."""
+    """Broadcasts the part of process `owner`. All processes call it; on the others `part` is
+    ignored."""
     if jax.process_count() == 1:
         return np.asarray(part)
     from jax.experimental import multihost_utils

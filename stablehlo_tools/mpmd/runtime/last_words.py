@@ -1,11 +1,11 @@
-"""Says what a process was doing that ended without saying so: killed, or aborted by jax.
+"""Reports the last activity of a process that was killed, or that jax aborted.
 
     python last_words.py RANK [HOST:PORT]
 
-A line on standard input says what rank RANK is doing; an empty one that it ends by itself. Where
-the input ends without that, a line on standard error says what the last was, and whether what
-listened at HOST:PORT, the coordinator of the job, is gone: then jax aborts all processes.
-Runs without the package, for it has to start at once.
+Each line on standard input is the current activity of rank RANK. An empty line means that the rank
+ends by itself. If the input ends without an empty line, standard error gets the last activity. If
+the coordinator at HOST:PORT no longer listens, the message says so, because jax then aborts all
+processes. The script does not import the package, so that it starts at once.
 """
 
 import socket
@@ -14,13 +14,13 @@ import time
 
 
 def main(rank: str, coordinator: str = "") -> None:
-    """Follows the input to its end."""
+    """Reads the input to its end."""
     doing = "starting"
     for line in sys.stdin:
         doing = line.strip()
         if not doing:
             return
-    time.sleep(0.5)  # whatever ended it may still be ending
+    time.sleep(0.5)  # the coordinator may still be about to end
     where = doing if doing.startswith("behind ") else f"in {doing}"
     why = f"error: rank {rank} was killed {where}"
     if coordinator:

@@ -16,8 +16,10 @@ from stablehlo_tools.processes.activity import end_with_parent
 
 
 def main(rank: int, ranks: int, address: str, devices: int, script: str) -> None:
-    """Runs the script as the main program; its own `jax.distributed.initialize()` would be the
-    second, so a script asks `jax.distributed.is_initialized()` first."""
+    """Joins the job, then runs the script as the main program.
+
+    A script that also runs alone checks `jax.distributed.is_initialized()` before it initializes.
+    """
     end_with_parent(os.getppid())
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(
@@ -32,10 +34,11 @@ def main(rank: int, ranks: int, address: str, devices: int, script: str) -> None
 
 
 def search_beside(script: str) -> None:
-    """Modules are found as `python SCRIPT` finds them: beside the script first, then as before.
+    """Finds modules as `python SCRIPT` does: in the script's directory first, then as before.
 
-    Nothing is taken off the path. This process runs with `-P`, so that its first entry is where the
-    package was found: the site-packages that holds all else, where the package was installed.
+    No entry is removed from the path. This process runs with `-P`, so the first entry is the
+    directory of the package. If the package is installed, that is the site-packages with all other
+    packages.
     """
     sys.path.insert(0, str(Path(script).resolve().parent))
 

@@ -1,4 +1,4 @@
-"""Starts the processes of a job on this machine, one for each rank, and passes on what they say."""
+"""Starts the processes of a job on this machine, one for each rank, and forwards their output."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _POLL = 0.05
 
 
 def launch(ranks: RankSet, script: str, words: Sequence[str], grace: float) -> int:
-    """Runs a script in a process for each rank; 0 where all have ended well, otherwise 1.
+    """Runs a script in a process for each rank. Returns 0 if all succeed, otherwise 1.
 
-    A line that a rank writes comes out behind its number. Where a rank has failed the others have
-    `grace` seconds to say so. No process outlives the call.
+    Each line of output is prefixed with the number of its rank. After a rank has failed, the others
+    have `grace` seconds to end. No process outlives the call.
     """
     address = f"127.0.0.1:{free_port()}"
     with ExitStack() as running:
@@ -52,7 +52,7 @@ def launch(ranks: RankSet, script: str, words: Sequence[str], grace: float) -> i
 
 
 def _wait(processes: Sequence[subprocess.Popen[bytes]], grace: float) -> int:
-    """Until all have ended, or one has failed and the others have had their time."""
+    """Waits until all have ended, or until `grace` seconds after one has failed. Returns 0 or 1."""
     failed: tuple[int, int] | None = None
     deadline = float("inf")
     while any(process.poll() is None for process in processes) and time.monotonic() < deadline:
@@ -72,7 +72,7 @@ def _wait(processes: Sequence[subprocess.Popen[bytes]], grace: float) -> int:
 
 
 def _variables(devices: int) -> dict[str, str]:
-    """What the processes are started with; ranks meet at an address that no proxy knows."""
+    """Returns the environment of the processes, without proxies: ranks meet at a local address."""
     kept = {n: text for n, text in os.environ.items() if not n.lower().endswith("_proxy")}
     flags = [
         kept.get("XLA_FLAGS", ""),

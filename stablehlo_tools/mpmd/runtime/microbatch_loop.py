@@ -1,4 +1,4 @@
-"""The loop over microbatches that the program of a single rank is.
+"""Rewrites the program of a single rank as a loop over microbatches.
 
     %a0 = call @forward(0, %w)                 %sum = while %i < 8 (%s = %zero) {
     %s0 = call @backward(0, %a0, %zero)          %a = call @forward(%i, %w)
@@ -6,8 +6,8 @@
     %s1 = call @backward(1, %a1, %s0)          }
     ...
 
-XLA writes out every call of a function: of eight microbatches it compiles eight copies of each
-kernel, which take eight times as long to compile, and longer to run than one in a loop.
+XLA inlines every call of a function. For eight microbatches it compiles eight copies of each
+kernel. This takes eight times as long to compile, and the result is slower than a loop.
 """
 
 from __future__ import annotations
@@ -37,14 +37,17 @@ class _Made:
     is_own: bool
 
 
-# What a call takes: what a call made, the number of the microbatch (None), or one value for all.
+# An operand: a result of a call, the number of the microbatch (None), or one value for all.
 _Taken = _Made | Origin | None
 _Row = Sequence[Call]  # the calls of a microbatch
 
 
 def in_a_loop(module: ir.Module) -> ir.Module | None:
-    """A copy of a program with one rank in which its calls are in a loop; None where they are not
-    those of one microbatch after the other, all of which take alike what they take."""
+    """Returns a copy of a program with one rank in which its calls are in a loop.
+
+    Returns None unless all microbatches call the same functions, one microbatch after the other,
+    with the same operands relative to their microbatch.
+    """
     copied = copy_module(module)
     block = body_of(entry_function(copied))
     for view in list(block.operations):
@@ -70,7 +73,7 @@ def in_a_loop(module: ir.Module) -> ir.Module | None:
 
 
 def _taken(rows: Sequence[_Row]) -> list[list[list[_Taken]]]:
-    """What the calls of each microbatch take."""
+    """Returns the operands of the calls of each microbatch."""
     places = {
         call.index: (m, place) for m, row in enumerate(rows) for place, call in enumerate(row)
     }
@@ -92,8 +95,11 @@ def _taken(rows: Sequence[_Row]) -> list[list[list[_Taken]]]:
 def _starts(
     first: _Row, taken: Sequence[Sequence[Sequence[_Taken]]]
 ) -> dict[_Made, ir.Value] | None:
-    """What the first microbatch takes for what others take of the one before them; None where it
-    takes anything else than they do."""
+    """Returns the initial values of the loop's carries; None if there is no such loop.
+
+    They are the operands of the first microbatch where others read a result of the one before. All
+    other operands of the first microbatch must be those of the others.
+    """
     starts: dict[_Made, ir.Value] = {}
     for call, own, usual in zip(first, taken[0], taken[1], strict=True):
         for value, one, other in zip(call.op.operands, own, usual, strict=True):
@@ -109,7 +115,8 @@ def _starts(
 
 
 def _ends(rows: Sequence[_Row], starts: dict[_Made, ir.Value]) -> bool:
-    """Whether nothing but the loop takes what it makes, and does not hand on to the end."""
+    """Returns True if only the loop reads its calls' results, except the final values of its
+    carries."""
     calls = {call.op for row in rows for call in row}
     handed = {(made.place, made.number) for made in starts}
     return all(
@@ -124,7 +131,7 @@ def _ends(rows: Sequence[_Row], starts: dict[_Made, ir.Value]) -> bool:
 def _write(
     rows: Sequence[_Row], taken: Sequence[Sequence[_Taken]], starts: dict[_Made, ir.Value]
 ) -> None:
-    """Writes the loop in the place of the calls."""
+    """Replaces the calls by the loop."""
     last = rows[-1]
     build = Builder(ir.InsertionPoint(last[-1].op), last[-1].op.location)
     loop = CountedLoop(build, build.i32(len(rows)), list(starts.values()))

@@ -1,7 +1,7 @@
-"""The rank of this process, in a job of a process or several for each rank.
+"""Runs the rank of this process, in a job with one process or several for each rank.
 
-The program of the rank is compiled whole, for all devices of the job, in the form in which its
-runtime takes transfers.
+The program of the rank is compiled as a whole, for all devices of the job. Its transfers are in the
+form that the runtime of the platform supports.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from stablehlo_tools.mpmd.transfers import SHARDED_AUTOTUNING, with_both_ends, w
 
 
 class OneRank(Engine):
-    """The rank of this process, in a job of a process or several for each rank."""
+    """Runs the rank of this process, in a job with one process or several for each rank."""
 
     def __init__(self, prepared: Prepared) -> None:
         super().__init__(prepared)
@@ -48,7 +48,8 @@ class OneRank(Engine):
         self._results = len(Function(before).yields)
         after = len(Function(entry_function(module)).yields)
         state = set(prepared.following[rank].values())
-        # A result that no step takes and may have the memory of: what keeps permutes, or a loss.
+        # A result that the next step does not read or donate: the one that keeps permutes, or a
+        # loss.
         self._signal = next((n for n in reversed(range(after)) if n not in state), None)
         _donate(module, prepared.following[rank])
         if self._all[0].platform == "cpu":
@@ -58,7 +59,8 @@ class OneRank(Engine):
             else:
                 module = looped
         self._executable = bindings.compile_kept(bindings.write_bytecode(module), self._all)
-        # A compiler may delete permutes from the program of one rank: others would wait in them.
+        # A compiler may delete permutes from the program of one rank; the others would then
+        # deadlock.
         wanted = len(ops_named(entry_function(module), {COLLECTIVE_PERMUTE}))
         if wanted:
             left = permutes_left(self._executable)
@@ -83,7 +85,8 @@ class OneRank(Engine):
 
 
 def _in_form(ranks: RankSet, platform: str) -> RankSet:
-    """The set with transfers as a platform takes them. Raises ToolError where none are known."""
+    """Returns the set with transfers in the form of a platform. Raises ToolError for other
+    platforms."""
     if ranks.ranks == 1:
         return ranks
     if platform == "cpu":
@@ -102,10 +105,11 @@ def _in_form(ranks: RankSet, platform: str) -> RankSet:
 
 
 def _keep_calls(module: ir.Module) -> None:
-    """Has XLA:CPU run what `main` calls as functions.
+    """Makes XLA:CPU keep the calls of `main` as functions.
 
-    Inlined, what all microbatches have in common, zeros for rows to be written, is made once and
-    copied for each at the start: ten times the memory, and a third more time.
+    If they are inlined, values that all microbatches share, such as zeros for rows, are computed
+    once and then copied for each microbatch at the start. That needs ten times the memory, and a
+    third more time.
     """
     with module.context:
         kept = ir.Attribute.parse('{inlineable = "false"}')
@@ -115,7 +119,7 @@ def _keep_calls(module: ir.Module) -> None:
 
 
 def _donate(module: ir.Module, following: Mapping[int, int]) -> None:
-    """Says of each argument which result may take its memory: the one that it is next."""
+    """Marks the arguments whose memory a result may reuse: that of their next value."""
     main = entry_function(module)
     block = Function(main).body
     taken: set[int] = set()

@@ -1,8 +1,7 @@
-"""What of a step is state and what is data, where each part lies, and the leaves that are given.
+"""Divides the arguments of a step into state and data, with the home of each part.
 
-The arguments of the original step fall into two: those that a result of it is the next value of,
-with all that is in the same argument, are the state; the others are data. All of it is known from
-the manifest and from what is carried.
+An argument of the original step is state if a result is the next value of one of its leaves. All
+other arguments are data. This follows from the manifest and from the carried results.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ from stablehlo_tools.mpmd.runtime.carried import Carried, Keys, keys_of
 
 @dataclass(frozen=True)
 class Need:
-    """What ranks read of an argument that is data: the type of the whole, and the rows of each rank
-    that reads any."""
+    """The rows that ranks read of a data argument: the type of the whole array, and the rows of
+    each rank that reads any."""
 
     path: str
     type: str
@@ -33,15 +32,18 @@ class Need:
 
 @dataclass(frozen=True)
 class Leaves:
-    """The leaves of a state by their paths, and the structure that they are in."""
+    """The leaves of a state by their paths, and their pytree structure."""
 
     of: Mapping[str, Any]
     structure: Any
 
 
 class Signature:
-    """Of the original step: `state` and `data` are numbers of inputs, `carried` by such a number
-    the output that is its next value."""
+    """The signature of the original step.
+
+    `state` and `data` are numbers of inputs. `carried` has, by the number of an input, the output
+    that is its next value.
+    """
 
     def __init__(self, manifest: Manifest, known: Carried) -> None:
         if manifest.inputs and not manifest.inputs[0].path:
@@ -57,14 +59,14 @@ class Signature:
 
     @property
     def results(self) -> dict[str, Entry]:
-        """The outputs that are no state, by their paths."""
+        """The outputs that are not state, by their paths."""
         state = {*self.carried.values(), *self._unread.values()}
         outputs = enumerate(self.manifest.outputs)
         return {entry.path: entry for number, entry in outputs if number not in state}
 
     @property
     def needs(self) -> dict[str, Need]:
-        """What ranks need of the data, by its path."""
+        """The rows of the data that ranks need, by path."""
         entries = [self.manifest.inputs[number] for number in self.data]
         return {
             entry.path: Need(
@@ -74,19 +76,22 @@ class Signature:
         }
 
     def entry(self, keys: Keys) -> Entry:
-        """What the manifest has of a leaf of the state that is held."""
+        """Returns the manifest's entry of a leaf of the state that devices hold."""
         if keys in self._unread:
             return self.manifest.outputs[self._unread[keys]]
         return self.manifest.inputs[self.number[keys]]
 
     def read_by(self, keys: Keys) -> tuple[Piece, ...]:
-        """What ranks read of a leaf of the state."""
+        """Returns the pieces of a leaf of the state that ranks read."""
         number = self.number.get(keys)
         return () if number is None else self.manifest.inputs[number].pieces
 
     def homes(self, keys: Keys) -> dict[Piece, bool]:
-        """Where the parts of a leaf of the state lie between steps, each row once: pieces of an
-        argument (True), and of the result that no rank takes as it is."""
+        """Returns the pieces that hold a leaf of the state between steps, each row once.
+
+        The value is True for a piece of an argument, and False for a piece of a result that no rank
+        reads in the same form.
+        """
         if keys in self._unread:
             return dict.fromkeys(self.entry(keys).pieces, False)
         number = self.number.get(keys)
@@ -103,7 +108,7 @@ class Signature:
         return homes
 
     def is_held(self, keys: Keys) -> bool:
-        """Whether all of a leaf of the state lies on devices."""
+        """Returns True if devices hold all of a leaf of the state."""
         number = self.number.get(keys)
         if number is None:
             return keys in self._unread
@@ -111,7 +116,7 @@ class Signature:
         return number in self.carried or _is_all(entry, _once(entry))
 
     def state_leaves(self, arguments: Sequence[Any], named: Mapping[str, Any]) -> Leaves:
-        """The leaves of the state's arguments. Raises ToolError where one is missing, or has
+        """Returns the leaves of the state's arguments. Raises ToolError if one is missing, or has
         another type."""
         _check_given("the state has", self._places, arguments, self._names, named)
         flat, structure = jax.tree_util.tree_flatten_with_path((tuple(arguments), dict(named)))
@@ -130,7 +135,7 @@ class Signature:
         return Leaves(leaves, structure)
 
     def data_leaves(self, data: Sequence[Any], named: Mapping[str, Any]) -> dict[Keys, Any]:
-        """The leaves of a step's data. Raises ToolError where an argument is missing."""
+        """Returns the leaves of a step's data. Raises ToolError if an argument is missing."""
         _check_given("a step takes", self._data_places, data, self._data_names, named)
         found: dict[Keys, Any] = {}
         for place, tree in (*zip(self._data_places, data, strict=True), *named.items()):
@@ -140,7 +145,7 @@ class Signature:
 
 
 def _split(keys: Any) -> tuple[list[str], list[str]]:
-    """Arguments by place, and those by name."""
+    """Returns the positional arguments, and those by name."""
     known = dict.fromkeys(keys)
     return sorted((k for k in known if k.isdecimal()), key=int), [
         k for k in known if not k.isdecimal()
@@ -162,7 +167,7 @@ def _check_given(
 
 
 def _is_all(entry: Entry, pieces: Sequence[Piece]) -> bool:
-    """Whether pieces in the order of their rows are all of an argument."""
+    """Returns True if pieces, sorted by row, cover all of an argument."""
     if any(piece.dim is None for piece in pieces):
         return True
     if not pieces or pieces[0].dim is None:
@@ -176,7 +181,7 @@ def _is_all(entry: Entry, pieces: Sequence[Piece]) -> bool:
 
 
 def _once(entry: Entry) -> list[Piece]:
-    """Pieces of an argument with each row that they have once."""
+    """Returns pieces of an argument that cover its rows without redundant pieces."""
     whole = [piece for piece in entry.pieces if piece.dim is None]
     if whole:
         return whole[:1]
@@ -190,22 +195,25 @@ def _once(entry: Entry) -> list[Piece]:
 
 
 def checked(leaf: Any, type_: str, path: str) -> Any:
-    """An array of a type. Raises ToolError for another one."""
+    """Returns a leaf as an array of a type. Raises ToolError if it has another shape or element
+    type."""
     if isinstance(leaf, jax.Array) and jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         leaf = jax.random.key_data(leaf)
     array = leaf if isinstance(leaf, jax.Array) else np.asarray(leaf)
     value = value_of(type_, path)
     dtype = element_of(value).dtype
     if array.dtype != dtype and jax.dtypes.canonicalize_dtype(array.dtype) == dtype:
-        array = array.astype(dtype)  # as jax takes 64 bits where it is set to 32
+        array = array.astype(dtype)  # as jax converts 64-bit inputs if x64 is disabled
     if array.shape != value.shape or array.dtype != dtype:
         raise ToolError(f"{path} is {array.dtype}{list(array.shape)}, and the set has {type_}")
     return array
 
 
 def rows_of(array: Any, entry: Entry, piece: Piece) -> Any:
-    """The rows of a piece, of an array of all of them or of these alone. Raises ToolError for an
-    array that is neither."""
+    """Returns the rows of a piece from an array of all rows, or of these alone.
+
+    Raises ToolError for an array that is neither.
+    """
     own = piece_type(entry, piece)
     shape = value_of(own, entry.path).shape
     if np.shape(array) == shape != value_of(entry.type, entry.path).shape:

@@ -1,10 +1,10 @@
-"""Every process of a job knows what the others are doing, and ends where one of them is lost.
+"""Tells every process of a job what the others are doing, and ends it if one of them is lost.
 
-A collective waits for ever for a process that is gone, and XLA cannot be interrupted. So a thread
-of each process tells the others twice a second, by the key-value store of `jax.distributed`, what
-it is doing, and reads what they do. Where one has failed, ended early, has not been heard of for
-`silence` seconds, or everybody has been waiting for it for `patience` seconds, the process ends
-with one message that names the rank and what it was doing.
+A collective waits forever for a process that has ended, and XLA cannot be interrupted. So a thread
+of each process writes its activity to the key-value store of `jax.distributed` twice a second, and
+reads that of the others. The process ends if another one has failed or ended early. It also ends if
+another one has been silent for `silence` seconds, or has held up all others for `patience` seconds.
+The message names the rank and its last activity.
 """
 
 from __future__ import annotations
@@ -28,28 +28,28 @@ from stablehlo_tools.diagnostics import ToolError, first_line, naming
 from stablehlo_tools.mpmd.runtime import last_words
 
 _PERIOD = 0.5  # seconds
-_LINGER = 3.0  # seconds that a process stays to be read, where it has found out a fault
+_LINGER = 3.0  # seconds that rank 0 stays after a fault, so that others can read its status
 _PREFIX = "stablehlo_tools"
 _FAULT = 1  # exit code
 _OUT_OF_MEMORY = "RESOURCE_EXHAUSTED"
-_jobs = 0  # of this process, in the same order on all
+_jobs = 0  # counts the jobs of this process, in the same order on all processes
 
 
 @dataclass
 class Status:
-    """What a process does. `step`: the one that it is in or behind; `ended`: why it is no longer
-    there, "" where all is well."""
+    """The activity of a process. `step` is the current or last step. `ended` says why the process
+    ended, "" while it runs."""
 
     doing: str = "starting"
     step: int = -1
-    since: float = 0.0  # seconds that it has been doing so
+    since: float = 0.0  # seconds since `doing` changed
     closed: bool = False
     ended: str = ""
     beat: int = 0
 
 
 class Watch:
-    """Of one job, from one process."""
+    """Watches one job from one process."""
 
     def __init__(self, name: str, digest: str, silence: float, patience: float) -> None:
         global _jobs  # noqa: PLW0603 - jobs are numbered alike on all processes
@@ -69,8 +69,10 @@ class Watch:
         self._ending = threading.Lock()
 
     def agree(self) -> None:
-        """Waits until all processes have come, and begins to watch. Raises ToolError where they
-        have other sets, which every process then says."""
+        """Waits until all processes have arrived, and starts to watch.
+
+        Raises ToolError if they have loaded different sets. Every process then raises it.
+        """
         if self._client is None:
             return
         atexit.register(self._leave)
@@ -101,7 +103,7 @@ class Watch:
 
     @property
     def doing(self) -> str:
-        """What this process does, in words for others."""
+        """The activity of this process, in words for the others."""
         return self._own.doing
 
     @doing.setter
@@ -111,8 +113,11 @@ class Watch:
 
     @contextmanager
     def during(self, what: str, number: int | None = None) -> Generator[None]:
-        """Says what is being done; an error is told to the others, or is about one of them. Raises
-        ToolError where the job is closed."""
+        """Reports an activity. An error within it is reported to the others.
+
+        If the error is a consequence of another process's failure, this process ends with that
+        message. Raises ToolError if the job is closed.
+        """
         if self._own.closed:
             raise ToolError("this job is closed")
         self.doing = what
@@ -124,7 +129,7 @@ class Watch:
         except ToolError as error:
             self.failed(error)
             raise
-        except jax.errors.JaxRuntimeError as error:  # perhaps of another process's end
+        except jax.errors.JaxRuntimeError as error:  # perhaps due to another process
             seconds = 0.0 if _OUT_OF_MEMORY in str(error) else 2 * self._silence
             # The fault of another process may be known a little later.
             until = time.monotonic() + (seconds if self._client is not None else 0.0)
@@ -153,14 +158,14 @@ class Watch:
         self._set_at_last()
 
     def close(self) -> None:
-        """Says that all is done."""
+        """Tells the others that this process is done."""
         self._own.closed = True
         if self._client is not None:
             self._set_at_last()
         self._stop.set()
 
     def _leave(self) -> None:
-        """At the end of the process."""
+        """Runs at exit: tells the others why, unless the job is closed."""
         if self._own.closed:
             return
         error = getattr(sys, "last_exc", None)
@@ -169,7 +174,7 @@ class Watch:
         elif not self._own.ended:
             self._own.ended = self._early()
             self._set_at_last()
-        # The others end, too: jax's own goodbye would wait for them for minutes, and abort.
+        # Exit at once: at shutdown jax would wait minutes for the other processes, and then abort.
         sys.stdout.flush()
         sys.stderr.flush()
         time.sleep(_LINGER if self._me == 0 else 0)
@@ -191,30 +196,30 @@ class Watch:
         try:
             text = json.dumps(asdict(self._own))
             self._client.key_value_set(f"{self._keys}/{self._me}", text, allow_overwrite=True)
-        except Exception:  # XLA's own types; `_look` says when it has been so for too long
+        except Exception:  # XLA's own types; `_look` reports if this lasts too long
             return
         self._answered = time.monotonic()
 
     def _set_at_last(self) -> None:
-        """Tells the others, if the coordinator takes it within a moment: it may be gone."""
+        """Tells the others, and waits a moment at most: the coordinator may be gone."""
         telling = threading.Thread(target=self._set, daemon=True)
         try:
             telling.start()
-        except RuntimeError:  # Python ends, and starts no threads any more
+        except RuntimeError:  # at exit Python starts no more threads
             if time.monotonic() - self._answered < self._silence:
                 self._set()
             return
         telling.join(_LINGER)
 
     def _say(self, what: str) -> None:
-        """Says what should be said of this process if it ends now."""
+        """Records the activity that is reported if this process is killed now."""
         if self._words is not None:
             with suppress(OSError, ValueError):
                 self._words.write(f"{what}\n")
                 self._words.flush()
 
     def _tell(self) -> None:
-        """Tells and reads, until it is over; a call may hang."""
+        """Writes and reads activities until the job is closed. A call may hang."""
         assert self._client is not None
         while not self._stop.wait(_PERIOD):
             self._set()
@@ -232,15 +237,17 @@ class Watch:
                     self._heard[int(name)] = time.monotonic()
 
     def _look(self) -> None:
-        """Ends the process where it must."""
+        """Ends the process after a fault of another one."""
         while not self._stop.wait(_PERIOD):
             fault = self._fault()
             if fault and not self._own.ended:
                 self._end(fault)
 
     def _end(self, fault: str) -> NoReturn:
-        """Ends the process for what is wrong with another one: nothing can go on without it, and
-        what waits in XLA cannot be interrupted."""
+        """Ends the process because of a fault of another one.
+
+        It cannot continue without it, and a wait within XLA cannot be interrupted.
+        """
         if not self._ending.acquire(blocking=False):
             threading.Event().wait()  # another thread ends the process
         print(f"error: {fault}", file=sys.stderr, flush=True)
@@ -250,7 +257,7 @@ class Watch:
         os._exit(_FAULT)
 
     def _fault(self) -> str:
-        """What is wrong with another process; "" where nothing is."""
+        """Returns the fault of another process; "" if there is none."""
         now = time.monotonic()
         for process, status in sorted(self._others.items()):
             if status.ended and not status.ended.startswith("ended for "):
@@ -276,7 +283,7 @@ class Watch:
                     f"rank {process} has not been heard of for {now - heard:.0f} s; then it was "
                     f"in: {last.doing}"
                 )
-        # The process that all others wait for.
+        # the process that all others wait for
         waiting = now - self._changed
         if self._own.doing.startswith("behind") or waiting < self._patience:
             return ""
@@ -291,7 +298,7 @@ class Watch:
 
 
 def _last_words(rank: int) -> IO[str] | None:
-    """What speaks for this process where it cannot: a process of its own, which outlives it."""
+    """Starts the process that reports if this one is killed. Returns its standard input."""
     coordinator = bindings.coordinator_address() if rank else ""
     command = [sys.executable, "-S", "-I", last_words.__file__, str(rank), coordinator]
     listening = subprocess.Popen(

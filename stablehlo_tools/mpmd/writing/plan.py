@@ -1,11 +1,12 @@
-"""All that the programs of the ranks have in common: phases, messages, channels, the finish.
+"""Plans what the programs of the ranks share: phases, messages, channels, the finish.
 
-The finish is what stands behind the loop over microbatches: the optimizer, norms, what is returned.
-An op of it is computed where most of what it reads lies: sums of gradients on the ranks of their
-stages, and what is made of them. What depends on arguments alone is computed wherever it is read.
-Values go between ranks in rounds: in a round every rank computes all that it can, then values are
-sent, by sender and receiver in the same order on all ranks, so that no two ranks wait for each
-other.
+The finish is the part of the step after the loop over microbatches: the optimizer, norms, and the
+results. Each op of it runs on the rank that holds most bytes of its operands. So sums of gradients
+and the ops that read them stay on the ranks of their stages. Values that depend on arguments alone
+are recomputed on every rank that reads them.
+
+The finish runs in rounds. In a round each rank computes all that it can, then values are sent,
+sorted by sender and receiver. This order is the same on all ranks, so no two ranks deadlock.
 """
 
 from __future__ import annotations
@@ -42,14 +43,14 @@ from stablehlo_tools.schedules.validator import other_end
 
 @dataclass(frozen=True)
 class Channel:
-    """A tensor of a message, and the channel that it goes on."""
+    """A tensor of a message, by its `value` number in the step, and its channel `number`."""
 
     number: int
     value: int
 
 
 class Plan:
-    """A step, cut into stages, under a schedule whose table names its transfers."""
+    """A step that is cut into stages, under a schedule whose table contains the transfers."""
 
     def __init__(self, step: TrainingStep, assignment: Assignment, table: Table) -> None:
         self.step = step
@@ -64,7 +65,7 @@ class Plan:
         routes = len(table.placement.routes)
         self._messages = [route(values, table.placement, number) for number in range(routes)]
         self.transfers: list[Transfer] = []
-        self.packed: dict[Made, tuple[Made, ...]] = {}  # what goes in one message
+        self.packed: dict[Made, tuple[Made, ...]] = {}  # the values that a pack holds
         channels: dict[Action, list[Channel]] = {}
         for rank, row in enumerate(self.table.rows):
             for action in actions_of(row):
@@ -73,16 +74,16 @@ class Plan:
         self._channels = channels
 
     def phase_of(self, action: Action) -> Phase:
-        """The phase that an action runs."""
+        """Returns the phase that an action runs."""
         return self.phases[Work(action.kind, action.stage)]
 
     def channels(self, action: Action) -> list[Channel]:
-        """The tensors of a send or a receive of the schedule, in order."""
+        """Returns the tensors of a send or a receive of the schedule, in order."""
         return self._channels.get(action if action.kind.is_send else other_end(action), [])
 
     @cached_property
     def ranks_of(self) -> Mapping[int, tuple[int, ...]]:
-        """The ranks that sum up each carry, in order."""
+        """The ranks that add to each carry, in order."""
         holders: dict[int, set[int]] = {carry: set() for carry in self.step.loop.accumulators}
         for rank, row in enumerate(self.table.rows):
             for action in actions_of(row):
@@ -92,9 +93,12 @@ class Plan:
         return {carry: tuple(sorted(ranks)) for carry, ranks in holders.items()}
 
     def starts_on(self, carry: int) -> int | None:
-        """The rank whose sum of a carry starts from what the program starts it from; None where
-        nothing of that is left. Raises a located ToolError for rows of several ranks that are added
-        to others."""
+        """Returns the rank whose sum starts from the program's initial value of the carry.
+
+        The other ranks start from the identity of the reducer. Returns None if several ranks
+        replace rows and none of the initial value is left. Raises a located ToolError if several
+        ranks write rows of a carry whose other rows may be nonzero.
+        """
         accumulator = self.step.loop.accumulators[carry]
         ranks = self.ranks_of[carry]
         start = self.step.loop.op.operands[carry]
@@ -117,7 +121,7 @@ class Plan:
 
     @cached_property
     def finish(self) -> Finish:
-        """What stands behind the loop."""
+        """The plan of the ops after the loop."""
         held: dict[int, set[int]] = {}
         given = self.fixed.given
         for rank in range(self.table.ranks):
@@ -131,15 +135,16 @@ class Plan:
 
     @cached_property
     def finish_messages(self) -> Sequence[FinishMessage]:
-        """What is sent behind the schedule, in order, and added to the transfers.
+        """The messages after the schedule, in order. Their transfers are appended to `transfers`.
 
-        What is small goes together: a norm takes a number of every weight's gradient.
+        Small values of one element type share a message: a norm needs one scalar per weight's
+        gradient.
         """
         together: dict[tuple[int, int, int, str], list[Made]] = {}
         for round_, source, target, made in self.finish.sendings:
             value = self.value_of(made)
             kind, type_ = str(made), value.type
-            # No parts, which are added up.
+            # Parts are not packed: the receiver adds them up.
             if made.what == "value" and isinstance(type_, ir.RankedTensorType):
                 is_small = type_.has_static_shape and 0 < elements_in(value) <= FEW
                 kind = str(type_.element_type) if is_small else kind
@@ -157,7 +162,7 @@ class Plan:
 
     @cached_property
     def pack_with(self) -> Mapping[tuple[Made, int], Made]:
-        """What a value comes to a rank in, where it does not come alone."""
+        """The packs, by a packed value and the rank that receives it."""
         return {
             (made, message.target): message.sent
             for message in self.finish_messages
@@ -165,7 +170,7 @@ class Plan:
         }
 
     def type_of(self, made: Made) -> ir.Type:
-        """The type of a value behind the loop."""
+        """Returns the type of a value after the loop. The type of a pack is 1-D."""
         if made.what != "pack":
             return self.value_of(made).type
         values = [self.value_of(each) for each in self.packed[made]]
@@ -173,35 +178,39 @@ class Plan:
         return ir.RankedTensorType.get([size], element_of(values[0]), loc=values[0].location)
 
     def value_of(self, made: Made) -> ir.Value:
-        """What a value behind the loop was in the program; one of the part's type."""
+        """Returns the value in the original program. For a part it is the loop's result, of the
+        same type."""
         if made.what == "part":
             return self.step.loop.op.results[made.number]
         return self.step.outer.values[made.number]
 
     def total_of(self, carry: int) -> int:
-        """The number of what the loop gives for a carry."""
+        """Returns the number of the loop's result for a carry."""
         return self.step.outer.numbers[self.step.loop.op.results[carry]]
 
     @cached_property
     def carry_of(self) -> Mapping[int, int]:
-        """The carry that a value of the block is what the loop gives for."""
+        """The carry of each result of the loop, by the number of the result."""
         return {self.total_of(carry): carry for carry in self.step.loop.accumulators}
 
     def is_read_later(self, number: int, round_: int, rank: int) -> bool:
-        """Whether what a rank makes in a round is read there in another one, sent alone, or
-        returned."""
+        """Returns True if a rank needs a value that it computes in `round_` after that round.
+
+        A value is needed if a later round on this rank reads it, or if it is sent alone or
+        returned.
+        """
         readers = self._readers.get(number, set())
         return number in self._leaving or any(r == rank and n != round_ for n, r in readers)
 
     @cached_property
     def _leaving(self) -> set[int]:
-        """The values behind the loop that are sent alone or returned."""
+        """The values after the loop that are sent alone or returned."""
         sent = {each.sent.number for each in self.finish_messages if each.sent.what == "value"}
         return sent | {returned.number for returned in self.finish.returned}
 
     @cached_property
     def _readers(self) -> Mapping[int, set[tuple[int, int]]]:
-        """The rounds and ranks that read a value behind the loop."""
+        """The pairs of round and rank that read each value after the loop."""
         readers: dict[int, set[tuple[int, int]]] = {}
         for place, nodes in self.finish.ops.items():
             for node in nodes:
@@ -210,7 +219,7 @@ class Plan:
         return readers
 
     def fixed_results(self, rank: int) -> list[Key]:
-        """What a rank returns that depends on arguments alone."""
+        """Returns the results of a rank that depend on arguments alone."""
         returned = [each for each in self.finish.returned if each.rank == rank]
         return [
             self.fixed.key_outside(each.number)
@@ -234,16 +243,20 @@ class Plan:
 
 
 class Made(NamedTuple):
-    """A value behind the loop: value `number` of the block, the part of the total of a carry that
-    one rank has summed up, or what goes to another rank together on channel `number`."""
+    """A value of the finish.
+
+    `number` is the value in the block for a "value", the carry for a "part", and the channel for a
+    "pack". A part is what one rank has summed up of a carry. A pack holds several values of one
+    message.
+    """
 
     what: Literal["value", "part", "pack"]
     number: int
-    rank: int  # where it is made
+    rank: int  # that computes it
 
 
 class Sending(NamedTuple):
-    """A value that one rank sends another behind a round."""
+    """A value that one rank sends to another after a round."""
 
     round: int
     source: int
@@ -252,7 +265,7 @@ class Sending(NamedTuple):
 
 
 class FinishMessage(NamedTuple):
-    """What one rank sends another behind a round, in one transfer."""
+    """A transfer from one rank to another after a round."""
 
     round: int
     source: int
@@ -271,10 +284,10 @@ class Returned(NamedTuple):
 
 @dataclass
 class Finish:
-    """Where and when each value is made, what is sent, and who returns what.
+    """The rank and the round of each value, the messages, and the results of each rank.
 
-    `ops` are the nodes of each round and rank, in order; `totals` the carries that a rank combines
-    from parts, with those.
+    `home` has the rank that computes a value. `ops` has the nodes of each round and rank, in order.
+    `totals` has the carries that a rank combines from parts, with these parts.
     """
 
     home: dict[int, int] = field(default_factory=dict[int, int])
@@ -298,8 +311,8 @@ class Finish:
 
 
 class _FinishPlanner:
-    """Plans the finish, where `parts` gives the ranks that sum up each carry, and `held` the ranks
-    that an argument of the block, by its place, lies on anyway."""
+    """Plans the finish. `parts` has the ranks that add to each carry. `held` has the ranks that
+    already hold an argument of the block, by its position."""
 
     def __init__(
         self,
@@ -313,7 +326,7 @@ class _FinishPlanner:
         self._held = held
         self._finish = Finish()
         self._sent: dict[tuple[Made, int], None] = {}
-        self._spread: dict[int, Node] = {}  # what is made where it is read, by its number
+        self._spread: dict[int, Node] = {}  # broadcasts, placed at their readers, by result number
 
     def plan(self) -> Finish:
         outer, finish = self._outer, self._finish
@@ -338,7 +351,7 @@ class _FinishPlanner:
         return finish
 
     def _total(self, number: int, carry: int, ranks: Sequence[int]) -> None:
-        """The sum of a carry: on the one rank that has it, or on the first of several."""
+        """Places the sum of a carry: on its only rank, or on the first of several."""
         finish = self._finish
         parts = [Made("part", carry, rank) for rank in ranks]
         for part in parts:
@@ -353,7 +366,8 @@ class _FinishPlanner:
         finish.totals.setdefault((round_, home), []).append((carry, parts))
 
     def _place(self, node: Node) -> None:
-        """Gives an op of the loop's results a rank and a round; what it spreads, its readers'."""
+        """Places an op that reads the loop's results. An op that only spreads a value waits for its
+        first reader."""
         finish = self._finish
         placed = [number for number in node.inputs if number in finish.home]
         spread = [number for number in node.inputs if number in self._spread]
@@ -369,7 +383,10 @@ class _FinishPlanner:
         self._compute(node, rank)
 
     def _place_spread(self, number: int, rank: int | None) -> int | None:
-        """Places what spreads a value, and gives the rank: that given, or where its source is."""
+        """Places an op that spreads a value, and its operands of that kind. Returns the rank.
+
+        The rank is `rank`, or that of the source if `rank` is None.
+        """
         node = self._spread.pop(number, None)
         if node is None:
             return self._finish.home.get(number, rank)
@@ -382,7 +399,7 @@ class _FinishPlanner:
         return rank
 
     def _compute(self, node: Node, rank: int) -> None:
-        """Places an op on a rank, in the first round in which it can run there."""
+        """Places an op on a rank, in the first round in which its operands are there."""
         finish = self._finish
         placed = [number for number in node.inputs if number in finish.home]
         round_ = 0
@@ -394,7 +411,8 @@ class _FinishPlanner:
         finish.ops.setdefault((round_, rank), []).append(node)
 
     def _heaviest(self, numbers: Iterable[int]) -> int:
-        """The rank that has most bytes of some values; of scalars, the first."""
+        """Returns the rank with most bytes of some values. Scalars count as 0, and ties go to the
+        first."""
         held: dict[int, float] = {}
         for number in numbers:
             rank = self._finish.home[number]
@@ -403,7 +421,8 @@ class _FinishPlanner:
         return min(held, key=lambda rank: (-held[rank], rank))
 
     def _arrives(self, number: int, rank: int) -> int:
-        """The round in which a value is at hand on a rank; it is sent there if need be."""
+        """Returns the first round in which a rank has a value, and sends the value there if
+        necessary."""
         home = self._finish.home[number]
         made = Made("value", number, home)
         round_ = self._finish.round_of[made]
@@ -413,7 +432,8 @@ class _FinishPlanner:
         return round_ + 1
 
     def _concatenation(self, number: int) -> ir.Operation | None:
-        """What puts a value that is returned together of rows, if nothing else reads it."""
+        """Returns the concatenate op that makes a returned value, or None. Its result has no other
+        use."""
         maker = producer(unconstrained(self._outer.values[number]))
         if maker is None or maker.name != CONCATENATE or len(list(maker.results[0].uses)) != 1:
             return None
@@ -434,8 +454,11 @@ class _FinishPlanner:
             start = limit
 
     def _rank_of(self, number: int) -> int:
-        """Where a value is returned: where it is made; of what depends on arguments alone, on a
-        rank that has most of them."""
+        """Returns the rank that returns a value: the rank that computes it.
+
+        A value that depends on arguments alone is returned by the rank that holds most of these
+        arguments.
+        """
         if number in self._finish.home:
             return self._finish.home[number]
         nodes = self._outer.ancestors([number])

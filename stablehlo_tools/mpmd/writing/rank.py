@@ -1,12 +1,12 @@
-"""Writes the program of one rank: its actions in the order of the schedule, and what it does once.
+"""Writes the program of one rank: its actions in the order of the schedule, and the ops outside it.
 
-`main` holds calls, sends, recvs and barriers only. Two chains of tokens order it: one goes through
-all sends and recvs, the other through a barrier in front of each call and one behind it.
+`main` holds calls, sends, recvs and barriers only. Two chains of tokens order it. One connects all
+sends and recvs, the other the barriers before and after each call.
 
-    func.func private @prepare(<arguments>) -> (<fixed values that phases need>, <empty sums>)
+func.func private @prepare(<arguments>) -> (<fixed values that phases need>, <empty sums>)
 
-runs before the first action; `finish_0`, … behind the last. A round of the finish is a rank's part
-of what stands behind the loop over microbatches, up to the values that are sent then.
+runs before the first action, and `finish_0`, … after the last. Round n of the finish runs the
+rank's ops after the loop over microbatches whose operands are there by then; then values are sent.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ from stablehlo_tools.schedules.table import Action, actions_of
 
 @dataclass(frozen=True)
 class Written:
-    """What a rank takes and returns: rows of arguments, and parts of results, in its order."""
+    """The arguments of a rank and its results, in order: rows of the program's arguments and
+    results."""
 
     arguments: tuple[Rows, ...]
     returned: tuple[Returned, ...]
@@ -57,19 +58,19 @@ class RankWriter:
         self._token = ir.Type.parse("!stablehlo.token", self._context)
         self._given: dict[Rows, ir.Value] = {}
         self._fixed: dict[Key, ir.Value] = {}
-        self._values: dict[tuple[int, int], ir.Value] = {}  # of a microbatch, by number
+        self._values: dict[tuple[int, int], ir.Value] = {}  # by number and microbatch
         self._sums: dict[int, ir.Value] = {}
         self._made: dict[Made, ir.Value] = {}
         self._numbers: dict[int, ir.Value] = {}
 
     def write(self) -> Written:
-        """Writes all of it."""
+        """Writes `main` and all functions that it calls."""
         main = private_function("main", [], [], self._module.body, self._place)
         main.attributes["sym_visibility"] = ir.StringAttr.get("public", self._context)
         self._block = Function(main).body
         self._build = Builder(ir.InsertionPoint(self._block), self._place)
-        # Two chains, as a message need not wait for an action that it has no data of: what is sent
-        # and received runs beside what is computed.
+        # Two chains, so that a message waits only for actions whose data it needs. Sends and
+        # receives then overlap with computation.
         self._messages = self._build.create(AFTER_ALL, [], [self._token]).results[0]
         self._actions = self._build.create(AFTER_ALL, [], [self._token]).results[0]
         for microbatch in range(self._plan.table.microbatches):
@@ -89,7 +90,8 @@ class RankWriter:
         return Written(tuple(self._given), tuple(each for _, each in returned))
 
     def _key(self, key: Key) -> ir.Value:
-        """A fixed value: an argument, or what was prepared."""
+        """Returns a fixed value: an argument of `main`, added if it is new, or a result of
+        `prepare`."""
         if key in self._fixed:
             return self._fixed[key]
         plan, rows = self._plan, self._plan.fixed.given(key)
@@ -105,8 +107,12 @@ class RankWriter:
         return key in self._fixed or self._plan.fixed.given(key) is not None
 
     def _prepare(self) -> None:
-        """Computes what phases need of fixed values, and what sums start from: the first rank that
-        adds to a carry starts from what the program does."""
+        """Writes `prepare`, which computes the fixed values of phases and the initial values of
+        sums.
+
+        The first rank that adds to a carry starts from the program's initial value, the others from
+        the identity of the reducer.
+        """
         plan, loop = self._plan, self._plan.step.loop
         keys = dict.fromkeys(key for phase in plan.phases_on(self._rank) for key in phase.fixed)
         computed = [key for key in keys if plan.fixed.given(key) is None]
@@ -152,10 +158,11 @@ class RankWriter:
                 self._values[channel.value, action.microbatch] = self._recv(channel.number, type_)
 
     def _compute(self, phase: Phase, microbatch: int) -> None:
-        """A barrier, the call, a barrier."""
-        # Compilers inline calls and order what is left by its data alone: a forward could run long
-        # before its turn, and its activation would be held as long. Behind barriers that hand on
-        # one token from action to action, it runs in its turn, in the memory of the schedule.
+        """Writes a barrier, the call of the phase, and a barrier."""
+        # Compilers inline calls and order ops by data dependences alone. A forward could then run
+        # long before its turn, with its activation live all that time. The barriers chain one token
+        # from action to action, so that each runs in its turn and the memory is that of the
+        # schedule.
         plan = self._plan
         fresh = [self._numbers[microbatch]]
         fresh += [self._values[number, microbatch] for number in phase.takes]
@@ -166,7 +173,7 @@ class RankWriter:
         types += [plan.step.loop.op.results[carry].type for carry in phase.accumulators]
         results = list(self._call(phase.name, types, operands).results)
         given, sums = results[: len(phase.gives)], results[len(phase.gives) :]
-        # Some of the results behind the barrier are enough to hold the call in its place.
+        # Some of the results in the barrier are enough to hold the call in its place.
         if given:
             given = self._barrier(given)
         else:
@@ -176,15 +183,16 @@ class RankWriter:
         self._sums.update(zip(phase.accumulators, sums, strict=True))
 
     def _barrier(self, values: Sequence[ir.Value]) -> list[ir.Value]:
-        """The values behind all actions so far, and the next ones behind them."""
+        """Returns the values after a barrier that orders them after all earlier actions, and before
+        later ones."""
         operands = [*values, self._actions]
         results: list[ir.Value] = list(barrier(operands, self._build.point, self._place).results)
         self._actions = results[-1]
         return results[:-1]
 
     def _send(self, channel: int, value: ir.Value) -> None:
-        # NCCL runs the sends and recvs of a device in the order in which they are issued. The one
-        # chain of tokens keeps that of the schedule, in which no two ranks wait for each other.
+        # NCCL runs the sends and recvs of a device in the order of their issue. The single chain of
+        # tokens keeps the order of the schedule, which does not deadlock.
         operands, transfer = [value, self._messages], self._transfer(channel)
         self._messages = self._build.create(SEND, operands, [self._token], transfer).results[0]
 
@@ -206,7 +214,7 @@ class RankWriter:
         return self._build.create(CALL, operands, types, {"callee": callee})
 
     def _finish(self) -> list[tuple[ir.Value, Returned]]:
-        """Round by round what stands behind the loop; what is returned."""
+        """Writes the rounds of the finish. Returns the results of `main`."""
         plan, finish = self._plan, self._plan.finish
         for carry, value in self._sums.items():
             self._made[Made("part", carry, self._rank)] = value
@@ -242,8 +250,10 @@ class RankWriter:
         self._fixed.update(zip(function.gives_fixed, results[len(function.gives) :], strict=True))
 
     def _of(self, made: Made) -> ir.Value:
-        """A value that was made here or has come here; the total of a sum that one rank has is
-        the sum."""
+        """Returns a value that this rank computed or received.
+
+        If only one rank adds to a carry, its sum is the total.
+        """
         if made not in self._made and made.what == "value":
             carry = self._plan.carry_of.get(made.number)
             assert carry is not None, "a value is made before it is read"
@@ -252,7 +262,7 @@ class RankWriter:
 
 
 def pieces_of(written: Sequence[Written]) -> tuple[dict[int, list[Piece]], dict[int, list[Piece]]]:
-    """The pieces of each argument of the program, and of each of its results."""
+    """Returns the pieces of each argument of the program, and those of each result."""
     inputs: dict[int, list[Piece]] = {}
     outputs: dict[int, list[Piece]] = {}
     for rank, each in enumerate(written):
@@ -265,13 +275,13 @@ def pieces_of(written: Sequence[Written]) -> tuple[dict[int, list[Piece]], dict[
 
 @dataclass(frozen=True)
 class FinishFunction:
-    """What a rank computes in a round: what it takes and gives of values that depend on the loop,
-    and of fixed ones."""
+    """The ops of one rank in one round of the finish. `takes` and `gives` depend on the loop;
+    `fixed` and `gives_fixed` depend on arguments alone."""
 
     rank: int
     name: str
     nodes: tuple[Node, ...]
-    totals: tuple[tuple[int, tuple[Made, ...]], ...]  # sums that are combined, by carry
+    totals: tuple[tuple[int, tuple[Made, ...]], ...]  # combined parts, by carry
     takes: tuple[Made, ...]
     fixed: tuple[Key, ...]
     gives: tuple[Made, ...]
@@ -296,7 +306,7 @@ class FinishFunction:
         known = dict(zip(self.fixed, arguments[len(self.takes) :], strict=True))
         for pack in [each for each in self.takes if each.what == "pack"]:
             start = 0
-            for each in plan.packed[pack]:  # what has come together, each in its shape
+            for each in plan.packed[pack]:  # the values of a message, each in its shape
                 shape = shape_of(plan.value_of(each))
                 limit = start + prod(shape)
                 made[each] = build.reshape(build.slice_along(made[pack], 0, start, limit), shape)
@@ -310,7 +320,7 @@ class FinishFunction:
             _copy(plan, node, values, known, point)
         returned: list[ir.Value] = []
         for each in self.gives:
-            if each.what == "pack":  # what is sent together, one value behind the other
+            if each.what == "pack":  # the values of one message, concatenated
                 sent = unconverted([values[one.number] for one in plan.packed[each]], point)
                 flat = [build.reshape(value, [elements_in(value)]) for value in sent]
                 returned.append(build.concatenate(flat, 0))
@@ -325,8 +335,10 @@ class FinishFunction:
 def finish_function(
     plan: Plan, number: int, rank: int, is_at_hand: Callable[[Key], bool]
 ) -> FinishFunction | None:
-    """What a rank computes in round `number`; None where that is nothing. `is_at_hand` tells which
-    fixed values it has."""
+    """Returns the ops of a rank in round `number`; None if there are none.
+
+    `is_at_hand` returns True for a fixed value that the rank already has.
+    """
     finish = plan.finish
     nodes = finish.ops.get((number, rank), [])
     totals = [
