@@ -1,8 +1,8 @@
-"""Programs of the ranks of a pipeline, one for each: what belongs together, and what is proven.
+"""The programs of the ranks of pipeline parallelism: their description, proof, and execution.
 
     job = stablehlo_tools.mpmd.load("set")
 
-The names below load jax when first used, not on import.
+The names below load jax on first use, not on import.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What belongs to a set of rank programs, `manifest.json`, and how functions of a rank are called.
+"""Defines `manifest.json`, the description of a set of rank programs, and their function names.
 
 {"version": 1, "source": "step.jax_export", "digest": "5f…", "devices": 1, "form": "pairs",
  "schedule": {"name": "1f1b", …},               // a table, as `schedule --format json` writes it
@@ -11,9 +11,8 @@
  "transfers": [{"channel": 1, "action": "0SEND_F0", "tensor": 0, "source": 0, "target": 1,
                 "type": "tensor<4x16xf32>"}, …]}
 
-Every field is checked with its type and its range while it is read, and what fields say of each
-other. Whoever has a `Manifest` can count on it. Each error names the field, `transfers[3].source`,
-and the line.
+The decoder checks the type and range of every field, and that fields agree with each other. So a
+`Manifest` is always consistent. Each error names the field, `transfers[3].source`, and the line.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ NAME = "manifest.json"
 VERSION = 1
 FORMS = ("pairs", "both-ends", "permutes")
 PREPARE = "prepare"  # once, before the first action
-FINISH = "finish"  # once for each round, behind the last action: finish_0, finish_1, …
+FINISH = "finish"  # once for each round, after the last action: finish_0, finish_1, …
 _PHASES = {
     Kind.FORWARD: "forward",
     Kind.BACKWARD: "backward",
@@ -48,7 +47,7 @@ _PHASES = {
 _KINDS = {name: kind for kind, name in _PHASES.items()}
 _STAGE = re.compile(r"stage_(\d+)_(\w+)")
 SUFFIXES = (".mlir", ".mlirbc", ".bc")
-_LONGEST = 255  # bytes; no file system takes more
+_LONGEST = 255  # bytes; the limit of file systems
 _FIELDS = (
     "version",
     "source",
@@ -63,19 +62,19 @@ _FIELDS = (
     "transfers",
     "schedule",
 )
-_MOST = 1e100  # sums of so large times or sizes are still finite
+_MOST = 1e100  # sums of such times or sizes are still finite
 _NUMBER = r"(?:(?:f|bf|tf|i|si|ui)[0-9]\w*|index)"
 _ELEMENT = rf"(?:{_NUMBER}|complex<{_NUMBER}>|!quant\.uniform<[^<>]*>)"
 _TENSOR = re.compile(rf"tensor<((?:[0-9]{{1,18}}x)*){_ELEMENT}>")
-_MOST_ELEMENTS = 2**58  # so that bytes of it are counted in 64 bits
+_MOST_ELEMENTS = 2**58  # so that their bytes fit in 64 bits
 
 
 @dataclass(frozen=True)
 class Piece:
-    """What one rank has of an input or an output: argument or result `number` of its `main`.
+    """The part of an input or an output on one rank: argument or result `number` of its `main`.
 
-    Rows `start` to `limit` of dimension `dim`; all of it where `dim` is None. An input may be on
-    several ranks; the pieces of an output are disjoint, and together all of it.
+    It consists of the rows `start` to `limit` of dimension `dim`, or is the whole if `dim` is None.
+    An input may be on several ranks. The pieces of an output are disjoint and cover it.
     """
 
     rank: int
@@ -87,9 +86,9 @@ class Piece:
 
 @dataclass(frozen=True)
 class Entry:
-    """An input or an output of the original program, in its order, and where it lies.
+    """An input or an output of the original program, in its order, and its pieces.
 
-    An input that nothing reads has no pieces.
+    An input that no op reads has no pieces.
     """
 
     path: str
@@ -99,10 +98,10 @@ class Entry:
 
 @dataclass(frozen=True)
 class Transfer:
-    """A tensor that goes from a rank to another one, on a channel of its own.
+    """A tensor that one rank sends to another, on its own channel.
 
-    `action` is the send of the schedule that it belongs to, `0SEND_F3`; a send may have several
-    tensors, of which it is number `tensor`. Behind the schedule: `finish`.
+    `action` is its send in the schedule, such as `0SEND_F3`, or `finish` after the schedule. A send
+    may have several tensors, of which it is number `tensor`.
     """
 
     channel: int
@@ -113,23 +112,24 @@ class Transfer:
     type: str
 
     def pairs(self, devices: int) -> tuple[tuple[int, int], ...]:
-        """The device that sends and the one that receives, for each device of a rank."""
+        """Returns the sending and the receiving device, for each device of a rank."""
         first, second = self.source * devices, self.target * devices
         return tuple((first + device, second + device) for device in range(devices))
 
     @property
     def is_scheduled(self) -> bool:
-        """Whether it belongs to an action of the schedule."""
+        """True if it belongs to an action of the schedule."""
         return self.action != FINISH
 
 
 @dataclass(frozen=True)
 class Stage:
-    """A stage: what of the program it is, in words, and what it costs for one microbatch.
+    """A stage: a description in words, and its costs for one microbatch.
 
-    Times in seconds. `activation`: bytes held from the forward to the (input) gradient, `kept`:
-    from there to the weight gradient, 0 where that is not split off. `weights`: bytes of its
-    parameters and of the sums of their gradients. `message`: bytes that it sends forward.
+    Times are in seconds. `activation` is in bytes, from the forward to the (input) gradient. `kept`
+    is in bytes, from there to the weight gradient, 0 without a separate weight gradient. `weights`
+    are the bytes of its parameters and of the sums of their gradients. `message` are the bytes that
+    it sends forward.
     """
 
     stage: int
@@ -149,8 +149,10 @@ _COSTS = [each.name for each in fields(Stage) if each.name not in ("stage", "wha
 
 @dataclass(frozen=True)
 class Rank:
-    """The program of a rank: a file beside the manifest. `wiring` says what goes where outside of
-    the schedule (see `wiring`); nothing where that is not known."""
+    """The program of a rank: a file in the directory of the manifest.
+
+    `wiring` has the origins of values outside the schedule (see `wiring`); it is empty if unknown.
+    """
 
     program: str
     stages: tuple[int, ...]
@@ -159,10 +161,10 @@ class Rank:
 
 @dataclass(frozen=True)
 class Manifest:
-    """All that is known of a set of rank programs.
+    """The description of a set of rank programs.
 
-    `devices` is how many each rank has: rank r runs on devices r * devices and following. `form`
-    says how transfers are written. `hop` is the time of a transfer between ranks, in seconds.
+    `devices` is the number of devices per rank: rank r runs on the devices from r * devices on.
+    `form` is the form of the transfers. `hop` is the time of a transfer between ranks, in seconds.
     """
 
     source: str
@@ -176,21 +178,24 @@ class Manifest:
     inputs: tuple[Entry, ...]
     outputs: tuple[Entry, ...]
     transfers: tuple[Transfer, ...]
-    digest: str = ""  # of the text of the program that it was made of; "" where that is not known
+    digest: str = ""  # SHA-256 of the original program's text; "" if unknown
 
     @property
     def costs(self) -> Costs:
-        """What the simulator takes."""
+        """The costs for the simulator."""
         return costs_of_stages(self.stages, self.hop)
 
     def of_channel(self) -> Mapping[int, Transfer]:
-        """The transfers by their channels."""
+        """Returns the transfers by their channels."""
         return {transfer.channel: transfer for transfer in self.transfers}
 
 
 def costs_of_stages(stages: Sequence[Stage], hop: float) -> Costs:
-    """What the simulator takes; where weight gradients are apart, what is kept for them may be more
-    than what was held before, and counts from the forward on."""
+    """Returns the costs for the simulator.
+
+    If weight gradients are separate, `kept` may exceed the activation; then it counts from the
+    forward on.
+    """
     return costs(
         len(stages),
         forward=[stage.forward for stage in stages],
@@ -206,7 +211,7 @@ def costs_of_stages(stages: Sequence[Stage], hop: float) -> Costs:
 
 
 def encode_manifest(manifest: Manifest) -> str:
-    """The manifest as JSON, a line for each entry of a list."""
+    """Returns the manifest as JSON, a line for each entry of a list."""
     fields: dict[str, str] = {
         "version": str(VERSION),
         **{
@@ -228,13 +233,14 @@ def _lines(items: Sequence[Any]) -> str:
 
 
 def function_of(kind: Kind, stage: int) -> str:
-    """`stage_3_forward`: what runs a phase of a stage, for the microbatch that operand 0 says."""
+    """Returns the name of a phase's function, `stage_3_forward`. Its operand 0 is the
+    microbatch."""
     return f"stage_{stage}_{_PHASES[kind]}"
 
 
 @lru_cache(maxsize=4096)
 def phase_of(name: str) -> tuple[Kind, int] | None:
-    """The phase and the stage that a function runs; None for any other function."""
+    """Returns the phase and the stage that a function runs; None for any other function."""
     match = _STAGE.fullmatch(name)
     if match is None or match[2] not in _KINDS:
         return None
@@ -242,13 +248,13 @@ def phase_of(name: str) -> tuple[Kind, int] | None:
 
 
 def is_reserved(name: str) -> bool:
-    """Whether the writer of a rank gives this name to a function of its own."""
+    """Returns True if rank programs have functions of this name."""
     finish = re.fullmatch(rf"{FINISH}_\d+", name) is not None
     return name == PREPARE or finish or phase_of(name) is not None
 
 
 def refusal_of_name(name: str) -> str:
-    """Why a program of a set cannot be called so; empty where it can."""
+    """Returns the reason why a program of a set cannot have this name; "" if it can."""
     if not name or name in (".", ".."):
         return f"{name!r} names no file"
     if "/" in name or "\\" in name or (len(name) > 1 and name[1] == ":"):
@@ -263,7 +269,7 @@ def refusal_of_name(name: str) -> str:
 
 
 def decode_manifest(data: bytes | str) -> Manifest:
-    """The manifest in JSON. Raises ToolError for what is none."""
+    """Returns the manifest in JSON. Raises ToolError for anything else."""
     said, hint = "this is no manifest of rank programs", AGAIN
     try:
         document = JsonValue.of(data)
@@ -312,7 +318,7 @@ def _manifest(fields: dict[str, JsonValue]) -> Manifest:
 
 
 def refusal(name: str, *, sliced: bool, offloads: bool) -> str | None:
-    """Why a schedule that is valid cannot be that of programs; None where it can."""
+    """Returns the reason why programs cannot run a valid schedule; None if they can."""
     if sliced:
         return (
             f"{name} cuts the sequences of microbatches into slices, and programs take them whole"
@@ -363,7 +369,8 @@ def _stages(value: JsonValue, table: Table) -> tuple[Stage, ...]:
 
 
 def _entries(value: JsonValue, ranks: int) -> tuple[Entry, ...]:
-    """Inputs or outputs; an argument or a result of a rank is a piece of one of them."""
+    """Returns inputs or outputs. Each argument or result of a rank may be a piece of only one of
+    them."""
     taken: set[tuple[int, int]] = set()
     entries: list[Entry] = []
     for each in value.items():
@@ -396,7 +403,7 @@ def _piece(value: JsonValue, ranks: int, shape: Sequence[int]) -> Piece:
 
 
 def _tensor(value: JsonValue) -> tuple[str, list[int]]:
-    """The text of a tensor type of static shape, and that shape."""
+    """Returns the text of a tensor type of static shape, and that shape."""
     text = value.string()
     match = _TENSOR.fullmatch(text)
     if match is None:
@@ -425,7 +432,7 @@ def _transfers(value: JsonValue, ranks: int) -> tuple[Transfer, ...]:
 
 
 def _send(value: JsonValue) -> str:
-    """The send of a schedule that a transfer belongs to, or `finish`."""
+    """Returns the send of a schedule that a transfer belongs to, or `finish`."""
     text = value.string()
     if text == FINISH:
         return text

@@ -1,11 +1,11 @@
-"""A set of rank programs: read from a directory and checked, written whole or not at all.
+"""Reads a set of rank programs from a directory and checks it; writes all files of a set or none.
 
-DIR/manifest.json      what belongs to the set
+DIR/manifest.json      the description of the set
 DIR/rank_0.mlir …      the program of each rank
 
-A name in a manifest is that of a file in the set's own directory, and nothing else: no path, no
-control character, a suffix that programs have. A link is followed within the directory only. So a
-manifest that comes from elsewhere leads to no other file, read or written.
+A program name in a manifest must be a plain file name in the set's own directory. It has no path
+and no control character, and the suffix of a program. A link is followed within the directory only.
+So a manifest from elsewhere cannot name any other file to read or write.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from stablehlo_tools.processes import activity
 from stablehlo_tools.processes.sharing import beside
 
 _WRITE = "stablehlo-tools expand-mpmd {} -o ranks --schedule 1f1b --ranks 2"
-_WORTH_A_FORK = 1 << 20  # bytes of a manifest
+_WORTH_A_FORK = 1 << 20  # bytes of a manifest above which it is checked in a fork
 _AGAIN = "copy the set again, or write it again with expand-mpmd"
 
 
@@ -60,20 +60,20 @@ class RankSet:
 
     @property
     def ranks(self) -> int:
-        """How many there are."""
+        """The number of ranks."""
         return len(self.programs)
 
     def main(self, rank: int) -> ir.Operation:
-        """The entry function of a rank."""
+        """Returns the entry function of a rank."""
         main = main_function(self.programs[rank].module)
         assert main is not None, "load refuses a program without one"
         return main
 
 
 def load(directory: str | os.PathLike[str]) -> RankSet:
-    """Reads a set and checks that manifest and programs speak of the same values.
+    """Returns the set in a directory, and checks that manifest and programs agree on all values.
 
-    Raises ToolError, about the file that is missing or odd.
+    Raises ToolError, about the file that is missing or invalid.
     """
     root = Path(directory)
     _check_directory(root)
@@ -85,7 +85,7 @@ def load(directory: str | os.PathLike[str]) -> RankSet:
         with naming(os.fspath(path)):
             return decode_manifest(data)
 
-    # A command reads programs itself, and another process for those that must not end by them.
+    # A command reads programs itself. Other callers use another process, which may crash.
     is_reader = activity.may_end() and len(data) >= _WORTH_A_FORK
     read, check = (_read_here, beside) if is_reader else (_read_beside, contextlib.nullcontext)
     with check(checked) as manifest_of, read(_named_files(root, data)) as reading:
@@ -111,7 +111,7 @@ def load(directory: str | os.PathLike[str]) -> RankSet:
 
 
 def _check_directory(root: Path) -> None:
-    """Raises ToolError for what is no directory with a manifest."""
+    """Raises ToolError if `root` is not a directory with a manifest."""
     if root.is_dir() and os.path.lexists(root / NAME):
         return
     if not root.exists():
@@ -132,7 +132,7 @@ def _check_directory(root: Path) -> None:
 
 @contextlib.contextmanager
 def _read_here(files: Sequence[Path]) -> Generator[list[Future[Artifact]]]:
-    """The programs in some files, up to the first that cannot be read."""
+    """Yields the programs in some files, up to the first that cannot be read."""
     read: list[Future[Artifact]] = []
     for rank, file in enumerate(files):
         read.append(Future())
@@ -146,8 +146,10 @@ def _read_here(files: Sequence[Path]) -> Generator[list[Future[Artifact]]]:
 
 @contextlib.contextmanager
 def _read_beside(files: Sequence[Path]) -> Generator[list[Future[Artifact]]]:
-    """The programs in some files, which are read one after the other while this process goes on:
-    most of that is done by another one."""
+    """Yields the programs in some files, which a thread reads one after the other.
+
+    Most of the work happens in another process, so this one can continue.
+    """
     pool = ThreadPoolExecutor(1)
     try:
         yield [pool.submit(_program, file, rank) for rank, file in enumerate(files)]
@@ -156,8 +158,10 @@ def _read_beside(files: Sequence[Path]) -> Generator[list[Future[Artifact]]]:
 
 
 def _named_files(root: Path, data: bytes | str) -> list[Path]:
-    """The programs that a manifest names, to be read while it is checked; none where it is not
-    sound, which the check then says."""
+    """Returns the program files that a manifest names, so that they are read while it is checked.
+
+    The list is empty if the manifest is invalid; the check then reports it.
+    """
     try:
         names = [rank["program"] for rank in json.loads(data)["ranks"]]
         if any(refusal_of_name(name) for name in names):
@@ -168,7 +172,7 @@ def _named_files(root: Path, data: bytes | str) -> list[Path]:
 
 
 def _program(file: Path, rank: int) -> Artifact:
-    """The program of a rank. Raises a located ToolError, which says what a set needs."""
+    """Returns the program of a rank. Raises a located ToolError with a hint about the set."""
     try:
         return artifact.load(file)
     except ToolError as error:
@@ -182,7 +186,7 @@ def _program(file: Path, rank: int) -> Artifact:
 
 
 def check_writable(directory: str | os.PathLike[str]) -> None:
-    """Raises ToolError early where a set could not be written to a directory."""
+    """Raises ToolError early if a set cannot be written to a directory."""
     root = Path(directory)
     if root.exists() and not root.is_dir():
         raise ToolError(
@@ -197,8 +201,7 @@ def check_writable(directory: str | os.PathLike[str]) -> None:
 def write(
     directory: str | os.PathLike[str], manifest: Manifest, modules: Sequence[ir.Module]
 ) -> None:
-    """Writes a set: all its files or none, each in the form that its suffix names. The directory is
-    made where it is missing."""
+    """Writes all files of a set or none, each in the form of its suffix. Creates the directory."""
     root = Path(directory)
     try:
         root.mkdir(parents=True, exist_ok=True)
@@ -218,10 +221,10 @@ def write(
 
 
 def files_in(root: Path, names: Sequence[str]) -> list[Path]:
-    """The files of these names in a set's directory, there or not.
+    """Returns the paths of these names in a set's directory; the files need not exist.
 
-    Raises ToolError for what is no regular file, a link that leads out of the directory, and names
-    that lead to one and the same file.
+    Raises ToolError for a path that is not a regular file, a link that leads out of the directory,
+    and two names of the same file.
     """
     files = [root / name for name in names]
     own = Path(os.path.realpath(root))
@@ -245,7 +248,7 @@ def _refused_file(file: Path, message: str) -> ToolError:
 
 
 def piece_type(entry: Entry, piece: Piece) -> str:
-    """The type of what a rank has of an input or output: `tensor<4x16xf32>`."""
+    """Returns the type of a piece of an input or output: `tensor<4x16xf32>`."""
     if piece.dim is None:
         return entry.type
     sizes = entry.type.removeprefix("tensor<").split("x")
@@ -254,7 +257,8 @@ def piece_type(entry: Entry, piece: Piece) -> str:
 
 
 def _check_pieces(loaded: RankSet, rank: int) -> None:
-    """Every argument and result of a rank is a piece of an input or output, of that type."""
+    """Checks that every argument and result of a rank is a piece of an input or output, of its
+    type."""
     main = loaded.main(rank)
     block = Function(main).body
     sides = (
@@ -270,7 +274,7 @@ def _check_pieces(loaded: RankSet, rank: int) -> None:
         for number, value in enumerate(values):
             path, type_ = expected.pop(number, ("", ""))
             if not type_ and loaded.manifest.form == "permutes" and number == len(values) - 1:
-                continue  # what keeps watched permutes alive
+                continue  # the result that keeps watched permutes alive
             if not type_:
                 raise ToolError(
                     f"the manifest does not say what {what} {number} of @main is", main.location
@@ -291,14 +295,18 @@ def _check_pieces(loaded: RankSet, rank: int) -> None:
 
 
 def digest_of(program: Artifact) -> str:
-    """What a manifest says of the program that a set was made of: the same in all of its forms."""
+    """Returns the SHA-256 of a program's text without locations; it is the same for all artifact
+    forms."""
     text = artifact.to_text(program.module, locations=False)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def argument_paths(artifact: Artifact) -> list[str]:
-    """A name for each argument: its path from the arguments of the exported function, `[0]['w']`,
-    or without any what its location says."""
+    """Returns a name for each argument.
+
+    It is the path from the arguments of the exported function, `[0]['w']`. Without an export it
+    comes from the location of the argument.
+    """
     main = entry_function(artifact.module)
     arguments = list(Function(main).body.arguments)
     if artifact.exported is not None:
@@ -311,7 +319,7 @@ def argument_paths(artifact: Artifact) -> list[str]:
 
 
 def result_paths(artifact: Artifact) -> list[str]:
-    """A name for each result: its path from what the exported function returns, `['loss']`."""
+    """Returns a name for each result: its path in the exported function's result, `['loss']`."""
     main = entry_function(artifact.module)
     count = len(ir.FunctionType(ir.TypeAttr(main.attributes["function_type"]).value).results)
     if artifact.exported is not None:
@@ -325,5 +333,5 @@ def _paths(structure: Any, *, positional: bool) -> list[str]:
     tree = jax.tree_util.tree_unflatten(structure, list(range(structure.num_leaves)))
     leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
     names = [jax.tree_util.keystr(path) for path, _ in leaves]
-    # Without the first step, that of (arguments, keyword arguments).
+    # without the first key, which distinguishes arguments and keyword arguments
     return [re.sub(r"^\[[01]\]", "", name) for name in names] if positional else names

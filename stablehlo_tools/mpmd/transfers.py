@@ -1,8 +1,8 @@
-"""Writes the transfers between ranks, and permutes within one, in the forms that runtimes need.
+"""Rewrites the transfers between ranks, and permutes within one, in the forms that runtimes need.
 
-For XLA:GPU (`with_both_ends`) both ends of every transfer stand beside each other. Its verifier
-refuses a module that sends and does not receive on the same pairs. The other end is nothing on this
-rank's devices, for the pairs do not name them as its source or target.
+For XLA:GPU (`with_both_ends`) every transfer has both ends in one program. XLA's verifier rejects a
+module that sends and does not receive on the same pairs. The other end does nothing on this rank's
+devices, because the pairs do not name them as its source or target.
 
     %t1 = "stablehlo.send"(%x, %t) {channel 1, pairs = [[0, 1]]}         // on rank 0
     ==>
@@ -14,13 +14,13 @@ rank's devices, for the pairs do not name them as its source or target.
     %t0 = "stablehlo.send"(%zeros, %t) {channel 1, pairs = [[0, 1]]}
     %y, %t1 = "stablehlo.recv"(%t0) {channel 1, pairs = [[0, 1]]}
 
-Every send and recv still takes the token of the one before it.
+Every send and recv still reads the token of the one before it.
 
 For processes on XLA:CPU (`with_permutes`) every transfer is a permute that all ranks take part in.
-XLA:CPU has no send and recv, and between processes each must take part in every permute. So all
-ranks issue the same permutes in one order, found by running the ranks against each other
-(`rounds_of`). A rank that only watches gives zeros, and what comes to it is used all the same, or
-XLA would delete the permute on that rank alone.
+XLA:CPU has no send and recv, and every process must take part in every permute. So all ranks issue
+the same permutes in one order, which `rounds_of` finds by running the ranks together. A rank that
+only watches a permute contributes zeros. It also uses the result, or XLA would delete the permute
+on that rank alone.
 
     %y, %t1 = "stablehlo.recv"(%t) {channel 4, pairs = [[0, 1]]}         // on rank 1 of four
     ==>
@@ -34,17 +34,17 @@ XLA would delete the permute on that rank alone.
     %y, %t1 = stablehlo.optimization_barrier %e, %w
     %k2 = call @watched(%k1, %y)
     …
-    return …, %k9                                                        // tensor<f32>: of no use
+    return …, %k9                                                        // tensor<f32>: unused
 
-Permutes that a rank makes by itself, inside of its functions, are written without any there: in
-every one all processes would take part, and only the devices of a rank issue these.
+In that form, permutes within a rank, in its functions, become gathers. All processes would have to
+take part in a permute, but only the devices of one rank issue these.
 
     %y = "stablehlo.collective_permute"(%x) {pairs = [[0, 1], [2, 3]]}   // ranks of two devices
     ==>
     %y = call @permuted(%x)
     func @permuted(%x) {
       %all = "stablehlo.all_gather"(%x as one row) {groups = [[0, 1], [2, 3]]}
-      %source = the place of this device in the table [-1, 0, -1, 0]
+      %source = the entry of this device in the table [-1, 0, -1, 0]
       return (%source < 0) ? zeros : %all[%source]
     }
 """
@@ -72,8 +72,8 @@ Round = tuple[Transfer, ...]  # of one type, between different ranks: one permut
 PERMUTES = "permutes"
 _WATCHED = "watched"
 BOTH_ENDS = "both-ends"
-# XLA:GPU divides autotuning among processes by the program's fingerprint: those with different
-# programs wait for each other for ever where this flag is on, which it is by default.
+# XLA:GPU divides autotuning among processes by the program's fingerprint. Processes with different
+# programs deadlock while this flag is on, which is the default.
 SHARDED_AUTOTUNING = "xla_gpu_shard_autotuning"
 _COPIED = ("channel_handle", "is_host_transfer", "source_target_pairs")
 
@@ -87,24 +87,24 @@ class End:
 
     @property
     def is_send(self) -> bool:
-        """Whether it is the sending end."""
+        """True if it is the sending end."""
         return self.op.name == SEND
 
     @property
     def token(self) -> ir.Value:
-        """The token that it gives."""
+        """The token that it yields."""
         return self.op.results[-1]
 
     @property
     def taken(self) -> ir.Value:
-        """The token that it takes."""
+        """The token that it reads."""
         return self.op.operands[-1]
 
 
 def ends_of(ranks: RankSet, rank: int) -> list[End]:
-    """The ends of transfers of a rank in text order, chained by their tokens.
+    """Returns the ends of transfers of a rank in program order, chained by their tokens.
 
-    Raises a located ToolError where the set is not in the form `pairs`.
+    Raises a located ToolError if the set is not in the form `pairs`.
     """
     known = ranks.manifest.of_channel()
     ends: list[End] = []
@@ -135,7 +135,7 @@ def ends_of(ranks: RankSet, rank: int) -> list[End]:
 
 
 def check_form(ranks: RankSet, form: str) -> None:
-    """Raises a ToolError where a set is not in the form `pairs`, the only one that is rewritten."""
+    """Raises ToolError if a set is not in the form `pairs`, the only one that can be rewritten."""
     if ranks.manifest.form != "pairs":
         error = ToolError(
             f"the transfers of this set are in the form {ranks.manifest.form}, and form {form} is "
@@ -146,13 +146,13 @@ def check_form(ranks: RankSet, form: str) -> None:
 
 
 def zeros(type_: ir.Type, point: ir.InsertionPoint, location: ir.Location) -> ir.Value:
-    """A constant of zeros."""
+    """Returns a constant of zeros."""
     tensor = ir.RankedTensorType(type_)
     return Builder(point, location).splat(0, tensor.shape, tensor.element_type)
 
 
 def zeros_of(type_: ir.Type) -> str:
-    """Zeros of a tensor type, as text: `dense<0> : tensor<4xi32>`."""
+    """Returns zeros of a tensor type, as text: `dense<0> : tensor<4xi32>`."""
     element = ir.RankedTensorType(type_).element_type
     text = "0"
     if isinstance(element, ir.ComplexType):
@@ -199,7 +199,7 @@ def gather_local_permutes(module: ir.Module, ranks: int, devices: int) -> None:
 def _function(
     type_: ir.RankedTensorType, pairs: Sequence[Sequence[int]], ranks: int, devices: int
 ) -> str:
-    """The function that makes a permute, its name left out."""
+    """Returns the function that replaces a permute, with a placeholder for its name."""
     sizes, element = "".join(f"{size}x" for size in type_.shape), type_.element_type
     row, rows = (f"tensor<{count}x{sizes}{element}>" for count in (1, devices))
     groups = [[rank * devices + d for d in range(devices)] for rank in range(ranks)]
@@ -236,15 +236,15 @@ def _function(
 
 
 def rounds_of(rows: Sequence[Sequence[Transfer]]) -> list[Round]:
-    """The transfers in an order that is each rank's own, those that are ready together as one.
+    """Returns the transfers in an order that agrees with each rank's. Simultaneous ones form a
+    round.
 
-    `rows[r]` are those of rank r in its order. Raises ToolError where ranks wait for each other for
-    ever.
+    `rows[r]` are the transfers of rank r in its order. Raises ToolError if the ranks deadlock.
     """
     left = [deque(row) for row in rows]
     rounds: list[Round] = []
     while any(left):
-        # The transfers that are next on both their ranks, which are different ranks for each.
+        # The transfers that are next on both of their ranks. No rank is in two of them.
         ready = [
             row[0]
             for rank, row in enumerate(left)
@@ -273,10 +273,11 @@ def rounds_of(rows: Sequence[Sequence[Transfer]]) -> list[Round]:
 
 
 def with_permutes(ranks: RankSet) -> RankSet:
-    """A copy of a set in this form; `main` gains a last result, which is no output.
+    """Returns a copy of a set in the form `permutes`; `main` gains a last result, which is not an
+    output.
 
-    Raises a ToolError for a set that is not in the form `pairs`, whose transfers are not chained,
-    or whose ranks wait for each other for ever.
+    Raises ToolError for a set that is not in the form `pairs`, whose transfers are not chained, or
+    whose ranks deadlock.
     """
     check_form(ranks, PERMUTES)
     programs = tuple(program.copy() for program in ranks.programs)
@@ -302,7 +303,8 @@ class _PermuteWriter:
     zeros: dict[str, ir.Value] = field(default_factory=dict[str, ir.Value])
 
     def write(self, ends: Sequence[End]) -> None:
-        """Puts all permutes in, own ones where the ends stand, watched ones before the next end."""
+        """Inserts all permutes: those of this rank in place of its ends, watched ones before the
+        next end."""
         module = self.ranks.programs[self.rank].module
         main = self.ranks.main(self.rank)
         self.top = ir.InsertionPoint.at_block_begin(body_of(main))
@@ -314,7 +316,7 @@ class _PermuteWriter:
         last = terminator(body_of(main))
         own = {end.transfer.channel: end for end in ends}
         order = [next((own[t.channel] for t in r if t.channel in own), None) for r in self.rounds]
-        # For each round, the end that it or the next own one replaces; None behind the last.
+        # For each round the next end of this rank from there on; None after the last.
         following: list[End | None] = [None]
         for end in reversed(order):
             following.append(end or following[-1])
@@ -369,7 +371,8 @@ class _PermuteWriter:
         return token
 
     def _watched(self, type_: ir.Type) -> str:
-        """The function that uses a tensor of a type: adds its first element to a number."""
+        """Returns the function that uses a tensor of a type: it adds the first element to a
+        number."""
         text = str(type_)
         if text not in self.functions:
             count = len(self.names)
@@ -408,9 +411,9 @@ def _watching(name: str, type_: ir.RankedTensorType) -> str:
 
 
 def with_both_ends(ranks: RankSet) -> RankSet:
-    """A copy of a set in this form.
+    """Returns a copy of a set in the form `both-ends`.
 
-    Raises a ToolError for a set that is not in the form `pairs`, or with transfers not chained.
+    Raises ToolError for a set that is not in the form `pairs`, or whose transfers are not chained.
     """
     check_form(ranks, BOTH_ENDS)
     programs = tuple(program.copy() for program in ranks.programs)

@@ -1,11 +1,11 @@
-"""The cheapest set of nodes that separates sources from sinks in a directed graph."""
+"""Finds the cheapest set of nodes that separates sources from sinks in a directed graph."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
-_ENDLESS = 1 << 62  # prices are bytes: SciPy's capacities, of 32 bits, hold too few
+_ENDLESS = 1 << 62  # prices are bytes, which can exceed SciPy's 32-bit capacities
 
 
 def cheapest_cut(
@@ -14,14 +14,14 @@ def cheapest_cut(
     starts: Iterable[int],
     ends: Iterable[int],
 ) -> list[int] | None:
-    """The cheapest nodes without which no path leads from `starts` to `ends`, in order; of several
-    such sets, the one nearest to the ends.
+    """Returns the cheapest nodes without which no path leads from `starts` to `ends`, in order.
 
-    Nodes of both kinds may be cut themselves. None where nodes without a price are in the way.
+    Of several such sets it returns the one nearest to the ends. Nodes of both kinds may be cut.
+    Returns None if only nodes without a price separate them.
     """
     source = 2 * len(prices)
     sink = source + 1
-    left: list[dict[int, int]] = [{} for _ in range(sink + 1)]  # the room for more, by edge
+    left: list[dict[int, int]] = [{} for _ in range(sink + 1)]  # residual capacity, by edge
     inner = [(2 * n, 2 * n + 1, _ENDLESS if p is None else p) for n, p in enumerate(prices)]
     outer = [(2 * tail + 1, 2 * head) for tail, head in edges]
     outer += [(source, 2 * node) for node in starts] + [(2 * node + 1, sink) for node in ends]
@@ -46,7 +46,8 @@ def cheapest_cut(
 def _search(
     neighbours: Sequence[Iterable[int]], start: int, room: Callable[[int, int], int]
 ) -> dict[int, int]:
-    """The nodes reached where there is room, each with the one before it on a shortest path."""
+    """Returns the nodes that can be reached over edges with capacity left, each with its
+    predecessor on a shortest path."""
     before = {start: start}
     pending = deque([start])
     while pending:

@@ -1,8 +1,9 @@
-"""Which loops over layers are cut, and how the rows of their stacks lie in pieces.
+"""Chooses the loops over layers that are cut, and finds the values that are cut into pieces by
+rows.
 
-A loop that is to be cut takes stacks row by row and writes others so; whatever it hands on is
-whole. From there rows are followed forward, as `analysis/dimension_propagation` follows a batch,
-and backward to where stacks come from, until both agree.
+A loop that is to be cut reads and writes stacks by rows; its other results are whole. From there
+rows are followed forward, as `analysis/dimension_propagation` follows a batch. They are also
+followed backward to the origins of stacks, until both directions agree.
 """
 
 from __future__ import annotations
@@ -36,24 +37,24 @@ ROWS = DimTiling(0)
 
 
 class CutLoops:
-    """The loops to cut, over as many layers each, and other loops over layers, which are left as
-    they are and take whole stacks."""
+    """The loops to cut, over as many layers each, and other loops over layers, which stay whole and
+    read whole stacks."""
 
     def __init__(self, loops: Iterable[LayerLoop], others: Iterable[LayerLoop]) -> None:
         self._loops = {key_of(loop.op): loop for loop in loops}
         self._others: set[Key] = {key_of(loop.op) for loop in others}
 
     def find(self, node: Node) -> LayerLoop | None:
-        """The loop to cut that a node is."""
+        """Returns the loop to cut of a node; None for any other node."""
         return self._loops.get(key_of(node.op)) if node.name == WHILE else None
 
     def is_left(self, node: Node) -> bool:
-        """Whether a node is a loop over layers that is left as it is."""
+        """Returns True if a node is a loop over layers that stays whole."""
         return node.name == WHILE and key_of(node.op) in self._others
 
 
 def in_pieces(loop: LayerLoop) -> list[int]:
-    """The carries of which the loop takes or writes all rows, in order."""
+    """Returns the carries whose rows the loop reads or writes completely, in order."""
     return [
         carry
         for carry in stacks(loop)
@@ -62,17 +63,18 @@ def in_pieces(loop: LayerLoop) -> list[int]:
 
 
 def stacks(loop: LayerLoop) -> list[int]:
-    """The carries that the loop takes or writes by rows, in order."""
+    """Returns the carries that the loop reads or writes by rows, in order."""
     return sorted(loop.reads.keys() | loop.writes.keys())
 
 
 def rows_of(loop: LayerLoop, carry: int) -> Rows:
-    """The rows of a carry that the loop goes over; those it reads it also writes, if any."""
+    """Returns the rows of a carry that the loop goes over. If it reads and writes rows, they are
+    the same."""
     return loop.writes[carry] if carry in loop.writes else loop.reads[carry]
 
 
 def follow(graph: Graph, loops: CutLoops, trips: int) -> BatchDims:
-    """The values of a graph that lie in rows of layers, `trips` of them."""
+    """Returns the values of a graph that are divided by rows of layers, `trips` of them."""
     origins = RowOrigins(graph, loops, trips)
     seeds: dict[int, DimTiling] = {}
     while True:
@@ -85,7 +87,7 @@ def follow(graph: Graph, loops: CutLoops, trips: int) -> BatchDims:
 
 
 def _wanted(dims: BatchDims, loops: CutLoops) -> Iterator[TiledValue]:
-    """The whole values that something takes rows of."""
+    """Yields the whole values that an op reads by rows."""
     layouts = dims.tilings
 
     def missing(numbers: Iterable[int], taken: Iterable[DimTiling | None]) -> Iterator[TiledValue]:
@@ -110,7 +112,8 @@ def _wanted(dims: BatchDims, loops: CutLoops) -> Iterator[TiledValue]:
 
 
 class _RowPropagation(Propagation):
-    """Follows rows forward; values that `seeds` name lie in rows unless an op makes them so."""
+    """Follows rows forward. Values in `seeds` are divided by rows unless an op determines
+    otherwise."""
 
     def __init__(
         self, graph: Graph, loops: CutLoops, trips: int, seeds: Mapping[int, DimTiling]
@@ -135,15 +138,16 @@ class _RowPropagation(Propagation):
 
 
 class RowOrigins(Origins):
-    """Where values that lie in rows come from, past the loops that are cut."""
+    """Finds the origins of values that are divided by rows, through the loops that are cut."""
 
     def __init__(self, graph: Graph, loops: CutLoops, trips: int) -> None:
         super().__init__(graph, trips)
         self._loops = loops
-        self.writers: list[Key] = []  # loops to cut that were met, as they write what was asked for
+        self.writers: list[Key] = []  # loops to cut that write requested rows
 
     def of(self, wanted: Iterable[TiledValue]) -> dict[int, DimTiling]:
-        """As without loops to cut; notes those that write what was asked for."""
+        """Returns the origins as the base class does, and records the loops to cut that write
+        requested rows."""
         self.writers.clear()
         return super().of(wanted)
 
@@ -164,7 +168,8 @@ _WHERE = frozenset({"stablehlo.while", "stablehlo.if", "stablehlo.case"})
 
 @dataclass(frozen=True)
 class Chosen:
-    """The loops of one block to cut, and what of the block lies in rows of their layers."""
+    """The loops of one block to cut, and the values of the block that are divided by rows of
+    layers."""
 
     cut: tuple[LayerLoop, ...]
     loops: CutLoops
@@ -172,20 +177,22 @@ class Chosen:
 
 
 def uncut_loops(main: ir.Operation, effects: Effects) -> list[LayerLoop]:
-    """The loops over layers of `main` that have not been cut, as `loop` counts them."""
+    """Returns the loops over layers of `main` that are not yet cut, as the option `loop` counts
+    them."""
     return [loop for loop in _every(main, effects) if range_of(loop.op) is None]
 
 
 def choose(
     main: ir.Operation, effects: Effects, trips: int, counts: str, number: int
 ) -> list[Chosen]:
-    """What to cut in `main` and its manual computations. Raises ToolError."""
+    """Returns the loops to cut in `main` and its manual computations. Raises ToolError if there are
+    none."""
     every = _every(main, effects)
     uncut = [loop for loop in every if range_of(loop.op) is None]
     wanted = [loop for loop in uncut if loop.trips == trips]
     if not wanted:
         unrolled = "stablehlo-tools opt INPUT -p roll-layers -o rolled.mlirbc"
-        hint = "" if every else unrolled  # of layers that are written out one after the other
+        hint = "" if every else unrolled  # the layers may be unrolled
         heights = ", ".join(map(str, sorted({loop.trips for loop in uncut})))
         known = f"loops go over {heights}" if uncut else "there is no loop over layers left to cut"
         raise ToolError(
@@ -216,8 +223,10 @@ def choose(
 
 
 def _every(main: ir.Operation, effects: Effects) -> list[LayerLoop]:
-    """The loops over layers of `main`, and those that write rows which such loops read, with
-    weights that all their layers share."""
+    """Returns the loops over layers of `main`, and the loops that write rows which they read.
+
+    The latter may have weights that all their layers share.
+    """
     by_key = {key_of(each.op): each for each in layer_loops(Function(main).body, effects)}
     for loop in list(by_key.values()):
         rows = [loop.op.operands[carry] for carry in loop.reads]
@@ -250,7 +259,8 @@ def _numbered(
 
 
 def _root(loop: LayerLoop) -> ir.Block:
-    """The block of `main` or of a manual computation that a loop stands in. Raises ToolError."""
+    """Returns the block of `main` or of a manual computation that contains a loop. Raises
+    ToolError."""
     block = loop.op.block
     while True:
         owner = block.owner.operation
@@ -266,7 +276,8 @@ def _root(loop: LayerLoop) -> ir.Block:
 
 
 def _sharing(one: LayerLoop, loops: Sequence[LayerLoop]) -> list[LayerLoop]:
-    """A loop and those of `loops` that go over stacks of the same origin, in their order."""
+    """Returns a loop and those of `loops` that go over stacks of the same origin, in their
+    order."""
     graph = Graph.of(_root(one))
     origins = RowOrigins(graph, CutLoops(loops, ()), one.trips)
     sources: list[set[int | Key]] = []

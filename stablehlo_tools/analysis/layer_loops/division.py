@@ -1,10 +1,11 @@
-"""Which loops over layers are backwards, and what of each can run in a loop of its own behind it.
+"""Finds backward loops over layers, and the part of each that can run in a second loop after it.
 
-A loop is backwards where it reads rows that another loop over layers has written: the residuals.
+A loop is a backward loop if it reads rows that another loop over layers has written: the residuals.
 
-What only leaves such a loop, and whose work the chain of cotangents does not need, can wait:
-gradients of weights. What the second loop takes from the first is chosen so that it holds the
-fewest bytes: a cheapest cut between what only the first can compute and the ops that wait.
+Ops whose results only leave such a loop, and that the chain of cotangents does not need, can wait.
+These are gradients of weights. The values that the second loop reads from the first are chosen to
+hold the fewest bytes. They are a minimum cut between the ops that only the first loop can run and
+the ops that wait.
 """
 
 from __future__ import annotations
@@ -27,15 +28,16 @@ from stablehlo_tools.ir.walk import is_inside, ops_named
 
 _UPDATE = "stablehlo.dynamic_update_slice"
 _CONSTRAINT = "sdy.sharding_constraint"
-# What takes its time in a layer: only where such an op can wait is a second loop worth it.
+# Ops that dominate the time of a layer. A second loop is worth its cost only if such an op can
+# wait.
 _WORK = ops_with(Trait.CONTRACTION) | full_names("scatter while")
 _CHEAP = ELEMENTWISE | FORMATTING
 
 
 @dataclass(frozen=True)
 class Backward:
-    """A loop over layers that may be divided: `counted` is how it counts, `reverse` whether its
-    rows come from the last to the first."""
+    """A loop over layers that may be divided. `counted` is its counter; `reverse` is True if its
+    rows go from the last to the first."""
 
     body: LoopBody
     counted: Counted
@@ -48,13 +50,13 @@ class Backward:
 
     @property
     def trips(self) -> int:
-        """How often it runs."""
+        """The trip count."""
         return self.counted.trips[0]
 
 
 @dataclass(frozen=True)
 class Division:
-    """A loop in two: the carries that move to the second, and the values of an iteration that the
+    """A loop in two: the carries that move to the second, and the values of each iteration that the
     first stores for it."""
 
     loop: Backward
@@ -63,13 +65,15 @@ class Division:
 
     @property
     def stored_bytes(self) -> int:
-        """What an iteration stores."""
+        """The bytes that an iteration stores."""
         return sum(size_of(value) or 0 for value in self.stored)
 
 
 def layer_chains(block: ir.Block, effects: Effects) -> list[Backward]:
-    """The loops over layers of a block and of blocks in it whose iterations need what those before
-    have computed, in the order of the text."""
+    """Returns the loops over layers whose iterations depend on those before, in program order.
+
+    Loops in nested blocks are included.
+    """
     known = {key_of(loop.op): loop for loop in layer_loops(block, effects)}
     ops = [
         op
@@ -87,15 +91,17 @@ def layer_chains(block: ir.Block, effects: Effects) -> list[Backward]:
 
 
 def backward_loops(chains: Sequence[Backward], block: ir.Block, effects: Effects) -> list[Backward]:
-    """Those that read rows which another loop with a chain has written; but none in such a loop, or
-    in one that writes the rows: they belong to the layer."""
+    """Returns the loops that read rows which another loop with a chain has written.
+
+    A loop inside such a reader or writer belongs to its layer and is left out.
+    """
     bodies = {key_of(loop.op): loop.body for loop in chains}
     for op in ops_named(block.owner.operation, {WHILE}):
         if key_of(op) not in bodies:
             body = LoopBody(op, effects)
             if has_chain(body):
                 bodies[key_of(op)] = body
-    # The loops with a chain that have written rows of stacks which each loop takes.
+    # for each loop, the loops with a chain that have written rows of the stacks that it reads
     writers = [
         [
             op
@@ -112,7 +118,7 @@ def backward_loops(chains: Sequence[Backward], block: ir.Block, effects: Effects
 def awaited_carries(
     loop: Backward, chains: Sequence[Backward], divisions: Sequence[Division]
 ) -> list[int]:
-    """The carries of a loop whose results another one takes in its chain."""
+    """Returns the carries of a loop whose results the chain of another loop reads."""
     keys = {key_of(each.op) for each in chains}
     late = {(key_of(each.loop.op), carry) for each in divisions for carry in each.moved}
     awaited: list[int] = []
@@ -124,7 +130,8 @@ def awaited_carries(
 
 
 def _needs(body: LoopBody, values: Iterable[ir.Value]) -> tuple[set[int], set[int]]:
-    """The positions of ops, and the carries, that values hang on, in earlier iterations too."""
+    """Returns the positions of ops, and the carries, that values depend on, also in earlier
+    iterations."""
     ops, carries = set[int](), set[int]()
     pending = list(values)
     while pending:
@@ -146,19 +153,20 @@ def _needs(body: LoopBody, values: Iterable[ir.Value]) -> tuple[set[int], set[in
 
 
 def divide(loop: Backward, fixed: Iterable[int]) -> Division | None:
-    """How a loop is divided; None where nothing of it is worth to wait. `fixed` are carries that
-    must stay in the first loop."""
+    """Returns the division of a loop; None if no op is worth moving. `fixed` are carries that must
+    stay in the first loop."""
     return _Divider(loop, frozenset(fixed)).division()
 
 
 def states(body: LoopBody) -> list[int]:
-    """The carries that iterations change, counters left out."""
+    """Returns the carries that iterations change, without counters."""
     known = body.invariant | body.steps.keys()
     return [carry for carry in range(len(body.arguments)) if carry not in known]
 
 
 def is_write(body: LoopBody, carry: int) -> bool:
-    """Whether iterations only put rows into a carry, and read rows of it at most before that."""
+    """Returns True if iterations only write rows of a carry, and read its rows only before they do
+    so."""
     argument, value = body.arguments[carry], body.ends[carry]
     updates: list[ir.Operation] = []
     while (op := producer(value)) is not None and op.name in (_UPDATE, _CONSTRAINT):
@@ -171,7 +179,7 @@ def is_write(body: LoopBody, carry: int) -> bool:
 
 
 def is_accumulator(body: LoopBody, carry: int) -> bool:
-    """Whether all that iterations do with a carry is to add something to it."""
+    """Returns True if iterations only add to a carry."""
     argument = body.arguments[carry]
     end = producer(unconstrained(body.ends[carry]))
     users = [use.owner.operation for use in argument.uses]
@@ -179,12 +187,12 @@ def is_accumulator(body: LoopBody, carry: int) -> bool:
 
 
 def has_chain(body: LoopBody) -> bool:
-    """Whether an iteration needs what the one before has computed."""
+    """Returns True if an iteration depends on the results of the one before."""
     return any(not is_write(body, c) and not is_accumulator(body, c) for c in states(body))
 
 
 def size_of(value: ir.Value) -> int | None:
-    """The bytes of a value; None where it is no static tensor that a stack can hold."""
+    """Returns the bytes of a value; None if it is not a static tensor that a stack can hold."""
     type_ = value.type
     if not isinstance(type_, ir.RankedTensorType) or not type_.has_static_shape:
         return None
@@ -207,7 +215,7 @@ class _Divider:
         self._fixed = fixed
 
     def division(self) -> Division | None:
-        # Carries that no other state hangs on.
+        # carries that no other state depends on
         body = self._body
         every = states(body)
         needed = {c: _needs(body, [body.ends[c]])[1] for c in every}
@@ -234,7 +242,8 @@ class _Divider:
         return Division(self._loop, tuple(sorted([*moved, *riders])), tuple(stored))
 
     def _kept(self, waiting: Sequence[int]) -> set[int]:
-        """The ops that the first loop has whatever waits: the chain's, and those with effects."""
+        """Returns the ops that stay in the first loop in any case: those of the chain, and with
+        effects."""
         body = self._body
         values = [body.ends[c] for c in states(body) if c not in waiting]
         for op in body.ops:
@@ -250,14 +259,15 @@ class _Divider:
         return op.name in _WORK or self._body.communicates(op)
 
     def _stored(self, moved: Sequence[int], kept: set[int]) -> list[ir.Value] | None:
-        """What the second loop takes from the first, as few bytes as possible."""
+        """Returns the values that the second loop reads from the first, with the fewest bytes; None
+        if there is no cut."""
         body = self._body
         ours = _needs(body, (body.ends[c] for c in moved))[0] - kept
-        # Of our ops those that work, and what hangs on them in the same iteration.
+        # The expensive ones of our ops, and the ops that depend on them in the same iteration.
         working = [body.ops[position] for position in sorted(ours)]
         following = body.depending_on(list(filter(self._is_work, working)), later=False)
         late = ours & {body.position_of[key_of(op)] for op in following}
-        # What is computed from carries that move, which the first loop does not have.
+        # Ops that depend on carries that move, which the first loop does not have.
         arguments = [body.arguments[carry] for carry in moved]
         users = [op for argument in arguments for op in body.users.get(argument, ())]
         computed = body.depending_on(users, later=False)
@@ -287,8 +297,10 @@ class _Divider:
         return None if cut is None else [list(numbers)[number] for number in cut]
 
     def _can_move(self, carry: int, exclusive: set[int], stored: set[ir.Value]) -> bool:
-        """Whether a carry can move too with nothing more stored: all that its ops read is there for
-        the second loop."""
+        """Returns True if a carry can move as well without more stored values.
+
+        This holds if all operands of its ops are available in the second loop.
+        """
         body = self._body
         pending, seen = [body.ends[carry]], set[ir.Value]()
         while pending:

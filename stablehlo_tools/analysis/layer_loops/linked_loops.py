@@ -1,9 +1,8 @@
-"""The loops of a program: which takes values of which, and which range of layers each goes over.
+"""Finds the loops of a program that depend on each other, and the range of layers of each.
 
-Two loops are linked where one takes what the other gives, through ops but no third loop: a
-backward loop takes the residuals of its forward one. A loop that `split-layers` wrote has a mark
-that says which range it goes over, so that a later run, or a later pass, does not take it for a
-loop over all layers.
+Two loops are linked if one reads results of the other, through ops but no third loop: a backward
+loop reads the residuals of its forward loop. `split-layers` marks the loops that it writes with
+their range. So a later run, or a later pass, does not treat such a loop as one over all layers.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ RANGE = "stablehlo_tools.range"
 
 
 def loops_ahead(values: Iterable[ir.Value]) -> Iterator[tuple[ir.Operation, int]]:
-    """The results of loops that values are computed from, without a loop in between."""
+    """Yields the results of loops that values depend on, without a loop in between."""
     pending, seen = list(values), set[ir.Value]()
     while pending:
         value = pending.pop()
@@ -33,7 +32,7 @@ def loops_ahead(values: Iterable[ir.Value]) -> Iterator[tuple[ir.Operation, int]
 
 
 def loops_behind(value: ir.Value) -> Iterator[tuple[ir.Operation, int]]:
-    """The operands of loops that are computed from a value, without a loop in between."""
+    """Yields the operands of loops that depend on a value, without a loop in between."""
     pending, seen = [value], set[ir.Value]()
     while pending:
         for use in pending.pop().uses:
@@ -48,13 +47,13 @@ def loops_behind(value: ir.Value) -> Iterator[tuple[ir.Operation, int]]:
 
 
 def mark(loop: ir.Operation, number: int) -> None:
-    """Says which range, counted in the order of the rows, a loop goes over."""
+    """Marks a loop with its range, counted in the order of the rows."""
     type_ = ir.IntegerType.get_signless(64, loop.context)
     loop.attributes[RANGE] = ir.IntegerAttr.get(type_, number)
 
 
 def range_of(loop: ir.Operation) -> int | None:
-    """The range that a loop goes over; None for other loops."""
+    """Returns the range of a marked loop; None for other loops."""
     if RANGE not in loop.attributes:
         return None
     return ir.IntegerAttr(loop.attributes[RANGE]).value

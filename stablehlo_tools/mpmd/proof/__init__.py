@@ -1,4 +1,5 @@
-"""Proves of a set of rank programs that it runs its schedule, and that its values go the right way.
+"""Proves that a set of rank programs runs its schedule, and that its values reach the right
+readers.
 
-Everything is read back from the IR (`mpmd/reading.py`); the manifest says what it is to be.
+The programs are read from the IR alone (`mpmd/reading.py`) and compared with the manifest.
 """

@@ -1,4 +1,4 @@
-"""What the results of functions are computed from: the arguments that each depends on."""
+"""Finds the arguments that each result of a function depends on."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ Dependence = frozenset[int]
 
 @dataclass
 class Dependences:
-    """The dependences of the functions of a module, each read once.
+    """The dependences of the functions of a module, each function read once.
 
-    An op's results depend on all of its operands; elements of barriers, carries of loops, results
-    of branches and of calls each by themselves. What decides how often a loop runs, or which branch
-    is taken, counts for all of their results.
+    The results of an op depend on all of its operands. Barriers, loop carries, branches and calls
+    are tracked element by element. The trip count of a loop, and the choice of a branch, count for
+    all of their results.
     """
 
     module: ir.Module
@@ -36,7 +36,8 @@ class Dependences:
     )
 
     def of(self, name: str) -> tuple[Dependence, ...]:
-        """For each result of a function, the numbers of the arguments that it depends on."""
+        """Returns, for each result of a function, the numbers of the arguments that it depends
+        on."""
         if name in self._known:
             return self._known[name]
         if not self._functions:
@@ -50,7 +51,7 @@ class Dependences:
         return self._known[name]
 
     def takers(self, name: str, argument: int) -> list[Dependence]:
-        """What each op of a function's body that takes an argument depends on."""
+        """Returns the dependences of each op in a function's body that reads an argument."""
         self.of(name)
         block, values = Function(self._functions[name]).body, self._values[name]
         owners = [use.owner.operation for use in block.arguments[argument].uses]
@@ -61,7 +62,7 @@ class Dependences:
         ]
 
     def _block(self, block: ir.Block, values: dict[ir.Value, Dependence]) -> tuple[Dependence, ...]:
-        """What the block returns depends on; `values` grows by what is in it."""
+        """Returns the dependences of the block's results, and adds those of its ops to `values`."""
         for view in block.operations:
             op = view.operation
             results = op.results

@@ -1,11 +1,11 @@
-"""Inputs and outputs (M9), what stands outside of the schedule (M12), sums of two ranks (M4).
+"""Checks inputs and outputs (M9), values outside the schedule (M12), and sums of two ranks (M4).
 
-The schedule tells what its actions take. Of `prepare`, the rounds of the finish, their messages and
-what `main` returns the manifest tells it (`wiring` in mpmd/reading.py), for ranks that it knows it
-of.
+The schedule implies the operands of its actions. For `prepare`, the rounds of the finish, their
+messages and the results of `main`, the manifest contains them (`wiring` in mpmd/reading.py). M12 is
+checked only for ranks whose wiring it has.
 
-Where two ranks hold a stage, each for its own microbatches, one sends its sum to the other behind
-the schedule. What the other makes of it first is made of its own sum of the same gradient, too.
+If two ranks hold a stage, each for its own microbatches, one sends its sum to the other after the
+schedule. The other must combine it with its own sum of the same gradient before any other op.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ class _Side(NamedTuple):
 
 
 def check_ends(manifest: Manifest, readings: Sequence[Reading], findings: Findings) -> None:
-    """M9: every argument and result is named once, fits, and outputs are there as a whole."""
+    """Checks M9: every argument and result has one entry and fits it, and the outputs are
+    complete."""
     blocks = [Function(reading.main).body for reading in readings]
     arguments = [[argument.type for argument in block.arguments] for block in blocks]
     results = [[value.type for value in terminator(block).operands] for block in blocks]
@@ -87,7 +88,7 @@ def _check_piece(
 
 
 def _check_whole(entry: Entry, findings: Findings) -> None:
-    """The pieces of an output are disjoint, and together all of it."""
+    """Checks that the pieces of an output are disjoint and cover it."""
     if len(entry.pieces) == 1 and entry.pieces[0].dim is None:
         return
     dims, shape = {piece.dim for piece in entry.pieces}, _shape(entry)
@@ -100,12 +101,12 @@ def _check_whole(entry: Entry, findings: Findings) -> None:
 
 
 def _shape(entry: Entry) -> list[int]:
-    """The dimensions of an input or output, read from the text of the type."""
+    """Returns the dimensions of an input or output, read from the text of the type."""
     return [int(size) for size in re.findall(r"(\d+)x", entry.type)]
 
 
 def check_outside(manifest: Manifest, readings: Sequence[Reading], findings: Findings) -> None:
-    """M12."""
+    """Checks M12."""
     scheduled = {transfer.channel for transfer in manifest.transfers if transfer.is_scheduled}
     for reading in readings:
         expected = manifest.ranks[reading.rank].wiring
@@ -138,7 +139,7 @@ def _difference(name: str, actual: Sequence[str] | None, expected: Sequence[str]
 def check_parts(
     readings: Sequence[Reading], labels: Labels, sums: Mapping[int, InSums], findings: Findings
 ) -> None:
-    """M4 between ranks, of which `sums` has those of each."""
+    """Checks M4 between ranks; `sums` has the sums of each rank."""
     sent: dict[int, tuple[Slot, ...]] = {}
     for reading, message in _behind(readings, labels):
         if message.operand is not None:
@@ -151,7 +152,7 @@ def check_parts(
 
 
 def _behind(readings: Sequence[Reading], labels: Labels) -> Iterator[tuple[Reading, Message]]:
-    """The messages behind the schedule."""
+    """Yields the messages after the schedule."""
     for reading in readings:
         known = labels.of_rank(reading)
         for message in reading.messages:
@@ -161,8 +162,10 @@ def _behind(readings: Sequence[Reading], labels: Labels) -> Iterator[tuple[Readi
 
 
 def _sum_of(reading: Reading, sums: InSums, origin: Origin) -> tuple[Slot, ...]:
-    """The results that the actions of a rank leave of the sum that a value is the end of; nothing
-    where no action made the value."""
+    """Returns the results of a rank's actions that form the sum that a value is.
+
+    Returns () if the value is not a result of an action.
+    """
     event = reading.events[origin.event] if origin.source is Source.CALL else None
     if not isinstance(event, Call) or event.action is None:
         return ()

@@ -1,12 +1,11 @@
-"""What the ranks of a set issue, for the verdict on their order (M8).
+"""Finds the messages that the ranks of a set issue, for the verdict on their order (M8).
 
-Once M1 and M2 hold, a rank issues the messages of `main`, one after the other as they stand there,
-on the devices that M5 has found; and whatever its functions communicate, which is nothing, or stays
-within the rank. So the messages are taken from what was read of the rank, and functions are looked
-at once each, not once for each of their calls.
+Once M1 and M2 hold, a rank issues the messages of `main` in program order, on the devices that M5
+has checked. The collectives of its functions stay within the rank. So the messages come from the
+reading of the rank, and each function is read once, not once per call.
 
-Where ranks are of one device and a function may communicate all the same (a custom call that nobody
-knows, shardings that are left to a compiler), the programs are read whole, as `check-order` does.
+The exception is a rank of one device with a function that may communicate: an unknown custom call,
+or shardings that a compiler resolves. Then the programs are read as a whole, as by `check-order`.
 """
 
 from __future__ import annotations
@@ -41,18 +40,20 @@ from stablehlo_tools.order.program import (
 
 _REFERENCES = "called_computations"
 type Pairs = tuple[tuple[int, ...], ...]
-type Calls = tuple[ir.Operation, ...]  # of which each stands in the function of the one before
+type Calls = tuple[ir.Operation, ...]  # nested calls, outermost first
 
 
 def issued(ranks: RankSet, readings: Sequence[Reading], *, places: bool = False) -> list[Program]:
-    """What each rank issues, where M1, M2 and M5 hold. Device r stands for those of rank r.
+    """Returns the messages that each rank issues, if M1, M2 and M5 hold. Device r represents rank
+    r.
 
-    With `places`, for a message about it, where each op stands. Raises a located ToolError for a
-    function that is not understood.
+    With `places` the ops have locations, for an error message. Raises a located ToolError for a
+    function that cannot be read.
     """
     devices = ranks.manifest.devices
     if devices == 1 and any(map(_may_issue_more, readings)):
-        # A program for one device is known by its messages; by M1 one that has none is, too.
+        # Messages show that a program is for one device. By M1 that also holds for one without
+        # messages.
         is_silent = any(not reading.messages for reading in readings)
         copies = tuple(program.copy() for program in ranks.programs)
         job = Job(copies, Options(trust_partitioner=is_silent))
@@ -85,7 +86,7 @@ def _program(reading: Reading, devices: int, *, places: bool) -> Program:
 
 
 def _may_issue_more(reading: Reading) -> bool:
-    """Whether a rank of one device may issue something besides the messages of its `main`."""
+    """Returns True if a rank of one device may issue more than the messages of its `main`."""
     if first_annotation(reading.module) is not None:
         return True
     classify = classify_communication(reading.module.context)
@@ -103,14 +104,14 @@ def _may_issue_more(reading: Reading) -> bool:
 
 @dataclass(frozen=True)
 class _Surroundings:
-    """What stands beside a message once calls are inlined: conversions (`compiler_hazards`)."""
+    """The conversions next to a message after calls are inlined (`compiler_hazards`)."""
 
     functions: dict[str, ir.Operation]
     converts: bool
 
     @staticmethod
     def of_rank(reading: Reading) -> _Surroundings:
-        """Those of the messages of a rank, in whose `main` nothing is converted (M1)."""
+        """Returns those of the messages of a rank, whose `main` converts nothing (M1)."""
         functions = functions_by_name(reading.module)
         converts = any(
             len(ops_named(function, {CONVERT}))
@@ -120,7 +121,7 @@ class _Surroundings:
         return _Surroundings(functions, converts)
 
     def of(self, message: Message) -> str:
-        """What may be rewritten with a message; nothing where empty."""
+        """Returns the conversion that a compiler may move across a message; "" if there is none."""
         if not self.converts:
             return ""
         if message.is_send:
@@ -133,7 +134,8 @@ class _Surroundings:
         return f"converted to {_element(users[0].results[0])}" if is_alone else ""
 
     def _maker(self, value: ir.Value, calls: Calls) -> ir.Operation | None:
-        """The op that makes a value, in the function that the innermost of the calls is of."""
+        """Returns the op that yields a value, which is in the function of the innermost of
+        `calls`."""
         maker = producer(value)
         if maker is None:
             if not calls:
@@ -146,7 +148,8 @@ class _Surroundings:
         return self._maker(returned, (*calls, maker))
 
     def _users(self, value: ir.Value, calls: Calls) -> Iterator[ir.Operation]:
-        """The ops that take a value, in the function that the innermost of the calls is of."""
+        """Yields the ops that read a value, which is in the function of the innermost of
+        `calls`."""
         for use in value.uses:
             user, number = use.owner.operation, use.operand_number
             if user.name == CALL:

@@ -1,4 +1,4 @@
-"""The proof of a set of rank programs: every rule in turn, and what is known once they hold."""
+"""Proves a set of rank programs: checks every rule, and collects the results of a sound set."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ from stablehlo_tools.schedules.table import Action, Table, actions_of, compacted
 
 PAIRS = "pairs"
 _ROUNDING = 0.5  # bytes
-_MICROSECONDS = 1e6  # of a second
+_MICROSECONDS = 1e6  # per second
 
 
 @dataclass(frozen=True)
 class Proof:
-    """What is known of a set. `table` is the schedule read back from the programs.
+    """The result of the check of a set. `table` is the schedule read back from the programs.
 
-    `memory` is that of each rank, empty where the set breaks another rule. `finding_count` is
-    of all findings, of which the first few of each rule are listed.
+    `memory` is that of each rank, empty if the set breaks another rule. `finding_count` counts all
+    findings; `findings` has the first few of each rule.
     """
 
     manifest: Manifest
@@ -51,7 +51,7 @@ class Proof:
 
     @property
     def is_proven(self) -> bool:
-        """Whether no rule is broken."""
+        """True if no rule is broken."""
         return not self.finding_count
 
     @property
@@ -61,10 +61,10 @@ class Proof:
 
 
 def prove(ranks: RankSet) -> Proof:
-    """Judges a set of rank programs whose messages are sends and receives.
+    """Checks a set of rank programs whose messages are sends and receives.
 
-    What rests on other rules is looked at once they hold: the order of the programs, and memory.
-    Raises ToolError where the set is of another form, or a program cannot be read at all.
+    The order of the programs and their memory are checked only if the other rules hold. Raises
+    ToolError if the set is of another form, or if a program cannot be read at all.
     """
     _check_form(ranks)
     readings = read_set(ranks)
@@ -72,27 +72,27 @@ def prove(ranks: RankSet) -> Proof:
 
 
 class _Sound(NamedTuple):
-    """What there is of a rank that breaks no rule by itself: its sums, and its memory."""
+    """The sums and the memory of a rank that breaks no rule by itself."""
 
     sums: InSums
     memory: RankMemory
 
 
 def sound(ranks: RankSet, readings: tuple[Reading, ...]) -> Proof | None:
-    """The proof of a set that breaks no rule, its ranks judged by this process and a fork of it.
+    """Returns the proof of a set that breaks no rule. This process and a fork share the ranks.
 
-    None where some rule is broken, or cannot be judged: rule by rule it is told what is wrong.
+    Returns None if some rule is broken or cannot be checked. `judged` then finds the errors.
     """
     manifest, findings = ranks.manifest, Findings()
     labels, temporaries = Labels.of_manifest(manifest), Temporaries()
-    check_transfers(manifest, readings, labels, findings)  # both processes need what it reads
+    check_transfers(manifest, readings, labels, findings)  # both processes need its labels
     check_fifo(readings, labels, findings)
     if findings.count:
         return None
 
     def work(rank: int) -> _Sound | None:
         own = Findings()
-        with contextlib.suppress(Exception):  # of programs of another form, which is told
+        with contextlib.suppress(Exception):  # of programs of another form, which `judged` reports
             one = readings[rank]
             check_structure(one, manifest.ranks[one.rank].stages, own)
             check_devices(manifest, [one], own)
@@ -111,7 +111,7 @@ def sound(ranks: RankSet, readings: tuple[Reading, ...]) -> Proof | None:
             return None
         try:
             _check_order(ranks, readings, findings)
-        except Exception:  # of programs of another form, which is told
+        except Exception:  # of programs of another form, which `judged` reports
             return None
         if findings.count:
             return None
@@ -130,7 +130,7 @@ def sound(ranks: RankSet, readings: tuple[Reading, ...]) -> Proof | None:
 
 
 def judged(ranks: RankSet, readings: tuple[Reading, ...]) -> Proof:
-    """What there is to say of a set, rule by rule."""
+    """Returns the proof of a set, with the findings of all rules."""
     manifest, findings = ranks.manifest, Findings()
     _check_stages(manifest, findings)
     for one in readings:
@@ -161,7 +161,7 @@ def judged(ranks: RankSet, readings: tuple[Reading, ...]) -> Proof:
 
 
 def read_set(ranks: RankSet) -> tuple[Reading, ...]:
-    """What the ranks do, each read from its program."""
+    """Returns a reading of the program of each rank."""
     readings: list[Reading] = []
     for rank, program in enumerate(ranks.programs):
         with naming(program.name):
@@ -189,7 +189,7 @@ def _check_form(ranks: RankSet) -> None:
 
 
 def _check_stages(manifest: Manifest, findings: Findings) -> None:
-    """M1: the ranks of the manifest have the stages of its schedule."""
+    """Checks M1: the ranks of the manifest have the stages of its schedule."""
     held = manifest.table.placement.held
     for rank, (listed, stages) in enumerate(zip(manifest.ranks, held, strict=True)):
         if listed.stages != stages:
@@ -201,7 +201,7 @@ def _check_stages(manifest: Manifest, findings: Findings) -> None:
 
 
 def _check_order(ranks: RankSet, readings: Sequence[Reading], findings: Findings) -> None:
-    """M8: the verdict of `check-order`."""
+    """Checks M8 by the verdict of `check-order`."""
     try:
         decided = decide(issued(ranks, readings))
         if decided.finding is not None:
@@ -215,7 +215,7 @@ def _check_order(ranks: RankSet, readings: Sequence[Reading], findings: Findings
 
 
 def _check_memory(reading: Reading, memory: RankMemory, findings: Findings) -> None:
-    """M10: the first event behind which more is held than by the schedule."""
+    """Checks M10: reports the first event after which more is held than by the schedule."""
     for moment in memory.moments:
         if moment.held <= moment.bound + _ROUNDING:
             continue
@@ -229,11 +229,10 @@ def _check_memory(reading: Reading, memory: RankMemory, findings: Findings) -> N
 
 
 def set_report(proof: Proof, name: str, version: str, *, levels: bool = True) -> SetReport:
-    """What there is to show of a set, proven or not. An unproven one has the manifest's schedule.
+    """Returns the data of a report on a set. If it is not proven, the schedule is the manifest's.
 
-    Without `levels` the ranks have none of them, which a page draws, and a verdict does not tell.
-
-    Raises ToolError for a schedule that cannot be timed.
+    Without `levels` the ranks have no levels: only a page draws them. Raises ToolError for a
+    schedule that cannot be timed.
     """
     manifest = proof.manifest
     table = proof.table if proof.is_proven else compacted(manifest.table)
@@ -309,7 +308,7 @@ def _levels(reading: Reading, memory: RankMemory, timeline: Timeline) -> tuple[L
 
 
 def _links(proof: Proof) -> tuple[Link, ...]:
-    """The messages by the ranks that they go between."""
+    """Returns the messages by their source and target ranks."""
     moments: defaultdict[tuple[int, int], list[tuple[bool, float]]] = defaultdict(list)
     sizes: dict[str, float] = {}  # of the types that are sent
     for reading in proof.readings:

@@ -1,20 +1,26 @@
-"""The stage and the phase of every op of a microbatch, and what crosses from stage to stage.
+"""Assigns a stage and a phase to every op of a microbatch, and finds the values between stages.
 
-The stages of the forward are given. A value of the forward is at hand on all stages from the one
-that makes it to the last that reads it: it travels with the activations. An op of the backward
-stands as far up as it can: not above the op that makes a gradient it reads, for gradients travel
-down, and not above the last stage at which something of the forward that it reads, or a weight, is
-at hand: a mask that every layer uses ties it to no stage, the activations of one layer do. Nor does
-a product stand above the last stage whose forward reads the same samples: the gradient of the first
-layer's weights is made where these are. What reads values of the forward and no gradient, as the
-slope of an activation, stands where it is read.
+The stages of the forward are given; later stages are above earlier ones. A value of the forward is
+available on all stages from its op to its last reader, because it is sent with the activations.
 
-Of a stage's backward, what lower stages need is the input gradient; the rest is the gradient of its
-weights. Where nothing goes further down, it is what other products of the stage depend on.
+An op of the backward gets the highest stage that these limits allow:
 
-Between stages, values of the forward go up with the activations as far as something reads them;
-what the backward reads below goes down with the gradients. A rank that has a value already is not
-sent it again.
+- Not above the op that yields a gradient that it reads, because gradients are sent down.
+- Not above the last stage at which a forward value or weight that it reads is available. A mask
+that every layer uses does not limit it, but the activations of one layer do.
+- A product is not above the last stage whose forward reads the same samples. So the gradient of the
+first layer's weights is computed where the samples are.
+
+An op that reads values of the forward and no gradient, such as the slope of an activation, is on
+the stage of its reader.
+
+In a stage's backward, the ops that lower stages depend on are the input gradient. The rest is the
+weight gradient. If no value goes further down, the input gradient is the ops that other products of
+the stage depend on.
+
+Values of the forward go up with the activations as far as an op reads them. If the backward reads
+them on lower stages, they go down with the gradients. A rank that already has a value does not
+receive it again.
 """
 
 from __future__ import annotations
@@ -53,7 +59,7 @@ class Assignment:
 def assign(
     step: TrainingStep, forward: Forward, stage_of: Mapping[int, int], stages: int
 ) -> Assignment:
-    """The phases, where `stage_of` gives the stage of each node of the forward."""
+    """Returns the phases; `stage_of` has the stage of each node of the forward."""
     where = positions(step, forward, stage_of)
     works: dict[int, Work] = {index: Work(Kind.FORWARD, where[index]) for index in sorted(forward)}
     backward = [index for index in sorted(step.needed) if index not in forward]
@@ -62,7 +68,7 @@ def assign(
     for index in backward:
         kind = Kind.INPUT_GRADIENT if index in chain else Kind.WEIGHT_GRADIENT
         works[index] = Work(kind, where[index])
-    # Nobody waits for a sum but the finish, so it goes with the phase that can be put off.
+    # Only the finish needs a sum, so it belongs to the phase that can be deferred.
     for term in step.terms:
         stage, is_forward = links[term.index]
         works[term.index] = Work(Kind.FORWARD if is_forward else Kind.WEIGHT_GRADIENT, stage)
@@ -75,9 +81,9 @@ def positions(
     stage_of: Mapping[int, int],
     spans: Mapping[int, tuple[int, int]] | None = None,
 ) -> dict[int, int]:
-    """Where every needed node stands, in any numbering of places that grows along the forward.
+    """Returns the position of every needed node, in any numbering that grows along the forward.
 
-    `spans` gives the places of nodes that have several.
+    `spans` has the positions of nodes that have several.
     """
     return _Positions(step, forward, stage_of, spans or {}).run()
 
@@ -94,13 +100,13 @@ class _Positions:
         self._forward = forward
         self._place_of = dict(stage_of)
         self._spans = spans
-        self._last: dict[int, int] = {}  # of a value: where the forward reads it last
-        self._last_taken: dict[int, int] = {}  # of a node that takes samples: where they are read
+        self._last: dict[int, int] = {}  # of a value: its last forward read
+        self._last_taken: dict[int, int] = {}  # of a node that reads samples: their last use
 
     def run(self) -> dict[int, int]:
         step = self._step
         nodes = [step.flow.nodes[index] for index in sorted(step.needed)]
-        # All of the forward first: where it reads a value last is what ops of the backward go by.
+        # The forward comes first: its last reads of values determine the positions of the backward.
         for node in nodes:
             if node.index in self._forward:
                 self._note_uses(node)
@@ -112,18 +118,22 @@ class _Positions:
                     unplaced.append(node)
                 else:
                     self._place_of[node.index] = place
-        for node in reversed(unplaced):  # those that read a value are placed before what makes it
+        for node in reversed(unplaced):  # readers first
             self._place_of[node.index] = self._by_users(node)
         self._lower([node for node in nodes if node.index not in self._forward])
         return self._place_of
 
     def _lower(self, backward: list[Node]) -> None:
-        """Moves down to where they are read ops that read values of the forward and no gradient, as
-        slopes of activations: these stay at hand, what is made of them would travel."""
-        least: dict[int, int] = {}  # of such an op: where the last of what it reads is made
+        """Moves ops that read values of the forward and no gradient down to their readers.
+
+        An example is the slope of an activation. Its operands are available there anyway, while its
+        result would have to be sent.
+        """
+        least: dict[int, int] = {}  # of such an op: the highest position of its operands' ops
         for node in backward:
             makers = [self._step.flow.maker[n] for n in staged_inputs(self._step, node)]
-            # Where values of the forward are at hand first; None for what depends on a gradient.
+            # The first positions at which operands are available; None for one that depends on a
+            # gradient.
             made = [
                 self._span(maker)[1] if maker.index in self._forward else least.get(maker.index)
                 for maker in makers
@@ -153,7 +163,8 @@ class _Positions:
         return (place, place) if span is None else (span[0], span[1] - 1)
 
     def _place(self, node: Node) -> int | None:
-        """As far up as it can stand; None where it reads nothing that has a place."""
+        """Returns the highest position of an op of the backward; None if no operand has a
+        position."""
         places: list[int] = []
         is_product = bool(heavy_ops(node.op)) and node.name != WHILE
         for number in node.inputs:
@@ -169,11 +180,11 @@ class _Positions:
                 places.append(self._last[number])
                 span = None if maker is None else self._spans.get(maker.index)
                 if span is not None and node.name == WHILE:
-                    places.append(span[0])  # it goes back through all that the forward went through
+                    places.append(span[0])  # it goes back over all of them
         return min(places, default=None)
 
     def _by_users(self, node: Node) -> int:
-        """The highest of its users, from where it travels down."""
+        """Returns the highest position of its readers, from which it is sent down."""
         users = [u for n in node.results for u in self._step.flow.users.get(n, ())]
         places = [self._place_of[user.index] for user in users if user.index in self._place_of]
         return max(places, default=max(self._place_of.values(), default=0))
@@ -182,8 +193,10 @@ class _Positions:
 def _links(
     step: TrainingStep, forward: Forward, where: Mapping[int, int], stages: int
 ) -> dict[int, tuple[int, bool]]:
-    """The stage of each link of an accumulator, and whether the forward can do it: where what it
-    adds is made, or on the last stage where nothing of it has one."""
+    """Returns the stage of each link of an accumulator, and True if the forward can run it.
+
+    The stage is that of the term's op, or the last stage if no term has one.
+    """
     stage_of: dict[int, tuple[int, bool]] = {}
     for links in step.chains:
         adding: dict[int, tuple[int, bool] | None] = {}
@@ -213,10 +226,10 @@ def _input_gradients(
     where: Mapping[int, int],
     links: Mapping[int, tuple[int, bool]],
 ) -> set[int]:
-    """The nodes of the backward that are input gradients."""
+    """Returns the nodes of the backward that are input gradients."""
     flow = step.flow
-    below: set[int] = set()  # what lower stages need
-    ahead: set[int] = set()  # what heavy work of the same stage needs
+    below: set[int] = set()  # nodes that lower stages need
+    ahead: set[int] = set()  # nodes that heavy work of the same stage needs
     for term in step.terms:
         stage, _ = links[term.index]
         for number in staged_inputs(step, term):
@@ -241,27 +254,28 @@ def _input_gradients(
 
 @dataclass(frozen=True)
 class Value:
-    """A staged value: the phase that makes it, and the others that read it."""
+    """A staged value: the phase that computes it, and the other phases that read it."""
 
     number: int
     made: Work
     read: frozenset[Work]
 
     def stages_above(self) -> list[int]:
-        """The stages above its own that read it: it travels up with the activations."""
+        """Returns the stages above its own that read it: it is sent up with the activations."""
         if self.made.kind is not Kind.FORWARD:
             return []
         return sorted(work.stage for work in self.read if work.stage > self.made.stage)
 
     def stages_below(self) -> list[int]:
-        """The stages below its own that read it: it travels down with the gradients."""
+        """Returns the stages below its own that read it: it is sent down with the gradients."""
         return sorted(work.stage for work in self.read if work.stage < self.made.stage)
 
 
 def staged_values(step: TrainingStep, assignment: Assignment) -> list[Value]:
-    """The values that a phase other than their own reads, in the order of the program.
+    """Returns the values that a phase other than their own reads, in program order.
 
-    Of one that has been converted from a narrower type the narrower: whoever reads it converts.
+    A value that was converted from a narrower type is replaced by the narrower one. Its readers
+    convert it.
     """
     crossing: list[Value] = []
     nodes = [step.flow.nodes[index] for index in sorted(step.needed)]
@@ -285,15 +299,18 @@ def staged_values(step: TrainingStep, assignment: Assignment) -> list[Value]:
 
 
 def route(values: Iterable[Value], placement: Placement, number: int) -> dict[Boundary, list[int]]:
-    """The values that a microbatch sends over each boundary, in the order of the program, if it
-    takes route `number` of a placement. A boundary is the stages on its two sides: up where the
-    second is above the first, down where it is below."""
+    """Returns the values that a microbatch sends over each boundary, in program order, on one
+    route.
+
+    The route is number `number` of the placement. A boundary is a pair of stages, from the first to
+    the second.
+    """
     ranks = placement.routes[number]
     messages: dict[Boundary, list[int]] = {}
     for value in values:
         has = {ranks[value.made.stage]}
         for stages, way in ((value.stages_above(), 1), (value.stages_below()[::-1], -1)):
-            # On from its stage to the last of those that lack it, nearest first.
+            # Send it from its stage to the last stage that lacks it, nearest first.
             missing = [stage for stage in stages if ranks[stage] not in has]
             last = missing[-1] if missing else value.made.stage
             for stage in range(value.made.stage, last, way):
@@ -305,14 +322,15 @@ def route(values: Iterable[Value], placement: Placement, number: int) -> dict[Bo
 
 @dataclass(frozen=True)
 class Ends:
-    """What a phase takes from other phases, and what it gives to them: numbers of values."""
+    """The values that a phase reads from other phases, and those that it yields for them, by
+    number."""
 
     takes: tuple[int, ...]
     gives: tuple[int, ...]
 
 
 def ends_of(values: Iterable[Value], works: Mapping[Work, Work]) -> dict[Work, Ends]:
-    """The ends of every phase, where `works` says which phase each is run as: I and W as
+    """Returns the ends of every phase. `works` has the phase that each phase runs as: I and W as
     themselves, or both as B."""
     takes: dict[Work, list[int]] = {work: [] for work in works.values()}
     gives: dict[Work, list[int]] = {work: [] for work in works.values()}
@@ -328,7 +346,7 @@ def ends_of(values: Iterable[Value], works: Mapping[Work, Work]) -> dict[Work, E
 
 
 def run_as(assignment: Assignment, *, split: bool) -> dict[Work, Work]:
-    """The phase that each phase is run as: with `split` itself, else both gradients as B."""
+    """Returns the phase that each phase runs as: with `split` itself, else both gradients as B."""
     works: dict[Work, Work] = {}
     for stage in range(assignment.stages):
         works[Work(Kind.FORWARD, stage)] = Work(Kind.FORWARD, stage)

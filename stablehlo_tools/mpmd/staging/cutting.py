@@ -1,12 +1,13 @@
-"""Cuts a training step into stages: loops over layers by ranges, all else by what it depends on.
+"""Cuts a training step into stages: loops over layers by ranges, other ops by their dependences.
 
-The forward of a step is a row of units: an op is one, in the order of the text; a loop over layers
-is one for each iteration. All work of a microbatch is counted at a unit: that of the backward where
-what it reads comes from, by the rule that gives it a stage (see `assignment`).
+The forward of a step is a sequence of units. An op is one unit, in program order; a loop over
+layers is one unit for each iteration. All work of a microbatch is counted at a unit. Work of the
+backward counts at the origin of its operands, by the rule that gives it a stage (see `assignment`).
 
-The units are cut so that the heaviest stage is about as light as can be. Of such cuts those are
-taken that are most even, by the squares of what stages take, and send least, by the time that it
-takes: a message as long as a stage counts as much as a stage that is alone.
+The heaviest stage of a cut is within 5 % of the lightest possible. Of such cuts the one with the
+lowest cost is chosen, where time is divided by the mean time of a stage:
+
+    cost = sum over stages of time ** 2 + sum over cuts of the message time
 """
 
 from __future__ import annotations
@@ -53,18 +54,18 @@ from stablehlo_tools.transforms.split_layers import SplitLayersPass
 from stablehlo_tools.transforms.split_weight_gradients import SplitWeightGradientsPass
 
 _MUCH = 1e9  # bytes
-_NAME = "stablehlo_tools.cut"  # tells a loop that is to be cut from others
+_NAME = "stablehlo_tools.cut"  # marks a loop that is to be cut
 _MILLI = 1e3
-_SLACK = 1.05  # of the least heaviest stage: what evenness and fewer bytes may cost
+_SLACK = 1.05  # of the lightest heaviest stage: the most that evenness and fewer bytes may cost
 _ROUNDING = 1 + 1e-9
 
 
 def stage_step(module: ir.Module, stages: int, clock: Clock, *, splits: bool) -> Staged:
-    """Rewrites a module so that stages stand apart, and assigns its ops to them. With `splits` the
-    weight gradients of a range of layers become a loop of their own, which a schedule can put off
-    (zero bubble, arXiv 2401.10241); what the two hand on is written and read again.
+    """Rewrites a module so that its stages are separate, and assigns its ops to them.
 
-    Raises a located ToolError where it cannot be cut into so many stages.
+    With `splits`, weight gradients of a range of layers become a separate loop, which a schedule
+    can defer (zero bubble, arXiv 2401.10241). The values between the two loops are written and read
+    again. Raises a located ToolError if it cannot be cut into so many stages.
     """
     step = read_step(module)
     forward = find_forward(step, Weigher(clock.hardware))
@@ -78,7 +79,7 @@ def stage_step(module: ir.Module, stages: int, clock: Clock, *, splits: bool) ->
         if backward_loops(layer_chains(block, effects), block, effects):
             SplitWeightGradientsPass().run(module, Diagnostics())
     own_spreads(_block(module))
-    # Each rewrite makes ops that have no stage yet: all is read and assigned again.
+    # A rewrite adds ops without a stage, so the step is read and assigned again each time.
     staged = _assigned(module, stages)
     while take_apart(staged.step, staged.assignment):
         staged = _assigned(module, stages)
@@ -87,7 +88,7 @@ def stage_step(module: ir.Module, stages: int, clock: Clock, *, splits: bool) ->
 
 @dataclass(frozen=True)
 class Staged:
-    """A step, every op of which has its stage and its phase; it lives as long as its module."""
+    """A step whose ops all have a stage and a phase. It lives as long as its module."""
 
     module: ir.Module
     step: TrainingStep
@@ -96,7 +97,7 @@ class Staged:
 
 
 def read_step(module: ir.Module) -> TrainingStep:
-    """The training step of a module without calls. Raises a located ToolError."""
+    """Returns the training step of a module without calls. Raises a located ToolError."""
     block = _block(module)
     effects = Effects(functions_by_name(module))
     loop = find_microbatch_loop(block, effects)
@@ -104,7 +105,7 @@ def read_step(module: ir.Module) -> TrainingStep:
 
 
 def own_loop(module: ir.Module, weigher: Weigher) -> MicrobatchLoop | None:
-    """The loop over microbatches that a module without calls has already; None without one."""
+    """Returns the existing loop over microbatches of a module without calls; None without one."""
     try:
         step = read_step(module)
         find_forward(step, weigher)
@@ -128,7 +129,7 @@ def _cut(
     keys = {node.index: key_of(node.op) for node in step.flow.nodes}
     loops = {index: by_op[key] for index, key in keys.items() if key in by_op}
     units = units_of(step, forward, loops, kernel_times(module, step, clock))
-    # The time of one more byte between two ranks.
+    # the time of one more byte between two ranks
     some, more = (
         transfer_time(
             Transfer("collective_permute", size, ((0, clock.devices),)),
@@ -157,8 +158,11 @@ def _cut(
 
 
 def _number_of(module: ir.Module, name: int, counts: tuple[int, ...]) -> int | None:
-    """The number of a loop among those that have not been cut; None where it has been cut so, with
-    another one. Raises a located ToolError where it has been cut otherwise."""
+    """Returns the number of a named loop among those that are not yet cut.
+
+    Returns None if it was cut the same way together with another loop. Raises a located ToolError
+    if it was cut in another way.
+    """
     main = entry_function(module)
     marked_ops = ops_where(main, lambda op: _NAME in op.attributes)
     named = [op for op in marked_ops if ir.IntegerAttr(op.attributes[_NAME]).value == name]
@@ -182,8 +186,10 @@ def _block(module: ir.Module) -> ir.Block:
 def useless_cut(
     staged: Staged, makespan: float, alone: float, ranks: int, hardware: Hardware
 ) -> Diagnostic | None:
-    """A warning for a set of several ranks that is no faster than one; None for any other. Times in
-    seconds: of a step of the set, and of the step on one rank as it is."""
+    """Returns a warning if a set of several ranks is no faster than one; else None.
+
+    Times are in seconds: `makespan` of a step of the set, `alone` of the uncut step on one rank.
+    """
     if ranks == 1 or makespan < alone:
         return None
     loop = _uncut_loop(staged, hardware)
@@ -205,8 +211,10 @@ def useless_cut(
 
 
 def _uncut_loop(staged: Staged, hardware: Hardware) -> tuple[ir.Operation, float] | None:
-    """The heaviest loop of a microbatch that is in one stage, and its share of all work, where that
-    is more than a stage should have."""
+    """Returns the heaviest loop of a microbatch that is in one stage, and its share of all work.
+
+    Returns None if the share is at most that of a balanced stage.
+    """
     weigher = Weigher(hardware)
     ops = [node.op for node in staged.step.staged]
     total = sum(map(weigher.ns, ops))
@@ -227,9 +235,12 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True)
 class Units:
-    """`ns[u]` is the work counted at unit u; `crossing[u]` the bytes that a microbatch sends, there
-    and back, where the pipeline is cut in front of it. `spans` has the units of each node of the
-    forward, by index."""
+    """The work and the messages of the units, and the units of each node.
+
+    `ns[u]` is the work counted at unit u. `crossing[u]` has the bytes that a microbatch sends
+    forward and back if there is a cut before unit u. `spans` has the units of each node of the
+    forward, by index.
+    """
 
     ns: Sequence[float]
     crossing: Sequence[float]
@@ -239,8 +250,8 @@ class Units:
 def units_of(
     step: TrainingStep, forward: Forward, loops: Mapping[int, LayerLoop], times: Mapping[int, float]
 ) -> Units:
-    """The units of a step; `loops` are the loops over layers among its nodes, and `times` what
-    nodes take, in nanoseconds, by index."""
+    """Returns the units of a step. `loops` are the loops over layers among its nodes. `times` has
+    the nanoseconds of nodes, by index."""
     spans: dict[int, Span] = {}
     count = 0
     for index in sorted(forward):
@@ -267,8 +278,11 @@ def _backward_span(
     spans: Mapping[int, Span],
     position: int,
 ) -> Span:
-    """Where the work of a node of the backward is counted: a loop, at the units of the last loop of
-    the forward whose rows it reads, reshaped or converted maybe."""
+    """Returns the units at which the work of a node of the backward is counted.
+
+    A loop counts at the last loop of the forward whose rows it reads, maybe reshaped or converted.
+    Other nodes count at `position`.
+    """
     pending = list(node.inputs) if node.index in loops else []
     seen: set[int] = set()
     forward: list[Span] = []
@@ -293,8 +307,11 @@ def _note_crossing(
     where: Mapping[int, int],
     crossing: list[float],
 ) -> None:
-    """Adds what the results of a node of the forward send over each cut, as changes from unit to
-    unit: an activation goes there, and its gradient back."""
+    """Adds the bytes that the results of a node of the forward send over each cut.
+
+    They are changes from unit to unit. Each value counts twice: the activation forward, its
+    gradient back.
+    """
     for number in node.results:
         users = [user for user in step.flow.users.get(number, ()) if user.index in where]
         ends = [spans[u.index].first if u.index in spans else where[u.index] for u in users]
@@ -304,7 +321,7 @@ def _note_crossing(
             crossing[start + 1] += size
             crossing[last + 1] -= size
     span = spans[node.index]
-    if span.limit - span.first > 1:  # between iterations, what the first of them takes goes on
+    if span.limit - span.first > 1:  # its initial carries are sent on between iterations
         for operand in node.op.operands:
             size = 2.0 * bytes_of(operand)
             if step.is_staged(step.flow.numbers[operand]):
@@ -314,27 +331,27 @@ def _note_crossing(
 
 @dataclass(frozen=True)
 class Cuts:
-    """The units at which stages begin, without the first; and what each stage weighs."""
+    """The units at which stages begin, without the first, and the work of each stage."""
 
     begins: tuple[int, ...]
     ns: tuple[float, ...]
 
     def stage_of(self, unit: int) -> int:
-        """The stage of a unit."""
+        """Returns the stage of a unit."""
         return bisect_left(self.begins, unit + 1)
 
     def stages_of(self, span: Span) -> range:
-        """The stages that have units of a span."""
+        """Returns the stages that have units of a span."""
         return range(self.stage_of(span.first), self.stage_of(span.limit - 1) + 1)
 
     def counts(self, span: Span) -> tuple[int, ...]:
-        """How many units of a span are on each stage that has any."""
+        """Returns the number of units of a span on each stage that has any."""
         inside = [unit for unit in self.begins if span.first < unit < span.limit]
         return tuple(b - a for a, b in pairwise([span.first, *inside, span.limit]))
 
 
 def cut_units(units: Units, stages: int, ns_per_byte: float, place: ir.Location) -> Cuts:
-    """The cuts into so many stages, none of them empty. Raises ToolError where units are fewer."""
+    """Returns the cuts into so many nonempty stages. Raises ToolError if there are fewer units."""
     count = len(units.ns)
     if count < stages:
         raise ToolError(
@@ -343,9 +360,9 @@ def cut_units(units: Units, stages: int, ns_per_byte: float, place: ir.Location)
             place,
         )
     upto = [0.0, *accumulate(units.ns)]
-    # The least weight such that so many stages, each of it at most, hold all units.
+    # Bisect for the least limit at which so many stages hold all units.
     low, high = upto[-1] / stages, upto[-1]
-    for _ in range(60):  # more halvings than a float has bits to tell them apart
+    for _ in range(60):  # more halvings than a float has bits
         middle = (low + high) / 2
         if _fits(upto, stages, middle):
             high = middle
@@ -361,7 +378,7 @@ def cut_units(units: Units, stages: int, ns_per_byte: float, place: ir.Location)
 def _fits(upto: Sequence[float], stages: int, limit: float) -> bool:
     first, count = 0, len(upto) - 1
     for _ in range(stages):
-        # The last unit at which a stage from `first` can end.
+        # the last unit at which a stage from `first` can end
         first = bisect_left(upto, (upto[first] + limit) * _ROUNDING, first + 1) - 1
         if first >= count:
             return True
@@ -371,8 +388,10 @@ def _fits(upto: Sequence[float], stages: int, limit: float) -> bool:
 def _cheapest(
     upto: Sequence[float], crossing: Sequence[float], stages: int, limit: float
 ) -> list[int]:
-    """Where stages begin, none heavier than the limit. `crossing[u]` is the time, in nanoseconds,
-    that a cut in front of unit u costs."""
+    """Returns the units at which stages begin, with no stage above the limit.
+
+    `crossing[u]` is the time in nanoseconds of the messages over a cut before unit u.
+    """
     count = len(upto) - 1
     mean = max(upto[-1], 1.0) / stages
     edges = np.asarray(upto) / mean

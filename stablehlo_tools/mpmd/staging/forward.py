@@ -1,4 +1,5 @@
-"""The forward of a step: which ops it has, and the stages that they are given or name.
+"""Finds the ops of the forward of a step, and the stages that are assigned to them or named by
+users.
 
 Users name stages with `jax.named_scope("stage_0")`, …, which jax writes into locations, or with
 Shardy's named computations.
@@ -28,12 +29,14 @@ _SCOPE = re.compile(r"(?<![\w])stage_(\d+)(?![\w])")
 
 
 def find_forward(step: TrainingStep, weigher: Weigher) -> Forward:
-    """The staged ops that lead to the loss, or to what else depends on most weights by least work;
-    and those that lead from them to other scalars without another product. Where all products lead
-    there, as they do to the gradients of stacked layers of a step that gives no loss: those that
-    lead to the first loop that goes back over layers.
+    """Returns the staged ops that the loss depends on, which are the forward.
 
-    Raises a located ToolError where all products of the step lead there: it has no backward.
+    Without a loss it is the term that depends on most weights with least work. Ops that other
+    scalars depend on without another product are included. If that term depends on all products,
+    the forward is the ops that the first backward loop over layers depends on. An example are
+    gradients of stacked layers in a step that returns no loss.
+
+    Raises a located ToolError if all products belong to the forward: the step has no backward.
     """
     weights = _weights_below(step)
     needed = [step.flow.nodes[index] for index in sorted(step.needed)]
@@ -44,7 +47,8 @@ def find_forward(step: TrainingStep, weigher: Weigher) -> Forward:
     for term in step.terms:
         above = _above(step, term) & ns.keys()
         below = frozenset[int]().union(*(weights.get(n, frozenset()) for n in term.inputs))
-        # Gradients depend on as many weights as the loss does, but go through the forward and back.
+        # Gradients depend on as many weights as the loss does, but need more work: forward and
+        # backward.
         rank = (-len(below), sum(ns[index] for index in above), term.index)
         if above and (best is None or rank < best):
             best, nodes = rank, above
@@ -54,7 +58,7 @@ def find_forward(step: TrainingStep, weigher: Weigher) -> Forward:
         if is_scalar and above & products <= nodes:
             nodes = nodes | above
     if not products - nodes:
-        # What leads to the first loop that goes back over layers, if there is one.
+        # the ops that the first backward loop over layers depends on, if there is one
         block = step.loop.block
         loops = backward_loops(layer_chains(block, step.effects), block, step.effects)
         keys = {key_of(loop.op) for loop in loops}
@@ -74,7 +78,7 @@ def _above(step: TrainingStep, term: Node) -> set[int]:
 
 
 def _weights_below(step: TrainingStep) -> dict[int, frozenset[int]]:
-    """The arguments of floats that each staged value depends on."""
+    """Returns the arguments of floats that each staged value depends on."""
     weights: dict[int, frozenset[int]] = {}
     is_weight = {n for n in step.outer.root.arguments if is_float(step.outer.values[n].type)}
     for node in step.staged:
@@ -90,8 +94,8 @@ def _weights_below(step: TrainingStep) -> dict[int, frozenset[int]]:
 
 
 def dissolve_named(module: ir.Module) -> None:
-    """Puts the ops of Shardy's named computations in their place. Their locations say the name, as
-    jax writes that of a named scope."""
+    """Inlines Shardy's named computations. Their names become part of the locations of the ops, as
+    jax writes those of a named scope."""
     for computation in ops_named(module.operation, {NAMED_COMPUTATION}):
         name = ir.StringAttr(computation.attributes["name"]).value
         for op in dissolve(computation):
@@ -100,15 +104,17 @@ def dissolve_named(module: ir.Module) -> None:
 
 
 def mark(step: TrainingStep, stages_of: Mapping[int, Sequence[int]]) -> None:
-    """Notes on the op of each node of the forward, whose copies keep it, its stage; on a loop over
-    layers that will be cut those of its ranges, in the order of the rows."""
+    """Marks the op of each node of the forward with its stage. Copies of the op keep the mark.
+
+    A loop over layers that will be cut gets the stages of its ranges, in the order of the rows.
+    """
     for index, stages in stages_of.items():
         op = step.flow.nodes[index].op
         op.attributes[STAGES] = ir.DenseI64ArrayAttr.get(list(stages), op.context)
 
 
 def forget_marks(module: ir.Module) -> None:
-    """Takes the marks of this toolkit off all ops."""
+    """Removes the marks of this toolkit from all ops."""
 
     def visit(op: ir.Operation) -> ir.WalkResult:
         for name in [each for each in op.attributes if each.startswith(_OWN)]:
@@ -119,15 +125,15 @@ def forget_marks(module: ir.Module) -> None:
 
 
 def marked_forward(step: TrainingStep) -> Forward:
-    """The nodes that are marked, and what leads to them."""
+    """Returns the marked nodes, and the nodes that they depend on."""
     own = [node for node in step.staged if STAGES in node.op.attributes]
     above = step.flow.ancestors(n for node in own for n in node.results)
     return Forward(above & step.needed)
 
 
 def marked(step: TrainingStep, forward: Forward) -> dict[int, int]:
-    """The stage of each node of the forward by its mark. What has none stands as early as what it
-    reads allows."""
+    """Returns the stage of each node of the forward by its mark. A node without one gets the first
+    stage that its operands allow."""
     own: dict[int, int] = {}
     for index in sorted(forward):
         op = step.flow.nodes[index].op
@@ -138,10 +144,10 @@ def marked(step: TrainingStep, forward: Forward) -> dict[int, int]:
 
 
 def named_by_user(step: TrainingStep, forward: Forward, stages: int) -> dict[int, int] | None:
-    """The stages that the program names itself; None where it names none.
+    """Returns the stages that the program names; None if it names none.
 
-    Raises a located ToolError where they are not those of the schedule, or one reads what a later
-    one makes.
+    Raises a located ToolError if they are not those of the schedule, or if one depends on a later
+    one.
     """
     own: dict[int, int] = {}
     for index in sorted(forward):
@@ -176,7 +182,8 @@ def named_by_user(step: TrainingStep, forward: Forward, stages: int) -> dict[int
 
 
 def _named(op: ir.Operation) -> int | None:
-    """The stage that an op names; of a loop that names none, that of the ops in it that do."""
+    """Returns the stage that an op names. A loop that names none gets the stage of the ops in
+    it."""
     scopes = _SCOPE.findall(str(op.location))
     if scopes or not len(op.regions):
         return int(scopes[-1]) if scopes else None
@@ -186,8 +193,10 @@ def _named(op: ir.Operation) -> int | None:
 
 
 def completed(step: TrainingStep, forward: Forward, own: Mapping[int, int]) -> dict[int, int]:
-    """Stages for all nodes of the forward, where some have one: others stand where the last of
-    what they read is made, or else where the first that reads them stands."""
+    """Returns stages for all nodes of the forward, of which `own` has some.
+
+    Another node gets the last stage of its operands, or else the first of its readers.
+    """
     stage_of: dict[int, int] = {}
     loose: list[Node] = []
     for index in sorted(forward):

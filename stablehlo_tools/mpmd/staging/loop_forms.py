@@ -1,27 +1,27 @@
-"""Puts what the loop over microbatches does with its carries into the form that is looked for.
+"""Rewrites the carries of the loop over microbatches into the forms that later steps recognise.
 
     %b = stablehlo.convert %a : tensor<f32>                  ==>  %a
     %b = select(%p, add(%a, %x), %a)                         ==>  add(%a, select(%p, %x, zeros))
     %j = reshape(dynamic_slice(iota, %i))                    ==>  %i
     reduce(%rows) by add, of %b = update(%rows, %x, %i)      ==>  %b = add(%a, %x)
-    %b = scatter(%a, [%i], %row) by what is written          ==>  dynamic_update_slice(%a, %row, %i)
+    %b = scatter(%a, [%i], %row) that overwrites             ==>  dynamic_update_slice(%a, %row, %i)
 
-jax writes the first where a number is weakly typed, the third in a scan over `jnp.arange(n)`, the
-last for `losses.at[i].set(loss)`. The second, where %a is a carry, leaves out microbatches whose
-gradients are not finite. The fourth is of gradients that a scan returns and a sum after it adds up:
-a rank would hold those of all microbatches. A scatter drops what is out of bounds, and a slice is
-moved back: so the third and the last are rewritten only where %i is known to be inside in every
-iteration.
+jax writes the first for a weakly typed number, the third in a scan over `jnp.arange(n)`, and the
+last for `losses.at[i].set(loss)`. The second, where %a is a carry, skips microbatches whose
+gradients are not finite. The fourth is for gradients that a scan returns and a later sum adds up: a
+rank would hold those of all microbatches. A scatter drops rows that are out of bounds, while a
+slice clamps its index. So the third and the last are rewritten only if %i is known to be in bounds
+in every iteration.
 
-Computes in front of the loop over microbatches what each hands to the next, where no work on the
-microbatches goes into it: a key of random numbers that is split in every iteration, a rate.
+It also moves recurrences between iterations that do not depend on the work on microbatches before
+the loop. Examples are a random key that is split in every iteration, or a rate.
 
     while(%i, %key, %sum) { %next, %own = split(%key)   … dropout(%own) … }
   ==>
     %keys = while(%j, %key, %keys) { … %keys[%j] = %key …  %next, %own = split(%key) … }
     while(%i, %key, %sum) { %own = split(%keys[%i]) … }
 
-What loops over layers take rows of, from around the loop over microbatches, becomes a carry.
+Stacks from outside the loop over microbatches that loops over layers read by rows become carries.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ _SPREADING = frozenset({BROADCAST, RESHAPE})
 
 
 def use_plain_forms(module: ir.Module) -> None:
-    """Rewrites the heavy loops of `main` that run a known number of times, in place."""
+    """Rewrites the heavy loops of `main` with known trip counts, in place."""
     block = Function(entry_function(module)).body
     effects = Effects(functions_by_name(module))
     for loop, trips in _heavy_loops(block):
@@ -96,7 +96,8 @@ def use_plain_forms(module: ir.Module) -> None:
 
 
 def _heavy_loops(block: ir.Block) -> Iterator[tuple[ir.Operation, int]]:
-    """The loops of a block that do heavy work, with how often they run, where that is known."""
+    """Yields the loops of a block that do heavy work and have a known trip count, with that
+    count."""
     for loop in [view.operation for view in block.operations if view.operation.name == WHILE]:
         trips = constant_trips(loop)
         if trips is not None and heavy_ops(loop):
@@ -104,8 +105,10 @@ def _heavy_loops(block: ir.Block) -> Iterator[tuple[ir.Operation, int]]:
 
 
 def carry_stacks(block: ir.Block) -> None:
-    """Lets the loops in a block's loops carry what they take rows of from around them: a loop over
-    layers is cut by its carries."""
+    """Makes nested loops carry the stacks from outside that they read by rows.
+
+    A loop over layers is cut by its carries.
+    """
     for outer in [view.operation for view in block.operations if view.operation.name == WHILE]:
         for loop in ops_named(outer, {WHILE}):
             if loop != outer:
@@ -129,7 +132,7 @@ def _carry_stacks(loop: ir.Operation) -> None:
 
 
 def _select_term(op: ir.Operation) -> None:
-    """Selects what is added to a carry, rather than the sum or the carry."""
+    """Selects the term that is added to a carry, instead of the sum or the carry."""
     if op.name != SELECT:
         return
     for carried, added in ((2, 1), (1, 2)):
@@ -151,7 +154,7 @@ def _select_term(op: ir.Operation) -> None:
 
 
 def _count_directly(loop: ir.Operation, trips: int, effects: Effects) -> None:
-    """Reads numbers off the index by which they are read out of 0, 1, 2, …"""
+    """Replaces numbers that are read from 0, 1, 2, … by the index."""
     inside = While(loop).body
     reading = [
         view.operation
@@ -173,7 +176,7 @@ def _count_directly(loop: ir.Operation, trips: int, effects: Effects) -> None:
 
 
 def _counted_by(op: ir.Operation, body: LoopBody, indices: LoopIndices) -> ir.Value | None:
-    """The index that a scalar read out of an iota is equal to; None for any other scalar."""
+    """Returns the index that a scalar read from an iota is equal to; None for any other scalar."""
     taken = producer(op.operands[0])
     if taken is None or taken.name != DYNAMIC_SLICE or not is_integer_scalar(op.results[0].type):
         return None
@@ -194,7 +197,7 @@ def _counted_by(op: ir.Operation, body: LoopBody, indices: LoopIndices) -> ir.Va
 def _rewrite_scatters(loop: ir.Operation, trips: int, effects: Effects) -> None:
     inside = While(loop).body
     scatters = [view.operation for view in inside.operations if view.operation.name == SCATTER]
-    # Those that write one window as it is, into an array that has the window's dims.
+    # scatters that write one unchanged window, into an array with the window's dimensions
     writing = [
         op
         for op in scatters
@@ -224,8 +227,10 @@ def _rewrite_scatters(loop: ir.Operation, trips: int, effects: Effects) -> None:
 
 
 def _places(op: ir.Operation, indices: LoopIndices) -> list[ir.Value | None] | None:
-    """Where the window begins in each dimension, None for the first row; None where it may be out
-    of bounds."""
+    """Returns the start of the window in each dimension, None for row 0.
+
+    Returns None instead of a list if the window may be out of bounds.
+    """
     numbers = scatter_numbers(op)
     components = _components(op.operands[1])
     array = shape_of(op.operands[0])
@@ -243,7 +248,7 @@ def _places(op: ir.Operation, indices: LoopIndices) -> list[ir.Value | None] | N
 
 
 def _components(index: ir.Value) -> list[ir.Value] | None:
-    """The scalars that a vector is put together of."""
+    """Returns the scalars that form a vector; None if they are unknown."""
     maker = producer(index)
     if maker is None:
         return None
@@ -257,7 +262,7 @@ def _components(index: ir.Value) -> list[ir.Value] | None:
 
 
 def _add_up_rows(loop: ir.Operation, trips: int, effects: Effects) -> None:
-    """Carries sums of rows in the place of rows that only sums after the loop read."""
+    """Replaces a stack of rows that is only summed after the loop by a carried sum."""
     sums_of = {n: sums for n, value in enumerate(loop.results) if (sums := _sums_of_rows(value))}
     carries = LoopCarries(LoopBody(loop, effects), trips)
     rows: dict[int, ir.Value] = {}
@@ -286,7 +291,7 @@ def _add_up_rows(loop: ir.Operation, trips: int, effects: Effects) -> None:
 
 
 def _sums_of_rows(stack: ir.Value) -> list[ir.Operation]:
-    """The users of a stack, or of what it is converted to, if all add up its rows."""
+    """Returns the users of a stack, or of its conversion, if all add up its rows; else []."""
     users = [use.owner.operation for use in stack.uses]
     if len(users) == 1 and users[0].name == CONVERT:
         users = [use.owner.operation for use in users[0].results[0].uses]
@@ -302,7 +307,7 @@ def _sums_of_rows(stack: ir.Value) -> list[ir.Operation]:
 
 
 class _Recurrences:
-    """What iterations of a loop hand on that depends on itself and their number alone."""
+    """The carries of a loop that depend only on each other and on the number of the iteration."""
 
     def __init__(self, loop: ir.Operation, trips: int, effects: Effects) -> None:
         self._loop = loop
@@ -314,7 +319,7 @@ class _Recurrences:
         self._carry_of = {number: carry for carry, number in enumerate(self._flow.root.arguments)}
 
     def rewrite(self) -> None:
-        """Stacks them in front of the loop, which then takes row after row."""
+        """Computes them in a loop before this one, which then reads their values row by row."""
         counter = next(iter(sorted(self._body.steps)), None)
         carries = self._found()
         if not carries or counter is None:
@@ -322,7 +327,7 @@ class _Recurrences:
         stacks, last = self._stack(carries)
         end = terminator(self._body.block)
         build = Builder(ir.InsertionPoint.at_block_begin(self._body.block), self._loop.location)
-        # Which iteration it is, by a counter.
+        # the number of the iteration, from a counter
         step, start = self._body.steps[counter], self._loop.operands[counter]
         row = build.same("subtract", self._body.arguments[counter], start)
         if step != 1:
@@ -337,7 +342,7 @@ class _Recurrences:
             self._loop.results[carry].replace_all_uses_with(value)
 
     def _found(self) -> list[int]:
-        """The carries, as many as depend on each other alone."""
+        """Returns the largest set of carries that depend only on each other."""
         body = self._body
         carries = [
             carry
@@ -356,12 +361,12 @@ class _Recurrences:
             carries = kept
 
     def _nodes(self, carries: list[int]) -> list[Node]:
-        """What computes the next values of carries, in order."""
+        """Returns the nodes that compute the next values of carries, in order."""
         ends = [self._flow.numbers[self._body.ends[carry]] for carry in carries]
         return [self._flow.nodes[index] for index in sorted(self._flow.ancestors(ends))]
 
     def _read(self, nodes: list[Node], carry: int) -> set[int]:
-        """The carries that a next value is computed from."""
+        """Returns the carries that a next value is computed from."""
         read = {n for node in nodes for n in node.inputs}
         read.add(self._flow.numbers[self._body.ends[carry]])
         return {self._carry_of[n] for n in read if n in self._carry_of}
@@ -372,7 +377,8 @@ class _Recurrences:
         return not ops_where(node.op, lambda op: self._communicates(op) is not None)
 
     def _stack(self, carries: list[int]) -> tuple[list[ir.Value], list[ir.Value]]:
-        """A loop that writes the values of all iterations; these, and what they come to."""
+        """Writes a loop that stacks the values of all iterations. Returns the stacks and the final
+        values."""
         body, operands = self._body, self._loop.operands
         nodes = self._nodes(carries)
         read = {c for carry in carries for c in self._read(nodes, carry)}

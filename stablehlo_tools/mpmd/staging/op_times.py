@@ -1,4 +1,5 @@
-"""How long ops take: each by itself, roughly, and as the kernels that compilers make of them."""
+"""Estimates the times of ops: of each separately, and of the kernels that compilers make of
+them."""
 
 from __future__ import annotations
 
@@ -22,14 +23,17 @@ _PRODUCTS = frozenset({WorkKind.MATMUL, WorkKind.CONVOLUTION})
 
 
 class Weigher:
-    """Weighs ops on one device of a kind."""
+    """Estimates the time of ops on one device."""
 
     def __init__(self, hardware: Hardware) -> None:
         self.hardware = hardware
         self._classify: Callable[[ir.Operation], Collective | None] | None = None
 
     def ns(self, op: ir.Operation) -> float:
-        """Nanoseconds of an op; of a loop, of all its iterations; of branches, of the longest."""
+        """Returns the nanoseconds of an op.
+
+        A loop counts with all its iterations, a branch with the longest alternative.
+        """
         if op.name in _ENTERED:
             trips = constant_trips(op) if op.name == WHILE else None
             bodies = [list(region.blocks[0].operations)[:-1] for region in op.regions]
@@ -38,7 +42,7 @@ class Weigher:
         written = sum(bytes_of(result) for result in op.results)
         if self._classify is None:
             self._classify = classify_communication(op.context)
-        if self._classify(op) is not None:  # its region says how two numbers are put together
+        if self._classify(op) is not None:  # its region only combines two numbers
             return written / self.hardware.memory_rate
         work = op_work(op, short_name(op))
         if work.known is not None and work.known.flops:
@@ -54,9 +58,9 @@ class Weigher:
 
 
 def kernel_times(module: ir.Module, step: TrainingStep, clock: Clock) -> dict[int, float]:
-    """Nanoseconds of each node of the body of the loop over microbatches, by index.
+    """Returns the nanoseconds of each node of the body of the loop over microbatches, by index.
 
-    A kernel of several ops counts at the last of them, where its result is read; a loop with all of
+    A kernel of several ops counts at the last of them, whose result is read. A loop counts with all
     its iterations. Raises ToolError.
     """
     whole = traced_task_graph(module, clock, "expand-mpmd")
@@ -76,7 +80,8 @@ def kernel_times(module: ir.Module, step: TrainingStep, clock: Clock) -> dict[in
 
 
 def total_ns(graph: TaskGraph) -> float:
-    """The time of all tasks, one after the other; of loops, of all iterations."""
+    """Returns the nanoseconds of all tasks, one after the other. A loop counts with all its
+    iterations."""
     return sum(
         task.ns if task.loop is None else total_ns(task.loop.body) * (task.loop.trips or 1)
         for task in graph.tasks

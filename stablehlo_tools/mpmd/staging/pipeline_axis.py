@@ -1,4 +1,4 @@
-"""The axis of a mesh that ranks are laid along: each rank is then a mesh of the other axes.
+"""Removes the mesh axis that ranks are laid along: each rank is then a mesh of the other axes.
 
     sdy.mesh @mesh = <["stage"=4, "data"=2]>
     %w {sdy.sharding = #sdy.sharding<@mesh, [{"stage"}, {"data"}]>}
@@ -6,8 +6,8 @@
     sdy.mesh @mesh = <["data"=2]>
     %w {sdy.sharding = #sdy.sharding<@mesh, [{}, {"data"}]>}
 
-A program that says how values are divided, and no more, computes the same however that is. One that
-says what single devices do, by collectives or in a manual computation, is refused.
+A program with shardings alone computes the same values under any division. A program with code for
+single devices, as collectives or in a manual computation, is rejected.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _PARTITIONS = "mhlo.num_partitions"
 
 
 def ranks_along(module: ir.Module, axis: str) -> int:
-    """How many ranks lie along an axis. Raises ToolError where no mesh has it."""
+    """Returns the number of ranks along an axis. Raises ToolError if no mesh has it."""
     meshes = meshes_of(module)
     place = entry_function(module).location
     asks = "expand-mpmd: pipeline-axis"
@@ -37,17 +37,17 @@ def ranks_along(module: ir.Module, axis: str) -> int:
 
 
 def usual_axis(module: ir.Module, ranks: int) -> str:
-    """The axis, of as many devices as there are ranks, whose name says that it is for stages; empty
-    where there is none."""
+    """Returns the axis of size `ranks` whose name says that it is for stages; "" if there is
+    none."""
     axes = [axis for mesh in meshes_of(module).values() for axis in mesh.axes]
     return next((name for name, size in axes if size == ranks and name.lower() in STAGE_AXES), "")
 
 
 def lay_along(module: ir.Module, axis: str, ranks: int) -> None:
-    """Takes the axis out of the meshes and shardings of a program, in place.
+    """Removes the axis from the meshes and shardings of a program, in place.
 
-    Raises a located ToolError where the program has another number of devices along it than there
-    are ranks, or says what single devices do.
+    Raises a located ToolError if the number of devices along it is not that of the ranks, or if the
+    program has code for single devices.
     """
     free_layers(module, axis, "expand-mpmd", "P8")
     size = ranks_along(module, axis)

@@ -1,7 +1,8 @@
-"""Takes apart what several stages share: sums of gradients, and what is spread from few elements.
+"""Splits values that several stages share: sums of gradients, and broadcasts of few elements.
 
-The gradient of a weight that two stages use is the sum of a part from each. Summed up before it is
-accumulated, the one part would travel with every microbatch; accumulated apart, they meet once:
+The gradient of a weight that two stages use is the sum of a part from each. If the parts were added
+before they are accumulated, one would be sent for every microbatch. If they are accumulated
+separately, one is sent once:
 
     %g = stablehlo.add %a, %b                  // %a of stage 3, %b of stage 0
     %c = stablehlo.convert %g
@@ -12,8 +13,8 @@ accumulated, the one part would travel with every microbatch; accumulated apart,
     %t = stablehlo.add %total, %d
     %sum = stablehlo.add %t, %e
 
-Values that are spread from few elements, as the factor that clips all gradients is: each reader
-makes its own, where it stands, so that the few elements travel and not what they are spread to.
+A broadcast of few elements, such as the factor that clips all gradients, is copied to each reader.
+So the few elements are sent, not the broadcast.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ _FEW = 64  # elements
 
 
 def take_apart(step: TrainingStep, assignment: Assignment) -> bool:
-    """Rewrites one such sum, if there is any."""
+    """Splits one such sum. Returns False if there is none."""
     if _begin_anew(step, assignment):
         return True
     for each in step.loop.accumulators.values():
@@ -61,8 +62,11 @@ def take_apart(step: TrainingStep, assignment: Assignment) -> bool:
 
 
 def _begin_anew(step: TrainingStep, assignment: Assignment) -> bool:
-    """Lets one loop that goes on with a sum of another stage begin its own, to which that is added:
-    so it is with the gradient of weights that all layers share."""
+    """Makes one loop that continues a sum of another stage start from zero, and adds that sum
+    afterwards.
+
+    This happens for the gradient of weights that all layers share. Returns False if there is none.
+    """
     for index, work in assignment.of.items():
         loop = step.flow.nodes[index].op
         if loop.name != WHILE:
@@ -106,13 +110,13 @@ def _take_apart(step: TrainingStep, assignment: Assignment, link: ir.Operation, 
 
 
 def _only_read(step: TrainingStep, number: int) -> Node | None:
-    """What makes a value that is read once."""
+    """Returns the op that yields a value with one use; None if it has more."""
     node = step.flow.maker.get(number)
     return node if len(step.flow.users.get(number, ())) == 1 else None
 
 
 def _stages(step: TrainingStep, assignment: Assignment, number: int) -> set[int]:
-    """The stages of the parts that a value is the sum of."""
+    """Returns the stages of the terms of a sum."""
     stages: set[int] = set()
     pending = [number]
     while pending:
@@ -131,7 +135,7 @@ def _stages(step: TrainingStep, assignment: Assignment, number: int) -> set[int]
 def _rewrite(
     step: TrainingStep, added: Node, between: list[Node], link: ir.Operation, place: int
 ) -> None:
-    """Each part, through the ops in between, is added to the accumulator by itself."""
+    """Adds each part to the accumulator separately, through copies of the ops in between."""
     total = link.operands[1 - place]
     point = ir.InsertionPoint(link)
     parts: list[ir.Value] = []
@@ -150,7 +154,7 @@ def _rewrite(
 
 
 def is_spread(op: ir.Operation) -> bool:
-    """Whether an op spreads few elements, or reshapes or converts what has been spread."""
+    """Returns True if an op broadcasts few elements, or reshapes or converts such a broadcast."""
     if op.name == BROADCAST:
         count = prod(shape_of(op.operands[0]))
         return count <= _FEW and count < prod(shape_of(op.results[0]))
@@ -161,8 +165,7 @@ def is_spread(op: ir.Operation) -> bool:
 
 
 def own_spreads(block: ir.Block) -> None:
-    """Rewrites the ops of a block, not those in their regions: each reader of what is spread gets a
-    copy."""
+    """Copies broadcasts in a block to each of their readers, except those that a region reads."""
     for view in list(block.operations)[::-1]:
         op = view.operation
         if not len(op.results) or not is_spread(op):

@@ -1,13 +1,13 @@
-"""A training step around its loop over microbatches, and what kind of value each one is.
+"""Reads a training step around its loop over microbatches, and classifies the values of its body.
 
-The loop is recognised by what its body does with each carry. It runs a known number of times, and a
-carry is a counter, a constant, or accumulated: each iteration adds a term to it (or takes the
-maximum, …), or writes rows of it that no other does. So the iterations can run in any order, and in
-parts. Values of its body are
+The loop is recognised by its carries. Its trip count is known, and a carry is a counter, a
+constant, or accumulated. Each iteration adds a term to an accumulated carry (or takes the maximum,
+…), or writes rows of it that no other iteration writes. So the iterations can run in any order, and
+in parts. Values of its body are
 
-    invariant   the same for every microbatch: weights, and what is computed from them alone
-    free        from the number of the microbatch at little cost: a slice of the batch, a mask
-    staged      all else: the work of the forward and the backward, which has a stage and a phase
+    invariant   the same for every microbatch: weights, and values computed from them alone
+    free        cheap to compute from the number of the microbatch: a slice of the batch, a mask
+    staged      all others: the work of the forward and the backward, with a stage and a phase
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from stablehlo_tools.ir.values import is_float, key_of, producer
 from stablehlo_tools.ir.views import While
 from stablehlo_tools.ir.walk import ops_named, ops_where
 
-_HEAVY = frozenset({DOT_GENERAL, CONVOLUTION, SCATTER})  # what a unit of work is cut at
-_FEW_ROWS = 8  # indices of a gather that takes a sample, and looks up no table
+_HEAVY = frozenset({DOT_GENERAL, CONVOLUTION, SCATTER})  # the ops that count as units of work
+_FEW_ROWS = 8  # the most indices of a gather that reads a sample rather than a table
 
 
 class TrainingStep:
-    """What the body of the loop over microbatches computes, for one of them."""
+    """The computation of the body of the loop over microbatches, for one microbatch."""
 
     def __init__(self, loop: MicrobatchLoop, outer: Dataflow, effects: Effects) -> None:
         self.loop = loop
@@ -63,7 +63,7 @@ class TrainingStep:
 
     @cached_property
     def constants(self) -> dict[int, ir.Value]:
-        """What an argument of the body that stays the same is, outside of the loop."""
+        """The values outside the loop that constant arguments of the body are equal to."""
         return {
             self.flow.root.arguments[carry]: self.loop.op.operands[carry]
             for carry in sorted(self.loop.constants)
@@ -71,7 +71,7 @@ class TrainingStep:
 
     @cached_property
     def counters(self) -> dict[int, int]:
-        """The carry of an argument of the body that counts."""
+        """The carries of the arguments of the body that are counters."""
         return {self.flow.root.arguments[carry]: carry for carry in sorted(self.loop.counters)}
 
     @cached_property
@@ -82,12 +82,12 @@ class TrainingStep:
 
     @cached_property
     def chains(self) -> list[list[Node]]:
-        """The links of each accumulator; their inputs are without the accumulator."""
+        """The links of each accumulator. Their inputs do not include the accumulator."""
         return [list(map(self._link, each.links)) for each in self.loop.accumulators.values()]
 
     @cached_property
     def terms(self) -> list[Node]:
-        """The links of all accumulators, in the order of the text."""
+        """The links of all accumulators, in program order."""
         links = [link for links in self.chains for link in links]
         return sorted(links, key=lambda link: link.index)
 
@@ -98,21 +98,20 @@ class TrainingStep:
         return replace(node, operands=inputs, captures=())
 
     def is_staged(self, number: int) -> bool:
-        """Whether a value is made by a staged op."""
+        """Returns True if a staged op yields a value."""
         maker = self.flow.maker.get(number)
         return maker is not None and number not in self.invariant and number not in self.free
 
     def is_weight(self, number: int) -> bool:
-        """Whether a value is a tensor of floats that is no sample, but depends on an
-        argument."""
+        """Returns True if a value is an invariant tensor of floats that depends on an argument."""
         if number not in self.invariant:
             return False
         type_ = self.flow.values[number].type
         return is_float(type_) and ir.RankedTensorType(type_).rank > 0 and bool(self.roots(number))
 
     def samples(self, number: int) -> frozenset[int]:
-        """The nodes that take what a free value is computed from out of an array of more than one
-        number, by index."""
+        """Returns the nodes that read, from arrays, the samples that a free value is computed from,
+        by index."""
         if number not in self._samples:
             maker = self.flow.maker.get(number)
             takers: frozenset[int] = frozenset()
@@ -126,7 +125,7 @@ class TrainingStep:
         return self._samples[number]
 
     def roots(self, number: int) -> frozenset[int]:
-        """The arguments of the block around the loop that an invariant value depends on."""
+        """Returns the arguments of the block around the loop that an invariant value depends on."""
         if number not in self._roots:
             maker = self.flow.maker.get(number)
             arguments: set[int] = set()
@@ -166,7 +165,8 @@ class TrainingStep:
                 self.staged.append(node)
 
     def _is_fixed(self, number: int) -> bool:
-        """Whether a value is the same for every microbatch: from outside, or made of such."""
+        """Returns True if a value is the same for every microbatch because it comes from outside
+        the loop."""
         if number in self.invariant:
             return True
         is_outside = number not in self.flow.maker and number not in self._arguments
@@ -191,14 +191,14 @@ class TrainingStep:
 
 
 def staged_inputs(step: TrainingStep, node: Node) -> Iterator[int]:
-    """The inputs of a node that staged ops make."""
+    """Returns the inputs of a node that staged ops yield."""
     return (n for n in node.inputs if step.is_staged(n))
 
 
 def find_microbatch_loop(block: ir.Block, effects: Effects) -> MicrobatchLoop:
-    """The loop over microbatches of a block: the heaviest one that is such a loop.
+    """Returns the loop over microbatches of a block: the heaviest one that qualifies.
 
-    Raises a located ToolError where there is none: what stands in the way in the likeliest.
+    Raises a located ToolError if there is none, with the reason for the likeliest loop.
     """
     loops = [view.operation for view in block.operations if view.operation.name == WHILE]
     readable: list[MicrobatchLoop] = []
@@ -222,7 +222,7 @@ def find_microbatch_loop(block: ir.Block, effects: Effects) -> MicrobatchLoop:
 
 
 def read_microbatch_loop(loop: ir.Operation, effects: Effects) -> MicrobatchLoop | ToolError:
-    """The loop as one over microbatches, or why it is none."""
+    """Returns the loop as one over microbatches, or the error that says why it is not one."""
     count = counted(loop, known_integer)
     if isinstance(count, str) or len(set(count.trips)) != 1:
         why = count if isinstance(count, str) else "it differs by device"
@@ -248,7 +248,8 @@ def read_microbatch_loop(loop: ir.Operation, effects: Effects) -> MicrobatchLoop
 
 @dataclass(frozen=True)
 class MicrobatchLoop:
-    """A `while` over `trips` microbatches; `counters` gives what each adds to a carry."""
+    """A `while` over `trips` microbatches. `counters` has the step of each counter, by its
+    carry."""
 
     op: ir.Operation
     trips: int
@@ -282,5 +283,5 @@ def _refused(why: str, loop: ir.Operation) -> ToolError:
 
 
 def heavy_ops(loop: ir.Operation) -> int:
-    """How many matrix products, convolutions and scatters an op is or has in its regions."""
+    """Returns the number of matrix products, convolutions and scatters in an op and its regions."""
     return len(ops_named(loop, _HEAVY))

@@ -1,8 +1,7 @@
-"""Values that are the same for every microbatch, inside of the loop and around it.
+"""Finds and writes values that are the same for every microbatch, within the loop and around it.
 
-They are known by a `Key`: that of an argument, or of a row of one, is what a rank is given; of any
-other, a rank computes it once, in `prepare`, or wherever it is read if it is little more than a
-constant.
+A `Key` identifies them. The key of an argument, or of rows of one, is an input of a rank. Any other
+value is computed once, in `prepare`, or at each reader if it is little more than a constant.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from stablehlo_tools.ir.values import CONSTANTS
 from stablehlo_tools.mpmd.staging.step import TrainingStep
 
 _SPREADS = frozenset({BROADCAST, IOTA, CONSTANT})
-FEW = 64  # elements that are computed anew wherever they are read, or sent with others
+FEW = 64  # the most elements that are recomputed at each reader, or packed with others
 
 
 class Key(NamedTuple):
@@ -33,7 +32,7 @@ class Key(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Rows `start` to `limit` of dimension `dim` of an argument of the block, or a result."""
+    """Rows `start` to `limit` of dimension `dim` of an argument of the block, or of a result."""
 
     argument: int
     dim: int | None = None
@@ -42,7 +41,7 @@ class Rows(NamedTuple):
 
 
 class Fixed:
-    """The values that no microbatch changes."""
+    """The values that do not depend on the microbatch."""
 
     def __init__(self, step: TrainingStep) -> None:
         self._step = step
@@ -53,29 +52,29 @@ class Fixed:
         self._anew: dict[Key, bool] = {}
 
     def key_in_body(self, number: int) -> Key:
-        """The key of an invariant value of the body."""
+        """Returns the key of an invariant value of the body."""
         if number in self._step.flow.maker:
             return Key("body", number)
         value = self._step.constants.get(number, self._step.flow.values[number])
         return self.key_of(value)
 
     def key_of(self, value: ir.Value) -> Key:
-        """The key of a value of the block around the loop."""
+        """Returns the key of a value of the block around the loop."""
         return self.key_outside(self._step.outer.number(value))
 
     def key_outside(self, number: int) -> Key:
-        """The key of a value of the block around the loop, by its number."""
+        """Returns the key of a value of the block around the loop, by its number."""
         carry = self._carry_of.get(number)
         if carry is not None and carry in self._step.loop.constants:
             return self.key_of(self._step.loop.op.operands[carry])
         return Key("outer", number)
 
     def value(self, key: Key) -> ir.Value:
-        """The value in the program as it was."""
+        """Returns the value in the original program."""
         return self._flows[key.place].values[key.number]
 
     def given(self, key: Key) -> Rows | None:
-        """What of an argument a value is; None for one that is computed."""
+        """Returns the rows of an argument that a value is; None if it has to be computed."""
         if key.place == "outer" and key.number in self._arguments:
             return Rows(self._arguments[key.number])
         node = self._maker(key)
@@ -87,14 +86,18 @@ class Fixed:
         return _rows(node.op, self._arguments[source.number])
 
     def is_written_anew(self, key: Key) -> bool:
-        """Whether a value is cheaper to write wherever it is read than to keep: constants and what
-        is spread from few elements that depend on no argument."""
+        """Returns True if a value is recomputed at each reader instead of kept.
+
+        This holds for constants, broadcasts, iotas, and values of few elements that depend on no
+        argument.
+        """
         if key not in self._anew:
             node, value = self._maker(key), self.value(key)
             if node is None or self.given(key) is not None:
                 is_anew = False
             elif node.name in CONSTANTS or node.name in _SPREADS:
-                # Prepared, it would be one more argument of each function, and held from there on.
+                # If it were prepared, it would be one more operand of each function, and live from
+                # then on.
                 is_anew = True
             else:
                 is_one = len(node.results) == 1 and not len(node.op.regions)
@@ -104,7 +107,8 @@ class Fixed:
         return self._anew[key]
 
     def leaves(self, key: Key) -> Iterator[Key]:
-        """What must be at hand to write a value: itself, or what it is spread from."""
+        """Yields the values needed to write a value: the value, or the sources of a recomputed
+        one."""
         if not self.is_written_anew(key):
             yield key
             return
@@ -113,7 +117,7 @@ class Fixed:
             yield from self.leaves(source)
 
     def write(self, key: Key, known: dict[Key, ir.Value], point: ir.InsertionPoint) -> ir.Value:
-        """Writes a value, and what it is computed from, unless `known` has it."""
+        """Writes a value and its sources, unless they are in `known`. Returns the value."""
         pending = [key]
         while pending:
             current = pending[-1]
@@ -132,7 +136,7 @@ class Fixed:
         return known[key]
 
     def cone(self, keys: Iterable[Key], is_known: Callable[[Key], bool]) -> list[Key]:
-        """The keys that have to be known to write others."""
+        """Returns the known keys from which other keys can be written."""
         reached: dict[Key, None] = {}
         seen: set[Key] = set()
         pending = list(keys)[::-1]
@@ -186,7 +190,7 @@ class Fixed:
 
 
 def _rows(op: ir.Operation, argument: int) -> Rows | None:
-    """The rows that a slice takes, of one dimension."""
+    """Returns the rows that a slice reads of an argument; None if it slices several dimensions."""
     start, limit, strides = (
         list(ir.DenseI64ArrayAttr(op.attributes[name]))
         for name in ("start_indices", "limit_indices", "strides")
@@ -201,12 +205,12 @@ def _rows(op: ir.Operation, argument: int) -> Rows | None:
 
 
 def elements_in(value: ir.Value) -> int:
-    """How many elements a tensor has."""
+    """Returns the number of elements of a tensor."""
     return prod(shape_of(value))
 
 
 def identity(reducer: str, value: ir.Value, build: Builder) -> ir.Value:
-    """A constant that a reduction leaves other values as they are by, shaped as a value."""
+    """Returns a constant of the shape of a value that is the identity of a reducer."""
     kind, element = "add" if reducer == ROWS else reducer, element_of(value)
     is_complex = isinstance(element, ir.ComplexType)
     number = complex_identity(kind) if is_complex else identity_of(kind, element)

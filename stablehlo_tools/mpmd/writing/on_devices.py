@@ -1,11 +1,11 @@
-"""The devices of a rank: what one of them does is cut into stages, and put back on all of them.
+"""Reduces a program to one device of a rank before it is cut, and expands rank programs afterwards.
 
-The program is partitioned first, and the manual computation that is all of `main` then is opened.
+The program is partitioned first. Its `main` is then one manual computation, which is unwrapped.
 
-The programs of a set run together: rank r on the devices from r * count on. So in the program of
-each rank, groups and pairs of devices are written for all ranks, and `main` is a manual computation
-over a mesh whose slowest axis are the ranks. Permutes become gathers within the rank: for XLA all
-devices of a program take part in a permute, those of other ranks too.
+The programs of a set run together: rank r on the devices from r * count on. So in each program,
+groups and pairs of devices are written for all ranks. `main` becomes a manual computation over a
+mesh whose slowest axis is the ranks. Permutes become gathers within the rank, because XLA requires
+all devices of a program, including those of other ranks, to take part in a permute.
 
     sdy.mesh @mesh = <["rank"=4, "data"=2]>
     %r = sdy.manual_computation(%x) in_shardings=[<@mesh, [{"data"}]>] …
@@ -64,9 +64,9 @@ _RANK = "rank"
 
 @dataclass(frozen=True)
 class Devices:
-    """How many a rank has, and how they divide the arguments and the results of the program.
+    """The devices of a rank, and how they divide the arguments and the results of the program.
 
-    One that is alone has no mesh.
+    A single device has no mesh.
     """
 
     count: int = 1
@@ -81,7 +81,7 @@ class Devices:
         return MeshAxes(self.mesh)
 
     def whole(self, type_: ir.Type, dims: Dims, place: ir.Location) -> ir.Type:
-        """The type of what all devices have together, where each has `type_`."""
+        """Returns the type of the whole value if each device has `type_`."""
         local = ir.RankedTensorType(type_)
         parts = [self.axes.size(axes) for axes in dims]
         shape = [size * count for size, count in zip(local.shape, parts, strict=True)]
@@ -89,9 +89,9 @@ class Devices:
 
 
 def take_off_devices(module: ir.Module) -> Devices:
-    """Makes `main` what one device does, and says how several share the work.
+    """Makes `main` the program of one device. Returns how several devices share the work.
 
-    Raises a located ToolError where the program cannot be partitioned.
+    Raises a located ToolError if the program cannot be partitioned.
     """
     count = _size(module)
     if count == 1:
@@ -132,7 +132,8 @@ def _size(module: ir.Module) -> int:
 
 
 def _forget_shardings(module: ir.Module) -> None:
-    """Takes off what says how one device divides values: it has all of each."""
+    """Removes shardings and manual computations from a program for one device, which has all values
+    whole."""
     marked: list[ir.Operation] = []
 
     def visit(op: ir.Operation) -> ir.WalkResult:
@@ -154,7 +155,7 @@ def _forget_shardings(module: ir.Module) -> None:
 
 
 def _check_shares_nothing(computation: ir.Operation) -> None:
-    """Raises ToolError for work that several devices share in a program that counts one."""
+    """Raises ToolError if a program for one device shares work over several."""
     inside = ManualComputation(computation).body
     sides = (
         (computation.operands, inside.arguments),
@@ -174,7 +175,7 @@ def _check_shares_nothing(computation: ir.Operation) -> None:
 
 
 class OnDevices:
-    """Writes that for the ranks of a set. Channels up to `channels` are those of its transfers."""
+    """Expands the rank programs of a set. Channels up to `channels` are those of its transfers."""
 
     def __init__(self, devices: Devices, ranks: int, channels: int) -> None:
         self._devices = devices
@@ -184,13 +185,13 @@ class OnDevices:
     def write(
         self, module: ir.Module, rank: int, taken: Sequence[Rows], given: Sequence[Rows]
     ) -> None:
-        """Rewrites the program of a rank in place; `taken` and `given` say which rows of which
-        argument or result of the original each of its own is.
+        """Rewrites the program of a rank in place.
 
-        Raises a located ToolError for rows of a dimension that the devices divide.
+        `taken` and `given` have for each argument and result of the rank its rows of the
+        original's. Raises a located ToolError for rows of a dimension that the devices divide.
         """
         self._extend_groups(module)
-        # A device asks for its number within its rank, whose first device is `first`.
+        # A device needs its number within its rank, whose first device is `first`.
         first = self._devices.count * rank
         for op in ops_named(module.operation, {PARTITION_ID}) if first else []:
             type_ = ir.RankedTensorType(op.results[0].type)
@@ -200,7 +201,7 @@ class OnDevices:
             op.results[0].replace_all_uses_with(here)
             op.erase()
         gather_local_permutes(module, self._ranks, self._devices.count)
-        erase_unused_meshes(module)  # groups that named axes of a mesh are lists of devices now
+        erase_unused_meshes(module)  # groups that named axes of a mesh are now lists of devices
         if self._devices.mesh is None:
             return
         mesh = _over_ranks(self._devices.mesh, self._ranks)
@@ -262,7 +263,7 @@ class OnDevices:
                     collective.op.location,
                 )
             if collective.group_mode is GroupMode.CROSS_REPLICA:
-                continue  # there is one replica, so each device is alone
+                continue  # there is one replica, so each device is in a group of one
             groups = facts.groups(collective)
             assert groups is not None, "grouped collectives and permutes have groups"
             shifted = [
@@ -283,7 +284,7 @@ def _over_ranks(mesh: DeviceMesh, ranks: int) -> DeviceMesh:
 
 
 def _write_mesh(module: ir.Module, mesh: DeviceMesh) -> str:
-    """The name of the mesh of all ranks."""
+    """Writes the mesh of all ranks. Returns its name."""
     taken = {symbol_name(op) for op in module.body.operations}
     candidates = (_MESH, *(f"{_MESH}_{number}" for number in range(len(taken))))
     name = next(candidate for candidate in candidates if candidate not in taken)

@@ -1,10 +1,10 @@
-"""The function of a phase, what a stage does for one microbatch: how it is written, what it costs.
+"""Writes the function of a phase, the work of a stage for one microbatch, and computes its costs.
 
     func.func private @stage_1_forward(%microbatch: tensor<i32>, <values of other phases>,
-        <weights and what is prepared of them>, <accumulators>) -> (<values>, <accumulators>)
+        <weights, and values prepared from them>, <accumulators>) -> (<values>, <accumulators>)
 
-Times are those of the cost model for the function as it is written; bytes are what a stage keeps
-from one of its phases to the next.
+Times are those of the cost model for the function as written. Bytes are the values that a stage
+keeps from one of its phases to the next.
 """
 
 from __future__ import annotations
@@ -49,8 +49,10 @@ _GRADIENTS = (Kind.INPUT_GRADIENT, Kind.WEIGHT_GRADIENT)
 
 @dataclass(frozen=True)
 class Phase:
-    """What the function of a phase takes behind the microbatch's number, and what it gives: values
-    of the body, fixed values, and accumulators by their carry."""
+    """The function of a phase: its operands after the microbatch's number, and its results.
+
+    They are values of the body, fixed values, and accumulators by their carry.
+    """
 
     name: str
     work: Work
@@ -63,7 +65,7 @@ class Phase:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to compute."""
+        """True if it computes nothing."""
         return not self.gives and not self.accumulators
 
 
@@ -74,7 +76,7 @@ def phases_of(
     ends: dict[Work, Ends],
     fixed: Fixed,
 ) -> dict[Work, Phase]:
-    """The phases of a step."""
+    """Returns the phases of a step."""
     nodes_of: dict[Work, list[Node]] = {work: [] for work in works.values()}
     for index in sorted(step.needed):
         nodes_of[works[assignment.of[index]]].append(step.flow.nodes[index])
@@ -85,7 +87,7 @@ def phases_of(
     known: dict[int, frozenset[Key]] = {}
 
     def leaves(number: int) -> frozenset[Key]:
-        """The fixed values that are needed to write an invariant or a free value."""
+        """Returns the fixed values that are needed to write an invariant or a free value."""
         if number not in known:
             if number in step.invariant:
                 found = fixed.leaves(fixed.key_in_body(number))
@@ -124,7 +126,7 @@ class StageWriter:
         self._known: dict[Key, ir.Value] = {}
 
     def write(self, block: ir.Block) -> ir.Operation:
-        """Writes it at the end of a module's block."""
+        """Writes the function at the end of a module's block. Returns it."""
         phase, step = self._phase, self._step
         place = step.loop.op.location
         i32 = ir.IntegerType.get_signless(32, place.context)
@@ -171,7 +173,8 @@ class StageWriter:
         return copy_with(link.op, stand_ins, self._point).results[0]
 
     def _value(self, number: int) -> ir.Value:
-        """What stands for a value of the body."""
+        """Returns the copy of a value of the body. Invariant and free values are written on first
+        use."""
         known = self._values.get(number)
         if known is not None:
             return known
@@ -186,7 +189,7 @@ class StageWriter:
         return known
 
     def _counter(self, number: int) -> ir.Value:
-        """start + step * microbatch, in the type of the counter."""
+        """Returns start + step * microbatch, in the type of the counter."""
         loop = self._step.loop
         carry = self._step.counters[number]
         initial = loop.op.operands[carry]
@@ -198,8 +201,11 @@ class StageWriter:
 
 
 def unconverted(values: list[ir.Value], point: ir.InsertionPoint) -> list[ir.Value]:
-    """The values, what has been converted behind a barrier: a compiler would convert on the other
-    side of the message that it is sent in, whose two ends would then differ in type."""
+    """Returns the values, with a barrier after each conversion.
+
+    Without it a compiler could move the conversion to the other end of the message. The two ends
+    would then differ in type.
+    """
     makers = map(producer, values)
     return [
         barred(value, point) if maker is not None and maker.name == CONVERT else value
@@ -208,14 +214,14 @@ def unconverted(values: list[ir.Value], point: ir.InsertionPoint) -> list[ir.Val
 
 
 def barred(value: ir.Value, point: ir.InsertionPoint) -> ir.Value:
-    """A value behind a barrier: what is received is not converted by its sender."""
+    """Returns a value after a barrier, so that the sender does not convert what is received."""
     return barrier([value], point, value.location).results[0]
 
 
 def private_function(
     name: str, taken: list[ir.Type], given: list[ir.Type], block: ir.Block, place: ir.Location
 ) -> ir.Operation:
-    """A private function with an empty block, at the end of a module's."""
+    """Returns a new private function with an empty block, at the end of a module's block."""
     function = ir.Operation.create(
         "func.func",
         attributes={
@@ -236,7 +242,7 @@ def private_function(
 def stage_costs(
     step: TrainingStep, assignment: Assignment, hardware: Hardware, devices: int
 ) -> tuple[Stage, ...]:
-    """The stages, each timed on one of the devices of a rank."""
+    """Returns the stages, each timed on one of the devices of a rank."""
     values = staged_values(step, assignment)
     fixed = Fixed(step)
     clock = Clock(hardware, devices)
@@ -255,7 +261,8 @@ def stage_costs(
 
 
 def hop(stages: Sequence[Stage], hardware: Hardware, devices: int, ranks: int) -> float:
-    """Seconds that the largest message takes from a rank to the next; none where there is one."""
+    """Returns the seconds that the largest message takes to the next rank; 0 if there is one
+    rank."""
     if ranks == 1:
         return 0.0
     size = max((stage.message for stage in stages), default=0.0)
@@ -265,7 +272,7 @@ def hop(stages: Sequence[Stage], hardware: Hardware, devices: int, ranks: int) -
 
 
 def _seconds(step: TrainingStep, fixed: Fixed, phase: Phase, clock: Clock) -> float:
-    """The time of a phase: its kernels one after the other, and its collectives."""
+    """Returns the seconds of a phase: its kernels and collectives, one after the other."""
     if phase.is_empty:
         return 0.0
     context = step.loop.op.context
@@ -294,7 +301,7 @@ def _stage(
     sums = {carry for phase in own for carry in phase.accumulators}
     weights = sum(bytes_of(fixed.value(key)) for key in given)
     weights += sum(bytes_of(step.loop.op.results[carry]) for carry in sums)
-    # The forward of a stage, in words.
+    # the forward of a stage, in words
     phase = phases[Work(Kind.FORWARD, stage)]
     loops = [node.op for node in phase.nodes if range_of(node.op) is not None]
     words = [f"{len(phase.nodes)} ops"]
@@ -321,7 +328,7 @@ def _stage(
 
 
 def _is_kept(value: Value, stage: int) -> bool:
-    """Whether a stage holds a value from its forward to its backward."""
+    """Returns True if a stage holds a value from its forward to its backward."""
     made, read = value.made, value.read
     if made.kind is not Kind.FORWARD or made.stage > stage:
         return False
