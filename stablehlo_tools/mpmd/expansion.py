@@ -152,8 +152,8 @@ class Expansion:
 def expand_mpmd(artifact: Artifact, request: Request) -> Expansion:
     """Returns the programs of the ranks. The artifact is not changed.
 
-    Collectives with the same operands in every microbatch run once, if the whole weights and
-    gradients that this needs fit in the memory of a device.
+    Collectives with the same operands in every microbatch run once, if a device has room for the
+    whole weights and gradients that this needs.
 
     Raises a located ToolError for a broken precondition, and for a schedule that does not exist for
     so many ranks, chunks and microbatches.

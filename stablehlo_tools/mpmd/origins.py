@@ -107,8 +107,7 @@ class Origins:
         makers: list[list[Edge]] = []
         for operands in chain(self.operands, [self.returned]):
             events = [origin.event for origin in operands]
-            # Values without an event get number 0: the numbers of microbatches differ from call to
-            # call.
+            # Values without an event count as number 0, because microbatch numbers differ by call.
             numbers = [origin.number if origin.event >= 0 else 0 for origin in operands]
             distinct = list(dict.fromkeys(events))
             places = [distinct.index(event) for event in events]

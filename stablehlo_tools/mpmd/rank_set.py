@@ -52,7 +52,7 @@ _AGAIN = "copy the set again, or write it again with expand-mpmd"
 
 @dataclass(frozen=True)
 class RankSet:
-    """The manifest, and the program of each rank in order; `name` is used in messages only."""
+    """The manifest, and the program of each rank in order. `name` is the path of its directory."""
 
     name: str
     manifest: Manifest

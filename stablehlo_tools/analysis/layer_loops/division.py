@@ -28,8 +28,7 @@ from stablehlo_tools.ir.walk import is_inside, ops_named
 
 _UPDATE = "stablehlo.dynamic_update_slice"
 _CONSTRAINT = "sdy.sharding_constraint"
-# Ops that dominate the time of a layer. A second loop is worth its cost only if such an op can
-# wait.
+# Ops that dominate the time of a layer: a second loop pays off only if such an op can wait.
 _WORK = ops_with(Trait.CONTRACTION) | full_names("scatter while")
 _CHEAP = ELEMENTWISE | FORMATTING
 

@@ -1,4 +1,4 @@
-"""What a proof finds wrong, and the rules that a set of rank programs keeps."""
+"""Defines the rules for a set of rank programs, and collects the violations that a proof finds."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from stablehlo_tools.diagnostics import Place, to_place
 from stablehlo_tools.mpmd.reading import Reading
 
 NOWHERE = Place()
-_LISTED = 10  # of each rule
+_LISTED = 10  # findings of each rule
 
 
 class Rule(enum.Enum):
@@ -37,7 +37,7 @@ class Rule(enum.Enum):
 
 @dataclass(frozen=True)
 class Finding:
-    """A rule that is broken: by which rank, None for the set, and where."""
+    """A violation of a rule: its rank (None for the whole set), message and location."""
 
     rule: Rule
     rank: int | None
@@ -53,14 +53,14 @@ class Finding:
 
 @dataclass
 class Findings:
-    """Collects findings: the first few of each rule, and how many there are."""
+    """Collects findings: the first few of each rule, and their number."""
 
     listed: list[Finding] = field(default_factory=list[Finding])
     counts: dict[Rule, int] = field(default_factory=dict[Rule, int])
 
     @property
     def count(self) -> int:
-        """How many there are, listed or not."""
+        """The number of findings, listed or not."""
         return sum(self.counts.values())
 
     def add(
@@ -70,7 +70,8 @@ class Findings:
         reading: Reading | None = None,
         op: ir.Operation | None = None,
     ) -> None:
-        """Counts a finding about a rank, at an op of its program."""
+        """Counts a finding about a rank, at an op of its program. Lists only the first of each
+        rule."""
         self.counts[rule] = self.counts.get(rule, 0) + 1
         if self.counts[rule] > _LISTED:
             return
@@ -80,5 +81,5 @@ class Findings:
 
 
 def numbers(listed: Sequence[int]) -> str:
-    """`0, 2, 5`."""
+    """Returns numbers as text: `0, 2, 5`."""
     return ", ".join(map(str, listed))

@@ -5,7 +5,7 @@ meaning, which is one of these:
 
 - The same value for all microbatches.
 - The same result of the same phase, or the same message, of the call's own microbatch.
-- A sum that goes through all calls: each call reads the result of the call before.
+- A sum that is chained through all calls: each call reads the result of the call before.
 
 A deviation shows up as a call that reads another value than the other calls.
 
@@ -37,7 +37,7 @@ _GRADIENT = re.compile(r"operand \d+ of @stage_(\d+)_(?:backward|input_gradient|
 _FORWARDS = frozenset({Kind.FORWARD, Kind.RECEIVE_FORWARD})
 _LATER = frozenset(
     {*_FORWARDS, Kind.BACKWARD, Kind.INPUT_GRADIENT, Kind.RECEIVE_BACKWARD}
-)  # what a gradient may read
+)  # actions whose results a gradient may read
 
 
 def check_flow(reading: Reading, labels: Labels, findings: Findings) -> InSums:
@@ -55,8 +55,7 @@ def check_flow(reading: Reading, labels: Labels, findings: Findings) -> InSums:
         if (function, slot) in in_sums.operands:
             continue
         if (function, slot) in all_even:
-            # A forward reads results of forwards only, and only sums read those of weight
-            # gradients.
+            # A forward reads results of forwards only. Only sums read weight gradients.
             call = flow.calls[function][0]
             made = flow.action_of(call.operands[slot])
             assert call.action is not None
@@ -205,8 +204,7 @@ def _check_receives(flow: Flow) -> None:
             continue
         received[label.action.kind, label.action.stage, label.tensor].append(message)
         users = [_user(flow, use) for use in reading.origins.uses(origin)]
-        # A rank that holds a later stage (for gradients an earlier one) may use the value there
-        # too.
+        # A rank may also use the value in a later stage (in an earlier one for gradients).
         kind, stage, microbatch = label.action
         may_take = [
             user is not None

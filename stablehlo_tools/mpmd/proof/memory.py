@@ -146,8 +146,7 @@ class _ScheduledBytes:
         for numbers, takers in self._reading.origins.bundles[event.index]:
             last = self._waits(takers, action)
             if isinstance(event, Message):
-                # The phase that reads a received value keeps it as part of its activation, or frees
-                # it.
+                # The phase that reads a received value frees it, or keeps it in its activation.
                 is_forward = action.kind is Kind.RECEIVE_FORWARD
                 reader = self._first((Kind.FORWARD,) if is_forward else _GRADIENTS, action)
                 last = max(last, (event.index if reader is None else max(reader, event.index)))
@@ -348,7 +347,7 @@ def _parts(reading: Reading, sums: InSums, sizes: Sequence[Sequence[float]]) -> 
                 continue
             key = (event.function, numbers)
             if key not in known:
-                # The bytes of the results that are no sums, and of the sums.
+                # The bytes of the results outside sums, and of those in sums.
                 in_sums = [number for number in numbers if (event.function, number) in sums.results]
                 others = [number for number in numbers if number not in in_sums]
                 known[key] = [
@@ -402,8 +401,8 @@ class Temporaries:
     """The peak bytes of functions while they run, including results and excluding arguments.
 
     Each function is analysed once. Functions of several modules share an analysis if they differ
-    only in their own name, or in whole-number constants that do not change the trip counts of
-    loops. Phases of equal stages are such functions.
+    only in their name, or in whole numbers that do not affect trip counts. Phases of equal stages
+    are such functions.
     """
 
     _hardware = load_hardware(_ANY_HARDWARE)

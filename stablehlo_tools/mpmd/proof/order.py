@@ -52,8 +52,7 @@ def issued(ranks: RankSet, readings: Sequence[Reading], *, places: bool = False)
     """
     devices = ranks.manifest.devices
     if devices == 1 and any(map(_may_issue_more, readings)):
-        # Messages show that a program is for one device. By M1 that also holds for one without
-        # messages.
+        # Messages show that a program is for one device. By M1 one without messages is, too.
         is_silent = any(not reading.messages for reading in readings)
         copies = tuple(program.copy() for program in ranks.programs)
         job = Job(copies, Options(trust_partitioner=is_silent))
@@ -92,7 +91,7 @@ def _may_issue_more(reading: Reading) -> bool:
     classify = classify_communication(reading.module.context)
 
     def may_issue(op: ir.Operation) -> bool:
-        if classify(op) is not None or op.name == "func.constant":  # of @main, perhaps
+        if classify(op) is not None or op.name == "func.constant":  # maybe of @main
             return True
         if op.name != CUSTOM_CALL:
             return False
@@ -111,7 +110,7 @@ class _Surroundings:
 
     @staticmethod
     def of_rank(reading: Reading) -> _Surroundings:
-        """Returns those of the messages of a rank, whose `main` converts nothing (M1)."""
+        """Returns the conversions around the messages of a rank; its `main` has none (M1)."""
         functions = functions_by_name(reading.module)
         converts = any(
             len(ops_named(function, {CONVERT}))

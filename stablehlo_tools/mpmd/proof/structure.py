@@ -1,12 +1,12 @@
 """Checks the form of a rank's program (M1, M2), and the schedule read back from it (M6, M7, M11).
 
 An action that is in no program has nothing to compute or send. This is possible only for all
-microbatches at once. Such an action counts as placed where the manifest has it.
+microbatches at once. The manifest then determines its position.
 
 Rank r runs on the devices from r * count on, and on no others. If count > 1, `main` is one manual
 computation over a mesh. The slowest axis of the mesh is the ranks, and it divides no value. The
 collectives in functions stay within each rank, and are the same for all ranks. So the devices of a
-rank run one program: they issue the same collectives in the same order, and device d sends only to
+rank run one program. They issue the same collectives in the same order, and device d sends only to
 device d of another rank. One device of each rank, with its sends and receives, is therefore enough
 to decide if ranks can deadlock.
 """

@@ -1,1 +1,1 @@
-"""Training with a set of rank programs: in one process, or in one for each rank under jax."""
+"""Trains with a set of rank programs: in one jax process, or in one for each rank."""

@@ -1,4 +1,4 @@
-"""A training run on a set of rank programs.
+"""Runs training steps on a set of rank programs.
 
 jax.distributed.initialize()                  # a process for each rank; or none for all of them
 with stablehlo_tools.mpmd.load("set") as job:
@@ -203,7 +203,7 @@ class Job:
             after = replace(state, step=state.step + 1, beside={}, arguments={})
             numbers = {rank: set(numbered) for rank, numbered in state.arguments.items()}
             beside = {rank: set(numbered) for rank, numbered in state.beside.items()}
-            # the part of the state that no step changes
+            # the state that no step changes
             constants = {
                 rank: {n: parts for n, parts in numbered.items() if n not in self._following[rank]}
                 for rank, numbered in state.arguments.items()

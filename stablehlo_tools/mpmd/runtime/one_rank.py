@@ -48,8 +48,7 @@ class OneRank(Engine):
         self._results = len(Function(before).yields)
         after = len(Function(entry_function(module)).yields)
         state = set(prepared.following[rank].values())
-        # A result that the next step does not read or donate: the one that keeps permutes, or a
-        # loss.
+        # A result that no later step donates: that which keeps permutes alive, or a loss.
         self._signal = next((n for n in reversed(range(after)) if n not in state), None)
         _donate(module, prepared.following[rank])
         if self._all[0].platform == "cpu":
@@ -59,8 +58,7 @@ class OneRank(Engine):
             else:
                 module = looped
         self._executable = bindings.compile_kept(bindings.write_bytecode(module), self._all)
-        # A compiler may delete permutes from the program of one rank; the others would then
-        # deadlock.
+        # If a compiler deletes permutes from the program of one rank, the others deadlock.
         wanted = len(ops_named(entry_function(module), {COLLECTIVE_PERMUTE}))
         if wanted:
             left = permutes_left(self._executable)
@@ -107,9 +105,9 @@ def _in_form(ranks: RankSet, platform: str) -> RankSet:
 def _keep_calls(module: ir.Module) -> None:
     """Makes XLA:CPU keep the calls of `main` as functions.
 
-    If they are inlined, values that all microbatches share, such as zeros for rows, are computed
-    once and then copied for each microbatch at the start. That needs ten times the memory, and a
-    third more time.
+    If they are inlined, XLA computes values that all microbatches share, such as zeros for rows,
+    once. It then copies them for each microbatch at the start. That needs ten times the memory, and
+    a third more time.
     """
     with module.context:
         kept = ir.Attribute.parse('{inlineable = "false"}')

@@ -1,1 +1,1 @@
-"""Which op of a training step runs on which stage of a pipeline, and in which phase."""
+"""Assigns each op of a training step to a pipeline stage and to a phase."""

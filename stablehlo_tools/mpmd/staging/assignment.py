@@ -132,8 +132,7 @@ class _Positions:
         least: dict[int, int] = {}  # of such an op: the highest position of its operands' ops
         for node in backward:
             makers = [self._step.flow.maker[n] for n in staged_inputs(self._step, node)]
-            # The first positions at which operands are available; None for one that depends on a
-            # gradient.
+            # The first position of each operand; None for one that depends on a gradient.
             made = [
                 self._span(maker)[1] if maker.index in self._forward else least.get(maker.index)
                 for maker in makers
@@ -180,7 +179,7 @@ class _Positions:
                 places.append(self._last[number])
                 span = None if maker is None else self._spans.get(maker.index)
                 if span is not None and node.name == WHILE:
-                    places.append(span[0])  # it goes back over all of them
+                    places.append(span[0])  # a backward loop covers all of them
         return min(places, default=None)
 
     def _by_users(self, node: Node) -> int:

@@ -56,7 +56,7 @@ from stablehlo_tools.transforms.split_weight_gradients import SplitWeightGradien
 _MUCH = 1e9  # bytes
 _NAME = "stablehlo_tools.cut"  # marks a loop that is to be cut
 _MILLI = 1e3
-_SLACK = 1.05  # of the lightest heaviest stage: the most that evenness and fewer bytes may cost
+_SLACK = 1.05  # relative to the least possible maximum of the stages, for evenness and fewer bytes
 _ROUNDING = 1 + 1e-9
 
 
@@ -206,7 +206,7 @@ def useless_cut(
         f"expand-mpmd: this set is slower than one rank: {makespan * _MILLI:.3f} ms a step "
         f"predicted on {ranks} ranks, and {alone * _MILLI:.3f} ms for the step as it is on one; "
         "--compare times other schedules, fewer microbatches keep more work in each",
-        notes=tuple(notes),  # it is of the whole step, which has no place
+        notes=tuple(notes),  # no location, because it is about the whole step
     )
 
 

@@ -29,12 +29,13 @@ _SCOPE = re.compile(r"(?<![\w])stage_(\d+)(?![\w])")
 
 
 def find_forward(step: TrainingStep, weigher: Weigher) -> Forward:
-    """Returns the staged ops that the loss depends on, which are the forward.
+    """Returns the staged ops of the forward: those that the loss depends on.
 
-    Without a loss it is the term that depends on most weights with least work. Ops that other
-    scalars depend on without another product are included. If that term depends on all products,
-    the forward is the ops that the first backward loop over layers depends on. An example are
-    gradients of stacked layers in a step that returns no loss.
+    Without a loss, the term that depends on most weights with least work takes its place. Ops that
+    other scalars depend on without another product are included.
+
+    If that term depends on all products, the forward is the ops that the first backward loop over
+    layers depends on. An example is a step that returns gradients of stacked layers and no loss.
 
     Raises a located ToolError if all products belong to the forward: the step has no backward.
     """
@@ -47,8 +48,7 @@ def find_forward(step: TrainingStep, weigher: Weigher) -> Forward:
     for term in step.terms:
         above = _above(step, term) & ns.keys()
         below = frozenset[int]().union(*(weights.get(n, frozenset()) for n in term.inputs))
-        # Gradients depend on as many weights as the loss does, but need more work: forward and
-        # backward.
+        # Gradients depend on as many weights as the loss, but need forward and backward work.
         rank = (-len(below), sum(ns[index] for index in above), term.index)
         if above and (best is None or rank < best):
             best, nodes = rank, above

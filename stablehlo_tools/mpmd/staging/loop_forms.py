@@ -262,7 +262,7 @@ def _components(index: ir.Value) -> list[ir.Value] | None:
 
 
 def _add_up_rows(loop: ir.Operation, trips: int, effects: Effects) -> None:
-    """Replaces a stack of rows that is only summed after the loop by a carried sum."""
+    """Replaces stacks of rows that are only summed after the loop by carried sums."""
     sums_of = {n: sums for n, value in enumerate(loop.results) if (sums := _sums_of_rows(value))}
     carries = LoopCarries(LoopBody(loop, effects), trips)
     rows: dict[int, ir.Value] = {}

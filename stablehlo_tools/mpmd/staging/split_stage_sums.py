@@ -44,7 +44,7 @@ from stablehlo_tools.mpmd.staging.step import TrainingStep
 
 _LINEAR = ops_with(Trait.BIJECTIVE) - {REVERSE} | {CONVERT, SHARDING_CONSTRAINT, NEGATE}
 _KEEPING = ops_with(Trait.BIJECTIVE) - {REVERSE} | {CONVERT, NEGATE}
-_FEW = 64  # elements
+_FEW = 64  # elements of a value that is cheaper to send than its broadcast
 
 
 def take_apart(step: TrainingStep, assignment: Assignment) -> bool:

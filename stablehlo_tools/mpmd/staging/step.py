@@ -165,8 +165,8 @@ class TrainingStep:
                 self.staged.append(node)
 
     def _is_fixed(self, number: int) -> bool:
-        """Returns True if a value is the same for every microbatch because it comes from outside
-        the loop."""
+        """Returns True if a value is invariant: from outside the loop, or computed from such
+        values."""
         if number in self.invariant:
             return True
         is_outside = number not in self.flow.maker and number not in self._arguments

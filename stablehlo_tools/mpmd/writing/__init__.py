@@ -1,1 +1,1 @@
-"""Writing the program of each rank, by a schedule."""
+"""Writes the program of each rank by a schedule."""

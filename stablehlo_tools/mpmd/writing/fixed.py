@@ -96,8 +96,7 @@ class Fixed:
             if node is None or self.given(key) is not None:
                 is_anew = False
             elif node.name in CONSTANTS or node.name in _SPREADS:
-                # If it were prepared, it would be one more operand of each function, and live from
-                # then on.
+                # A prepared value is one more operand of each function, and live from then on.
                 is_anew = True
             else:
                 is_one = len(node.results) == 1 and not len(node.op.regions)

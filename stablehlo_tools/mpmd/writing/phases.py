@@ -214,7 +214,7 @@ def unconverted(values: list[ir.Value], point: ir.InsertionPoint) -> list[ir.Val
 
 
 def barred(value: ir.Value, point: ir.InsertionPoint) -> ir.Value:
-    """Returns a value after a barrier, so that the sender does not convert what is received."""
+    """Returns a value after a barrier, so that its sender cannot absorb a later conversion."""
     return barrier([value], point, value.location).results[0]
 
 

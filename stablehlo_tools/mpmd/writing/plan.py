@@ -246,7 +246,7 @@ class Made(NamedTuple):
     """A value of the finish.
 
     `number` is the value in the block for a "value", the carry for a "part", and the channel for a
-    "pack". A part is what one rank has summed up of a carry. A pack holds several values of one
+    "pack". A part is the sum of one rank for a carry. A pack holds several values of one
     message.
     """
 
