@@ -355,6 +355,7 @@ class _PermuteWriter:
             if type_ not in self.zeros:
                 self.zeros[type_] = zeros(ir.Type.parse(type_), self.top, ir.Location.unknown())
             given = self.zeros[type_]
+        # One token through barriers around every permute fixes their order, the same on all ranks.
         given, token = barrier([given, token], point, build.location).results
         size = self.ranks.manifest.devices
         pairs = [pair for transfer in transfers for pair in transfer.pairs(size)]

@@ -236,6 +236,7 @@ class _Divider:
         stored = self._stored(moved, kept)
         if stored is None:
             return None
+        # Carries without expensive ops move too if the first loop need not store more for them.
         kept, at_hand = self._kept(waiting), {*stored}
         riders = [c for c in resting if self._can_move(c, self._exclusive(c, kept), at_hand)]
         return Division(self._loop, tuple(sorted([*moved, *riders])), tuple(stored))

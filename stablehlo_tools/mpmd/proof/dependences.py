@@ -92,6 +92,7 @@ class Dependences:
         self, op: ir.Operation, carried: list[Dependence], values: dict[ir.Value, Dependence]
     ) -> Sequence[Dependence]:
         condition, body = (region.blocks[0] for region in op.regions)
+        # Up to a fixpoint: a carry may depend on an argument only after several iterations.
         while True:
             (decided,) = self._inside(condition, carried, values)
             ends = self._inside(body, carried, values)

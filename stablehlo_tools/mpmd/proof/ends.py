@@ -186,6 +186,7 @@ def _check_added(
         call = reading.events[use.event] if use.event >= 0 else None
         if not isinstance(call, Call):
             continue
+        # Every op that reads the received part must also depend on this rank's own sum.
         own = {
             number
             for number, operand in enumerate(call.operands)

@@ -119,7 +119,7 @@ def _expected(flow: Flow, usual: Relative) -> str:
 
 
 def _check_uses(flow: Flow, used: Sequence[Sequence[Used]], number: int) -> None:
-    """Checks that results that differ in their microbatch alone have the same uses, and at least
+    """Checks that results that differ only in their microbatch have the same uses, and at least
     one.
 
     The uses are relative to the microbatch. If microbatches run different phases, gradients of one
@@ -411,8 +411,7 @@ class InSums:
 
 
 def check_sums(flow: Flow, uneven: Sequence[Slot], even: Sequence[Slot]) -> InSums:
-    """Finds the sums among the `uneven` operands, which are not the same for all calls, and checks
-    them.
+    """Finds the sums among the `uneven` operands, which differ between calls, and checks them.
 
     If stages of the rank take turns in a sum, some of its operands are always the result of another
     stage for the same microbatch. These are among the `even` operands.
@@ -461,8 +460,8 @@ def _links(
 ) -> dict[str, Link] | None:
     """Returns the link of a sum in each of its functions; None if this is not a sum.
 
-    No result feeds a function that is called once and first, and no operand one called once and
-    last.
+    A function that is called once may begin the sum, without an operand, or end it, without a
+    result.
     """
     calls = [call for call in flow.reading.calls if call.function in {*entries, *exits}]
     links: dict[str, Link] = {}
@@ -554,6 +553,8 @@ def _takes_turns(group: Group, turn: Group, dependences: Dependences) -> bool:
 
 
 def _continues(one: Group, other: Group, dependences: Dependences) -> bool:
+    # A function links the groups if it has an operand but no result in one, and a result but no
+    # operand in the other.
     for (operands, results), (others, left) in ((one, other), (other, one)):
         given = {slot.function for slot in left}
         taken = {slot.function for slot in operands}

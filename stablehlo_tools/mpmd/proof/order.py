@@ -44,11 +44,10 @@ type Calls = tuple[ir.Operation, ...]  # nested calls, outermost first
 
 
 def issued(ranks: RankSet, readings: Sequence[Reading], *, places: bool = False) -> list[Program]:
-    """Returns the messages that each rank issues, if M1, M2 and M5 hold. Device r represents rank
-    r.
+    """Returns the messages that each rank issues, if M1, M2 and M5 hold.
 
-    With `places` the ops have locations, for an error message. Raises a located ToolError for a
-    function that cannot be read.
+    Device r represents the devices of rank r. With `places` the ops have locations, for an error
+    message. Raises a located ToolError for a function that cannot be read.
     """
     devices = ranks.manifest.devices
     if devices == 1 and any(map(_may_issue_more, readings)):

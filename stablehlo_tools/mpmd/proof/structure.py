@@ -194,8 +194,8 @@ def _around(
 def _of_handed(call: Call, before: ir.Operation, after: ir.Operation) -> str:
     """Returns an error about the values in the barriers around a call; "" if there is none.
 
-    The barrier before it may hold its operands only, the one after it its results only. Any other
-    value would be live until then.
+    The barrier before the call may hold only its operands, the barrier after it only its results.
+    Any other value would be live until then.
     """
     if not set(call.op.operands).issuperset(before.results[:-1]):
         return "the barrier before it holds a value that the call does not take"

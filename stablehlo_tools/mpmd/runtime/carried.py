@@ -135,7 +135,8 @@ type _Tree = frozenset[tuple[Keys, str]]
 
 
 def _trees(entries: Sequence[Entry], keys: Sequence[Keys], depth: int) -> dict[Keys, _Tree]:
-    """Returns the leaves and types below the paths cut at `depth`, if all keys below exist."""
+    """Returns the trees of leaves and types below the first `depth` keys of the paths, without bare
+    arrays."""
     found: dict[Keys, set[tuple[Keys, str]]] = {}
     for entry, each in zip(entries, keys, strict=True):
         if len(each) > depth:

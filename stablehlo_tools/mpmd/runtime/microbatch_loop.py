@@ -137,6 +137,7 @@ def _write(
     loop = CountedLoop(build, build.i32(len(rows)), list(starts.values()))
     states_of = dict(zip(starts, loop.arguments, strict=True))
     made: list[ir.Operation] = []
+    # The second row is the pattern of the body: the first one reads initial values.
     for call, operands in zip(rows[1], taken, strict=True):
         copy = call.op.clone(ip=loop.inside.point)
         for position, operand in enumerate(operands):

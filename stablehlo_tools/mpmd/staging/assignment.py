@@ -298,11 +298,10 @@ def staged_values(step: TrainingStep, assignment: Assignment) -> list[Value]:
 
 
 def route(values: Iterable[Value], placement: Placement, number: int) -> dict[Boundary, list[int]]:
-    """Returns the values that a microbatch sends over each boundary, in program order, on one
-    route.
+    """Returns the values that a microbatch sends over each boundary, in program order.
 
-    The route is number `number` of the placement. A boundary is a pair of stages, from the first to
-    the second.
+    The microbatch runs on route `number` of the placement. A boundary is a pair of stages, from the
+    first to the second.
     """
     ranks = placement.routes[number]
     messages: dict[Boundary, list[int]] = {}

@@ -376,6 +376,7 @@ def cut_units(units: Units, stages: int, ns_per_byte: float, place: ir.Location)
 
 
 def _fits(upto: Sequence[float], stages: int, limit: float) -> bool:
+    # Greedy: each stage is filled up to the limit.
     first, count = 0, len(upto) - 1
     for _ in range(stages):
         # the last unit at which a stage from `first` can end

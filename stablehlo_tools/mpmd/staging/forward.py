@@ -31,13 +31,13 @@ _SCOPE = re.compile(r"(?<![\w])stage_(\d+)(?![\w])")
 def find_forward(step: TrainingStep, weigher: Weigher) -> Forward:
     """Returns the staged ops of the forward: those that the loss depends on.
 
-    Without a loss, the term that depends on most weights with least work takes its place. Ops that
-    other scalars depend on without another product are included.
+    The loss is assumed to be the term that depends on most weights with least work. Ops that other
+    scalars depend on without another product are included.
 
     If that term depends on all products, the forward is the ops that the first backward loop over
     layers depends on. An example is a step that returns gradients of stacked layers and no loss.
 
-    Raises a located ToolError if all products belong to the forward: the step has no backward.
+    Raises a located ToolError if no forward with products is found: the step has no backward.
     """
     weights = _weights_below(step)
     needed = [step.flow.nodes[index] for index in sorted(step.needed)]
@@ -146,8 +146,7 @@ def marked(step: TrainingStep, forward: Forward) -> dict[int, int]:
 def named_by_user(step: TrainingStep, forward: Forward, stages: int) -> dict[int, int] | None:
     """Returns the stages that the program names; None if it names none.
 
-    Raises a located ToolError if they are not those of the schedule, or if one depends on a later
-    one.
+    Raises a located ToolError if they differ from the schedule's, or if one depends on a later one.
     """
     own: dict[int, int] = {}
     for index in sorted(forward):

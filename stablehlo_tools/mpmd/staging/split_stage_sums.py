@@ -62,8 +62,8 @@ def take_apart(step: TrainingStep, assignment: Assignment) -> bool:
 
 
 def _begin_anew(step: TrainingStep, assignment: Assignment) -> bool:
-    """Makes one loop that continues a sum of another stage start from zero, and adds that sum
-    afterwards.
+    """Splits one loop that continues a sum of another stage: it starts from zero, and adds the sum
+    last.
 
     This happens for the gradient of weights that all layers share. Returns False if there is none.
     """
@@ -166,6 +166,7 @@ def is_spread(op: ir.Operation) -> bool:
 
 def own_spreads(block: ir.Block) -> None:
     """Copies broadcasts in a block to each of their readers, except those that a region reads."""
+    # Last first: copies of an op are then readers of the ops before it, and get their own copies.
     for view in list(block.operations)[::-1]:
         op = view.operation
         if not len(op.results) or not is_spread(op):

@@ -137,7 +137,7 @@ class Plan:
     def finish_messages(self) -> Sequence[FinishMessage]:
         """The messages after the schedule, in order. Their transfers are appended to `transfers`.
 
-        Small values of one element type share a message: a norm needs one scalar per weight's
+        Small values of one element type share a message: a norm needs a scalar of every weight's
         gradient.
         """
         together: dict[tuple[int, int, int, str], list[Made]] = {}
@@ -196,8 +196,7 @@ class Plan:
     def is_read_later(self, number: int, round_: int, rank: int) -> bool:
         """Returns True if a rank needs a value that it computes in `round_` after that round.
 
-        A value is needed if a later round on this rank reads it, or if it is sent alone or
-        returned.
+        This holds if a later round on this rank reads it, or if it is sent alone or returned.
         """
         readers = self._readers.get(number, set())
         return number in self._leaving or any(r == rank and n != round_ for n, r in readers)
@@ -230,6 +229,7 @@ class Plan:
     def _of_send(self, send: Action, rank: int) -> list[Channel]:
         placement = self.table.placement
         following = other_end(send).stage
+        # Microbatches use the routes of the placement in turn.
         messages = self._messages[send.microbatch % len(self._messages)]
         values = messages.get((send.stage, following), ())
         target = placement.rank_of(following, send.microbatch)
