@@ -140,8 +140,8 @@ class Timed:
 
 @dataclass(frozen=True)
 class Expansion:
-    """The programs of the ranks and their manifest. `alone` is the time in seconds of the uncut
-    step on one rank."""
+    """The programs of the ranks and their manifest. `alone` is the time of the uncut step in
+    seconds."""
 
     modules: tuple[ir.Module, ...]
     manifest: Manifest
@@ -250,10 +250,9 @@ def prepare(artifact: Artifact, request: Request, *, once: bool = True) -> Prepa
 
 
 def _has_own_loop(module: ir.Module, request: Request) -> bool:
-    """Returns True if the step loops over as many microbatches as requested; False if it has no
-    loop.
+    """Returns True if the step has a loop over the requested number of microbatches.
 
-    Raises a located ToolError if it loops over another number.
+    Returns False if it has none. Raises a located ToolError for a loop over another number.
     """
     own = own_loop(module, Weigher(request.hardware))
     if own is not None and own.trips != request.microbatches:
@@ -327,8 +326,7 @@ def _table(request: Request, microbatches: int, costs: Costs) -> Table:
 
 
 def _check_given(table: Table, request: Request, microbatches: int) -> Table:
-    """Returns a schedule from elsewhere. Raises ToolError if it is invalid, or not for this
-    step."""
+    """Returns a schedule from elsewhere. Raises ToolError if it is invalid or does not fit."""
     check(table)
     if not table.training:
         raise ToolError(f"expand-mpmd: {table.name} has no backward, and the step has one")

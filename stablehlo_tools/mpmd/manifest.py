@@ -233,7 +233,7 @@ def _lines(items: Sequence[Any]) -> str:
 
 
 def function_of(kind: Kind, stage: int) -> str:
-    """Returns the name of a phase's function, `stage_3_forward`. Its operand 0 is the
+    """Returns the name of a phase's function: `stage_3_forward`. Its operand 0 is the
     microbatch."""
     return f"stage_{stage}_{_PHASES[kind]}"
 
@@ -369,8 +369,7 @@ def _stages(value: JsonValue, table: Table) -> tuple[Stage, ...]:
 
 
 def _entries(value: JsonValue, ranks: int) -> tuple[Entry, ...]:
-    """Returns inputs or outputs. Each argument or result of a rank may be a piece of only one of
-    them."""
+    """Returns inputs or outputs. An argument or result of a rank is a piece of at most one."""
     taken: set[tuple[int, int]] = set()
     entries: list[Entry] = []
     for each in value.items():

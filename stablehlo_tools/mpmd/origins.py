@@ -79,8 +79,7 @@ class Bundle(NamedTuple):
 
 @dataclass
 class Origins:
-    """The origins of the operands of the calls and messages of a block, by event, and of its
-    results.
+    """The origins of the operands of a block's calls and messages, by event, and of its results.
 
     A message has the sent value as operand, or the received one as result. `constants` numbers the
     texts of the constants.

@@ -257,8 +257,7 @@ def piece_type(entry: Entry, piece: Piece) -> str:
 
 
 def _check_pieces(loaded: RankSet, rank: int) -> None:
-    """Checks that every argument and result of a rank is a piece of an input or output, of its
-    type."""
+    """Checks that every argument and result of a rank is a piece of its type."""
     main = loaded.main(rank)
     block = Function(main).body
     sides = (
@@ -295,8 +294,7 @@ def _check_pieces(loaded: RankSet, rank: int) -> None:
 
 
 def digest_of(program: Artifact) -> str:
-    """Returns the SHA-256 of a program's text without locations; it is the same for all artifact
-    forms."""
+    """Returns the SHA-256 of a program's text without locations, equal for all artifact forms."""
     text = artifact.to_text(program.module, locations=False)
     return hashlib.sha256(text.encode()).hexdigest()
 

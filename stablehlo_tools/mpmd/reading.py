@@ -227,8 +227,7 @@ def _events_of(reading: Reading) -> list[Event]:
 
 
 def _microbatch(call: ir.Operation, numbers: Mapping[ir.Value, int]) -> int:
-    """Returns the constant that is operand 0 of a call, read through barriers; -1 if there is
-    none."""
+    """Returns the constant operand 0 of a call, read through barriers; -1 if there is none."""
     value = call.operands[0] if len(call.operands) else None
     while value is not None and value not in numbers:
         op = producer(value)

@@ -9,8 +9,7 @@ from stablehlo_tools.schedules.simulator import Timeline
 
 @dataclass(frozen=True)
 class Level:
-    """The bytes that a rank holds for microbatches after an action or a message, and the schedule's
-    bound.
+    """The bytes held for microbatches after an action or a message, and the schedule's bound.
 
     `time` is the end of the schedule's phase in microseconds; None for events that take no time.
     """
@@ -49,8 +48,7 @@ class RankRow:
 
 @dataclass(frozen=True)
 class Link:
-    """The messages from one rank to another, during the schedule and after it, with the bytes of a
-    device."""
+    """The messages from one rank to another, in and after the schedule; bytes are per device."""
 
     source: int
     target: int

@@ -236,8 +236,7 @@ def _function(
 
 
 def rounds_of(rows: Sequence[Sequence[Transfer]]) -> list[Round]:
-    """Returns the transfers in an order that agrees with each rank's. Simultaneous ones form a
-    round.
+    """Returns the transfers in an order that agrees with each rank's, simultaneous ones together.
 
     `rows[r]` are the transfers of rank r in its order. Raises ToolError if the ranks deadlock.
     """
@@ -273,8 +272,7 @@ def rounds_of(rows: Sequence[Sequence[Transfer]]) -> list[Round]:
 
 
 def with_permutes(ranks: RankSet) -> RankSet:
-    """Returns a copy of a set in the form `permutes`; `main` gains a last result, which is not an
-    output.
+    """Returns a copy of a set in the form `permutes`. `main` gains a last result, not an output.
 
     Raises ToolError for a set that is not in the form `pairs`, whose transfers are not chained, or
     whose ranks deadlock.
@@ -303,8 +301,7 @@ class _PermuteWriter:
     zeros: dict[str, ir.Value] = field(default_factory=dict[str, ir.Value])
 
     def write(self, ends: Sequence[End]) -> None:
-        """Inserts all permutes: those of this rank in place of its ends, watched ones before the
-        next end."""
+        """Inserts all permutes: own ones in place of the ends, watched ones before the next end."""
         module = self.ranks.programs[self.rank].module
         main = self.ranks.main(self.rank)
         self.top = ir.InsertionPoint.at_block_begin(body_of(main))
@@ -372,8 +369,7 @@ class _PermuteWriter:
         return token
 
     def _watched(self, type_: ir.Type) -> str:
-        """Returns the function that uses a tensor of a type: it adds the first element to a
-        number."""
+        """Returns the function that uses a tensor of a type by adding its first element."""
         text = str(type_)
         if text not in self.functions:
             count = len(self.names)

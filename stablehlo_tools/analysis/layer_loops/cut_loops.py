@@ -37,8 +37,7 @@ ROWS = DimTiling(0)
 
 
 class CutLoops:
-    """The loops to cut, over as many layers each, and other loops over layers, which stay whole and
-    read whole stacks."""
+    """The loops to cut, over equally many layers, and other loops over layers, which stay whole."""
 
     def __init__(self, loops: Iterable[LayerLoop], others: Iterable[LayerLoop]) -> None:
         self._loops = {key_of(loop.op): loop for loop in loops}
@@ -68,8 +67,7 @@ def stacks(loop: LayerLoop) -> list[int]:
 
 
 def rows_of(loop: LayerLoop, carry: int) -> Rows:
-    """Returns the rows of a carry that the loop goes over. If it reads and writes rows, they are
-    the same."""
+    """Returns the rows of a carry that the loop goes over. Reads and writes use the same rows."""
     return loop.writes[carry] if carry in loop.writes else loop.reads[carry]
 
 
@@ -112,8 +110,7 @@ def _wanted(dims: BatchDims, loops: CutLoops) -> Iterator[TiledValue]:
 
 
 class _RowPropagation(Propagation):
-    """Follows rows forward. Values in `seeds` are divided by rows unless an op determines
-    otherwise."""
+    """Follows rows forward. Values in `seeds` have rows unless an op decides otherwise."""
 
     def __init__(
         self, graph: Graph, loops: CutLoops, trips: int, seeds: Mapping[int, DimTiling]
@@ -146,8 +143,7 @@ class RowOrigins(Origins):
         self.writers: list[Key] = []  # loops to cut that write requested rows
 
     def of(self, wanted: Iterable[TiledValue]) -> dict[int, DimTiling]:
-        """Returns the origins as the base class does, and records the loops to cut that write
-        requested rows."""
+        """Returns the origins, and records the loops to cut that write requested rows."""
         self.writers.clear()
         return super().of(wanted)
 
@@ -168,8 +164,7 @@ _WHERE = frozenset({"stablehlo.while", "stablehlo.if", "stablehlo.case"})
 
 @dataclass(frozen=True)
 class Chosen:
-    """The loops of one block to cut, and the values of the block that are divided by rows of
-    layers."""
+    """The loops of one block to cut, and the values of the block with rows of layers."""
 
     cut: tuple[LayerLoop, ...]
     loops: CutLoops
@@ -177,16 +172,15 @@ class Chosen:
 
 
 def uncut_loops(main: ir.Operation, effects: Effects) -> list[LayerLoop]:
-    """Returns the loops over layers of `main` that are not yet cut, as the option `loop` counts
-    them."""
+    """Returns the uncut loops over layers of `main`, in the order that the option `loop` counts."""
     return [loop for loop in _every(main, effects) if range_of(loop.op) is None]
 
 
 def choose(
     main: ir.Operation, effects: Effects, trips: int, counts: str, number: int
 ) -> list[Chosen]:
-    """Returns the loops to cut in `main` and its manual computations. Raises ToolError if there are
-    none."""
+    """Returns the loops to cut in `main` and its manual computations. Raises ToolError if none
+    fit."""
     every = _every(main, effects)
     uncut = [loop for loop in every if range_of(loop.op) is None]
     wanted = [loop for loop in uncut if loop.trips == trips]
@@ -259,7 +253,7 @@ def _numbered(
 
 
 def _root(loop: LayerLoop) -> ir.Block:
-    """Returns the block of `main` or of a manual computation that contains a loop. Raises
+    """Returns the block of `main` or a manual computation that contains a loop. Raises
     ToolError."""
     block = loop.op.block
     while True:
@@ -276,8 +270,7 @@ def _root(loop: LayerLoop) -> ir.Block:
 
 
 def _sharing(one: LayerLoop, loops: Sequence[LayerLoop]) -> list[LayerLoop]:
-    """Returns a loop and those of `loops` that go over stacks of the same origin, in their
-    order."""
+    """Returns the `loops`, in order, whose stacks have the same origin as those of `one`."""
     graph = Graph.of(_root(one))
     origins = RowOrigins(graph, CutLoops(loops, ()), one.trips)
     sources: list[set[int | Key]] = []

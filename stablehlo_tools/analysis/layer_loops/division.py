@@ -55,7 +55,7 @@ class Backward:
 
 @dataclass(frozen=True)
 class Division:
-    """A loop in two: the carries that move to the second, and the values of each iteration that the
+    """A loop in two: the carries that move to the second, and the values that each iteration of the
     first stores for it."""
 
     loop: Backward
@@ -129,8 +129,7 @@ def awaited_carries(
 
 
 def _needs(body: LoopBody, values: Iterable[ir.Value]) -> tuple[set[int], set[int]]:
-    """Returns the positions of ops, and the carries, that values depend on, also in earlier
-    iterations."""
+    """Returns the positions of ops, and the carries, that values depend on in any iteration."""
     ops, carries = set[int](), set[int]()
     pending = list(values)
     while pending:
@@ -152,8 +151,8 @@ def _needs(body: LoopBody, values: Iterable[ir.Value]) -> tuple[set[int], set[in
 
 
 def divide(loop: Backward, fixed: Iterable[int]) -> Division | None:
-    """Returns the division of a loop; None if no op is worth moving. `fixed` are carries that must
-    stay in the first loop."""
+    """Returns the division of a loop; None if no op is worth moving. The `fixed` carries stay in
+    the first loop."""
     return _Divider(loop, frozenset(fixed)).division()
 
 
@@ -164,8 +163,7 @@ def states(body: LoopBody) -> list[int]:
 
 
 def is_write(body: LoopBody, carry: int) -> bool:
-    """Returns True if iterations only write rows of a carry, and read its rows only before they do
-    so."""
+    """Returns True if iterations only write rows of a carry, and read rows only before that."""
     argument, value = body.arguments[carry], body.ends[carry]
     updates: list[ir.Operation] = []
     while (op := producer(value)) is not None and op.name in (_UPDATE, _CONSTRAINT):
@@ -242,8 +240,7 @@ class _Divider:
         return Division(self._loop, tuple(sorted([*moved, *riders])), tuple(stored))
 
     def _kept(self, waiting: Sequence[int]) -> set[int]:
-        """Returns the ops that stay in the first loop in any case: those of the chain, and with
-        effects."""
+        """Returns the ops that must stay in the first loop: the chain, and ops with effects."""
         body = self._body
         values = [body.ends[c] for c in states(body) if c not in waiting]
         for op in body.ops:
@@ -259,8 +256,8 @@ class _Divider:
         return op.name in _WORK or self._body.communicates(op)
 
     def _stored(self, moved: Sequence[int], kept: set[int]) -> list[ir.Value] | None:
-        """Returns the values that the second loop reads from the first, with the fewest bytes; None
-        if there is no cut."""
+        """Returns the values of fewest bytes that the first loop stores for the second; None
+        without a cut."""
         body = self._body
         ours = _needs(body, (body.ends[c] for c in moved))[0] - kept
         # The expensive ones of our ops, and the ops that depend on them in the same iteration.

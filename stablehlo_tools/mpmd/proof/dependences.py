@@ -36,8 +36,7 @@ class Dependences:
     )
 
     def of(self, name: str) -> tuple[Dependence, ...]:
-        """Returns, for each result of a function, the numbers of the arguments that it depends
-        on."""
+        """Returns the numbers of the arguments that each result of a function depends on."""
         if name in self._known:
             return self._known[name]
         if not self._functions:

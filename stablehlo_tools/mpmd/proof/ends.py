@@ -37,8 +37,7 @@ class _Side(NamedTuple):
 
 
 def check_ends(manifest: Manifest, readings: Sequence[Reading], findings: Findings) -> None:
-    """Checks M9: every argument and result has one entry and fits it, and the outputs are
-    complete."""
+    """Checks M9: every argument and result has one fitting entry, and the outputs are complete."""
     blocks = [Function(reading.main).body for reading in readings]
     arguments = [[argument.type for argument in block.arguments] for block in blocks]
     results = [[value.type for value in terminator(block).operands] for block in blocks]

@@ -70,8 +70,7 @@ class Findings:
         reading: Reading | None = None,
         op: ir.Operation | None = None,
     ) -> None:
-        """Counts a finding about a rank, at an op of its program. Lists only the first of each
-        rule."""
+        """Counts a finding about a rank, at an op of its program. Lists the first of each rule."""
         self.counts[rule] = self.counts.get(rule, 0) + 1
         if self.counts[rule] > _LISTED:
             return

@@ -119,8 +119,7 @@ def _expected(flow: Flow, usual: Relative) -> str:
 
 
 def _check_uses(flow: Flow, used: Sequence[Sequence[Used]], number: int) -> None:
-    """Checks that results that differ only in their microbatch have the same uses, and at least
-    one.
+    """Checks that results that differ only in their microbatch have the same uses, at least one.
 
     The uses are relative to the microbatch. If microbatches run different phases, gradients of one
     stage count as the same use.
@@ -188,8 +187,8 @@ def _check_sends(flow: Flow) -> None:
 
 
 def _check_receives(flow: Flow) -> None:
-    """Checks that received values are used, and only by their own stage (or a later one) and
-    microbatch."""
+    """Checks that received values are used, by their own microbatch and stage (or a later one)
+    only."""
     reading = flow.reading
     received: defaultdict[tuple[Kind, int, int], list[Message]] = defaultdict(list)
     for message in reading.messages:
@@ -276,8 +275,7 @@ class Used(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Flow:
-    """The shared state of a rank's checks. Operands and uses are computed once for calls of one
-    form."""
+    """The shared state of a rank's checks. Operands and uses are computed once per form of call."""
 
     reading: Reading
     labels: Mapping[int, Label]
@@ -376,8 +374,8 @@ class Flow:
         return list(groups.values())
 
     def loosely(self, relative: Relative) -> Relative:
-        """Returns the same for microbatches that run different phases: for gradients only the stage
-        counts."""
+        """Returns a form in which all gradients of a stage are equal, to compare different
+        phases."""
         phase = phase_of(relative.name)
         if phase is None or phase[0] is Kind.FORWARD:
             return relative
@@ -482,8 +480,8 @@ def _links(
 
 
 def _left_by(flow: Flow, call: Call, entry: int, dependences: Dependences) -> int | None:
-    """Returns the result of the last call that is the sum: it has its type and depends on it. None
-    if there is none."""
+    """Returns the result of the last call that is the sum: it has its type and depends on it.
+    Returns None if there is no such result."""
     type_ = call.op.operands[entry].type
     for number, depends in enumerate(dependences.of(call.function)):
         uses = flow.reading.origins.uses(call.results[number])
@@ -540,8 +538,7 @@ def _with_turns(groups: list[Group], turns: list[Group], dependences: Dependence
 
 
 def _takes_turns(group: Group, turn: Group, dependences: Dependences) -> bool:
-    """Returns True if the value that an operand reads depends on the sum, and the sum depends on
-    the operand."""
+    """Returns True if an operand depends on the sum, and the sum on the operand."""
     operands, taken = group[0], turn[1]
     comes_from = any(
         slot.function == result.function
@@ -599,8 +596,7 @@ def _check_chain(flow: Flow, links: dict[str, Link]) -> None:
 def _check_taken(
     flow: Flow, call: Call, left: Origin, behind: Call | None, links: dict[str, Link]
 ) -> None:
-    """Checks that only the next call reads a sum, or only ops after the schedule for the last
-    call."""
+    """Checks that only the next call reads a sum; after the last call, only the finish."""
     uses = flow.reading.origins.uses(left)
     if behind is not None:
         if uses == [Use(behind.index, links[behind.function].operand or 0)]:

@@ -76,8 +76,7 @@ class Labels:
         return self._of_ranks[reading.rank]
 
     def actions(self, reading: Reading) -> list[Action | None]:
-        """Returns for each event of a rank its phase, or the action of the message; None after the
-        schedule."""
+        """Returns the action of each event of a rank; None outside the schedule."""
         if reading.rank not in self._actions:
             known = self.of_rank(reading)
             listed: list[Action | None] = []
@@ -118,8 +117,7 @@ def check_transfers(
 
 
 def check_messages(reading: Reading, labels: Labels, findings: Findings) -> None:
-    """Checks M5 within one rank: the sent values, and that the tensors of an action are
-    adjacent."""
+    """Checks M5 within one rank: the sent values, and the order of the tensors of an action."""
     _check_groups(reading, labels, findings)
     _check_sent(reading, labels, findings)
 
@@ -156,8 +154,7 @@ def _check_listed(
 
 
 def _send(action: str) -> Action | None:
-    """Returns the send that a transfer belongs to; None after the schedule, and for any other
-    text."""
+    """Returns the send that a transfer belongs to; None for `finish` or any other text."""
     send = None if action == FINISH else step_of(action)
     return send if isinstance(send, Action) and send.kind.is_send else None
 
@@ -165,8 +162,7 @@ def _send(action: str) -> Action | None:
 def _check_message(
     transfer: Transfer, pairs: Pairs, reading: Reading, message: Message, findings: Findings
 ) -> None:
-    """Checks rank, type and devices of one end of a transfer. `pairs` are the devices of its two
-    ranks."""
+    """Checks rank, type and devices of one end of a transfer. `pairs` are its devices."""
     rank = transfer.source if message.is_send else transfer.target
     is_host, channel_type = message.is_host_transfer, message.channel_type
     found = (reading.rank, message.type, message.pairs, is_host, channel_type)
@@ -204,8 +200,7 @@ def _check_once(
 
 
 def _check_groups(reading: Reading, labels: Labels, findings: Findings) -> None:
-    """Checks that the tensors of an action are adjacent and in order: 0, 1, …, up to the manifest's
-    count."""
+    """Checks that all tensors of an action are adjacent and in order: 0, 1, …."""
     known = labels.of_rank(reading)
     labelled = [(event, known.get(event.index)) for event in reading.events]
     for action, row in groupby(labelled, lambda each: each[1] and each[1].action):

@@ -177,8 +177,7 @@ class _ScheduledBytes:
         return last
 
     def _needed(self, maker: Action, event: int, taker: Action) -> int:
-        """Returns the event until which a value waits for `taker`, another stage or a send; -1 if
-        it does not wait.
+        """Returns the event until which a value waits for `taker`; -1 if it does not wait.
 
         An activation counts from its stage's forward on, and contains the operands of its
         gradients. The part that is kept counts from the input gradient on, a message from the phase
@@ -314,8 +313,7 @@ def _weights(reading: Reading, actions: Sequence[Action | None], sums: InSums) -
 
 
 def _sizes(reading: Reading) -> list[list[float]]:
-    """Returns the bytes of the results of each event; they are the same for all calls of a
-    function."""
+    """Returns the bytes of the results of each event, computed once per function."""
     known: dict[tuple[bool, str], list[float]] = {}
     sizes: list[list[float]] = []
     for event, results in zip(reading.events, reading.origins.results, strict=True):

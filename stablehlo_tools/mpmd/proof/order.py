@@ -132,8 +132,7 @@ class _Surroundings:
         return f"converted to {_element(users[0].results[0])}" if is_alone else ""
 
     def _maker(self, value: ir.Value, calls: Calls) -> ir.Operation | None:
-        """Returns the op that yields a value, which is in the function of the innermost of
-        `calls`."""
+        """Returns the op that yields a value in the function of the innermost of `calls`."""
         maker = producer(value)
         if maker is None:
             if not calls:
@@ -146,8 +145,7 @@ class _Surroundings:
         return self._maker(returned, (*calls, maker))
 
     def _users(self, value: ir.Value, calls: Calls) -> Iterator[ir.Operation]:
-        """Yields the ops that read a value, which is in the function of the innermost of
-        `calls`."""
+        """Yields the ops that read a value in the function of the innermost of `calls`."""
         for use in value.uses:
             user, number = use.owner.operation, use.operand_number
             if user.name == CALL:

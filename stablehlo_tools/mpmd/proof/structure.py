@@ -148,8 +148,7 @@ def _check_functions(reading: Reading, findings: Findings) -> None:
 
 
 def _check_messages_chain(reading: Reading, findings: Findings) -> None:
-    """Checks that every message reads the token of the one before it, and the first one a new
-    token."""
+    """Checks that every message reads the token of the one before it; the first, a new token."""
     before: Message | None = None
     for message in reading.messages:
         token = message.op.operands[-1]
@@ -226,8 +225,7 @@ def check_rows(
 
 
 def _actions(reading: Reading, labels: Labels) -> list[tuple[int, Action]]:
-    """Returns the actions of a rank, each with its first event. The tensors of a message count as
-    one."""
+    """Returns the actions of a rank, each with its first event, without further tensors."""
     positions: list[tuple[int, Action]] = []
     previous: tuple[Action, int] | None = None
     known = labels.of_rank(reading)

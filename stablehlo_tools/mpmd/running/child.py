@@ -27,8 +27,7 @@ _TENSOR = re.compile(r"tensor<((?:\d+x)*)([\w<>]+)>")
 
 
 def ask(module: str, directory: Path, request: Any, devices: int, timeout: float, what: str) -> Any:
-    """Runs a module of this package in a child that answers a request. `what` describes it in
-    messages.
+    """Runs a module of this package in a child that answers a request. `what` names it in messages.
 
     Raises the child's ToolError, or one if the child died or ran longer than `timeout` seconds.
     """
@@ -128,8 +127,7 @@ def index_of(piece: Piece) -> tuple[slice, ...]:
 
 
 def value_of(type_: str, name: str = "") -> Value:
-    """Returns the value of a tensor type in text. Raises ToolError for types that NumPy cannot
-    hold."""
+    """Returns the value of a tensor type in text. Raises ToolError if NumPy cannot hold it."""
     match = _TENSOR.fullmatch(type_)
     element = None if match is None else element_type(match[2])
     if match is None or element is None:
@@ -151,8 +149,7 @@ def element_of(value: Value) -> ElementType:
 
 
 def about_the_set(refusal: ToolError) -> ToolError:
-    """Returns the error with its locations as text: they are in a mapped copy, not in the set
-    itself."""
+    """Returns the error with its locations as text: they are in a mapped copy, not in the set."""
     texts: list[str] = []
     for each in (refusal.diagnostic, *refusal.diagnostic.notes):
         place = each.place.render("").strip()

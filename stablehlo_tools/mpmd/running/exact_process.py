@@ -32,8 +32,7 @@ class SetComparison(FieldComparison):
 
 
 class SetProgram:
-    """A set that is called like its origin, with whole arrays. `taken` are the inputs that it
-    reads."""
+    """A set that is called like its origin, with whole arrays. It reads the inputs `taken`."""
 
     def __init__(self, ranks: RankSet, taken: Sequence[int]) -> None:
         self.taken = taken

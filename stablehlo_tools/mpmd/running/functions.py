@@ -107,8 +107,7 @@ def module_of(op: ir.Operation) -> ir.Module:
 
 
 def _called(functions: dict[str, ir.Operation], name: str) -> list[str]:
-    """Returns a function and those that it calls, directly or not, in the order of their first
-    calls."""
+    """Returns a function and its direct and indirect callees, in the order of their first calls."""
     called = [name]
     for caller in called:  # the list grows in the loop
         if caller not in functions:
@@ -147,8 +146,7 @@ def any_values(devices: Sequence[Any]) -> NamedSharding:
 
 
 def run_on(executable: Any, taken: Sequence[Parts], whole: NamedSharding) -> list[Parts]:
-    """Runs a per-device program on the devices of this process; `whole` is the sharding over all of
-    them."""
+    """Runs a per-device program on the devices of this process, with the sharding `whole`."""
     if whole.num_devices == 1:
         results = executable.execute_sharded([part for (part,) in taken])
     else:

@@ -29,8 +29,7 @@ def check_origin(
     outputs: Sequence[Value],
     instances: int,
 ) -> tuple[int, ...]:
-    """Returns the numbers of the original's inputs that the manifest lists, in its order, without
-    the platform index.
+    """Returns the numbers of the original's inputs in the manifest, without the platform index.
 
     Raises ToolError if the inputs or outputs of the original differ from those of the manifest.
     """
@@ -60,8 +59,8 @@ def check_origin(
 
 
 def platform_inputs(manifest: Manifest) -> int:
-    """Returns the number of leading inputs that are a platform index: 1 for a program for several,
-    else 0."""
+    """Returns the number of platform index inputs: 1 for a program for several platforms, else
+    0."""
     return int(bool(manifest.inputs) and not manifest.inputs[0].path)
 
 
@@ -80,8 +79,7 @@ class OriginInputs:
 def make_inputs(
     manifest: Manifest, original: Artifact | None, seed: int, fixed: Mapping[int, float]
 ) -> OriginInputs:
-    """Returns random floats and integers. `fixed` maps numbers of inputs to a value for all
-    elements.
+    """Returns random inputs. `fixed` maps numbers of inputs to a value for all their elements.
 
     Raises ToolError as `check_origin` does.
     """
@@ -124,8 +122,7 @@ def _check_type(what: str, value: Value, entry: Entry) -> None:
 
 
 def _check_paths(what: str, paths: Sequence[str], entries: Sequence[Entry]) -> None:
-    """Compares the pytree paths if both programs have some; the platform index has none and is not
-    counted."""
+    """Compares the pytree paths if both programs have some. The platform index has none."""
     named = [path for path in paths if path]
     listed = [entry for entry in entries if entry.path]
     for number, (path, entry) in enumerate(zip(named, listed, strict=False)):

@@ -67,8 +67,7 @@ class SetOptions(Options):
 
 @dataclass(frozen=True)
 class SetOutcome:
-    """The result of a run: the paths and types of its `outputs`, and `values`, compared to the
-    original's.
+    """The result of a run: the paths and types of its `outputs`, and the comparison of `values`.
 
     `values` is None without an original. In exact arithmetic `played` is empty.
     """
@@ -163,8 +162,7 @@ def _run_in_floats(
 def _run_original(
     directory: Path, plan: Plan, inputs: Sequence[Array], timeout: float
 ) -> list[Array]:
-    """Returns the outputs of the original in floats. `directory` is empty, and for temporary
-    files."""
+    """Returns the outputs of the original in floats. `directory` is for temporary files."""
     run = plan.run
     write_arrays(directory / inputs_of(0), inputs, [type_of(value) for value in run.inputs])
     devices = run.replicas * run.partitions

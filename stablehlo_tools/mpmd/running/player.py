@@ -62,8 +62,8 @@ class SetPlayer:
         self.machine.compile_ahead([m for player in self.players for m in player.functions()])
 
     def run(self, inputs: Sequence[Sequence[Array]]) -> list[list[Array]]:
-        """Returns the results of each rank's `main` for its arguments. Raises ToolError as `play`
-        does."""
+        """Returns the results of each rank's `main` for its arguments. Raises ToolError like
+        `play`."""
         for player, program, arrays in zip(self.players, self.programs, inputs, strict=True):
             player.start(program.divided(arrays))
         play(self.manifest, self.players)
@@ -279,8 +279,8 @@ class Player:
         self._give(waiting.op, [] if waiting.is_send else [received])
 
     def zeros(self, value: ir.Value) -> Parts:
-        """Returns zeros of a tensor's type on every device, the value that a permute yields without
-        a source."""
+        """Returns zeros of a tensor's type on every device, as a permute yields without a
+        source."""
         tensor = value_of(str(value.type))
         zeros = np.zeros(tensor.shape, element_of(tensor).dtype)
         return self.machine.placed([zeros] * len(self.machine.devices))
@@ -292,8 +292,8 @@ class Player:
         return [self.machine.placed([np.array(number, np.int32)] * self.manifest.devices)]
 
     def functions(self) -> list[ir.Module]:
-        """Returns all functions that `main` calls, each as a separate module, and keeps them for
-        the calls."""
+        """Returns the functions that `main` calls as separate modules, and keeps them for the
+        calls."""
         names = dict.fromkeys(callee_name(op) for op in self._ops if op.name == CALL)
         for name in names:
             self._modules[name] = as_module(

@@ -110,8 +110,7 @@ def _attempt(rooms: Sequence[Path], devices: int, timeout: float) -> None:
 
 
 def _wait(processes: Sequence[_Process], file: str, deadline: float, late: str) -> None:
-    """Waits until each process has written a file. Raises ToolError if one fails, or after
-    `deadline`."""
+    """Waits until each process has written a file. Raises ToolError if one fails or is too late."""
     while not all((process.room / file).exists() for process in processes):
         failed = next((process for process in processes if process.failed), None)
         if failed is not None:

@@ -38,7 +38,7 @@ _KEY = re.compile(r"""\[(?:'((?:[^'\\]|\\.)*)'|"((?:[^"\\]|\\.)*)"|([^\]]+))\]|\
 
 
 def keys_of(path: str) -> Keys:
-    """Returns the keys of a path in a pytree: `[0]['w'].mu[3]` yields 0, w, mu, 3; () if it is
+    """Returns the keys of a pytree path: `[0]['w'].mu[3]` yields 0, w, mu, 3; () if it is
     invalid."""
     matches = list(_KEY.finditer(path))
     if "".join(match.group(0) for match in matches) != path:
@@ -97,8 +97,7 @@ def carried_of(manifest: Manifest, told: Mapping[str, str] | None) -> Carried:
 
 
 def _below(entries: Sequence[Entry], keys: Sequence[Keys], prefix: Keys) -> dict[Keys, int]:
-    """Returns the entries below a path, by the rest of their paths. Raises ToolError if there are
-    none."""
+    """Returns the entries below a path, by the rest of their paths. Raises ToolError for none."""
     found = {
         each[len(prefix) :]: number
         for number, each in enumerate(keys)
@@ -135,8 +134,7 @@ type _Tree = frozenset[tuple[Keys, str]]
 
 
 def _trees(entries: Sequence[Entry], keys: Sequence[Keys], depth: int) -> dict[Keys, _Tree]:
-    """Returns the trees of leaves and types below the first `depth` keys of the paths, without bare
-    arrays."""
+    """Returns the trees below the first `depth` keys of the paths, without bare arrays."""
     found: dict[Keys, set[tuple[Keys, str]]] = {}
     for entry, each in zip(entries, keys, strict=True):
         if len(each) > depth:
@@ -208,8 +206,7 @@ def _rows(entry: Entry, piece: Piece, dim: int) -> tuple[int, int]:
 def check_devices(
     manifest: Manifest, programs: Sequence[LocalProgram], values: Sequence[Next]
 ) -> None:
-    """Raises ToolError if the devices of a rank divide a result in another way than its next
-    argument."""
+    """Raises ToolError if a rank's devices divide a result and the next argument differently."""
     paths = {
         (piece.rank, piece.number): entry.path
         for entry in manifest.inputs

@@ -47,8 +47,7 @@ class Engine(ABC):
 
     @abstractmethod
     def devices(self, rank: int) -> list[tuple[int, Any]]:
-        """Returns the devices of a rank that belong to this process, with their positions in the
-        rank."""
+        """Returns this process's devices of a rank, with their positions in the rank."""
 
     @abstractmethod
     def run(self, arguments: Values) -> Values:

@@ -220,8 +220,7 @@ class Job:
             return after, self._results(results, state.step)
 
     def share(self, results: Results) -> dict[str, np.ndarray]:
-        """Returns the results of a step on every process. It is meant for scalars: a loss or a
-        norm."""
+        """Returns the results of a step on every process; meant for scalars, a loss or a norm."""
         found: dict[str, np.ndarray] = {}
         with self._watch.during(f"sharing results of step {results.step}"):
             for path, entry in self.signature.results.items():
@@ -230,8 +229,8 @@ class Job:
         return found
 
     def gather(self, state: State) -> Any:
-        """Returns the whole state on every process, as NumPy arrays in the structure that `init`
-        was given.
+        """Returns the whole state on every process, as NumPy arrays in the structure given to
+        `init`.
 
         Several arguments yield a tuple.
         """
@@ -264,8 +263,7 @@ class Job:
         return replace(self.init(*whole) if several else self.init(whole), step=step)
 
     def close(self) -> None:
-        """Declares that this process is done, so that the others do not treat its end as a
-        fault."""
+        """Declares that this process is done, so that its end is not a fault for the others."""
         self._watch.close()
 
     def __enter__(self) -> Job:
@@ -278,8 +276,7 @@ class Job:
             self._watch.failed(error)
 
     def read(self, what: str, piece: Piece, parts: Parts) -> np.ndarray:
-        """Returns a result of a rank from its devices of this process. `what` describes it in
-        messages."""
+        """Returns a result of a rank from this process's devices. `what` names it in messages."""
         with self._watch.during(f"reading {what}"):
             local = self._local[piece.rank]
             indices = local.outputs[piece.number]
@@ -362,8 +359,7 @@ class Job:
         homes: Sequence[tuple[Piece, tuple[Index, ...]]],
         parts_of: Callable[[Piece], Parts],
     ) -> np.ndarray:
-        """Returns a whole value on every process, assembled from the parts of its pieces on
-        devices."""
+        """Returns a whole value on every process, assembled from the parts on devices."""
         value = value_of(entry.type, entry.path)
         whole = np.zeros(value.shape, element_of(value).dtype)
         for piece, indices in homes:
@@ -380,8 +376,7 @@ class Job:
 
 
 def from_owner(part: Any, owner: int, shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
-    """Broadcasts the part of process `owner`. All processes call it; on the others `part` is
-    ignored."""
+    """Broadcasts the part of process `owner`. All processes call it; other parts are ignored."""
     if jax.process_count() == 1:
         return np.asarray(part)
     from jax.experimental import multihost_utils

@@ -115,8 +115,7 @@ def _starts(
 
 
 def _ends(rows: Sequence[_Row], starts: dict[_Made, ir.Value]) -> bool:
-    """Returns True if only the loop reads its calls' results, except the final values of its
-    carries."""
+    """Returns True if only the loop reads its calls' results, except final carries."""
     calls = {call.op for row in rows for call in row}
     handed = {(made.place, made.number) for made in starts}
     return all(

@@ -83,8 +83,7 @@ class OneRank(Engine):
 
 
 def _in_form(ranks: RankSet, platform: str) -> RankSet:
-    """Returns the set with transfers in the form of a platform. Raises ToolError for other
-    platforms."""
+    """Returns the set with transfers in the form of a platform. Raises ToolError for others."""
     if ranks.ranks == 1:
         return ranks
     if platform == "cpu":

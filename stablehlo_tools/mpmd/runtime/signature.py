@@ -116,8 +116,8 @@ class Signature:
         return number in self.carried or _is_all(entry, _once(entry))
 
     def state_leaves(self, arguments: Sequence[Any], named: Mapping[str, Any]) -> Leaves:
-        """Returns the leaves of the state's arguments. Raises ToolError if one is missing, or has
-        another type."""
+        """Returns the leaves of the state's arguments. Raises ToolError if one is missing or
+        misfits."""
         _check_given("the state has", self._places, arguments, self._names, named)
         flat, structure = jax.tree_util.tree_flatten_with_path((tuple(arguments), dict(named)))
         leaves: dict[str, Any] = {}
@@ -195,8 +195,7 @@ def _once(entry: Entry) -> list[Piece]:
 
 
 def checked(leaf: Any, type_: str, path: str) -> Any:
-    """Returns a leaf as an array of a type. Raises ToolError if it has another shape or element
-    type."""
+    """Returns a leaf as an array of a type. Raises ToolError for another shape or element type."""
     if isinstance(leaf, jax.Array) and jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         leaf = jax.random.key_data(leaf)
     array = leaf if isinstance(leaf, jax.Array) else np.asarray(leaf)

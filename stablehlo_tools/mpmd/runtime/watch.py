@@ -37,8 +37,8 @@ _jobs = 0  # counts the jobs of this process, in the same order on all processes
 
 @dataclass
 class Status:
-    """The activity of a process. `step` is the current or last step. `ended` says why the process
-    ended, "" while it runs."""
+    """The activity of a process. `step` is the current or last step. `ended` is the reason for its
+    end, "" while it runs."""
 
     doing: str = "starting"
     step: int = -1

@@ -162,8 +162,7 @@ class _Positions:
         return (place, place) if span is None else (span[0], span[1] - 1)
 
     def _place(self, node: Node) -> int | None:
-        """Returns the highest position of an op of the backward; None if no operand has a
-        position."""
+        """Returns the highest position of a backward op; None if no operand has a position."""
         places: list[int] = []
         is_product = bool(heavy_ops(node.op)) and node.name != WHILE
         for number in node.inputs:
@@ -320,8 +319,7 @@ def route(values: Iterable[Value], placement: Placement, number: int) -> dict[Bo
 
 @dataclass(frozen=True)
 class Ends:
-    """The values that a phase reads from other phases, and those that it yields for them, by
-    number."""
+    """The numbers of the values that a phase reads from other phases, and yields for them."""
 
     takes: tuple[int, ...]
     gives: tuple[int, ...]

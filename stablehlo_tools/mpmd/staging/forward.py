@@ -181,8 +181,7 @@ def named_by_user(step: TrainingStep, forward: Forward, stages: int) -> dict[int
 
 
 def _named(op: ir.Operation) -> int | None:
-    """Returns the stage that an op names. A loop that names none gets the stage of the ops in
-    it."""
+    """Returns the stage that an op names, or that the ops in a loop name; None without one."""
     scopes = _SCOPE.findall(str(op.location))
     if scopes or not len(op.regions):
         return int(scopes[-1]) if scopes else None

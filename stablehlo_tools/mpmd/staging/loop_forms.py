@@ -96,8 +96,7 @@ def use_plain_forms(module: ir.Module) -> None:
 
 
 def _heavy_loops(block: ir.Block) -> Iterator[tuple[ir.Operation, int]]:
-    """Yields the loops of a block that do heavy work and have a known trip count, with that
-    count."""
+    """Yields the loops of a block with heavy work and a known trip count, with that count."""
     for loop in [view.operation for view in block.operations if view.operation.name == WHILE]:
         trips = constant_trips(loop)
         if trips is not None and heavy_ops(loop):
@@ -377,7 +376,7 @@ class _Recurrences:
         return not ops_where(node.op, lambda op: self._communicates(op) is not None)
 
     def _stack(self, carries: list[int]) -> tuple[list[ir.Value], list[ir.Value]]:
-        """Writes a loop that stacks the values of all iterations. Returns the stacks and the final
+        """Writes a loop that stacks the values of all iterations. Returns stacks and final
         values."""
         body, operands = self._body, self._loop.operands
         nodes = self._nodes(carries)

@@ -80,8 +80,7 @@ def kernel_times(module: ir.Module, step: TrainingStep, clock: Clock) -> dict[in
 
 
 def total_ns(graph: TaskGraph) -> float:
-    """Returns the nanoseconds of all tasks, one after the other. A loop counts with all its
-    iterations."""
+    """Returns the nanoseconds of all tasks in sequence. A loop counts with all its iterations."""
     return sum(
         task.ns if task.loop is None else total_ns(task.loop.body) * (task.loop.trips or 1)
         for task in graph.tasks

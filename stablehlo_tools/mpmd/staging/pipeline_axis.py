@@ -37,8 +37,7 @@ def ranks_along(module: ir.Module, axis: str) -> int:
 
 
 def usual_axis(module: ir.Module, ranks: int) -> str:
-    """Returns the axis of size `ranks` whose name says that it is for stages; "" if there is
-    none."""
+    """Returns the axis of size `ranks` with a name for stages; "" if there is none."""
     axes = [axis for mesh in meshes_of(module).values() for axis in mesh.axes]
     return next((name for name, size in axes if size == ranks and name.lower() in STAGE_AXES), "")
 

@@ -62,8 +62,7 @@ def take_apart(step: TrainingStep, assignment: Assignment) -> bool:
 
 
 def _begin_anew(step: TrainingStep, assignment: Assignment) -> bool:
-    """Splits one loop that continues a sum of another stage: it starts from zero, and adds the sum
-    last.
+    """Makes one loop that continues another stage's sum start from zero, and adds the sum after it.
 
     This happens for the gradient of weights that all layers share. Returns False if there is none.
     """

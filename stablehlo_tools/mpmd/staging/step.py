@@ -110,8 +110,7 @@ class TrainingStep:
         return is_float(type_) and ir.RankedTensorType(type_).rank > 0 and bool(self.roots(number))
 
     def samples(self, number: int) -> frozenset[int]:
-        """Returns the nodes that read, from arrays, the samples that a free value is computed from,
-        by index."""
+        """Returns the nodes that read the samples of a free value from arrays, by index."""
         if number not in self._samples:
             maker = self.flow.maker.get(number)
             takers: frozenset[int] = frozenset()
@@ -165,8 +164,7 @@ class TrainingStep:
                 self.staged.append(node)
 
     def _is_fixed(self, number: int) -> bool:
-        """Returns True if a value is invariant: from outside the loop, or computed from such
-        values."""
+        """Returns True if a value is invariant: from outside the loop, or computed from that."""
         if number in self.invariant:
             return True
         is_outside = number not in self.flow.maker and number not in self._arguments
@@ -248,8 +246,7 @@ def read_microbatch_loop(loop: ir.Operation, effects: Effects) -> MicrobatchLoop
 
 @dataclass(frozen=True)
 class MicrobatchLoop:
-    """A `while` over `trips` microbatches. `counters` has the step of each counter, by its
-    carry."""
+    """A `while` over `trips` microbatches. `counters` has the step of each counter by carry."""
 
     op: ir.Operation
     trips: int

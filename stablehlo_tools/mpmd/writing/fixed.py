@@ -106,8 +106,7 @@ class Fixed:
         return self._anew[key]
 
     def leaves(self, key: Key) -> Iterator[Key]:
-        """Yields the values needed to write a value: the value, or the sources of a recomputed
-        one."""
+        """Yields the values needed to write a value: itself, or the sources if it is recomputed."""
         if not self.is_written_anew(key):
             yield key
             return

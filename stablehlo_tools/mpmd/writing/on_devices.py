@@ -132,8 +132,7 @@ def _size(module: ir.Module) -> int:
 
 
 def _forget_shardings(module: ir.Module) -> None:
-    """Removes shardings and manual computations from a program for one device, which has all values
-    whole."""
+    """Removes shardings and manual computations from a program for one device."""
     marked: list[ir.Operation] = []
 
     def visit(op: ir.Operation) -> ir.WalkResult:

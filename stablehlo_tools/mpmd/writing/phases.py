@@ -173,7 +173,7 @@ class StageWriter:
         return copy_with(link.op, stand_ins, self._point).results[0]
 
     def _value(self, number: int) -> ir.Value:
-        """Returns the copy of a value of the body. Invariant and free values are written on first
+        """Returns the copy of a body's value. Invariant and free values are written on first
         use."""
         known = self._values.get(number)
         if known is not None:
@@ -261,8 +261,7 @@ def stage_costs(
 
 
 def hop(stages: Sequence[Stage], hardware: Hardware, devices: int, ranks: int) -> float:
-    """Returns the seconds that the largest message takes to the next rank; 0 if there is one
-    rank."""
+    """Returns the seconds of the largest message to the next rank; 0 if there is one rank."""
     if ranks == 1:
         return 0.0
     size = max((stage.message for stage in stages), default=0.0)

@@ -178,8 +178,7 @@ class Plan:
         return ir.RankedTensorType.get([size], element_of(values[0]), loc=values[0].location)
 
     def value_of(self, made: Made) -> ir.Value:
-        """Returns the value in the original program. For a part it is the loop's result, of the
-        same type."""
+        """Returns the value in the original program; for a part, the loop's result."""
         if made.what == "part":
             return self.step.loop.op.results[made.number]
         return self.step.outer.values[made.number]
@@ -366,8 +365,8 @@ class _FinishPlanner:
         finish.totals.setdefault((round_, home), []).append((carry, parts))
 
     def _place(self, node: Node) -> None:
-        """Places an op that reads the loop's results. An op that only spreads a value waits for its
-        first reader."""
+        """Places an op that reads the loop's results. Broadcasts of few elements wait for a
+        reader."""
         finish = self._finish
         placed = [number for number in node.inputs if number in finish.home]
         spread = [number for number in node.inputs if number in self._spread]
@@ -411,7 +410,7 @@ class _FinishPlanner:
         finish.ops.setdefault((round_, rank), []).append(node)
 
     def _heaviest(self, numbers: Iterable[int]) -> int:
-        """Returns the rank with most bytes of some values. Scalars count as 0, and ties go to the
+        """Returns the rank with most bytes of some values. Scalars count 0; ties go to the
         first."""
         held: dict[int, float] = {}
         for number in numbers:
@@ -421,8 +420,7 @@ class _FinishPlanner:
         return min(held, key=lambda rank: (-held[rank], rank))
 
     def _arrives(self, number: int, rank: int) -> int:
-        """Returns the first round in which a rank has a value, and sends the value there if
-        necessary."""
+        """Returns the first round in which a rank has a value, and sends it there if necessary."""
         home = self._finish.home[number]
         made = Made("value", number, home)
         round_ = self._finish.round_of[made]
@@ -432,8 +430,7 @@ class _FinishPlanner:
         return round_ + 1
 
     def _concatenation(self, number: int) -> ir.Operation | None:
-        """Returns the concatenate op that makes a returned value, or None. Its result has no other
-        use."""
+        """Returns the concatenate op of a returned value, if it has no other use; else None."""
         maker = producer(unconstrained(self._outer.values[number]))
         if maker is None or maker.name != CONCATENATE or len(list(maker.results[0].uses)) != 1:
             return None

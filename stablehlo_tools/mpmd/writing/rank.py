@@ -38,8 +38,7 @@ from stablehlo_tools.schedules.table import Action, actions_of
 
 @dataclass(frozen=True)
 class Written:
-    """The arguments of a rank and its results, in order: rows of the program's arguments and
-    results."""
+    """The arguments and results of a rank, in order, as rows of those of the program."""
 
     arguments: tuple[Rows, ...]
     returned: tuple[Returned, ...]
@@ -90,8 +89,7 @@ class RankWriter:
         return Written(tuple(self._given), tuple(each for _, each in returned))
 
     def _key(self, key: Key) -> ir.Value:
-        """Returns a fixed value: an argument of `main`, added if it is new, or a result of
-        `prepare`."""
+        """Returns a fixed value: an argument of `main` (added if new), or a result of `prepare`."""
         if key in self._fixed:
             return self._fixed[key]
         plan, rows = self._plan, self._plan.fixed.given(key)
@@ -107,8 +105,7 @@ class RankWriter:
         return key in self._fixed or self._plan.fixed.given(key) is not None
 
     def _prepare(self) -> None:
-        """Writes `prepare`, which computes the fixed values of phases and the initial values of
-        sums.
+        """Writes `prepare`, which computes fixed values of phases, and initial values of sums.
 
         The first rank that adds to a carry starts from the program's initial value, the others from
         the identity of the reducer.
@@ -183,8 +180,7 @@ class RankWriter:
         self._sums.update(zip(phase.accumulators, sums, strict=True))
 
     def _barrier(self, values: Sequence[ir.Value]) -> list[ir.Value]:
-        """Returns the values after a barrier that orders them after all earlier actions, and before
-        later ones."""
+        """Returns the values after a barrier that orders them between earlier and later actions."""
         operands = [*values, self._actions]
         results: list[ir.Value] = list(barrier(operands, self._build.point, self._place).results)
         self._actions = results[-1]
