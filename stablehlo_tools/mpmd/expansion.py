@@ -1,9 +1,9 @@
 """Expands one training step into a program for each pipeline rank, under any schedule.
 
-First it finds or makes the loop over microbatches, and cuts the loops over layers in it where
-stages begin. Each op gets a stage and a phase from its dependences. The phases become functions.
-Each rank calls its functions in the order of its row of the schedule's table, with sends and recvs
-in between.
+First it finds or makes the loop over microbatches, and cuts the loops over layers in it at the
+beginnings of stages. Each op gets a stage and a phase from its dependences. The phases become
+functions. Each rank calls its functions in the order of its row of the schedule's table, with sends
+and recvs in between.
 
 Preconditions:
   P1  There is one loop over microbatches, which runs a known number of times. If a step has none,

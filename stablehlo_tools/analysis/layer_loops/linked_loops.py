@@ -1,8 +1,9 @@
 """Finds the loops of a program that depend on each other, and the range of layers of each.
 
-Two loops are linked if one reads results of the other, through ops but no third loop: a backward
-loop reads the residuals of its forward loop. `split-layers` marks the loops that it writes with
-their range. So a later run, or a later pass, does not treat such a loop as one over all layers.
+Two loops are linked if one reads results of the other, through ops but no third loop. A backward
+loop, for example, reads the residuals of its forward loop. `split-layers` marks the loops that it
+writes with their range. So a later run, or a later pass, does not treat such a loop as one over all
+layers.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ The bound follows from the schedule and the stages in the manifest:
 
 - A stage holds its activation from F to B or I, and the part that is kept from I to W.
 - A message is held from its receive to the phase that reads it, or from the phase that computes it
-to its send.
+  to its send.
 - A value that goes to another stage of the same rank is held from its maker to its reader.
 
 Without messages and values between stages, the maximum is at most that of `simulate` for the rank.

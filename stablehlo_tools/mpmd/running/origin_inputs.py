@@ -100,7 +100,7 @@ def make_inputs(
 def _arrays(
     values: Sequence[Value], first: int, seed: int, fixed: Mapping[int, float]
 ) -> list[Array]:
-    """Returns arrays for values, the first `first` of which are platform indices."""
+    """Returns arrays for values. The first `first` values are platform indices."""
     count = len(values) - first
     wrong = next((index for index in fixed if index >= count), None)
     if wrong is not None:

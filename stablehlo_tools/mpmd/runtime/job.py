@@ -177,7 +177,7 @@ class Job:
     def init(self, *arguments: Any, **named: Any) -> State:
         """Places the state, given as the arguments of the original program, by position or by name.
 
-        Leaves are whole arrays, of which this process copies its part. Raises ToolError if a leaf
+        Leaves are whole arrays; this process copies its part of each. Raises ToolError if a leaf
         is missing, or has another type.
         """
         with self._watch.during("placing the state"):

@@ -97,8 +97,8 @@ def _starts(
 ) -> dict[_Made, ir.Value] | None:
     """Returns the initial values of the loop's carries; None if there is no such loop.
 
-    They are the operands of the first microbatch where others read a result of the one before. All
-    other operands of the first microbatch must be those of the others.
+    If an operand is a result of the microbatch before, its value in the first microbatch is an
+    initial value. All other operands must be the same in the first microbatch as in the others.
     """
     starts: dict[_Made, ir.Value] = {}
     for call, own, usual in zip(first, taken[0], taken[1], strict=True):

@@ -7,9 +7,9 @@ An op of the backward gets the highest stage that these limits allow:
 
 - Not above the op that yields a gradient that it reads, because gradients are sent down.
 - Not above the last stage at which a forward value or weight that it reads is available. A mask
-that every layer uses does not limit it, but the activations of one layer do.
+  that every layer uses does not limit it, but the activations of one layer do.
 - A product is not above the last stage whose forward reads the same samples. So the gradient of the
-first layer's weights is computed where the samples are.
+  first layer's weights is computed on the stage of the samples.
 
 An op that reads values of the forward and no gradient, such as the slope of an activation, is on
 the stage of its reader.

@@ -5,7 +5,7 @@ layers is one unit for each iteration. All work of a microbatch is counted at a 
 backward counts at the origin of its operands, by the rule that gives it a stage (see `assignment`).
 
 The heaviest stage of a cut is within 5 % of the lightest possible. Of such cuts the one with the
-lowest cost is chosen, where time is divided by the mean time of a stage:
+lowest cost is chosen. Times are divided by the mean time of a stage:
 
     cost = sum over stages of time ** 2 + sum over cuts of the message time
 """

@@ -191,7 +191,7 @@ def _named(op: ir.Operation) -> int | None:
 
 
 def completed(step: TrainingStep, forward: Forward, own: Mapping[int, int]) -> dict[int, int]:
-    """Returns stages for all nodes of the forward, of which `own` has some.
+    """Returns stages for all nodes of the forward; `own` has those of some.
 
     Another node gets the last stage of its operands, or else the first of its readers.
     """

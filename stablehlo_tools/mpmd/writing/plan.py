@@ -96,7 +96,7 @@ class Plan:
         """Returns the rank whose sum starts from the program's initial value of the carry.
 
         The other ranks start from the identity of the reducer. Returns None if several ranks
-        replace rows and none of the initial value is left. Raises a located ToolError if several
+        replace rows and the initial value has no effect. Raises a located ToolError if several
         ranks write rows of a carry whose other rows may be nonzero.
         """
         accumulator = self.step.loop.accumulators[carry]
