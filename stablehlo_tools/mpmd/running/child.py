@@ -46,7 +46,7 @@ def ask(module: str, directory: Path, request: Any, devices: int, timeout: float
 
 
 def serve(answer: Callable[[Path, Any], Any]) -> None:
-    """Answers, in the child, the request in the directory that the command line names."""
+    """Answers the request in the directory on the command line. Runs in the child."""
     activity.trust_input()  # the parent has read it, and reports how this process ended
     child.answer_request(answer)
 

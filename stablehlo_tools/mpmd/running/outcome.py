@@ -61,7 +61,7 @@ class SetOptions(Options):
 
     @property
     def asks_for_floats(self) -> bool:
-        """Returns True if something is asked that only floats have."""
+        """True if an option is set that only applies to floats."""
         return self.how != "sequential" or super().asks_for_floats
 
 
@@ -82,7 +82,7 @@ class SetOutcome:
 
     @property
     def same(self) -> bool:
-        """Returns True if no element differs from the original."""
+        """True if no element differs from the original."""
         return self.values is None or self.values.same
 
     def to_json(self) -> dict[str, Any]:

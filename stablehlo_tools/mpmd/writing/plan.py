@@ -114,7 +114,7 @@ class Plan:
         )
 
     def phases_on(self, rank: int) -> list[Phase]:
-        """The phases that a rank runs, by stage."""
+        """Returns the phases that a rank runs, in the order of `phases`."""
         actions = actions_of(self.table.rows[rank])
         works = {Work(a.kind, a.stage) for a in actions if a.kind.is_compute}
         return [phase for work, phase in self.phases.items() if work in works]
