@@ -1,1 +1,1 @@
-"""What work costs on a named device: kernels, collectives, measured times. Imports no MLIR."""
+"""Cost models of a named device: kernels, collectives, measured times. Imports no MLIR."""

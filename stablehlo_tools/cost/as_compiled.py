@@ -1,16 +1,16 @@
-"""What XLA makes of a collective before it schedules it, by the machine that it compiles for.
+"""The collective that XLA emits for a collective of the program, per target machine.
 
-Read back from the modules that jax 0.12's compilers made of programs of one collective, v5e slices
-of 8 to 256 chips. XLA:TPU runs all_reduce, reduce_scatter and all_to_all on the compute stream. It
-gathers over 64 chips or more, where the result has at most 16 MiB, by an all_reduce of what each
-chip has put into zeros: twice the bytes, and on the compute stream. XLA:GPU leaves collectives what
-they are.
+Source: modules that jax 0.12's compilers emitted for programs of one collective, on v5e slices of 8
+to 256 chips. XLA:TPU runs all_reduce, reduce_scatter and all_to_all on the compute stream. It
+rewrites an all_gather over 64 chips or more, with a result of at most 16 MiB, to an all_reduce:
+each chip writes its operand into zeros. That sends twice the bytes, on the compute stream. XLA:GPU
+keeps the kind of every collective.
 
-Permutes run beside compute on v5p and v6e, and on v5e in slices of up to 16 chips. In larger ones
-of v5e, whose routing is limited, only those do that send from each chip to one whose number differs
-in one bit: neighbours that are swapped, halves of an axis, a ring in the order of a Gray code. A
-ring along an axis, neighbour to neighbour, is synchronous. (Read back from libtpu 0.0.51 for 130
-permutes on 8 to 256 chips of v5e, v5p and v6e; openxla does not say so.)
+Permutes overlap with compute on v5p and v6e, and on v5e in slices of up to 16 chips. Larger slices
+of v5e have limited routing. There a permute overlaps only if each source and target differ in one
+bit of their numbers: swapped neighbours, halves of an axis, a ring in the order of a Gray code. A
+ring along an axis, neighbour to neighbour, is synchronous. (Source: 130 permutes compiled by libtpu
+0.0.51 for 8 to 256 chips of v5e, v5p and v6e; openxla does not document it.)
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ _SUMMED_TO = 16 * 2.0**20  # bytes
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """What runs, and whether compute can run beside it."""
+    """The collective that XLA emits, and whether it can overlap with compute."""
 
     transfer: Transfer
     overlaps: bool
 
 
 def as_compiled(transfer: Transfer, hardware: Hardware, devices: int) -> Compiled:
-    """What becomes of a collective in a program on `devices` devices."""
+    """Returns the collective that XLA emits for `transfer` in a program on `devices` devices."""
     if not hardware.is_torus:
         return Compiled(transfer, overlaps=True)
     if transfer.kind == "all_gather" and is_summed(transfer, devices):
@@ -47,7 +47,10 @@ def as_compiled(transfer: Transfer, hardware: Hardware, devices: int) -> Compile
 
 
 def permute_overlaps(pairs: Sequence[tuple[int, ...]], hardware: Hardware, devices: int) -> bool:
-    """Whether compute can run beside a permute of these pairs in a program on so many devices."""
+    """Returns True if a permute of these (source, target) pairs can overlap with compute.
+
+    `devices` is the number of devices of the program.
+    """
     most = hardware.networks[0].any_permute_to
     if most is None or devices <= most:
         return True
@@ -56,6 +59,6 @@ def permute_overlaps(pairs: Sequence[tuple[int, ...]], hardware: Hardware, devic
 
 
 def is_summed(gather: Transfer, devices: int) -> bool:
-    """Whether XLA:TPU gathers by a sum."""
+    """Returns True if XLA:TPU rewrites this all_gather to an all_reduce."""
     members = max((len(group) for group in gather.groups), default=devices)
     return members >= _SUMMED_FROM and gather.bytes <= _SUMMED_TO

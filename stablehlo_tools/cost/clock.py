@@ -1,4 +1,4 @@
-"""One cost model for a program: kernels and collectives on a device, what was measured first.
+"""Times the kernels and collectives of a program; measured times override the cost model.
 
 A measured profile is JSON; `traces` makes one from what jax.profiler.trace writes:
 
@@ -6,8 +6,8 @@ A measured profile is JSON; `traces` makes one from what jax.profiler.trace writ
      "source": "8 x H100, 2026-01-31",
      "ops": {"fusion.12": 81250.0, "all-reduce.3": 410900.0}}
 
-Each op is a name that the program has, an HLO instruction's, an op_name's or a source line's, and
-its nanoseconds on one device.
+`ops` maps names of the program to nanoseconds on one device. A name is that of an HLO instruction,
+an op_name or a source line.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SCHEMA = "stablehlo-tools/measured/1"
 
 @dataclass(frozen=True)
 class MeasuredProfile:
-    """Nanoseconds by op, and which of them the program has asked for."""
+    """Nanoseconds by op; `used` and `missed` record the names that were looked up."""
 
     path: Path
     source: str
@@ -41,7 +41,7 @@ class MeasuredProfile:
 
     @classmethod
     def load(cls, path: Path | str) -> MeasuredProfile:
-        """Reads a profile. Raises ToolError, naming the file, for one that is not as above."""
+        """Reads a profile. Raises ToolError, naming the file, if it has another format."""
         path = Path(path)
         with naming(str(path)):
             content = read_json(path)
@@ -63,7 +63,7 @@ class MeasuredProfile:
             return cls(path, source, _ops(document.get("ops")))
 
     def ns(self, names: Sequence[str]) -> float | None:
-        """The time under the first of `names` that the profile has, else None."""
+        """Returns the time of the first of `names` that the profile has, else None."""
         for name in names:
             if name in self.ops:
                 self.used.add(name)
@@ -72,7 +72,7 @@ class MeasuredProfile:
         return None
 
     def check_used(self) -> None:
-        """Raises ToolError where the profile had a time for nothing that the program asked for."""
+        """Raises ToolError if no lookup found a time in the profile."""
         if self.used:
             return
         key = next(iter(self.ops))
@@ -86,7 +86,7 @@ class MeasuredProfile:
 
 
 def measured_document(source: str, ops: Mapping[str, float]) -> dict[str, object]:
-    """What `MeasuredProfile.load` reads, to be written as JSON."""
+    """Returns the JSON document of a profile, as `MeasuredProfile.load` reads it."""
     return {"schema": SCHEMA, "source": source, "ops": dict(sorted(ops.items()))}
 
 
@@ -102,10 +102,10 @@ def _ops(value: object) -> dict[str, float]:
 
 
 class Measured(Protocol):
-    """Times that were measured, by the names of an op."""
+    """A source of measured times, by the names of an op."""
 
     def ns(self, names: Sequence[str]) -> float | None:
-        """The time of the first of these names that is known."""
+        """Returns the time of the first of these names that is known, else None."""
         ...
 
 
@@ -118,23 +118,26 @@ class Clock:
     measured: Measured | None = None
 
     def kernel(self, work: Work, names: Sequence[str]) -> float:
-        """Nanoseconds of a kernel that is known by these names."""
+        """Returns a kernel's ns: the measured time of the first known name, else the model's."""
         known = self.measured.ns(names) if self.measured is not None else None
         return kernel_ns(work, self.hardware) if known is None else known
 
     def shares(self, work: Work) -> tuple[float, float]:
-        """Of a kernel's time: what its operations would take alone, and its memory."""
+        """Returns the shares of a kernel's time that its operations and its memory would need."""
         return kernel_time(work, self.hardware).shares
 
     def contention(self, transfer: Transfer, time: TransferTime) -> Contention:
-        """What a collective of this time takes of compute beside it."""
+        """Returns the shares of compute units and memory bandwidth that a collective uses."""
         return contention(transfer, time, self.hardware)
 
     def collective(self, transfer: Transfer, names: Sequence[str]) -> TransferTime:
-        """The time of a collective that is known by these names. Raises ToolError."""
+        """Returns a collective's time: measured under the first known name, else the model's.
+
+        Raises ToolError if the model rejects the collective; see `transfer_time`.
+        """
         modelled = transfer_time(transfer, self.hardware, self.devices)
         known = self.measured.ns(names) if self.measured is not None else None
         if known is None:
             return modelled
-        # A measurement is one number; how much of it a bucket would pay only once, the model says.
+        # A measurement is one number. The model says which part of it a bucket pays only once.
         return replace(modelled, ns=known, latency_ns=min(known, modelled.latency_ns))

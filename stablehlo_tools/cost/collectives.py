@@ -1,9 +1,9 @@
-"""Times a collective on the networks that its groups really cross.
+"""Times a collective on the networks that its groups cross.
 
-The time is a latency, paid once when collectives are bucketed, and bytes over the bandwidth of what
-carries them. Every algorithm that the hardware's libraries have is timed and the quickest taken:
-`switches` has those of a switch, `tori` those of a torus. A collective that spans slices of a torus
-runs inside of them and between them at once, chunk by chunk, so that the slower part decides.
+time = latency + bytes / bandwidth; bucketed collectives pay the latency once. Every algorithm of
+the hardware's libraries is timed and the quickest chosen: `switches` has the algorithms of a
+switch, `tori` those of a torus. A collective that spans slices of a torus runs inside and between
+them at the same time, chunk by chunk, so the slower part decides.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from stablehlo_tools.cost.transfers import NOTHING, Transfer, TransferTime, slow
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.dialect.collectives import MEETINGS, PAIRWISE, RAGGED_ALL_TO_ALL
 
-# As what each is timed. The rows of a ragged exchange are taken to be even: how they fall is data.
+# The kind that each is timed as. A ragged exchange is timed with rows of equal size: the real sizes
+# are run-time data.
 _KINDS = {
     **{kind.replace("-", "_"): kind for kind in MEETINGS},
     **dict.fromkeys(sorted(PAIRWISE), "pairs"),
@@ -37,12 +38,11 @@ type _Group = tuple[int, ...]
 
 
 def transfer_time(transfer: Transfer, hardware: Hardware, devices: int) -> TransferTime:
-    """The time of `transfer` in a program on `devices` devices, numbered from 0.
+    """Returns the time of `transfer` in a program on `devices` devices, numbered from 0.
 
-    Groups of different sizes or places run side by side and the slowest decides. No groups are one
-    of all devices; a send or recv without pairs goes to the next device. Raises ToolError for a
-    kind that is no collective, a device that the program does not have, and devices that no network
-    of the hardware joins.
+    Groups run in parallel and the slowest decides. Without groups, all devices form one group; a
+    send or recv without pairs goes to the next device. Raises ToolError for an unknown kind, a
+    device that the program does not have, and devices that no network of the hardware joins.
     """
     return _timed(transfer, filled_evenly(hardware.networks, devices), devices)
 
@@ -103,7 +103,7 @@ def _collective(
     parts = [part for group in groups for part in _in_slices(group, inner) if len(part) > 1]
     stays = size
     if kind == "all_to_all":
-        # The largest part of a group that is in one slice, as a share of the group.
+        # Only the bytes for members in the same slice stay on the torus: at most this share.
         stays *= max(
             len(part) / len(group) for group in groups for part in _in_slices(group, inner)
         )
@@ -115,7 +115,8 @@ def _collective(
     )
     if NOTHING in (within, between):
         return within if between == NOTHING else between
-    # Chunks move inside and between slices at once: bytes overlap, the way of the first does not.
+    # Chunks move inside and between slices at the same time. Their bytes overlap; the latencies of
+    # the first chunk do not.
     latency = within.latency_ns + between.latency_ns
     bytes_ns = max(time.ns - time.latency_ns for time in (within, between))
     return TransferTime(
@@ -127,7 +128,7 @@ def _collective(
 
 
 def _by_slice(groups: Sequence[_Group], torus: Network) -> list[tuple[_Group, ...]]:
-    """Groups of each slice, numbered within it; slices with the same groups once."""
+    """Returns the groups of each slice, renumbered within it; slices with equal groups once."""
     slices: dict[int, list[_Group]] = {}
     for group in groups:
         number = domain(torus, group[0])
@@ -140,13 +141,16 @@ def _in_slices(group: _Group, torus: Network) -> list[_Group]:
     parts: dict[int, list[int]] = {}
     for device in group:
         parts.setdefault(domain(torus, device), []).append(device)
-    return [tuple(sorted(part)) for part in parts.values()]  # libraries go by number
+    return [tuple(sorted(part)) for part in parts.values()]  # libraries order members by number
 
 
 def _between_slices(
     kind: str, size: float, members: int, crossed: Sequence[Crossing]
 ) -> TransferTime:
-    """What is left for the switches: each member sends its share of what its slice has gathered."""
+    """Times the part between slices, on switches: each member sends its share of its slice's data.
+
+    Returns NOTHING if the group stays within one slice.
+    """
     outer = [step for step in crossed if step.level > 0]
     if not outer:
         return NOTHING

@@ -1,7 +1,7 @@
-"""What a collective takes of a device while it is in flight, and what compute beside it loses.
+"""The share of a device that a collective in flight uses, and the slowdown of compute beside it.
 
-A library's kernel holds compute units (NCCL: one for each of its channels), and whatever moves the
-bytes reads and writes device memory. While both run, a kernel that would take
+A library's kernel holds compute units (NCCL: one for each of its channels), and the transfer reads
+and writes device memory. While both run, a kernel that alone would take
 
     o ns for its operations and m ns for its bytes        takes    max(o / (1 - u), m / (1 - w))
 
@@ -9,9 +9,9 @@ bytes reads and writes device memory. While both run, a kernel that would take
         units = channels, but no more than its bytes / channel_bytes
     w = traffic · bytes that the device sends / time of the collective / bandwidth of the memory
 
-Copy engines and the DMAs of a TPU hold no units. That a product runs in whole waves, and that both
-share caches and power, makes it worse; those have measured up to 2 for products of a single wave
-(docs/hardware.md). What a collective loses to compute is not modelled.
+Copy engines and the DMAs of a TPU hold no units. The model ignores that products run in whole waves
+and that both share caches and power; measured slowdowns reach 2 for products of a single wave
+(docs/hardware.md). The slowdown of the collective is not modelled either.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from stablehlo_tools.cost.hardware import Hardware, Network
 from stablehlo_tools.cost.transfers import Transfer, TransferTime
 from stablehlo_tools.dialect.collectives import PAIRWISE
 
-_MOST = 0.9  # that collectives leave nothing at all is what no device does
+_MOST = 0.9  # cap: on every device, collectives leave some units and bandwidth to compute
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ NONE = Contention()
 
 
 def together(taken: Iterable[Contention]) -> Contention:
-    """What several collectives take at the same time."""
+    """Returns the sum of the shares of concurrent collectives, capped at 0.9 each."""
     units = memory = 0.0
     for each in taken:
         units += each.units
@@ -48,13 +48,15 @@ def together(taken: Iterable[Contention]) -> Contention:
 
 
 def slowdown(operations: float, memory: float, taken: Contention) -> float:
-    """By how much a kernel takes longer, of whose time alone these are the shares that its
-    operations and its memory take."""
+    """Returns the factor, 1 or more, by which a kernel slows down beside collectives.
+
+    `operations` and `memory` are `KernelTime.shares` of the kernel alone.
+    """
     return max(1.0, operations / (1 - taken.units), memory / (1 - taken.memory))
 
 
 def contention(transfer: Transfer, time: TransferTime, hardware: Hardware) -> Contention:
-    """What a collective takes of each device; nothing where the profile has no figures for it."""
+    """Returns the share of each device that a collective uses; 0 if the profile has no figures."""
     crossed = [
         network
         for network in hardware.networks
@@ -72,7 +74,7 @@ def contention(transfer: Transfer, time: TransferTime, hardware: Hardware) -> Co
 
 
 def _sent_bytes(transfer: Transfer, algorithm: str) -> float:
-    """Bytes that a device sends, or receives."""
+    """Returns the bytes that one device sends; it receives as many."""
     if transfer.kind in PAIRWISE:
         return transfer.bytes
     members = max((len(group) for group in transfer.groups), default=2)

@@ -1,4 +1,4 @@
-"""Devices and what connects them: the figures of a profile, read from TOML and checked.
+"""Devices and their networks: the figures of a profile, read from TOML and checked.
 
 A profile is a file of `profiles/`, or one that the user names. Every figure is a table with its
 `value` and its `source`: a public address, or how it was derived from figures that have one.
@@ -78,7 +78,7 @@ from typing import Any, cast
 from stablehlo_tools.diagnostics import ToolError, did_you_mean, naming, nearest
 from stablehlo_tools.files.json_text import read_bounded
 
-# What a type without a figure of its own is widened to, in order.
+# A type without a figure has that of the first of these types that has one.
 _WIDENED = {
     "f16": ("bf16",),
     "f32_high": ("f32",),
@@ -92,7 +92,7 @@ _WIDENED_FLOATS = ("f8E4M3FN", "bf16")  # of every f8E…, f6E… and f4E…
 
 @dataclass(frozen=True)
 class MatmulModel:
-    """How near to its peak a device multiplies matrices: `kernels` has the formula."""
+    """The share of its peak at which a device multiplies matrices; the formula is in `kernels`."""
 
     efficiency: float
     tile_m: int
@@ -111,9 +111,9 @@ class HostLink:
 
 @dataclass(frozen=True)
 class Network:
-    """What connects `devices` devices (None: any number of them), in nanoseconds and bytes/ns.
+    """A network that connects `devices` devices (None: any number), in ns and bytes/ns.
 
-    `bandwidth` is what a device of a switch sends in one direction, or a link of a torus carries.
+    `bandwidth` is in one direction: of a switch that of a device, of a torus that of a link.
     """
 
     name: str
@@ -155,21 +155,22 @@ class Hardware:
 
     @property
     def memory_rate(self) -> float:
-        """Bytes/ns that kernels read and write."""
+        """The bytes/ns at which kernels read and write device memory."""
         return self.memory_bandwidth * self.memory_efficiency
 
     @property
     def is_torus(self) -> bool:
-        """Whether devices are linked as a torus, as TPUs are."""
+        """True if devices are linked as a torus, as TPUs are."""
         return any(network.kind == "torus" for network in self.networks)
 
     def peak(self, dtype: str) -> float:
-        """Matrix operations/ns on elements of `dtype`, in StableHLO's spelling.
+        """Returns matrix operations/ns on elements of `dtype`, in StableHLO's spelling.
 
-        A type without a figure has that of the type it is widened to: 8 bits and fewer f8E4M3FN's
-        or i8's, else bf16's; f16 and bf16 each other's. `f32_high` and `f32_highest` are f32 at
-        those precisions, and f32 where they have no figure. Of the rest, a complex type has a
-        quarter of its parts' figure, for four products make one, any other the vector units'.
+        A type without a figure has that of the type it is widened to. Types of 8 bits or fewer
+        widen to f8E4M3FN or i8, else to bf16; f16 and bf16 to each other. `f32_high` and
+        `f32_highest` are f32 at those precisions, and widen to f32. A complex type has a quarter
+        of its parts' figure, because a complex product is four real ones. Any other type has the
+        figure of the vector units.
         """
         if dtype.startswith("complex<"):
             return self.peak(dtype.removeprefix("complex<").removesuffix(">")) / 4
@@ -181,14 +182,14 @@ class Hardware:
 
 
 def known_hardware() -> tuple[str, ...]:
-    """The names of the profiles in the package."""
+    """Returns the names of the profiles in the package, sorted."""
     return tuple(sorted(path.stem for path in _PROFILES.glob("*.toml")))
 
 
 def load_hardware(name_or_path: str) -> Hardware:
-    """The profile of that name, or of that file where it ends in .toml or has a slash.
+    """Reads the profile of that name, or that file if it ends in .toml or has a slash.
 
-    Raises ToolError, naming file and figure, for what is missing, unknown or out of range.
+    Raises ToolError, naming file and figure, if a figure is missing, unknown or out of range.
     """
     path = _locate(name_or_path)
     with naming(str(path)):
@@ -201,7 +202,7 @@ type _Table = dict[str, object]
 
 
 class _Allowed(enum.Enum):
-    """Which numbers a figure may be."""
+    """The range of a figure; the value is the text of the error message."""
 
     POSITIVE = "a number above 0"
     SHARE = "a share, above 0 and at most 1"
@@ -211,7 +212,7 @@ class _Allowed(enum.Enum):
     DIMENSIONS = "1, 2 or 3"
 
     def holds(self, value: object) -> bool:
-        """Whether `value` is such a number; true and false are none, nor are nan and inf."""
+        """Returns True if `value` is a number in this range; bool, nan and inf never are."""
         if isinstance(value, bool) or not isinstance(value, int | float):
             return False
         if not abs(value) < _MOST:  # nor is NaN
@@ -310,7 +311,11 @@ def _hardware(table: _Table) -> Hardware:
 
 
 def _checked_networks(table: _Table) -> tuple[tuple[Network, ...], dict[str, str]]:
-    """The networks, none of which another hides: only the outermost may be without limit."""
+    """Returns the networks, innermost first, and the sources of their figures.
+
+    Raises ToolError unless each network joins more devices than the one inside it. So only the
+    outermost may be without limit.
+    """
     networks: list[Network] = []
     sources: dict[str, str] = {}
     for position, entry in enumerate(_networks_of(table)):
@@ -332,7 +337,7 @@ def _checked_networks(table: _Table) -> tuple[tuple[Network, ...], dict[str, str
 
 
 def _networks_of(table: _Table) -> list[_Table]:
-    """The `[[network]]` tables, innermost first. Raises ToolError where they are something else."""
+    """Returns the `[[network]]` tables, innermost first. Raises ToolError for any other form."""
     networks = table.get("network", [])
     if not isinstance(networks, list) or not all(isinstance(entry, dict) for entry in networks):
         raise ToolError("networks are tables of their own, each under [[network]]")
@@ -359,7 +364,7 @@ def _network(entry: _Table, position: int) -> tuple[Network, dict[str, str]]:
 
 
 def _subtable(table: _Table, key: str, where: str) -> _Table:
-    """The table `key`; where it is missing, an empty one, whose figures are then missed."""
+    """Returns the table `key`, or an empty one if absent: its figures are then reported missing."""
     value = table.get(key, {})
     if not isinstance(value, dict):
         raise ToolError(f"{where} is a table, not {value!r}")
@@ -367,7 +372,7 @@ def _subtable(table: _Table, key: str, where: str) -> _Table:
 
 
 def _text(table: _Table, key: str, where: str) -> str:
-    """A string that must be there. Raises ToolError for anything else."""
+    """Returns a required string. Raises ToolError if it is absent or something else."""
     value = table.get(key)
     if not isinstance(value, str) or not value.strip():
         raise ToolError(
@@ -432,7 +437,7 @@ def _shown(value: object) -> str:
 
 
 def _locate(name_or_path: str, beside: Path = Path()) -> Path:
-    """The file of a known name, or the path itself where it ends in .toml or has a slash."""
+    """Returns the file of a known name, or the path itself if it ends in .toml or has a slash."""
     if name_or_path.endswith(".toml") or "/" in name_or_path:
         return beside / name_or_path
     known, name = known_hardware(), name_or_path.lower()
@@ -448,7 +453,7 @@ def _locate(name_or_path: str, beside: Path = Path()) -> Path:
 
 
 def _with_base(path: Path, below: tuple[Path, ...]) -> _Table:
-    """The tables of a file over those of the file it extends."""
+    """Returns the tables of a file, merged over those of the file that it extends."""
     if path in below:
         raise ToolError(f"extends itself through {below[-1]}")
     table = _read_toml(path)
@@ -479,7 +484,7 @@ def _merged(base: _Table, over: _Table) -> _Table:
 
 
 def _read_toml(path: Path) -> _Table:
-    """The tables of a TOML file. Raises ToolError for one that cannot be read or is not TOML."""
+    """Reads the tables of a TOML file. Raises ToolError if it is unreadable or not TOML."""
     try:
         return tomllib.loads(read_bounded(path).decode())
     except UnicodeDecodeError:

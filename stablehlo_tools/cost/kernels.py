@@ -1,6 +1,6 @@
-"""What a kernel has to do, and for how long: a roofline whose matrix peak depends on the shape.
+"""The work of a kernel and its time: a roofline whose matrix peak depends on the shape.
 
-The readers of StableHLO and of HLO text state the work, for any device; `kernel_ns` times it:
+The readers of StableHLO and of HLO text build a `Work`, for any device; `kernel_ns` times it:
 
     time   = max(memory, matrix products, vector operations, launch)
     memory = bytes / (bandwidth · memory_efficiency · share of the kind)
@@ -10,11 +10,11 @@ The readers of StableHLO and of HLO text state the work, for any device; `kernel
         waves       = tiles / units, rounded up;  tiles = batch · ⌈m / tile_m⌉ · ⌈n / tile_n⌉
     vector = vector_flops / vector peak
 
-Where there are fewer tiles than units, k is split among them ("split-k"), down to six times
-half_depth; a product is then tiles · splits tiles of k / splits.
+If there are fewer tiles than units, k is split among the units ("split-k"), down to six times
+half_depth. A product is then tiles · splits tiles of depth k / splits.
 
-A product that fills so little of the matrix units that the vector units would be quicker takes the
-latter's time, as compilers choose (a depthwise convolution, a matrix by a vector).
+A product that fills little of the matrix units (a depthwise convolution, a matrix by a vector) has
+the time of the vector units if that is shorter, because compilers then choose those.
 
 Sources: Williams, Waterman and Patterson, "Roofline", 2009; NVIDIA, "Matrix Multiplication
 Background User's Guide" (tile and wave quantisation, and how the share of the peak grows with k);
@@ -28,13 +28,13 @@ from dataclasses import dataclass
 
 from stablehlo_tools.cost.hardware import Hardware
 
-# Operations an element of a reduction in XLA:TPU's tiled arrays, which goes across the rows and
-# lanes of registers; fitted to libtpu 0.0.51's estimated_cycles (benchmarks/tpu_validity.py).
+# Operations per element of a reduction in XLA:TPU's tiled arrays, which crosses the rows and lanes
+# of registers; fitted to libtpu 0.0.51's estimated_cycles (benchmarks/tpu_validity.py).
 TILED_REDUCTION = 36
 
 
 class WorkKind(enum.Enum):
-    """What bounds a kernel, and which figures of a device apply to it."""
+    """The kind of a kernel, which decides the figures of a device that apply to it."""
 
     FREE = "free"  # a view: no kernel at all
     MATMUL = "matmul"
@@ -50,7 +50,7 @@ class WorkKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Matmul:
-    """Batched `[m, k] x [k, n]`; a convolution as the matrix product that it is lowered to."""
+    """A batched `[m, k] x [k, n]`; also a convolution, as the matrix product it is lowered to."""
 
     batch: int
     m: int
@@ -59,7 +59,7 @@ class Matmul:
 
     @property
     def flops(self) -> float:
-        """Multiplications and additions, two for each multiply-add."""
+        """The floating-point operations: two for each multiply-add."""
         return 2.0 * self.batch * self.m * self.n * self.k
 
 
@@ -67,9 +67,9 @@ class Matmul:
 class Work:
     """One kernel on one device.
 
-    `bytes` are read from and written to device memory, `vector_flops` are operations outside of the
-    matrix unit, `matmuls` those in it (a fusion may hold several), `matrix_flops` those in it whose
-    shape nobody knows: they reach the share of the peak that huge products do. `dtype` is the
+    `bytes` counts reads from and writes to device memory. `vector_flops` run outside the matrix
+    unit, `matmuls` in it (a fusion may hold several). `matrix_flops` also run in it, but their
+    shapes are unknown: they reach the share of the peak that huge products reach. `dtype` is the
     element type of the matrix operands in StableHLO's spelling (`bf16`, `f32`, `f8E4M3FN`, `i8`),
     else of the result.
     """
@@ -87,19 +87,20 @@ class Work:
         return self.vector_flops + self.matrix_flops + sum(m.flops for m in self.matmuls)
 
 
-# Of the bandwidth that a copy reaches: rows here and there are read in whole sectors, of which a
-# gather uses about a half (NVIDIA, "CUDA C++ Best Practices Guide", scattered accesses).
+# Shares of the bandwidth that a copy reaches. Scattered rows are read in whole sectors; a gather
+# uses about half of each (NVIDIA, "CUDA C++ Best Practices Guide", scattered accesses).
 # A sort reads and writes its keys several times: 29.4 G keys of 32 bits a second on an A100
 # (Adinets and Merrill, "Onesweep", arXiv 2206.01784).
 _SHARE = {WorkKind.GATHER: 0.5, WorkKind.SORT: 0.14}
 
-_HIDING_WAVES = 25.0  # after so many more, half of what a tile's ends cost is hidden: fits cuBLAS
-_LEAST_DEPTH = 6  # half depths: what fits cuBLAS, whose shortest parts reach six sevenths
+# Fitted to cuBLAS: after so many more waves, half the cost of a tile's start and end is hidden.
+_HIDING_WAVES = 25.0
+_LEAST_DEPTH = 6  # in half depths; fitted to cuBLAS, whose shortest parts reach 6/7 of the peak
 
 
 @dataclass(frozen=True, slots=True)
 class KernelTime:
-    """Nanoseconds of a kernel, and what its operations and its memory would take alone."""
+    """The time of a kernel in ns, and the times of its operations and its memory accesses alone."""
 
     ns: float
     operations_ns: float
@@ -107,17 +108,17 @@ class KernelTime:
 
     @property
     def shares(self) -> tuple[float, float]:
-        """Of the time: what the operations take, and the memory."""
+        """The times of the operations and of the memory accesses, as shares of `ns`."""
         return (self.operations_ns / self.ns, self.memory_ns / self.ns) if self.ns else (0.0, 0.0)
 
 
 def kernel_ns(work: Work, hardware: Hardware) -> float:
-    """Nanoseconds of one kernel on one device; none for a view."""
+    """Returns the ns of one kernel on one device; 0 for a view."""
     return kernel_time(work, hardware).ns
 
 
 def kernel_time(work: Work, hardware: Hardware) -> KernelTime:
-    """The time of one kernel on one device; none for a view."""
+    """Returns the time of one kernel on one device; 0 for a view."""
     if work.kind is WorkKind.FREE:
         return KernelTime(0.0, 0.0, 0.0)
     memory = work.bytes / (hardware.memory_rate * _SHARE.get(work.kind, 1.0))

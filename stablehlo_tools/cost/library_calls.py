@@ -1,7 +1,7 @@
-"""What calls into libraries and hand-written kernels compute, by their names and shapes.
+"""Counts the operations of library calls and hand-written kernels, by their names and shapes.
 
-Custom calls, and the ops that compilers make custom calls of. A kernel may state its own cost, as
-Pallas' do (`cost_estimate`); of others the operations are counted as the textbooks count them:
+Covers custom calls, and the ops that compilers turn into custom calls. A kernel may state its own
+cost, as Pallas kernels do (`cost_estimate`). For the others, the textbooks' counts apply:
 
     attention          2 products forward and 5 backward (3 and 4 where two kernels share them),
                        over the pairs of query and key that the mask lets see each other
@@ -37,7 +37,7 @@ _RANDOM = 40.0  # integer operations of threefry2x32 for each 32-bit word
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """An operand or a result: its shape, its element type in StableHLO's spelling, its bytes."""
+    """An operand or a result: its shape, element type (in StableHLO's spelling) and bytes."""
 
     dims: tuple[int, ...]
     dtype: str
@@ -45,7 +45,7 @@ class Tensor:
 
     @property
     def elements(self) -> float:
-        """How many elements it has."""
+        """The number of elements."""
         return float(math.prod(self.dims))
 
 
@@ -53,8 +53,8 @@ class Tensor:
 class LibraryCall:
     """A custom call by its target, or an op by its name.
 
-    `config` is the backend's, as text; `kernel` is what the kernel or its place in the program is
-    called; `lengths` are those of an FFT.
+    `config` is the backend config, as text. `kernel` is the name of the kernel or of its place in
+    the program. `lengths` are those of an FFT.
     """
 
     target: str
@@ -66,24 +66,26 @@ class LibraryCall:
 
     @property
     def bytes(self) -> float:
-        """What it reads and writes, each operand and each result once; of XLA's own calls without
-        the workspace, which is a result of bytes."""
+        """The bytes of all operands and results, each once.
+
+        A call of XLA's own (`__…`) returns its workspace as an array of i8, which is left out.
+        """
         workspace = ("i8", "ui8") if self.target.startswith("__") else ()
         wrote = sum(t.bytes for t in self.results if t.dtype not in workspace)
         return wrote + sum(t.bytes for t in self.operands)
 
 
 def call_work(call: LibraryCall) -> Work | None:
-    """The work of a call; None where nothing but its bytes is known.
+    """Returns the work of a call; None if only its bytes are known.
 
-    What a kernel says of itself goes before what is known of its name.
+    The cost that a kernel states overrides the count by its name.
     """
     if _HAND_WRITTEN.fullmatch(call.target):
         return _stated(call) or _by_kernel(call)
     if call.target.startswith("__cudnn$fmha"):
         return _cudnn_attention(call)
     if _RAGGED.fullmatch(call.target):
-        # Groups of rows, each by a matrix of its own: as many products as with one.
+        # Each group of rows has its own matrix. The operations are those of a single matrix.
         if len(call.operands) < 2 or not call.results or len(call.operands[0].dims) < 2:
             return None
         rows, depth = call.operands[0].dims[-2:]
@@ -105,7 +107,7 @@ _SORTS = "__cub$DeviceRadixSort"
 
 
 def _stated(call: LibraryCall) -> Work | None:
-    """The cost that a Pallas kernel for TPUs carries in its configuration."""
+    """Returns the cost that a Pallas kernel for TPUs states in its config; None without one."""
     estimate = _section(call.config, "custom_call_config").get("cost_estimate")
     if not isinstance(estimate, dict):
         return None
@@ -142,7 +144,7 @@ _NAMED = re.compile(r'\bname = "[^"]*"')  # in Triton's configuration
 
 
 def _by_kernel(call: LibraryCall) -> Work | None:
-    """Of a kernel that is known by its name."""
+    """Returns the work of an attention kernel that is known by its name; else None."""
     arrays = [t for t in call.operands if _is_float(t.dtype) and len(t.dims) >= 3]
     if len(arrays) < 3:
         return None
@@ -159,7 +161,7 @@ def _by_kernel(call: LibraryCall) -> Work | None:
 
 @dataclass(frozen=True, slots=True)
 class _Sizes:
-    """Of attention: batch times heads, queries, keys, and the depths of keys and of values."""
+    """Sizes of attention: batch times heads, queries, keys, depth of keys, depth of values."""
 
     batch: int
     queries: int
@@ -169,8 +171,11 @@ class _Sizes:
 
 
 def _attention(call: LibraryCall, sizes: _Sizes, products: int, seen: int) -> Work:
-    """Products over the `seen` keys of a query, on average: scores, then what they weigh; of the
-    backward the scores again, their gradient, and the gradients of values, keys and queries."""
+    """Returns the work of `products` products, where a query sees `seen` keys on average.
+
+    Forward: the scores, and the scores times the values. Backward: the scores again, their
+    gradient, and the gradients of values, keys and queries.
+    """
     scores = Matmul(sizes.batch, sizes.queries, seen, sizes.depth)
     weighed = Matmul(sizes.batch, sizes.queries, sizes.width, seen)
     back = Matmul(sizes.batch, sizes.queries, seen, sizes.width)
@@ -188,7 +193,7 @@ def _attention(call: LibraryCall, sizes: _Sizes, products: int, seen: int) -> Wo
 
 
 def _cudnn_attention(call: LibraryCall) -> Work | None:
-    """cuDNN's fused attention; the configuration says where heads and sequences lie."""
+    """Returns the work of cuDNN's fused attention; its config gives the order of dimensions."""
     config = _section(call.config, "cudnn_fmha_backend_config")
     if len(call.operands) < 3 or any(len(t.dims) != 4 for t in call.operands[:3]):
         return None
@@ -199,8 +204,8 @@ def _cudnn_attention(call: LibraryCall) -> Work | None:
     sequence = 3 - heads
     sizes = _Sizes(query[0] * query[heads], query[sequence], key[sequence], query[3], value[3])
     window = config.get("sliding_window_length", 0)
-    # The keys that a query sees, on average: of a causal mask those up to its own place, of a
-    # window the last so many of those.
+    # The keys that a query sees on average. A causal mask shows those up to its own position; a
+    # window shows only the last so many of them.
     seen = sizes.keys
     if "CAUSAL" in str(config.get("mask_type", "")):
         most = min(sizes.keys, (int(window) if str(window).isdecimal() else 0) or sizes.keys)
@@ -211,8 +216,10 @@ def _cudnn_attention(call: LibraryCall) -> Work | None:
 
 
 def _matrix(call: LibraryCall) -> tuple[float, float, float]:
-    """How many matrices, and the longer and the shorter side of each; of complex numbers each
-    counts as four."""
+    """Returns the number of matrices, and the longer and the shorter side of each.
+
+    A complex matrix counts as four, because a complex product is four real ones.
+    """
     matrix = call.operands[0] if call.operands else _NONE
     if len(matrix.dims) < 2:
         return 0.0, 0.0, 0.0
@@ -226,7 +233,7 @@ def _cholesky(call: LibraryCall) -> float:
 
 
 def _eliminations(passes: float) -> Callable[[LibraryCall], float]:
-    """A multiple of m n^2 - n^3 / 3: below the diagonal, each column takes part in the rest."""
+    """Returns a counter of `passes` · (m n^2 - n^3 / 3) operations, as in LU and QR."""
 
     def count(call: LibraryCall) -> float:
         matrices, m, n = _matrix(call)
@@ -236,8 +243,7 @@ def _eliminations(passes: float) -> Callable[[LibraryCall], float]:
 
 
 def _of_matrices(with_vectors: float, without: float) -> Callable[[LibraryCall], float]:
-    """A multiple of n^3; vectors are results as large as the operand beside the one that it is
-    overwritten with, or the only results of a decomposition that has no other."""
+    """Returns a counter of a multiple of n^3, which depends on whether vectors are returned."""
 
     def count(call: LibraryCall) -> float:
         matrices, _, n = _matrix(call)
@@ -246,7 +252,7 @@ def _of_matrices(with_vectors: float, without: float) -> Callable[[LibraryCall],
     return count
 
 
-# "N" for no vectors, in LAPACK's letters, and the same of the solvers on GPUs.
+# The solver returns no vectors: 78 is LAPACK's "N"; `compute_uv` is the option of the GPU solvers.
 _VALUES_ONLY = re.compile(r"compute_uv = false|mode = 78\b|compute_right = 78\b")
 _NONE = Tensor((), "f32", 0.0)
 
@@ -259,7 +265,7 @@ def _svd(call: LibraryCall) -> float:
 
 
 def _vectors(call: LibraryCall) -> bool:
-    """Whether a decomposition returns its vectors, and not only values."""
+    """Returns True if a decomposition returns its vectors, not only values."""
     if _VALUES_ONLY.search(call.config):
         return False
     n = min(call.operands[0].dims[-2:]) if call.operands else 0
@@ -326,7 +332,7 @@ _COUNTED: tuple[tuple[re.Pattern[str], Callable[[LibraryCall], float]], ...] = t
 
 
 def _section(config: str, name: str) -> dict[str, Any]:
-    """An object in a configuration that begins with JSON; empty where there is none."""
+    """Returns the object `name` of a config that begins with JSON; {} if there is none."""
     try:
         read: object = json.JSONDecoder().raw_decode(config)[0]
     except (ValueError, RecursionError):
@@ -340,5 +346,5 @@ def _is_float(dtype: str) -> bool:
 
 
 def _float_type(call: LibraryCall) -> str:
-    """The element type of a kernel's products: that of its first operand of floats."""
+    """Returns the element type of a kernel's products: that of its first operand of floats."""
     return next((t.dtype for t in call.operands if _is_float(t.dtype)), "f32")

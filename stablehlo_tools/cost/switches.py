@@ -1,11 +1,11 @@
 """Collectives on switches: NVLink, Infinity Fabric, InfiniBand, a data centre's network.
 
-Device d is in domain d // devices of each network, which a program fills evenly; a group is timed
-by what it has to cross of them. Sizes are NCCL's, and so are the volumes: its bus bandwidth is
-defined by them (https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md). A ring is
-laid so that it enters every domain once. Where several members of a group share a domain, NCCL lays
-as many rings as they have ports, so the ports add up. Latencies are a start and hops of each
-network, as in NCCL's own model (https://github.com/NVIDIA/nccl/blob/master/src/graph/tuning.cc).
+Device d is in domain d // devices of each network. A program fills the domains evenly. The time of
+a group depends on the networks that it crosses. Sizes and volumes are those of NCCL, which define
+its bus bandwidth (https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md). A ring
+enters every domain once. If several members of a group share a domain, NCCL builds a ring for each
+of their ports, so the ports' bandwidths add up. latency = start + hops of each network, as in
+NCCL's own model (https://github.com/NVIDIA/nccl/blob/master/src/graph/tuning.cc).
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _TREE_SHARE = 0.9  # of a ring's bandwidth that trees reach, says NCCL's tuning.
 
 @dataclass(frozen=True, slots=True)
 class Crossing:
-    """What a group of devices has to cross of one network.
+    """The parts of a group of devices that one network joins.
 
-    A part is a domain of the network inside (of the innermost: a device) with members in it. `most`
-    is the largest number of parts that one domain joins, `hops` are parts less domains, `streams`
-    the members of the smallest part, each with a port of its own, and `away` the most members that
-    one member reaches over this network and none inside.
+    A part is a domain of the next network inward that contains members; in the innermost network, a
+    part is a device. `most` is the largest number of parts in one domain. `hops` = parts - domains.
+    `streams` is the number of members of the smallest part, each with its own port. `away` is the
+    largest number of members that one member reaches only over this network.
     """
 
     network: Network
@@ -42,7 +42,10 @@ class Crossing:
 
 
 def crossings(networks: Sequence[Network], group: Sequence[int]) -> tuple[Crossing, ...]:
-    """What `group` crosses, innermost first. Raises ToolError where no network joins it all."""
+    """Returns the networks that `group` crosses, innermost first.
+
+    Raises ToolError if no network joins all of its devices.
+    """
     crossed: list[Crossing] = []
     parts = {device: (device,) for device in group}
     for level, network in enumerate(networks):
@@ -77,13 +80,16 @@ def crossings(networks: Sequence[Network], group: Sequence[int]) -> tuple[Crossi
 
 
 def even_share(number: int, most: int) -> int:
-    """The largest equal share of `number` things that is no larger than `most`."""
+    """Returns the largest divisor of `number` that is at most `most`."""
     return next(share for share in range(min(number, most), 0, -1) if number % share == 0)
 
 
 def filled_evenly(networks: Sequence[Network], devices: int) -> tuple[Network, ...]:
-    """Networks as a program uses them that does not fill its last domain: of 128 devices on domains
-    of 72, each of two has 64. The outermost has to join them all."""
+    """Returns the networks with domains reduced so that `devices` devices fill them evenly.
+
+    128 devices on domains of 72 use two domains of 64. The outermost network is kept: it has to
+    join all devices.
+    """
     filled = [networks[-1]]
     for network in reversed(networks[:-1]):
         most = network.devices
@@ -96,19 +102,19 @@ def filled_evenly(networks: Sequence[Network], devices: int) -> tuple[Network, .
 
 
 def domain(network: Network, device: int) -> int:
-    """The number of the domain that `device` is in."""
+    """Returns the number of the domain that contains `device`."""
     return 0 if network.devices is None else device // network.devices
 
 
 def group_on_switches(
     kind: str, size: float, members: int, crossed: Sequence[Crossing]
 ) -> TransferTime:
-    """The quickest algorithm for one group of `members`, which crosses `crossed`."""
+    """Times the quickest algorithm for one group of `members` devices that crosses `crossed`."""
     if kind == "all_to_all":
-        # Each member sends 1/n of its bytes to every other, over all networks at once.
+        # Each member sends 1/n of its bytes to every other, over all networks in parallel.
         #
-        # A message to another domain goes through the member there of the same rank (NCCL's PXN),
-        # so the number of messages is that of domains, not of devices.
+        # A message to another domain passes through the member of the same rank in its own domain
+        # (NCCL's PXN), so the messages are as many as domains, not as devices.
         ns = max(
             size * step.away / members / _reached(step.network, step.most - 1) for step in crossed
         )
@@ -122,7 +128,7 @@ def group_on_switches(
 
 
 def _ring(size: float, members: int, crossed: Sequence[Crossing], passes: int) -> TransferTime:
-    """Each member passes (n-1)/n of the bytes on; an all_reduce does so twice.
+    """Times a ring: each member sends (n-1)/n of the bytes, in an all_reduce twice.
 
     Thakur, Rabenseifner, Gropp: Optimization of Collective Communication Operations in MPICH, 2005.
     """
@@ -131,11 +137,12 @@ def _ring(size: float, members: int, crossed: Sequence[Crossing], passes: int) -
 
 
 def _trees(size: float, members: int, crossed: Sequence[Crossing]) -> list[TransferTime]:
-    """All_reduces by a switch that reduces (NVLink SHARP), and by NCCL's double binary trees.
+    """Times an all_reduce by a switch that reduces (NVLink SHARP) and by NCCL's double trees.
 
-    The trees join domains; inside of one NCCL lays chains, which gain nothing over a ring. A member
-    reduces its share of the bytes with the members of its domain, sends that up one tree and down
-    again, and gathers: all levels at once, chunk by chunk.
+    The trees join domains. Inside a domain NCCL uses chains, which are as fast as a ring: then the
+    list is empty unless the switch reduces. A member reduces its share of the bytes within its
+    domain, sends it up one tree and down again, and gathers. All levels run in parallel, chunk by
+    chunk.
     """
     speed_ups = [_in_network_speed_up(step) for step in crossed]
     if crossed[-1].level == 0:
@@ -159,7 +166,10 @@ def _trees(size: float, members: int, crossed: Sequence[Crossing]) -> list[Trans
 def pairs_on_switches(
     size: float, pairs: Sequence[tuple[int, int]], networks: Sequence[Network]
 ) -> TransferTime:
-    """Each source sends all of its bytes to its target; a port's sends and receives add up."""
+    """Times pairs in which each source sends all of its bytes to its target.
+
+    The messages that one port sends add up, and so do those that it receives.
+    """
     by_crossing: dict[tuple[Crossing, ...], list[tuple[int, int]]] = {}
     for pair in pairs:
         by_crossing.setdefault(crossings(networks, pair), []).append(pair)
@@ -182,22 +192,23 @@ def _ring_hops(crossed: Sequence[Crossing]) -> float:
 
 
 def _rate(step: Crossing) -> float:
-    """Bytes/ns that the members of one part send over this network together."""
+    """Returns the bytes/ns that all members of one part together send over this network."""
     return step.streams * _reached(step.network, step.most - 1)
 
 
 def _reached(network: Network, peers: int) -> float:
-    """Bytes/ns of large messages from one device to so many others."""
+    """Returns the bytes/ns of large messages from one device to `peers` others."""
     if network.pair_bandwidth is None:
         return network.bandwidth * network.efficiency
     return min(network.bandwidth, peers * network.pair_bandwidth) * network.efficiency
 
 
 def _in_network_speed_up(step: Crossing) -> float:
-    """What a reducing switch gains for this many members; the profile's figure is a whole domain's.
+    """Returns the speed-up over a ring, 1 or more, of a switch that reduces.
 
-    Each of n members sends its bytes and, of the result, the share that it reduces: (n+1)/n of the
-    bytes, where a ring sends 2(n-1)/n. So the gain goes with (n-1)/(n+1).
+    The profile's figure is that of a whole domain. Each of n members sends its bytes and its share
+    of the result, (n+1)/n of the bytes; a ring sends 2(n-1)/n. So the speed-up is proportional to
+    (n-1)/(n+1).
     """
     network = step.network
     if network.in_network_reduction is None or step.level or network.devices is None:

@@ -1,14 +1,14 @@
 """Collectives on a torus of links, TPUs' ICI and Trainium's NeuronLink.
 
-A program runs on a slice: device d is at row-major coordinates of it, and for a number of chips it
-has the shape that clouds sell, near to square or to a cube.
+A program runs on a slice, whose devices are numbered in row-major order. The shape of a slice
+depends only on its number of chips: it is the shape that clouds offer, close to a square or a cube.
 
-Groups that fill boxes of the slice, as the axes of a device mesh do, run along the axes of their
-box, on all of them at once: the bytes are divided by what each axis carries. On an axis that closes
-to a ring both directions are used, so a link's bandwidth counts twice. Groups with a stride share
-the links between their members with the groups in between. The formulas are those of "How to Scale
-Your Model" (https://jax-ml.github.io/scaling-book/sharding/) with exact counts of members. Any
-other groups are a ring through their members, routed axis by axis, timed by the busiest link.
+Groups that fill boxes of the slice, like the axes of a device mesh, use all axes of their box in
+parallel; the bandwidths of the axes add up. An axis that closes to a ring is used in both
+directions, so a link's bandwidth counts twice. Groups with a stride share the links between their
+members with the groups in between. The formulas are those of "How to Scale Your Model"
+(https://jax-ml.github.io/scaling-book/sharding/) with exact counts of members. Any other group is
+timed as a ring through its members, routed axis by axis, by the busiest link.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ _PASSES = {"all_reduce": 2}  # a reduce_scatter and an all_gather; any other kin
 
 @lru_cache(maxsize=64)
 def slice_shape(devices: int, dimensions: int, wraps_from: int) -> Coordinates:
-    """The shape of a slice of so many chips, its shortest axis first.
+    """Returns the shape of a slice of `devices` chips, its shortest axis first.
 
-    Of all factorisations the one of the least sum; in three dimensions one whose axes are all
-    multiples of `wraps_from`, as slices of whole cubes are, comes before any other.
+    Chooses the factorisation with the smallest sum. In three dimensions it prefers shapes whose
+    axes are all multiples of `wraps_from`, because those are whole cubes and close to rings.
     """
     shapes = list(_factorisations(devices, dimensions))
     if dimensions > 2:
@@ -47,7 +47,7 @@ def slice_shape(devices: int, dimensions: int, wraps_from: int) -> Coordinates:
 
 
 def _factorisations(number: int, parts: int, least: int = 1) -> Iterator[Coordinates]:
-    """`number` as a product of `parts` factors in rising order."""
+    """Yields the factorisations of `number` into `parts` factors of at least `least`, ascending."""
     if parts == 1:
         if number >= least:
             yield (number,)
@@ -66,7 +66,7 @@ class Torus:
     wraps: tuple[bool, ...]
 
     def coordinates(self, device: int) -> Coordinates:
-        """Row-major coordinates of a device of the slice."""
+        """Returns the row-major coordinates of a device of the slice."""
         positions: list[int] = []
         for length in reversed(self.shape):
             device, position = divmod(device, length)
@@ -74,7 +74,7 @@ class Torus:
         return tuple(reversed(positions))
 
     def distance(self, source: int, target: int) -> int:
-        """Links on the shortest way."""
+        """Returns the number of links on the shortest route."""
         return sum(
             min(abs(a - b), length - abs(a - b)) if wrap else abs(a - b)
             for a, b, length, wrap in zip(
@@ -87,9 +87,9 @@ class Torus:
         )
 
     def loads(self, flows: Iterable[tuple[int, int, float]]) -> dict[_Link, float]:
-        """Bytes on each link when (source, target, bytes) go axis by axis, the shorter way round.
+        """Returns the bytes on each link if each (source, target, bytes) is routed axis by axis.
 
-        Where both ways round are as long, half goes each way.
+        Each axis is routed in the shorter direction. If both are equally long, each carries half.
         """
         loads: defaultdict[_Link, float] = defaultdict(float)
         for source, target, amount in flows:
@@ -116,10 +116,10 @@ class Torus:
 
 
 def torus_of(network: Network, devices: int) -> Torus:
-    """The slice of `network` that a program on `devices` devices runs on.
+    """Returns the slice of `network` that a program on `devices` devices runs on.
 
-    An axis of at least `wraps_from` chips closes to a ring; in three dimensions, where optical
-    switches close the axes of whole cubes, all axes have to be multiples of it.
+    An axis of at least `wraps_from` chips closes to a ring. In three dimensions optical switches
+    close the axes of whole cubes, so either all axes are multiples of `wraps_from` or none closes.
     """
     chips = devices if network.devices is None else min(devices, network.devices)
     shape = slice_shape(chips, network.dimensions, network.wraps_from)
@@ -133,8 +133,8 @@ def torus_of(network: Network, devices: int) -> Torus:
 class _Span:
     """The members of a box along one axis.
 
-    `rate` is in links' bandwidth, 2 for a ring of its own; `hops` links lie between the members
-    furthest apart.
+    `rate` is in units of a link's bandwidth: 2 for a ring that no other group shares. `hops` is the
+    number of links between the two most distant members.
     """
 
     axis: int
@@ -147,7 +147,7 @@ class _Span:
 def groups_on_torus(
     kind: str, size: float, groups: Sequence[_Group], torus: Torus, network: Network
 ) -> TransferTime:
-    """All groups of one collective, of devices numbered within one slice, side by side."""
+    """Times all groups of one collective in parallel; devices are numbered within one slice."""
     boxes: list[_Box] = []
     for group in groups:
         corners = [torus.coordinates(device) for device in group]
@@ -155,7 +155,7 @@ def groups_on_torus(
     # In a box, every combination of the positions is a member.
     counts = [math.prod(map(len, box)) for box in boxes]
     if counts != [len(group) for group in groups]:
-        # Groups of any form: a ring through the members in order, or messages between all of them.
+        # Groups that fill no box: a ring through the members in order; all_to_all, all the pairs.
         passes = _PASSES.get(kind, 1)
         flows = [flow for group in groups for flow in _flows(kind, size * passes, group)]
         loads = torus.loads(flows)
@@ -180,10 +180,10 @@ def groups_on_torus(
 def pairs_on_torus(
     size: float, pairs: Sequence[tuple[int, int]], torus: Torus, network: Network
 ) -> TransferTime:
-    """Each source sends all of its bytes to its target: the busiest link decides.
+    """Times pairs in which each source sends all of its bytes; the busiest link decides.
 
-    Links carry both ways at once: of an axis along which all go one way, one that goes the other
-    way takes nothing.
+    A link carries both directions at the same time. If all pairs use one direction of an axis, the
+    result names only that direction: transfers in the other direction do not share it.
     """
     loads = torus.loads((source, target, size) for source, target in pairs)
     hops = max(torus.distance(source, target) for source, target in pairs)
@@ -197,8 +197,8 @@ def pairs_on_torus(
 
 
 def _way(links: Sequence[_Link], torus: Torus) -> str:
-    """Which way these links of one axis are taken, as `ways` reads it; "" where one is taken both
-    ways."""
+    """Returns the direction in which these links of one axis are used, as `transfers.ways` reads
+    it; "" if some link is used in both."""
     taken: dict[Coordinates, int] = {}  # by the lower end of a link
     for axis, way, start in links:
         length = torus.shape[axis]
@@ -211,9 +211,9 @@ def _way(links: Sequence[_Link], torus: Torus) -> str:
 
 
 def _along_axes(kind: str, size: float, spans: tuple[_Span, ...], network: Network) -> TransferTime:
-    """One box: an all_to_all by its slowest axis, any other kind by all of its axes together.
+    """Times one box: an all_to_all by its slowest axis, any other kind by all axes together.
 
-    An all_to_all's bytes cross the middle of a line of m members m²/4 messages of 1/m at a time.
+    In an all_to_all of m members on a line, m²/4 messages of 1/m of the bytes cross the middle.
     """
     members = math.prod(span.members for span in spans)
     passes = _PASSES.get(kind, 1)
@@ -263,7 +263,7 @@ def _corners(box: _Box, axis: int, links: Sequence[int]) -> Iterator[Coordinates
 
 
 def _closes(positions: Sequence[int], torus: Torus, axis: int) -> bool:
-    """Whether members are spread evenly all around a ring."""
+    """Returns True if the axis is a ring and the members are spread evenly around it."""
     length = torus.shape[axis]
     return torus.wraps[axis] and len(set(_gaps(positions, length))) == 1
 
@@ -274,7 +274,10 @@ def _gaps(positions: Sequence[int], length: int) -> list[int]:
 
 
 def _links(positions: Sequence[int], torus: Torus, axis: int) -> list[int]:
-    """Where the links begin that join the members: all around, or all but the widest gap."""
+    """Returns the first positions of the links that join the members.
+
+    They are all links of a ring with evenly spread members; else all except the widest gap.
+    """
     length = torus.shape[axis]
     if _closes(positions, torus, axis):
         return list(range(length))
@@ -289,7 +292,7 @@ def _links(positions: Sequence[int], torus: Torus, axis: int) -> list[int]:
 def _time(
     algorithm: str, links: float, hops: int, axes: set[int], network: Network
 ) -> TransferTime:
-    """`links` are the bytes on the busiest link in one direction."""
+    """Builds the time; `links` is the number of bytes on the busiest link in one direction."""
     latency = network.start_ns + hops * network.latency_ns
     bytes_ns = links / (network.bandwidth * network.efficiency)
     names = tuple(f"{network.name} {AXES[axis]}" for axis in sorted(axes))

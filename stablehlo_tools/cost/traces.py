@@ -1,15 +1,16 @@
-"""Makes a measured profile from what jax.profiler.trace writes.
+"""Makes a measured profile from a trace of jax.profiler.trace.
 
     with jax.profiler.trace("trace"):          trace/plugins/profile/DATE/HOST.trace.json.gz
         step(…).block_until_ready()      ==>   {"schema": …, "ops": {"dot.3": 81250.0, …}}
 
-The trace is Chrome's JSON, with an event for each run of an HLO instruction on each device. Its
-arguments name the instruction (`hlo_op` on XLA:CPU and XLA:GPU; on XLA:TPU the event itself does,
-beside an `hlo_category`), the module, and on XLA:CPU the device, which elsewhere is the process.
+The trace is Chrome's JSON, with an event for each run of an HLO instruction on each device. The
+event's arguments name the module and the instruction (`hlo_op`). On XLA:TPU the event's own name is
+the instruction, and `hlo_category` is an argument. On XLA:CPU an argument names the device; on
+other backends the process is the device.
 
-An instruction's time is the median of its runs, and of its devices the least: a device that waits
-for the others shows the wait as its own time. The kernels of one instruction are added up where no
-event stands for all of them. A loop's time includes that of its body, whose ops are there as well.
+An instruction's time is the median of its runs on a device, and the least of all devices: a device
+that waits for the others shows the wait as its own time. If no event covers all kernels of an
+instruction, their times are added. A loop's time includes its body, whose ops have events too.
 """
 
 from __future__ import annotations
@@ -45,11 +46,11 @@ class _Run:
 
 
 def profile_from_trace(path: Path, module: str | None = None) -> dict[str, object]:
-    """A measured profile's document, of one compiled program of the trace.
+    """Returns the document of a measured profile for one compiled program of the trace.
 
-    `path` is the directory that was traced to, its newest run with every host's file, or one such
-    file. `module` is the HLO module; the one that took most of the time where it is None. Raises
-    ToolError for a path without a trace, a trace without XLA ops, and a file that cannot be read.
+    `path` is the directory of the traces, of which the newest run is read with the files of all
+    hosts, or one such file. `module` is the HLO module; None selects the one with the most time.
+    Raises ToolError if there is no trace, no XLA op in it, or a file cannot be read.
     """
     with naming(str(path)):
         runs = [run for file in _files(path) for run in _runs(file)]
@@ -78,7 +79,10 @@ def profile_from_trace(path: Path, module: str | None = None) -> dict[str, objec
 
 
 def _files(path: Path) -> list[Path]:
-    """The trace files of the newest run under a directory, or the file itself."""
+    """Returns the trace files of the newest run under a directory, or the file itself.
+
+    Raises ToolError if there is none.
+    """
     if path.is_file():
         if path.name.endswith(_XPLANE):
             raise ToolError(f"this is an XPlane; the {_TRACE} beside it is read instead")

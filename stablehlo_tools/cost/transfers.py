@@ -1,4 +1,4 @@
-"""What a collective has to send, and how long that takes: the terms of `collectives`."""
+"""The bytes and groups of a collective, and its time: the types that `collectives` works on."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from dataclasses import dataclass, replace
 class Transfer:
     """One collective as one device sees it.
 
-    `bytes` is NCCL's size: of the gathered result of an all_gather, of the operand of a
-    reduce_scatter, of the operand of any other kind. `groups` are the participants' device numbers;
-    of a collective_permute, the (source, target) pairs.
+    `bytes` is NCCL's size: that of the result of an all_gather, of the operand of any other kind.
+    `groups` are the participants' device numbers; for a collective_permute, (source, target) pairs.
     """
 
     kind: str  # all_gather, all_reduce, reduce_scatter, all_to_all, collective_permute, …
@@ -24,10 +23,10 @@ class Transfer:
 class TransferTime:
     """The time of one collective on every device that takes part.
 
-    `latency_ns` of `ns` does not depend on the bytes, and is paid once when collectives are
-    bucketed. `links` are the resources that it shares with whatever runs at the same time, those
-    of the slowest group first and of each group the outermost: ("InfiniBand", "NVLink"), or
-    ("ICI x", "ICI y") for the axes of a torus. "ICI x+" is one way of it, see `ways`.
+    `latency_ns` is the part of `ns` that does not depend on the bytes; bucketed collectives pay it
+    once. `links` are the resources that concurrent transfers share: those of the slowest group
+    first, the outermost of each group first. Examples are ("InfiniBand", "NVLink"), or ("ICI x",
+    "ICI y") for the axes of a torus. "ICI x+" is one direction of an axis, see `ways`.
     """
 
     ns: float
@@ -39,14 +38,17 @@ class TransferTime:
 NOTHING = TransferTime(0.0, 0.0, "none", ())
 
 
-# Of what goes one way along an axis: ahead or back; or, where some links of it are taken ahead and
-# the others back, as by a ring that turns, the one of the two ways round.
+# Suffixes of a link's name. "+" and "-": all links of an axis, ahead or back. ">" and "<": some
+# links ahead and the others back, as in a ring that turns; "<" is the reverse of ">".
 _WAYS = {"+": ("+>", "+<"), "-": ("->", "-<"), ">": ("+>", "->"), "<": ("+<", "-<")}
 
 
 def ways(link: str) -> tuple[str, ...]:
-    """What a transfer takes of a link by its name: "ICI x" both ways, "ICI x+" and "ICI x-" one of
-    them, "ICI x>" and "ICI x<" of each link the one that the other leaves."""
+    """Returns the directions of a link that a transfer occupies, from the link's name.
+
+    "ICI x" is both directions, "ICI x+" or "ICI x-" one of them. "ICI x>" and "ICI x<" use opposite
+    directions of each link.
+    """
     taken = _WAYS.get(link[-1])
     if taken is not None:
         return tuple(link[:-1] + way for way in taken)
@@ -54,9 +56,10 @@ def ways(link: str) -> tuple[str, ...]:
 
 
 def slowest(times: Iterable[TransferTime]) -> TransferTime:
-    """The time that decides where groups run side by side, on the links of all; of none `NOTHING`.
+    """Returns the longest of the times of parallel groups, with the links of all.
 
-    Of equals the first by name, so that the order of the groups does not matter.
+    Returns `NOTHING` if there are none. Ties are broken by name, so that the order of the groups
+    does not matter.
     """
     ranked = sorted(times, key=lambda time: (-time.ns, time.links, time.algorithm))
     if not ranked:
@@ -66,5 +69,5 @@ def slowest(times: Iterable[TransferTime]) -> TransferTime:
 
 
 def quickest(times: Iterable[TransferTime]) -> TransferTime:
-    """The algorithm that a library would take; the first of equals."""
+    """Returns the shortest time, as a library chooses its algorithm; of equals the first."""
     return min(times, key=lambda time: time.ns)
