@@ -1,14 +1,15 @@
 """The asynchronous forms of collectives in HLO, all read as one start and one done:
 
-    all-gather(…)                                    XLA:CPU; XLA:GPU where it chose to wait
+    all-gather(…)                                    XLA:CPU; XLA:GPU if it chose to wait
     all-gather-start(…) … all-gather-done(…)         also reduce-scatter, all-to-all, …
     async-start(…), calls=%c … async-done(…)         %c holds the collective
     send(…) … send-done(…), recv(…) … recv-done(…)
     fusion(…), calls=%c                              XLA:TPU; %c holds the collective
 
-XLA:TPU splits a collective over fusions of one `chain_id`: one that starts it (the collective goes
-to AsyncCollectiveStart), any number that compute while it runs, and one that finishes it
-(AsyncCollectiveDone). A collective in a fusion without either mark is synchronous. Pure Python.
+XLA:TPU splits a collective over fusions with the same `chain_id`. The first starts it: the
+collective is an operand of AsyncCollectiveStart. Any number of fusions compute while it runs, and
+the last finishes it (AsyncCollectiveDone). A collective in a fusion without either mark is
+synchronous. Pure Python.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ TPU_START, TPU_DONE = "AsyncCollectiveStart", "AsyncCollectiveDone"
 
 
 class Phase(enum.Enum):
-    """What an event is to its collective."""
+    """The role of an event in its collective."""
 
     START = "start"
     DONE = "done"
@@ -48,7 +49,7 @@ def is_issued(instruction: HloInstruction) -> bool:
 
 
 def wraps_collective(instruction: HloInstruction) -> bool:
-    """Returns True if a collective may be in what an instruction of an async computation calls."""
+    """Returns True if an instruction of an async computation may call a collective."""
     opcode = instruction.opcode
     starts = opcode.endswith("-start") and not is_issued(instruction)
     return starts or opcode in ("fusion", "call")
@@ -60,7 +61,7 @@ def is_tpu_mark(instruction: HloInstruction) -> bool:
 
 
 def may_hold_collectives(opcode: str) -> bool:
-    """Returns True if an opcode is no collective but may call one."""
+    """Returns True if an opcode may call a computation that holds a collective."""
     base, _, suffix = opcode.rpartition("-")
     return opcode in DESCENDED or (suffix in _SUFFIXES and base in _WRAPPERS)
 
@@ -79,7 +80,7 @@ def concerns_collectives(instruction: HloInstruction) -> bool:
 def tpu_marks(
     instructions: Iterable[HloInstruction],
 ) -> dict[str, tuple[Phase, HloInstruction]]:
-    """The collectives that a fusion of XLA:TPU starts or finishes, by name, each with its mark."""
+    """Returns the collectives that a fusion of XLA:TPU starts or finishes, by name, with marks."""
     phases = {TPU_START: Phase.START, TPU_DONE: Phase.DONE}
     return {
         name: (phases[mark.target], mark)
@@ -90,10 +91,10 @@ def tpu_marks(
 
 
 def result_path(opcode: str, shape: Shape) -> tuple[int, ...]:
-    """Where in the shape of a start, or of a collective itself, that of its result is.
+    """Returns the tuple indices of the result in the shape of a start, or of a collective itself.
 
-    A start returns `((operands), results, contexts …)`, that of one all-gather or permute
-    `(operand, result, contexts …)`, that of an all-reduce its results, a copy-start
+    A start returns `((operands), results, contexts …)`; of a single all-gather or permute,
+    `(operand, result, contexts …)`. An all-reduce-start returns its results, a copy-start
     `(result, operand, context)`, a send or recv `(data, context, token)`.
     """
     if not isinstance(shape, TupleShape) or not shape.elements:
@@ -108,7 +109,7 @@ def result_path(opcode: str, shape: Shape) -> tuple[int, ...]:
 
 
 def result_shape(start: HloInstruction) -> Shape:
-    """The shape of what the done of a start, or a collective itself, returns."""
+    """Returns the shape of the result: that of the done of a start, or of a collective itself."""
     shape = start.result
     for index in result_path(start.opcode, shape):
         assert isinstance(shape, TupleShape), "a path leads through tuples"

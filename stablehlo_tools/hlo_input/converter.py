@@ -1,14 +1,14 @@
-"""XLA's converter, in a process of its own: `python -m stablehlo_tools.hlo_input.converter DIR`.
+"""XLA's converter in a separate process: `python -m stablehlo_tools.hlo_input.converter DIR`.
 
-DIR holds `module.hlo` and a request; what is left there is `module.mlirbc` and an answer
-(`processes.child`). XLA's parser and converter end their process on some texts that they do not
-understand.
+DIR holds `module.hlo` and a request; the process writes `module.mlirbc` and an answer there
+(`processes.child`). It is a separate process because XLA's parser and converter abort on some texts
+that they do not understand.
 
-The converter keeps neither an instruction's name nor its place in the schedule, but it keeps the
-`op_name` of its metadata, as the location. So each instruction is marked there, to be known again
-in MLIR: `op_name` + U+001F + `COMPUTATION.INSTRUCTION`, both counted in the order of the text. The
-protocol buffer is edited on the wire: fields that are not understood stay, whatever their meaning.
-Field numbers: XLA's `hlo.proto` and `xla_data.proto`.
+The converter drops an instruction's name and its position in the schedule, but it keeps the
+`op_name` of its metadata, as the location. So each instruction is marked in its `op_name`, to be
+identified in MLIR: `op_name` + U+001F + `COMPUTATION.INSTRUCTION`, both counted in the order of the
+text. The serialized protocol buffer is edited directly, which keeps unknown fields. Field numbers:
+XLA's `hlo.proto` and `xla_data.proto`.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ type Field = tuple[int, int, int, int]  # number, its value or where that begins
 
 
 def to_stablehlo(source: HloText) -> bytes:
-    """The module as MLIR bytecode, every instruction marked in its location.
+    """Returns the module as MLIR bytecode, with every instruction marked in its location.
 
-    Raises a ToolError, at the line of the text, where XLA cannot take it.
+    Raises ToolError, at the line of the text, if XLA cannot parse or convert it.
     """
     timeout = _SECONDS + _SECONDS_PER_MIB * len(source.text) / 2**20
     with tempfile.TemporaryDirectory(prefix="stablehlo-tools-") as name:
@@ -66,7 +66,7 @@ def to_stablehlo(source: HloText) -> bytes:
 
 
 def _refused(message: str, source: HloText) -> ToolError:
-    """What XLA said, at the line that it said it of."""
+    """Returns the error for XLA's message, at the line that the message refers to."""
     where = _WHERE.search(message)
     if where is not None:
         line, column = int(where.group(1)), int(where.group(2))
@@ -84,9 +84,9 @@ def _refused(message: str, source: HloText) -> ToolError:
 
 
 def convert(directory: Path, _request: dict[str, Any]) -> dict[str, Any]:
-    """In the child: the text in the directory becomes a module of bytecode there.
+    """Converts the text in the directory to bytecode there; runs in the child process.
 
-    Each instruction is marked before, because XLA's converter drops its name and its line.
+    Marks each instruction first, because XLA's converter drops its name and its line.
     """
     from stablehlo_tools import bindings
 
@@ -96,7 +96,7 @@ def convert(directory: Path, _request: dict[str, Any]) -> dict[str, Any]:
 
 
 def marked(module: bytes) -> bytes:
-    """The module with a mark in every instruction. Raises ValueError for what is no HLO module."""
+    """Returns the module with every instruction marked. Raises ValueError if it is not HLO."""
     parts: list[bytes] = []
     computations: list[tuple[int, int, tuple[int, int]]] = []  # id, where in `parts`, its bytes
     for number, begin, end, start in _fields(module, 0, len(module)):
@@ -109,7 +109,7 @@ def marked(module: bytes) -> bytes:
 
 
 def mark_of(name: str) -> tuple[str, tuple[int, int] | None]:
-    """An `op_name` without its mark, and the mark: computation and instruction."""
+    """Splits an `op_name` from its mark: computation and instruction; None without a mark."""
     plain, separator, mark = name.partition(MARK)
     if not separator:
         return name, None
@@ -140,17 +140,17 @@ def _marked_instruction(data: bytes, mark: str) -> bytes:
         if number == _METADATA:
             for inner, first, last, _ in _fields(data, begin, end):
                 name = data[first:last] if inner == _OP_NAME else name
-    # A message that stands twice is merged, the later value of a field over the earlier.
+    # Protocol buffers merge a repeated message: a later value of a field overrides the earlier.
     return data + _message(_METADATA, _message(_OP_NAME, name + mark.encode()))
 
 
 def _number_of(data: bytes, begin: int, end: int, field: int) -> int:
-    """The number in a field, which is not written where it is zero."""
+    """Returns the number in a field; 0 if absent, because zeros are not serialized."""
     return next((value for number, value, _, _ in _fields(data, begin, end) if number == field), 0)
 
 
 def _fields(data: bytes, at: int, end: int) -> Iterator[Field]:
-    """The fields of a message; of a number, its value stands where the others begin."""
+    """Yields the fields of a message; for a number, the second item is its value."""
     while at < end:
         start = at
         key, at = _varint(data, at)

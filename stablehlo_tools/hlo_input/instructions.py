@@ -1,7 +1,7 @@
 """HLO text as computations of instructions: `%name = shape opcode(operands), attributes`.
 
-An instruction is a line and where its operands begin; the rest is read when it is asked for, so a
-text of 100,000 instructions costs one pass over its lines. Pure Python.
+An instruction stores its line and the position of its operands. Everything else is parsed on first
+use, so a text of 100,000 instructions costs one pass over its lines. Pure Python.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _CHAIN = re.compile(r'chain_id="([^"]*)"')
 
 @dataclass(frozen=True)
 class HloInstruction:
-    """One instruction on the line `number`, from 1. Its operands begin at `after_opcode`."""
+    """One instruction, on line `number` (from 1). Its operands begin at column `after_opcode`."""
 
     name: str
     opcode: str
@@ -77,7 +77,7 @@ class HloInstruction:
 
     @property
     def is_root(self) -> bool:
-        """Returns True if it is the result of its computation."""
+        """True if it is the result of its computation."""
         return self.line.lstrip().startswith("ROOT ")
 
     @property
@@ -96,7 +96,7 @@ class HloInstruction:
         return arrays(self.result)
 
     def called(self) -> dict[str, list[str]]:
-        """The computations that it calls, by the attribute that names them."""
+        """Returns the computations that it calls, by the attribute that names them."""
         called: dict[str, list[str]] = {}
         for key, name in _CALLED.findall(self.line, self.after_opcode):
             called.setdefault(key, []).append(name)
@@ -146,7 +146,7 @@ class HloInstruction:
 
     @property
     def chain(self) -> str | None:
-        """The chain of collective fusions of XLA:TPU that it belongs to."""
+        """The `chain_id` of XLA:TPU's collective fusions; None if it belongs to no chain."""
         return self._find(_CHAIN)
 
     @property
@@ -156,15 +156,15 @@ class HloInstruction:
         return None if trips is None else int(trips)
 
     def attribute(self, name: str) -> str:
-        """The value of an attribute as printed, up to the comma after it; empty if absent."""
+        """Returns an attribute's value as printed, up to the comma after it; "" if absent."""
         return self._find(re.compile(rf", {name}=(\{{[^}}]*\}}|[^,\s]*)")) or ""
 
     def numbers(self, name: str) -> tuple[int, ...]:
-        """The numbers in an attribute: `dimensions={0,2}`, `index=1`."""
+        """Returns the numbers in an attribute: `dimensions={0,2}`, `index=1`."""
         return tuple(int(number) for number in _NUMBERS.findall(self.attribute(name)))
 
     def error(self, message: str) -> ToolError:
-        """An error that names the instruction."""
+        """Returns an error that names the instruction."""
         return ToolError(f"HLO instruction {self.name} ({self.opcode}): {message}")
 
     def _find(self, pattern: re.Pattern[str]) -> str | None:
@@ -173,7 +173,7 @@ class HloInstruction:
 
 
 def parse_instruction(line: str, number: int = 0) -> HloInstruction | None:
-    """The instruction that begins on a line; None if none does."""
+    """Parses the instruction that begins on a line; None if none does."""
     name = _NAME.match(line)
     opcode = _OPCODE.search(line, name.end() - 1) if name else None
     if name is None or opcode is None:
@@ -182,7 +182,7 @@ def parse_instruction(line: str, number: int = 0) -> HloInstruction | None:
 
 
 def parse_computations(text: str) -> tuple[dict[str, list[HloInstruction]], str]:
-    """The instructions of each computation, in the order of the text, and the entry's name.
+    """Returns the instructions of each computation, in the order of the text, and the entry's name.
 
     The name is empty if the text has no ENTRY, or prints it without its parameters: such text
     prints the names of operands without `%`, which `operands` does not read.

@@ -1,6 +1,6 @@
-"""HLO text to a module of StableHLO: converted in a child, legalized here.
+"""HLO text to a StableHLO module: converted in a child process, legalized here.
 
-What XLA's converter leaves of HLO becomes StableHLO, one program that every pass takes:
+Legalization rewrites the HLO ops that XLA's converter leaves to StableHLO that every pass accepts:
 
     %2 = "mhlo.fusion"(%0, %1) ({ ... })           the ops of its region
     mhlo.copy, mhlo.domain, mhlo.add_dependency    their first operand
@@ -10,7 +10,7 @@ What XLA's converter leaves of HLO becomes StableHLO, one program that every pas
     stablehlo.dot                                  stablehlo.dot_general
     mhlo.erf, mhlo.topk and others of CHLO         the op of CHLO
 
-Ops of MHLO that stand for something else stay: who does not know them refuses them by name.
+Other MHLO ops stay: a pass that does not know such an op rejects it by name.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from stablehlo_tools.ir.walk import (
 
 
 def read_hlo(data: bytes, name: str, context: ir.Context) -> tuple[ir.Module, HloText]:
-    """The module, and the text that it was. Raises a ToolError at the line that is not taken."""
+    """Returns the module and its text. Raises ToolError at the line that cannot be converted."""
     try:
         source = HloText(data.decode(), name)
     except UnicodeDecodeError as error:
@@ -63,7 +63,7 @@ def read_hlo(data: bytes, name: str, context: ir.Context) -> tuple[ir.Module, Hl
 
 _BITCAST, _FUSION = "mhlo.bitcast", "mhlo.fusion"
 _START, _UPDATE, _DONE = "mhlo.async_start", "mhlo.async_update", "mhlo.async_done"
-# Functions of which CHLO has the same op; HLO has them as opcodes, StableHLO has not.
+# Functions that are opcodes in HLO and ops in CHLO, but not in StableHLO.
 _IN_CHLO = {
     f"mhlo.{name}": f"chlo.{name}"
     for name in ("acos", "acosh", "asin", "asinh", "atanh", "cosh", "erf", "mulhi", "sinh")
@@ -76,21 +76,21 @@ _ALIASES, _ALIASED = "mhlo.input_output_alias", "tf.aliasing_output"
 
 
 def _legalize(module: ir.Module, source: HloText) -> None:
-    """Rewrites a marked module of the converter's in place; its locations lose their marks.
+    """Legalizes a marked module of the converter in place and removes the marks.
 
-    In a scheduled text's module the ops stand in the order of the schedule. Raises a ToolError, at
-    the line of the text, for what is not understood.
+    If the text is scheduled, the ops are sorted in the order of the schedule. Raises ToolError, at
+    the line of the text, for an unsupported form of async op.
     """
     if source.is_scheduled:
-        # Sorts the ops of each block by their places in the text. An op without a place, a constant
-        # that the converter made, comes where its operands are there.
+        # Sorts the ops of each block by their positions in the text. An op without a position, such
+        # as a constant that the converter made, comes as soon as its operands are defined.
         for op in ops_where(module.operation, lambda op: len(op.regions) > 0):
             for region in op.regions:
                 for block in region.blocks:
                     _sort(block)
     _unmark(module, source)
-    # The last first, and what is nested in a fusion before it. `Patterns` goes from the first to
-    # the last, which gives the uses of a value another order, and so other bytes.
+    # In reverse order, so that ops nested in a fusion come before it. `Patterns` visits ops from
+    # first to last, which would change the order of a value's uses, and so the written bytes.
     for op in reversed(ops_named(module.operation, {_FUSION, *_RULES})):
         if op.name == _FUSION:
             dissolve(op)
@@ -136,7 +136,7 @@ def _sort(block: ir.Block) -> None:
 
 
 def _unmark(module: ir.Module, source: HloText) -> None:
-    """Gives each op the location that its instruction states, or else its line of the text."""
+    """Gives each op the location that its instruction states, else its line in the text."""
     context = module.context
 
     def plain(location: ir.Location) -> ir.Location:
@@ -166,7 +166,7 @@ def _unmark(module: ir.Module, source: HloText) -> None:
     walk(module.operation, visit)
 
 
-# Ops that have another name, or stand for their operands
+# Ops that have another name, or are replaced by an operand
 
 
 # mhlo.copy(x) -> x
@@ -202,7 +202,7 @@ def _rewrite_function(op: ir.Operation) -> Sequence[ir.Value]:
 def _write_as(
     op: ir.Operation, name: str, attributes: dict[str, ir.Attribute] | None = None
 ) -> Sequence[ir.Value]:
-    """Writes an op of another name, of the same operands and types of results."""
+    """Writes an op with another name, and with the same operands and result types."""
     types = [value.type for value in op.results]
     operands, point = list(op.operands), ir.InsertionPoint(op)
     return ir.Operation.create(name, types, operands, attributes, loc=op.location, ip=point).results
@@ -220,8 +220,8 @@ def _rewrite_bitcast(op: ir.Operation) -> Sequence[ir.Value] | None:
         build = Builder(ir.InsertionPoint(op), op.location)
         type_ = build.tensor(shape_of(given), other)
         given = op.operands[0] = build.op("bitcast_convert", [given], type_)
-    # Tiles are not written in MLIR. Where a tiled layout could put elements elsewhere than its
-    # order of dimensions does, the op stays as it is.
+    # MLIR attributes do not express tiles. If a tiled layout could order the elements differently
+    # from its order of dimensions, the op is kept.
     if "xla_shape" in op.attributes and _TILED in str(op.attributes["xla_shape"]):
         in_memory = _in_memory(op, "source_layout", shape_of(given))
         wanted = _in_memory(op, "result_layout", shape_of(result))
@@ -242,23 +242,23 @@ _RULES: dict[str, Callable[[ir.Operation], Sequence[ir.Value] | None]] = {
 
 
 def tiled_bitcast(module: ir.Module) -> ir.Operation | None:
-    """A bitcast that stayed, since its tiles are not known; None: there is none."""
+    """Returns a bitcast that was kept because of its tiles; None if there is none."""
     return next(iter(ops_named(module.operation, frozenset({_BITCAST}))), None)
 
 
 def _in_memory(op: ir.Operation, layout: str, shape: Sequence[int]) -> list[int]:
-    """The sizes of the dimensions, the most major first."""
+    """Returns the sizes of the dimensions, the most major first."""
     return [shape[dimension] for dimension in major_first(op, layout, len(shape))]
 
 
-# Computations that run beside others
+# Computations that run asynchronously
 
 
 def _run_at_start(module: ir.Module) -> None:
-    """Puts what an `mhlo.async_start` calls in its place.
+    """Inlines the computations that `mhlo.async_start` ops call, at the start.
 
-    Copies and slices for the most part: to run one early changes no value, and no order of
-    collectives, which XLA's converter writes as `stablehlo.async_start`.
+    Most are copies and slices. Running one early changes no value. It does not reorder collectives
+    either: XLA's converter writes those as `stablehlo.async_start`.
     """
     functions = functions_by_name(module)
     for start in ops_named(module.operation, {_START}):
@@ -269,7 +269,10 @@ def _run_at_start(module: ir.Module) -> None:
 
 
 def _finish(start: ir.Operation, returned: Sequence[ir.Value]) -> None:
-    """Hands what was computed at the start to whoever takes it from the end of the pair."""
+    """Replaces the results of a start's done by the inlined values; erases the pair.
+
+    Raises ToolError if an op other than an update or a done uses the start.
+    """
     for use in list(start.results[0].uses):
         user = use.owner.operation
         if user.name == _UPDATE:
@@ -287,10 +290,11 @@ def _finish(start: ir.Operation, returned: Sequence[ir.Value]) -> None:
 
 
 def _pair_tpu_collectives(function: ir.Operation) -> None:
-    """The fusions with which XLA:TPU runs a collective beside other ops become async pairs.
+    """Rewrites XLA:TPU's fusions for asynchronous collectives to async pairs.
 
-    Every fusion of a pair repeats the collective, whose real place is the start; the start hands
-    on the operand, the buffer of the result and flags, of which only the operand means a value.
+    Every fusion of a pair repeats the collective; the start issues it. The start returns the
+    operand, the result's buffer and flags; only the operand is a value of the program. Raises
+    ToolError if a start has no done, or more than one, in its chain and block.
     """
     ends = _targets(function, TPU_DONE)
     for start in _targets(function, TPU_START):
@@ -324,7 +328,7 @@ def _pair_tpu_collectives(function: ir.Operation) -> None:
 
 
 def _elements(start: ir.Operation) -> list[ir.Operation]:
-    """The ops that take elements out of the tuple that a start hands on."""
+    """Returns the get_tuple_element ops of the tuple that a start returns."""
     users = [use.owner.operation for use in start.results[0].uses]
     return [user for user in users if user.name == "stablehlo.get_tuple_element"]
 
@@ -380,7 +384,7 @@ def _with_chain(function: ir.Operation, chain: str) -> list[ir.Operation]:
 
 
 def _drop_unreachable(module: ir.Module) -> None:
-    """Drops private functions that nothing reaches: XLA's converter writes every computation."""
+    """Drops unreachable private functions: XLA's converter writes every computation as one."""
     functions = functions_by_name(module)
     reached = {name for name, op in functions.items() if "sym_visibility" not in op.attributes}
     pending = list(reached)
@@ -394,16 +398,16 @@ def _drop_unreachable(module: ir.Module) -> None:
 
 
 def _state_facts(module: ir.Module, source: HloText) -> None:
-    """Keeps of the module's attributes what an artifact states, in an artifact's words."""
+    """Replaces the module's attributes with those of an artifact, and states aliased arguments."""
     op = module.operation
     i32 = ir.IntegerType.get_signless(32, module.context)
     main = functions_by_name(module).get("main")
     if main is not None and _ALIASES in op.attributes:
-        # Says of each argument in whose memory a result lives, which result, as jax does.
+        # Marks each argument whose buffer a result reuses with the result's number, as jax does.
         for entry in map(ir.DictAttr, ir.ArrayAttr(op.attributes[_ALIASES])):
             argument = ir.DictAttr(entry["alias"])
             if len(ir.DenseI64ArrayAttr(argument["parameter_index"])):
-                continue  # part of a tuple, which a function of StableHLO does not take
+                continue  # part of a tuple, which StableHLO functions have no arguments for
             number = ir.IntegerAttr(argument["parameter_number"]).value
             result = list(ir.DenseI64ArrayAttr(entry["output_index"])) or [0]
             set_entry(main, "arg_attrs", number, _ALIASED, ir.IntegerAttr.get(i32, result[0]))

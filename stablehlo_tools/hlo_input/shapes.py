@@ -32,9 +32,9 @@ _STABLEHLO_TYPES = {
 
 @dataclass(frozen=True)
 class Array:
-    """An array: its element type in HLO's spelling, where it lies and how.
+    """An array: its element type in HLO's spelling, dimensions, layout and memory space.
 
-    `minor_to_major` is empty where the text has no layout. `tiles` are those of a TPU's layout.
+    `minor_to_major` is empty if the text has no layout. `tiles` are those of a TPU's layout.
     """
 
     element_type: str
@@ -45,23 +45,23 @@ class Array:
 
     @cached_property
     def elements(self) -> int:
-        """How many elements it has."""
+        """The number of elements."""
         return math.prod(self.dims)
 
     @cached_property
     def bits(self) -> int:
-        """The bits of an element; none of a token."""
+        """The bits of an element; 0 for a token."""
         bits = _BITS.search(self.element_type)
         return 8 if self.element_type == "pred" else int(bits.group()) if bits else 0
 
     @cached_property
     def bytes(self) -> int:
-        """The bytes of all elements, close together."""
+        """The bytes of all elements without padding."""
         return -(-self.elements * self.bits // 8)
 
     @cached_property
     def padded(self) -> tuple[int, ...]:
-        """The dimensions from major to minor, the last filled up to whole tiles."""
+        """The dimensions from major to minor, the last ones padded to whole tiles."""
         dims = [self.dims[d] for d in reversed(self.minor_to_major)] or list(self.dims)
         tile = self.tiles[0] if self.tiles else ()
         dims = [1] * (len(tile) - len(dims)) + dims
@@ -71,7 +71,7 @@ class Array:
 
     @cached_property
     def padded_bytes(self) -> int:
-        """The bytes that it takes in memory."""
+        """The bytes in memory, including padding."""
         return -(-math.prod(self.padded) * self.bits // 8)
 
 
@@ -87,7 +87,7 @@ type Shape = Array | TupleShape
 
 @functools.cache
 def parse_shape(text: str) -> Shape:
-    """Raises ValueError for text that is no shape."""
+    """Parses a shape as HLO prints it. Raises ValueError if the text is not a shape."""
     if text.startswith("("):
         return TupleShape(tuple(parse_shape(element) for element in split_tuple(text)))
     array = _ARRAY.match(text)
@@ -109,14 +109,14 @@ def parse_shape(text: str) -> Shape:
 
 
 def split_tuple(shape: str) -> list[str]:
-    """The elements of a tuple shape as printed; the shape itself if it is no tuple."""
+    """Returns the elements of a tuple shape as printed; of any other shape, itself alone."""
     if not shape.startswith("("):
         return [shape]
     return split_list(COMMENT.sub("", shape[1 : closing_bracket(shape, 0)]))
 
 
 def split_list(text: str) -> list[str]:
-    """The parts between commas that no bracket encloses, without empty ones at the end."""
+    """Splits at the commas outside brackets, and drops an empty last part."""
     parts: list[str] = []
     depth = begin = 0
     for found in _PUNCTUATION.finditer(text):
@@ -130,7 +130,7 @@ def split_list(text: str) -> list[str]:
 
 
 def closing_bracket(text: str, at: int) -> int | None:
-    """The position where the bracket that opens at `at` closes; None if it does not."""
+    """Returns the position where the bracket that opens at `at` closes; None if it does not."""
     depth = 0
     for found in _BRACKET.finditer(text, at):
         depth += 1 if found[0] in "({" else -1
@@ -140,14 +140,14 @@ def closing_bracket(text: str, at: int) -> int | None:
 
 
 def arrays(shape: Shape) -> tuple[Array, ...]:
-    """The arrays in a shape, tuples flattened."""
+    """Returns the arrays in a shape, with tuples flattened."""
     if isinstance(shape, Array):
         return (shape,)
     return tuple(array for element in shape.elements for array in arrays(element))
 
 
 def stablehlo_type(element_type: str) -> str:
-    """HLO's `s32` as StableHLO's `i32`, `f8e4m3fn` as `f8E4M3FN`."""
+    """Returns StableHLO's name of an HLO element type: `s32` is `i32`, `f8e4m3fn` is `f8E4M3FN`."""
     if element_type in _STABLEHLO_TYPES:
         return _STABLEHLO_TYPES[element_type]
     small_float = element_type[0] == "f" and "e" in element_type

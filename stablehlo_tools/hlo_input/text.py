@@ -1,10 +1,10 @@
-"""HLO text as people have it, and in the forms that XLA's converter takes.
+"""HLO text as XLA prints it, and rewritten to the forms that XLA's converter accepts.
 
-What its header states and where each instruction stands is read here; the text itself is read by
-XLA's parser, in `converter`, which does not take all that XLA prints. So it is rewritten first,
-line by line. Scheduled text has collectives of several operands, which XLA's combiners made;
-StableHLO has no such permute or reduce_scatter, and the converter takes none at all that is
-asynchronous. They become one for each operand, in the same place:
+This module reads the header and the lines of the instructions. XLA's parser, in `converter`, reads
+the text itself, but does not accept all that XLA prints. So the text is rewritten first, line by
+line. Scheduled text has collectives with several operands, made by XLA's combiners. StableHLO has
+no such permute or reduce_scatter, and the converter rejects all asynchronous ones. Each becomes one
+collective per operand, in the same place:
 
     %s = ((f32[4], f32[8]), (f32[8], f32[16])) all-gather-start(%a, %b), ...
     %d = (f32[8], f32[16]) all-gather-done(%s)
@@ -15,12 +15,13 @@ asynchronous. They become one for each operand, in the same place:
     %d.part1 = f32[16] all-gather-done(%s.part1)
     %d = (f32[8], f32[16]) tuple(%d.part0, %d.part1)
 
-An all-to-all of tuples, whose operand i goes to member i, becomes one of a concatenation.
-`output_to_operand_aliasing` of collectives goes, which XLA prints and does not parse. XLA:TPU mixes
-precisions: operands of another precision than the result get a convert, a reduction has the
-precision of its computation, and an all_reduce gets a copy of its computation in its own.
+An all-to-all of tuples sends operand i to member i; it becomes an all-to-all of a concatenation.
+`output_to_operand_aliasing` of collectives is dropped, because XLA prints but does not parse it.
+XLA:TPU mixes precisions. An operand with another precision than the result gets a convert, and a
+reduction gets the precision of its computation. An all_reduce gets a copy of its computation in its
+own precision.
 
-Pure Python; linear in the text. An instruction that goes on over several lines stays as it is.
+Pure Python; linear in the text. An instruction that spans several lines is not rewritten.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ _LEADING_COMMENT = re.compile(r"\s*(?://[^\n]*\n|/\*.*?\*/|\n)", re.DOTALL)
 
 
 def is_hlo_text(data: bytes) -> bool:
-    """Whether a file's bytes are HLO text: its first word, after comments, is `HloModule`."""
+    """Returns True if a file is HLO text: its first word, after comments, is `HloModule`."""
     start = data[:65_536].decode(errors="replace")
     at = 0
     while (comment := _LEADING_COMMENT.match(start, at)) is not None:
@@ -53,11 +54,9 @@ def is_hlo_text(data: bytes) -> bool:
 
 @dataclass(frozen=True)
 class HloText:
-    """HLO text and what it says of itself.
+    """HLO text and the facts that its header states.
 
-    `is_scheduled`: the order of the instructions in a computation is the order in which a device
-    issues them. `replicas` and `partitions` are None where the header does not state them. `name`
-    is the file's, for locations.
+    `name` is the file's name, for locations.
     """
 
     text: str
@@ -71,27 +70,27 @@ class HloText:
 
     @property
     def is_scheduled(self) -> bool:
-        """Whether the text is a schedule."""
+        """True if instructions are in the order in which a device issues them."""
         return re.search(r"\bis_scheduled=true\b", self.header) is not None
 
     @property
     def replicas(self) -> int | None:
-        """How many replicas the header states."""
+        """The number of replicas; None if the header does not state it."""
         return self._count("replica_count")
 
     @property
     def partitions(self) -> int | None:
-        """How many partitions the header states."""
+        """The number of partitions; None if the header does not state it."""
         return self._count("num_partitions")
 
     @property
     def is_of_tpu(self) -> bool:
-        """Whether XLA:TPU made the text: layouts have tiles there alone."""
+        """True if XLA:TPU wrote the text: only its layouts have tiles."""
         return _TILE in self.text
 
     @cached_property
     def _normalized(self) -> tuple[str, tuple[int, ...]]:
-        """The text that is converted, and for each line of it the given text's line, from 1."""
+        """The rewritten text, and for each of its lines the line of the original, from 1."""
         lines: list[str] = []
         origins: list[int] = []
         split_starts: dict[str, int] = {}
@@ -113,17 +112,17 @@ class HloText:
                 written = _unify_types(one, shapes, reducers.applied(line, lines)[2])
             lines += written
             origins += [number] * len(written)
-        end = "\n" if self.text.endswith("\n") else ""  # XLA tells where it stopped
+        end = "\n" if self.text.endswith("\n") else ""  # keeps the positions in XLA's errors right
         return "\n".join(lines) + end, tuple(origins)
 
     @property
     def converted(self) -> str:
-        """The text in the forms that XLA's converter takes."""
+        """The text, rewritten to the forms that XLA's converter accepts."""
         return self._normalized[0]
 
     @property
     def origins(self) -> tuple[int, ...]:
-        """The line of the text that each line of `converted` stands for, from 1."""
+        """For each line of `converted`, the line of the original text, from 1."""
         return self._normalized[1]
 
     @cached_property
@@ -131,8 +130,11 @@ class HloText:
         return list(parse_computations(self.converted)[0].items())
 
     def place_of(self, computation: int, instruction: int) -> tuple[str, int]:
-        """The computation's name and the line of an instruction, both counted from 0 in the order
-        of the text; an empty name and line 0: unknown."""
+        """Returns the name of a computation and the line of one of its instructions.
+
+        Both arguments count from 0 in the order of the text. Returns "" and 0 if there is no such
+        instruction.
+        """
         if computation < len(self._computations):
             name, instructions = self._computations[computation]
             if instruction < len(instructions):
@@ -140,15 +142,15 @@ class HloText:
         return "", 0
 
     def line_of_name(self, name: str) -> int:
-        """The first line that defines an instruction of this name, 0 where none does."""
+        """Returns the first line that defines an instruction of this name; 0 if none does."""
         return self._first_line(rf"(?m)^\s*(?:ROOT\s+)?%?{re.escape(name)}\s+=\s")
 
     def elided_constant(self) -> int:
-        """The line of the first constant whose elements the printer left out, 0: there is none."""
+        """Returns the line of the first constant with elided elements; 0 if there is none."""
         return self._first_line(r"\bconstant\(\{\.\.\.\}\)")
 
     def control_dependence(self) -> int:
-        """The line of the first instruction with control predecessors, 0: there is none."""
+        """Returns the line of the first instruction with control predecessors; 0 if none has."""
         return self._first_line(r"\bcontrol-predecessors=\{")
 
     def _count(self, name: str) -> int | None:
@@ -164,10 +166,10 @@ _ALIASING = "output_to_operand_aliasing="
 _SHAPE = re.compile(r"([a-z]\w*)\[([\d,]*)\]")
 _SUFFIX = re.compile("-(?:start|done)$")
 _TO_APPLY = re.compile(r"\bto_apply=(%[\w.-]+)")
-_TILE = ":T("  # of layouts of XLA:TPU, which computes in several precisions
+_TILE = ":T("  # in layouts of XLA:TPU, which mixes precisions
 _FLOATS = frozenset({"bf16", "f16", "f32", "f64"})
 
-# HLO's names of ops whose operands and result StableHLO wants of one type; not all that there are.
+# HLO's names of ops whose operands and result must have one type in StableHLO; not exhaustive.
 _OF_ONE_TYPE = frozenset(
     {
         "abs", "add", "broadcast", "clamp", "concatenate", "copy", "divide", "dynamic-slice",
@@ -185,8 +187,8 @@ _DIVISIBLE = COLLECTIVES - {"ragged-all-to-all"}  # its operands are parts of on
 class _Reducers:
     """The computations so far, for reductions of XLA:TPU whose computation has another precision.
 
-    StableHLO takes the element type of an all_reduce from its computation, so a reduction of bf16
-    by a computation of f32 gets a copy of it in bf16. XLA prints a computation before its users.
+    In StableHLO the computation of an all_reduce decides its element type. So a reduction of bf16
+    by a computation in f32 gets a copy of it in bf16. XLA prints a computation before its users.
     """
 
     begins: dict[str, int] = field(default_factory=dict)
@@ -199,7 +201,7 @@ class _Reducers:
             self.begins[f"%{opened[2]}"] = self.holder = at
 
     def applied(self, line: str, lines: list[str]) -> tuple[str, list[str], set[str]]:
-        """The name, the lines and the float types of the computation that a line applies."""
+        """Returns name, lines and float types of the computation that a line applies, if any."""
         applied = _TO_APPLY.search(line)
         begin = None if applied is None else self.begins.get(applied.group(1))
         if applied is None or begin is None:
@@ -209,9 +211,9 @@ class _Reducers:
         return applied.group(1), body, {e for e, _ in _SHAPE.findall("".join(body))} & _FLOATS
 
     def retype(self, line: str, lines: list[str], origins: list[int]) -> str:
-        """A collective's line with a computation of its own precision.
+        """Returns a collective's line, with a computation that has the collective's precision.
 
-        A new copy goes into `lines`, before the computation that holds the collective.
+        A new copy of the computation is inserted into `lines`, before the one with the collective.
         """
         name, body, found = self.applied(line, lines)
         shape = _SHAPE.search(line)
@@ -234,11 +236,11 @@ class _Reducers:
 def _unify_types(
     one: HloInstruction, shapes: dict[str, tuple[str, str]], computed: set[str]
 ) -> list[str]:
-    """An instruction that StableHLO wants of one type, with a convert for each operand of another.
+    """Returns the lines of an instruction, with converts for operands of another element type.
 
-    A reduction has the type of its computation, of whose float types `computed` is the set, and is
-    converted afterwards. `shapes` has the element type and the dimensions of every array so far, by
-    name.
+    Applies to ops whose operands and result must have one type. A reduction gets the type of its
+    computation, and its result is converted. `computed` is the set of float types in that
+    computation. `shapes` has the element type and the dimensions of every array so far, by name.
     """
     shape = _SHAPE.match(one.shape)
     if shape is None:
@@ -267,10 +269,10 @@ def _unify_types(
 
 
 def _divide(line: str, split_starts: dict[str, int]) -> list[str]:
-    """Replaces a collective of several operands, or its done, with one for each operand.
+    """Replaces a collective with several operands, or its done, with one for each operand.
 
-    Any other keeps its line, without its aliasing. `split_starts` has the number of operands of
-    each start that was divided, by name.
+    Any other collective keeps its line, without its aliasing. `split_starts` maps the name of each
+    divided start to its number of operands.
     """
     at = line.find(_ALIASING)
     if at >= 0:
@@ -307,9 +309,9 @@ def _divide(line: str, split_starts: dict[str, int]) -> list[str]:
 
 
 def _one_exchange(one: HloInstruction, operands: list[str]) -> list[str]:
-    """Replaces an all-to-all whose operand i goes to member i with one of their concatenation.
+    """Replaces an all-to-all that sends operand i to member i with one of their concatenation.
 
-    Returns no lines if its shape is not that of so many arrays.
+    Returns an empty list if its shape is not a tuple of as many arrays.
     """
     shapes = [_SHAPE.fullmatch(shape.partition("{")[0]) for shape in split_tuple(one.shape)]
     count = len(operands)
@@ -343,6 +345,6 @@ def _join_parts(one: HloInstruction, names: list[str]) -> str:
 
 
 def _define(one: HloInstruction, name: str, value: str) -> str:
-    """A line that defines a name in the place of an instruction; its own name stays the root."""
+    """Returns a line that defines `name` as `value`; only the instruction's own name stays ROOT."""
     indent = one.line[: len(one.line) - len(one.line.lstrip())]
     return f"{indent}{'ROOT ' if one.is_root and name == one.printed_name else ''}{name} = {value}"
